@@ -1,0 +1,106 @@
+//! What start-up asks of the client's room, in one place: connections by kubeconfig, clients under
+//! other names and tokens, the API server's health.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use futures_lite::future::Boxed;
+
+use super::source::ClientSource;
+use crate::cache::Source;
+use crate::client::{Client, Config};
+use crate::clock::SystemClock;
+use crate::options::VERSION;
+
+/// Bearer tokens that change. Asked before each request: answers from memory where it can.
+pub trait TokenSource: Send + Sync + 'static {
+    fn token(&self) -> Boxed<Result<String, String>>;
+}
+
+/// One API server and our own credentials for it.
+pub trait Connection: Send + Sync + 'static {
+    /// A client under our own credentials, with a rate limit of its own.
+    fn client(&self, user_agent: &str) -> Client;
+    /// A client that holds no credentials but the source's tokens.
+    fn client_with_tokens(&self, user_agent: &str, tokens: Arc<dyn TokenSource>) -> Client;
+    /// How the caches read through `client`.
+    fn source(&self, client: Client) -> Arc<dyn Source>;
+    /// `GET /healthz`; `Err`: why the API server is not healthy.
+    fn healthz(&self) -> Boxed<Result<(), String>>;
+    /// Forgets what discovery said: it is asked again when it is needed.
+    fn reset_discovery(&self);
+}
+
+/// Where to connect to.
+#[derive(Clone, Debug, Default)]
+pub struct Target<'a> {
+    /// A kubeconfig file; empty: none.
+    pub kubeconfig: &'a str,
+    /// The server's address, before what the kubeconfig says; empty: none.
+    pub master: &'a str,
+    pub qps: f32,
+    pub burst: i32,
+}
+
+/// Makes a [`Connection`]. `Err`: one line naming what is missing or broken.
+pub type Connect = fn(&Target<'_>) -> Result<Arc<dyn Connection>, String>;
+
+/// As upstream's, so that audit logs read the same. `name`: the controller or the part of ours.
+pub fn user_agent(name: &str) -> String {
+    let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
+    format!("kube-controller-manager/{VERSION} ({os}/{arch}) kubernetes/{name}")
+}
+
+/// Connects by kubeconfig, by address, or from within a Pod.
+///
+/// # Errors
+/// One line naming what is missing or broken.
+pub fn connect(target: &Target<'_>) -> Result<Arc<dyn Connection>, String> {
+    let given = |text| Some(text).filter(|text: &&str| !text.is_empty());
+    let load = || {
+        let mut config =
+            Config::load(given(target.kubeconfig).map(Path::new), given(target.master))?;
+        config.qps = target.qps.into();
+        config.burst = u32::try_from(target.burst).unwrap_or(0);
+        Client::new(config, SystemClock::shared())
+    };
+    let client = load().map_err(|error: crate::client::Error| error.to_string())?;
+    Ok(Arc::new(ApiServer { client }))
+}
+
+struct ApiServer {
+    client: Client,
+}
+
+impl Connection for ApiServer {
+    fn client(&self, user_agent: &str) -> Client {
+        self.client.named(user_agent)
+    }
+
+    fn client_with_tokens(&self, user_agent: &str, tokens: Arc<dyn TokenSource>) -> Client {
+        let provider = Arc::new(move || tokens.token());
+        match self.client.with_tokens(user_agent, provider) {
+            Ok(client) => client,
+            // The same certificates were read when this connection was made.
+            Err(error) => {
+                log::error!("client {user_agent}: {error}: going on under our own credentials");
+                self.client.named(user_agent)
+            }
+        }
+    }
+
+    fn source(&self, client: Client) -> Arc<dyn Source> {
+        ClientSource::new(client)
+    }
+
+    fn healthz(&self) -> Boxed<Result<(), String>> {
+        let client = self.client.clone();
+        Box::pin(async move {
+            client.get_path("/healthz").await.map(drop).map_err(|error| error.to_string())
+        })
+    }
+
+    fn reset_discovery(&self) {
+        self.client.reset_discovery();
+    }
+}

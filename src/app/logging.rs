@@ -1,0 +1,181 @@
+//! Logs in klog's format, or as JSON lines. Upstream: `component-base/logs`, `klog`.
+
+use std::io::Write;
+
+use env_logger::{Builder, Logger, Target};
+use log::{Level, LevelFilter, Log, Metadata, Record};
+
+use crate::clock::SharedClock;
+use crate::objects::Timestamp;
+use crate::options::Options;
+
+/// Verbosity from which other crates may say more than warnings.
+const OTHERS: i32 = 8;
+
+/// Logs as the flags say, from now on. Does nothing when a logger is there already.
+pub fn init(options: &Options, clock: SharedClock) {
+    let json = options.logging_format == "json";
+    let split = if json { options.log_json_split_stream } else { options.log_text_split_stream };
+    let logger = |target: Target| {
+        let clock = clock.clone();
+        Builder::new()
+            .filter_level(LevelFilter::Trace)
+            .target(target)
+            .format(move |out, record| {
+                let line = if json { json_line } else { text_line };
+                writeln!(out, "{}", line(clock.now(), record))
+            })
+            .build()
+    };
+    let klog = Klog {
+        verbosity: options.v.0,
+        modules: options.vmodule.0.clone(),
+        errors: logger(Target::Stderr),
+        rest: logger(if split { Target::Stdout } else { Target::Stderr }),
+    };
+    let most = klog.modules.iter().map(|(_, v)| *v).fold(klog.verbosity, i32::max);
+    if log::set_boxed_logger(Box::new(klog)).is_ok() {
+        log::set_max_level(level_of(most));
+    }
+}
+
+/// The most that `-v` lets through.
+fn level_of(verbosity: i32) -> LevelFilter {
+    match verbosity {
+        ..4 => LevelFilter::Info,
+        4..6 => LevelFilter::Debug,
+        6.. => LevelFilter::Trace,
+    }
+}
+
+struct Klog {
+    verbosity: i32,
+    modules: Vec<(String, i32)>,
+    errors: Logger,
+    rest: Logger,
+}
+
+impl Klog {
+    fn passes(&self, record: &Record<'_>) -> bool {
+        let (stem, _) = file(record);
+        let module = self.modules.iter().find(|(pattern, _)| glob(pattern, &stem));
+        let verbosity = module.map_or(self.verbosity, |(_, v)| *v);
+        let ours = record.target().starts_with(env!("CARGO_CRATE_NAME"));
+        let most = match ours || verbosity >= OTHERS {
+            true => level_of(verbosity),
+            false => LevelFilter::Warn,
+        };
+        record.level() <= most
+    }
+}
+
+impl Log for Klog {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= log::max_level()
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.passes(record) {
+            match record.level() {
+                Level::Error => self.errors.log(record),
+                _ => self.rest.log(record),
+            }
+        }
+    }
+
+    fn flush(&self) {
+        self.errors.flush();
+        self.rest.flush();
+    }
+}
+
+/// The file's name without and with what follows its dot.
+fn file(record: &Record<'_>) -> (String, String) {
+    let name = record.file().unwrap_or("-").rsplit('/').next().unwrap_or("-");
+    (name.trim_end_matches(".rs").into(), name.into())
+}
+
+/// `I1121 05:02:33.123456       1 file.rs:10] message`, in UTC.
+fn text_line(now: Timestamp, record: &Record<'_>) -> String {
+    let letter = match record.level() {
+        Level::Error => 'E',
+        Level::Warn => 'W',
+        Level::Info | Level::Debug | Level::Trace => 'I',
+    };
+    let time = now.to_jiff().strftime("%m%d %H:%M:%S%.6f").to_string();
+    let (pid, line) = (std::process::id(), record.line().unwrap_or_default());
+    format!("{letter}{time} {pid:>7} {}:{line}] {}", file(record).1, record.args())
+}
+
+/// Upstream: `component-base/logs/json`.
+fn json_line(now: Timestamp, record: &Record<'_>) -> String {
+    let caller = format!("{}:{}", file(record).1, record.line().unwrap_or_default());
+    let mut line = serde_json::json!({
+        "ts": now.as_micros() as f64 / 1000.0,
+        "caller": caller,
+        "msg": record.args().to_string(),
+    });
+    match record.level() {
+        Level::Error => (),
+        Level::Warn | Level::Info => line["v"] = 0.into(),
+        Level::Debug => line["v"] = 4.into(),
+        Level::Trace => line["v"] = 6.into(),
+    }
+    line.to_string()
+}
+
+/// `*` stands for any characters, `?` for one.
+fn glob(pattern: &str, name: &str) -> bool {
+    match (pattern.chars().next(), name.chars().next()) {
+        (None, None) => true,
+        (Some('*'), _) => {
+            let rest = &pattern[1..];
+            let ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
+            ends.into_iter().any(|at| glob(rest, &name[at..]))
+        }
+        (Some(p), Some(n)) if p == '?' || p == n => {
+            glob(&pattern[p.len_utf8()..], &name[n.len_utf8()..])
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_look_like_klogs() {
+        let now: Timestamp = "2026-11-21T05:02:33.123456Z".parse().expect("a time");
+        let record = |level| {
+            Record::builder()
+                .level(level)
+                .file(Some("src/app/mod.rs"))
+                .line(Some(10))
+                .args(format_args!("hello"))
+                .build()
+        };
+        let text = text_line(now, &record(Level::Info));
+        let pid = format!("{:>7}", std::process::id());
+        assert_eq!(text, format!("I1121 05:02:33.123456 {pid} mod.rs:10] hello"));
+        assert!(text_line(now, &record(Level::Error)).starts_with("E1121 "));
+        let json: serde_json::Value =
+            serde_json::from_str(&json_line(now, &record(Level::Debug))).expect("JSON");
+        assert_eq!((&json["caller"], &json["v"]), (&"mod.rs:10".into(), &4.into()));
+    }
+
+    #[test]
+    fn verbosity_by_file_goes_first() {
+        let logger = || Builder::new().build();
+        let modules = vec![("gc*".into(), 4)];
+        let klog = Klog { verbosity: 0, modules, errors: logger(), rest: logger() };
+        let passes = |file, target, level| {
+            klog.passes(&Record::builder().level(level).file(Some(file)).target(target).build())
+        };
+        assert!(passes("src/gc_graph.rs", "kube_controller_manager::x", Level::Debug));
+        assert!(!passes("src/job.rs", "kube_controller_manager::x", Level::Debug));
+        assert!(passes("src/job.rs", "kube_controller_manager::x", Level::Info));
+        assert!(!passes("src/conn.rs", "rustls::conn", Level::Info));
+        assert!(glob("a?c*", "abcd") && !glob("a?c", "abcd") && glob("*", ""));
+    }
+}

@@ -1,0 +1,137 @@
+//! The process's own metrics, read from `/proc` when they are asked for.
+//! Upstream: `prometheus/client_golang` process collector, `component-base/metrics/prometheus/version`.
+
+use std::fs;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{Gauge, GaugeVec, Opts};
+
+use crate::options::version_info;
+
+/// Clock ticks a second in `/proc`: the same on every Linux that Rust runs on.
+const TICKS: f64 = 100.0;
+
+/// Registers them; a second call does nothing.
+pub fn register() {
+    let Some(process) = Process::new() else { return };
+    if prometheus::register(Box::new(process)).is_ok()
+        && let Err(error) = register_build_info()
+    {
+        log::error!("metrics: {error}");
+    }
+}
+
+fn register_build_info() -> prometheus::Result<()> {
+    let info = version_info();
+    let names = ["build_date", "compiler", "git_commit", "git_tree_state", "git_version"];
+    let more = ["go_version", "major", "minor", "platform"];
+    let fields = ["buildDate", "compiler", "gitCommit", "gitTreeState", "gitVersion"];
+    let more_fields = ["goVersion", "major", "minor", "platform"];
+    let labels: Vec<&str> = names.into_iter().chain(more).collect();
+    let values: Vec<&str> = fields
+        .into_iter()
+        .chain(more_fields)
+        .map(|field| info[field].as_str().unwrap_or_default())
+        .collect();
+    let help = "A metric with a constant '1' value labeled by the version that was built.";
+    let gauge = GaugeVec::new(Opts::new("kubernetes_build_info", help), &labels)?;
+    gauge.with_label_values(&values).set(1.0);
+    prometheus::register(Box::new(gauge))
+}
+
+struct Process {
+    gauges: Vec<(Gauge, Pick)>,
+}
+
+/// A gauge's part of a reading.
+type Pick = fn(&Reading) -> f64;
+
+/// What `/proc/self` says now.
+#[derive(Debug, Default, PartialEq)]
+struct Reading {
+    cpu_seconds: f64,
+    start_seconds: f64,
+    resident_bytes: f64,
+    virtual_bytes: f64,
+    open_fds: f64,
+}
+
+impl Process {
+    fn new() -> Option<Process> {
+        let gauge = |name: &str, help: &str, read: Pick| Some((Gauge::new(name, help).ok()?, read));
+        Some(Process {
+            gauges: vec![
+                gauge("process_cpu_seconds_total", "CPU time spent, in seconds.", |r| {
+                    r.cpu_seconds
+                })?,
+                gauge(
+                    "process_start_time_seconds",
+                    "When it started, in seconds since 1970.",
+                    |r| r.start_seconds,
+                )?,
+                gauge("process_resident_memory_bytes", "Resident memory.", |r| r.resident_bytes)?,
+                gauge("process_virtual_memory_bytes", "Virtual memory.", |r| r.virtual_bytes)?,
+                gauge("process_open_fds", "Open file descriptors.", |r| r.open_fds)?,
+            ],
+        })
+    }
+}
+
+impl Collector for Process {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauges.iter().flat_map(|(gauge, _)| gauge.desc()).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let mut reading =
+            read(&text("/proc/self/stat"), &text("/proc/self/status"), &text("/proc/stat"));
+        reading.open_fds = fs::read_dir("/proc/self/fd").map_or(0.0, |dir| dir.count() as f64);
+        let families = self.gauges.iter().flat_map(|(gauge, value)| {
+            gauge.set(value(&reading));
+            gauge.collect()
+        });
+        families.collect()
+    }
+}
+
+fn read(stat: &str, status: &str, system: &str) -> Reading {
+    // The second field is the program's name, which may hold spaces and parentheses.
+    let fields: Vec<&str> =
+        stat.rsplit_once(')').map_or(Vec::new(), |(_, rest)| rest.split_whitespace().collect());
+    let ticks = |field: usize| -> f64 {
+        fields.get(field - 3).and_then(|text| text.parse().ok()).unwrap_or_default()
+    };
+    let number = |text: &str, name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        line.split_whitespace().next().and_then(|text| text.parse().ok()).unwrap_or_default()
+    };
+    Reading {
+        cpu_seconds: (ticks(14) + ticks(15)) / TICKS,
+        start_seconds: number(system, "btime") + ticks(22) / TICKS,
+        resident_bytes: number(status, "VmRSS:") * 1024.0,
+        virtual_bytes: number(status, "VmSize:") * 1024.0,
+        open_fds: 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proc_is_read_past_a_strange_name() {
+        let stat = "1 (a) b) S 0 1 1 0 -1 4194560 1 0 0 0 250 50 0 0 20 0 1 0 700 1 1 1";
+        let reading = read(stat, "Name:\tx\nVmSize:\t 20 kB\nVmRSS:\t 10 kB\n", "btime 1000\n");
+        let expected = Reading {
+            cpu_seconds: 3.0,
+            start_seconds: 1007.0,
+            resident_bytes: 10240.0,
+            virtual_bytes: 20480.0,
+            open_fds: 0.0,
+        };
+        assert_eq!(reading, expected);
+        assert_eq!(read("", "", ""), Reading::default());
+    }
+}

@@ -1,0 +1,29 @@
+//! SIGTERM and SIGINT: the first asks to stop, the second ends the process at once.
+//! Upstream: `apiserver/pkg/server.SetupSignalContext`.
+
+use async_signal::{Signal, Signals};
+use futures_lite::StreamExt;
+
+use crate::task::{self, StopToken};
+
+/// A token that the first signal stops.
+///
+/// # Errors
+/// When the signals can't be listened to.
+pub fn stop_on_signal() -> std::io::Result<StopToken> {
+    let mut signals = Signals::new([Signal::Term, Signal::Int])?;
+    let stop = StopToken::new();
+    let on_signal = stop.clone();
+    drop(task::spawn(async move {
+        while let Some(signal) = signals.next().await {
+            let Ok(signal) = signal else { continue };
+            if on_signal.is_stopped() {
+                log::error!("received {signal:?} again: exiting at once");
+                std::process::exit(1);
+            }
+            log::info!("received {signal:?}: stopping");
+            on_signal.stop();
+        }
+    }));
+    Ok(stop)
+}

@@ -1,0 +1,104 @@
+//! The client as the caches' source: the one place that knows both.
+
+use std::sync::Arc;
+
+use futures_lite::stream::{self, Boxed as BoxStream, StreamExt};
+
+use crate::cache::{
+    Answer, Error, ListRequest, RawListPart, RawWatchEvent, Scope, Source, WatchRequest,
+};
+use crate::client::{self, Client, Dynamic, ListOptions, ListPart, WatchEvent};
+
+pub struct ClientSource {
+    client: Client,
+}
+
+impl ClientSource {
+    #[expect(clippy::new_ret_no_self, reason = "what callers want is the trait object")]
+    pub fn new(client: Client) -> Arc<dyn Source> {
+        Arc::new(ClientSource { client })
+    }
+
+    fn verbs(&self, scope: &Scope) -> Dynamic {
+        let verbs = self.client.resource(&scope.resource);
+        if scope.metadata_only { verbs.metadata_only() } else { verbs }
+    }
+}
+
+fn options(scope: &Scope, resource_version: Option<String>, limit: Option<u32>) -> ListOptions {
+    ListOptions {
+        label_selector: scope.label_selector.clone(),
+        field_selector: scope.field_selector.clone(),
+        resource_version,
+        limit,
+    }
+}
+
+/// In the cache's own terms.
+fn translate(error: client::Error) -> Error {
+    if error.is_expired() {
+        return Error::Expired;
+    }
+    if error.is_too_large_resource_version() {
+        return Error::TooLarge;
+    }
+    match (error.is_too_many_requests(), error.retry_after()) {
+        (true, after) => Error::Busy { after: after.unwrap_or_default() },
+        _ => Error::Failed(error.into()),
+    }
+}
+
+impl Source for ClientSource {
+    fn list<'a>(&'a self, scope: &'a Scope, request: ListRequest) -> Answer<'a, RawListPart> {
+        Box::pin(async move {
+            let options = options(scope, request.resource_version, request.limit);
+            let namespace = scope.namespace.as_deref();
+            let verbs = self.verbs(scope);
+            let page = verbs.list_page(namespace, &options, request.continue_token).await;
+            let page = page.map_err(translate)?;
+            let parts = stream::unfold(Some(page), |page| async move {
+                let mut page = page?;
+                Some(match page.next().await {
+                    Ok(ListPart::Item(item)) => (Ok(RawListPart::Item(item)), Some(page)),
+                    Ok(ListPart::End { resource_version, continue_token }) => {
+                        (Ok(RawListPart::End { resource_version, continue_token }), None)
+                    }
+                    Err(error) => (Err(translate(error)), None),
+                })
+            });
+            Ok(parts.boxed() as BoxStream<_>)
+        })
+    }
+
+    fn watch<'a>(&'a self, scope: &'a Scope, request: WatchRequest) -> Answer<'a, RawWatchEvent> {
+        Box::pin(async move {
+            let initial = request.send_initial_events;
+            let options = options(scope, request.resource_version, None);
+            let namespace = scope.namespace.as_deref();
+            let opened =
+                self.verbs(scope).watch(namespace, &options, initial, request.timeout).await;
+            let watch = opened.map_err(|error| match error.code() {
+                // An older server refuses `sendInitialEvents` as invalid.
+                Some(400 | 422) if initial => Error::Unsupported,
+                _ => translate(error),
+            })?;
+            let events = stream::unfold(Some(watch), |watch| async move {
+                let mut watch = watch?;
+                Some(match watch.next().await? {
+                    Ok(WatchEvent::Added(json)) => (Ok(RawWatchEvent::Added(json)), Some(watch)),
+                    Ok(WatchEvent::Modified(json)) => {
+                        (Ok(RawWatchEvent::Modified(json)), Some(watch))
+                    }
+                    Ok(WatchEvent::Deleted(json)) => {
+                        (Ok(RawWatchEvent::Deleted(json)), Some(watch))
+                    }
+                    Ok(WatchEvent::Bookmark(json)) => {
+                        (Ok(RawWatchEvent::Bookmark(json)), Some(watch))
+                    }
+                    Err(error) => (Err(translate(error)), None),
+                })
+            });
+            Ok(events.boxed() as BoxStream<_>)
+        })
+    }
+}

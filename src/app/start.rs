@@ -1,0 +1,247 @@
+//! What is done under the lease: wait for the API server, make the context, build the controllers,
+//! start the informers, run until stopped.
+//! Upstream: `CreateControllerContext`, `BuildControllers`, `RunControllers`.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+
+use super::client_builder::{ServiceAccountClients, SimpleClients};
+use super::connect::{Connection, user_agent};
+use super::controllers::{CONTROLLERS, Start};
+use crate::cache::SharedInformerFactory;
+use crate::clock::SharedClock;
+use crate::controllers::{ClientBuilder, Controller, ControllerContext, ControllerContextParts};
+use crate::options::{Options, show_duration};
+use crate::server::health::HealthChecks;
+use crate::task::{StopToken, TaskGroup};
+
+const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
+const API_SERVER_RETRY: Duration = Duration::from_secs(1);
+const DISCOVERY_RESET: Duration = Duration::from_secs(30);
+/// A controller starts after the start interval and up to as much again.
+const START_JITTER: f64 = 1.0;
+
+/// What start-up has made by the time the lease is ours.
+#[derive(Clone)]
+pub struct Started {
+    pub options: Arc<Options>,
+    pub connection: Arc<dyn Connection>,
+    pub health: HealthChecks,
+    pub clock: SharedClock,
+}
+
+/// Runs the controllers until stopped.
+///
+/// # Errors
+/// When the API server is not healthy in time, or controllers do not end in theirs.
+pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
+    let Started { options, connection, health, clock } = started;
+    let Some(healthy) = stop.unless_stopped(wait_for_api_server(&*connection, &clock)).await else {
+        return Ok(());
+    };
+    healthy.map_err(|error| format!("failed to wait for apiserver being healthy: {error}"))?;
+
+    let tasks = TaskGroup::new();
+    tasks.spawn(reset_discovery(connection.clone(), clock.clone(), stop.clone()));
+    let source = connection.source(connection.client(&user_agent("shared-informers")));
+    let factory = SharedInformerFactory::new(source, clock.clone());
+    let context = ControllerContext::new(ControllerContextParts {
+        options: options.clone(),
+        factory: factory.clone(),
+        clients: clients(&options, &connection, &clock),
+        clock: clock.clone(),
+        stop: stop.clone(),
+    });
+
+    let controllers = build(&options, &context);
+    factory.start(&stop);
+    let running = Arc::new(Mutex::new(BTreeSet::new()));
+    for controller in controllers {
+        tasks.spawn(run_one(controller, &options, &health, &running, &clock, &stop));
+    }
+    stop.stopped().await;
+
+    let ended = within(&clock, options.controller_shutdown_timeout, async {
+        tasks.join().await;
+        log::info!("All controllers terminated");
+        context.shutdown_events().await;
+        factory.shutdown().await;
+    });
+    if ended.await.is_some() {
+        return Ok(());
+    }
+    let running = running.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let timeout = show_duration(options.controller_shutdown_timeout);
+    log::info!("Controller shutdown timeout {timeout} reached, still running: {running:?}");
+    Err("controller shutdown timeout reached".into())
+}
+
+async fn wait_for_api_server(
+    connection: &dyn Connection,
+    clock: &SharedClock,
+) -> Result<(), String> {
+    let deadline = clock.monotonic() + API_SERVER_TIMEOUT;
+    loop {
+        match connection.healthz().await {
+            Ok(()) => return Ok(()),
+            Err(error) if clock.monotonic() >= deadline => return Err(error),
+            Err(error) => {
+                log::warn!("APIServer isn't healthy yet: {error}. Waiting a little while.");
+            }
+        }
+        clock.sleep(API_SERVER_RETRY).await;
+    }
+}
+
+async fn reset_discovery(connection: Arc<dyn Connection>, clock: SharedClock, stop: StopToken) {
+    while stop.unless_stopped(clock.sleep(DISCOVERY_RESET)).await.is_some() {
+        connection.reset_discovery();
+    }
+}
+
+fn clients(
+    options: &Options,
+    connection: &Arc<dyn Connection>,
+    clock: &SharedClock,
+) -> Arc<dyn ClientBuilder> {
+    let connection = connection.clone();
+    if !options.use_service_account_credentials {
+        return Arc::new(SimpleClients { connection });
+    }
+    let root = connection.client(&user_agent("token-requests"));
+    Arc::new(ServiceAccountClients { connection, root, clock: clock.clone() })
+}
+
+fn build(options: &Options, context: &ControllerContext) -> Vec<Controller> {
+    let mut controllers = Vec::new();
+    for row in CONTROLLERS {
+        match row.start(options) {
+            Start::Run(constructor) => controllers.push(constructor(context)),
+            Start::Skip(reason) => log::info!("Warning: {reason}: {}", row.name),
+        }
+    }
+    controllers
+}
+
+/// A controller from its start, a jittered interval from now, to its end.
+fn run_one(
+    controller: Controller,
+    options: &Options,
+    health: &HealthChecks,
+    running: &Arc<Mutex<BTreeSet<&'static str>>>,
+    clock: &SharedClock,
+    stop: &StopToken,
+) -> impl Future<Output = ()> + Send + use<> {
+    let (name, failed) = (controller.name(), Arc::new(AtomicBool::new(false)));
+    let seen = failed.clone();
+    let check = move || match seen.load(Ordering::SeqCst) {
+        true => Err(format!("{name} has ended")),
+        false => Ok(()),
+    };
+    health.add(name, Arc::new(check));
+    let wait = options.controller_start_interval.mul_f64(1.0 + START_JITTER * fastrand::f64());
+    let (running, clock, stop) = (running.clone(), clock.clone(), stop.clone());
+    async move {
+        if stop.unless_stopped(clock.sleep(wait)).await.is_none() {
+            return;
+        }
+        log::info!("Controller starting: {name}");
+        running.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
+        controller.run(stop.clone()).await;
+        running.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        failed.store(!stop.is_stopped(), Ordering::SeqCst);
+        log::info!("Controller terminated: {name}");
+    }
+}
+
+/// `future`'s output, or `None` when it takes longer than `timeout`; zero: as long as it takes.
+async fn within<T>(
+    clock: &SharedClock,
+    timeout: Duration,
+    future: impl Future<Output = T>,
+) -> Option<T> {
+    if timeout.is_zero() {
+        return Some(future.await);
+    }
+    let late = async {
+        clock.sleep(timeout).await;
+        None
+    };
+    async { Some(future.await) }.or(late).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use futures_lite::future::{Boxed, block_on, poll_once};
+
+    use super::*;
+    use crate::app::connect::TokenSource;
+    use crate::cache::Source;
+    use crate::client::Client;
+    use crate::clock::FakeClock;
+    use crate::objects::Timestamp;
+
+    /// An API server that becomes healthy after so many questions.
+    struct Sick(AtomicUsize);
+
+    impl Connection for Sick {
+        fn client(&self, _: &str) -> Client {
+            unreachable!("health is asked without a client")
+        }
+        fn client_with_tokens(&self, _: &str, _: Arc<dyn TokenSource>) -> Client {
+            unreachable!("health is asked without a client")
+        }
+        fn source(&self, _: Client) -> Arc<dyn Source> {
+            unreachable!("health is asked without a client")
+        }
+        fn healthz(&self) -> Boxed<Result<(), String>> {
+            let left = self.0.fetch_sub(1, Ordering::SeqCst);
+            Box::pin(async move { if left == 0 { Ok(()) } else { Err(format!("{left} left")) } })
+        }
+        fn reset_discovery(&self) {}
+    }
+
+    #[test]
+    fn the_api_server_has_ten_seconds() {
+        let wait = |questions: usize| {
+            let clock = FakeClock::new(Timestamp::from_secs(0));
+            let shared: SharedClock = clock.clone();
+            let sick = Sick(AtomicUsize::new(questions));
+            let mut waiting = Box::pin(wait_for_api_server(&sick, &shared));
+            let mut seconds = 0;
+            loop {
+                match block_on(poll_once(&mut waiting)) {
+                    Some(result) => return (seconds, result),
+                    None => clock.advance(API_SERVER_RETRY),
+                }
+                seconds += 1;
+            }
+        };
+        assert_eq!(wait(0), (0, Ok(())));
+        assert_eq!(wait(3), (3, Ok(())));
+        assert_eq!(wait(10), (10, Ok(())));
+        assert_eq!(wait(12), (10, Err("2 left".into())));
+    }
+
+    #[test]
+    fn the_end_has_its_time_and_zero_is_no_limit() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let shared: SharedClock = clock.clone();
+        let limit = Duration::from_secs(10);
+        assert_eq!(block_on(within(&shared, limit, async { 1 })), Some(1));
+        let mut late = Box::pin(within(&shared, limit, std::future::pending::<()>()));
+        assert_eq!(block_on(poll_once(&mut late)), None);
+        clock.advance(limit);
+        assert_eq!(block_on(poll_once(&mut late)), Some(None));
+        let mut endless = Box::pin(within(&shared, Duration::ZERO, std::future::pending::<()>()));
+        assert_eq!(block_on(poll_once(&mut endless)), None);
+        clock.advance(limit);
+        assert_eq!(block_on(poll_once(&mut endless)), None);
+    }
+}

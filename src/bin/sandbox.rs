@@ -1,0 +1,104 @@
+//! The main job on a bare machine: an embedded API server with nodes, and the controller manager.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use argh::FromArgs;
+use futures_lite::StreamExt;
+use kube_controller_manager::app;
+use kube_controller_manager::options::{self, Command};
+use kube_controller_manager::sandbox::SandboxOptions;
+use kube_controller_manager::sandbox::cluster::{EMBEDDED, ManagerProgram};
+use kube_controller_manager::sandbox::demo::Demo;
+use kube_controller_manager::sandbox::nodes::NodeOptions;
+use kube_controller_manager::task::{self, StopToken};
+
+/// Starts an API server, a scheduler and nodes in this process and a controller manager beside it,
+/// applies a fixture and shows the rollout.
+#[derive(FromArgs)]
+struct Args {
+    /// end when the fixture has rolled out: 0, or 1 with the reason why it has not
+    #[argh(switch)]
+    once: bool,
+    /// how many nodes (3)
+    #[argh(option, default = "3")]
+    nodes: usize,
+    /// seconds that the fixture may take to roll out (120)
+    #[argh(option, default = "120")]
+    timeout: u64,
+    /// YAML to apply instead of the built-in demo
+    #[argh(option)]
+    fixture: Option<PathBuf>,
+    /// where certificates, kubeconfig and logs go (a new folder among the temporary ones)
+    #[argh(option)]
+    dir: Option<PathBuf>,
+    /// port of the API server (any free one)
+    #[argh(option, default = "0")]
+    port: u16,
+    /// a controller manager to run instead of the embedded one
+    #[argh(option)]
+    manager: Option<PathBuf>,
+    /// flags for the controller manager, after --
+    #[argh(positional)]
+    manager_flags: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1).peekable();
+    if args.next_if(|first| first == EMBEDDED).is_some() {
+        return manager(&args.collect::<Vec<String>>());
+    }
+    let args: Args = argh::from_env();
+    let dir = args.dir.unwrap_or_else(|| {
+        std::env::temp_dir().join(format!("kube-sandbox-{}", std::process::id()))
+    });
+    let mut sandbox = SandboxOptions::new(dir);
+    sandbox.address.set_port(args.port);
+    let demo = Demo {
+        sandbox,
+        nodes: NodeOptions { count: args.nodes, ..NodeOptions::default() },
+        fixture: args.fixture,
+        manager: args.manager.map_or(ManagerProgram::Embedded, ManagerProgram::Path),
+        manager_flags: args.manager_flags,
+        once: args.once,
+        patience: Duration::from_secs(args.timeout),
+    };
+    let ended = async_std::task::block_on(async {
+        let stop = StopToken::new();
+        stop_on_signals(&stop)?;
+        demo.run(stop).await
+    });
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn stop_on_signals(stop: &StopToken) -> std::io::Result<()> {
+    use async_signal::{Signal, Signals};
+    let mut signals = Signals::new([Signal::Term, Signal::Int])?;
+    let stop = stop.clone();
+    drop(task::spawn(async move {
+        signals.next().await;
+        stop.stop();
+    }));
+    Ok(())
+}
+
+/// This binary as the controller manager.
+fn manager(args: &[String]) -> ExitCode {
+    match options::parse(args) {
+        Ok(Command::Run(options)) => {
+            async_std::task::block_on(app::run(options, app::connect::connect))
+        }
+        Ok(Command::Help | Command::Version(_)) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,587 @@
+//! The queue between the reflector and the cache. Upstream: `cache.DeltaFIFO`.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use event_listener::{Event, EventListener};
+
+use super::handler::Deleted;
+use super::store::{KnownObjects, ReflectorStore};
+use crate::objects::{Object, ObjectKey};
+
+/// What happened to an object. Upstream: `cache.Delta`, `cache.DeltaType`.
+pub enum Delta<T> {
+    Added(Arc<T>),
+    Updated(Arc<T>),
+    /// Named by a list: it may be new, changed or as it was.
+    Replaced(Arc<T>),
+    Deleted(Deleted<T>),
+    /// Not a change: a resync.
+    Sync(Arc<T>),
+}
+
+impl<T> Delta<T> {
+    pub fn object(&self) -> &Arc<T> {
+        match self {
+            Delta::Added(object)
+            | Delta::Updated(object)
+            | Delta::Replaced(object)
+            | Delta::Sync(object) => object,
+            Delta::Deleted(deleted) => deleted.object(),
+        }
+    }
+}
+
+/// All that happened to one object since it was popped last, oldest first; at least one delta.
+/// Upstream: `cache.Deltas`.
+pub struct Deltas<T> {
+    first: Delta<T>,
+    // Most keys wait with one delta: an empty Vec allocates nothing.
+    rest: Vec<Delta<T>>,
+}
+
+impl<T> Deltas<T> {
+    pub fn oldest(&self) -> &Delta<T> {
+        &self.first
+    }
+
+    pub fn newest(&self) -> &Delta<T> {
+        self.rest.last().unwrap_or(&self.first)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Delta<T>> {
+        std::iter::once(&self.first).chain(&self.rest)
+    }
+
+    /// Two deletions in a row are one: that which knows the final state stays.
+    fn push(&mut self, delta: Delta<T>) {
+        let newest = self.rest.last_mut().unwrap_or(&mut self.first);
+        match (&*newest, &delta) {
+            (Delta::Deleted(Deleted::FinalStateUnknown(_)), Delta::Deleted(_)) => *newest = delta,
+            (Delta::Deleted(_), Delta::Deleted(_)) => {}
+            _ => self.rest.push(delta),
+        }
+    }
+}
+
+impl<T> IntoIterator for Deltas<T> {
+    type Item = Delta<T>;
+    type IntoIter = std::iter::Chain<std::iter::Once<Delta<T>>, std::vec::IntoIter<Delta<T>>>;
+    fn into_iter(self) -> Self::IntoIter {
+        std::iter::once(self.first).chain(self.rest)
+    }
+}
+
+/// What [`DeltaFifo::try_pop`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Popped {
+    Processed,
+    Empty,
+    /// Closed, and nothing left.
+    Closed,
+}
+
+/// A queue of keys, in the order in which they first changed, with all that happened to each.
+///
+/// - A key waits once; what happens to it meanwhile is added to its deltas, in order. Changes of
+///   different objects may therefore be processed in another order than they happened.
+/// - `process` runs under the queue's lock: what it does to the known objects, and the queue,
+///   change as one. It must be short and must not call the queue.
+/// - A change older than what is known of its object is dropped, unless a list names it.
+/// - [`KnownObjects::saw`] is told a version once everything up to it is processed, which for
+///   changes that overtook others is later than the change itself.
+///
+/// Upstream: `cache.DeltaFIFO` with `EmitDeltaTypeReplaced`.
+pub struct DeltaFifo<T> {
+    state: Mutex<State<T>>,
+    known: Option<Arc<dyn KnownObjects<T>>>,
+    synced: AtomicBool,
+    /// Notified when there is something to pop, and when `synced` or `closed` changed.
+    changed: Event,
+}
+
+struct State<T> {
+    /// A key is in `queue`, once, if and only if it is in `items`.
+    items: HashMap<ObjectKey, Deltas<T>>,
+    queue: VecDeque<ObjectKey>,
+    /// How many keys were popped, ever.
+    popped: u64,
+    /// `version` is seen when `popped` reaches `at`. `at` rises.
+    marks: VecDeque<Mark>,
+    /// A list is under way.
+    replacing: Option<Replacing>,
+    populated: bool,
+    /// Keys of the first list that were not popped yet.
+    initial: usize,
+    closed: bool,
+}
+
+struct Mark {
+    at: u64,
+    version: u64,
+}
+
+struct Replacing {
+    /// What the list named; `None` when nothing was known before it, so nothing can vanish.
+    seen: Option<HashSet<ObjectKey>>,
+}
+
+impl<T: Object> DeltaFifo<T> {
+    /// Without known objects, deletions are told for keys in the queue alone, and `resync` does
+    /// nothing.
+    pub fn new(known: Option<Arc<dyn KnownObjects<T>>>) -> DeltaFifo<T> {
+        let state = State {
+            items: HashMap::new(),
+            queue: VecDeque::new(),
+            popped: 0,
+            marks: VecDeque::new(),
+            replacing: None,
+            populated: false,
+            initial: 0,
+            closed: false,
+        };
+        DeltaFifo {
+            state: Mutex::new(state),
+            known,
+            synced: AtomicBool::new(false),
+            changed: Event::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first list was processed to its end; or the first change did not come from a list.
+    pub fn has_synced(&self) -> bool {
+        self.synced.load(Ordering::Acquire)
+    }
+
+    /// Keys that wait.
+    pub fn len(&self) -> usize {
+        self.lock().queue.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What waits is still popped; then [`Popped::Closed`].
+    pub fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify(usize::MAX);
+    }
+
+    /// Resolves at the next change: something to pop, synced, closed. Check after taking it.
+    pub fn changed(&self) -> EventListener {
+        self.changed.listen()
+    }
+
+    /// Takes the oldest key, if there is one, and hands what happened to it to `process`, with
+    /// whether it belongs to the first list.
+    pub fn try_pop(&self, process: impl FnOnce(Deltas<T>, bool)) -> Popped {
+        let mut state = self.lock();
+        let in_initial_list = !self.has_synced();
+        let Some(key) = state.queue.pop_front() else {
+            return if state.closed { Popped::Closed } else { Popped::Empty };
+        };
+        state.popped += 1;
+        if let Some(deltas) = state.items.remove(&key) {
+            process(deltas, in_initial_list);
+        }
+        state.initial = state.initial.saturating_sub(1);
+        self.check_synced(&state);
+        while state.marks.front().is_some_and(|mark| mark.at <= state.popped) {
+            if let (Some(mark), Some(known)) = (state.marks.pop_front(), &self.known) {
+                known.saw(mark.version);
+            }
+        }
+        if state.queue.is_empty() && state.queue.capacity() > 1024 {
+            // Memory goes back after a storm.
+            state.queue = VecDeque::new();
+            state.items = HashMap::new();
+            state.marks = VecDeque::new();
+        }
+        Popped::Processed
+    }
+
+    /// As [`Self::try_pop`], but waits for a key. `false`: closed. May be dropped while it waits.
+    /// Upstream: `Pop`.
+    pub async fn pop(&self, process: impl FnOnce(Deltas<T>, bool)) -> bool {
+        let mut process = Some(process);
+        loop {
+            let changed = self.changed();
+            let popped = self.try_pop(|deltas, initial| {
+                if let Some(process) = process.take() {
+                    process(deltas, initial);
+                }
+            });
+            match popped {
+                Popped::Processed => return true,
+                Popped::Closed => return false,
+                Popped::Empty => changed.await,
+            }
+        }
+    }
+
+    /// Queues every known object that does not wait already. Upstream: `Resync`.
+    pub fn resync(&self) {
+        let Some(known) = &self.known else { return };
+        let mut state = self.lock();
+        known.for_each(&mut |object| {
+            let key = object.meta().key();
+            if !state.items.contains_key(&key) {
+                self.queue(&mut state, key, Delta::Sync(object.clone()));
+            }
+        });
+    }
+
+    fn check_synced(&self, state: &State<T>) {
+        if state.populated && state.initial == 0 && !self.has_synced() {
+            self.synced.store(true, Ordering::Release);
+            self.changed.notify(usize::MAX);
+        }
+    }
+
+    fn queue(&self, state: &mut State<T>, key: ObjectKey, delta: Delta<T>) {
+        match state.items.get_mut(&key) {
+            Some(deltas) => deltas.push(delta),
+            None => {
+                state.queue.push_back(key.clone());
+                state.items.insert(key, Deltas { first: delta, rest: Vec::new() });
+                self.changed.notify(usize::MAX);
+            }
+        }
+    }
+
+    /// `version` is seen once all that waits now is processed: whatever overtook it included.
+    fn mark(&self, state: &mut State<T>, version: u64) {
+        let at = state.popped + state.queue.len() as u64;
+        match state.marks.back_mut() {
+            Some(mark) if mark.at == at => mark.version = mark.version.max(version),
+            _ if at == state.popped => {
+                if let Some(known) = &self.known {
+                    known.saw(version);
+                }
+            }
+            _ => state.marks.push_back(Mark { at, version }),
+        }
+    }
+
+    /// A change from a watch. While a list is under way it can only be a deletion, and counts as
+    /// part of the list.
+    fn change(&self, object: Arc<T>, delta: fn(Arc<T>) -> Delta<T>) {
+        let key = object.meta().key();
+        let version = object.meta().resource_version;
+        let mut state = self.lock();
+        let in_list = match &mut state.replacing {
+            None => false,
+            Some(replacing) => {
+                if let Some(seen) = &mut replacing.seen {
+                    seen.remove(&key);
+                }
+                true
+            }
+        };
+        if !in_list {
+            state.populated = true;
+            self.check_synced(&state);
+        }
+        let latest = match state.items.get(&key) {
+            Some(deltas) => Some(deltas.newest().object().meta().resource_version),
+            None => self
+                .known
+                .as_ref()
+                .and_then(|known| known.get(&key))
+                .map(|object| object.meta().resource_version),
+        };
+        let delta = delta(object);
+        let nothing_to_delete = matches!(delta, Delta::Deleted(_)) && latest.is_none();
+        let stale = version != 0 && latest.is_some_and(|latest| latest > version);
+        if !nothing_to_delete && !stale {
+            self.queue(&mut state, key, delta);
+        }
+        if !in_list {
+            self.mark(&mut state, version);
+        }
+    }
+}
+
+impl<T: Object> ReflectorStore<T> for DeltaFifo<T> {
+    fn add(&self, object: Arc<T>) {
+        self.change(object, Delta::Added);
+    }
+
+    fn update(&self, object: Arc<T>) {
+        self.change(object, Delta::Updated);
+    }
+
+    /// Ignored when neither the queue nor the cache has the object.
+    fn delete(&self, object: Arc<T>) {
+        self.change(object, |object| Delta::Deleted(Deleted::Known(object)));
+    }
+
+    fn begin_replace(&self) {
+        let mut state = self.lock();
+        let nothing_known =
+            state.items.is_empty() && self.known.as_ref().is_none_or(|known| known.is_empty());
+        state.replacing = Some(Replacing { seen: (!nothing_known).then(HashSet::new) });
+    }
+
+    fn replace_item(&self, object: Arc<T>) {
+        let key = object.meta().key();
+        let mut state = self.lock();
+        if let Some(Replacing { seen: Some(seen) }) = &mut state.replacing {
+            seen.insert(key.clone());
+        }
+        self.queue(&mut state, key, Delta::Replaced(object));
+    }
+
+    fn finish_replace(&self, version: u64) {
+        let mut state = self.lock();
+        if let Some(Replacing { seen: Some(seen) }) = state.replacing.take() {
+            let gone = |object: &Arc<T>| Delta::Deleted(Deleted::FinalStateUnknown(object.clone()));
+            for (key, deltas) in &mut state.items {
+                if !seen.contains(key) {
+                    let delta = gone(deltas.newest().object());
+                    deltas.push(delta);
+                }
+            }
+            if let Some(known) = &self.known {
+                known.for_each(&mut |object| {
+                    let key = object.meta().key();
+                    if !seen.contains(&key) && !state.items.contains_key(&key) {
+                        self.queue(&mut state, key, gone(object));
+                    }
+                });
+            }
+        }
+        if !state.populated {
+            state.populated = true;
+            state.initial = state.queue.len();
+        }
+        self.check_synced(&state);
+        self.mark(&mut state, version);
+        self.changed.notify(usize::MAX);
+    }
+
+    fn bookmark(&self, version: u64) {
+        let mut state = self.lock();
+        self.mark(&mut state, version);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::indexer::Indexer;
+    use super::super::testing::object;
+    use super::*;
+    use crate::objects::PartialObjectMetadata;
+
+    type Fifo = DeltaFifo<PartialObjectMetadata>;
+
+    fn known() -> (Arc<Indexer<PartialObjectMetadata>>, Fifo) {
+        let indexer = Arc::new(Indexer::new());
+        (indexer.clone(), DeltaFifo::new(Some(indexer)))
+    }
+
+    fn spell(delta: &Delta<PartialObjectMetadata>) -> String {
+        let meta = &delta.object().meta;
+        let sign = match delta {
+            Delta::Added(_) => "+",
+            Delta::Updated(_) => "~",
+            Delta::Replaced(_) => "=",
+            Delta::Deleted(Deleted::Known(_)) => "-",
+            Delta::Deleted(Deleted::FinalStateUnknown(_)) => "?",
+            Delta::Sync(_) => "s",
+        };
+        format!("{sign}{}@{}", meta.name, meta.resource_version)
+    }
+
+    /// Pops one key, `+a@1 -a@2`; as the informer does, the indexer then holds the outcome.
+    fn pop(fifo: &Fifo, indexer: &Indexer<PartialObjectMetadata>) -> String {
+        let mut words = Vec::new();
+        fifo.try_pop(|deltas, _| {
+            for delta in deltas {
+                words.push(spell(&delta));
+                match &delta {
+                    Delta::Deleted(deleted) => {
+                        indexer.remove(&deleted.object().meta.key());
+                    }
+                    other => {
+                        indexer.insert(other.object().clone());
+                    }
+                }
+            }
+        });
+        words.join(" ")
+    }
+
+    fn drain(fifo: &Fifo, indexer: &Indexer<PartialObjectMetadata>) -> Vec<String> {
+        let mut all = Vec::new();
+        while !fifo.is_empty() {
+            all.push(pop(fifo, indexer));
+        }
+        all
+    }
+
+    fn replace(fifo: &Fifo, items: &[(&str, u64)], version: u64) {
+        fifo.begin_replace();
+        for (name, version) in items {
+            fifo.replace_item(object("", name, *version));
+        }
+        fifo.finish_replace(version);
+    }
+
+    /// One letter a call: `+a1` add, `~a2` update, `-a3` delete; the keys as they are popped.
+    /// A RealFIFO would give every call, in the order of the calls.
+    #[test]
+    fn what_happens_to_a_key_while_it_waits_is_one_item() {
+        for (calls, popped) in [
+            ("+a1 ~a2 +b3 ~a4", &["+a@1 ~a@2 ~a@4", "+b@3"][..]),
+            ("+a1 -a2", &["+a@1 -a@2"]),
+            ("+a1 -a2 -a2 -a3", &["+a@1 -a@2"]),
+            ("+a1 -a2 +a3", &["+a@1 -a@2 +a@3"]),
+            ("-a1", &[]),
+            ("+a1 +a1", &["+a@1 +a@1"]),
+            ("+a5 ~a4 -a3 ~a6", &["+a@5 ~a@6"]),
+            ("+a5 -a6 +a4", &["+a@5 -a@6"]),
+        ] {
+            let (indexer, fifo) = known();
+            for call in calls.split(' ') {
+                let (name, version) = call[1..].split_at(1);
+                let object = object("", name, version.parse().expect("a digit"));
+                match &call[..1] {
+                    "+" => fifo.add(object),
+                    "~" => fifo.update(object),
+                    _ => fifo.delete(object),
+                }
+            }
+            assert_eq!(drain(&fifo, &indexer), popped, "{calls}");
+        }
+    }
+
+    #[test]
+    fn what_a_list_does_not_name_is_deleted_with_its_last_known_state() {
+        let (indexer, fifo) = known();
+        replace(&fifo, &[("a", 1), ("b", 2), ("c", 3)], 3);
+        assert_eq!(drain(&fifo, &indexer), ["=a@1", "=b@2", "=c@3"]);
+        fifo.update(object("", "b", 4));
+        fifo.delete(object("", "c", 5));
+        fifo.add(object("", "d", 6));
+        replace(&fifo, &[("d", 6)], 9);
+        // a: known alone; b: the queued state is the newer; c: the deletion is known already.
+        assert_eq!(drain(&fifo, &indexer), ["~b@4 ?b@4", "-c@5", "+d@6 =d@6", "?a@1"]);
+        assert_eq!(indexer.len(), 1);
+    }
+
+    #[test]
+    fn a_known_final_state_takes_the_place_of_an_unknown_one() {
+        let (indexer, fifo) = known();
+        indexer.insert(object("", "a", 1));
+        replace(&fifo, &[], 5);
+        fifo.delete(object("", "a", 7));
+        assert_eq!(drain(&fifo, &indexer), ["-a@7"]);
+    }
+
+    #[test]
+    fn an_abandoned_list_deletes_nothing() {
+        let (indexer, fifo) = known();
+        replace(&fifo, &[("a", 1), ("b", 2)], 2);
+        drain(&fifo, &indexer);
+        fifo.begin_replace();
+        fifo.replace_item(object("", "c", 3));
+        assert_eq!(drain(&fifo, &indexer), ["=c@3"]);
+        replace(&fifo, &[("a", 1), ("b", 2)], 4);
+        assert_eq!(drain(&fifo, &indexer), ["=a@1", "=b@2", "?c@3"]);
+    }
+
+    /// A list by watch may lag behind the server when it begins, and catches up before it ends.
+    #[test]
+    fn what_goes_while_a_list_is_under_way_is_gone_and_syncs_nothing() {
+        let (indexer, fifo) = known();
+        for (version, synced, seen) in [(10, false, 0), (20, true, 17)] {
+            fifo.begin_replace();
+            fifo.replace_item(object("", "a", 1));
+            fifo.replace_item(object("", "b", 2));
+            fifo.replace_item(object("", "c", 3));
+            pop(&fifo, &indexer);
+            fifo.delete(object("", "a", version + 4));
+            fifo.delete(object("", "b", version + 5));
+            fifo.delete(object("", "d", version + 6));
+            assert_eq!((fifo.has_synced(), indexer.last_seen_version()), (synced, seen));
+            assert_eq!(drain(&fifo, &indexer).len(), 3);
+            fifo.finish_replace(version + 7);
+            assert_eq!((indexer.len(), fifo.len()), (1, 0), "c alone is left");
+        }
+    }
+
+    #[test]
+    fn synced_once_the_first_list_is_processed() {
+        let (indexer, fifo) = known();
+        fifo.begin_replace();
+        fifo.replace_item(object("", "a", 1));
+        pop(&fifo, &indexer);
+        fifo.replace_item(object("", "b", 2));
+        assert!(!fifo.has_synced(), "the list is still under way");
+        fifo.finish_replace(2);
+        fifo.add(object("", "c", 3));
+        assert!(!fifo.has_synced(), "b still waits");
+        let mut initial = None;
+        fifo.try_pop(|_, in_initial_list| initial = Some(in_initial_list));
+        assert_eq!((initial, fifo.has_synced()), (Some(true), true), "c is not of the list");
+        fifo.try_pop(|_, in_initial_list| initial = Some(in_initial_list));
+        assert_eq!(initial, Some(false));
+
+        let (_, empty) = known();
+        replace(&empty, &[], 1);
+        assert!(empty.has_synced(), "an empty list has nothing to wait for");
+        let (_, changed) = known();
+        changed.add(object("", "a", 1));
+        assert!(changed.has_synced(), "no list at all");
+    }
+
+    #[test]
+    fn a_resync_leaves_alone_what_waits() {
+        let (indexer, fifo) = known();
+        indexer.insert(object("", "a", 1));
+        indexer.insert(object("", "b", 1));
+        fifo.update(object("", "a", 2));
+        fifo.resync();
+        assert_eq!(drain(&fifo, &indexer), ["~a@2", "sb@1"]);
+    }
+
+    /// Where compression lets a newer change of one object overtake an older one of another, the
+    /// version seen waits for both. A RealFIFO needs no such care.
+    #[test]
+    fn a_version_is_seen_when_all_before_it_is_processed() {
+        let (indexer, fifo) = known();
+        replace(&fifo, &[], 1);
+        assert_eq!(indexer.last_seen_version(), 1);
+        fifo.add(object("", "a", 2));
+        fifo.add(object("", "b", 3));
+        fifo.update(object("", "a", 4));
+        pop(&fifo, &indexer);
+        assert_eq!(indexer.last_seen_version(), 2, "a is at 4, but b at 3 is not stored");
+        fifo.bookmark(8);
+        assert_eq!(indexer.last_seen_version(), 2);
+        pop(&fifo, &indexer);
+        assert_eq!(indexer.last_seen_version(), 8);
+        fifo.bookmark(9);
+        assert_eq!(indexer.last_seen_version(), 9, "nothing waits");
+        fifo.bookmark(5);
+        assert_eq!(indexer.last_seen_version(), 9, "never back");
+    }
+
+    #[test]
+    fn a_closed_queue_is_emptied_first() {
+        let (_, fifo) = known();
+        fifo.add(object("", "a", 1));
+        fifo.close();
+        futures_lite::future::block_on(async {
+            assert!(fifo.pop(|_, _| {}).await);
+            assert!(!fifo.pop(|_, _| {}).await);
+        });
+    }
+}

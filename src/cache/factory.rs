@@ -1,0 +1,216 @@
+//! One informer per scope, shared by all who ask. Upstream: `informers.SharedInformerFactory`.
+
+use std::any::{Any, TypeId};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::metadata::MetadataInformer;
+use super::shared_informer::SharedIndexInformer;
+use super::source::{BoxFuture, Scope, Source};
+use crate::clock::SharedClock;
+use crate::objects::{Object, PartialObjectMetadata, Resource, ResourceType};
+use crate::task::{StopToken, TaskGroup};
+
+/// One informer per scope, shared by all who ask. Cheap to clone.
+#[derive(Clone)]
+pub struct SharedInformerFactory {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    source: Arc<dyn Source>,
+    clock: SharedClock,
+    entries: Mutex<Vec<Entry>>,
+    tasks: TaskGroup,
+}
+
+struct Entry {
+    scope: Scope,
+    object: TypeId,
+    informer: Arc<dyn AnyInformer>,
+    /// Once it runs: stops this one alone.
+    running: Option<StopToken>,
+    /// Who asked by metadata and did not release it.
+    users: usize,
+}
+
+/// An informer of any type, as the factory runs it and as it was.
+trait AnyInformer: MetadataInformer + Any {
+    fn run(&self, stop: StopToken) -> BoxFuture<'static, ()>;
+    fn synced(&self) -> BoxFuture<'static, ()>;
+}
+
+impl<T: Object> AnyInformer for SharedIndexInformer<T> {
+    fn run(&self, stop: StopToken) -> BoxFuture<'static, ()> {
+        let this = self.clone();
+        Box::pin(async move { SharedIndexInformer::run(&this, stop).await })
+    }
+
+    fn synced(&self) -> BoxFuture<'static, ()> {
+        let this = self.clone();
+        Box::pin(async move { SharedIndexInformer::synced(&this).await })
+    }
+}
+
+impl SharedInformerFactory {
+    pub fn new(source: Arc<dyn Source>, clock: SharedClock) -> SharedInformerFactory {
+        let inner = Inner { source, clock, entries: Mutex::default(), tasks: TaskGroup::new() };
+        SharedInformerFactory { inner: Arc::new(inner) }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.inner.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The informer of every `T` in the cluster.
+    pub fn informer<T: Object + Resource>(&self) -> SharedIndexInformer<T> {
+        self.informer_for(Scope::all(T::RESOURCE))
+    }
+
+    /// The informer of a narrower scope of `T`.
+    pub fn informer_for<T: Object>(&self, scope: Scope) -> SharedIndexInformer<T> {
+        self.entry(scope, 0)
+    }
+
+    fn entry<T: Object>(&self, scope: Scope, users: usize) -> SharedIndexInformer<T> {
+        let object = TypeId::of::<T>();
+        let mut entries = self.entries();
+        let known = entries.iter_mut().find(|entry| entry.object == object && entry.scope == scope);
+        if let Some(entry) = known {
+            let any: &dyn Any = &*entry.informer;
+            if let Some(informer) = any.downcast_ref::<SharedIndexInformer<T>>() {
+                entry.users += users;
+                return informer.clone();
+            }
+        }
+        let source = self.inner.source.clone();
+        let informer = SharedIndexInformer::new(source, scope.clone(), self.inner.clock.clone());
+        let shared = Arc::new(informer.clone());
+        entries.push(Entry { scope, object, informer: shared, running: None, users });
+        informer
+    }
+
+    /// By metadata: the full informer of the resource where there is one now, else one of
+    /// `PartialObjectMetadata`. One watch serves both kinds of readers.
+    pub fn metadata(&self, resource: &ResourceType) -> Arc<dyn MetadataInformer> {
+        let full = self.entries().iter().find_map(|entry| {
+            let scope = &entry.scope;
+            (scope.resource == *resource && !scope.metadata_only && scope.is_all())
+                .then(|| entry.informer.clone())
+        });
+        match full {
+            Some(informer) => informer,
+            None => Arc::new(self.metadata_informer(resource)),
+        }
+    }
+
+    /// As [`Self::metadata`], always a `PartialObjectMetadata` cache, with its lister.
+    pub fn metadata_informer(
+        &self,
+        resource: &ResourceType,
+    ) -> SharedIndexInformer<PartialObjectMetadata> {
+        self.entry(Scope::metadata(resource.clone()), 1)
+    }
+
+    /// Stops and forgets the informer of a resource that is no longer served, unless others use it:
+    /// it goes with the last of those that asked for it by [`Self::metadata`] or
+    /// [`Self::metadata_informer`]. Full informers stay.
+    pub fn release(&self, resource: &ResourceType) {
+        let mut entries = self.entries();
+        let at =
+            entries.iter().position(|entry| entry.users > 0 && entry.scope.resource == *resource);
+        let Some(at) = at else { return };
+        entries[at].users -= 1;
+        if entries[at].users == 0 {
+            let entry = entries.swap_remove(at);
+            if let Some(stop) = entry.running {
+                stop.stop();
+            }
+        }
+    }
+
+    /// Runs every informer that does not run yet. May be called again when more were asked for.
+    pub fn start(&self, stop: &StopToken) {
+        for entry in self.entries().iter_mut().filter(|entry| entry.running.is_none()) {
+            let own = stop.child();
+            self.inner.tasks.spawn(entry.informer.run(own.clone()));
+            entry.running = Some(own);
+        }
+    }
+
+    /// Resolves when all that run have synced, or were stopped.
+    pub async fn wait_for_cache_sync(&self) {
+        let running: Vec<_> = self
+            .entries()
+            .iter()
+            .filter_map(|entry| Some((entry.informer.clone(), entry.running.clone()?)))
+            .collect();
+        for (informer, stop) in running {
+            stop.unless_stopped(informer.synced()).await;
+        }
+    }
+
+    /// Resolves when all have ended after the stop.
+    pub async fn shutdown(&self) {
+        self.inner.tasks.join().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::block_on;
+
+    use super::super::testing::{Reply, Script, json};
+    use super::*;
+    use crate::clock::FakeClock;
+    use crate::objects::{ObjectKey, Pod, Timestamp};
+
+    fn factory() -> (Arc<Script>, SharedInformerFactory) {
+        let script = Script::new();
+        let clock = FakeClock::new(Timestamp::from_micros(0));
+        (script.clone(), SharedInformerFactory::new(script, clock))
+    }
+
+    #[test]
+    fn one_informer_serves_all_readers_of_a_resource() {
+        let (script, factory) = factory();
+        let early = factory.metadata(&Pod::RESOURCE);
+        assert!(early.scope().metadata_only, "there is no full one yet");
+        let pods = factory.informer::<Pod>();
+        let shared = factory.metadata(&Pod::RESOURCE);
+        assert!(!shared.scope().metadata_only);
+        factory.release(&Pod::RESOURCE);
+        assert_eq!(factory.entries().len(), 1, "the full one stays");
+        factory.release(&Pod::RESOURCE);
+        assert_eq!(factory.entries().len(), 1);
+
+        script.reply(Reply::stream(&[json("a", "x", 3)], 4));
+        let stop = StopToken::new();
+        factory.start(&stop);
+        factory.start(&stop);
+        block_on(async {
+            factory.wait_for_cache_sync().await;
+            assert_eq!(pods.lister().len(), 1);
+            let meta = shared.get(&ObjectKey::new("a", "x")).expect("it is in the shared cache");
+            assert_eq!(super::super::metadata::HasMeta::meta(&*meta).resource_version, 3);
+            stop.stop();
+            factory.shutdown().await;
+        });
+        assert_eq!(script.requests().len(), 1, "started twice, run once");
+    }
+
+    #[test]
+    fn a_metadata_informer_goes_with_its_last_user() {
+        let (script, factory) = factory();
+        script.reply(Reply::stream(&[], 4));
+        let first = factory.metadata_informer(&Pod::RESOURCE);
+        factory.metadata_informer(&Pod::RESOURCE);
+        factory.start(&StopToken::new());
+        block_on(first.synced());
+        factory.release(&Pod::RESOURCE);
+        assert_eq!(factory.entries().len(), 1);
+        factory.release(&Pod::RESOURCE);
+        assert!(factory.entries().is_empty());
+        // Ends without the parent's stop: the informer was stopped alone.
+        block_on(factory.shutdown());
+    }
+}

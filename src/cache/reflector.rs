@@ -1,0 +1,516 @@
+//! Keeps a store as the API server has it: list, then watch, for ever.
+//! Upstream: `cache.Reflector`.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_lite::future::yield_now;
+use futures_lite::stream::Boxed as BoxStream;
+use futures_lite::{FutureExt, StreamExt};
+
+use super::Error;
+use super::lister_watcher::{Bookmark, ListPart, ListerWatcher, WatchEvent};
+use super::metrics::{LISTS, SHORT_WATCHES, WATCHES};
+use super::source::{ListRequest, WatchRequest};
+use super::store::ReflectorStore;
+use crate::clock::{SharedClock, Sleep};
+use crate::objects::Object;
+
+/// Where a list begins: how old it may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Whatever the server has at hand.
+    Any,
+    /// Not older than this version.
+    AtLeast(u64),
+    /// The newest.
+    Newest,
+}
+
+/// What the reflector does now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// List by a watch that begins with all objects, and goes on.
+    Stream {
+        start: Start,
+    },
+    List {
+        start: Start,
+    },
+    /// `from` moves on with each event.
+    Watch {
+        from: u64,
+    },
+    Wait {
+        delay: Duration,
+        then: Box<Phase>,
+    },
+}
+
+/// How a phase ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The store has the whole list, at this version.
+    Listed(u64),
+    /// The server, or the connection, ended the watch.
+    Closed,
+    /// So soon, and without an event, that something is wrong. Upstream: `VeryShortWatchError`.
+    Short,
+    /// What came cannot be understood.
+    Garbled,
+    Expired,
+    TooLarge,
+    Busy {
+        after: Duration,
+    },
+    Unsupported,
+    Failed,
+    /// The wait is over.
+    Waited,
+}
+
+impl From<&Error> for Outcome {
+    fn from(error: &Error) -> Outcome {
+        match error {
+            Error::Expired => Outcome::Expired,
+            Error::TooLarge => Outcome::TooLarge,
+            Error::Busy { after } => Outcome::Busy { after: *after },
+            Error::Unsupported => Outcome::Unsupported,
+            Error::Failed(_) if error.is_decode() => Outcome::Garbled,
+            Error::Failed(_) => Outcome::Failed,
+        }
+    }
+}
+
+impl Phase {
+    /// The phase after `outcome`. The driver sends and sleeps; this only decides. `backoff` is
+    /// asked for a delay when there is one to wait, and only then.
+    pub fn after(self, outcome: Outcome, mut backoff: impl FnMut() -> Duration) -> Phase {
+        use Outcome::*;
+        use Phase::*;
+        let mut wait = |at_least: Duration, then: Phase| Wait {
+            delay: backoff().max(at_least),
+            then: Box::new(then),
+        };
+        match (self, outcome) {
+            (Wait { then, .. }, _) => *then,
+            (_, Listed(version)) => Watch { from: version },
+
+            // The newest can be neither too old nor too new: a server that says so must rest.
+            (Stream { start: Start::Newest }, Expired | TooLarge) => {
+                wait(Duration::ZERO, Stream { start: Start::Newest })
+            }
+            (Stream { .. }, Expired | TooLarge) => Stream { start: Start::Newest },
+            (same @ Stream { .. }, Busy { after }) => wait(after, same),
+            (same @ Stream { .. }, Closed) => wait(Duration::ZERO, same),
+            (Stream { start }, _) => List { start },
+
+            (List { start: Start::Newest }, Expired | TooLarge) => {
+                wait(Duration::ZERO, Stream { start: Start::Newest })
+            }
+            (List { .. }, Expired | TooLarge) => List { start: Start::Newest },
+            (List { start }, Busy { after }) => wait(after, Stream { start }),
+            (List { start }, _) => wait(Duration::ZERO, Stream { start }),
+
+            (same @ Watch { .. }, Closed) => same,
+            (same @ Watch { .. }, Busy { after }) => wait(after, same),
+            (Watch { from }, Expired | TooLarge | Short | Garbled) => {
+                wait(Duration::ZERO, Stream { start: Start::AtLeast(from) })
+            }
+            // No answer is no reason to list: what was missed is still there to be watched.
+            (same @ Watch { .. }, _) => wait(Duration::ZERO, same),
+        }
+    }
+}
+
+/// Delays that double from 0.8 s to 30 s, each lengthened at random by up to as much again; from
+/// the beginning again every two minutes. Upstream: `wait.Backoff.DelayWithReset`.
+pub struct Backoff {
+    next: Duration,
+    reset_at: Duration,
+    random: fastrand::Rng,
+}
+
+impl Backoff {
+    const FIRST: Duration = Duration::from_millis(800);
+    const LAST: Duration = Duration::from_secs(30);
+    const RESET: Duration = Duration::from_secs(120);
+
+    /// `now`: monotonic.
+    pub fn new(now: Duration, random: fastrand::Rng) -> Backoff {
+        Backoff { next: Backoff::FIRST, reset_at: now, random }
+    }
+
+    pub fn next(&mut self, now: Duration) -> Duration {
+        if now.saturating_sub(self.reset_at) > Backoff::RESET {
+            self.next = Backoff::FIRST;
+            self.reset_at = now;
+        }
+        let delay = self.next;
+        self.next = (delay * 2).min(Backoff::LAST);
+        delay.mul_f64(1.0 + self.random.f64())
+    }
+}
+
+/// Items a page. Upstream: `pager.defaultPageSize`.
+const PAGE_SIZE: u32 = 500;
+
+/// A watch that ends sooner, without an event, is a fault.
+const SHORT_WATCH: Duration = Duration::from_secs(1);
+
+/// The server ends a watch after five to ten minutes ...
+const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
+/// ... and if it has not after this much more, the connection is dead.
+const WATCH_GRACE: Duration = Duration::from_secs(30);
+
+/// Items in a row before whoever empties the store gets a turn.
+const BATCH: u32 = 64;
+
+type Events<T> = BoxStream<Result<WatchEvent<T>, Error>>;
+
+/// Fills a store from a [`ListerWatcher`] and keeps it up to date.
+pub struct Reflector<T> {
+    name: String,
+    source: Arc<dyn ListerWatcher<T>>,
+    store: Arc<dyn ReflectorStore<T>>,
+    transform: Option<fn(&mut T)>,
+    clock: SharedClock,
+    random: fastrand::Rng,
+    /// A list from [`Start::Any`] came in pages: there is no watch cache to ask for all at once.
+    paginated: bool,
+    in_a_row: u32,
+}
+
+/// A watch that is open, and until when it may be.
+struct Open<T> {
+    events: Events<T>,
+    deadline: Sleep,
+}
+
+impl<T: Object> Reflector<T> {
+    /// `name`: for logs and metrics. `transform` is called on every object before anyone sees it.
+    pub fn new(
+        name: String,
+        source: Arc<dyn ListerWatcher<T>>,
+        store: Arc<dyn ReflectorStore<T>>,
+        transform: Option<fn(&mut T)>,
+        clock: SharedClock,
+    ) -> Reflector<T> {
+        Reflector {
+            name,
+            source,
+            store,
+            transform,
+            clock,
+            random: fastrand::Rng::new(),
+            paginated: false,
+            in_a_row: 0,
+        }
+    }
+
+    /// Never ends; drop it to stop.
+    pub async fn run(mut self) {
+        let mut backoff = Backoff::new(self.clock.monotonic(), self.random.fork());
+        let mut phase = Phase::Stream { start: Start::Any };
+        let mut open = None;
+        loop {
+            let outcome = match &mut phase {
+                Phase::Stream { start } => match self.stream(*start).await {
+                    Ok((version, events)) => {
+                        open = Some(events);
+                        Outcome::Listed(version)
+                    }
+                    Err(outcome) => outcome,
+                },
+                Phase::List { start } => match self.list(*start).await {
+                    Ok(version) => Outcome::Listed(version),
+                    Err(error) => {
+                        log::warn!("{}: cannot be listed: {error}", self.name);
+                        Outcome::from(&error)
+                    }
+                },
+                Phase::Watch { from } => self.watch(from, open.take()).await,
+                Phase::Wait { delay, .. } => {
+                    self.clock.sleep(*delay).await;
+                    Outcome::Waited
+                }
+            };
+            log::debug!("{}: {phase:?} ended: {outcome:?}", self.name);
+            phase = phase.after(outcome, || backoff.next(self.clock.monotonic()));
+        }
+    }
+
+    /// Sees to it that a stream which is always ready does not keep the thread to itself.
+    async fn breathe(&mut self) {
+        self.in_a_row = self.in_a_row.wrapping_add(1);
+        if self.in_a_row.is_multiple_of(BATCH) {
+            yield_now().await;
+        }
+    }
+
+    fn shared(&self, mut object: T) -> Arc<T> {
+        if let Some(transform) = self.transform {
+            transform(&mut object);
+        }
+        Arc::new(object)
+    }
+
+    async fn open(&mut self, version: Option<u64>, initial: bool) -> Result<Open<T>, Error> {
+        WATCHES.with_label_values(&[&self.name]).inc();
+        let timeout = MIN_WATCH_TIMEOUT + MIN_WATCH_TIMEOUT.mul_f64(self.random.f64());
+        let deadline = self.clock.sleep(timeout + WATCH_GRACE);
+        let events = self
+            .source
+            .watch(WatchRequest {
+                resource_version: version.map(|version| version.to_string()),
+                send_initial_events: initial,
+                timeout: Duration::from_secs(timeout.as_secs()),
+            })
+            .await?;
+        Ok(Open { events, deadline })
+    }
+
+    /// The list as the initial events of a watch, and the watch. Upstream: `watchList`.
+    async fn stream(&mut self, start: Start) -> Result<(u64, Open<T>), Outcome> {
+        LISTS.with_label_values(&[&self.name, "stream"]).inc();
+        let version = match start {
+            Start::AtLeast(version) => Some(version),
+            Start::Any | Start::Newest => None,
+        };
+        let begun = self.clock.monotonic();
+        let explain = |name: &str, error: Error| {
+            log::debug!("{name}: cannot be listed by a watch: {error}");
+            Outcome::from(&error)
+        };
+        let mut open =
+            self.open(version, true).await.map_err(|error| explain(&self.name, error))?;
+        self.store.begin_replace();
+        let mut silent = true;
+        while let Some(event) = open.next().await {
+            silent = false;
+            match event.map_err(|error| explain(&self.name, error))? {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                    let object = self.shared(object);
+                    self.store.replace_item(object);
+                }
+                WatchEvent::Bookmark(Bookmark { version, initial_events_end: true }) => {
+                    self.store.finish_replace(version);
+                    return Ok((version, open));
+                }
+                WatchEvent::Bookmark(_) => {}
+                // The server's own cache may lag at first; it catches up before the end.
+                WatchEvent::Deleted(object) => {
+                    let object = self.shared(object);
+                    self.store.delete(object);
+                }
+            }
+            self.breathe().await;
+        }
+        Err(self.ended(begun, silent))
+    }
+
+    /// The whole list, in pages where that spares the server. Upstream: `Reflector.list`, `pager`.
+    async fn list(&mut self, start: Start) -> Result<u64, Error> {
+        LISTS.with_label_values(&[&self.name, "list"]).inc();
+        let version = match start {
+            Start::Any => Some("0".to_owned()),
+            Start::AtLeast(version) => Some(version.to_string()),
+            Start::Newest => None,
+        };
+        // A page of "at least" comes from etcd, the whole from the server's own cache.
+        let whole = matches!(start, Start::AtLeast(_)) && !self.paginated;
+        let first = ListRequest {
+            resource_version: version,
+            limit: (!whole).then_some(PAGE_SIZE),
+            continue_token: None,
+        };
+        let mut request = first.clone();
+        self.store.begin_replace();
+        loop {
+            match self.page(request.clone()).await {
+                Ok((version, None)) => {
+                    self.store.finish_replace(version);
+                    return Ok(version);
+                }
+                Ok((_, Some(token))) => {
+                    self.paginated |= start == Start::Any;
+                    request.continue_token = Some(token);
+                    request.resource_version = None;
+                }
+                Err(Error::Expired) if request.continue_token.is_some() => {
+                    // The pages took longer than the server remembers: all at once, then.
+                    request = ListRequest { limit: None, ..first.clone() };
+                    self.store.begin_replace();
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn page(&mut self, request: ListRequest) -> Result<(u64, Option<String>), Error> {
+        let source = self.source.clone();
+        let mut parts = source.list(request).await?;
+        while let Some(part) = parts.next().await {
+            match part? {
+                ListPart::Item(object) => {
+                    let object = self.shared(object);
+                    self.store.replace_item(object);
+                }
+                ListPart::End { version, continue_token } => return Ok((version, continue_token)),
+            }
+            self.breathe().await;
+        }
+        Err(Error::Failed("the list ended before its end".into()))
+    }
+
+    /// `from`: the version of the last event, kept up to date.
+    async fn watch(&mut self, from: &mut u64, open: Option<Open<T>>) -> Outcome {
+        let begun = self.clock.monotonic();
+        let mut open = match open {
+            Some(open) => open,
+            None => match self.open(Some(*from), false).await {
+                Ok(open) => open,
+                Err(error) => {
+                    log::warn!("{}: cannot be watched: {error}", self.name);
+                    return Outcome::from(&error);
+                }
+            },
+        };
+        let mut silent = true;
+        while let Some(event) = open.next().await {
+            let version = match event {
+                Ok(WatchEvent::Added(object)) => {
+                    let version = object.meta().resource_version;
+                    let object = self.shared(object);
+                    self.store.add(object);
+                    version
+                }
+                Ok(WatchEvent::Modified(object)) => {
+                    let version = object.meta().resource_version;
+                    let object = self.shared(object);
+                    self.store.update(object);
+                    version
+                }
+                Ok(WatchEvent::Deleted(object)) => {
+                    let version = object.meta().resource_version;
+                    let object = self.shared(object);
+                    self.store.delete(object);
+                    version
+                }
+                Ok(WatchEvent::Bookmark(Bookmark { version, .. })) => {
+                    self.store.bookmark(version);
+                    version
+                }
+                Err(error) => match Outcome::from(&error) {
+                    Outcome::Failed => {
+                        log::debug!("{}: the watch broke: {error}", self.name);
+                        break;
+                    }
+                    outcome => {
+                        log::info!("{}: the watch ended: {error}", self.name);
+                        return outcome;
+                    }
+                },
+            };
+            silent = false;
+            *from = version.max(*from);
+            self.breathe().await;
+        }
+        self.ended(begun, silent)
+    }
+
+    fn ended(&self, begun: Duration, silent: bool) -> Outcome {
+        let lasted = self.clock.monotonic().saturating_sub(begun);
+        if !silent || lasted >= SHORT_WATCH {
+            return Outcome::Closed;
+        }
+        SHORT_WATCHES.with_label_values(&[&self.name]).inc();
+        log::warn!("{}: the watch ended after {lasted:?} without an event", self.name);
+        Outcome::Short
+    }
+}
+
+impl<T> Open<T> {
+    /// The next event; `None` at the end, or when the connection must be taken for dead.
+    fn next(&mut self) -> impl Future<Output = Option<Result<WatchEvent<T>, Error>>> {
+        let deadline = &mut self.deadline;
+        self.events.next().or(async {
+            deadline.await;
+            None
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DELAY: Duration = Duration::from_secs(3);
+
+    fn wait(then: Phase) -> Phase {
+        Phase::Wait { delay: DELAY, then: Box::new(then) }
+    }
+
+    /// Every phase with every outcome it can have.
+    #[test]
+    fn a_phase_and_its_outcome_give_the_next() {
+        use Outcome::*;
+        use Phase::{List, Stream, Wait, Watch};
+        use Start::{Any, AtLeast, Newest};
+        let stream = |start| Stream { start };
+        let list = |start| List { start };
+        let watch = Watch { from: 7 };
+        let busy = Busy { after: Duration::from_secs(1) };
+        for (phase, outcome, next) in [
+            (stream(Any), Listed(9), Watch { from: 9 }),
+            (stream(Any), Unsupported, list(Any)),
+            (stream(AtLeast(7)), Unsupported, list(AtLeast(7))),
+            (stream(Any), Failed, list(Any)),
+            (stream(Any), Garbled, list(Any)),
+            (stream(Any), Short, list(Any)),
+            (stream(Any), Closed, wait(stream(Any))),
+            (stream(Any), busy, wait(stream(Any))),
+            (stream(AtLeast(7)), Expired, stream(Newest)),
+            (stream(AtLeast(7)), TooLarge, stream(Newest)),
+            (stream(Newest), Expired, wait(stream(Newest))),
+            (list(Any), Listed(9), Watch { from: 9 }),
+            (list(AtLeast(7)), Expired, list(Newest)),
+            (list(AtLeast(7)), TooLarge, list(Newest)),
+            (list(Newest), Expired, wait(stream(Newest))),
+            (list(Newest), Failed, wait(stream(Newest))),
+            (list(Any), Failed, wait(stream(Any))),
+            (list(Any), Garbled, wait(stream(Any))),
+            (list(Any), busy, wait(stream(Any))),
+            (watch.clone(), Closed, watch.clone()),
+            (watch.clone(), Failed, wait(watch.clone())),
+            (watch.clone(), Unsupported, wait(watch.clone())),
+            (watch.clone(), busy, wait(watch.clone())),
+            (watch.clone(), Expired, wait(stream(AtLeast(7)))),
+            (watch.clone(), TooLarge, wait(stream(AtLeast(7)))),
+            (watch.clone(), Short, wait(stream(AtLeast(7)))),
+            (watch.clone(), Garbled, wait(stream(AtLeast(7)))),
+            (wait(watch.clone()), Waited, watch.clone()),
+        ] {
+            let found = phase.clone().after(outcome, || DELAY);
+            assert_eq!(found, next, "{phase:?} ended: {outcome:?}");
+        }
+        let long = Busy { after: DELAY * 2 };
+        let found = watch.clone().after(long, || DELAY);
+        assert_eq!(found, Wait { delay: DELAY * 2, then: Box::new(watch) }, "as the server asks");
+    }
+
+    #[test]
+    fn delays_double_to_a_limit_and_begin_again_after_two_minutes() {
+        let mut backoff = Backoff::new(Duration::ZERO, fastrand::Rng::with_seed(1));
+        for base in [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0] {
+            let delay = backoff.next(Duration::from_secs(120)).as_secs_f64();
+            assert!((base..base * 2.0).contains(&delay), "{delay} at {base}");
+        }
+        let delay = backoff.next(Duration::from_millis(120_001)).as_secs_f64();
+        assert!((0.8..1.6).contains(&delay), "{delay}");
+        let delay = backoff.next(Duration::from_secs(240)).as_secs_f64();
+        assert!((1.6..3.2).contains(&delay), "{delay}");
+    }
+}

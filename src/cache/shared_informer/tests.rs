@@ -1,0 +1,407 @@
+//! The whole machine on a scripted source: what is asked, what handlers hear, what readers see.
+
+use async_channel::Receiver;
+use futures_lite::future::{block_on, yield_now};
+
+use super::super::testing::{Feed, Reply, Request, Script, bookmark, initial, json};
+use super::super::{Deleted, Error, RawListPart, RawWatchEvent};
+use super::*;
+use crate::clock::{Clock, FakeClock};
+use crate::objects::{ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp};
+
+type Informer = SharedIndexInformer<PartialObjectMetadata>;
+
+struct Fixture {
+    script: Arc<Script>,
+    clock: Arc<FakeClock>,
+    informer: Informer,
+}
+
+fn fixture() -> Fixture {
+    let script = Script::new();
+    let clock = FakeClock::new(Timestamp::from_micros(0));
+    let scope = Scope::metadata(Pod::RESOURCE);
+    let informer = SharedIndexInformer::new(script.clone(), scope, clock.clone());
+    Fixture { script, clock, informer }
+}
+
+/// Writes down what it hears: `+x@1!` (initial), `+x@1`, `~x@1>2`, `-x@2`, `?x@2`, `sx@1` (resync).
+struct Ear(async_channel::Sender<String>);
+
+impl EventHandler<PartialObjectMetadata> for Ear {
+    fn on_add(&mut self, object: &Arc<PartialObjectMetadata>, initial: bool) {
+        let mark = if initial { "!" } else { "" };
+        self.say(format!("+{}@{}{mark}", object.meta.name, object.meta.resource_version));
+    }
+    fn on_update(&mut self, old: &Arc<PartialObjectMetadata>, new: &Arc<PartialObjectMetadata>) {
+        let (name, version) = (&new.meta.name, new.meta.resource_version);
+        self.say(match Arc::ptr_eq(old, new) {
+            true => format!("s{name}@{version}"),
+            false => format!("~{name}@{}>{version}", old.meta.resource_version),
+        });
+    }
+    fn on_delete(&mut self, object: &Deleted<PartialObjectMetadata>) {
+        let sign = match object {
+            Deleted::Known(_) => "-",
+            Deleted::FinalStateUnknown(_) => "?",
+        };
+        let meta = &object.object().meta;
+        self.say(format!("{sign}{}@{}", meta.name, meta.resource_version));
+    }
+}
+
+impl Ear {
+    fn new() -> (Ear, Receiver<String>) {
+        let (sender, heard) = async_channel::unbounded();
+        (Ear(sender), heard)
+    }
+
+    fn say(&self, word: String) {
+        self.0.try_send(word).expect("the test listens");
+    }
+}
+
+async fn hear(heard: &Receiver<String>, count: usize) -> String {
+    let mut words = Vec::new();
+    for _ in 0..count {
+        words.push(heard.recv().await.expect("the handler lives"));
+    }
+    words.join(" ")
+}
+
+/// Runs the informer while `test` runs, on one thread; then stops it and waits for its end.
+fn run(fixture: &Fixture, test: impl Future<Output = ()>) {
+    let stop = StopToken::new();
+    block_on(zip(fixture.informer.run(stop.clone()), async {
+        test.await;
+        stop.stop();
+    }));
+}
+
+fn say(feed: &Feed, event: RawWatchEvent) {
+    feed.try_send(Ok(event)).expect("the watch is open");
+}
+
+fn added(name: &str, version: u64) -> RawWatchEvent {
+    RawWatchEvent::Added(json("a", name, version))
+}
+
+fn modified(name: &str, version: u64) -> RawWatchEvent {
+    RawWatchEvent::Modified(json("a", name, version))
+}
+
+fn deleted(name: &str, version: u64) -> RawWatchEvent {
+    RawWatchEvent::Deleted(json("a", name, version))
+}
+
+fn watch_from(version: u64) -> Request {
+    Request::Watch(Some(version.to_string()), false)
+}
+
+#[test]
+fn a_dropped_watch_goes_on_where_it_was() {
+    let f = fixture();
+    let (ear, heard) = Ear::new();
+    f.informer.add_handler("ear", ear, None);
+    let first = f.script.watch(initial(&[json("a", "x", 3)], 5));
+    let second = f.script.watch(vec![modified("x", 8)]);
+    run(&f, async {
+        assert_eq!(f.script.request(1, &f.clock).await, Request::Watch(None, true));
+        say(&first, added("y", 6));
+        say(&first, deleted("y", 7));
+        assert_eq!(hear(&heard, 3).await, "+x@3! +y@6 -y@7");
+        first.try_send(Err(Error::Failed("reset".into()))).expect("the watch is open");
+        assert_eq!(f.script.request(2, &f.clock).await, watch_from(7));
+        assert_eq!(hear(&heard, 1).await, "~x@3>8");
+        assert_eq!(f.clock.monotonic(), Duration::ZERO, "at once");
+        drop(second);
+    });
+}
+
+#[test]
+fn an_expired_watch_lists_again_and_tells_what_vanished() {
+    let f = fixture();
+    let (ear, heard) = Ear::new();
+    f.informer.add_handler("ear", ear, None);
+    let items = [json("a", "x", 1), json("a", "y", 2), json("a", "z", 3)];
+    let first = f.script.watch(initial(&items, 5));
+    f.script.reply(Reply::Refused(Error::Expired));
+    f.script.reply(Reply::stream(&[json("a", "y", 2), json("a", "z", 7), json("a", "n", 6)], 9));
+    run(&f, async {
+        f.informer.synced().await;
+        hear(&heard, 3).await;
+        first.try_send(Err(Error::Expired)).expect("the watch is open");
+        let again = f.script.request(2, &f.clock).await;
+        assert_eq!(again, Request::Watch(Some("5".into()), true), "not older than what was seen");
+        assert_eq!(f.script.request(3, &f.clock).await, Request::Watch(None, true), "the newest");
+        // y is as it was: nobody hears of it.
+        assert_eq!(hear(&heard, 3).await, "~z@3>7 +n@6 ?x@1");
+        let lister = f.informer.lister();
+        assert_eq!((lister.len(), lister.last_seen_version()), (3, 9));
+        assert!(lister.get(&ObjectKey::new("a", "x")).is_none());
+    });
+}
+
+#[test]
+fn without_streamed_lists_pages_are_read() {
+    let f = fixture();
+    f.script.reply(Reply::Refused(Error::Unsupported));
+    f.script.reply(Reply::list(&[json("a", "x", 1)], 5, Some("next")));
+    f.script.reply(Reply::list(&[json("a", "y", 2)], 5, Some("")));
+    run(&f, async {
+        f.informer.synced().await;
+        assert_eq!(f.script.request(4, &f.clock).await, watch_from(5));
+        assert_eq!(f.informer.lister().len(), 2);
+    });
+    let page = |version: Option<&str>, token: Option<&str>| {
+        Request::List(super::super::ListRequest {
+            resource_version: version.map(str::to_owned),
+            limit: Some(500),
+            continue_token: token.map(str::to_owned),
+        })
+    };
+    let asked = f.script.requests();
+    assert_eq!(asked[1..3], [page(Some("0"), None), page(None, Some("next"))]);
+}
+
+#[test]
+fn pages_that_expire_are_followed_by_one_whole_list() {
+    let f = fixture();
+    f.script.reply(Reply::Refused(Error::Unsupported));
+    f.script.reply(Reply::list(&[json("a", "x", 1), json("a", "y", 1)], 5, Some("next")));
+    f.script.reply(Reply::Refused(Error::Expired));
+    f.script.reply(Reply::list(&[json("a", "y", 1)], 8, None));
+    run(&f, async {
+        assert_eq!(f.script.request(5, &f.clock).await, watch_from(8));
+        f.informer.synced().await;
+        let lister = f.informer.lister();
+        assert_eq!((lister.len(), lister.last_seen_version()), (1, 8), "x went meanwhile");
+    });
+    let whole = super::super::ListRequest {
+        resource_version: Some("0".into()),
+        ..super::super::ListRequest::default()
+    };
+    assert_eq!(f.script.requests()[3], Request::List(whole));
+}
+
+/// A list that breaks, or holds what cannot be decoded, is no list; nothing is synced by it.
+#[test]
+fn a_list_is_whole_or_it_is_none() {
+    for fault in [
+        Err(Error::Failed("reset".into())),
+        Ok(RawListPart::Item(br#"{"metadata":{"name":1}}"#.to_vec())),
+    ] {
+        let f = fixture();
+        f.script.reply(Reply::Refused(Error::Unsupported));
+        f.script.reply(Reply::List(vec![Ok(RawListPart::Item(json("a", "x", 1))), fault]));
+        f.script.reply(Reply::stream(&[json("a", "y", 2)], 5));
+        run(&f, async {
+            assert_eq!(f.script.request(3, &f.clock).await, Request::Watch(None, true));
+            assert!(f.clock.monotonic() >= Duration::from_millis(500), "after a pause");
+            f.informer.synced().await;
+            assert_eq!(f.informer.lister().len(), 1, "x was of the list that broke");
+        });
+    }
+}
+
+#[test]
+fn a_watch_that_ends_at_once_is_a_fault() {
+    let f = fixture();
+    drop(f.script.watch(initial(&[], 5)));
+    f.script.reply(Reply::stream(&[], 6));
+    run(&f, async {
+        let again = f.script.request(2, &f.clock).await;
+        assert_eq!(again, Request::Watch(Some("5".into()), true));
+        assert!(f.clock.monotonic() >= Duration::from_millis(500), "after a pause");
+    });
+}
+
+#[test]
+fn a_watch_that_the_server_forgets_to_end_is_ended() {
+    let f = fixture();
+    let silent = f.script.watch(initial(&[], 5));
+    run(&f, async {
+        assert_eq!(f.script.request(2, &f.clock).await, watch_from(5));
+        let waited = f.clock.monotonic().as_secs();
+        assert!((330..=631).contains(&waited), "after {waited} s");
+        assert!(silent.is_closed());
+    });
+}
+
+#[test]
+fn a_streamed_list_may_catch_up_before_it_ends() {
+    let f = fixture();
+    let (ear, heard) = Ear::new();
+    f.informer.add_handler("ear", ear, None);
+    let feed = f.script.watch(vec![added("x", 3), added("y", 4)]);
+    run(&f, async {
+        assert_eq!(hear(&heard, 2).await, "+x@3! +y@4!");
+        for event in [bookmark(4, false), deleted("x", 5), modified("y", 6)] {
+            say(&feed, event);
+        }
+        assert_eq!(hear(&heard, 2).await, "-x@5 ~y@4>6");
+        assert!(!f.informer.has_synced());
+        assert_eq!(f.informer.lister().last_seen_version(), 0, "the list is not whole");
+        say(&feed, bookmark(6, true));
+        f.informer.synced().await;
+        assert_eq!(f.informer.lister().last_seen_version(), 6);
+    });
+}
+
+#[test]
+fn a_bookmark_moves_the_version_seen_and_where_the_watch_goes_on() {
+    let f = fixture();
+    let feed = f.script.watch(initial(&[json("a", "x", 3)], 5));
+    run(&f, async {
+        say(&feed, bookmark(40, false));
+        say(&feed, bookmark(30, false));
+        while f.informer.lister().last_seen_version() < 40 {
+            yield_now().await;
+        }
+        feed.close();
+        assert_eq!(f.script.request(2, &f.clock).await, watch_from(40));
+    });
+}
+
+#[test]
+fn duplicate_and_stale_events_change_nothing() {
+    let f = fixture();
+    let (ear, heard) = Ear::new();
+    f.informer.add_handler("ear", ear, None);
+    let feed = f.script.watch(initial(&[json("a", "x", 5)], 5));
+    run(&f, async {
+        hear(&heard, 1).await;
+        for event in [
+            added("x", 5),
+            modified("x", 4),
+            deleted("x", 3),
+            deleted("y", 6),
+            modified("x", 7),
+            modified("x", 7),
+            modified("x", 6),
+            deleted("x", 8),
+            deleted("x", 8),
+            added("z", 9),
+        ] {
+            say(&feed, event);
+        }
+        assert_eq!(hear(&heard, 3).await, "~x@5>7 -x@8 +z@9");
+        let lister = f.informer.lister();
+        assert_eq!((lister.len(), lister.last_seen_version()), (1, 9));
+        feed.close();
+        assert_eq!(f.script.request(2, &f.clock).await, watch_from(9), "never back");
+    });
+}
+
+#[test]
+fn a_late_handler_is_told_what_there_is_and_then_what_changes() {
+    let f = fixture();
+    let feed = f.script.watch(initial(&[json("a", "x", 3)], 5));
+    run(&f, async {
+        f.informer.synced().await;
+        let (ear, heard) = Ear::new();
+        let registration = f.informer.add_handler("late", ear, None);
+        say(&feed, modified("x", 6));
+        assert_eq!(hear(&heard, 2).await, "+x@3! ~x@3>6");
+        registration.synced().await;
+        f.informer.remove_handler(&registration);
+        say(&feed, modified("x", 7));
+        assert!(heard.recv().await.is_err(), "a removed handler is dropped unheard");
+    });
+}
+
+/// Panics at objects named `bad`.
+struct Fragile(Ear);
+
+impl EventHandler<PartialObjectMetadata> for Fragile {
+    fn on_add(&mut self, object: &Arc<PartialObjectMetadata>, initial: bool) {
+        assert_ne!(&*object.meta.name, "bad", "as the test wants it");
+        self.0.on_add(object, initial);
+    }
+    fn on_update(&mut self, old: &Arc<PartialObjectMetadata>, new: &Arc<PartialObjectMetadata>) {
+        self.0.on_update(old, new);
+    }
+    fn on_delete(&mut self, object: &Deleted<PartialObjectMetadata>) {
+        self.0.on_delete(object);
+    }
+}
+
+/// A handler that panicked pauses, by a clock that stands: the slowest handler there can be.
+#[test]
+fn a_handler_that_panics_or_lags_harms_no_other_and_misses_nothing() {
+    let f = fixture();
+    let (ear, heard) = Ear::new();
+    let (inner, heard_late) = Ear::new();
+    let lagging = f.informer.add_handler("lagging", Fragile(inner), None);
+    let quick = f.informer.add_handler("quick", ear, None);
+    let feed = f.script.watch(initial(&[json("a", "bad", 3), json("a", "good", 4)], 5));
+    run(&f, async {
+        for version in 6..106 {
+            say(&feed, modified("good", version));
+        }
+        let all = hear(&heard, 102).await;
+        quick.synced().await;
+        assert!(f.informer.has_synced() && !lagging.has_synced());
+        assert!(heard_late.is_empty());
+        while heard_late.is_empty() {
+            f.clock.advance(Duration::from_millis(1));
+            yield_now().await;
+        }
+        assert_eq!(format!("+bad@3! {}", hear(&heard_late, 101).await), all);
+        lagging.synced().await;
+    });
+}
+
+#[test]
+fn each_handler_has_its_own_resync() {
+    let f = fixture();
+    let (often, heard_often) = Ear::new();
+    let (seldom, heard_seldom) = Ear::new();
+    let (never, heard_never) = Ear::new();
+    f.informer.add_handler("often", often, Some(Duration::from_secs(10)));
+    f.informer.add_handler("seldom", seldom, Some(Duration::from_secs(25)));
+    f.informer.add_handler("never", never, None);
+    let feed = f.script.watch(initial(&[json("a", "x", 3)], 5));
+    run(&f, async {
+        f.informer.synced().await;
+        for heard in [&heard_often, &heard_seldom, &heard_never] {
+            hear(heard, 1).await;
+        }
+        // Each step lets the informer do all it can before the next.
+        for _ in 0..30 {
+            f.clock.advance(Duration::from_secs(1));
+            for _ in 0..16 {
+                yield_now().await;
+            }
+        }
+        say(&feed, modified("x", 6));
+        assert_eq!(hear(&heard_often, 4).await, "sx@3 sx@3 sx@3 ~x@3>6");
+        assert_eq!(hear(&heard_seldom, 2).await, "sx@3 ~x@3>6");
+        assert_eq!(hear(&heard_never, 1).await, "~x@3>6");
+    });
+}
+
+#[test]
+fn a_transform_comes_before_everyone() {
+    let f = fixture();
+    f.informer.set_transform(|object| object.meta.generation = 7);
+    let feed = f.script.watch(initial(&[json("a", "x", 3)], 5));
+    run(&f, async {
+        say(&feed, added("y", 6));
+        while f.informer.lister().len() < 2 {
+            yield_now().await;
+        }
+        assert!(f.informer.lister().list().iter().all(|object| object.meta.generation == 7));
+    });
+}
+
+#[test]
+fn an_informer_runs_once_and_takes_no_handler_after_its_end() {
+    let f = fixture();
+    f.script.reply(Reply::stream(&[], 5));
+    run(&f, f.informer.synced());
+    block_on(f.informer.run(StopToken::new()));
+    let (ear, heard) = Ear::new();
+    let registration = f.informer.add_handler("late", ear, None);
+    assert!(!registration.has_synced() && block_on(heard.recv()).is_err());
+}

@@ -1,0 +1,170 @@
+//! The chunked transfer coding (RFC 9112, 7.1), cut anywhere.
+
+/// Where in the coding the next byte stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Size {
+        value: u64,
+        digits: u8,
+    },
+    /// A chunk extension: skipped.
+    Extension {
+        value: u64,
+    },
+    SizeLf {
+        value: u64,
+    },
+    Data {
+        left: u64,
+    },
+    DataCr,
+    DataLf,
+    /// At the start of a trailer line, or of the empty line that ends the body.
+    TrailerStart,
+    Trailer,
+    LastLf,
+    Done,
+}
+
+/// Takes the coding off a body. Holds no bytes: what comes in goes out in the same call.
+#[derive(Debug)]
+pub struct ChunkDecoder {
+    state: State,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct BadChunk;
+
+impl std::fmt::Display for BadChunk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("malformed chunked body")
+    }
+}
+
+impl std::error::Error for BadChunk {}
+
+/// How much of the input was taken and of the output filled.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    pub consumed: usize,
+    pub produced: usize,
+}
+
+impl Default for ChunkDecoder {
+    fn default() -> ChunkDecoder {
+        ChunkDecoder { state: State::Size { value: 0, digits: 0 } }
+    }
+}
+
+impl ChunkDecoder {
+    pub fn new() -> ChunkDecoder {
+        ChunkDecoder::default()
+    }
+
+    /// The last chunk and the trailers were read: what follows belongs to the next message.
+    pub fn is_done(&self) -> bool {
+        self.state == State::Done
+    }
+
+    /// Moves body bytes from `input` to `output` until one of them is used up or the body ends.
+    pub fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<Progress, BadChunk> {
+        let mut progress = Progress::default();
+        while progress.consumed < input.len() {
+            if let State::Data { left } = self.state {
+                let room = output.len() - progress.produced;
+                let there = input.len() - progress.consumed;
+                let count = left.min(room as u64).min(there as u64) as usize;
+                if count == 0 {
+                    break;
+                }
+                let from = &input[progress.consumed..progress.consumed + count];
+                output[progress.produced..progress.produced + count].copy_from_slice(from);
+                progress.consumed += count;
+                progress.produced += count;
+                let left = left - count as u64;
+                self.state = if left == 0 { State::DataCr } else { State::Data { left } };
+                continue;
+            }
+            if self.state == State::Done {
+                break;
+            }
+            self.state = after(self.state, input[progress.consumed])?;
+            progress.consumed += 1;
+        }
+        Ok(progress)
+    }
+}
+
+/// The state after one byte that is not data.
+fn after(state: State, byte: u8) -> Result<State, BadChunk> {
+    let sized = |value| if value == 0 { State::TrailerStart } else { State::Data { left: value } };
+    Ok(match (state, byte) {
+        (State::Size { value, digits }, _) if byte.is_ascii_hexdigit() => {
+            if digits == 16 {
+                return Err(BadChunk);
+            }
+            let digit = (byte as char).to_digit(16).map_or(0, u64::from);
+            State::Size { value: value << 4 | digit, digits: digits + 1 }
+        }
+        (State::Size { digits: 0, .. }, _) => return Err(BadChunk),
+        (State::Size { value, .. }, b';' | b' ' | b'\t') => State::Extension { value },
+        (State::Size { value, .. } | State::Extension { value }, b'\r') => State::SizeLf { value },
+        (
+            State::Size { value, .. } | State::Extension { value } | State::SizeLf { value },
+            b'\n',
+        ) => sized(value),
+        (State::Extension { value }, _) => State::Extension { value },
+        (State::DataCr, b'\r') => State::DataLf,
+        (State::DataCr | State::DataLf, b'\n') => State::Size { value: 0, digits: 0 },
+        (State::TrailerStart, b'\r') => State::LastLf,
+        (State::TrailerStart | State::LastLf, b'\n') => State::Done,
+        (State::TrailerStart, _) => State::Trailer,
+        (State::Trailer, b'\n') => State::TrailerStart,
+        (State::Trailer, _) => State::Trailer,
+        _ => return Err(BadChunk),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Decodes `pieces` one after the other, `room` bytes of output at a time.
+    fn decode(pieces: &[&[u8]], room: usize) -> Result<(Vec<u8>, usize, bool), BadChunk> {
+        let mut decoder = ChunkDecoder::new();
+        let (mut body, mut left) = (Vec::new(), 0);
+        for piece in pieces {
+            let mut piece = *piece;
+            while !piece.is_empty() && !decoder.is_done() {
+                let mut output = vec![0; room];
+                let progress = decoder.decode(piece, &mut output)?;
+                body.extend_from_slice(&output[..progress.produced]);
+                piece = &piece[progress.consumed..];
+            }
+            left += piece.len();
+        }
+        Ok((body, left, decoder.is_done()))
+    }
+
+    #[test]
+    fn a_body_may_be_cut_at_every_byte() {
+        let text = b"4;name=\"v\"\r\nWiki\r\n5\r\npedia\r\n0A \r\n0123456789\r\n0\r\nTrailer: x\r\n\r\nNEXT";
+        for cut in 0..=text.len() {
+            for room in [1, 3, 64] {
+                let (a, b) = text.split_at(cut);
+                let (body, left, done) = decode(&[a, b], room).unwrap();
+                assert_eq!(body, b"Wikipedia0123456789", "cut at {cut}");
+                assert_eq!((left, done), (4, true), "cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_the_coding_is_refused() {
+        for text in ["\r\n", "x\r\n", "4\r\nWikiX", "11111111111111111\r\n", "0\r\n\rX", "1\rX"] {
+            assert_eq!(decode(&[text.as_bytes()], 8), Err(BadChunk), "{text:?}");
+        }
+        let (_, _, done) = decode(&[b"4\r\nWiki\r\n0\r\n\r"], 8).unwrap();
+        assert!(!done, "the last line feed has not come");
+    }
+}

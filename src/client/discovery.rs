@@ -1,0 +1,264 @@
+//! What the server serves. Upstream: client-go's `discovery` and `restmapper`.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::request::{Call, Client};
+use super::{Error, Result};
+use crate::objects::ResourceType;
+
+const AGGREGATED: &str =
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+
+/// One served resource, subresources left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiResource {
+    pub resource: ResourceType,
+    pub verbs: Vec<String>,
+    /// Of its group's version that the server prefers, or of the only one that has it.
+    pub preferred: bool,
+}
+
+impl ApiResource {
+    pub fn supports(&self, verbs: &[&str]) -> bool {
+        verbs.iter().all(|verb| self.verbs.iter().any(|known| known == verb))
+    }
+}
+
+/// The resources of all groups. Upstream: `RESTMapper`, `ServerPreferredResources`.
+#[derive(Clone, Debug, Default)]
+pub struct Discovery {
+    pub resources: Vec<ApiResource>,
+    /// Group versions that could not be asked, and why: what they serve is not known.
+    pub failures: BTreeMap<String, String>,
+}
+
+impl Discovery {
+    pub fn resource_for(&self, group: &str, version: &str, kind: &str) -> Option<ResourceType> {
+        let matches = |found: &&ApiResource| {
+            let resource = &found.resource;
+            resource.group == group && resource.version == version && resource.kind == kind
+        };
+        self.resources.iter().find(matches).map(|found| found.resource.clone())
+    }
+
+    /// Each resource once, in its preferred version.
+    pub fn preferred(&self) -> impl Iterator<Item = &ApiResource> {
+        self.resources.iter().filter(|found| found.preferred)
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct AggregatedList {
+    kind: String,
+    items: Vec<AggregatedGroup>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct AggregatedGroup {
+    metadata: Named,
+    versions: Vec<AggregatedVersion>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Named {
+    name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct AggregatedVersion {
+    version: String,
+    freshness: String,
+    resources: Vec<AggregatedResource>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct AggregatedResource {
+    resource: String,
+    response_kind: Option<Kind>,
+    scope: String,
+    verbs: Vec<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Kind {
+    kind: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct GroupList {
+    groups: Vec<LegacyGroup>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct LegacyGroup {
+    name: String,
+    versions: Vec<LegacyVersion>,
+    preferred_version: LegacyVersion,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct LegacyVersion {
+    version: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ResourceList {
+    resources: Vec<LegacyResource>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct LegacyResource {
+    name: String,
+    kind: String,
+    namespaced: bool,
+    verbs: Vec<String>,
+}
+
+impl Client {
+    /// Asks the server, every time. Fails only where nothing at all can be learned.
+    pub async fn discover(&self) -> Result<Discovery> {
+        let mut found = Discovery::default();
+        for (path, core) in [("/api", true), ("/apis", false)] {
+            let mut call = Call::new("GET", path);
+            call.accept = AGGREGATED;
+            let body = self.send(&call).await?;
+            let list: AggregatedList = serde_json::from_slice(&body)
+                .map_err(|source| Error::Decode { request: call.to_string(), source })?;
+            if list.kind == "APIGroupDiscoveryList" {
+                found.add_aggregated(list.items);
+            } else if core {
+                let versions = vec![LegacyVersion { version: "v1".into() }];
+                let preferred_version = versions[0].clone();
+                self.add_legacy(
+                    &mut found,
+                    LegacyGroup { name: String::new(), versions, preferred_version },
+                )
+                .await;
+            } else {
+                let groups: GroupList = serde_json::from_slice(&body)
+                    .map_err(|source| Error::Decode { request: call.to_string(), source })?;
+                for group in groups.groups {
+                    self.add_legacy(&mut found, group).await;
+                }
+            }
+        }
+        found.mark_preferred();
+        Ok(found)
+    }
+
+    async fn add_legacy(&self, found: &mut Discovery, group: LegacyGroup) {
+        let first = group.preferred_version.version.clone();
+        let mut versions = group.versions;
+        versions.sort_by_key(|version| version.version != first);
+        for LegacyVersion { version } in versions {
+            let path = match group.name.as_str() {
+                "" => format!("/api/{version}"),
+                name => format!("/apis/{name}/{version}"),
+            };
+            match self.fetch::<ResourceList>(&Call::new("GET", path)).await {
+                Ok(list) => {
+                    for resource in list.resources {
+                        let LegacyResource { name, kind, namespaced, verbs } = resource;
+                        found.add(&group.name, &version, name, kind, namespaced, verbs);
+                    }
+                }
+                Err(error) => found.fail(&group.name, &version, error.to_string()),
+            }
+        }
+    }
+}
+
+impl Discovery {
+    fn add_aggregated(&mut self, groups: Vec<AggregatedGroup>) {
+        for AggregatedGroup { metadata: Named { name: group }, versions } in groups {
+            for AggregatedVersion { version, freshness, resources } in versions {
+                if freshness == "Stale" {
+                    self.fail(&group, &version, "stale GroupVersion discovery".to_owned());
+                    continue;
+                }
+                for resource in resources {
+                    let AggregatedResource { resource, response_kind, scope, verbs } = resource;
+                    let kind = response_kind.unwrap_or_default().kind;
+                    self.add(&group, &version, resource, kind, scope == "Namespaced", verbs);
+                }
+            }
+        }
+    }
+
+    fn add(
+        &mut self,
+        group: &str,
+        version: &str,
+        plural: String,
+        kind: String,
+        namespaced: bool,
+        verbs: Vec<String>,
+    ) {
+        if plural.contains('/') || kind.is_empty() {
+            return;
+        }
+        let resource = ResourceType {
+            group: group.to_owned().into(),
+            version: version.to_owned().into(),
+            kind: kind.into(),
+            plural: plural.into(),
+            namespaced,
+        };
+        self.resources.push(ApiResource { resource, verbs, preferred: false });
+    }
+
+    fn fail(&mut self, group: &str, version: &str, why: String) {
+        let name = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+        self.failures.insert(name, why);
+    }
+
+    /// The server names a group's preferred version first.
+    fn mark_preferred(&mut self) {
+        let mut seen = std::collections::HashSet::new();
+        for found in &mut self.resources {
+            let name = (found.resource.group.clone(), found.resource.plural.clone());
+            found.preferred = seen.insert(name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_version_is_preferred_and_stale_ones_are_failures() {
+        let list: AggregatedList = serde_json::from_str(
+            r#"{"kind":"APIGroupDiscoveryList","items":[{"metadata":{"name":"batch"},"versions":[
+            {"version":"v1","freshness":"Current","resources":[
+              {"resource":"jobs","responseKind":{"kind":"Job"},"scope":"Namespaced","verbs":["list","watch"]}]},
+            {"version":"v1beta1","freshness":"Current","resources":[
+              {"resource":"jobs","responseKind":{"kind":"Job"},"scope":"Namespaced","verbs":[]}]}]},
+            {"metadata":{"name":"metrics"},"versions":[{"version":"v1","freshness":"Stale"}]}]}"#,
+        )
+        .unwrap();
+        let mut found = Discovery::default();
+        found.add_aggregated(list.items);
+        found.mark_preferred();
+        let preferred: Vec<String> =
+            found.preferred().map(|found| found.resource.api_version()).collect();
+        assert_eq!(preferred, ["batch/v1"]);
+        assert!(found.resources[0].supports(&["list"]) && !found.resources[0].supports(&["get"]));
+        assert!(found.resource_for("batch", "v1beta1", "Job").is_some());
+        assert!(found.resource_for("batch", "v2", "Job").is_none());
+        assert_eq!(found.failures.keys().collect::<Vec<_>>(), ["metrics/v1"]);
+    }
+}

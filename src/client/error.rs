@@ -1,0 +1,257 @@
+//! What can go wrong with a request.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+#[derive(Debug)]
+pub enum Error {
+    /// The server answered with a failure.
+    Status(Box<Failure>),
+    /// No answer came: DNS, connection, TLS, a broken or late response.
+    Transport { request: String, source: Cause },
+    /// An answer came that does not decode.
+    Decode { request: String, source: serde_json::Error },
+    /// The request could not be built: a body that does not serialize, a bad path.
+    Request { request: String, source: Cause },
+    /// Credentials could not be had.
+    Credentials(Cause),
+    /// What a kubeconfig, a certificate or the Pod's environment lacks.
+    Config(String),
+}
+
+/// A failure as the server told it. Upstream: `apierrors.StatusError`.
+#[derive(Debug)]
+pub struct Failure {
+    /// `GET /api/v1/pods`
+    pub request: String,
+    pub code: u16,
+    pub retry_after: Option<Duration>,
+    pub status: Status,
+}
+
+/// `metav1.Status`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    pub message: String,
+    pub reason: String,
+    pub code: u16,
+    pub details: Details,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Details {
+    pub retry_after_seconds: u64,
+    pub causes: Vec<StatusCause>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct StatusCause {
+    pub reason: String,
+    pub message: String,
+    pub field: String,
+}
+
+impl Error {
+    /// From a failed answer's body, a `Status` or not.
+    pub(super) fn from_answer(
+        request: String,
+        code: u16,
+        retry_after: Option<u64>,
+        body: &[u8],
+    ) -> Error {
+        let mut status: Status = serde_json::from_slice(body).unwrap_or_default();
+        if status.message.is_empty() && status.reason.is_empty() {
+            status.message =
+                String::from_utf8_lossy(&body[..body.len().min(1024)]).trim().to_owned();
+        }
+        let seconds = retry_after.or(Some(status.details.retry_after_seconds).filter(|s| *s > 0));
+        let retry_after = seconds.map(Duration::from_secs);
+        Error::Status(Box::new(Failure { request, code, retry_after, status }))
+    }
+
+    fn failure(&self) -> Option<&Failure> {
+        match self {
+            Error::Status(failure) => Some(failure),
+            _ => None,
+        }
+    }
+
+    /// By the Status's reason where it has one, else by the code. Upstream: `reasonAndCodeForError`.
+    fn is(&self, reason: &str, code: u16) -> bool {
+        self.failure().is_some_and(|failure| {
+            failure.status.reason == reason
+                || (failure.code == code
+                    && !KNOWN_REASONS.contains(&failure.status.reason.as_str()))
+        })
+    }
+
+    pub fn is_not_found(&self) -> bool {
+        self.is("NotFound", 404)
+    }
+
+    pub fn is_already_exists(&self) -> bool {
+        self.reason() == Some("AlreadyExists")
+    }
+
+    pub fn is_conflict(&self) -> bool {
+        self.is("Conflict", 409)
+    }
+
+    /// 410: `Gone` or `Expired`.
+    pub fn is_expired(&self) -> bool {
+        self.reason() == Some("Expired") || self.is("Gone", 410)
+    }
+
+    pub fn is_invalid(&self) -> bool {
+        self.is("Invalid", 422)
+    }
+
+    pub fn is_forbidden(&self) -> bool {
+        self.is("Forbidden", 403)
+    }
+
+    pub fn is_unauthorized(&self) -> bool {
+        self.is("Unauthorized", 401)
+    }
+
+    pub fn is_method_not_supported(&self) -> bool {
+        self.is("MethodNotAllowed", 405)
+    }
+
+    pub fn is_too_many_requests(&self) -> bool {
+        self.is("TooManyRequests", 429)
+    }
+
+    /// The server's own time ran out, or it asks to come back.
+    pub fn is_timeout(&self) -> bool {
+        self.is("Timeout", 504) || self.reason() == Some("ServerTimeout")
+    }
+
+    pub fn is_internal_error(&self) -> bool {
+        self.is("InternalError", 500)
+    }
+
+    /// Upstream: `apierrors.HasStatusCause` with `NamespaceTerminating`.
+    pub fn is_namespace_terminating(&self) -> bool {
+        self.has_cause("NamespaceTerminating")
+    }
+
+    /// The version asked for is newer than any the server has.
+    pub fn is_too_large_resource_version(&self) -> bool {
+        self.is_timeout() && self.has_cause("ResourceVersionTooLarge")
+    }
+
+    fn has_cause(&self, reason: &str) -> bool {
+        self.failure()
+            .is_some_and(|f| f.status.details.causes.iter().any(|cause| cause.reason == reason))
+    }
+
+    /// No answer came.
+    pub fn is_transport(&self) -> bool {
+        matches!(self, Error::Transport { .. })
+    }
+
+    /// The HTTP status code, when the server answered.
+    pub fn code(&self) -> Option<u16> {
+        self.failure().map(|failure| failure.code)
+    }
+
+    /// `Status.reason`, when the server sent a Status with one.
+    pub fn reason(&self) -> Option<&str> {
+        self.failure().map(|failure| failure.status.reason.as_str()).filter(|r| !r.is_empty())
+    }
+
+    /// `Status.message`, when the server sent one.
+    pub fn message(&self) -> Option<&str> {
+        self.failure().map(|failure| failure.status.message.as_str()).filter(|m| !m.is_empty())
+    }
+
+    /// How long the server asked to wait.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.failure().and_then(|failure| failure.retry_after)
+    }
+}
+
+const KNOWN_REASONS: &[&str] = &[
+    "Unauthorized",
+    "Forbidden",
+    "NotFound",
+    "AlreadyExists",
+    "Conflict",
+    "Gone",
+    "Invalid",
+    "ServerTimeout",
+    "StoreReadError",
+    "Timeout",
+    "TooManyRequests",
+    "BadRequest",
+    "MethodNotAllowed",
+    "NotAcceptable",
+    "RequestEntityTooLarge",
+    "UnsupportedMediaType",
+    "InternalError",
+    "Expired",
+    "ServiceUnavailable",
+];
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Status(failure) => match failure.status.message.as_str() {
+                "" => write!(f, "{}: the server answered {}", failure.request, failure.code),
+                message => f.write_str(message),
+            },
+            Error::Transport { request, source } => write!(f, "{request}: {source}"),
+            Error::Decode { request, source } => write!(f, "{request}: bad answer: {source}"),
+            Error::Request { request, source } => write!(f, "{request}: {source}"),
+            Error::Credentials(source) => write!(f, "credentials: {source}"),
+            Error::Config(what) => f.write_str(what),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Transport { source, .. } | Error::Request { source, .. } => {
+                Some(source.as_ref())
+            }
+            Error::Credentials(source) => Some(source.as_ref()),
+            Error::Decode { source, .. } => Some(source),
+            Error::Status(_) | Error::Config(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_counts_before_the_code() {
+        let error =
+            |code, body: &str| Error::from_answer("GET /x".into(), code, None, body.as_bytes());
+        let exists = error(409, r#"{"reason":"AlreadyExists","message":"m"}"#);
+        assert!(exists.is_already_exists() && !exists.is_conflict());
+        assert!(error(409, r#"{"reason":"Conflict"}"#).is_conflict());
+        assert!(error(409, "").is_conflict());
+        assert!(error(404, "404 page not found\n").is_not_found());
+        let busy = error(429, r#"{"reason":"TooManyRequests","details":{"retryAfterSeconds":7}}"#);
+        assert_eq!(busy.retry_after(), Some(Duration::from_secs(7)));
+        let ending = error(
+            403,
+            r#"{"reason":"Forbidden","details":{"causes":[{"reason":"NamespaceTerminating"}]}}"#,
+        );
+        assert!(ending.is_namespace_terminating() && ending.is_forbidden());
+        assert_eq!(error(503, "").to_string(), "GET /x: the server answered 503");
+    }
+}

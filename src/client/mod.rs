@@ -1,0 +1,355 @@
+//! Requests to the API server, on `surf` with a transport of our own. Upstream: client-go's `rest`.
+
+mod auth;
+mod chunks;
+mod config;
+mod discovery;
+mod error;
+mod options;
+mod rate;
+mod request;
+mod split;
+mod stream;
+mod tls;
+mod transport;
+
+pub use auth::TokenProvider;
+pub use chunks::{BadChunk, ChunkDecoder};
+pub use config::{Config, Credentials, Exec, ExecEnv, Pem, Tls};
+pub use discovery::{ApiResource, Discovery};
+pub use error::{Details, Error, Failure, Result, Status, StatusCause};
+pub use options::{Delete, ListOptions, Patch, Preconditions, Propagation};
+pub use request::{Call, Client};
+pub use split::{DocumentSplitter, ListPiece, ListSplitter};
+pub use stream::{ListPart, ListStream, WatchEvent, WatchStream};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::objects::{Object, ObjectKey, Resource, ResourceType, WholeMeta};
+
+impl Client {
+    /// The verbs over any resource.
+    pub fn resource(&self, resource: &ResourceType) -> Dynamic {
+        Dynamic {
+            client: self.clone(),
+            resource: resource.clone(),
+            subresource: None,
+            metadata_only: false,
+        }
+    }
+
+    pub async fn get<T: Resource + DeserializeOwned>(&self, key: &ObjectKey) -> Result<T> {
+        self.resource(&T::RESOURCE).get(key).await
+    }
+
+    pub async fn create<T: Resource + DeserializeOwned>(
+        &self,
+        namespace: &str,
+        body: &(impl Serialize + Sync),
+    ) -> Result<T> {
+        self.resource(&T::RESOURCE).create(namespace, body).await
+    }
+
+    /// Replaces the whole object: `body` must hold everything the API server sent.
+    pub async fn update<T: Resource + DeserializeOwned>(
+        &self,
+        key: &ObjectKey,
+        body: &(impl Serialize + Sync),
+    ) -> Result<T> {
+        self.resource(&T::RESOURCE).update(key, body).await
+    }
+
+    /// Replaces the status of an object: PUT on `/status` with the view's metadata (so a 409 when
+    /// its resourceVersion is not the newest) and `status`.
+    pub async fn update_status<T: WholeMeta>(
+        &self,
+        object: &T,
+        status: &(impl Serialize + Sync),
+    ) -> Result<T> {
+        let meta = Object::meta(object);
+        let body = json!({
+            "apiVersion": T::RESOURCE.api_version(), "kind": T::RESOURCE.kind,
+            "metadata": meta, "status": status,
+        });
+        self.resource(&T::RESOURCE).subresource("status").update(&meta.key(), &body).await
+    }
+
+    /// Reads the live object as JSON, lets `change` edit it, and replaces it. `change` returns
+    /// whether there is anything to write; if not, the live object is returned as it is.
+    /// A conflict is returned, not retried.
+    pub async fn modify<T: Resource + DeserializeOwned>(
+        &self,
+        key: &ObjectKey,
+        change: impl FnOnce(&mut Value) -> bool + Send,
+    ) -> Result<T> {
+        let mut live: Value = self.resource(&T::RESOURCE).get(key).await?;
+        if change(&mut live) {
+            return self.resource(&T::RESOURCE).update(key, &live).await;
+        }
+        serde_json::from_value(live).map_err(|source| Error::Decode {
+            request: format!("GET {} {key}", T::RESOURCE),
+            source,
+        })
+    }
+
+    pub async fn patch<T: Resource + DeserializeOwned>(
+        &self,
+        key: &ObjectKey,
+        patch: &Patch,
+    ) -> Result<T> {
+        self.resource(&T::RESOURCE).patch(key, patch).await
+    }
+
+    pub async fn delete<T: Resource>(&self, key: &ObjectKey, delete: Delete) -> Result<()> {
+        self.resource(&T::RESOURCE).delete(key, delete).await
+    }
+
+    /// All pages, in memory. For small lists: the caches stream theirs.
+    pub async fn list<T: Resource + DeserializeOwned>(
+        &self,
+        namespace: Option<&str>,
+        options: &ListOptions,
+    ) -> Result<Vec<T>> {
+        Ok(self.resource(&T::RESOURCE).list(namespace, options).await?.items)
+    }
+}
+
+/// The verbs over one resource, for any type that its JSON decodes into.
+#[derive(Clone)]
+pub struct Dynamic {
+    client: Client,
+    resource: ResourceType,
+    subresource: Option<&'static str>,
+    metadata_only: bool,
+}
+
+pub struct List<T> {
+    pub items: Vec<T>,
+    pub resource_version: String,
+}
+
+const JSON: &str = "application/json";
+const ONE_METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+const ALL_METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+/// Items a page, as upstream's pager.
+const PAGE: u32 = 500;
+
+impl Dynamic {
+    /// The same, for a subresource: `status`, `scale`, `eviction`, `token`, `finalize` ...
+    pub fn subresource(mut self, name: &'static str) -> Dynamic {
+        self.subresource = Some(name);
+        self
+    }
+
+    /// The same, for objects' metadata alone: answers are `PartialObjectMetadata`.
+    pub fn metadata_only(mut self) -> Dynamic {
+        self.metadata_only = true;
+        self
+    }
+
+    fn path(&self, namespace: &str, name: Option<&str>) -> String {
+        let ResourceType { group, version, plural, namespaced, .. } = &self.resource;
+        let mut path = match group.is_empty() {
+            true => format!("/api/{version}"),
+            false => format!("/apis/{group}/{version}"),
+        };
+        let mut push = |part: &str| {
+            path.push('/');
+            path.push_str(&request::escape(part));
+        };
+        if *namespaced && !namespace.is_empty() {
+            push("namespaces");
+            push(namespace);
+        }
+        push(plural);
+        if let Some(name) = name {
+            push(name);
+            if let Some(subresource) = self.subresource {
+                push(subresource);
+            }
+        }
+        path
+    }
+
+    fn call(&self, method: &'static str, key: &ObjectKey) -> Call {
+        let mut call = Call::new(method, self.path(&key.namespace, Some(&key.name)));
+        if self.metadata_only {
+            call.accept = ONE_METADATA;
+        }
+        call
+    }
+
+    pub async fn get<O: DeserializeOwned>(&self, key: &ObjectKey) -> Result<O> {
+        self.client.fetch(&self.call("GET", key)).await
+    }
+
+    fn listing(
+        &self,
+        method: &'static str,
+        namespace: Option<&str>,
+        options: &ListOptions,
+    ) -> Call {
+        let mut call = Call::new(method, self.path(namespace.unwrap_or_default(), None));
+        call.accept = if self.metadata_only { ALL_METADATA } else { JSON };
+        call.query_some("labelSelector", &options.label_selector);
+        call.query_some("fieldSelector", &options.field_selector);
+        call.query_some("resourceVersion", &options.resource_version);
+        call
+    }
+
+    /// All pages, in memory.
+    pub async fn list<O: DeserializeOwned>(
+        &self,
+        namespace: Option<&str>,
+        options: &ListOptions,
+    ) -> Result<List<O>> {
+        let mut list = List { items: Vec::new(), resource_version: String::new() };
+        let mut token: Option<String> = None;
+        loop {
+            let mut call = self.listing("GET", namespace, options);
+            call.query("limit", &options.limit.unwrap_or(PAGE).to_string());
+            call.query_some("continue", &token);
+            let page = match self.list_stream(&call).await {
+                // The version that the pages are of is gone: all at once, then.
+                Err(error) if error.is_expired() && token.is_some() => {
+                    list.items.clear();
+                    self.list_stream(&self.listing("GET", namespace, options)).await
+                }
+                page => page,
+            };
+            let mut page = page?;
+            loop {
+                match page.next().await? {
+                    ListPart::Item(item) => list.items.push(page.decode(&item)?),
+                    ListPart::End { resource_version, continue_token } => {
+                        list.resource_version = resource_version;
+                        token = continue_token;
+                        break;
+                    }
+                }
+            }
+            if token.is_none() {
+                return Ok(list);
+            }
+        }
+    }
+
+    /// One page, as it arrives. `limit` and `continue_token` as `metav1.ListOptions` has them.
+    pub async fn list_page(
+        &self,
+        namespace: Option<&str>,
+        options: &ListOptions,
+        continue_token: Option<String>,
+    ) -> Result<ListStream> {
+        let mut call = self.listing("GET", namespace, options);
+        call.query_some("limit", &options.limit.map(|limit| limit.to_string()));
+        call.query_some("continue", &continue_token);
+        self.list_stream(&call).await
+    }
+
+    async fn list_stream(&self, call: &Call) -> Result<ListStream> {
+        Ok(ListStream::new(call.to_string(), self.client.open(call).await?))
+    }
+
+    /// Events as they arrive, bookmarks included, until the server ends the watch after `timeout`.
+    pub async fn watch(
+        &self,
+        namespace: Option<&str>,
+        options: &ListOptions,
+        send_initial_events: bool,
+        timeout: std::time::Duration,
+    ) -> Result<WatchStream> {
+        let mut call = self.listing("GET", namespace, options);
+        call.is_watch = true;
+        if self.metadata_only {
+            call.accept = ONE_METADATA;
+        }
+        call.query("watch", "true");
+        call.query("allowWatchBookmarks", "true");
+        call.query("timeoutSeconds", &timeout.as_secs().max(1).to_string());
+        if send_initial_events {
+            call.query("sendInitialEvents", "true");
+            call.query("resourceVersionMatch", "NotOlderThan");
+        }
+        Ok(WatchStream::new(call.to_string(), self.client.open(&call).await?))
+    }
+
+    pub async fn create<O: DeserializeOwned>(
+        &self,
+        namespace: &str,
+        body: &(impl Serialize + Sync),
+    ) -> Result<O> {
+        let call = Call::new("POST", self.path(namespace, None)).body(JSON, body)?;
+        self.client.fetch(&call).await
+    }
+
+    /// POST to a subresource of a named object (`eviction`, `token`, `binding`).
+    pub async fn create_for<O: DeserializeOwned>(
+        &self,
+        key: &ObjectKey,
+        body: &(impl Serialize + Sync),
+    ) -> Result<O> {
+        self.client.fetch(&self.call("POST", key).body(JSON, body)?).await
+    }
+
+    pub async fn update<O: DeserializeOwned>(
+        &self,
+        key: &ObjectKey,
+        body: &(impl Serialize + Sync),
+    ) -> Result<O> {
+        self.client.fetch(&self.call("PUT", key).body(JSON, body)?).await
+    }
+
+    pub async fn patch<O: DeserializeOwned>(&self, key: &ObjectKey, patch: &Patch) -> Result<O> {
+        let call = self.call("PATCH", key);
+        let call = match patch {
+            Patch::Json(body) => call.body("application/json-patch+json", body)?,
+            Patch::Merge(body) => call.body("application/merge-patch+json", body)?,
+            Patch::StrategicMerge(body) => {
+                call.body("application/strategic-merge-patch+json", body)?
+            }
+            Patch::Apply { manager, force, body } => {
+                let mut call = call.body("application/apply-patch+yaml", body)?;
+                call.query("fieldManager", manager);
+                call.query("force", &force.to_string());
+                call
+            }
+        };
+        self.client.fetch(&call).await
+    }
+
+    pub async fn delete(&self, key: &ObjectKey, delete: Delete) -> Result<()> {
+        let mut call = self.call("DELETE", key).body(JSON, &Options::of(&delete))?;
+        call.accept = JSON;
+        self.client.send(&call).await.map(drop)
+    }
+
+    pub async fn delete_collection(
+        &self,
+        namespace: Option<&str>,
+        delete: Delete,
+        options: &ListOptions,
+    ) -> Result<()> {
+        let mut call = self.listing("DELETE", namespace, options);
+        call.accept = JSON;
+        self.client.send(&call.body(JSON, &Options::of(&delete))?).await.map(drop)
+    }
+}
+
+/// `metav1.DeleteOptions` with its kind.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Options<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    #[serde(flatten)]
+    delete: &'a Delete,
+}
+
+impl Options<'_> {
+    fn of(delete: &Delete) -> Options<'_> {
+        Options { api_version: "v1", kind: "DeleteOptions", delete }
+    }
+}

@@ -1,0 +1,322 @@
+//! One way for all requests: limited, authorized, counted, retried where that is safe.
+
+use std::fmt;
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
+
+use futures_lite::AsyncReadExt;
+use http_client::http_types::{self, Method, Url};
+use prometheus::{HistogramVec, IntCounterVec, register_histogram_vec, register_int_counter_vec};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::auth::{Auth, TokenProvider};
+use super::config::Config;
+use super::discovery::Discovery;
+use super::rate::Bucket;
+use super::tls::TlsSource;
+use super::transport::{OwnConnection, Transport};
+use super::{Error, Result};
+use crate::clock::SharedClock;
+
+/// As client-go's `rest.Request`.
+const TRIES: u32 = 10;
+
+static REQUESTS: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    let help = "Number of HTTP requests, partitioned by status code, method, and host.";
+    register_int_counter_vec!("rest_client_requests_total", help, &["code", "method", "host"])
+        .expect("registered once")
+});
+static DURATION: LazyLock<HistogramVec> = LazyLock::new(|| {
+    let help = "Request latency in seconds. Broken down by verb, and host.";
+    let buckets = vec![0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
+    register_histogram_vec!(
+        "rest_client_request_duration_seconds",
+        help,
+        &["verb", "host"],
+        buckets
+    )
+    .expect("registered once")
+});
+static LIMITED: LazyLock<HistogramVec> = LazyLock::new(|| {
+    let help = "Client side rate limiter latency in seconds. Broken down by verb, and host.";
+    let buckets = vec![0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
+    register_histogram_vec!(
+        "rest_client_rate_limiter_duration_seconds",
+        help,
+        &["verb", "host"],
+        buckets
+    )
+    .expect("registered once")
+});
+
+/// Speaks to one API server under one identity, with one rate limiter. Cheap to clone.
+#[derive(Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    http: surf::Client,
+    base: Url,
+    host: String,
+    auth: Auth,
+    limiter: Bucket,
+    config: Config,
+    clock: SharedClock,
+    discovery: Arc<Mutex<Option<Arc<Discovery>>>>,
+}
+
+/// One request, before it is sent.
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub method: &'static str,
+    pub path: String,
+    pub query: Vec<(&'static str, String)>,
+    pub accept: &'static str,
+    pub is_watch: bool,
+    content: Option<(&'static str, Vec<u8>)>,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.method, self.path)
+    }
+}
+
+/// For a segment of a path.
+pub(super) fn escape(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@!$&'()*+,;=".contains(&byte);
+    text.bytes().fold(String::new(), |mut escaped, byte| {
+        match plain(byte) {
+            true => escaped.push(byte as char),
+            false => escaped.push_str(&format!("%{byte:02X}")),
+        }
+        escaped
+    })
+}
+
+impl Call {
+    pub fn new(method: &'static str, path: impl Into<String>) -> Call {
+        let (path, accept) = (path.into(), "application/json");
+        Call { method, path, query: Vec::new(), accept, is_watch: false, content: None }
+    }
+
+    pub fn query(&mut self, name: &'static str, value: &str) {
+        self.query.push((name, value.to_owned()));
+    }
+
+    pub fn query_some(&mut self, name: &'static str, value: &Option<String>) {
+        if let Some(value) = value.as_deref().filter(|value| !value.is_empty()) {
+            self.query(name, value);
+        }
+    }
+
+    /// With a JSON body.
+    pub fn body(mut self, content_type: &'static str, body: &impl Serialize) -> Result<Call> {
+        let bytes = serde_json::to_vec(body).map_err(|source| Error::Request {
+            request: self.to_string(),
+            source: source.into(),
+        })?;
+        self.content = Some((content_type, bytes));
+        Ok(self)
+    }
+}
+
+impl Client {
+    /// Reads certificates and keys now, so that what is broken is told at once.
+    pub fn new(config: Config, clock: SharedClock) -> Result<Client> {
+        let base = Url::parse(&config.host)
+            .map_err(|error| Error::Config(format!("server {:?}: {error}", config.host)))?;
+        let transport =
+            Transport::new(TlsSource::new(config.tls.clone())?, clock.clone(), config.timeout);
+        let http = surf::Config::new()
+            .set_http_client(transport)
+            .try_into()
+            .map_err(|error| Error::Config(format!("HTTP client: {error}")))?;
+        let host = match (base.host_str(), base.port_or_known_default()) {
+            (Some(host), Some(port)) => format!("{host}:{port}"),
+            _ => return Err(Error::Config(format!("server {:?}: no host", config.host))),
+        };
+        let inner = Inner {
+            http,
+            base,
+            host,
+            auth: Auth::new(&config.credentials, &config.host, &clock),
+            limiter: Bucket::new(config.qps, config.burst, clock.clone()),
+            config,
+            clock,
+            discovery: Arc::default(),
+        };
+        Ok(Client { inner: Arc::new(inner) })
+    }
+
+    /// The same server and credentials, under another name and with a limiter of its own.
+    pub fn named(&self, user_agent: &str) -> Client {
+        let auth =
+            Auth::new(&self.inner.config.credentials, &self.inner.config.host, &self.inner.clock);
+        self.derive(user_agent, self.inner.http.clone(), auth)
+    }
+
+    /// The same server, under no credentials but `tokens`.
+    pub fn with_tokens(&self, user_agent: &str, tokens: TokenProvider) -> Result<Client> {
+        let mut tls = self.inner.config.tls.clone();
+        (tls.certificate, tls.key) = (None, None);
+        let transport = Transport::new(
+            TlsSource::new(tls)?,
+            self.inner.clock.clone(),
+            self.inner.config.timeout,
+        );
+        let http = surf::Config::new()
+            .set_http_client(transport)
+            .try_into()
+            .map_err(|error| Error::Config(format!("HTTP client: {error}")))?;
+        Ok(self.derive(user_agent, http, Auth::Provider(tokens)))
+    }
+
+    fn derive(&self, user_agent: &str, http: surf::Client, auth: Auth) -> Client {
+        let inner = &self.inner;
+        let mut config = inner.config.clone();
+        config.user_agent = user_agent.to_owned();
+        let derived = Inner {
+            http,
+            base: inner.base.clone(),
+            host: inner.host.clone(),
+            auth,
+            limiter: Bucket::new(config.qps, config.burst, inner.clock.clone()),
+            config,
+            clock: inner.clock.clone(),
+            discovery: inner.discovery.clone(),
+        };
+        Client { inner: Arc::new(derived) }
+    }
+
+    /// What the server serves: asked once, then from memory until [`Client::reset_discovery`].
+    /// Clients derived from one another share it.
+    pub async fn discovery(&self) -> Result<Arc<Discovery>> {
+        let known = self.inner.discovery.lock().unwrap_or_else(|p| p.into_inner()).clone();
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let fresh = Arc::new(self.discover().await?);
+        *self.inner.discovery.lock().unwrap_or_else(|p| p.into_inner()) = Some(fresh.clone());
+        Ok(fresh)
+    }
+
+    pub fn reset_discovery(&self) {
+        *self.inner.discovery.lock().unwrap_or_else(|p| p.into_inner()) = None;
+    }
+
+    /// `GET` of any path: the body, whatever it is.
+    pub async fn get_path(&self, path: &str) -> Result<Vec<u8>> {
+        self.send(&Call::new("GET", path)).await
+    }
+
+    /// Sends and decodes.
+    pub async fn fetch<O: DeserializeOwned>(&self, call: &Call) -> Result<O> {
+        let body = self.send(call).await?;
+        serde_json::from_slice(&body)
+            .map_err(|source| Error::Decode { request: call.to_string(), source })
+    }
+
+    /// The whole body of an answer that is not a failure.
+    pub async fn send(&self, call: &Call) -> Result<Vec<u8>> {
+        let mut body = Vec::new();
+        let mut answer = self.open(call).await?;
+        answer.read_to_end(&mut body).await.map_err(|error| broken(call, error))?;
+        Ok(body)
+    }
+
+    /// The body of an answer that is not a failure, to be read as it arrives.
+    pub async fn open(&self, call: &Call) -> Result<http_types::Body> {
+        let mut tries = 0;
+        let mut renewed = false;
+        loop {
+            tries += 1;
+            let error = match self.attempt(call).await {
+                Ok(body) => return Ok(body),
+                Err(error) => error,
+            };
+            let wait = match &error {
+                // The server asks to come back: nothing was done.
+                Error::Status(failure) if matches!(failure.code, 429 | 500..=599) => {
+                    failure.retry_after
+                }
+                Error::Status(failure) if failure.code == 401 && !renewed => {
+                    renewed = true;
+                    self.inner.auth.refused();
+                    Some(Duration::ZERO)
+                }
+                Error::Transport { .. } if call.method == "GET" && !call.is_watch && tries < 3 => {
+                    Some(Duration::from_millis(50))
+                }
+                _ => None,
+            };
+            match wait {
+                Some(wait) if tries < TRIES => self.inner.clock.sleep(wait).await,
+                _ => return Err(error),
+            }
+        }
+    }
+
+    async fn attempt(&self, call: &Call) -> Result<http_types::Body> {
+        let inner = &self.inner;
+        let labels = [call.method, inner.host.as_str()];
+        let start = inner.clock.monotonic();
+        inner.limiter.take().await;
+        let sent = inner.clock.monotonic();
+        LIMITED.with_label_values(&labels).observe((sent - start).as_secs_f64());
+        let request = self.request(call).await?;
+        let answer = inner.http.send(request).await;
+        DURATION.with_label_values(&labels).observe((inner.clock.monotonic() - sent).as_secs_f64());
+        let code = match &answer {
+            Ok(answer) => u16::from(answer.status()).to_string(),
+            Err(_) => "<error>".to_owned(),
+        };
+        REQUESTS.with_label_values(&[code.as_str(), call.method, inner.host.as_str()]).inc();
+        let mut answer = answer.map_err(|error| Error::Transport {
+            request: call.to_string(),
+            source: error.into_inner().into(),
+        })?;
+        let code = u16::from(answer.status());
+        if (200..300).contains(&code) {
+            return Ok(answer.take_body());
+        }
+        let retry_after =
+            answer.header("retry-after").and_then(|value| value.as_str().parse().ok());
+        let body = answer.body_bytes().await.unwrap_or_default();
+        Err(Error::from_answer(call.to_string(), code, retry_after, &body))
+    }
+
+    async fn request(&self, call: &Call) -> Result<http_types::Request> {
+        let inner = &self.inner;
+        let mut url = inner.base.clone();
+        let path = format!("{}{}", inner.base.path().trim_end_matches('/'), call.path);
+        url.set_path(&path);
+        if !call.query.is_empty() {
+            url.query_pairs_mut().extend_pairs(&call.query);
+        }
+        let method: Method = call.method.parse().map_err(|_| Error::Request {
+            request: call.to_string(),
+            source: "no such method".into(),
+        })?;
+        let mut request = http_types::Request::new(method, url);
+        if let Some((content_type, body)) = &call.content {
+            request.set_body(http_types::Body::from_bytes(body.clone()));
+            request.insert_header("content-type", *content_type);
+        }
+        request.insert_header("accept", call.accept);
+        request.insert_header("user-agent", inner.config.user_agent.as_str());
+        if let Some(value) = inner.auth.header().await? {
+            request.insert_header("authorization", value);
+        }
+        if call.is_watch {
+            request.ext_mut().insert(OwnConnection);
+        }
+        Ok(request)
+    }
+}
+
+pub(super) fn broken(call: &impl fmt::Display, error: std::io::Error) -> Error {
+    Error::Transport { request: call.to_string(), source: error.into() }
+}

@@ -1,0 +1,189 @@
+//! Lists and watches as they arrive.
+
+use std::collections::VecDeque;
+
+use futures_lite::{AsyncBufRead, AsyncBufReadExt};
+use http_client::http_types;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use super::request::broken;
+use super::split::{DocumentSplitter, ListPiece, ListSplitter};
+use super::{Error, Result};
+
+type Body = Box<dyn AsyncBufRead + Unpin + Send + Sync + 'static>;
+
+/// What a list is made of.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ListPart {
+    /// One item's JSON.
+    Item(Vec<u8>),
+    /// The list is whole.
+    End { resource_version: String, continue_token: Option<String> },
+}
+
+/// A list's body, item by item: it never stands in memory whole.
+pub struct ListStream {
+    request: String,
+    body: Body,
+    splitter: ListSplitter,
+    found: VecDeque<ListPiece>,
+    meta: ListMeta,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ListMeta {
+    resource_version: String,
+    r#continue: String,
+}
+
+impl ListStream {
+    pub(super) fn new(request: String, body: http_types::Body) -> ListStream {
+        let (splitter, found) = (ListSplitter::default(), VecDeque::new());
+        ListStream { request, body: body.into_reader(), splitter, found, meta: ListMeta::default() }
+    }
+
+    /// The next part; after `End` the stream must not be read.
+    pub async fn next(&mut self) -> Result<ListPart> {
+        loop {
+            match self.found.pop_front() {
+                Some(ListPiece::Item(item)) => return Ok(ListPart::Item(item)),
+                Some(ListPiece::Metadata(meta)) => self.meta = self.decode(&meta)?,
+                Some(ListPiece::End) => {
+                    // To the very end, so that the connection can be used again.
+                    let rest = self.body.fill_buf().await.map_or(0, <[u8]>::len);
+                    self.body.consume(rest);
+                    let ListMeta { resource_version, r#continue } = std::mem::take(&mut self.meta);
+                    let continue_token = Some(r#continue).filter(|token| !token.is_empty());
+                    return Ok(ListPart::End { resource_version, continue_token });
+                }
+                None => self.read().await?,
+            }
+        }
+    }
+
+    async fn read(&mut self) -> Result<()> {
+        let bytes = self.body.fill_buf().await.map_err(|error| broken(&self.request, error))?;
+        if bytes.is_empty() {
+            let error =
+                std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the list is cut off");
+            return Err(broken(&self.request, error));
+        }
+        let (count, found) = (bytes.len(), &mut self.found);
+        self.splitter.feed(bytes, &mut |piece| found.push_back(piece));
+        self.body.consume(count);
+        Ok(())
+    }
+
+    pub(super) fn decode<O: DeserializeOwned>(&self, json: &[u8]) -> Result<O> {
+        serde_json::from_slice(json)
+            .map_err(|source| Error::Decode { request: self.request.clone(), source })
+    }
+}
+
+/// One event, with the object's JSON.
+#[derive(Debug, PartialEq, Eq)]
+pub enum WatchEvent {
+    Added(Vec<u8>),
+    Modified(Vec<u8>),
+    Deleted(Vec<u8>),
+    Bookmark(Vec<u8>),
+}
+
+/// A watch's body, event by event.
+pub struct WatchStream {
+    request: String,
+    body: Body,
+    splitter: DocumentSplitter,
+    found: VecDeque<Result<WatchEvent>>,
+}
+
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    r#type: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+impl WatchStream {
+    pub(super) fn new(request: String, body: http_types::Body) -> WatchStream {
+        let (splitter, found) = (DocumentSplitter::default(), VecDeque::new());
+        WatchStream { request, body: body.into_reader(), splitter, found }
+    }
+
+    /// The next event; `None` when the server has ended the watch. An ERROR event is the Status in
+    /// it; after any error the stream is at its end.
+    pub async fn next(&mut self) -> Option<Result<WatchEvent>> {
+        loop {
+            if let Some(event) = self.found.pop_front() {
+                return Some(event);
+            }
+            let bytes = match self.body.fill_buf().await {
+                Err(error) => return Some(Err(broken(&self.request, error))),
+                Ok([]) if self.splitter.is_between() => return None,
+                Ok([]) => {
+                    let kind = std::io::ErrorKind::UnexpectedEof;
+                    let error = std::io::Error::new(kind, "the watch is cut off in an event");
+                    return Some(Err(broken(&self.request, error)));
+                }
+                Ok(bytes) => bytes,
+            };
+            let (count, found, request) = (bytes.len(), &mut self.found, &self.request);
+            self.splitter.feed(bytes, &mut |document| found.push_back(event(request, document)));
+            self.body.consume(count);
+        }
+    }
+}
+
+fn event(request: &str, document: &[u8]) -> Result<WatchEvent> {
+    let fault = |source| Error::Decode { request: request.to_owned(), source };
+    let Envelope { r#type, object } = serde_json::from_slice(document).map_err(fault)?;
+    let json = object.get().as_bytes();
+    Ok(match r#type {
+        "ADDED" => WatchEvent::Added(json.to_vec()),
+        "MODIFIED" => WatchEvent::Modified(json.to_vec()),
+        "DELETED" => WatchEvent::Deleted(json.to_vec()),
+        "BOOKMARK" => WatchEvent::Bookmark(json.to_vec()),
+        _ => {
+            let code =
+                serde_json::from_slice::<super::Status>(json).map_or(500, |status| status.code);
+            return Err(Error::from_answer(request.to_owned(), code, None, json));
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(text: &str) -> Vec<Result<WatchEvent>> {
+        let body = http_types::Body::from_string(text.to_owned());
+        let mut watch = WatchStream::new("GET /x".to_owned(), body);
+        futures_lite::future::block_on(async {
+            let mut events = Vec::new();
+            while let Some(event) = watch.next().await {
+                let last = event.is_err();
+                events.push(event);
+                if last {
+                    break;
+                }
+            }
+            events
+        })
+    }
+
+    #[test]
+    fn events_and_errors_come_in_their_order() {
+        let events = all(
+            "{\"type\":\"ADDED\",\"object\":{\"a\":1}}\n{\"object\":{},\"type\":\"BOOKMARK\"}\n\
+             {\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"code\":410,\"reason\":\"Expired\"}}\n",
+        );
+        assert_eq!(events[0].as_ref().unwrap(), &WatchEvent::Added(b"{\"a\":1}".to_vec()));
+        assert_eq!(events[1].as_ref().unwrap(), &WatchEvent::Bookmark(b"{}".to_vec()));
+        assert!(events[2].as_ref().unwrap_err().is_expired());
+        let cut = all("{\"type\":\"ADDED\",\"object\":{\"a\":1}}\n{\"type\":\"AD");
+        assert!(cut[1].as_ref().unwrap_err().is_transport());
+    }
+}

@@ -1,0 +1,168 @@
+//! The client's half of TLS.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+use super::config::{Pem, Tls};
+use super::{Error, Result};
+
+/// A configuration, and when its files were last changed.
+type Made = (Vec<Option<SystemTime>>, Arc<ClientConfig>);
+
+/// Makes rustls's configuration, anew when one of its files has changed.
+pub struct TlsSource {
+    tls: Tls,
+    made: Mutex<Option<Made>>,
+}
+
+impl TlsSource {
+    /// Fails where a certificate or key can't be read or used.
+    pub fn new(tls: Tls) -> Result<TlsSource> {
+        let source = TlsSource { tls, made: Mutex::default() };
+        source.config()?;
+        Ok(source)
+    }
+
+    pub fn server_name(&self) -> Option<&str> {
+        self.tls.server_name.as_deref()
+    }
+
+    pub fn config(&self) -> Result<Arc<ClientConfig>> {
+        let changed: Vec<Option<SystemTime>> = [&self.tls.ca, &self.tls.certificate, &self.tls.key]
+            .iter()
+            .map(|pem| match pem {
+                Some(Pem::File(path)) => std::fs::metadata(path).and_then(|m| m.modified()).ok(),
+                _ => None,
+            })
+            .collect();
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, config)) = made.as_ref()
+            && *at == changed
+        {
+            return Ok(config.clone());
+        }
+        match self.make() {
+            Ok(config) => {
+                let config = Arc::new(config);
+                *made = Some((changed, config.clone()));
+                Ok(config)
+            }
+            // A file in the middle of being replaced: what was good goes on.
+            Err(error) => match made.as_ref() {
+                Some((_, config)) => {
+                    log::warn!("TLS files changed but can't be used yet: {error}");
+                    Ok(config.clone())
+                }
+                None => Err(error),
+            },
+        }
+    }
+
+    fn make(&self) -> Result<ClientConfig> {
+        let fault =
+            |what: &str, error: &dyn std::fmt::Display| Error::Config(format!("{what}: {error}"));
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| fault("TLS", &error))?;
+        let builder = if self.tls.insecure {
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(Trusting(provider)))
+        } else {
+            builder.with_root_certificates(self.roots()?)
+        };
+        let mut config = match (&self.tls.certificate, &self.tls.key) {
+            (Some(certificate), Some(key)) => {
+                let chain = certificates(&certificate.read()?)
+                    .map_err(|error| fault("client certificate", &error))?;
+                let key = PrivateKeyDer::from_pem_slice(&key.read()?)
+                    .map_err(|error| fault("client key", &error))?;
+                builder
+                    .with_client_auth_cert(chain, key)
+                    .map_err(|error| fault("client certificate and key", &error))?
+            }
+            _ => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(config)
+    }
+
+    fn roots(&self) -> Result<RootCertStore> {
+        let mut roots = RootCertStore::empty();
+        let bytes = match &self.tls.ca {
+            Some(ca) => ca.read()?,
+            None => system_roots(),
+        };
+        let found = certificates(&bytes)
+            .map_err(|error| Error::Config(format!("certificate authority: {error}")))?;
+        let (added, _) = roots.add_parsable_certificates(found);
+        if added == 0 && self.tls.ca.is_some() {
+            return Err(Error::Config("certificate authority: no certificate in it".to_owned()));
+        }
+        Ok(roots)
+    }
+}
+
+fn certificates(
+    pem: &[u8],
+) -> std::result::Result<Vec<CertificateDer<'static>>, rustls::pki_types::pem::Error> {
+    CertificateDer::pem_slice_iter(pem).collect()
+}
+
+/// The bundle of the usual places; empty where there is none.
+fn system_roots() -> Vec<u8> {
+    let named = std::env::var("SSL_CERT_FILE").ok();
+    let usual = [
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/pki/tls/certs/ca-bundle.crt",
+        "/etc/ssl/cert.pem",
+    ];
+    let places = named.as_deref().into_iter().chain(usual);
+    places.map(std::fs::read).find_map(std::io::Result::ok).unwrap_or_default()
+}
+
+/// `insecure-skip-tls-verify`
+#[derive(Debug)]
+struct Trusting(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Trusting {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signed, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

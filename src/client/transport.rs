@@ -1,0 +1,437 @@
+//! surf's backend: HTTP/1.1 over TCP and TLS, with a bounded keep-alive pool.
+//!
+//! A request marked [`OwnConnection`] (a watch) opens a connection that never counts against the
+//! pool. A pooled connection that the server has closed is noticed before it is used, and a request
+//! is never sent twice.
+
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use async_std::net::TcpStream;
+use futures_lite::io::{AsyncBufRead, AsyncRead, AsyncWrite, BufReader};
+use futures_lite::{AsyncBufReadExt, AsyncWriteExt, FutureExt, ready};
+use futures_rustls::TlsConnector;
+use http_client::http_types::{self, StatusCode};
+use http_client::{HttpClient, Request, Response};
+use rustls::pki_types::ServerName;
+
+use super::chunks::ChunkDecoder;
+use super::tls::TlsSource;
+use crate::clock::{SharedClock, Sleep};
+
+/// In a request's extensions: do not use the pool.
+#[derive(Clone, Copy)]
+pub struct OwnConnection;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Idle connections kept.
+const POOL_SIZE: usize = 32;
+const IDLE_LIFETIME: Duration = Duration::from_secs(90);
+const HEAD_LIMIT: usize = 64 << 10;
+const BUFFER: usize = 16 << 10;
+
+trait ReadWrite: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> ReadWrite for T {}
+
+type Io = BufReader<Box<dyn ReadWrite>>;
+
+/// One server's connections.
+#[derive(Clone)]
+pub struct Transport {
+    shared: Arc<Shared>,
+    config: http_client::Config,
+}
+
+struct Shared {
+    tls: TlsSource,
+    clock: SharedClock,
+    /// For an answer's head, and between two pieces of a body that is not a watch's.
+    timeout: Duration,
+    idle: Mutex<Vec<(Io, Duration)>>,
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Transport")
+    }
+}
+
+impl Transport {
+    pub fn new(tls: TlsSource, clock: SharedClock, timeout: Duration) -> Transport {
+        let shared = Shared { tls, clock, timeout, idle: Mutex::default() };
+        Transport { shared: Arc::new(shared), config: http_client::Config::default() }
+    }
+}
+
+impl HttpClient for Transport {
+    fn send<'a, 'f>(
+        &'a self,
+        request: Request,
+    ) -> Pin<Box<dyn Future<Output = Result<Response, http_types::Error>> + Send + 'f>>
+    where
+        'a: 'f,
+        Self: 'f,
+    {
+        Box::pin(async move {
+            let answer = self.shared.clone().exchange(request).await;
+            answer.map_err(|error| http_types::Error::new(StatusCode::BadGateway, error))
+        })
+    }
+
+    fn config(&self) -> &http_client::Config {
+        &self.config
+    }
+}
+
+fn timed_out(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("{what} timed out"))
+}
+
+impl Shared {
+    async fn within<T>(
+        &self,
+        limit: Duration,
+        what: &str,
+        work: impl Future<Output = io::Result<T>>,
+    ) -> io::Result<T> {
+        let late = async {
+            self.clock.sleep(limit).await;
+            Err(timed_out(what))
+        };
+        work.or(late).await
+    }
+
+    async fn exchange(self: Arc<Self>, mut request: Request) -> io::Result<Response> {
+        let own = request.ext().get::<OwnConnection>().is_some();
+        let body = request.take_body().into_bytes().await.map_err(io::Error::other)?;
+        let head = head_of(&request, body.len())?;
+        let pooled = if own { None } else { self.take_idle() };
+        let mut io = match pooled {
+            Some(io) => io,
+            None => self.connect(request.url()).await?,
+        };
+        let is_head = request.method() == http_types::Method::Head;
+        let work = async {
+            io.get_mut().write_all(&head).await?;
+            io.get_mut().write_all(&body).await?;
+            io.get_mut().flush().await?;
+            read_head(&mut io).await
+        };
+        let head = self.within(self.timeout, "the answer", work).await?;
+        let mut response = Response::new(head.status);
+        for (name, value) in &head.headers {
+            // A header that http-types can't hold is one that nobody here reads.
+            let _ = http_types::headers::HeaderValue::from_bytes(value.clone())
+                .map(|value| response.append_header(name.as_str(), value));
+        }
+        let framing = match head.framing {
+            _ if is_head || matches!(head.code, 100..=199 | 204 | 304) => Framing::Length(0),
+            framing => framing,
+        };
+        let mut reader = BodyReader {
+            io: Some(io),
+            framing,
+            keep: head.keep_alive && !own,
+            limit: (!own).then_some(self.timeout),
+            deadline: Mutex::default(),
+            shared: self,
+        };
+        reader.finish_if_done();
+        let buffered = BufReader::with_capacity(BUFFER, reader);
+        response.set_body(http_types::Body::from_reader(buffered, None));
+        Ok(response)
+    }
+
+    fn take_idle(&self) -> Option<Io> {
+        let now = self.clock.monotonic();
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|(_, since)| now < *since + IDLE_LIFETIME);
+        while let Some((mut io, _)) = idle.pop() {
+            // Anything to be read now is the server's goodbye.
+            let mut context = Context::from_waker(Waker::noop());
+            if Pin::new(&mut io).poll_fill_buf(&mut context).is_pending() {
+                return Some(io);
+            }
+        }
+        None
+    }
+
+    fn put_idle(&self, io: Io) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if io.buffer().is_empty() && idle.len() < POOL_SIZE {
+            idle.push((io, self.clock.monotonic()));
+        }
+    }
+
+    async fn connect(&self, url: &http_types::Url) -> io::Result<Io> {
+        let bad =
+            |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{url}: {what}"));
+        let host = url.host_str().ok_or_else(|| bad("no host"))?;
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let port = url.port_or_known_default().ok_or_else(|| bad("no port"))?;
+        let work = async {
+            let tcp = TcpStream::connect((host.as_str(), port)).await.map_err(|error| {
+                io::Error::new(error.kind(), format!("connect to {host}:{port}: {error}"))
+            })?;
+            tcp.set_nodelay(true)?;
+            if url.scheme() == "http" {
+                return Ok(Box::new(tcp) as Box<dyn ReadWrite>);
+            }
+            let config = self.tls.config().map_err(io::Error::other)?;
+            let name = self.tls.server_name().unwrap_or(&host).to_owned();
+            let name = ServerName::try_from(name).map_err(io::Error::other)?;
+            let tls = TlsConnector::from(config).connect(name, tcp).await.map_err(|error| {
+                io::Error::new(error.kind(), format!("TLS with {host}:{port}: {error}"))
+            })?;
+            Ok(Box::new(tls) as Box<dyn ReadWrite>)
+        };
+        let io = self.within(CONNECT_TIMEOUT, "the connection", work).await?;
+        Ok(BufReader::with_capacity(BUFFER, io))
+    }
+}
+
+fn head_of(request: &Request, length: usize) -> io::Result<Vec<u8>> {
+    let url = request.url();
+    let mut head = format!("{} {}", request.method(), url.path());
+    if let Some(query) = url.query() {
+        head.push('?');
+        head.push_str(query);
+    }
+    let host = url.host_str().unwrap_or_default();
+    head.push_str(" HTTP/1.1\r\nhost: ");
+    head.push_str(host);
+    if let Some(port) = url.port() {
+        head.push_str(&format!(":{port}"));
+    }
+    head.push_str("\r\n");
+    for (name, values) in request.iter() {
+        for value in values {
+            if value.as_str().contains(['\r', '\n']) {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("header {name}")));
+            }
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+    }
+    let has_body = matches!(
+        request.method(),
+        http_types::Method::Post | http_types::Method::Put | http_types::Method::Patch
+    );
+    if length > 0 || has_body {
+        head.push_str(&format!("content-length: {length}\r\n"));
+    }
+    head.push_str("\r\n");
+    Ok(head.into_bytes())
+}
+
+#[derive(Debug)]
+enum Framing {
+    Length(u64),
+    Chunked(ChunkDecoder),
+    UntilClose,
+}
+
+struct Head {
+    code: u16,
+    status: StatusCode,
+    headers: Vec<(String, Vec<u8>)>,
+    framing: Framing,
+    keep_alive: bool,
+}
+
+async fn read_head(io: &mut Io) -> io::Result<Head> {
+    loop {
+        let head = read_one_head(io).await?;
+        // 1xx are only on the way to the answer.
+        if !matches!(head.code, 100..=199) {
+            return Ok(head);
+        }
+    }
+}
+
+async fn read_one_head(io: &mut Io) -> io::Result<Head> {
+    let mut bytes = Vec::new();
+    loop {
+        let there = io.fill_buf().await?;
+        if there.is_empty() {
+            let what = if bytes.is_empty() {
+                "closed before an answer came"
+            } else {
+                "closed in the answer's head"
+            };
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+        }
+        let before = bytes.len();
+        bytes.extend_from_slice(there);
+        let count = there.len();
+        match parse_head(&bytes)? {
+            Some((head, length)) => {
+                io.consume(length - before);
+                return Ok(head);
+            }
+            None if bytes.len() > HEAD_LIMIT => {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the answer's head is too long",
+                ));
+            }
+            None => io.consume(count),
+        }
+    }
+}
+
+fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
+    let bad =
+        |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("bad answer: {what}"));
+    let mut headers = [httparse::EMPTY_HEADER; 96];
+    let mut response = httparse::Response::new(&mut headers);
+    let length = match response.parse(bytes).map_err(|error| bad(error.to_string()))? {
+        httparse::Status::Partial => return Ok(None),
+        httparse::Status::Complete(length) => length,
+    };
+    let code = response.code.unwrap_or_default();
+    let status = StatusCode::try_from(code).or_else(|_| match code / 100 {
+        2 => Ok(StatusCode::Ok),
+        4 => Ok(StatusCode::BadRequest),
+        5 => Ok(StatusCode::InternalServerError),
+        _ => Err(bad(format!("status {code}"))),
+    })?;
+    let find = |name: &str| {
+        let mut all =
+            response.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name));
+        all.next().map(|header| String::from_utf8_lossy(header.value).trim().to_ascii_lowercase())
+    };
+    let framing = match (find("transfer-encoding"), find("content-length")) {
+        (Some(coding), _) if coding.ends_with("chunked") => Framing::Chunked(ChunkDecoder::new()),
+        (Some(_), _) | (None, None) => Framing::UntilClose,
+        (None, Some(length)) => {
+            Framing::Length(length.parse().map_err(|_| bad(format!("content-length {length}")))?)
+        }
+    };
+    let closes = find("connection").is_some_and(|value| value.contains("close"));
+    let keep_alive =
+        response.version == Some(1) && !closes && !matches!(framing, Framing::UntilClose);
+    let headers = response
+        .headers
+        .iter()
+        .map(|header| (header.name.to_ascii_lowercase(), header.value.to_vec()))
+        .collect();
+    Ok(Some((Head { code, status, headers, framing, keep_alive }, length)))
+}
+
+/// An answer's body. Read to its end, it gives the connection back to the pool; dropped before, it
+/// closes it.
+struct BodyReader {
+    io: Option<Io>,
+    framing: Framing,
+    keep: bool,
+    limit: Option<Duration>,
+    /// When the next piece must be there. In a lock only to be `Sync`.
+    deadline: Mutex<Option<Sleep>>,
+    shared: Arc<Shared>,
+}
+
+impl BodyReader {
+    fn finish_if_done(&mut self) {
+        let done = match &self.framing {
+            Framing::Length(left) => *left == 0,
+            Framing::Chunked(decoder) => decoder.is_done(),
+            Framing::UntilClose => false,
+        };
+        if done
+            && let Some(io) = self.io.take()
+            && self.keep
+        {
+            self.shared.put_idle(io);
+        }
+    }
+}
+
+impl AsyncRead for BodyReader {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        output: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = &mut *self;
+        loop {
+            let Some(io) = this.io.as_mut() else { return Poll::Ready(Ok(0)) };
+            let input = match Pin::new(&mut *io).poll_fill_buf(context) {
+                Poll::Ready(input) => input?,
+                Poll::Pending => {
+                    let Some(limit) = this.limit else { return Poll::Pending };
+                    let deadline = this.deadline.get_mut().unwrap_or_else(PoisonError::into_inner);
+                    let sleep = deadline.get_or_insert_with(|| this.shared.clock.sleep(limit));
+                    ready!(sleep.as_mut().poll(context));
+                    this.io = None;
+                    return Poll::Ready(Err(timed_out("the answer's body")));
+                }
+            };
+            *this.deadline.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+            if input.is_empty() {
+                this.io = None;
+                return Poll::Ready(match this.framing {
+                    Framing::UntilClose => Ok(0),
+                    _ => Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "closed in the middle of the answer's body",
+                    )),
+                });
+            }
+            let (consumed, produced) = match &mut this.framing {
+                Framing::UntilClose => {
+                    let count = input.len().min(output.len());
+                    output[..count].copy_from_slice(&input[..count]);
+                    (count, count)
+                }
+                Framing::Length(left) => {
+                    let count = input.len().min(output.len()).min(*left as usize);
+                    output[..count].copy_from_slice(&input[..count]);
+                    *left -= count as u64;
+                    (count, count)
+                }
+                Framing::Chunked(decoder) => {
+                    let progress = decoder
+                        .decode(input, output)
+                        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                    (progress.consumed, progress.produced)
+                }
+            };
+            Pin::new(io).consume(consumed);
+            this.finish_if_done();
+            if produced > 0 || output.is_empty() {
+                return Poll::Ready(Ok(produced));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_read_whole_or_not_at_all() {
+        let text = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX: y\r\n\r\n5\r\n";
+        let end = text.len() - 3;
+        for cut in 0..end {
+            assert!(parse_head(&text[..cut]).unwrap().is_none(), "cut at {cut}");
+        }
+        let (head, length) = parse_head(text).unwrap().unwrap();
+        assert_eq!((head.code, length), (200, end));
+        assert!(head.keep_alive && matches!(head.framing, Framing::Chunked(_)));
+        for (text, keep) in [
+            ("HTTP/1.1 409 Conflict\r\nContent-Length: 2\r\n\r\n", true),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n", false),
+            ("HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n", false),
+            ("HTTP/1.1 200 OK\r\n\r\n", false),
+        ] {
+            let (head, _) = parse_head(text.as_bytes()).unwrap().unwrap();
+            assert_eq!(head.keep_alive, keep, "{text}");
+        }
+        assert!(parse_head(b"NONSENSE\r\n\r\n").is_err());
+    }
+}

@@ -1,0 +1,98 @@
+//! Many requests of one sync.
+
+use crate::controllers::Error;
+use crate::task;
+
+/// Upstream: `controller.SlowStartInitialBatchSize`.
+pub const SLOW_START_INITIAL_BATCH_SIZE: usize = 1;
+
+/// Runs all `jobs` at once and gives their outputs in the order of the jobs. Panics when one did.
+/// Dropped half-way, it leaves the jobs running.
+pub async fn together<T, Fut>(jobs: impl IntoIterator<Item = Fut>) -> Vec<T>
+where
+    T: Send + 'static,
+    Fut: Future<Output = T> + Send + 'static,
+{
+    let tasks: Vec<task::Task<T>> = jobs.into_iter().map(task::spawn).collect();
+    let mut outputs = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        outputs.push(task.await);
+    }
+    outputs
+}
+
+/// Makes up to `count` attempts, in batches that double from `first`; after a batch with a failure no
+/// further one. So a quota that is used up is asked a few times, not `count` times. Gives the number
+/// of successes and the first failure. Upstream: `slowStartBatch`.
+pub async fn slow_start<Fut>(
+    count: usize,
+    first: usize,
+    attempt: impl Fn() -> Fut,
+) -> (usize, Option<Error>)
+where
+    Fut: Future<Output = Result<(), Error>> + Send + 'static,
+{
+    let (mut left, mut successes) = (count, 0);
+    let mut batch = first.min(left);
+    while batch > 0 {
+        let results = together((0..batch).map(|_| attempt())).await;
+        let mut failure = None;
+        for result in results {
+            match result {
+                Ok(()) => successes += 1,
+                Err(error) => {
+                    failure.get_or_insert(error);
+                }
+            }
+        }
+        if failure.is_some() {
+            return (successes, failure);
+        }
+        left -= batch;
+        batch = (2 * batch).min(left);
+    }
+    (successes, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn batches_double_until_one_fails() {
+        // count, the attempts that succeed, and then: successes, attempts made
+        for (count, good, successes, attempts) in [
+            (0, 9, 0, 0),
+            (1, 0, 0, 1),
+            (10, 10, 10, 10),
+            (10, 3, 3, 7),
+            (10, 5, 5, 7),
+            (10, 0, 0, 1),
+            (500, 499, 499, 500),
+        ] {
+            let made = Arc::new(AtomicUsize::new(0));
+            let run = slow_start(count, SLOW_START_INITIAL_BATCH_SIZE, || {
+                let made = made.clone();
+                async move {
+                    let mine = made.fetch_add(1, Ordering::SeqCst);
+                    if mine < good { Ok(()) } else { Err(Error::other("quota")) }
+                }
+            });
+            let (succeeded, failure) = futures_lite::future::block_on(run);
+            assert_eq!(succeeded, successes, "{count} of which {good} are good");
+            assert_eq!(made.load(Ordering::SeqCst), attempts);
+            assert_eq!(failure.is_some(), good < count);
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_job_reaches_who_waits_for_it() {
+        use futures_lite::FutureExt;
+        let jobs = (0..3).map(|job| async move { assert_ne!(job, 1, "as the test asks") });
+        let waiting = std::panic::AssertUnwindSafe(together(jobs)).catch_unwind();
+        assert!(futures_lite::future::block_on(waiting).is_err());
+    }
+}

@@ -1,0 +1,109 @@
+//! `maxSurge` and `maxUnavailable` as numbers of pods.
+
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::objects::{Deployment, RollingUpdate};
+
+/// How far a rollout may go above and below the wanted number of pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Limits {
+    pub max_surge: i32,
+    /// At most the wanted number.
+    pub max_unavailable: i32,
+}
+
+impl Limits {
+    /// Both 0 unless the strategy is `RollingUpdate`. A value that validation would refuse counts as
+    /// 0. Upstream: `MaxSurge`, `MaxUnavailable`.
+    pub fn of(deployment: &Deployment) -> Limits {
+        if !is_rolling_update(deployment) {
+            return Limits::default();
+        }
+        let desired = deployment.replicas();
+        let none = RollingUpdate::default();
+        let rolling = deployment.spec.strategy.rolling_update.as_ref().unwrap_or(&none);
+        let (max_surge, max_unavailable) = resolve_fenceposts(
+            rolling.max_surge.as_ref(),
+            rolling.max_unavailable.as_ref(),
+            desired,
+        )
+        .unwrap_or_default();
+        Limits { max_surge, max_unavailable: max_unavailable.min(desired) }
+    }
+}
+
+pub(super) fn is_rolling_update(deployment: &Deployment) -> bool {
+    deployment.spec.strategy.r#type == "RollingUpdate"
+}
+
+/// Both in one step: when both come to nothing a rollout could never move, so one pod may then be
+/// unavailable. Surge is rounded up, unavailability down. Upstream: `ResolveFenceposts`.
+fn resolve_fenceposts(
+    max_surge: Option<&IntOrString>,
+    max_unavailable: Option<&IntOrString>,
+    desired: i32,
+) -> Result<(i32, i32), String> {
+    let surge = max_surge.map_or(Ok(0), |value| scaled(value, desired, true))?;
+    let unavailable = max_unavailable.map_or(Ok(0), |value| scaled(value, desired, false))?;
+    Ok((surge, if surge == 0 && unavailable == 0 { 1 } else { unavailable }))
+}
+
+/// Upstream: `intstr.GetScaledValueFromIntOrPercent`.
+fn scaled(value: &IntOrString, total: i32, round_up: bool) -> Result<i32, String> {
+    let percent = match value {
+        IntOrString::Int(number) => return Ok(*number),
+        IntOrString::String(text) => text
+            .strip_suffix('%')
+            .and_then(|number| number.parse::<i64>().ok())
+            .ok_or_else(|| format!("invalid value for IntOrString: {text:?}"))?,
+    };
+    let parts = percent.saturating_mul(i64::from(total));
+    let whole = parts.div_euclid(100) + i64::from(round_up && parts.rem_euclid(100) != 0);
+    i32::try_from(whole).map_err(|_| format!("invalid value for IntOrString: \"{percent}%\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fenceposts() {
+        let value = |text: &str| match text.parse() {
+            Ok(number) => IntOrString::Int(number),
+            Err(_) => IntOrString::String(text.into()),
+        };
+        // maxSurge, maxUnavailable, desired, and the pair they come to
+        for (surge, unavailable, desired, resolved) in [
+            ("0", "0", 0, Some((0, 1))),
+            ("25%", "25%", 10, Some((3, 2))),
+            ("25%", "25%", 1, Some((1, 0))),
+            ("0%", "1%", 2, Some((0, 1))),
+            ("1%", "25%", 2, Some((1, 0))),
+            ("3", "2", 10, Some((3, 2))),
+            ("100%", "100%", 7, Some((7, 7))),
+            ("50%", "0%", 0, Some((0, 1))),
+            ("50", "x", 5, None),
+            ("5x%", "0", 5, None),
+        ] {
+            let got = resolve_fenceposts(Some(&value(surge)), Some(&value(unavailable)), desired);
+            assert_eq!(got.ok(), resolved, "{surge} {unavailable} {desired}");
+        }
+    }
+
+    #[test]
+    fn limits_follow_the_strategy() {
+        let limits = |json: serde_json::Value| {
+            let deployment: Deployment = serde_json::from_value(json).unwrap();
+            let Limits { max_surge, max_unavailable } = Limits::of(&deployment);
+            (max_surge, max_unavailable)
+        };
+        let with = |kind: &str, replicas: i32| {
+            serde_json::json!({"spec": {"replicas": replicas, "strategy": {"type": kind,
+                "rollingUpdate": {"maxSurge": "50%", "maxUnavailable": 4}}}})
+        };
+        assert_eq!(limits(with("RollingUpdate", 10)), (5, 4));
+        assert_eq!(limits(with("RollingUpdate", 3)), (2, 3));
+        assert_eq!(limits(with("RollingUpdate", 0)), (0, 0));
+        assert_eq!(limits(with("Recreate", 10)), (0, 0));
+    }
+}

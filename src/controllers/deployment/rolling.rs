@@ -1,0 +1,69 @@
+//! `RollingUpdate`: the new ReplicaSet grows as the old ones shrink.
+
+use super::DeploymentController;
+use super::limits::Limits;
+use super::scaling::{self, Old, Shrink};
+use super::sets::{Sets, by_creation};
+use super::status::is_complete;
+use super::sync::Owned;
+use crate::controllers::{Error, SyncResult};
+use crate::objects::{Deployment, ReplicaSet};
+
+impl DeploymentController {
+    /// One step up, or one step down. Upstream: `rolloutRolling`.
+    pub(super) async fn roll(&self, deployment: &mut Deployment, owned: &mut Owned) -> SyncResult {
+        let sets = self.sets_with_new(deployment, owned).await?;
+        let Some(new) = sets.new.clone() else {
+            return Err(Error::other("the new ReplicaSet is missing"));
+        };
+        if !self.grow_new(deployment, &sets, &new).await?
+            && !self.shrink_old(deployment, &sets, &new).await?
+            && is_complete(deployment, &deployment.status)
+        {
+            self.clean_up_history(deployment, &sets.old).await?;
+        }
+        self.sync_rollout_status(deployment, &sets).await
+    }
+
+    /// Whether it was scaled. Upstream: `reconcileNewReplicaSet`.
+    async fn grow_new(
+        &self,
+        deployment: &Deployment,
+        sets: &Sets,
+        new: &ReplicaSet,
+    ) -> Result<bool, Error> {
+        let desired = deployment.replicas();
+        let size = if new.replicas() >= desired {
+            desired
+        } else {
+            let max_surge = Limits::of(deployment).max_surge;
+            scaling::newest(desired, max_surge, sets.replicas(), new.replicas())
+        };
+        Ok(self.scale_replica_set(deployment, new, size, false).await?.is_some())
+    }
+
+    /// Whether any was scaled. Upstream: `reconcileOldReplicaSets`.
+    async fn shrink_old(
+        &self,
+        deployment: &Deployment,
+        sets: &Sets,
+        new: &ReplicaSet,
+    ) -> Result<bool, Error> {
+        let mut old = sets.active_old();
+        if old.is_empty() {
+            return Ok(false);
+        }
+        old.sort_by(|a, b| by_creation(a, b));
+        let view: Vec<Old> = old.iter().map(|set| Old::from(&**set)).collect();
+        let min_available = deployment.replicas() - Limits::of(deployment).max_unavailable;
+        let Shrink { steps, scaled } = scaling::shrink(&view, Old::from(new), min_available);
+        for step in steps {
+            let set = &old[step.index];
+            if let Some(written) = self.scale_replica_set(deployment, set, step.size, false).await?
+            {
+                old[step.index] = written;
+            }
+        }
+        Ok(scaled)
+    }
+}

@@ -1,0 +1,305 @@
+//! How many pods each ReplicaSet gets. Numbers in, numbers out.
+
+/// A ReplicaSet in the sharing out of a scaled Deployment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Share {
+    /// Never 0: what has no pods gets none.
+    pub replicas: i32,
+    /// The most the whole Deployment could have had when it last scaled this one.
+    pub max_before: Option<i32>,
+}
+
+/// What the Deployment may grow by or has to shrink by, over all its ReplicaSets.
+pub(super) fn to_add(desired: i32, max_surge: i32, total: i32) -> i32 {
+    let allowed = if desired > 0 { desired.saturating_add(max_surge) } else { 0 };
+    allowed.saturating_sub(total)
+}
+
+/// The new sizes, in the order of `shares`: each in proportion to its own, what is left over to
+/// the first. `status_replicas`: the Deployment's, for shares that never noted `max_before`.
+/// Upstream: `scale`, `GetReplicaSetProportion`.
+pub(super) fn proportional(
+    shares: &[Share],
+    to_add: i32,
+    desired: i32,
+    max_surge: i32,
+    status_replicas: i32,
+) -> Vec<i32> {
+    let mut added = 0;
+    let mut sizes: Vec<i32> = Vec::with_capacity(shares.len());
+    for share in shares {
+        let allowed = to_add - added;
+        let fraction = match allowed {
+            _ if to_add == 0 || share.replicas == 0 => 0,
+            0 => 0,
+            _ if to_add > 0 => fraction(*share, desired, max_surge, status_replicas).min(allowed),
+            _ => fraction(*share, desired, max_surge, status_replicas).max(allowed),
+        };
+        sizes.push(share.replicas + fraction);
+        added += fraction;
+    }
+    if let (Some(first), true) = (sizes.first_mut(), to_add != 0) {
+        *first = (*first + to_add - added).max(0);
+    }
+    sizes
+}
+
+/// What one ReplicaSet changes by so that its part of the whole stays the same.
+fn fraction(share: Share, desired: i32, max_surge: i32, status_replicas: i32) -> i32 {
+    if desired == 0 {
+        return -share.replicas;
+    }
+    let before = match share.max_before {
+        Some(before) if before != 0 => before,
+        // The annotation was tampered with: the size the Deployment has now must do.
+        _ if status_replicas != 0 => status_replicas,
+        _ => return 0,
+    };
+    let scaled = f64::from(share.replicas) * f64::from(desired + max_surge) / f64::from(before);
+    // Halves go away from zero; the cast saturates.
+    scaled.round() as i32 - share.replicas
+}
+
+/// The size of the newest ReplicaSet in the next step of a rolling update.
+/// Upstream: `NewRSNewReplicas`.
+pub(super) fn newest(desired: i32, max_surge: i32, total: i32, current: i32) -> i32 {
+    let room = desired.saturating_add(max_surge) - total;
+    if room <= 0 {
+        return current;
+    }
+    current + room.min(desired - current)
+}
+
+/// An old ReplicaSet as a rolling update sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Old {
+    pub replicas: i32,
+    pub available: i32,
+}
+
+/// `index` gets `size` replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    pub index: usize,
+    pub size: i32,
+}
+
+/// How the old ReplicaSets get smaller in the next step of a rolling update.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Shrink {
+    /// In this order; one ReplicaSet may come twice.
+    pub steps: Vec<Step>,
+    /// This is the step that the rollout takes: what would follow waits for the next sync.
+    pub scaled: bool,
+}
+
+/// First old pods that are not available go: they only hold up the rollout. Then others, as far as
+/// at least `min_available` stay. Pods of the new ReplicaSet that are not available yet cost no old
+/// ones. `old`: those that should have pods, oldest first. Upstream: `reconcileOldReplicaSets`.
+pub(super) fn shrink(old: &[Old], new: Old, min_available: i32) -> Shrink {
+    let total = old.iter().map(|set| set.replicas).sum::<i32>() + new.replicas;
+    let limit = total - min_available - (new.replicas - new.available);
+    if limit <= 0 {
+        return Shrink::default();
+    }
+    let mut steps = match drop_unhealthy(old, limit) {
+        Ok(steps) => steps,
+        Err(steps) => return Shrink { steps, scaled: false },
+    };
+    let mut left = old.to_vec();
+    for step in &steps {
+        left[step.index].replicas = step.size;
+    }
+    let available = old.iter().map(|set| set.available).sum::<i32>() + new.available;
+    steps.extend(drop_old(&left, available - min_available));
+    let scaled = !steps.is_empty();
+    Shrink { steps, scaled }
+}
+
+/// Takes away at most `limit` pods that are not available, oldest ReplicaSet first. `Err`: only
+/// these steps, and then no more in this round, as a ReplicaSet reports more available pods than
+/// it should have. Upstream: `cleanupUnhealthyReplicas`.
+fn drop_unhealthy(old: &[Old], limit: i32) -> Result<Vec<Step>, Vec<Step>> {
+    let mut steps = Vec::new();
+    let mut dropped = 0;
+    for (index, Old { replicas, available }) in old.iter().copied().enumerate() {
+        if dropped >= limit {
+            break;
+        }
+        if replicas == 0 || replicas == available {
+            continue;
+        }
+        let count = (limit - dropped).min(replicas - available);
+        if count < 0 {
+            return Err(steps);
+        }
+        steps.push(Step { index, size: replicas - count });
+        dropped += count;
+    }
+    Ok(steps)
+}
+
+/// Takes away `count` pods, oldest ReplicaSet first.
+/// Upstream: `scaleDownOldReplicaSetsForRollingUpdate`.
+fn drop_old(old: &[Old], count: i32) -> Vec<Step> {
+    let mut left = count;
+    let mut steps = Vec::new();
+    for (index, Old { replicas, .. }) in old.iter().copied().enumerate() {
+        if left <= 0 {
+            break;
+        }
+        if replicas > 0 {
+            let dropped = replicas.min(left);
+            steps.push(Step { index, size: replicas - dropped });
+            left -= dropped;
+        }
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scaling_is_shared_in_proportion() {
+        // sizes, max before, desired, surge, the new sizes
+        type Row = (&'static [i32], i32, i32, i32, &'static [i32]);
+        let table: [Row; 12] = [
+            (&[10], 10, 12, 0, &[12]),
+            (&[10], 10, 5, 0, &[5]),
+            (&[5, 5], 10, 20, 0, &[10, 10]),
+            (&[8, 2], 10, 5, 0, &[4, 1]),
+            (&[5, 3, 2], 10, 11, 0, &[6, 3, 2]),
+            (&[5, 3, 2], 10, 9, 0, &[4, 3, 2]),
+            (&[2, 2, 2], 6, 7, 0, &[3, 2, 2]),
+            (&[5, 3, 2], 10, 0, 0, &[0, 0, 0]),
+            (&[5, 3, 2], 10, 0, 3, &[0, 0, 0]),
+            // five in, three surging, on the way from ten to twenty with three of surge
+            (&[8, 5], 13, 20, 3, &[14, 9]),
+            // nothing noted and nothing running: all to the first
+            (&[5, 5], 0, 12, 0, &[7, 5]),
+            (&[6, 4], 10, 10, 0, &[6, 4]),
+        ];
+        for (sizes, before, desired, surge, expected) in table {
+            let shares: Vec<Share> = sizes
+                .iter()
+                .map(|replicas| Share { replicas: *replicas, max_before: Some(before) })
+                .collect();
+            let total = sizes.iter().sum();
+            let add = to_add(desired, surge, total);
+            let got = proportional(&shares, add, desired, surge, 0);
+            assert_eq!(got, expected, "{sizes:?} {desired} {surge}");
+            let sum: i32 = got.iter().sum();
+            assert_eq!(sum, total + add, "{sizes:?} {desired} {surge}");
+        }
+    }
+
+    #[test]
+    fn the_status_stands_in_for_a_lost_annotation() {
+        let share = |max_before| Share { replicas: 5, max_before };
+        for lost in [None, Some(0)] {
+            assert_eq!(proportional(&[share(lost); 2], 10, 20, 0, 10), [10, 10]);
+        }
+    }
+
+    #[test]
+    fn the_newest_grows_into_the_room_there_is() {
+        // desired, surge, total, current, next
+        for (desired, surge, total, current, next) in [
+            (10, 0, 0, 0, 10),
+            (10, 3, 10, 0, 3),
+            (10, 3, 13, 3, 3),
+            (10, 3, 11, 3, 5),
+            (10, 3, 8, 8, 10),
+            (10, 0, 12, 2, 2),
+            (10, 5, 10, 9, 10),
+        ] {
+            assert_eq!(
+                newest(desired, surge, total, current),
+                next,
+                "{desired} {surge} {total} {current}"
+            );
+        }
+    }
+
+    #[test]
+    fn old_pods_go_unhealthy_first() {
+        let old = |pairs: &[(i32, i32)]| -> Vec<Old> {
+            pairs
+                .iter()
+                .map(|(replicas, available)| Old { replicas: *replicas, available: *available })
+                .collect()
+        };
+        let steps = |pairs: &[(usize, i32)]| -> Vec<Step> {
+            pairs.iter().map(|(index, size)| Step { index: *index, size: *size }).collect()
+        };
+        let table: [(&[_], i32, &[_]); 5] = [
+            (&[(10, 8)], 1, &[(0, 9)]),
+            (&[(10, 8)], 3, &[(0, 8)]),
+            (&[(10, 10)], 3, &[]),
+            (&[(3, 0), (0, 0), (4, 1)], 5, &[(0, 0), (2, 2)]),
+            (&[(3, 0)], 0, &[]),
+        ];
+        for (sets, limit, expected) in table {
+            assert_eq!(drop_unhealthy(&old(sets), limit), Ok(steps(expected)), "{sets:?} {limit}");
+        }
+        assert_eq!(drop_unhealthy(&old(&[(2, 1), (2, 5)]), 4), Err(steps(&[(0, 1)])));
+
+        let table: [(&[_], i32, &[_]); 4] = [
+            (&[(10, 10)], 2, &[(0, 8)]),
+            (&[(1, 1), (0, 0), (5, 5)], 3, &[(0, 0), (2, 3)]),
+            (&[(1, 1)], 5, &[(0, 0)]),
+            (&[(1, 1)], 0, &[]),
+        ];
+        for (sets, count, expected) in table {
+            assert_eq!(drop_old(&old(sets), count), steps(expected), "{sets:?} {count}");
+        }
+    }
+
+    /// Walks a rolling update to its end, new pods becoming available one round after they are made.
+    /// The limits hold after every step.
+    #[test]
+    fn a_rollout_keeps_its_limits_and_ends() {
+        for (desired, surge, unavailable) in
+            [(10, 3, 2), (10, 0, 1), (1, 1, 0), (3, 3, 3), (7, 2, 0), (5, 0, 5), (100, 25, 25)]
+        {
+            let mut old = vec![
+                Old { replicas: desired / 2, available: desired / 2 },
+                Old { replicas: desired - desired / 2, available: desired - desired / 2 },
+            ];
+            let mut new = Old { replicas: 0, available: 0 };
+            let mut rounds = 0;
+            while new.available < desired || old.iter().any(|set| set.replicas > 0) {
+                rounds += 1;
+                assert!(rounds < 1000, "{desired} {surge} {unavailable}: stuck at {new:?} {old:?}");
+                let total = |old: &[Old]| old.iter().map(|set| set.replicas).sum::<i32>();
+                let size = newest(desired, surge, total(&old) + new.replicas, new.replicas);
+                if size == new.replicas {
+                    for step in shrink(&old, new, desired - unavailable).steps {
+                        old[step.index].replicas = step.size;
+                        old[step.index].available = old[step.index].available.min(step.size);
+                    }
+                    new.available = new.replicas;
+                }
+                new.replicas = size;
+                let available = new.available + old.iter().map(|set| set.available).sum::<i32>();
+                assert!(available >= desired - unavailable, "{new:?} {old:?}");
+                assert!(new.replicas + total(&old) <= desired + surge, "{new:?} {old:?}");
+            }
+            assert_eq!((new.replicas, new.available), (desired, desired));
+        }
+    }
+
+    #[test]
+    fn a_crash_looping_new_replica_set_costs_no_old_pods() {
+        let (old, new) = (Old { replicas: 8, available: 8 }, Old { replicas: 5, available: 0 });
+        assert_eq!(shrink(&[old], new, 8), Shrink::default());
+        // an old pod is lost with its node, still nothing may go
+        let old = Old { replicas: 8, available: 7 };
+        assert_eq!(shrink(&[old], new, 8), Shrink::default());
+        // rolled back: the crash-looping one is the old one now, and goes as far as it may
+        let steps = vec![Step { index: 0, size: 1 }];
+        assert_eq!(shrink(&[new], old, 8), Shrink { steps, scaled: true });
+    }
+}

@@ -1,0 +1,213 @@
+//! The ReplicaSets of a Deployment: which is the new one, which are old, in what order.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use super::annotations::{self, MAX_REPLICAS};
+use super::scaling::{Old, Share};
+use super::template::canonical;
+use crate::objects::{ReplicaSet, Template};
+
+/// What a Deployment owns, told apart.
+#[derive(Clone, Default)]
+pub(super) struct Sets {
+    /// The oldest that has the Deployment's own template.
+    pub new: Option<Arc<ReplicaSet>>,
+    /// All others.
+    pub old: Vec<Arc<ReplicaSet>>,
+}
+
+impl Sets {
+    /// `owned`, oldest first, told apart by `template`.
+    /// Upstream: `FindNewReplicaSet`, `FindOldReplicaSets`.
+    pub fn of(template: &Template, owned: &mut [Arc<ReplicaSet>]) -> Sets {
+        owned.sort_by(|a, b| by_creation(a, b));
+        let wanted = canonical(template);
+        let at = owned.iter().position(|set| canonical(&set.spec.template) == wanted);
+        let old = owned.iter().enumerate().filter(|(index, _)| Some(*index) != at);
+        Sets { new: at.map(|at| owned[at].clone()), old: old.map(|(_, set)| set.clone()).collect() }
+    }
+
+    /// The old ones, then the new one.
+    pub fn all(&self) -> impl Iterator<Item = &Arc<ReplicaSet>> {
+        self.old.iter().chain(&self.new)
+    }
+
+    /// Those that should have pods.
+    pub fn active(&self) -> impl Iterator<Item = &Arc<ReplicaSet>> {
+        self.all().filter(|set| set.replicas() > 0)
+    }
+
+    pub fn active_old(&self) -> Vec<Arc<ReplicaSet>> {
+        self.old.iter().filter(|set| set.replicas() > 0).cloned().collect()
+    }
+
+    /// The pods that all of them should have.
+    pub fn replicas(&self) -> i32 {
+        self.all().map(|set| set.replicas()).sum()
+    }
+
+    /// The one to scale when there is no rollout to share among several: the only active one, or
+    /// with none active the newest. Upstream: `FindActiveOrLatest`.
+    pub fn active_or_latest(&self) -> Option<&Arc<ReplicaSet>> {
+        let mut active = self.active();
+        match (active.next(), active.next()) {
+            (Some(_), Some(_)) => None,
+            (Some(only), None) => Some(only),
+            (None, _) => {
+                self.new.as_ref().or_else(|| self.old.iter().max_by(|a, b| by_creation(a, b)))
+            }
+        }
+    }
+}
+
+/// Oldest first. Upstream: `ReplicaSetsByCreationTimestamp`.
+pub(super) fn by_creation(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
+    let key = |set: &ReplicaSet| (set.meta.creation_timestamp, set.meta.name.clone());
+    key(a).cmp(&key(b))
+}
+
+/// Largest first, then newest. Upstream: `ReplicaSetsBySizeNewer`.
+pub(super) fn by_size_newer(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
+    b.replicas().cmp(&a.replicas()).then_with(|| by_creation(b, a))
+}
+
+/// Largest first, then oldest. Upstream: `ReplicaSetsBySizeOlder`.
+pub(super) fn by_size_older(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
+    b.replicas().cmp(&a.replicas()).then_with(|| by_creation(a, b))
+}
+
+/// The old ReplicaSets to delete so that `limit` stay: lowest revision first, and none that has
+/// pods, may get some, or is going anyway. Upstream: `cleanupDeployment`.
+pub(super) fn beyond_history(old: &[Arc<ReplicaSet>], limit: i32) -> Vec<Arc<ReplicaSet>> {
+    let mut staying: Vec<_> = old.iter().filter(|set| !set.meta.is_being_deleted()).collect();
+    let surplus = staying.len().saturating_sub(usize::try_from(limit).unwrap_or(0));
+    staying.sort_by(|a, b| {
+        let revision = |set: &ReplicaSet| annotations::revision(&set.meta).unwrap_or(0);
+        revision(a).cmp(&revision(b)).then_with(|| by_creation(a, b))
+    });
+    let idle = |set: &ReplicaSet| {
+        set.status.replicas == 0
+            && set.replicas() == 0
+            && set.meta.generation <= set.status.observed_generation
+    };
+    staying.into_iter().take(surplus).filter(|set| idle(set)).cloned().collect()
+}
+
+impl From<&ReplicaSet> for Share {
+    fn from(set: &ReplicaSet) -> Share {
+        let max_before = annotations::replicas(&set.meta.annotations, MAX_REPLICAS);
+        Share { replicas: set.replicas(), max_before }
+    }
+}
+
+impl From<&ReplicaSet> for Old {
+    fn from(set: &ReplicaSet) -> Old {
+        Old { replicas: set.replicas(), available: set.status.available_replicas }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// A ReplicaSet created `created` seconds after 1970, its template that of `image`; `more`: values
+    /// by JSON pointer.
+    pub fn set(
+        name: &str,
+        created: u32,
+        image: &str,
+        replicas: i32,
+        more: Value,
+    ) -> Arc<ReplicaSet> {
+        let mut json = json!({
+            "metadata": {"namespace": "ns", "name": name, "uid": name, "annotations": {},
+                "creationTimestamp": format!("1970-01-01T00:00:{created:02}Z")},
+            "spec": {"replicas": replicas, "template": {"spec": {"image": image}}},
+            "status": {}
+        });
+        for (pointer, value) in more.as_object().into_iter().flatten() {
+            let (parent, key) = pointer.rsplit_once('/').unwrap();
+            json.pointer_mut(parent).unwrap()[key] = value.clone();
+        }
+        Arc::new(serde_json::from_value(json).unwrap())
+    }
+
+    fn names<'a>(sets: impl IntoIterator<Item = &'a Arc<ReplicaSet>>) -> Vec<&'a str> {
+        sets.into_iter().map(|set| &*set.meta.name).collect()
+    }
+
+    #[test]
+    fn the_oldest_with_the_template_is_the_new_one() {
+        let template: Template = serde_json::from_value(json!({"spec": {"image": "b"}})).unwrap();
+        let mut owned = [
+            set("c", 3, "b", 0, json!({})),
+            set("a", 1, "a", 2, json!({})),
+            set("b", 2, "b", 0, json!({})),
+        ];
+        let sets = Sets::of(&template, &mut owned);
+        assert_eq!((names(&sets.new), names(&sets.old)), (vec!["b"], vec!["a", "c"]));
+        assert_eq!(names(sets.active_or_latest()), ["a"]);
+        let none = Sets::of(&template, &mut owned[..1]);
+        assert_eq!((names(&none.new), names(&none.old)), (vec![], vec!["a"]));
+    }
+
+    #[test]
+    fn one_active_or_the_latest_is_scaled_alone() {
+        let (a0, b0) = (set("a", 1, "a", 0, json!({})), set("b", 2, "b", 0, json!({})));
+        let (a2, n0) = (set("a", 1, "a", 2, json!({})), set("n", 3, "n", 0, json!({})));
+        let n1 = set("n", 3, "n", 1, json!({}));
+        for (new, old, found) in [
+            (None, vec![], None),
+            (None, vec![&b0, &a0], Some("b")),
+            (Some(&n0), vec![&a0, &b0], Some("n")),
+            (Some(&n0), vec![&a2, &b0], Some("a")),
+            (Some(&n1), vec![&a2], None),
+        ] {
+            let sets = Sets { new: new.cloned(), old: old.into_iter().cloned().collect() };
+            assert_eq!(names(sets.active_or_latest()).first().copied(), found);
+        }
+    }
+
+    #[test]
+    fn history_beyond_its_limit_goes_lowest_revision_first() {
+        let with = |name: &str, created: u32, revision: &str, replicas: i32, more: Value| {
+            let base = set(name, created, "x", replicas, more);
+            let mut copy = (*base).clone();
+            copy.meta.annotations = [(annotations::REVISION, revision)].into_iter().collect();
+            Arc::new(copy)
+        };
+        let old = [
+            with("c", 3, "2", 0, json!({})),
+            with("a", 1, "4", 0, json!({})),
+            with("b", 2, "3", 0, json!({})),
+            with(
+                "going",
+                1,
+                "0",
+                0,
+                json!({"/metadata/deletionTimestamp": "2026-01-01T00:00:00Z"}),
+            ),
+            with("sized", 1, "1", 1, json!({})),
+            with("busy", 1, "1", 0, json!({"/status/replicas": 1})),
+            with(
+                "unseen",
+                1,
+                "1",
+                0,
+                json!({"/metadata/generation": 2, "/status/observedGeneration": 1}),
+            ),
+        ];
+        for (limit, gone) in [
+            (0, vec!["c", "b", "a"]),
+            (1, vec!["c", "b"]),
+            // the three that may not go take their places in the count, as upstream has it
+            (2, vec!["c"]),
+            (3, vec![]),
+            (10, vec![]),
+        ] {
+            assert_eq!(names(&beyond_history(&old, limit)), gone, "{limit}");
+        }
+    }
+}

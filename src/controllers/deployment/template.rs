@@ -1,0 +1,309 @@
+//! Templates compared, and named by their hash.
+
+use serde_json::Value;
+
+use crate::objects::Template;
+
+/// The label by which a ReplicaSet and its pods name their template.
+pub(super) const HASH_LABEL: &str = "pod-template-hash";
+
+/// Maps from names to strings: their entries are the user's, never pruned.
+const STRING_MAPS: [&str; 5] =
+    ["labels", "annotations", "nodeSelector", "matchLabels", "volumeAttributes"];
+/// Quantities, alone or as a map's values.
+const QUANTITIES: [&str; 6] =
+    ["limits", "requests", "overhead", "capacity", "sizeLimit", "divisor"];
+/// Fields of which `{}` says no more than their absence. Others, such as a `namespaceSelector` or
+/// a `securityContext`, are pointers in the API: empty is not absent.
+const EMPTY_MEANS_ABSENT: [&str; 11] = [
+    "metadata",
+    "labels",
+    "annotations",
+    "nodeSelector",
+    "matchLabels",
+    "volumeAttributes",
+    "resources",
+    "limits",
+    "requests",
+    "overhead",
+    "status",
+];
+/// The same for `""`: plain strings of the API.
+const BLANK_MEANS_ABSENT: [&str; 13] = [
+    "value",
+    "subPath",
+    "subPathExpr",
+    "namespace",
+    "nodeName",
+    "serviceAccount",
+    "serviceAccountName",
+    "hostname",
+    "subdomain",
+    "priorityClassName",
+    "schedulerName",
+    "workingDir",
+    "hostIP",
+];
+
+/// `template` such that templates which mean the same are equal as JSON, whatever their hash label.
+/// Upstream: `apiequality.Semantic.DeepEqual` takes absent and empty as equal, and compares
+/// quantities by their value.
+pub(super) fn canonical(template: &Template) -> Value {
+    let mut value = without_hash(template);
+    prune(&mut value, "");
+    value
+}
+
+/// The template's JSON without its hash label. Upstream: `CloneAndRemoveLabel`.
+pub(super) fn without_hash(template: &Template) -> Value {
+    let mut value = template.to_value();
+    if let Some(labels) = value.pointer_mut("/metadata/labels").and_then(Value::as_object_mut) {
+        labels.remove(HASH_LABEL);
+    }
+    value
+}
+
+/// Upstream: `EqualIgnoreHash`.
+pub(super) fn equal_ignoring_hash(one: &Template, other: &Template) -> bool {
+    canonical(one) == canonical(other)
+}
+
+fn prune(value: &mut Value, key: &str) {
+    match value {
+        Value::Object(map) if QUANTITIES.contains(&key) => {
+            map.values_mut().for_each(|quantity| *quantity = by_amount(quantity));
+        }
+        Value::Object(_) if STRING_MAPS.contains(&key) => {}
+        Value::Object(map) => {
+            map.iter_mut().for_each(|(key, child)| prune(child, key));
+            map.retain(|key, child| match child {
+                Value::Null => false,
+                Value::Array(items) => !items.is_empty(),
+                Value::Object(map) => {
+                    !map.is_empty() || !EMPTY_MEANS_ABSENT.contains(&key.as_str())
+                }
+                Value::String(text) => {
+                    !text.is_empty() || !BLANK_MEANS_ABSENT.contains(&key.as_str())
+                }
+                _ => true,
+            });
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| prune(item, key)),
+        scalar if QUANTITIES.contains(&key) => *scalar = by_amount(scalar),
+        _ => {}
+    }
+}
+
+/// A quantity as its amount, so that `1Gi` equals `1073741824`; anything else as it is.
+fn by_amount(quantity: &Value) -> Value {
+    let amount = match quantity {
+        Value::String(text) => nanos(text),
+        Value::Number(number) => nanos(&number.to_string()),
+        _ => None,
+    };
+    amount.map_or_else(|| quantity.clone(), |nanos| Value::String(format!("{nanos}n")))
+}
+
+/// A quantity in billionths, what is smaller rounded up as upstream does.
+fn nanos(text: &str) -> Option<i128> {
+    let (negative, digits) = match text.as_bytes().first()? {
+        b'-' => (true, &text[1..]),
+        b'+' => (false, &text[1..]),
+        _ => (false, text),
+    };
+    let end = digits.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(digits.len());
+    let (number, suffix) = digits.split_at(end);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() && fraction.is_empty() {
+        return None;
+    }
+    let (two, ten) = match suffix {
+        "n" => (0, -9),
+        "u" => (0, -6),
+        "m" => (0, -3),
+        "" => (0, 0),
+        "k" => (0, 3),
+        "M" => (0, 6),
+        "G" => (0, 9),
+        "T" => (0, 12),
+        "P" => (0, 15),
+        "E" => (0, 18),
+        "Ki" => (10, 0),
+        "Mi" => (20, 0),
+        "Gi" => (30, 0),
+        "Ti" => (40, 0),
+        "Pi" => (50, 0),
+        "Ei" => (60, 0),
+        exponent => (0, exponent.strip_prefix(['e', 'E'])?.parse::<i32>().ok()?),
+    };
+    let mantissa: i128 = format!("{whole}{fraction}").parse().ok()?;
+    let scaled = mantissa.checked_mul(1 << two)?;
+    let power = 9 + i64::from(ten) - fraction.len() as i64;
+    let factor = 10i128.checked_pow(u32::try_from(power.unsigned_abs()).ok()?)?;
+    let amount = match power {
+        0.. => scaled.checked_mul(factor)?,
+        _ => scaled / factor + i128::from(scaled % factor != 0),
+    };
+    Some(if negative { -amount } else { amount })
+}
+
+/// The value of the hash label: the same for templates that mean the same, another for each
+/// `collision_count`. ReplicaSets made by the Go manager carry other hashes; they are found by
+/// their template, never by this. Upstream: `ComputeHash`.
+pub(super) fn hash(template: &Template, collision_count: Option<i32>) -> String {
+    let mut hash = Fnv32a::default();
+    hash.value(&canonical(template));
+    if let Some(count) = collision_count {
+        hash.bytes(&count.to_le_bytes());
+        hash.bytes(&[0; 4]);
+    }
+    safe_encode(&hash.0.to_string())
+}
+
+struct Fnv32a(u32);
+
+impl Default for Fnv32a {
+    fn default() -> Fnv32a {
+        Fnv32a(0x811c_9dc5)
+    }
+}
+
+impl Fnv32a {
+    fn bytes(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        }
+    }
+
+    /// Feeds compact JSON, keys sorted whatever order the map keeps.
+    fn value(&mut self, value: &Value) {
+        match value {
+            Value::Object(map) => {
+                let mut entries: Vec<_> = map.iter().collect();
+                entries.sort_unstable_by_key(|(key, _)| *key);
+                self.bytes(b"{");
+                for (key, child) in entries {
+                    self.bytes(key.as_bytes());
+                    self.bytes(b":");
+                    self.value(child);
+                    self.bytes(b",");
+                }
+                self.bytes(b"}");
+            }
+            Value::Array(items) => {
+                self.bytes(b"[");
+                for item in items {
+                    self.value(item);
+                    self.bytes(b",");
+                }
+                self.bytes(b"]");
+            }
+            scalar => self.bytes(scalar.to_string().as_bytes()),
+        }
+    }
+}
+
+/// Letters and digits that spell no words. Upstream: `rand.SafeEncodeString`.
+fn safe_encode(text: &str) -> String {
+    const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    text.bytes().map(|byte| char::from(ALPHABET[usize::from(byte) % ALPHABET.len()])).collect()
+}
+
+/// `<deployment>-<hash>`, the Deployment's name cut where the whole would be too long for a name.
+/// Upstream: `generateReplicaSetName`.
+pub(super) fn replica_set_name(deployment: &str, hash: &str) -> String {
+    const LONGEST_NAME: usize = 253;
+    let room = LONGEST_NAME.saturating_sub(1 + hash.len());
+    let kept = if room > 0 { deployment.get(..room).unwrap_or(deployment) } else { deployment };
+    format!("{kept}-{hash}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn template(text: &str) -> Template {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn templates_that_mean_the_same_are_equal_and_hash_alike() {
+        for (one, other, same) in [
+            (r#"{"spec":{"a":1}}"#, r#"{"spec":{"a":1},"metadata":{}}"#, true),
+            (
+                r#"{"metadata":{"labels":{"app":"a","pod-template-hash":"x"}}}"#,
+                r#"{"metadata":{"creationTimestamp":null,"labels":{"app":"a"}}}"#,
+                true,
+            ),
+            (
+                r#"{"metadata":{"labels":{"app":"a"}}}"#,
+                r#"{"metadata":{"labels":{"app":"b"}}}"#,
+                false,
+            ),
+            (r#"{"metadata":{"labels":{"value":""}}}"#, r#"{"metadata":{"labels":{}}}"#, false),
+            (r#"{"spec":{"volumes":[]}}"#, r#"{"spec":{}}"#, true),
+            (
+                r#"{"spec":{"env":[{"name":"A","value":""}]}}"#,
+                r#"{"spec":{"env":[{"name":"A"}]}}"#,
+                true,
+            ),
+            (r#"{"spec":{"namespaceSelector":{}}}"#, r#"{"spec":{}}"#, false),
+            (r#"{"spec":{"securityContext":{}}}"#, r#"{"spec":{}}"#, false),
+            (r#"{"spec":{"resources":{}}}"#, r#"{"spec":{}}"#, true),
+            (
+                r#"{"spec":{"resources":{"limits":{"memory":"1Gi","cpu":"1500m"}}}}"#,
+                r#"{"spec":{"resources":{"limits":{"cpu":"1.5","memory":"1073741824"}}}}"#,
+                true,
+            ),
+            (
+                r#"{"spec":{"resources":{"limits":{"cpu":"1"}}}}"#,
+                r#"{"spec":{"resources":{"limits":{"cpu":"1m"}}}}"#,
+                false,
+            ),
+            (r#"{"spec":{"x":1,"y":[1,2]}}"#, r#"{"spec":{"y":[1,2],"x":1}}"#, true),
+            (r#"{"spec":{"y":[1,2]}}"#, r#"{"spec":{"y":[2,1]}}"#, false),
+        ] {
+            let (a, b) = (template(one), template(other));
+            assert_eq!(equal_ignoring_hash(&a, &b), same, "{one} {other}");
+            assert_eq!(hash(&a, None) == hash(&b, None), same, "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn quantities_by_amount() {
+        for (text, amount) in [
+            ("1", Some(1_000_000_000)),
+            ("100m", Some(100_000_000)),
+            ("0.1", Some(100_000_000)),
+            ("-2k", Some(-2_000_000_000_000)),
+            ("1e3", Some(1_000_000_000_000)),
+            ("1E", Some(1_000_000_000_000_000_000_000_000_000)),
+            ("1Ki", Some(1_024_000_000_000)),
+            ("0.0000000001", Some(1)),
+            ("", None),
+            ("-", None),
+            (".", None),
+            ("1x", None),
+        ] {
+            assert_eq!(nanos(text), amount, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn hashes_are_fnv_in_the_safe_alphabet_and_change_with_collisions() {
+        let mut hash = Fnv32a::default();
+        hash.bytes(b"foobar");
+        assert_eq!(hash.0, 0xbf9c_f968);
+        assert_eq!(safe_encode("0123456789"), "456789bcdf");
+        let of = |count| super::hash(&template(r#"{"spec":{}}"#), count);
+        assert_ne!(of(None), of(Some(0)));
+        assert_ne!(of(Some(0)), of(Some(1)));
+    }
+
+    #[test]
+    fn names_fit() {
+        assert_eq!(replica_set_name("web", "abc"), "web-abc");
+        let long = replica_set_name(&"w".repeat(253), "abcdefghij");
+        assert_eq!((long.len(), long.ends_with("w-abcdefghij")), (253, true));
+    }
+}

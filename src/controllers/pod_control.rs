@@ -1,0 +1,224 @@
+//! Pods of a controller: made from a template, deleted, with their events.
+//! Upstream: `controller.RealPodControl`.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::Error;
+use super::consistency::Consistency;
+use crate::client::{Client, Delete};
+use crate::events::Recorder;
+use crate::objects::{
+    Istr, Labels, Meta, Object, ObjectKey, OwnerReference, Pod, Resource, Template,
+};
+
+/// A pod to be created: what the template says, byte for byte in its spec, under a generated name.
+/// Upstream: `GetPodFromTemplate`.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NewPod {
+    api_version: &'static str,
+    kind: &'static str,
+    pub metadata: NewPodMeta,
+    spec: Option<Box<RawValue>>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NewPodMeta {
+    pub generate_name: String,
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    pub annotations: Labels,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub finalizers: Vec<Istr>,
+    pub owner_references: [OwnerReference; 1],
+}
+
+impl NewPod {
+    /// Fails for a template without labels: nothing would select the pod.
+    pub fn of<O: Resource>(owner: &Meta, template: &Template) -> Result<NewPod, Error> {
+        #[derive(serde::Deserialize)]
+        struct SpecOf {
+            #[serde(default)]
+            spec: Option<Box<RawValue>>,
+        }
+        if template.labels.is_empty() {
+            return Err(Error::other("unable to create pods, no labels"));
+        }
+        let SpecOf { spec } = serde_json::from_str(template.json())?;
+        Ok(NewPod {
+            api_version: "v1",
+            kind: "Pod",
+            metadata: NewPodMeta {
+                generate_name: name_prefix(&owner.name),
+                labels: template.labels.clone(),
+                annotations: template.annotations.clone(),
+                finalizers: template.finalizers.clone(),
+                owner_references: [owner.controller_ref::<O>()],
+            },
+            spec,
+        })
+    }
+}
+
+/// `name-`, or `name` alone when that is no start of a pod's name. Upstream: `getPodsPrefix`.
+fn name_prefix(owner: &str) -> String {
+    let prefix = format!("{owner}-");
+    // The dash, and what stands before it, are not yet the end of the name.
+    let masked = match prefix.char_indices().nth_back(1) {
+        Some((at, _)) => format!("{}a", &prefix[..at]),
+        None => prefix.clone(),
+    };
+    if is_dns1123_subdomain(&masked) { prefix } else { owner.to_owned() }
+}
+
+/// Upstream: `validation.IsDNS1123Subdomain`.
+fn is_dns1123_subdomain(text: &str) -> bool {
+    let word = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_label = |label: &[u8]| {
+        label.first().is_some_and(word)
+            && label.last().is_some_and(word)
+            && label.iter().all(|byte| word(byte) || *byte == b'-')
+    };
+    text.len() <= 253 && text.as_bytes().split(|byte| *byte == b'.').all(is_label)
+}
+
+/// Creates and deletes pods on behalf of owners of any kind, and tells of it in events about the
+/// owner. Cheap to clone.
+#[derive(Clone)]
+pub struct PodControl {
+    client: Client,
+    recorder: Recorder,
+    written: Option<Arc<Consistency>>,
+}
+
+impl PodControl {
+    pub fn new(client: Client, recorder: Recorder) -> PodControl {
+        PodControl { client, recorder, written: None }
+    }
+
+    /// Each pod written is noted in `consistency`, under its owner. Upstream: `OnWrite`.
+    pub fn recording(mut self, consistency: &Arc<Consistency>) -> PodControl {
+        self.written = Some(consistency.clone());
+        self
+    }
+
+    /// Events: `SuccessfulCreate`, `FailedCreate`; none when the namespace is terminating.
+    pub async fn create<O: Object + Resource>(
+        &self,
+        owner: &O,
+        pod: &NewPod,
+    ) -> Result<Pod, Error> {
+        let meta = owner.meta();
+        match self.client.create::<Pod>(&meta.namespace, pod).await {
+            Ok(created) => {
+                self.wrote(meta, &created);
+                log::debug!("{}: created pod {}", meta.key(), created.meta.name);
+                let message = format!("Created pod: {}", created.meta.name);
+                self.recorder.normal(owner, "SuccessfulCreate", message);
+                Ok(created)
+            }
+            Err(error) => {
+                let terminating = error.is_namespace_terminating();
+                let error = Error::from(error);
+                if !terminating {
+                    let message = format!("Error creating: {}", error.message());
+                    self.recorder.warning(owner, "FailedCreate", message);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Deletes this very pod, not another that has its name by now. [`is_gone`] tells the error that
+    /// means there is nothing to delete; of that there is no event.
+    /// Events: `SuccessfulDelete`, `FailedDelete`.
+    pub async fn delete<O: Object + Resource>(&self, owner: &O, pod: &Pod) -> Result<(), Error> {
+        let (key, uid) = (pod.meta.key(), pod.meta.uid.clone());
+        log::debug!("{}: deleting pod {}", owner.meta().key(), key.name);
+        match self.client.delete::<Pod>(&key, Delete::new().uid(uid)).await {
+            Ok(()) => {
+                let message = format!("Deleted pod: {}", key.name);
+                self.recorder.normal(owner, "SuccessfulDelete", message);
+                Ok(())
+            }
+            Err(error) if error.is_not_found() || error.is_conflict() => Err(error.into()),
+            Err(error) => {
+                let error = Error::from(error);
+                let message = format!("Error deleting: {}", error.message());
+                self.recorder.warning(owner, "FailedDelete", message);
+                Err(Error::during("unable to delete pods", error))
+            }
+        }
+    }
+
+    /// Notes that `pod` was written for `owner`, by other means than these.
+    pub fn wrote(&self, owner: &Meta, pod: &Pod) {
+        if let Some(consistency) = &self.written {
+            let key = ObjectKey { namespace: pod.meta.namespace.clone(), name: owner.name.clone() };
+            let version = pod.meta.resource_version;
+            consistency.wrote_at(&key, &owner.uid, &Pod::RESOURCE, version);
+        }
+    }
+}
+
+/// Whether a failed delete found no such pod: none of the name, or one of another uid.
+pub fn is_gone(error: &Error) -> bool {
+    error.api().is_some_and(|error| error.is_not_found() || error.is_conflict())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::{ReplicaSet, Uid};
+    use serde_json::json;
+
+    #[test]
+    fn a_pod_is_its_template() {
+        let owner = Meta { name: "web-1".into(), uid: Uid::new("u"), ..Meta::default() };
+        let template: Template = serde_json::from_value(json!({
+            "metadata": {
+                "name": "not taken", "labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["x/y"]
+            },
+            "spec": {"containers": [{"name": "c", "brandNew": [1, 2]}]},
+        }))
+        .unwrap();
+        let pod = NewPod::of::<ReplicaSet>(&owner, &template).unwrap();
+        assert_eq!(
+            serde_json::to_value(&pod).unwrap(),
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {
+                    "generateName": "web-1-", "labels": {"a": "b"}, "annotations": {"c": "d"},
+                    "finalizers": ["x/y"],
+                    "ownerReferences": [{
+                        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-1", "uid": "u",
+                        "controller": true, "blockOwnerDeletion": true,
+                    }],
+                },
+                "spec": {"containers": [{"name": "c", "brandNew": [1, 2]}]},
+            })
+        );
+        let error = NewPod::of::<ReplicaSet>(&owner, &Template::default()).unwrap_err();
+        assert_eq!(error.to_string(), "unable to create pods, no labels");
+    }
+
+    #[test]
+    fn the_prefix_has_a_dash_where_names_may() {
+        let long = "a".repeat(253);
+        for (owner, prefix) in [
+            ("web", "web-"),
+            ("a.b", "a.b-"),
+            ("Web", "Web"),
+            ("", ""),
+            (&long, &*(long.clone() + "-")),
+        ] {
+            assert_eq!(name_prefix(owner), prefix);
+        }
+        assert_eq!(name_prefix(&(long + "a")), "a".repeat(254));
+    }
+}

@@ -1,0 +1,362 @@
+//! From events to the keys they wake: ready-made mappers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Change, Mapper, Queue};
+use crate::cache::Lister;
+use crate::controllers::expectations::Expectations;
+use crate::objects::{Object, ObjectKey, OwnerReference, Resource, Selector, SelectorError};
+
+/// Every change wakes the object's own key.
+pub fn of_object<T: Object>() -> impl Mapper<T, ObjectKey> {
+    |change: Change<'_, T>, wake: &Queue| wake.add(change.object().meta().key())
+}
+
+/// Additions, updates and resyncs of objects that pass `filter`; never deletions.
+pub fn of_current<T: Object>(
+    filter: impl Fn(&T) -> bool + Send + 'static,
+) -> impl Mapper<T, ObjectKey> {
+    move |change: Change<'_, T>, wake: &Queue| {
+        if !matches!(change, Change::Deleted(_)) && filter(change.object()) {
+            wake.add(change.object().meta().key());
+        }
+    }
+}
+
+/// A change of a dependent wakes the object of kind `O` that controls it, if `owners` holds just
+/// that one: kind, name and uid agree. A new owner reference or new labels wake the old owner too.
+/// Resyncs wake nobody. Upstream: `addPod`, `updatePod` and `deletePod` of the workload controllers.
+pub fn of_controller<T: Object, O: Object + Resource>(owners: &Lister<O>) -> OfController<T, O> {
+    OfController::new(Box::new(owners.clone()))
+}
+
+/// Where owners are found.
+trait Owners<O>: Send {
+    fn get(&self, key: &ObjectKey) -> Option<Arc<O>>;
+    fn in_namespace(&self, namespace: &str) -> Vec<Arc<O>>;
+}
+
+impl<O: Object> Owners<O> for Lister<O> {
+    fn get(&self, key: &ObjectKey) -> Option<Arc<O>> {
+        Lister::get(self, key)
+    }
+
+    fn in_namespace(&self, namespace: &str) -> Vec<Arc<O>> {
+        Lister::in_namespace(self, namespace)
+    }
+}
+
+type SelectorOf<O> = Box<dyn Fn(&O) -> Result<Selector, SelectorError> + Send>;
+type Again<T, O> = Box<dyn Fn(&T, &T, &O) -> Option<Duration> + Send>;
+
+/// See [`of_controller`].
+pub struct OfController<T, O> {
+    owners: Box<dyn Owners<O>>,
+    selector: Option<SelectorOf<O>>,
+    expectations: Option<Arc<Expectations>>,
+    again: Option<Again<T, O>>,
+}
+
+/// The owner that `reference`, found on something in `namespace`, stands for: of this kind, and of
+/// this uid. Upstream: `resolveControllerRef`.
+pub fn resolve<O: Object + Resource>(
+    owners: &Lister<O>,
+    namespace: &str,
+    reference: &OwnerReference,
+) -> Option<Arc<O>> {
+    resolve_in(owners, namespace, reference)
+}
+
+fn resolve_in<O: Object + Resource>(
+    owners: &dyn Owners<O>,
+    namespace: &str,
+    reference: &OwnerReference,
+) -> Option<Arc<O>> {
+    if reference.kind != *O::RESOURCE.kind {
+        return None;
+    }
+    let namespace = if O::RESOURCE.namespaced { namespace } else { "" };
+    let owner = owners.get(&ObjectKey::new(namespace, &reference.name))?;
+    (owner.meta().uid == reference.uid).then_some(owner)
+}
+
+impl<T: Object, O: Object + Resource> OfController<T, O> {
+    fn new(owners: Box<dyn Owners<O>>) -> OfController<T, O> {
+        OfController { owners, selector: None, expectations: None, again: None }
+    }
+
+    /// A dependent without a controller wakes the owners of its namespace that select its labels,
+    /// when it appears and when its labels or its owner change. A selector that is empty or broken
+    /// selects nothing.
+    pub fn or_matching_orphans(
+        mut self,
+        selector: impl Fn(&O) -> Result<Selector, SelectorError> + Send + 'static,
+    ) -> Self {
+        self.selector = Some(Box::new(selector));
+        self
+    }
+
+    /// Tells `expectations` of each creation and deletion before the owner wakes. What is being
+    /// deleted counts as deleted.
+    pub fn observing(mut self, expectations: &Arc<Expectations>) -> Self {
+        self.expectations = Some(expectations.clone());
+        self
+    }
+
+    /// After an update, wakes the owner once more when the time that `after` gives (of the old and the
+    /// new dependent, and the owner) has passed.
+    pub fn again_after(
+        mut self,
+        after: impl Fn(&T, &T, &O) -> Option<Duration> + Send + 'static,
+    ) -> Self {
+        self.again = Some(Box::new(after));
+        self
+    }
+
+    fn owner(&self, dependent: &T) -> Option<Arc<O>> {
+        let meta = dependent.meta();
+        resolve_in(&*self.owners, &meta.namespace, meta.controller()?)
+    }
+
+    fn added(&self, new: &T, wake: &Queue) {
+        if new.meta().is_being_deleted() {
+            // After a restart a dependent may show up for the first time while it goes.
+            return self.deleted(new, wake);
+        }
+        if new.meta().controller().is_none() {
+            return self.wake_matching(new, wake);
+        }
+        if let Some(owner) = self.owner(new) {
+            let key = owner.meta().key();
+            if let Some(expectations) = &self.expectations {
+                expectations.creation_observed(&key);
+            }
+            wake.add(key);
+        }
+    }
+
+    fn updated(&self, old: &T, new: &T, wake: &Queue) {
+        let (was, is) = (old.meta(), new.meta());
+        if was.resource_version == is.resource_version {
+            return;
+        }
+        let relabelled = was.labels != is.labels;
+        if is.is_being_deleted() {
+            // The owner replaces it now, not when its grace period has ended.
+            self.deleted(new, wake);
+            if relabelled {
+                self.deleted(old, wake);
+            }
+            return;
+        }
+        let moved = was.controller() != is.controller();
+        if moved && let Some(owner) = self.owner(old) {
+            wake.add(owner.meta().key());
+        }
+        if is.controller().is_none() {
+            if relabelled || moved {
+                self.wake_matching(new, wake);
+            }
+        } else if let Some(owner) = self.owner(new) {
+            wake.add(owner.meta().key());
+            let again = self.again.as_ref().and_then(|again| again(old, new, &owner));
+            if let Some(after) = again {
+                wake.add_after(owner.meta().key(), after);
+            }
+        }
+    }
+
+    fn deleted(&self, last: &T, wake: &Queue) {
+        // Nobody waits for the deletion of an orphan.
+        let Some(owner) = self.owner(last) else { return };
+        let key = owner.meta().key();
+        if let Some(expectations) = &self.expectations {
+            expectations.deletion_observed(&key, &last.meta().uid);
+        }
+        wake.add(key);
+    }
+
+    fn wake_matching(&self, orphan: &T, wake: &Queue) {
+        let meta = orphan.meta();
+        let Some(selector) = self.selector.as_ref().filter(|_| !meta.labels.is_empty()) else {
+            return;
+        };
+        for owner in self.owners.in_namespace(&meta.namespace) {
+            let selects = selector(&owner)
+                .is_ok_and(|selector| !selector.is_empty() && selector.matches(&meta.labels));
+            if selects {
+                wake.add(owner.meta().key());
+            }
+        }
+    }
+}
+
+impl<T: Object, O: Object + Resource> Mapper<T, ObjectKey> for OfController<T, O> {
+    fn map(&mut self, change: Change<'_, T>, wake: &Queue) {
+        match change {
+            Change::Added { new, .. } => self.added(new, wake),
+            Change::Updated { old, new } => self.updated(old, new, wake),
+            Change::Resync { .. } => {}
+            Change::Deleted(deleted) => self.deleted(deleted.object(), wake),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cache::Deleted;
+    use crate::clock::FakeClock;
+    use crate::objects::{Pod, ReplicaSet, Timestamp, Uid};
+
+    impl<O: Object> Owners<O> for Vec<Arc<O>> {
+        fn get(&self, key: &ObjectKey) -> Option<Arc<O>> {
+            self.iter().find(|owner| owner.meta().key() == *key).cloned()
+        }
+
+        fn in_namespace(&self, namespace: &str) -> Vec<Arc<O>> {
+            self.iter().filter(|owner| owner.meta().namespace == *namespace).cloned().collect()
+        }
+    }
+
+    fn set(name: &str, selects: Value) -> Arc<ReplicaSet> {
+        let json = json!({
+            "metadata": {"namespace": "ns", "name": name, "uid": format!("uid-{name}")},
+            "spec": {"selector": selects},
+        });
+        Arc::new(serde_json::from_value(json).unwrap())
+    }
+
+    fn pod(version: u64, owner: &str, label: &str) -> Value {
+        let owners = json!([{
+            "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner,
+            "uid": format!("uid-{owner}"), "controller": true,
+        }]);
+        json!({"metadata": {
+            "namespace": "ns", "name": "p", "uid": "p", "resourceVersion": version.to_string(),
+            "labels": if label.is_empty() { json!({}) } else { json!({ "app": label }) },
+            "ownerReferences": if owner.is_empty() { json!([]) } else { owners },
+        }})
+    }
+
+    fn decoded(pod: Value) -> Arc<Pod> {
+        Arc::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn going(mut pod: Value) -> Value {
+        pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        pod
+    }
+
+    /// Owners a and b select their own label, "all" everything, and "old" is of another uid by now.
+    struct Scene {
+        mapper: OfController<Pod, ReplicaSet>,
+        expectations: Arc<Expectations>,
+        queue: Queue,
+        clock: Arc<FakeClock>,
+    }
+
+    fn scene() -> Scene {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let mut old = (*set("old", Value::Null)).clone();
+        old.meta.uid = Uid::new("recreated");
+        let owners = vec![
+            set("a", json!({"matchLabels": {"app": "a"}})),
+            set("b", json!({"matchLabels": {"app": "b"}})),
+            set("all", json!({})),
+            Arc::new(old),
+        ];
+        let expectations = Arc::new(Expectations::new(clock.clone()));
+        let mapper = OfController::new(Box::new(owners))
+            .or_matching_orphans(|set: &ReplicaSet| Selector::try_from(set.spec.selector.as_ref()))
+            .observing(&expectations);
+        let queue = Queue::for_test(clock.clone());
+        Scene { mapper, expectations, queue, clock }
+    }
+
+    impl Scene {
+        fn wakes(&mut self, change: Change<'_, Pod>) -> Vec<String> {
+            self.mapper.map(change, &self.queue);
+            let mut woken: Vec<String> =
+                self.queue.drain().iter().map(|key| key.name.to_string()).collect();
+            woken.sort();
+            woken
+        }
+    }
+
+    #[test]
+    fn additions_and_deletions_wake_who_is_concerned() {
+        let mut scene = scene();
+        for (json, added, deleted) in [
+            (pod(1, "a", ""), vec!["a"], vec!["a"]),
+            (pod(1, "old", "b"), vec![], vec![]),
+            (pod(1, "gone", "b"), vec![], vec![]),
+            (pod(1, "", "b"), vec!["b"], vec![]),
+            (pod(1, "", ""), vec![], vec![]),
+            (going(pod(1, "", "b")), vec![], vec![]),
+            (going(pod(1, "b", "")), vec!["b"], vec!["b"]),
+        ] {
+            let pod = decoded(json.clone());
+            assert_eq!(scene.wakes(Change::Added { new: &pod, initial: false }), added, "{json}");
+            let last = Deleted::FinalStateUnknown(pod);
+            assert_eq!(scene.wakes(Change::Deleted(&last)), deleted, "{json}");
+        }
+        let mut other_kind = pod(1, "a", "b");
+        other_kind["metadata"]["ownerReferences"][0]["kind"] = json!("Job");
+        let pod = decoded(other_kind);
+        assert!(scene.wakes(Change::Added { new: &pod, initial: true }).is_empty());
+    }
+
+    #[test]
+    fn updates_wake_the_old_and_the_new_owner() {
+        let mut scene = scene();
+        for (old, new, woken) in [
+            (pod(1, "a", "a"), pod(2, "a", "a"), vec!["a"]),
+            (pod(1, "a", "a"), pod(1, "a", "a"), vec![]),
+            (pod(1, "a", "a"), pod(2, "b", "a"), vec!["a", "b"]),
+            (pod(1, "a", "a"), pod(2, "", "b"), vec!["a", "b"]),
+            (pod(1, "", "b"), pod(2, "a", "b"), vec!["a"]),
+            (pod(1, "", "a"), pod(2, "", "b"), vec!["b"]),
+            (pod(1, "", "b"), pod(2, "", "b"), vec![]),
+            (pod(1, "a", "a"), going(pod(2, "a", "a")), vec!["a"]),
+            (pod(1, "a", "a"), going(pod(2, "b", "b")), vec!["a", "b"]),
+        ] {
+            let told = format!("{old} to {new}");
+            let (old, new) = (decoded(old), decoded(new));
+            assert_eq!(scene.wakes(Change::Updated { old: &old, new: &new }), woken, "{told}");
+        }
+        let same = decoded(pod(1, "a", "a"));
+        assert!(scene.wakes(Change::Resync { object: &same }).is_empty());
+    }
+
+    #[test]
+    fn expectations_see_it_first() {
+        let mut scene = scene();
+        let owner = ObjectKey::new("ns", "a");
+        let (alive, leaving) = (decoded(pod(1, "a", "a")), decoded(going(pod(2, "a", "a"))));
+
+        scene.expectations.expect_creations(&owner, 1);
+        scene.wakes(Change::Added { new: &leaving, initial: true });
+        assert!(!scene.expectations.satisfied(&owner), "what goes was not created just now");
+        scene.wakes(Change::Added { new: &alive, initial: false });
+        assert!(scene.expectations.satisfied(&owner));
+
+        scene.expectations.expect_deletions(&owner, vec![Uid::new("p")]);
+        scene.wakes(Change::Updated { old: &alive, new: &leaving });
+        assert!(scene.expectations.satisfied(&owner), "a deletion timestamp is enough");
+    }
+
+    #[test]
+    fn the_owner_can_be_woken_again() {
+        let mut scene = scene();
+        scene.mapper = scene.mapper.again_after(|_, _, _| Some(Duration::from_secs(5)));
+        let (old, new) = (decoded(pod(1, "a", "a")), decoded(pod(2, "a", "a")));
+        assert_eq!(scene.wakes(Change::Updated { old: &old, new: &new }), ["a"]);
+        assert!(scene.queue.drain().is_empty());
+        scene.clock.advance(Duration::from_secs(5));
+        assert_eq!(scene.queue.drain(), [ObjectKey::new("ns", "a")]);
+    }
+}

@@ -1,0 +1,405 @@
+//! The queue of events and the task that sends them. Upstream: tools/record/event.go.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_channel::{Receiver, Sender};
+use futures_lite::FutureExt;
+
+use super::correlator::{Correlated, Correlator, Now};
+use super::event::{Event, EventType, ObjectReference};
+use super::writer::{ClientWriter, EventWriter, WriteError};
+use super::{EventSink, Recorder};
+use crate::client::Client;
+use crate::clock::SharedClock;
+use crate::objects::Timestamp;
+use crate::task::{self, StopToken, Task};
+
+/// Events beyond this many that wait to be sent are dropped.
+const MAX_QUEUED_EVENTS: usize = 1000;
+const MAX_TRIES_PER_EVENT: u32 = 12;
+const SLEEP_BETWEEN_TRIES: Duration = Duration::from_secs(10);
+/// How long a shutdown waits for what is queued to be sent.
+const SHUTDOWN_BOUND: Duration = Duration::from_secs(2);
+
+/// Where recorded events go; one for each controller. Upstream: `EventBroadcaster`.
+/// Events are sent in the background: recording never waits and never fails.
+pub struct EventBroadcaster {
+    queue: Arc<Queue>,
+    /// Asks the task to try each event that is left once, and end.
+    stop: StopToken,
+    /// Ends the task at once.
+    abort: StopToken,
+    task: Mutex<Option<Task<()>>>,
+}
+
+struct Queue {
+    sender: Sender<Box<Event>>,
+    clock: SharedClock,
+    names: Names,
+}
+
+/// Numbers for the names of events: nanoseconds, of which the clock knows only the microseconds.
+#[derive(Default)]
+struct Names {
+    sequence: AtomicU32,
+}
+
+impl Names {
+    fn nanos(&self, now: Timestamp) -> i64 {
+        let below = self.sequence.fetch_add(1, Ordering::Relaxed) % 1000;
+        now.as_micros().saturating_mul(1000).saturating_add(below.into())
+    }
+}
+
+impl EventBroadcaster {
+    pub fn new(client: Client, clock: SharedClock) -> EventBroadcaster {
+        EventBroadcaster::to_writer(ClientWriter(client), clock)
+    }
+
+    fn to_writer(writer: impl EventWriter, clock: SharedClock) -> EventBroadcaster {
+        // Unbounded, as a bounded one reserves all its places; `record` keeps the bound.
+        let (sender, receiver) = async_channel::unbounded();
+        // Broadcasters that record in one microsecond about one object take different names.
+        let names = Names { sequence: AtomicU32::new(fastrand::u32(..)) };
+        let queue = Arc::new(Queue { sender, clock: clock.clone(), names });
+        let (stop, abort) = (StopToken::new(), StopToken::new());
+        let send = Send {
+            writer,
+            clock,
+            correlator: Correlator::new(),
+            names: Names::default(),
+            stop: stop.clone(),
+        };
+        let task = {
+            let abort = abort.clone();
+            task::spawn(async move {
+                abort.unless_stopped(send.run(receiver)).await;
+            })
+        };
+        EventBroadcaster { queue, stop, abort, task: Mutex::new(Some(task)) }
+    }
+
+    /// A recorder whose events name `component` as their source.
+    pub fn recorder(&self, component: &str) -> Recorder {
+        let queue = self.queue.clone();
+        Recorder::to_sink(Arc::new(QueueSink { queue, component: component.into() }))
+    }
+
+    /// Sends what is queued, within two seconds, and ends. What is recorded from now on is lost.
+    pub async fn shutdown(&self) {
+        self.queue.sender.close();
+        self.stop.stop();
+        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut task) = task else { return };
+        let late = async {
+            self.queue.clock.sleep(SHUTDOWN_BOUND).await;
+            self.abort.stop();
+            false
+        };
+        let ended = async {
+            (&mut task).await;
+            true
+        };
+        if !ended.or(late).await {
+            log::warn!("events: not all could be sent before the end");
+            task.await;
+        }
+    }
+}
+
+struct QueueSink {
+    queue: Arc<Queue>,
+    component: Arc<str>,
+}
+
+impl EventSink for QueueSink {
+    fn record(
+        &self,
+        about: &ObjectReference,
+        event_type: EventType,
+        reason: &str,
+        message: String,
+    ) {
+        log::debug!(
+            "Event occurred: {} {}/{}: {event_type:?} {reason}: {message}",
+            about.kind,
+            about.namespace,
+            about.name
+        );
+        let queue = &self.queue;
+        if queue.sender.len() >= MAX_QUEUED_EVENTS {
+            log::error!(
+                "events: too many queued, dropped {reason} about {} {}/{}",
+                about.kind,
+                about.namespace,
+                about.name
+            );
+            return;
+        }
+        let now = queue.clock.now();
+        let nanos = queue.names.nanos(now);
+        let event =
+            Event::new(self.component.clone(), about, event_type, reason, message, now, nanos);
+        if queue.sender.try_send(Box::new(event)).is_err() {
+            log::debug!("events: shut down, dropped {reason}");
+        }
+    }
+}
+
+/// The task that sends.
+struct Send<W> {
+    writer: W,
+    clock: SharedClock,
+    correlator: Correlator,
+    names: Names,
+    stop: StopToken,
+}
+
+impl<W: EventWriter> Send<W> {
+    /// Until the queue is closed and empty.
+    async fn run(mut self, queue: Receiver<Box<Event>>) {
+        while let Ok(event) = queue.recv().await {
+            let wall = self.clock.now();
+            let now =
+                Now { wall, monotonic: self.clock.monotonic(), nanos: self.names.nanos(wall) };
+            match self.correlator.correlate(*event, now) {
+                Correlated::Skip => (),
+                Correlated::Create(event) => self.send(&event, false).await,
+                Correlated::Patch(event) => self.send(&event, true).await,
+            }
+        }
+    }
+
+    /// Until the server has it or does not want it, or it was tried often enough.
+    async fn send(&self, event: &Event, again: bool) {
+        for tries in 1..=MAX_TRIES_PER_EVENT {
+            let Err(error) = self.try_send(event, again).await else { return };
+            log::error!("events: cannot be written, tried {tries} times: {error}");
+            // The first wait is random, so that not all come back at once.
+            let wait = match tries {
+                1 => SLEEP_BETWEEN_TRIES.mul_f64(fastrand::f64()),
+                MAX_TRIES_PER_EVENT => break,
+                _ => SLEEP_BETWEEN_TRIES,
+            };
+            if self.stop.unless_stopped(self.clock.sleep(wait)).await.is_none() {
+                break;
+            }
+        }
+        log::error!(
+            "events: given up: {} about {} {}/{}: {}",
+            event.reason,
+            event.involved_object.kind,
+            event.involved_object.namespace,
+            event.involved_object.name,
+            event.message
+        );
+    }
+
+    /// `Err`: worth another try.
+    async fn try_send(&self, event: &Event, again: bool) -> Result<(), String> {
+        let mut result = if again { self.writer.patch(event).await } else { Ok(()) };
+        // The server forgets events after a while: the series begins anew there.
+        if !again || matches!(result, Err(WriteError::NotFound(_))) {
+            result = self.writer.create(event).await;
+        }
+        match result {
+            Ok(()) => Ok(()),
+            Err(WriteError::Unreachable(message)) => Err(message),
+            Err(WriteError::Rejected { message, expected: true }) => {
+                log::debug!("events: rejected {}: {message}", event.metadata.name);
+                Ok(())
+            }
+            Err(WriteError::Rejected { message, .. } | WriteError::NotFound(message)) => {
+                log::error!("events: rejected {}: {message}", event.metadata.name);
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::{block_on, poll_once};
+
+    use super::super::writer::Write;
+    use super::*;
+    use crate::clock::FakeClock;
+
+    #[derive(Default)]
+    struct Server {
+        /// `create` or `patch`, name without number, count, message.
+        writes: Mutex<Vec<String>>,
+        /// How the next writes fail.
+        errors: Mutex<Vec<WriteError>>,
+        silent: Mutex<bool>,
+    }
+
+    struct Fake(Arc<Server>);
+
+    impl Fake {
+        fn write(&self, verb: &str, event: &Event) -> Write<'_> {
+            let name = event.metadata.name.split('.').next().unwrap_or_default();
+            let line = format!("{verb} {name} {} {}", event.count, event.message);
+            Box::pin(async move {
+                if *self.0.silent.lock().unwrap() {
+                    std::future::pending::<()>().await;
+                }
+                self.0.writes.lock().unwrap().push(line);
+                self.0.errors.lock().unwrap().pop().map_or(Ok(()), Err)
+            })
+        }
+    }
+
+    impl EventWriter for Fake {
+        fn create<'a>(&'a self, event: &'a Event) -> Write<'a> {
+            self.write("create", event)
+        }
+        fn patch<'a>(&'a self, event: &'a Event) -> Write<'a> {
+            self.write("patch", event)
+        }
+    }
+
+    fn about(name: &str) -> ObjectReference {
+        ObjectReference {
+            api_version: "apps/v1".into(),
+            kind: "ReplicaSet".into(),
+            namespace: "ns".into(),
+            name: name.into(),
+            uid: "u".into(),
+            resource_version: "".into(),
+            field_path: "".into(),
+        }
+    }
+
+    fn record(recorder: &Recorder, message: &str) {
+        recorder.event(&about("rs"), EventType::Normal, "SuccessfulCreate", message);
+    }
+
+    fn unreachable() -> WriteError {
+        WriteError::Unreachable("connection refused".into())
+    }
+
+    /// The sending task, polled by hand.
+    fn sender(server: &Arc<Server>) -> (Arc<FakeClock>, Send<Fake>) {
+        let clock = FakeClock::new(Timestamp::from_secs(1000));
+        let send = Send {
+            writer: Fake(server.clone()),
+            clock: clock.clone(),
+            correlator: Correlator::new(),
+            names: Names::default(),
+            stop: StopToken::new(),
+        };
+        (clock, send)
+    }
+
+    fn event(message: &str) -> Box<Event> {
+        let now = Timestamp::from_secs(1000);
+        let about = about("rs");
+        Box::new(Event::new("c".into(), &about, EventType::Normal, "R", message.into(), now, 1))
+    }
+
+    #[test]
+    fn what_is_queued_is_sent_before_the_end() {
+        let server = Arc::new(Server::default());
+        let clock = FakeClock::new(Timestamp::from_secs(1000));
+        let broadcaster = EventBroadcaster::to_writer(Fake(server.clone()), clock);
+        let recorder = broadcaster.recorder("replicaset-controller");
+        record(&recorder, "one");
+        record(&recorder, "one");
+        record(&recorder, "two");
+        block_on(broadcaster.shutdown());
+        record(&recorder, "too late");
+        assert_eq!(
+            *server.writes.lock().unwrap(),
+            ["create rs 1 one", "patch rs 2 one", "create rs 1 two"]
+        );
+    }
+
+    #[test]
+    fn the_end_does_not_wait_for_a_silent_server() {
+        let server = Arc::new(Server { silent: Mutex::new(true), ..Server::default() });
+        let clock = FakeClock::new(Timestamp::from_secs(1000));
+        let broadcaster = EventBroadcaster::to_writer(Fake(server), clock.clone());
+        record(&broadcaster.recorder("c"), "one");
+        let mut shutdown = Box::pin(broadcaster.shutdown());
+        assert!(block_on(poll_once(&mut shutdown)).is_none());
+        clock.advance(SHUTDOWN_BOUND);
+        block_on(shutdown);
+    }
+
+    #[test]
+    fn errors_are_retried_dropped_or_answered_with_a_new_event() {
+        let rejected = || WriteError::Rejected { message: "no".into(), expected: false };
+        let gone = || WriteError::NotFound("gone".into());
+        let table = [
+            ("rejected: dropped", vec![rejected()], vec!["create rs 1 a", "patch rs 2 a"]),
+            (
+                "unreachable: again",
+                vec![unreachable(), unreachable()],
+                vec!["create rs 1 a", "create rs 1 a", "create rs 1 a", "patch rs 2 a"],
+            ),
+            (
+                "expired: created anew, count and all; and that again",
+                vec![gone(), unreachable(), gone(), rejected()],
+                vec![
+                    "create rs 1 a",
+                    "patch rs 2 a",
+                    "create rs 2 a",
+                    "patch rs 2 a",
+                    "create rs 2 a",
+                ],
+            ),
+        ];
+        for (name, errors, expect) in table {
+            let server = Arc::new(Server { errors: Mutex::new(errors), ..Server::default() });
+            let (clock, send) = sender(&server);
+            let (queue, receiver) = async_channel::unbounded();
+            queue.try_send(event("a")).unwrap();
+            queue.try_send(event("a")).unwrap();
+            queue.close();
+            let mut run = Box::pin(send.run(receiver));
+            while block_on(poll_once(&mut run)).is_none() {
+                assert_eq!(clock.sleepers(), 1, "{name}");
+                clock.advance(SLEEP_BETWEEN_TRIES);
+            }
+            assert_eq!(*server.writes.lock().unwrap(), expect, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_event_is_given_up_after_twelve_tries_or_at_the_end() {
+        for stopped in [false, true] {
+            let errors = Mutex::new((0..100).map(|_| unreachable()).collect());
+            let server = Arc::new(Server { errors, ..Server::default() });
+            let (clock, send) = sender(&server);
+            if stopped {
+                send.stop.stop();
+            }
+            let (queue, receiver) = async_channel::unbounded();
+            queue.try_send(event("a")).unwrap();
+            queue.close();
+            let mut run = Box::pin(send.run(receiver));
+            while block_on(poll_once(&mut run)).is_none() {
+                clock.advance(SLEEP_BETWEEN_TRIES);
+            }
+            assert_eq!(server.writes.lock().unwrap().len(), if stopped { 1 } else { 12 });
+        }
+    }
+
+    #[test]
+    fn a_full_queue_drops() {
+        let clock = FakeClock::new(Timestamp::from_secs(1000));
+        let (sender, receiver) = async_channel::unbounded();
+        let queue = Arc::new(Queue { sender, clock, names: Names::default() });
+        let recorder = Recorder::to_sink(Arc::new(QueueSink { queue, component: "c".into() }));
+        for _ in 0..MAX_QUEUED_EVENTS + 5 {
+            record(&recorder, "x");
+        }
+        assert_eq!(receiver.len(), MAX_QUEUED_EVENTS);
+        let names: std::collections::HashSet<String> =
+            std::iter::from_fn(|| receiver.try_recv().ok()).map(|e| e.metadata.name).collect();
+        assert_eq!(names.len(), MAX_QUEUED_EVENTS, "one microsecond, different names");
+    }
+}

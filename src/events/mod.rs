@@ -1,0 +1,85 @@
+//! Event recording. Upstream: client-go's tools/record.
+//!
+//! A [`Recorder`] queues events; the [`EventBroadcaster`]'s task runs them through the correlator
+//! (similar events become one, repeated ones a count, spam nothing) and sends what is left.
+
+mod broadcaster;
+mod correlator;
+mod event;
+mod lru;
+mod writer;
+
+use std::sync::Arc;
+
+use crate::objects::{Meta, Object, Resource, ResourceType};
+
+pub use broadcaster::EventBroadcaster;
+pub(crate) use event::random_uuid;
+pub use event::{EventType, ObjectReference};
+
+impl ObjectReference {
+    pub fn to<T: Object + Resource>(object: &T) -> ObjectReference {
+        ObjectReference::of(&T::RESOURCE, object.meta())
+    }
+
+    pub fn of(resource: &ResourceType, meta: &Meta) -> ObjectReference {
+        ObjectReference {
+            api_version: resource.api_version(),
+            kind: resource.kind.to_string(),
+            namespace: meta.namespace.to_string(),
+            name: meta.name.to_string(),
+            uid: meta.uid.to_string(),
+            resource_version: match meta.resource_version {
+                0 => String::new(),
+                version => version.to_string(),
+            },
+            field_path: String::new(),
+        }
+    }
+}
+
+/// Records events of one component. Recording never waits and never fails. Cheap to clone.
+#[derive(Clone)]
+pub struct Recorder {
+    sink: Arc<dyn EventSink>,
+}
+
+/// Where a recorder hands its events.
+pub trait EventSink: Send + Sync {
+    fn record(&self, about: &ObjectReference, event_type: EventType, reason: &str, message: String);
+}
+
+impl Recorder {
+    pub fn to_sink(sink: Arc<dyn EventSink>) -> Recorder {
+        Recorder { sink }
+    }
+
+    /// Upstream: `EventRecorder.Event`.
+    pub fn event(
+        &self,
+        about: &ObjectReference,
+        event_type: EventType,
+        reason: &str,
+        message: impl Into<String>,
+    ) {
+        self.sink.record(about, event_type, reason, message.into());
+    }
+
+    pub fn normal<T: Object + Resource>(
+        &self,
+        object: &T,
+        reason: &str,
+        message: impl Into<String>,
+    ) {
+        self.event(&ObjectReference::to(object), EventType::Normal, reason, message);
+    }
+
+    pub fn warning<T: Object + Resource>(
+        &self,
+        object: &T,
+        reason: &str,
+        message: impl Into<String>,
+    ) {
+        self.event(&ObjectReference::to(object), EventType::Warning, reason, message);
+    }
+}

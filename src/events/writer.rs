@@ -1,0 +1,69 @@
+//! Where events end up. Upstream: `record.EventSink`.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use serde::de::IgnoredAny;
+
+use super::event::Event;
+use crate::client::{self, Client, Patch};
+use crate::objects::{ObjectKey, ResourceType};
+
+const EVENTS: ResourceType = ResourceType::fixed("", "v1", "Event", "events", true);
+
+pub(super) type Write<'a> = Pin<Box<dyn Future<Output = Result<(), WriteError>> + Send + 'a>>;
+
+pub(super) trait EventWriter: Send + Sync + 'static {
+    fn create<'a>(&'a self, event: &'a Event) -> Write<'a>;
+    /// Changes the event of the same name to [`Event::series_patch`].
+    fn patch<'a>(&'a self, event: &'a Event) -> Write<'a>;
+}
+
+/// What becomes of an event that was not written.
+#[derive(Debug)]
+pub(super) enum WriteError {
+    NotFound(String),
+    /// The server does not want it, and never will.
+    Rejected {
+        message: String,
+        /// Whether that happens in a healthy cluster.
+        expected: bool,
+    },
+    /// It may work later.
+    Unreachable(String),
+}
+
+pub(super) struct ClientWriter(pub Client);
+
+impl EventWriter for ClientWriter {
+    fn create<'a>(&'a self, event: &'a Event) -> Write<'a> {
+        Box::pin(async {
+            let events = self.0.resource(&EVENTS);
+            let created = events.create::<IgnoredAny>(&event.metadata.namespace, event).await;
+            created.map(drop).map_err(write_error)
+        })
+    }
+
+    fn patch<'a>(&'a self, event: &'a Event) -> Write<'a> {
+        Box::pin(async {
+            let key = ObjectKey::new(&event.metadata.namespace, &event.metadata.name);
+            let patch = Patch::StrategicMerge(event.series_patch());
+            let patched = self.0.resource(&EVENTS).patch::<IgnoredAny>(&key, &patch).await;
+            patched.map(drop).map_err(write_error)
+        })
+    }
+}
+
+fn write_error(error: client::Error) -> WriteError {
+    let message = error.to_string();
+    if error.is_not_found() {
+        return WriteError::NotFound(message);
+    }
+    match error.code() {
+        None => WriteError::Unreachable(message),
+        Some(_) => WriteError::Rejected {
+            message,
+            expected: error.is_already_exists() || error.is_namespace_terminating(),
+        },
+    }
+}

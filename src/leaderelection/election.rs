@@ -1,0 +1,324 @@
+//! What an attempt to take or keep the lock does next. Upstream: `tryAcquireOrRenew`.
+
+use std::ops::ControlFlow::{self, Break, Continue};
+use std::time::Duration;
+
+use super::LeaderElectionRecord as Record;
+use crate::objects::Timestamp;
+
+/// What one contender knows. A lease runs from when *we* saw it change, by our own monotonic
+/// clock: what the clocks of other machines say does not matter.
+pub(super) struct Election {
+    identity: String,
+    lease_duration: Duration,
+    observed: Record,
+    observed_at: Duration,
+}
+
+/// The request that an attempt makes now.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Attempt {
+    /// Write without reading: we lead, and nobody else should have written.
+    Renew(Record),
+    Read,
+    Create(Record),
+    /// Write over what was just read.
+    Update(Record),
+}
+
+/// How the request ended.
+#[derive(Debug, PartialEq)]
+pub(super) enum Outcome {
+    Found(Record),
+    Missing,
+    Written,
+    Failed,
+}
+
+/// When an attempt began.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Start {
+    pub wall: Timestamp,
+    pub monotonic: Duration,
+}
+
+impl Election {
+    pub fn new(identity: &str, lease_duration: Duration) -> Election {
+        Election {
+            identity: identity.to_owned(),
+            lease_duration,
+            observed: Record::default(),
+            observed_at: Duration::ZERO,
+        }
+    }
+
+    /// The holder last seen; empty when none was.
+    pub fn leader(&self) -> &str {
+        &self.observed.holder_identity
+    }
+
+    pub fn is_leader(&self) -> bool {
+        self.observed.holder_identity == self.identity
+    }
+
+    /// How long the record has been what it is, as far as we know.
+    pub fn observed_for(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.observed_at)
+    }
+
+    /// Whether an attempt that begins now makes its first request by writing or by reading.
+    pub fn begin(&self, start: Start) -> Attempt {
+        if self.is_leader() && self.is_valid(start.monotonic) {
+            Attempt::Renew(self.renewed(&self.observed, start))
+        } else {
+            Attempt::Read
+        }
+    }
+
+    /// The next request, or whether we hold the lock now. `at`: when the answer came.
+    pub fn after(
+        &mut self,
+        attempt: Attempt,
+        outcome: Outcome,
+        start: Start,
+        at: Duration,
+    ) -> ControlFlow<bool, Attempt> {
+        match (attempt, outcome) {
+            (
+                Attempt::Renew(record) | Attempt::Create(record) | Attempt::Update(record),
+                Outcome::Written,
+            ) => {
+                self.observe(record, at);
+                Break(true)
+            }
+            (Attempt::Renew(_), _) => Continue(Attempt::Read),
+            (Attempt::Read, Outcome::Missing) => Continue(Attempt::Create(self.fresh(start))),
+            (Attempt::Read, Outcome::Found(record)) => {
+                if record != self.observed {
+                    self.observe(record, at);
+                }
+                let held = !self.observed.holder_identity.is_empty();
+                if held && !self.is_leader() && self.is_valid(start.monotonic) {
+                    return Break(false);
+                }
+                Continue(Attempt::Update(if self.is_leader() {
+                    self.renewed(&self.observed, start)
+                } else {
+                    let leader_transitions = self.observed.leader_transitions.saturating_add(1);
+                    Record { leader_transitions, ..self.fresh(start) }
+                }))
+            }
+            _ => Break(false),
+        }
+    }
+
+    /// What gives the lock back, written over `current`; `None` if it is not ours.
+    pub fn release(&self, current: &Record, now: Timestamp) -> Option<Record> {
+        (self.is_leader() && current.holder_identity == self.identity).then(|| Record {
+            holder_identity: String::new(),
+            lease_duration_seconds: 1,
+            acquire_time: Some(now),
+            renew_time: Some(now),
+            leader_transitions: current.leader_transitions,
+        })
+    }
+
+    pub fn observe(&mut self, record: Record, at: Duration) {
+        self.observed = record;
+        self.observed_at = at;
+    }
+
+    fn is_valid(&self, now: Duration) -> bool {
+        let seconds = u64::try_from(self.observed.lease_duration_seconds).unwrap_or(0);
+        self.observed_at + Duration::from_secs(seconds) > now
+    }
+
+    fn fresh(&self, start: Start) -> Record {
+        Record {
+            holder_identity: self.identity.clone(),
+            lease_duration_seconds: self.lease_duration.as_secs().try_into().unwrap_or(i32::MAX),
+            acquire_time: Some(start.wall),
+            renew_time: Some(start.wall),
+            leader_transitions: 0,
+        }
+    }
+
+    fn renewed(&self, old: &Record, start: Start) -> Record {
+        Record {
+            acquire_time: old.acquire_time,
+            leader_transitions: old.leader_transitions,
+            ..self.fresh(start)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(secs: i64) -> Start {
+        let wall = Timestamp::from_secs(1_000_000 + secs);
+        Start { wall, monotonic: Duration::from_secs(secs as u64) }
+    }
+
+    fn record(holder: &str, acquired: i64, renewed: i64, transitions: i32) -> Record {
+        Record {
+            holder_identity: holder.into(),
+            lease_duration_seconds: 15,
+            acquire_time: Some(at(acquired).wall),
+            renew_time: Some(at(renewed).wall),
+            leader_transitions: transitions,
+        }
+    }
+
+    /// An election in which `observed` was seen at second 100.
+    fn election(observed: Record) -> Election {
+        let mut election = Election::new("me", Duration::from_secs(15));
+        election.observe(observed, at(100).monotonic);
+        election
+    }
+
+    /// Every request of an attempt that begins at `start`, given what each is answered.
+    fn requests(
+        election: &mut Election,
+        start: i64,
+        answers: Vec<Outcome>,
+    ) -> (Vec<Attempt>, Option<bool>) {
+        let mut made = vec![election.begin(at(start))];
+        for answer in answers {
+            let last = made[made.len() - 1].clone();
+            match election.after(last, answer, at(start), at(start).monotonic) {
+                Continue(next) => made.push(next),
+                Break(held) => return (made, Some(held)),
+            }
+        }
+        (made, None)
+    }
+
+    #[test]
+    fn every_edge_of_an_attempt() {
+        use Attempt::*;
+        use Outcome::*;
+        let mine = || record("me", 50, 100, 3);
+        let other = || record("other", 50, 100, 3);
+        let seen = |renewed| record("other", 50, renewed, 3);
+        let released = Record { holder_identity: "".into(), ..other() };
+        let table = [
+            (
+                "nobody made the lock yet",
+                Record::default(),
+                101,
+                vec![Missing, Written],
+                vec![Read, Create(record("me", 101, 101, 0))],
+                Some(true),
+            ),
+            (
+                "another was faster to make it",
+                Record::default(),
+                101,
+                vec![Missing, Failed],
+                vec![Read, Create(record("me", 101, 101, 0))],
+                Some(false),
+            ),
+            (
+                "we lead: no read",
+                mine(),
+                102,
+                vec![Written],
+                vec![Renew(record("me", 50, 102, 3))],
+                Some(true),
+            ),
+            (
+                "we lead, the write failed, the lock is still ours",
+                mine(),
+                102,
+                vec![Failed, Found(mine()), Written],
+                vec![Renew(record("me", 50, 102, 3)), Read, Update(record("me", 50, 102, 3))],
+                Some(true),
+            ),
+            (
+                "we led, the write conflicts, another leads now",
+                mine(),
+                102,
+                vec![Failed, Found(seen(101))],
+                vec![Renew(record("me", 50, 102, 3)), Read],
+                Some(false),
+            ),
+            (
+                "our own lease has run out: read first",
+                mine(),
+                115,
+                vec![Found(mine()), Written],
+                vec![Read, Update(record("me", 50, 115, 3))],
+                Some(true),
+            ),
+            (
+                "held by another, unchanged, not run out",
+                other(),
+                114,
+                vec![Found(other())],
+                vec![Read],
+                Some(false),
+            ),
+            (
+                "held by another, unchanged, run out by our clock",
+                other(),
+                115,
+                vec![Found(other()), Written],
+                vec![Read, Update(record("me", 115, 115, 4))],
+                Some(true),
+            ),
+            (
+                "run out, but another takes it first",
+                other(),
+                115,
+                vec![Found(other()), Failed],
+                vec![Read, Update(record("me", 115, 115, 4))],
+                Some(false),
+            ),
+            (
+                "renewed long ago by its holder's clock, but just now by ours",
+                other(),
+                130,
+                vec![Found(seen(-9000))],
+                vec![Read],
+                Some(false),
+            ),
+            (
+                "renewed in the future by its holder's clock, unchanged for long by ours",
+                seen(9000),
+                130,
+                vec![Found(seen(9000)), Written],
+                vec![Read, Update(record("me", 130, 130, 4))],
+                Some(true),
+            ),
+            (
+                "released: taken at once",
+                other(),
+                101,
+                vec![Found(released), Written],
+                vec![Read, Update(record("me", 101, 101, 4))],
+                Some(true),
+            ),
+            ("the API server is away", other(), 130, vec![Failed], vec![Read], Some(false)),
+        ];
+        for (name, observed, start, answers, expect, held) in table {
+            let mut election = election(observed);
+            let (made, ended) = requests(&mut election, start, answers);
+            assert_eq!((made, ended), (expect, held), "{name}");
+            assert!(held != Some(true) || election.is_leader(), "{name}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_ours_is_released() {
+        let now = at(110).wall;
+        let ours = record("me", 50, 108, 7);
+        let given_back = election(ours.clone()).release(&ours, now).unwrap();
+        assert_eq!(given_back.holder_identity, "");
+        assert_eq!((given_back.lease_duration_seconds, given_back.leader_transitions), (1, 7));
+        let theirs = record("other", 109, 109, 8);
+        assert_eq!(election(ours.clone()).release(&theirs, now), None, "taken over unseen");
+        assert_eq!(election(theirs).release(&ours, now), None);
+    }
+}

@@ -1,0 +1,703 @@
+//! Takes the lock, keeps it, and gives it back. Upstream: `leaderelection.LeaderElector`.
+
+use std::fmt;
+use std::future::Future;
+use std::ops::ControlFlow;
+use std::pin::Pin;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+use prometheus::{IntCounterVec, IntGaugeVec, register_int_counter_vec, register_int_gauge_vec};
+
+use super::election::{Attempt, Election, Outcome, Start};
+use super::{Lock, LockError};
+use crate::clock::SharedClock;
+use crate::task::{self, StopToken};
+
+/// Waits between attempts to take the lock are longer by up to this factor of the retry period.
+const JITTER_FACTOR: f64 = 1.2;
+
+/// How to elect. Upstream: `LeaderElectionConfig`.
+pub struct Config {
+    pub lock: Arc<dyn Lock>,
+    /// How long the lock is ours, as others see it, after our last write. As upstream, 15 s.
+    pub lease_duration: Duration,
+    /// How long we try to write before we stop working. As upstream, 10 s.
+    pub renew_deadline: Duration,
+    /// From one attempt to the next. As upstream, 2 s.
+    pub retry_period: Duration,
+    /// Give the lock back when asked to stop, so that another can take it at once.
+    pub release_on_cancel: bool,
+    /// The label of the metrics, and the name in the health check.
+    pub name: String,
+}
+
+/// Why a [`Config`] cannot work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigError {
+    LeaseNotLongerThanRenewDeadline,
+    RenewDeadlineTooShortForRetryPeriod,
+    RetryPeriodIsZero,
+    EmptyIdentity,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ConfigError::LeaseNotLongerThanRenewDeadline => {
+                "leaseDuration must be greater than renewDeadline"
+            }
+            ConfigError::RenewDeadlineTooShortForRetryPeriod => {
+                "renewDeadline must be greater than retryPeriod*JitterFactor"
+            }
+            ConfigError::RetryPeriodIsZero => "retryPeriod must be greater than zero",
+            ConfigError::EmptyIdentity => "Lock identity is empty",
+        })
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+type Leading = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// What is called when. Upstream: `LeaderCallbacks`.
+pub struct LeaderCallbacks {
+    on_started_leading: Box<dyn FnOnce(StopToken) -> Leading + Send>,
+    on_stopped_leading: Box<dyn FnOnce() + Send>,
+    on_new_leader: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+impl LeaderCallbacks {
+    /// `started`: what only the leader does; runs as a task of its own, and has to end soon after
+    /// its token stops. `stopped`: called once, when the election has ended, even if we never led.
+    pub fn new<F>(
+        started: impl FnOnce(StopToken) -> F + Send + 'static,
+        stopped: impl FnOnce() + Send + 'static,
+    ) -> LeaderCallbacks
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        LeaderCallbacks {
+            on_started_leading: Box::new(|stop| Box::pin(started(stop))),
+            on_stopped_leading: Box::new(stopped),
+            on_new_leader: Box::new(|_| ()),
+        }
+    }
+
+    /// `seen` is told each leader that is not the one seen before, ourselves included; an empty
+    /// name when the lock was given back. It must not block.
+    pub fn on_new_leader(mut self, seen: impl Fn(&str) + Send + Sync + 'static) -> LeaderCallbacks {
+        self.on_new_leader = Box::new(seen);
+        self
+    }
+}
+
+/// How an election ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Asked to stop before we ever led.
+    NeverLed,
+    /// Asked to stop; what the leader does has ended, and so has our lease if so configured.
+    Stopped,
+    /// We could not renew in time. What the leader does was told to stop, but may still run: the
+    /// process has to end now.
+    Lost,
+}
+
+/// One contender. Cheap to clone; clones are for asking, one of them runs.
+#[derive(Clone)]
+pub struct LeaderElector {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: Config,
+    clock: SharedClock,
+    election: Mutex<Election>,
+}
+
+impl LeaderElector {
+    pub fn new(config: Config, clock: SharedClock) -> Result<LeaderElector, ConfigError> {
+        if config.lease_duration <= config.renew_deadline {
+            return Err(ConfigError::LeaseNotLongerThanRenewDeadline);
+        }
+        if config.renew_deadline <= config.retry_period.mul_f64(JITTER_FACTOR) {
+            return Err(ConfigError::RenewDeadlineTooShortForRetryPeriod);
+        }
+        if config.retry_period.is_zero() {
+            return Err(ConfigError::RetryPeriodIsZero);
+        }
+        if config.lock.identity().is_empty() {
+            return Err(ConfigError::EmptyIdentity);
+        }
+        set_master(&config.name, false);
+        let election = Mutex::new(Election::new(config.lock.identity(), config.lease_duration));
+        Ok(LeaderElector { inner: Arc::new(Inner { config, clock, election }) })
+    }
+
+    /// The leader last seen; empty when none was. For people: it may have changed.
+    pub fn leader(&self) -> String {
+        self.inner.election().leader().to_owned()
+    }
+
+    /// Whether we were the leader last seen.
+    pub fn is_leader(&self) -> bool {
+        self.inner.election().is_leader()
+    }
+
+    /// Fails if we lead and our lease ran out more than `tolerable` ago.
+    pub(super) fn check(&self, tolerable: Duration) -> Result<(), String> {
+        let inner = &self.inner;
+        let election = inner.election();
+        let age = election.observed_for(inner.clock.monotonic());
+        if election.is_leader() && age > inner.config.lease_duration + tolerable {
+            let name = &inner.config.name;
+            return Err(format!("failed election to renew leadership on lease {name}"));
+        }
+        Ok(())
+    }
+
+    /// Waits for the lock, leads, and keeps the lock until it is lost or `stop` stops.
+    ///
+    /// When stopped, the lock is still renewed until what `on_started_leading` began has ended,
+    /// and only then given back: no other leader works beside it.
+    pub async fn run(&self, callbacks: LeaderCallbacks, stop: &StopToken) -> Ended {
+        let LeaderCallbacks { on_started_leading, on_stopped_leading, on_new_leader } = callbacks;
+        let mut run = Run { inner: &self.inner, on_new_leader, reported: String::new() };
+        let ended = run.run(on_started_leading, stop).await;
+        on_stopped_leading();
+        ended
+    }
+}
+
+struct Run<'a> {
+    inner: &'a Inner,
+    on_new_leader: Box<dyn Fn(&str) + Send + Sync>,
+    /// The leader that `on_new_leader` was last told.
+    reported: String,
+}
+
+impl Run<'_> {
+    async fn run(
+        &mut self,
+        lead: Box<dyn FnOnce(StopToken) -> Leading + Send>,
+        stop: &StopToken,
+    ) -> Ended {
+        let config = &self.inner.config;
+        if stop.unless_stopped(self.acquire()).await.is_none() {
+            return Ended::NeverLed;
+        }
+        config.lock.record_event("became leader");
+        set_master(&config.name, true);
+        log::info!("leaderelection: {}: successfully acquired lease", config.lock.describe());
+
+        // No child of `stop`: both ends of leading are told here.
+        let leading = StopToken::new();
+        let work = task::spawn(lead(leading.clone()));
+        let lost = async {
+            self.renew().await;
+            Ended::Lost
+        };
+        let stopped = async {
+            stop.stopped().await;
+            leading.stop();
+            work.await;
+            Ended::Stopped
+        };
+        let ended = lost.or(stopped).await;
+        leading.stop();
+        set_master(&config.name, false);
+        if ended == Ended::Lost {
+            log::error!("leaderelection: {}: failed to renew lease", config.lock.describe());
+        }
+        // Whoever lost the lock to an API server that is away cannot give it back either.
+        if config.release_on_cancel && ended == Ended::Stopped {
+            self.release().await;
+        }
+        config.lock.record_event("stopped leading");
+        ended
+    }
+
+    /// Returns once the lock is ours.
+    async fn acquire(&mut self) {
+        let config = &self.inner.config;
+        log::info!(
+            "leaderelection: {}: attempting to acquire leader lease...",
+            config.lock.describe()
+        );
+        while !self.attempt().await {
+            let jitter = config.retry_period.mul_f64(fastrand::f64() * JITTER_FACTOR);
+            self.inner.clock.sleep(config.retry_period + jitter).await;
+        }
+    }
+
+    /// Returns once the lock could not be renewed for as long as the renew deadline.
+    async fn renew(&mut self) {
+        let (config, clock) = (&self.inner.config, self.inner.clock.clone());
+        loop {
+            let deadline = clock.sleep(config.renew_deadline);
+            let renewed = async {
+                while !self.attempt().await {
+                    clock.sleep(config.retry_period).await;
+                }
+                true
+            };
+            let late = async {
+                deadline.await;
+                false
+            };
+            if !renewed.or(late).await {
+                return;
+            }
+            clock.sleep(config.retry_period).await;
+        }
+    }
+
+    /// Whether the lock is ours after one attempt to take or renew it.
+    async fn attempt(&mut self) -> bool {
+        let inner = self.inner;
+        let start = Start { wall: inner.clock.now(), monotonic: inner.clock.monotonic() };
+        let mut attempt = inner.election().begin(start);
+        let held = loop {
+            let outcome = inner.carry_out(&attempt).await;
+            let at = inner.clock.monotonic();
+            let next = inner.election().after(attempt, outcome, start, at);
+            match next {
+                ControlFlow::Continue(next) => attempt = next,
+                ControlFlow::Break(held) => break held,
+            }
+        };
+        self.report_transition();
+        held
+    }
+
+    fn report_transition(&mut self) {
+        let leader = self.inner.election().leader().to_owned();
+        if leader != self.reported {
+            (self.on_new_leader)(&leader);
+            self.reported = leader;
+        }
+    }
+
+    async fn release(&mut self) {
+        let inner = self.inner;
+        let lock = &inner.config.lock;
+        let release = async {
+            let Some(current) = lock.get().await? else { return Ok(()) };
+            let now = inner.clock.now();
+            let released = inner.election().release(&current, now);
+            if let Some(record) = released {
+                lock.update(&record).await?;
+                inner.election().observe(record, inner.clock.monotonic());
+            }
+            Ok(())
+        };
+        if let Err(error) = inner.within(inner.config.renew_deadline, release).await {
+            log::error!("leaderelection: {}: failed to release lease: {error}", lock.describe());
+        }
+        self.report_transition();
+    }
+}
+
+impl Inner {
+    fn election(&self) -> MutexGuard<'_, Election> {
+        self.election.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn carry_out(&self, attempt: &Attempt) -> Outcome {
+        let (lock, name) = (&self.config.lock, &self.config.name);
+        let (doing, result) = match attempt {
+            Attempt::Read => match self.request(lock.get()).await {
+                Ok(Some(record)) => return Outcome::Found(record),
+                Ok(None) => return Outcome::Missing,
+                Err(error) => ("error retrieving lease lock", Err(error)),
+            },
+            Attempt::Create(record) => {
+                ("error initially creating lease lock", self.request(lock.create(record)).await)
+            }
+            Attempt::Renew(record) => (
+                "failed to update lease optimistically, falling back to slow path",
+                self.request(lock.update(record)).await,
+            ),
+            Attempt::Update(record) => {
+                if self.election().is_leader() {
+                    count_slow_path(name);
+                }
+                ("failed to update lease", self.request(lock.update(record)).await)
+            }
+        };
+        match result {
+            Ok(()) => Outcome::Written,
+            Err(error) => {
+                log::warn!("leaderelection: {}: {doing}: {error}", lock.describe());
+                Outcome::Failed
+            }
+        }
+    }
+
+    /// A request may take half the renew deadline, so that there is time for another.
+    async fn request<T>(
+        &self,
+        request: impl Future<Output = Result<T, LockError>>,
+    ) -> Result<T, LockError> {
+        self.within((self.config.renew_deadline / 2).max(Duration::from_secs(1)), request).await
+    }
+
+    async fn within<T>(
+        &self,
+        time: Duration,
+        request: impl Future<Output = Result<T, LockError>>,
+    ) -> Result<T, LockError> {
+        let late = async {
+            self.clock.sleep(time).await;
+            Err(LockError::TimedOut)
+        };
+        request.or(late).await
+    }
+}
+
+struct Metrics {
+    master: IntGaugeVec,
+    slow_path: IntCounterVec,
+}
+
+static METRICS: LazyLock<Option<Metrics>> = LazyLock::new(|| {
+    let register = || -> prometheus::Result<Metrics> {
+        Ok(Metrics {
+            master: register_int_gauge_vec!(
+                "leader_election_master_status",
+                "[ALPHA] Gauge of if the reporting system is master of the relevant lease, 0 \
+                 indicates backup, 1 indicates master. 'name' is the string used to identify the \
+                 lease. Please make sure to group by name.",
+                &["name"]
+            )?,
+            slow_path: register_int_counter_vec!(
+                "leader_election_slowpath_total",
+                "[ALPHA] Total number of slow path exercised in renewing leader leases. 'name' is \
+                 the string used to identify the lease. Please make sure to group by name.",
+                &["name"]
+            )?,
+        })
+    };
+    register().inspect_err(|error| log::error!("leaderelection: no metrics: {error}")).ok()
+});
+
+fn set_master(name: &str, is_master: bool) {
+    if let Some(metrics) = METRICS.as_ref() {
+        metrics.master.with_label_values(&[name]).set(is_master.into());
+    }
+}
+
+fn count_slow_path(name: &str) {
+    if let Some(metrics) = METRICS.as_ref() {
+        metrics.slow_path.with_label_values(&[name]).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::{block_on, poll_once};
+
+    use super::super::{HealthzAdaptor, LeaderElectionRecord, LockFuture};
+    use super::*;
+    use crate::clock::{Clock, FakeClock};
+    use crate::objects::Timestamp;
+
+    /// The record as the API server keeps it.
+    #[derive(Default)]
+    struct Server {
+        record: Option<LeaderElectionRecord>,
+        version: u64,
+        state: ServerState,
+    }
+
+    #[derive(Clone, Copy, Default, PartialEq)]
+    enum ServerState {
+        #[default]
+        Up,
+        Refusing,
+        Silent,
+    }
+
+    struct FakeLock {
+        identity: &'static str,
+        server: Arc<Mutex<Server>>,
+        seen: Mutex<u64>,
+        events: Mutex<Vec<String>>,
+    }
+
+    impl FakeLock {
+        fn ask<'a, T: Send + 'a>(
+            &'a self,
+            ask: impl FnOnce(&mut Server) -> Option<T> + Send + 'a,
+        ) -> LockFuture<'a, T> {
+            Box::pin(async move {
+                if self.server.lock().unwrap().state == ServerState::Silent {
+                    std::future::pending::<()>().await;
+                }
+                let mut server = self.server.lock().unwrap();
+                let refused = server.state == ServerState::Refusing;
+                let answer = (!refused).then(|| ask(&mut server)).flatten();
+                *self.seen.lock().unwrap() =
+                    if answer.is_some() { server.version } else { u64::MAX };
+                answer.ok_or(LockError::NotRead)
+            })
+        }
+    }
+
+    impl Lock for FakeLock {
+        fn identity(&self) -> &str {
+            self.identity
+        }
+        fn describe(&self) -> String {
+            "fake".into()
+        }
+        fn get(&self) -> LockFuture<'_, Option<LeaderElectionRecord>> {
+            self.ask(|server| Some(server.record.clone()))
+        }
+        fn create<'a>(&'a self, record: &'a LeaderElectionRecord) -> LockFuture<'a, ()> {
+            self.ask(|server| {
+                server.record.is_none().then(|| {
+                    server.record = Some(record.clone());
+                    server.version += 1;
+                })
+            })
+        }
+        fn update<'a>(&'a self, record: &'a LeaderElectionRecord) -> LockFuture<'a, ()> {
+            let seen = *self.seen.lock().unwrap();
+            self.ask(move |server| {
+                (server.version == seen).then(|| {
+                    server.record = Some(record.clone());
+                    server.version += 1;
+                })
+            })
+        }
+        fn record_event(&self, what: &str) {
+            self.events.lock().unwrap().push(format!("{} {what}", self.identity));
+        }
+    }
+
+    struct Contender {
+        lock: Arc<FakeLock>,
+        clock: Arc<FakeClock>,
+        elector: LeaderElector,
+        stop: StopToken,
+        /// Whether the leader's work has seen its token stop.
+        work_ended: StopToken,
+        leaders: Arc<Mutex<Vec<String>>>,
+        run: Pin<Box<dyn Future<Output = Ended> + Send>>,
+    }
+
+    fn contender(server: &Arc<Mutex<Server>>, identity: &'static str, wall: i64) -> Contender {
+        let lock = Arc::new(FakeLock {
+            identity,
+            server: server.clone(),
+            seen: Mutex::new(u64::MAX),
+            events: Mutex::default(),
+        });
+        let clock = FakeClock::new(Timestamp::from_secs(wall));
+        let config = Config {
+            lock: lock.clone(),
+            lease_duration: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+            release_on_cancel: true,
+            name: format!("test-{identity}"),
+        };
+        let elector = LeaderElector::new(config, clock.clone()).unwrap();
+        let (stop, work_ended) = (StopToken::new(), StopToken::new());
+        let leaders = Arc::new(Mutex::new(Vec::new()));
+        let run = {
+            let (elector, stop, leaders) = (elector.clone(), stop.clone(), leaders.clone());
+            let ended = work_ended.clone();
+            let work = |token: StopToken| async move {
+                token.stopped().await;
+                ended.stop();
+            };
+            let callbacks = LeaderCallbacks::new(work, || ())
+                .on_new_leader(move |leader| leaders.lock().unwrap().push(leader.to_owned()));
+            Box::pin(async move { elector.run(callbacks, &stop).await })
+        };
+        Contender { lock, clock, elector, stop, work_ended, leaders, run }
+    }
+
+    impl Contender {
+        fn poll(&mut self) -> Option<Ended> {
+            block_on(poll_once(&mut self.run))
+        }
+
+        /// Lets a second pass.
+        fn tick(&mut self) -> Option<Ended> {
+            self.clock.advance(Duration::from_secs(1));
+            self.poll()
+        }
+
+        /// Lets seconds pass until `until` holds, and returns how many.
+        fn ticks_until(&mut self, mut until: impl FnMut(&Contender, Option<Ended>) -> bool) -> u32 {
+            for seconds in 1..200 {
+                let ended = self.tick();
+                if until(self, ended) {
+                    return seconds;
+                }
+            }
+            panic!("nothing happened in 200 s");
+        }
+    }
+
+    fn holder(server: &Arc<Mutex<Server>>) -> String {
+        server
+            .lock()
+            .unwrap()
+            .record
+            .as_ref()
+            .map(|r| r.holder_identity.clone())
+            .unwrap_or_default()
+    }
+
+    #[test]
+    fn the_first_leads_renews_and_gives_back_after_its_work_has_ended() {
+        let server = Arc::default();
+        let mut a = contender(&server, "a", 1000);
+        assert_eq!(a.poll(), None);
+        assert!(a.elector.is_leader());
+        let first = server.lock().unwrap().record.clone().unwrap();
+        assert_eq!((first.lease_duration_seconds, first.leader_transitions), (15, 0));
+        for _ in 0..60 {
+            assert_eq!(a.tick(), None);
+        }
+        let last = server.lock().unwrap().record.clone().unwrap();
+        assert_eq!(last.acquire_time, first.acquire_time);
+        let age = a.clock.now().duration_since(last.renew_time.unwrap());
+        assert!(age <= Duration::from_secs(2), "{age:?}");
+
+        a.stop.stop();
+        assert_eq!(block_on(&mut a.run), Ended::Stopped);
+        assert!(a.work_ended.is_stopped());
+        let released = server.lock().unwrap().record.clone().unwrap();
+        assert_eq!((released.holder_identity.as_str(), released.lease_duration_seconds), ("", 1));
+        assert_eq!(*a.lock.events.lock().unwrap(), ["a became leader", "a stopped leading"]);
+        assert_eq!(*a.leaders.lock().unwrap(), ["a", ""]);
+
+        // Released: the next takes it with its first try.
+        let mut b = contender(&server, "b", 1000);
+        b.poll();
+        assert_eq!(holder(&server), "b");
+        assert_eq!(server.lock().unwrap().record.as_ref().unwrap().leader_transitions, 1);
+    }
+
+    #[test]
+    fn a_leader_that_cannot_renew_stops_before_another_may_start() {
+        for state in [ServerState::Refusing, ServerState::Silent] {
+            let server = Arc::default();
+            let mut a = contender(&server, "a", 1000);
+            a.poll();
+            for _ in 0..20 {
+                a.tick();
+            }
+            let renewed = server.lock().unwrap().record.as_ref().unwrap().renew_time.unwrap();
+            server.lock().unwrap().state = state;
+            a.ticks_until(|_, ended| ended == Some(Ended::Lost));
+            let age = a.clock.now().duration_since(renewed).as_secs();
+            assert!((10..15).contains(&age), "{age}");
+            block_on(a.work_ended.stopped());
+            assert_eq!(holder(&server), "a", "not given back: it may be another's by now");
+        }
+    }
+
+    #[test]
+    fn an_outage_shorter_than_the_renew_deadline_is_survived() {
+        let server = Arc::default();
+        let mut a = contender(&server, "a", 1000);
+        a.poll();
+        // A request that is never answered takes half of the deadline.
+        for (state, outage) in [(ServerState::Refusing, 8), (ServerState::Silent, 4)] {
+            server.lock().unwrap().state = state;
+            for _ in 0..outage {
+                assert_eq!(a.tick(), None);
+            }
+            server.lock().unwrap().state = ServerState::Up;
+            for _ in 0..8 {
+                assert_eq!(a.tick(), None);
+            }
+            let renewed = server.lock().unwrap().record.as_ref().unwrap().renew_time.unwrap();
+            assert!(a.clock.now().duration_since(renewed) <= Duration::from_secs(2));
+        }
+    }
+
+    #[test]
+    fn another_takes_over_only_when_nothing_changed_for_a_lease_by_its_own_clock() {
+        for skew in [-7200, 0, 7200] {
+            let server = Arc::default();
+            let mut a = contender(&server, "a", 100_000);
+            let mut b = contender(&server, "b", 100_000 + skew);
+            a.poll();
+            for _ in 0..60 {
+                a.tick();
+                b.tick();
+                assert_eq!(holder(&server), "a", "skew {skew}");
+            }
+            let took = b.ticks_until(|b, _| b.elector.is_leader());
+            // A renewed just now. B looks again within 5 s (4.4, in whole ticks), waits for a lease
+            // from there, and sees within 5 s that it has run out.
+            assert!((15..=5 + 15 + 5).contains(&took), "skew {skew}: {took} s");
+            assert_eq!(*b.leaders.lock().unwrap(), ["a", "b"]);
+            // The old leader comes back: its write conflicts, and it ends.
+            let after = a.ticks_until(|_, ended| ended == Some(Ended::Lost));
+            assert!(after <= 13, "{after}");
+            assert_eq!(holder(&server), "b");
+            assert!(!a.elector.is_leader());
+        }
+    }
+
+    #[test]
+    fn health_fails_only_for_a_leader_stuck_past_its_lease() {
+        let server = Arc::default();
+        let mut a = contender(&server, "a", 1000);
+        let health = HealthzAdaptor::new(Duration::from_secs(20));
+        assert_eq!(health.check(), Ok(()));
+        health.set_leader_election(&a.elector);
+        a.clock.advance(Duration::from_secs(100));
+        assert_eq!(health.check(), Ok(()), "not a leader");
+        a.poll();
+        a.clock.advance(Duration::from_secs(35));
+        assert_eq!(health.check(), Ok(()));
+        a.clock.advance(Duration::from_secs(1));
+        let error = health.check().unwrap_err();
+        assert_eq!(error, "failed election to renew leadership on lease test-a");
+    }
+
+    #[test]
+    fn stopped_before_leading() {
+        let server = Arc::default();
+        let (mut a, mut b) = (contender(&server, "a", 0), contender(&server, "b", 0));
+        a.poll();
+        b.poll();
+        b.stop.stop();
+        assert_eq!(b.poll(), Some(Ended::NeverLed));
+        assert_eq!(holder(&server), "a");
+    }
+
+    #[test]
+    fn timings_that_cannot_work_are_refused() {
+        let server: Arc<Mutex<Server>> = Arc::default();
+        let with = |lease, renew, retry| {
+            let lock = contender(&server, "a", 0).lock;
+            let seconds = Duration::from_secs;
+            let (lease_duration, renew_deadline) = (seconds(lease), seconds(renew));
+            let config = Config {
+                lock,
+                lease_duration,
+                renew_deadline,
+                retry_period: seconds(retry),
+                release_on_cancel: false,
+                name: "test".into(),
+            };
+            LeaderElector::new(config, FakeClock::new(Default::default())).err()
+        };
+        assert_eq!(with(15, 10, 2), None);
+        assert_eq!(with(10, 10, 2), Some(ConfigError::LeaseNotLongerThanRenewDeadline));
+        assert_eq!(with(15, 10, 9), Some(ConfigError::RenewDeadlineTooShortForRetryPeriod));
+        assert_eq!(with(15, 10, 0), Some(ConfigError::RetryPeriodIsZero));
+    }
+}

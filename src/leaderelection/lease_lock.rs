@@ -1,0 +1,218 @@
+//! The lock as an object of kind Lease. Upstream: `resourcelock.LeaseLock`.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{LeaderElectionRecord, Lock, LockError, LockFuture};
+use crate::client::{Client, Dynamic};
+use crate::events::{EventType, ObjectReference, Recorder, random_uuid};
+use crate::objects::{Meta, ObjectKey, ResourceType, Timestamp};
+
+const LEASES: ResourceType =
+    ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
+
+/// `<hostname>_<uuid>`: a name that no other process has.
+pub fn new_identity() -> String {
+    let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .ok()
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .unwrap_or_default();
+    format!("{}_{}", hostname.trim(), random_uuid())
+}
+
+/// A Lease in `coordination.k8s.io/v1`. Fields of it that we do not know are kept.
+pub struct LeaseLock {
+    leases: Dynamic,
+    key: ObjectKey,
+    identity: String,
+    recorder: Option<Recorder>,
+    /// As it was last read or written: its resourceVersion makes a later writer's write ours fail.
+    lease: Mutex<Option<Value>>,
+}
+
+impl LeaseLock {
+    /// `identity`: see [`new_identity`]. `recorder`: gets the events about the Lease.
+    pub fn new(
+        client: &Client,
+        key: ObjectKey,
+        identity: String,
+        recorder: Option<Recorder>,
+    ) -> LeaseLock {
+        let leases = client.resource(&LEASES);
+        LeaseLock { leases, key, identity, recorder, lease: Mutex::new(None) }
+    }
+
+    fn lease(&self) -> MutexGuard<'_, Option<Value>> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lock for LeaseLock {
+    fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    fn describe(&self) -> String {
+        self.key.to_string()
+    }
+
+    fn get(&self) -> LockFuture<'_, Option<LeaderElectionRecord>> {
+        Box::pin(async {
+            let lease: Value = match self.leases.get(&self.key).await {
+                Err(error) if error.is_not_found() => return Ok(None),
+                other => other?,
+            };
+            let record = record_of(&lease)?;
+            *self.lease() = Some(lease);
+            Ok(Some(record))
+        })
+    }
+
+    fn create<'a>(&'a self, record: &'a LeaderElectionRecord) -> LockFuture<'a, ()> {
+        Box::pin(async {
+            let mut lease = json!({
+                "apiVersion": LEASES.api_version(),
+                "kind": LEASES.kind,
+                "metadata": { "name": &*self.key.name, "namespace": &*self.key.namespace },
+            });
+            set_record(&mut lease, record)?;
+            let created = self.leases.create(&self.key.namespace, &lease).await?;
+            *self.lease() = Some(created);
+            Ok(())
+        })
+    }
+
+    fn update<'a>(&'a self, record: &'a LeaderElectionRecord) -> LockFuture<'a, ()> {
+        Box::pin(async {
+            let mut lease = self.lease().clone().ok_or(LockError::NotRead)?;
+            set_record(&mut lease, record)?;
+            let updated = self.leases.update(&self.key, &lease).await?;
+            *self.lease() = Some(updated);
+            Ok(())
+        })
+    }
+
+    fn record_event(&self, what: &str) {
+        let Some(recorder) = &self.recorder else { return };
+        let meta =
+            self.lease().as_ref().and_then(|lease| Meta::deserialize(&lease["metadata"]).ok());
+        let Some(meta) = meta else { return };
+        recorder.event(
+            &ObjectReference::of(&LEASES, &meta),
+            EventType::Normal,
+            "LeaderElection",
+            format!("{} {what}", self.identity),
+        );
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Spec {
+    holder_identity: Option<String>,
+    lease_duration_seconds: Option<i32>,
+    acquire_time: Option<Timestamp>,
+    renew_time: Option<Timestamp>,
+    lease_transitions: Option<i32>,
+}
+
+fn record_of(lease: &Value) -> Result<LeaderElectionRecord, LockError> {
+    let spec = Option::<Spec>::deserialize(&lease["spec"])
+        .map_err(|error| LockError::Malformed(format!("spec: {error}")))?
+        .unwrap_or_default();
+    Ok(LeaderElectionRecord {
+        holder_identity: spec.holder_identity.unwrap_or_default(),
+        lease_duration_seconds: spec.lease_duration_seconds.unwrap_or_default(),
+        acquire_time: spec.acquire_time,
+        renew_time: spec.renew_time,
+        leader_transitions: spec.lease_transitions.unwrap_or_default(),
+    })
+}
+
+fn set_record(lease: &mut Value, record: &LeaderElectionRecord) -> Result<(), LockError> {
+    let Some(lease) = lease.as_object_mut() else {
+        return Err(LockError::Malformed("no object".into()));
+    };
+    let spec = lease.entry("spec").or_insert(Value::Null);
+    if spec.is_null() {
+        *spec = json!({});
+    }
+    let Some(spec) = spec.as_object_mut() else {
+        return Err(LockError::Malformed("spec is no object".into()));
+    };
+    let time = |time: Option<Timestamp>| time.map(Timestamp::to_micro_string).into();
+    spec.insert("holderIdentity".into(), record.holder_identity.as_str().into());
+    spec.insert("leaseDurationSeconds".into(), record.lease_duration_seconds.into());
+    spec.insert("acquireTime".into(), time(record.acquire_time));
+    spec.insert("renewTime".into(), time(record.renew_time));
+    spec.insert("leaseTransitions".into(), record.leader_transitions.into());
+    // They belong to coordinated election: whoever takes the lease without it ends that.
+    spec.remove("preferredHolder");
+    spec.remove("strategy");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_read_and_written_without_losing_what_we_do_not_know() {
+        let mut lease = json!({
+            "metadata": { "name": "kcm", "resourceVersion": "7", "labels": { "a": "b" } },
+            "spec": {
+                "holderIdentity": "other",
+                "leaseDurationSeconds": 15,
+                "acquireTime": "2026-05-01T10:00:00.000000Z",
+                "renewTime": "2026-05-01T10:00:01.123456Z",
+                "leaseTransitions": 3,
+                "strategy": "OldestEmulationVersion",
+                "somethingNew": { "x": 1 },
+            },
+        });
+        let mut record = record_of(&lease).unwrap();
+        assert_eq!((record.holder_identity.as_str(), record.leader_transitions), ("other", 3));
+        assert_eq!(record.renew_time, Some("2026-05-01T10:00:01.123456Z".parse().unwrap()));
+        record.holder_identity = "me".into();
+        record.leader_transitions = 4;
+        set_record(&mut lease, &record).unwrap();
+        assert_eq!(
+            lease,
+            json!({
+                "metadata": { "name": "kcm", "resourceVersion": "7", "labels": { "a": "b" } },
+                "spec": {
+                    "holderIdentity": "me",
+                    "leaseDurationSeconds": 15,
+                    "acquireTime": "2026-05-01T10:00:00.000000Z",
+                    "renewTime": "2026-05-01T10:00:01.123456Z",
+                    "leaseTransitions": 4,
+                    "somethingNew": { "x": 1 },
+                },
+            })
+        );
+        assert_eq!(record_of(&lease).unwrap(), record);
+    }
+
+    #[test]
+    fn an_empty_lease_is_free_and_a_broken_one_an_error() {
+        for empty in [json!({}), json!({ "spec": null }), json!({ "spec": {} })] {
+            assert_eq!(record_of(&empty).unwrap(), LeaderElectionRecord::default());
+        }
+        let broken = json!({ "spec": { "leaseTransitions": "many" } });
+        assert!(matches!(record_of(&broken), Err(LockError::Malformed(_))));
+        assert!(set_record(&mut json!({ "spec": [] }), &Default::default()).is_err());
+    }
+
+    #[test]
+    fn identities_differ_and_end_in_a_uuid() {
+        let (one, two) = (new_identity(), new_identity());
+        assert_ne!(one, two);
+        let (_, uuid) = one.rsplit_once('_').unwrap();
+        let groups: Vec<usize> = uuid.split('-').map(str::len).collect();
+        assert_eq!(groups, [8, 4, 4, 4, 12]);
+        assert_eq!(&uuid[14..15], "4");
+        assert!(matches!(&uuid[19..20], "8" | "9" | "a" | "b"));
+    }
+}

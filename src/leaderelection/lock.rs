@@ -1,0 +1,79 @@
+//! What the contenders write to and read from. Upstream: tools/leaderelection/resourcelock.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+
+use crate::client;
+use crate::objects::Timestamp;
+
+pub type LockFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, LockError>> + Send + 'a>>;
+
+/// A record that all contenders see and of which only one writer wins. Its futures may be dropped
+/// at any time; the write may have happened or not then.
+pub trait Lock: Send + Sync + 'static {
+    /// Who we are; not empty, and no other contender's.
+    fn identity(&self) -> &str;
+    /// For logs.
+    fn describe(&self) -> String;
+    /// `None`: nobody has created the record yet.
+    fn get(&self) -> LockFuture<'_, Option<LeaderElectionRecord>>;
+    /// Fails if the record exists.
+    fn create<'a>(&'a self, record: &'a LeaderElectionRecord) -> LockFuture<'a, ()>;
+    /// Fails if the record was written by anyone else since our last `get`, `create` or `update`.
+    fn update<'a>(&'a self, record: &'a LeaderElectionRecord) -> LockFuture<'a, ()>;
+    /// Records an event that says `what` we did. Does not wait.
+    fn record_event(&self, what: &str);
+}
+
+/// Who leads, and since when. The times are the holder's clock's: they are for people, and no
+/// decision rests on them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeaderElectionRecord {
+    /// Empty: released.
+    pub holder_identity: String,
+    pub lease_duration_seconds: i32,
+    pub acquire_time: Option<Timestamp>,
+    pub renew_time: Option<Timestamp>,
+    pub leader_transitions: i32,
+}
+
+#[derive(Debug)]
+pub enum LockError {
+    /// `update` before the first `get` or `create`.
+    NotRead,
+    /// No answer in time.
+    TimedOut,
+    /// The lock's object is not what it should be.
+    Malformed(String),
+    Api(client::Error),
+    Other(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl fmt::Display for LockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LockError::NotRead => f.write_str("the lock was not read yet"),
+            LockError::TimedOut => f.write_str("no answer in time"),
+            LockError::Malformed(what) => write!(f, "not a lock: {what}"),
+            LockError::Api(error) => error.fmt(f),
+            LockError::Other(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for LockError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            LockError::Api(error) => error.source(),
+            LockError::Other(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<client::Error> for LockError {
+    fn from(error: client::Error) -> LockError {
+        LockError::Api(error)
+    }
+}

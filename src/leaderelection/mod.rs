@@ -1,0 +1,15 @@
+//! At most one of several managers works at a time. Upstream: client-go's tools/leaderelection.
+//!
+//! `election` decides, without I/O, what an attempt to take or keep the lock does next;
+//! [`LeaderElector`] carries it out and does the waiting; [`LeaseLock`] is the lock.
+
+mod election;
+mod elector;
+mod healthz;
+mod lease_lock;
+mod lock;
+
+pub use elector::{Config, ConfigError, Ended, LeaderCallbacks, LeaderElector};
+pub use healthz::HealthzAdaptor;
+pub use lease_lock::{LeaseLock, new_identity};
+pub use lock::{LeaderElectionRecord, Lock, LockError, LockFuture};

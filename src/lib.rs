@@ -1,0 +1,26 @@
+//! The Kubernetes controller manager in Rust: client-go's informer machinery and, on top of it,
+//! the controllers of kube-controller-manager 1.36.
+//!
+//! Each module stands on those named before it: see `docs/architecture.md`.
+
+pub mod clock;
+pub mod metrics;
+pub mod task;
+
+pub mod objects;
+
+pub mod cache;
+pub mod client;
+pub mod workqueue;
+
+pub mod events;
+pub mod leaderelection;
+
+pub mod controllers;
+pub mod server;
+
+pub mod app;
+pub mod options;
+
+#[cfg(feature = "sandbox")]
+pub mod sandbox;

@@ -1,0 +1,149 @@
+//! Object metadata as the cache holds it.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::{Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Timestamp, Uid};
+
+/// `metav1.ObjectMeta` without `managedFields` and `selfLink`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Meta {
+    #[serde(skip_serializing_if = "str_is_empty", deserialize_with = "name")]
+    pub name: Arc<str>,
+    #[serde(skip_serializing_if = "str_is_empty")]
+    pub generate_name: Istr,
+    #[serde(skip_serializing_if = "str_is_empty")]
+    pub namespace: Istr,
+    #[serde(skip_serializing_if = "Uid::is_empty")]
+    pub uid: Uid,
+    /// Comparable within one resource; 0 when absent.
+    #[serde(skip_serializing_if = "is_zero", with = "resource_version")]
+    pub resource_version: u64,
+    #[serde(skip_serializing_if = "is_zero_i64")]
+    pub generation: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub creation_timestamp: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletion_timestamp: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletion_grace_period_seconds: Option<i64>,
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    pub annotations: Labels,
+    #[serde(skip_serializing_if = "none_or_empty")]
+    pub owner_references: Option<Arc<[OwnerReference]>>,
+    #[serde(skip_serializing_if = "none_or_empty")]
+    pub finalizers: Option<Arc<[Istr]>>,
+}
+
+impl Meta {
+    pub fn key(&self) -> ObjectKey {
+        ObjectKey { namespace: self.namespace.clone(), name: self.name.clone() }
+    }
+
+    pub fn is_being_deleted(&self) -> bool {
+        self.deletion_timestamp.is_some()
+    }
+
+    pub fn owners(&self) -> &[OwnerReference] {
+        self.owner_references.as_deref().unwrap_or_default()
+    }
+
+    pub fn finalizers(&self) -> &[Istr] {
+        self.finalizers.as_deref().unwrap_or_default()
+    }
+
+    pub fn has_finalizer(&self, name: &str) -> bool {
+        self.finalizers().iter().any(|finalizer| finalizer == name)
+    }
+
+    /// The one owner that manages this object. Upstream: `metav1.GetControllerOf`.
+    pub fn controller(&self) -> Option<&OwnerReference> {
+        self.owners().iter().find(|owner| owner.is_controller())
+    }
+
+    pub fn is_controlled_by(&self, uid: &Uid) -> bool {
+        self.controller().is_some_and(|owner| owner.uid == *uid)
+    }
+
+    /// A reference that makes the object of kind `T` with this metadata the controller of what
+    /// carries it. Upstream: `metav1.NewControllerRef`.
+    pub fn controller_ref<T: Resource>(&self) -> OwnerReference {
+        OwnerReference {
+            api_version: T::RESOURCE.api_version().into(),
+            kind: Istr::new(&T::RESOURCE.kind),
+            name: Istr::new(&self.name),
+            uid: self.uid.clone(),
+            controller: Some(true),
+            block_owner_deletion: Some(true),
+        }
+    }
+}
+
+/// A view whose `meta` holds all the metadata there is, so that a request which replaces the
+/// object's status, and with it its metadata, loses nothing.
+pub trait WholeMeta: Object + Resource {}
+
+fn str_is_empty(text: &str) -> bool {
+    text.is_empty()
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+fn is_zero_i64(number: &i64) -> bool {
+    *number == 0
+}
+
+fn none_or_empty<T>(list: &Option<Arc<[T]>>) -> bool {
+    list.as_ref().is_none_or(|list| list.is_empty())
+}
+
+fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<str>, D::Error> {
+    Ok(Option::<Arc<str>>::deserialize(from)?.unwrap_or_default())
+}
+
+mod resource_version {
+    use serde::de::{Deserializer, Error, Visitor};
+    use serde::ser::Serializer;
+
+    pub fn serialize<S: Serializer>(version: &u64, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(version)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+        struct Decimal;
+        impl Visitor<'_> for Decimal {
+            type Value = u64;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a decimal resourceVersion")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
+                if text.is_empty() {
+                    return Ok(0);
+                }
+                text.parse()
+                    .map_err(|_| E::custom(format!("resourceVersion {text:?}: not decimal")))
+            }
+        }
+        from.deserialize_str(Decimal)
+    }
+}
+
+/// Any object, of any kind, by its metadata alone. Upstream: `metav1.PartialObjectMetadata`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PartialObjectMetadata {
+    #[serde(rename = "metadata")]
+    pub meta: Meta,
+}
+
+impl Object for PartialObjectMetadata {
+    fn meta(&self) -> &Meta {
+        &self.meta
+    }
+}

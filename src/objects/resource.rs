@@ -1,0 +1,95 @@
+//! What kind of object something is, and how the API names it.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::DeserializeOwned;
+
+use super::Meta;
+
+/// A served resource: what is needed to build its paths and to name it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ResourceType {
+    /// Empty for the core group.
+    pub group: Cow<'static, str>,
+    pub version: Cow<'static, str>,
+    pub kind: Cow<'static, str>,
+    /// The plural, lower-case name in paths.
+    pub plural: Cow<'static, str>,
+    pub namespaced: bool,
+}
+
+impl ResourceType {
+    pub const fn fixed(
+        group: &'static str,
+        version: &'static str,
+        kind: &'static str,
+        plural: &'static str,
+        namespaced: bool,
+    ) -> ResourceType {
+        ResourceType {
+            group: Cow::Borrowed(group),
+            version: Cow::Borrowed(version),
+            kind: Cow::Borrowed(kind),
+            plural: Cow::Borrowed(plural),
+            namespaced,
+        }
+    }
+
+    /// `v1`, `apps/v1`
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() {
+            return self.version.to_string();
+        }
+        format!("{}/{}", self.group, self.version)
+    }
+}
+
+/// `deployments.apps`, as upstream's GroupResource prints.
+impl fmt::Display for ResourceType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.plural)?;
+        if !self.group.is_empty() {
+            write!(f, ".{}", self.group)?;
+        }
+        Ok(())
+    }
+}
+
+/// A Rust type that stands for one resource.
+pub trait Resource: Send + Sync + 'static {
+    const RESOURCE: ResourceType;
+}
+
+/// What a cache can hold.
+pub trait Object: DeserializeOwned + Send + Sync + 'static {
+    fn meta(&self) -> &Meta;
+}
+
+/// `resource!(Pod, "", "v1", "pods", namespaced)`: implements [`Resource`] and [`Object`] for a
+/// view with a field `meta`.
+macro_rules! resource {
+    ($type:ident, $group:literal, $version:literal, $plural:literal, $scope:ident) => {
+        impl $crate::objects::Resource for $type {
+            const RESOURCE: $crate::objects::ResourceType = $crate::objects::ResourceType::fixed(
+                $group,
+                $version,
+                stringify!($type),
+                $plural,
+                $crate::objects::resource!(@$scope),
+            );
+        }
+        impl $crate::objects::Object for $type {
+            fn meta(&self) -> &$crate::objects::Meta {
+                &self.meta
+            }
+        }
+    };
+    (@namespaced) => {
+        true
+    };
+    (@cluster) => {
+        false
+    };
+}
+pub(crate) use resource;

@@ -1,0 +1,169 @@
+//! Points in time as integers.
+
+use std::fmt;
+use std::ops::{Add, Sub};
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::ser::{Serialize, Serializer};
+
+/// Microseconds since 1970. Written as `metav1.Time` (whole seconds); [`micro_time`] writes
+/// `metav1.MicroTime`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(i64);
+
+#[derive(Debug)]
+pub struct ParseTimestampError {
+    text: String,
+    source: jiff::Error,
+}
+
+impl fmt::Display for ParseTimestampError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "not an RFC 3339 time: {:?}", self.text)
+    }
+}
+
+impl std::error::Error for ParseTimestampError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+impl Timestamp {
+    pub const fn from_micros(micros: i64) -> Timestamp {
+        Timestamp(micros)
+    }
+
+    pub const fn from_secs(secs: i64) -> Timestamp {
+        Timestamp(secs * 1_000_000)
+    }
+
+    pub const fn as_micros(self) -> i64 {
+        self.0
+    }
+
+    /// Whole seconds since 1970, rounded down.
+    pub const fn as_secs(self) -> i64 {
+        self.0.div_euclid(1_000_000)
+    }
+
+    /// Without the part below a second, as the API stores `metav1.Time`.
+    pub const fn truncate_to_secs(self) -> Timestamp {
+        Timestamp::from_secs(self.as_secs())
+    }
+
+    /// The time from `earlier` to here; zero when `earlier` is later.
+    pub fn duration_since(self, earlier: Timestamp) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0).max(0) as u64)
+    }
+
+    /// As `k8s-openapi`'s types want it.
+    pub fn to_api(self) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
+        k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.truncate_to_secs().to_jiff())
+    }
+
+    pub fn to_jiff(self) -> jiff::Timestamp {
+        jiff::Timestamp::from_microsecond(self.0).unwrap_or(jiff::Timestamp::UNIX_EPOCH)
+    }
+
+    /// `2006-01-02T15:04:05.000000Z`
+    pub fn to_micro_string(self) -> String {
+        self.to_jiff().strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
+    }
+}
+
+impl From<jiff::Timestamp> for Timestamp {
+    fn from(time: jiff::Timestamp) -> Timestamp {
+        Timestamp(time.as_microsecond())
+    }
+}
+
+impl Add<Duration> for Timestamp {
+    type Output = Timestamp;
+    fn add(self, duration: Duration) -> Timestamp {
+        Timestamp(self.0.saturating_add(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)))
+    }
+}
+
+impl Sub<Duration> for Timestamp {
+    type Output = Timestamp;
+    fn sub(self, duration: Duration) -> Timestamp {
+        Timestamp(self.0.saturating_sub(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)))
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.to_jiff().strftime("%Y-%m-%dT%H:%M:%SZ"))
+    }
+}
+
+impl FromStr for Timestamp {
+    type Err = ParseTimestampError;
+    fn from_str(text: &str) -> Result<Timestamp, ParseTimestampError> {
+        let time: jiff::Timestamp =
+            text.parse().map_err(|source| ParseTimestampError { text: text.to_owned(), source })?;
+        Ok(time.into())
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
+        struct Text;
+        impl Visitor<'_> for Text {
+            type Value = Timestamp;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an RFC 3339 time")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Timestamp, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Text)
+    }
+}
+
+/// `#[serde(with = "micro_time")]` for fields of type `Option<Timestamp>` that are `metav1.MicroTime`.
+pub mod micro_time {
+    use super::Timestamp;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(time: &Option<Timestamp>, to: S) -> Result<S::Ok, S::Error> {
+        match time {
+            Some(time) => to.serialize_str(&time.to_micro_string()),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Timestamp>, D::Error> {
+        Option::deserialize(from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_and_writes_what_the_api_does() {
+        for (text, micros, written) in [
+            ("1970-01-01T00:00:01Z", 1_000_000, "1970-01-01T00:00:01Z"),
+            ("2026-05-01T10:00:00.123456Z", 1_777_629_600_123_456, "2026-05-01T10:00:00Z"),
+            ("2026-05-01T12:00:00+02:00", 1_777_629_600_000_000, "2026-05-01T10:00:00Z"),
+        ] {
+            let time: Timestamp = text.parse().unwrap();
+            assert_eq!(time.as_micros(), micros, "{text}");
+            assert_eq!(time.to_string(), written);
+        }
+        assert_eq!(Timestamp::from_micros(1).to_micro_string(), "1970-01-01T00:00:00.000001Z");
+        assert!("yesterday".parse::<Timestamp>().is_err());
+    }
+}

@@ -1,0 +1,404 @@
+//! The feature gates of 1.36, and which are on.
+//! Upstream: `pkg/features`, `component-base/featuregate`.
+
+use super::values::Gates;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Alpha,
+    Beta,
+    Ga,
+    Deprecated,
+}
+
+/// Gates alike in all but their names.
+pub struct Group {
+    pub stage: Stage,
+    pub default: bool,
+    /// It can't be set to anything but its default.
+    pub locked: bool,
+    /// Sorted.
+    pub names: &'static [&'static str],
+}
+
+impl Gates {
+    /// Whether a gate is on. Gates that nobody knows are off.
+    pub fn enabled(&self, name: &str) -> bool {
+        let given = |name: &str| self.0.iter().rev().find(|(n, _)| n == name).map(|&(_, on)| on);
+        let Some(group) = group_of(name) else { return false };
+        if group.locked {
+            return group.default;
+        }
+        let all = match group.stage {
+            Stage::Alpha => given("AllAlpha"),
+            Stage::Beta => given("AllBeta"),
+            Stage::Ga | Stage::Deprecated => None,
+        };
+        given(name).or(all).unwrap_or(group.default)
+    }
+
+    /// What is wrong with the gates that were given, a line each.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let problem = |(name, on): &(String, bool)| match group_of(name) {
+            _ if matches!(name.as_str(), "AllAlpha" | "AllBeta") => None,
+            None => Some(format!("unrecognized feature gate: {name}")),
+            Some(group) if group.locked && group.default != *on => Some(format!(
+                "cannot set feature gate {name} to {on}, feature is locked to {}",
+                group.default
+            )),
+            Some(_) => None,
+        };
+        self.0.iter().filter_map(problem).collect()
+    }
+}
+
+fn group_of(name: &str) -> Option<&'static Group> {
+    GROUPS.iter().find(|group| group.names.contains(&name))
+}
+
+/// Every gate that the manager of 1.36 knows.
+pub const GROUPS: &[Group] = &[
+    Group {
+        stage: Stage::Alpha,
+        default: false,
+        locked: false,
+        names: &[
+            "APIServingWithRoutine",
+            "AllowUnsafeMalformedObjectDeletion",
+            "CBORServingAndStorage",
+            "CPUManagerPolicyAlphaOptions",
+            "CRIListStreaming",
+            "CSIVolumeHealth",
+            "ClientsAllowCBOR",
+            "ClientsPreferCBOR",
+            "CloudControllerManagerWatchBasedRoutesReconciliation",
+            "CloudControllerManagerWebhook",
+            "ContainerStopSignals",
+            "ControllerManagerReleaseLeaderElectionLockOnExit",
+            "CrossNamespaceVolumeDataSource",
+            "DRAListTypeAttributes",
+            "DRANodeAllocatableResources",
+            "DRAResourcePoolStatus",
+            "DRAWorkloadResourceClaims",
+            "EventedPLEG",
+            "GangScheduling",
+            "GenericWorkload",
+            "HPAScaleToZero",
+            "ImageVolumeWithDigest",
+            "InPlacePodVerticalScalingExclusiveCPUs",
+            "InPlacePodVerticalScalingExclusiveMemory",
+            "KubeletInUserNamespace",
+            "LoggingAlphaOptions",
+            "ManifestBasedAdmissionControlConfig",
+            "MemoryQoS",
+            "MutablePVNodeAffinity",
+            "NativeHistograms",
+            "PersistentVolumeClaimUnusedSinceTime",
+            "PodAndContainerStatsFromCRI",
+            "PodLevelResourceManagers",
+            "PodLogsQuerySplitStreams",
+            "PodsAPI",
+            "QOSReserved",
+            "ReduceDefaultCrashLoopBackOffDecay",
+            "RuntimeClassInImageCriAPI",
+            "RuntimeClassInImageCriApi",
+            "ShardedListAndWatch",
+            "StorageCapacityScoring",
+            "StoragePerformantSecurityPolicy",
+            "StorageVersionAPI",
+            "TaintTolerationComparisonOperators",
+            "TopologyAwareWorkloadScheduling",
+            "TopologyManagerPolicyAlphaOptions",
+            "UserNamespacesHostNetworkSupport",
+            "VolumeLimitScaling",
+            "WindowsCPUAndMemoryAffinity",
+            "WorkloadAwarePreemption",
+            "WorkloadWithJob",
+        ],
+    },
+    Group {
+        stage: Stage::Beta,
+        default: false,
+        locked: false,
+        names: &[
+            "ClusterTrustBundle",
+            "ClusterTrustBundleProjection",
+            "ConcurrentWatchObjectDecode",
+            "CoordinatedLeaderElection",
+            "DRADeviceTaintRules",
+            "LocalStorageCapacityIsolationFSQuotaMonitoring",
+            "MaxUnavailableStatefulSet",
+            "PodCertificateRequest",
+            "SELinuxMount",
+            "SchedulerAsyncAPICalls",
+            "StorageVersionMigrator",
+        ],
+    },
+    Group {
+        stage: Stage::Beta,
+        default: true,
+        locked: false,
+        names: &[
+            "APIResponseCompression",
+            "APIServerIdentity",
+            "AllowParsingUserUIDFromCertAuth",
+            "AtomicFIFO",
+            "AuthorizePodWebsocketUpgradeCreatePermission",
+            "CPUManagerPolicyBetaOptions",
+            "CRDObservedGenerationTracking",
+            "ClearingNominatedNodeNameAfterBinding",
+            "ClientsAllowCARotation",
+            "ClientsAllowTLSCacheGC",
+            "ComponentFlagz",
+            "ComponentStatusz",
+            "ConstrainedImpersonation",
+            "ContainerCheckpoint",
+            "ContainerRestartRules",
+            "ContextualLogging",
+            "DRAConsumableCapacity",
+            "DRADeviceBindingConditions",
+            "DRADeviceTaints",
+            "DRAExtendedResource",
+            "DRAPartitionableDevices",
+            "DRAResourceClaimDeviceStatus",
+            "DRAResourceClaimGranularStatusAuthorization",
+            "DRASchedulerFilterTimeout",
+            "DeclarativeValidationBeta",
+            "DeploymentReplicaSetTerminatingReplicas",
+            "DetectCacheInconsistency",
+            "EnvFiles",
+            "ExtendWebSocketsToKubelet",
+            "GracefulNodeShutdown",
+            "GracefulNodeShutdownBasedOnPodPriority",
+            "HPAConfigurableTolerance",
+            "HostnameOverride",
+            "InOrderInformersBatchProcess",
+            "InPlacePodLevelResourcesVerticalScaling",
+            "InPlacePodVerticalScalingInitContainers",
+            "KubeletCrashLoopBackOffMax",
+            "KubeletEnsureSecretPulledImages",
+            "KubeletSeparateDiskGC",
+            "KubeletServiceAccountTokenForCredentialProviders",
+            "ListFromCacheSnapshot",
+            "LoggingBetaOptions",
+            "MatchLabelKeysInPodTopologySpread",
+            "MatchLabelKeysInPodTopologySpreadSelectorMerge",
+            "MutablePodResourcesForSuspendedJobs",
+            "MutableSchedulingDirectivesForSuspendedJobs",
+            "NodeDeclaredFeatures",
+            "NominatedNodeNameForExpectation",
+            "OpenAPIEnums",
+            "OpportunisticBatching",
+            "PLEGOnDemandRelist",
+            "PodDeletionCost",
+            "PodLevelResources",
+            "PodReadyToStartContainersCondition",
+            "PodTopologyLabelsAdmission",
+            "PortForwardWebsockets",
+            "PreventStaticPodAPIReferences",
+            "RelaxedServiceNameValidation",
+            "ReloadKubeletClientCAFile",
+            "ReloadKubeletServerCertificateFile",
+            "RemoteRequestHeaderUID",
+            "ResourceHealthStatus",
+            "ResourceHealthStatusMessage",
+            "RestartAllContainersOnContainerExits",
+            "RotateKubeletServerCertificate",
+            "SchedulerAsyncPreemption",
+            "SchedulerPopFromBackoffQ",
+            "ServiceAccountNodeAudienceRestriction",
+            "SizeBasedListCostEstimate",
+            "StaleControllerConsistencyDaemonSet",
+            "StaleControllerConsistencyJob",
+            "StaleControllerConsistencyReplicaSet",
+            "StaleControllerConsistencyStatefulSet",
+            "StatefulSetSemanticRevisionComparison",
+            "StorageVersionHash",
+            "StrictIPCIDRValidation",
+            "StructuredAuthenticationConfigurationEgressSelector",
+            "StructuredAuthenticationConfigurationJWKSMetrics",
+            "TokenRequestServiceAccountUIDValidation",
+            "TopologyManagerPolicyBetaOptions",
+            "TranslateStreamCloseWebsocketRequests",
+            "UnauthenticatedHTTP2DOSMitigation",
+            "UnknownVersionInteroperabilityProxy",
+            "UnlockWhileProcessingFIFO",
+            "WatchCacheInitializationPostStartHook",
+            "WatchList",
+            "WatchListClient",
+            "WindowsGracefulNodeShutdown",
+        ],
+    },
+    Group {
+        stage: Stage::Deprecated,
+        default: false,
+        locked: false,
+        names: &[
+            "AllowDNSOnlyNodeCSR",
+            "AllowInsecureKubeletCertificateSigningRequests",
+            "ChangeContainerStatusOnKubeletRestart",
+            "DeclarativeValidationTakeover",
+            "KMSv1",
+            "KubeletRegistrationGetOnExistsOnly",
+            "WindowsHostNetwork",
+        ],
+    },
+    Group {
+        stage: Stage::Deprecated,
+        default: true,
+        locked: false,
+        names: &[
+            "DisableCPUQuotaWithExclusiveCPUs",
+            "KubeletPodResourcesListUseActivePods",
+            "ServiceCIDRStatusFieldWiping",
+            "StorageNamespaceIndex",
+        ],
+    },
+    Group {
+        stage: Stage::Deprecated,
+        default: true,
+        locked: true,
+        names: &[
+            "AggregatedDiscoveryRemoveBetaType",
+            "AllowOverwriteTerminationGracePeriodSeconds",
+            "DisableNodeKubeProxyVersion",
+            "GitRepoVolumeDriver",
+            "SeparateCacheWatchRPC",
+        ],
+    },
+    Group {
+        stage: Stage::Ga,
+        default: true,
+        locked: false,
+        names: &[
+            "AllowServiceExternalIPs",
+            "CPUCFSQuotaPeriod",
+            "DRAPrioritizedList",
+            "MutatingAdmissionPolicy",
+        ],
+    },
+    Group {
+        stage: Stage::Ga,
+        default: true,
+        locked: true,
+        names: &[
+            "APIServerTracing",
+            "AnonymousAuthConfigurableEndpoints",
+            "AnyVolumeDataSource",
+            "AuthorizeNodeWithSelectors",
+            "AuthorizeWithSelectors",
+            "BtreeWatchCache",
+            "CPUManagerPolicyOptions",
+            "CRDValidationRatcheting",
+            "CSIServiceAccountTokenSecrets",
+            "ConsistentListFromCache",
+            "CustomResourceFieldSelectors",
+            "DRAAdminAccess",
+            "DeclarativeValidation",
+            "DisableAllocatorDualWrite",
+            "DynamicResourceAllocation",
+            "ExecProbeTimeout",
+            "ExternalServiceAccountTokenSigner",
+            "ImageMaximumGCAge",
+            "ImageVolume",
+            "InPlacePodVerticalScaling",
+            "JobBackoffLimitPerIndex",
+            "JobManagedBy",
+            "JobPodReplacementPolicy",
+            "JobSuccessPolicy",
+            "KubeletCgroupDriverFromCRI",
+            "KubeletFineGrainedAuthz",
+            "KubeletPSI",
+            "KubeletPodResourcesDynamicResources",
+            "KubeletPodResourcesGet",
+            "KubeletTracing",
+            "LogarithmicScaleDown",
+            "MatchLabelKeysInPodAffinity",
+            "MultiCIDRServiceAllocator",
+            "MutableCSINodeAllocatableCount",
+            "NFTablesProxyMode",
+            "NodeInclusionPolicyInPodTopologySpread",
+            "NodeLogQuery",
+            "NodeSwap",
+            "OrderedNamespaceDeletion",
+            "PodLifecycleSleepAction",
+            "PodLifecycleSleepActionAllowZero",
+            "PodObservedGenerationTracking",
+            "PodSchedulingReadiness",
+            "PreferSameTrafficDistribution",
+            "ProcMountType",
+            "RecoverVolumeExpansionFailure",
+            "RecursiveReadOnlyMounts",
+            "RelaxedDNSSearchValidation",
+            "RelaxedEnvironmentVariableValidation",
+            "ResilientWatchCacheInitialization",
+            "RetryGenerateName",
+            "SELinuxChangePolicy",
+            "SELinuxMountReadWriteOncePod",
+            "SchedulerQueueingHints",
+            "SeparateTaintEvictionController",
+            "ServiceAccountTokenJTI",
+            "ServiceAccountTokenNodeBinding",
+            "ServiceAccountTokenNodeBindingValidation",
+            "ServiceAccountTokenPodNodeInfo",
+            "SidecarContainers",
+            "StreamingCollectionEncodingToJSON",
+            "StreamingCollectionEncodingToProtobuf",
+            "StructuredAuthenticationConfiguration",
+            "SupplementalGroupsPolicy",
+            "SystemdWatchdog",
+            "TopologyManagerPolicyOptions",
+            "UserNamespacesSupport",
+            "VolumeAttributesClass",
+            "WinDSR",
+            "WinOverlay",
+        ],
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gates(pairs: &[(&str, bool)]) -> Gates {
+        Gates(pairs.iter().map(|(name, on)| (name.to_string(), *on)).collect())
+    }
+
+    #[test]
+    fn a_gate_of_its_own_goes_before_all_of_its_stage() {
+        const BETA: &str = "StaleControllerConsistencyReplicaSet";
+        const ALPHA: &str = "ControllerManagerReleaseLeaderElectionLockOnExit";
+        let ga = "DynamicResourceAllocation";
+        type Given = &'static [(&'static str, bool)];
+        let table: &[(Given, bool, bool)] = &[
+            (&[], true, false),
+            (&[("AllBeta", false)], false, false),
+            (&[("AllBeta", false), (BETA, true)], true, false),
+            (&[("AllAlpha", true)], true, true),
+            (&[(ALPHA, false), ("AllAlpha", true)], true, false),
+            (&[(ALPHA, false), (ALPHA, true)], true, true),
+        ];
+        for (given, beta_on, alpha_on) in table {
+            let gates = gates(given);
+            assert_eq!(
+                (gates.enabled(BETA), gates.enabled(ALPHA)),
+                (*beta_on, *alpha_on),
+                "{given:?}"
+            );
+            assert!(gates.enabled(ga));
+        }
+    }
+
+    #[test]
+    fn unknown_and_locked_gates_are_refused() {
+        let gates =
+            gates(&[("Nope", true), ("DynamicResourceAllocation", false), ("AllBeta", true)]);
+        assert_eq!(
+            gates.problems(),
+            [
+                "unrecognized feature gate: Nope",
+                "cannot set feature gate DynamicResourceAllocation to false, feature is locked to true",
+            ]
+        );
+    }
+}

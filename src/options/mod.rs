@@ -1,0 +1,18 @@
+//! Flags as data: the table of flags, how they are parsed, checked and shown.
+
+mod feature_gates;
+mod flags;
+mod parse;
+mod usage;
+mod validate;
+mod values;
+
+pub use feature_gates::{GROUPS as FEATURE_GATES, Group as FeatureGateGroup, Stage};
+pub use flags::{FLAGS, FlagInfo, Options};
+pub use parse::{Command, PROGRAM, parse};
+pub use usage::{VERSION, usage, version, version_info};
+pub use validate::validate;
+pub use values::{
+    CertKey, CertKeys, Gates, Level, Map, Quantity, Value, Version, Vmodule, parse_duration,
+    show_duration,
+};

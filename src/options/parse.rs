@@ -1,0 +1,225 @@
+//! From the command line to [`Options`]: every form that pflag takes is turned into the one that
+//! argh takes (`--flag value`), then argh does the rest.
+
+use std::collections::HashMap;
+
+use argh::FromArgs;
+
+use super::flags::{FLAGS, FlagInfo, GivenFlags, Options};
+use super::values::Value;
+
+/// The name in messages and in `--help`.
+pub const PROGRAM: &str = "kube-controller-manager";
+
+/// What the command line asks for.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "there is one of it in a process")]
+pub enum Command {
+    Run(Options),
+    Help,
+    /// Print the version: `true`, `raw`.
+    Version(String),
+}
+
+/// Parses the arguments after the program's name.
+///
+/// # Errors
+/// One line naming the flag, as pflag words it where it does.
+pub fn parse(args: &[String]) -> Result<Command, String> {
+    let normal = normalize(args)?;
+    if normal.help {
+        return Ok(Command::Help);
+    }
+    let args: Vec<&str> = normal.args.iter().map(String::as_str).collect();
+    let given = GivenFlags::from_args(&[PROGRAM], &args)
+        .map_err(|exit| exit.output.lines().next().unwrap_or_default().to_string())?;
+    let options = given.options();
+    match options.version.0.as_str() {
+        version @ ("true" | "raw") => Ok(Command::Version(version.into())),
+        _ if !normal.positional.is_empty() => {
+            Err(format!("{PROGRAM:?} does not take any arguments, got {:?}", normal.positional))
+        }
+        _ => Ok(Command::Run(options)),
+    }
+}
+
+#[derive(Default)]
+struct Normal {
+    args: Vec<String>,
+    positional: Vec<String>,
+    help: bool,
+}
+
+fn normalize(args: &[String]) -> Result<Normal, String> {
+    let known: HashMap<String, &FlagInfo> = FLAGS.iter().map(|flag| (flag.name(), flag)).collect();
+    let mut normal = Normal::default();
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        if arg == "--" {
+            normal.positional.extend(args.by_ref().cloned());
+        } else if let Some(flag) = arg.strip_prefix("--") {
+            let (name, value) = match flag.split_once('=') {
+                Some((name, value)) => (name, Some(value.to_string())),
+                None => (flag, None),
+            };
+            if name.is_empty() || name.starts_with('-') {
+                return Err(format!("bad flag syntax: {arg}"));
+            }
+            // Underscores are as good as dashes. Upstream: `WordSepNormalizeFunc`.
+            let name = name.replace('_', "-");
+            if name == "help" {
+                normal.help = bool::parse(value.as_deref().unwrap_or("true"))
+                    .map_err(|error| format!("invalid argument for \"--help\" flag: {error}"))?;
+                continue;
+            }
+            let Some(info) = known.get(&name) else {
+                return Err(format!("unknown flag: --{name}"));
+            };
+            let value = value
+                .or_else(|| info.alone.map(String::from))
+                .or_else(|| args.next().cloned())
+                .ok_or_else(|| format!("flag needs an argument: --{name}"))?;
+            normal.args.extend([format!("--{name}"), value]);
+        } else if let Some(letters) = arg.strip_prefix('-').filter(|letters| !letters.is_empty()) {
+            match (letters.chars().next(), letters.get(1..).unwrap_or_default()) {
+                (Some('h'), "") => normal.help = true,
+                (Some('v'), rest) => {
+                    let value = match rest.strip_prefix('=') {
+                        Some(value) => Some(value.to_string()),
+                        None if !rest.is_empty() => Some(rest.to_string()),
+                        None => args.next().cloned(),
+                    };
+                    let value =
+                        value.ok_or_else(|| format!("flag needs an argument: 'v' in {arg}"))?;
+                    normal.args.extend(["--v".into(), value]);
+                }
+                (letter, _) => {
+                    let letter = letter.unwrap_or('-');
+                    return Err(format!("unknown shorthand flag: {letter:?} in {arg}"));
+                }
+            }
+        } else if !arg.is_empty() {
+            normal.positional.push(arg.clone());
+        }
+    }
+    Ok(normal)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn run(args: &[&str]) -> Result<Options, String> {
+        let args: Vec<String> = args.iter().map(ToString::to_string).collect();
+        match parse(&args)? {
+            Command::Run(options) => Ok(options),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn every_form_of_a_flag() {
+        let with = |change: fn(&mut Options)| {
+            let mut options = Options::default();
+            change(&mut options);
+            options
+        };
+        let strings = |items: &[&str]| items.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let table: &[(&[&str], Options)] = &[
+            (&[], Options::default()),
+            (&["--cluster-name=a"], with(|o| o.cluster_name = "a".into())),
+            (&["--cluster-name", "a"], with(|o| o.cluster_name = "a".into())),
+            (&["--cluster_name", "--x"], with(|o| o.cluster_name = "--x".into())),
+            (&["--cluster-name="], with(|o| o.cluster_name = String::new())),
+            (&["--cluster-name=a", "--cluster-name=b"], with(|o| o.cluster_name = "b".into())),
+            (&["--leader-elect"], Options::default()),
+            (&["--leader-elect=false"], with(|o| o.leader_elect = false)),
+            (&["--leader-elect=F"], with(|o| o.leader_elect = false)),
+            (&["--allocate-node-cidrs"], with(|o| o.allocate_node_cidrs = true)),
+            (&["--secure-port", "0"], with(|o| o.secure_port = 0)),
+            (&["--kube-api-qps=-1"], with(|o| o.kube_api_qps = -1.0)),
+            (
+                &["--leader-elect-lease-duration=1m30s"],
+                with(|o| o.leader_elect_lease_duration = Duration::from_secs(90)),
+            ),
+            (&["-v", "4"], with(|o| o.v.0 = 4)),
+            (&["-v=4"], with(|o| o.v.0 = 4)),
+            (&["-v4"], with(|o| o.v.0 = 4)),
+            (&["--v=4"], with(|o| o.v.0 = 4)),
+            (&["--"], Options::default()),
+        ];
+        for (args, expected) in table {
+            assert_eq!(run(args).as_ref(), Ok(expected), "{args:?}");
+        }
+        let lists = run(&["--controllers=a,-b", "--controllers", "-c", "--controllers=*"]);
+        assert_eq!(lists.expect("options").controllers, strings(&["a", "-b", "-c", "*"]));
+        let gates = run(&["--feature-gates=A=true,kube:B=false", "--feature-gates=C=1"]);
+        let gates = gates.expect("options").feature_gates.0;
+        assert_eq!(gates, [("A".into(), true), ("B".into(), false), ("C".into(), true)]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_in_a_line() {
+        let table: &[(&[&str], &str)] = &[
+            (&["--nope"], "unknown flag: --nope"),
+            (&["--nope=1"], "unknown flag: --nope"),
+            (&["-x"], "unknown shorthand flag: 'x' in -x"),
+            (&["-leader-elect"], "unknown shorthand flag: 'l' in -leader-elect"),
+            (&["--cluster-name"], "flag needs an argument: --cluster-name"),
+            (&["--=1"], "bad flag syntax: --=1"),
+            (&["a"], "\"kube-controller-manager\" does not take any arguments, got [\"a\"]"),
+            (
+                &["--leader-elect", "false"],
+                "\"kube-controller-manager\" does not take any arguments, got [\"false\"]",
+            ),
+            (
+                &["--secure-port=x"],
+                "Error parsing option '--secure-port' with value 'x': \
+                 not a whole number of 32 bits",
+            ),
+        ];
+        for (args, expected) in table {
+            assert_eq!(run(args), Err(expected.to_string()), "{args:?}");
+        }
+    }
+
+    #[test]
+    fn help_and_version_do_not_run() {
+        let parse = |arg: &str| parse(&[arg.to_string()]);
+        assert_eq!(parse("--help"), Ok(Command::Help));
+        assert_eq!(parse("-h"), Ok(Command::Help));
+        assert_eq!(parse("--version"), Ok(Command::Version("true".into())));
+        assert_eq!(parse("--version=raw"), Ok(Command::Version("raw".into())));
+        assert!(matches!(parse("--version=false"), Ok(Command::Run(_))));
+    }
+
+    #[test]
+    fn the_flags_of_kubeadm_are_taken_as_they_are() {
+        let options = run(&[
+            "--allocate-node-cidrs=true",
+            "--authentication-kubeconfig=/etc/kubernetes/controller-manager.conf",
+            "--authorization-kubeconfig=/etc/kubernetes/controller-manager.conf",
+            "--bind-address=127.0.0.1",
+            "--client-ca-file=/etc/kubernetes/pki/ca.crt",
+            "--cluster-cidr=10.244.0.0/16",
+            "--cluster-name=kubernetes",
+            "--cluster-signing-cert-file=/etc/kubernetes/pki/ca.crt",
+            "--cluster-signing-key-file=/etc/kubernetes/pki/ca.key",
+            "--controllers=*,bootstrapsigner,tokencleaner",
+            "--kubeconfig=/etc/kubernetes/controller-manager.conf",
+            "--leader-elect=true",
+            "--requestheader-client-ca-file=/etc/kubernetes/pki/front-proxy-ca.crt",
+            "--root-ca-file=/etc/kubernetes/pki/ca.crt",
+            "--service-account-private-key-file=/etc/kubernetes/pki/sa.key",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--use-service-account-credentials=true",
+        ])
+        .expect("options");
+        assert_eq!(options.bind_address.to_string(), "127.0.0.1");
+        assert_eq!(options.controllers, ["*", "bootstrapsigner", "tokencleaner"]);
+        assert!(options.use_service_account_credentials && options.allocate_node_cidrs);
+        assert_eq!(options.service_cluster_ip_range, "10.96.0.0/16");
+    }
+}

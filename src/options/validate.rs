@@ -1,0 +1,371 @@
+//! What is wrong with flags that parse. Upstream: the `Validate` of each `options` struct.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::flags::Options;
+
+/// Leases are renewed with this jitter. Upstream: `leaderelection.JitterFactor`.
+const JITTER: f64 = 1.2;
+
+const CIPHER_SUITES: &[&str] = &[
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
+    "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_RSA_WITH_RC4_128_SHA",
+    "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_RSA_WITH_RC4_128_SHA",
+];
+
+/// Every problem, one line each. `known_controller`: whether `--controllers` may name it.
+pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> Vec<String> {
+    let o = options;
+    let mut problems = o.feature_gates.problems();
+    let mut refuse = |when: bool, problem: String| {
+        if when {
+            problems.push(problem);
+        }
+    };
+
+    for (flag, versions) in [
+        ("emulated-version", &o.emulated_version),
+        ("min-compatibility-version", &o.min_compatibility_version),
+    ] {
+        for version in versions {
+            let version = version.strip_prefix("kube=").unwrap_or(version);
+            let known = ["1.33", "1.34", "1.35", "1.36"].contains(&version);
+            refuse(!known, format!("--{flag}: {version:?} is not in 1.33..1.36"));
+        }
+    }
+    refuse(
+        o.leader_elect && o.leader_elect_resource_lock != "leases",
+        "--leader-elect-resource-lock: resourceLock value must be \"leases\"".into(),
+    );
+    if o.leader_elect {
+        for problem in lease_problems(o) {
+            refuse(true, problem);
+        }
+    }
+    for name in &o.controllers {
+        let name = name.strip_prefix('-').unwrap_or(name);
+        refuse(
+            name != "*" && !known_controller(name),
+            format!("--controllers: {name:?} is not in the list of known controllers"),
+        );
+    }
+
+    for (flag, count) in [
+        ("concurrent-cron-job-syncs", o.concurrent_cron_job_syncs),
+        ("concurrent-daemonset-syncs", o.concurrent_daemonset_syncs),
+        ("concurrent-deployment-syncs", o.concurrent_deployment_syncs),
+        ("concurrent-device-taint-eviction-syncs", o.concurrent_device_taint_eviction_syncs),
+        ("concurrent-endpoint-syncs", o.concurrent_endpoint_syncs),
+        ("concurrent-ephemeralvolume-syncs", o.concurrent_ephemeralvolume_syncs),
+        ("concurrent-gc-syncs", o.concurrent_gc_syncs),
+        (
+            "concurrent-horizontal-pod-autoscaler-syncs",
+            o.concurrent_horizontal_pod_autoscaler_syncs,
+        ),
+        ("concurrent-job-syncs", o.concurrent_job_syncs),
+        ("concurrent-namespace-syncs", o.concurrent_namespace_syncs),
+        ("concurrent-rc-syncs", o.concurrent_rc_syncs),
+        ("concurrent-replicaset-syncs", o.concurrent_replicaset_syncs),
+        ("concurrent-resource-quota-syncs", o.concurrent_resource_quota_syncs),
+        ("concurrent-resourceclaim-syncs", o.concurrent_resourceclaim_syncs),
+        ("concurrent-service-syncs", o.concurrent_service_syncs),
+        ("concurrent-serviceaccount-token-syncs", o.concurrent_serviceaccount_token_syncs),
+        ("concurrent-statefulset-syncs", o.concurrent_statefulset_syncs),
+        ("concurrent-ttl-after-finished-syncs", o.concurrent_ttl_after_finished_syncs),
+        (
+            "concurrent-validating-admission-policy-status-syncs",
+            o.concurrent_validating_admission_policy_status_syncs,
+        ),
+    ] {
+        refuse(count < 1, format!("--{flag} must be greater than 0, but got {count}"));
+    }
+    for (flag, count, most) in [
+        ("concurrent-service-endpoint-syncs", o.concurrent_service_endpoint_syncs, 50),
+        ("max-endpoints-per-slice", o.max_endpoints_per_slice, 1000),
+        (
+            "mirroring-concurrent-service-endpoint-syncs",
+            o.mirroring_concurrent_service_endpoint_syncs,
+            50,
+        ),
+        ("mirroring-max-endpoints-per-subset", o.mirroring_max_endpoints_per_subset, 1000),
+    ] {
+        refuse(count < 1, format!("--{flag} must not be less than 1, but got {count}"));
+        refuse(count > most, format!("--{flag} must not be more than {most}, but got {count}"));
+    }
+    refuse(
+        o.attach_detach_reconcile_sync_period < Duration::from_secs(1),
+        "--attach-detach-reconcile-sync-period must be at least one second".into(),
+    );
+
+    refuse(
+        !(0..=65535).contains(&o.secure_port),
+        format!(
+            "--secure-port {} must be between 0 and 65535, inclusive. 0 for turning off secure port",
+            o.secure_port
+        ),
+    );
+    refuse(
+        o.tls_cert_file.is_empty() != o.tls_private_key_file.is_empty(),
+        "--tls-cert-file and --tls-private-key-file must be given together".into(),
+    );
+    refuse(
+        !["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]
+            .contains(&o.tls_min_version.as_str()),
+        format!("--tls-min-version: unknown tls version {:?}", o.tls_min_version),
+    );
+    for suite in &o.tls_cipher_suites {
+        refuse(
+            !CIPHER_SUITES.contains(&suite.as_str()),
+            format!("--tls-cipher-suites: cipher suite {suite} not supported or doesn't exist"),
+        );
+    }
+    for (flag, values) in [
+        ("requestheader-username-headers", &o.requestheader_username_headers),
+        ("requestheader-group-headers", &o.requestheader_group_headers),
+        ("requestheader-uid-headers", &o.requestheader_uid_headers),
+        ("requestheader-extra-headers-prefix", &o.requestheader_extra_headers_prefix),
+        ("requestheader-allowed-names", &o.requestheader_allowed_names),
+    ] {
+        let empty = values.iter().any(|value| value.trim().is_empty());
+        refuse(empty, format!("--{flag}: empty value"));
+    }
+
+    let cidrs: Vec<&str> = o.cluster_cidr.split(',').filter(|cidr| !cidr.is_empty()).collect();
+    if o.allocate_node_cidrs {
+        for problem in cidr_problems("cluster-cidr", &cidrs) {
+            refuse(true, problem);
+        }
+    }
+    let service: Vec<&str> = o.service_cluster_ip_range.split(',').collect();
+    refuse(
+        service.len() > 2,
+        "--service-cluster-ip-range can not contain more than two entries".into(),
+    );
+    refuse(
+        !matches!(o.cloud_provider.as_str(), "" | "external"),
+        format!(
+            "--cloud-provider: cloud provider {:?} was specified, but built-in cloud providers are \
+             disabled. Please set --cloud-provider=external",
+            o.cloud_provider
+        ),
+    );
+    refuse(
+        !matches!(o.cidr_allocator_type.as_str(), "" | "RangeAllocator"),
+        format!(
+            "--cidr-allocator-type: built-in cloud providers are disabled. The ipam {} is not \
+             available",
+            o.cidr_allocator_type
+        ),
+    );
+
+    let signers = [
+        (
+            "kubelet-serving",
+            &o.cluster_signing_kubelet_serving_cert_file,
+            &o.cluster_signing_kubelet_serving_key_file,
+        ),
+        (
+            "kubelet-client",
+            &o.cluster_signing_kubelet_client_cert_file,
+            &o.cluster_signing_kubelet_client_key_file,
+        ),
+        (
+            "kube-apiserver-client",
+            &o.cluster_signing_kube_apiserver_client_cert_file,
+            &o.cluster_signing_kube_apiserver_client_key_file,
+        ),
+        (
+            "legacy-unknown",
+            &o.cluster_signing_legacy_unknown_cert_file,
+            &o.cluster_signing_legacy_unknown_key_file,
+        ),
+    ];
+    for (signer, cert, key) in signers {
+        let flags = format!("--cluster-signing-{signer}-{{cert,key}}-file");
+        refuse(
+            cert.is_empty() && !key.is_empty(),
+            format!("{flags}: cannot specify key without cert"),
+        );
+        refuse(
+            !cert.is_empty() && key.is_empty(),
+            format!("{flags}: cannot specify cert without key"),
+        );
+    }
+    let one = !o.cluster_signing_cert_file.is_empty() || !o.cluster_signing_key_file.is_empty();
+    let some = signers.iter().any(|(_, cert, key)| !cert.is_empty() || !key.is_empty());
+    refuse(
+        one && some,
+        "cannot specify --cluster-signing-{cert,key}-file and other --cluster-signing-*-file flags \
+         at the same time"
+            .into(),
+    );
+    refuse(
+        !matches!(o.logging_format.as_str(), "text" | "json"),
+        format!("--logging-format: Invalid value: {:?}: Unsupported log format", o.logging_format),
+    );
+    refuse(
+        o.logging_format == "json" && !o.vmodule.0.is_empty(),
+        "--vmodule: only supported for text log format".into(),
+    );
+    problems
+}
+
+fn lease_problems(o: &Options) -> Vec<String> {
+    let (lease, renew, retry) =
+        (o.leader_elect_lease_duration, o.leader_elect_renew_deadline, o.leader_elect_retry_period);
+    let rules = [
+        (lease.is_zero(), "--leader-elect-lease-duration must be greater than zero"),
+        (renew.is_zero(), "--leader-elect-renew-deadline must be greater than zero"),
+        (retry.is_zero(), "--leader-elect-retry-period must be greater than zero"),
+        (
+            lease <= renew,
+            "--leader-elect-lease-duration must be greater than --leader-elect-renew-deadline",
+        ),
+        (
+            renew <= retry.mul_f64(JITTER),
+            "--leader-elect-renew-deadline must be greater than --leader-elect-retry-period*1.2",
+        ),
+        (o.leader_elect_resource_name.is_empty(), "--leader-elect-resource-name is required"),
+        (
+            o.leader_elect_resource_namespace.is_empty(),
+            "--leader-elect-resource-namespace is required",
+        ),
+    ];
+    rules.iter().filter(|(broken, _)| *broken).map(|(_, problem)| problem.to_string()).collect()
+}
+
+fn cidr_problems(flag: &str, cidrs: &[&str]) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut families = Vec::new();
+    for cidr in cidrs {
+        match parse_cidr(cidr) {
+            Some((address, _)) => families.push(address.is_ipv4()),
+            None => problems.push(format!("--{flag}: invalid CIDR address: {cidr}")),
+        }
+    }
+    if cidrs.len() > 2 {
+        problems.push(format!(
+            "--{flag}: length of clusterCIDRs is:{} more than max allowed of 2",
+            cidrs.len()
+        ));
+    } else if matches!(families[..], [first, second] if first == second) {
+        problems.push(format!("--{flag}: expected one CIDR of each family, got two of the same"));
+    }
+    problems
+}
+
+fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, bits) = text.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    let bits: u8 = bits.parse().ok()?;
+    (bits <= if address.is_ipv4() { 32 } else { 128 }).then_some((address, bits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(change: fn(&mut Options)) -> Vec<String> {
+        let mut options = Options::default();
+        change(&mut options);
+        validate(&options, &|name| name == "deployment")
+    }
+
+    #[test]
+    fn the_defaults_are_valid() {
+        assert_eq!(problems(|_| ()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_problem_is_a_line_that_names_its_flag() {
+        type Change = fn(&mut Options);
+        let table: &[(Change, &str)] = &[
+            (
+                |o| o.controllers = vec!["*".into(), "-nope".into(), "deployment".into()],
+                "--controllers: \"nope\" is not in the list of known controllers",
+            ),
+            (
+                |o| o.concurrent_deployment_syncs = 0,
+                "--concurrent-deployment-syncs must be greater than 0, but got 0",
+            ),
+            (
+                |o| o.max_endpoints_per_slice = 1001,
+                "--max-endpoints-per-slice must not be more than 1000, but got 1001",
+            ),
+            (
+                |o| o.secure_port = 65536,
+                "--secure-port 65536 must be between 0 and 65535, inclusive. \
+                 0 for turning off secure port",
+            ),
+            (
+                |o| (o.allocate_node_cidrs, o.cluster_cidr) = (true, "10.0.0.0/33".into()),
+                "--cluster-cidr: invalid CIDR address: 10.0.0.0/33",
+            ),
+            (
+                |o| {
+                    (o.allocate_node_cidrs, o.cluster_cidr) = (true, "10.0.0.0/8,11.0.0.0/8".into())
+                },
+                "--cluster-cidr: expected one CIDR of each family, got two of the same",
+            ),
+            (
+                |o| o.service_cluster_ip_range = "a,b,c".into(),
+                "--service-cluster-ip-range can not contain more than two entries",
+            ),
+            (
+                |o| o.leader_elect_renew_deadline = Duration::from_secs(15),
+                "--leader-elect-lease-duration must be greater than --leader-elect-renew-deadline",
+            ),
+            (
+                |o| o.leader_elect_retry_period = Duration::from_secs(9),
+                "--leader-elect-renew-deadline must be greater than \
+                 --leader-elect-retry-period*1.2",
+            ),
+            (|o| o.feature_gates.0.push(("Nope".into(), true)), "unrecognized feature gate: Nope"),
+            (
+                |o| o.cluster_signing_legacy_unknown_key_file = "k".into(),
+                "--cluster-signing-legacy-unknown-{cert,key}-file: cannot specify key without cert",
+            ),
+            (
+                |o| o.tls_cipher_suites.push("X".into()),
+                "--tls-cipher-suites: cipher suite X not supported or doesn't exist",
+            ),
+        ];
+        for (change, expected) in table {
+            assert_eq!(problems(*change), [*expected]);
+        }
+    }
+
+    #[test]
+    fn a_lease_is_not_checked_when_none_is_taken() {
+        let none = problems(|o| {
+            o.leader_elect = false;
+            o.leader_elect_lease_duration = Duration::ZERO;
+        });
+        assert_eq!(none, Vec::<String>::new());
+    }
+}

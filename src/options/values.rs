@@ -1,0 +1,517 @@
+//! The types of flags: how each is written on a command line and how it is shown.
+//! Upstream: `spf13/pflag`, `component-base/cli/flag`.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A type that a flag can have.
+pub trait Value: Sized {
+    /// What `--help` calls it; empty for a bool.
+    const KIND: &'static str;
+    /// The value that the flag alone stands for.
+    const ALONE: Option<&'static str> = None;
+
+    /// # Errors
+    /// One line saying what is wrong with `text`, without the flag's name.
+    fn parse(text: &str) -> Result<Self, String>;
+
+    /// Puts what was given, in order, over the default. The last one wins, unless values add up.
+    fn merge(&mut self, mut given: Vec<Given<Self>>) {
+        if let Some(Given(last)) = given.pop() {
+            *self = last;
+        }
+    }
+
+    /// As it would be given.
+    fn text(&self) -> String;
+
+    /// As the default in `--help`; empty: not worth showing.
+    fn shown(&self) -> String {
+        self.text()
+    }
+}
+
+/// A value that stood on the command line.
+pub struct Given<T>(pub T);
+
+impl<T: Value> FromStr for Given<T> {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        T::parse(text).map(Given)
+    }
+}
+
+impl Value for bool {
+    const KIND: &'static str = "";
+    const ALONE: Option<&'static str> = Some("true");
+
+    fn parse(text: &str) -> Result<bool, String> {
+        match text {
+            "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+            "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+            _ => Err("not a bool".into()),
+        }
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+    fn shown(&self) -> String {
+        if *self { "true".into() } else { String::new() }
+    }
+}
+
+macro_rules! number {
+    ($type:ty, $kind:literal, $what:literal) => {
+        impl Value for $type {
+            const KIND: &'static str = $kind;
+            fn parse(text: &str) -> Result<$type, String> {
+                text.parse().map_err(|_| $what.into())
+            }
+            fn text(&self) -> String {
+                self.to_string()
+            }
+            fn shown(&self) -> String {
+                if *self == <$type>::default() { String::new() } else { self.to_string() }
+            }
+        }
+    };
+}
+number!(i32, "int32", "not a whole number of 32 bits");
+number!(f32, "float32", "not a number");
+number!(f64, "float", "not a number");
+
+impl Value for String {
+    const KIND: &'static str = "string";
+    fn parse(text: &str) -> Result<String, String> {
+        Ok(text.into())
+    }
+    fn text(&self) -> String {
+        self.clone()
+    }
+    fn shown(&self) -> String {
+        if self.is_empty() { String::new() } else { format!("{self:?}") }
+    }
+}
+
+impl Value for IpAddr {
+    const KIND: &'static str = "ip";
+    fn parse(text: &str) -> Result<IpAddr, String> {
+        text.parse().map_err(|_| "not an IP address".into())
+    }
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for Duration {
+    const KIND: &'static str = "duration";
+    fn parse(text: &str) -> Result<Duration, String> {
+        parse_duration(text)
+    }
+    fn text(&self) -> String {
+        show_duration(*self)
+    }
+    fn shown(&self) -> String {
+        if self.is_zero() { String::new() } else { show_duration(*self) }
+    }
+}
+
+/// Go's `time.ParseDuration`, for what is not negative: `1h30m`, `1.5s`, `100ms`, `0`.
+///
+/// # Errors
+/// When `text` is no duration.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let invalid = || format!("invalid duration {text:?}");
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    if rest.starts_with('-') && rest != "-0" {
+        return Err(format!("negative duration {text:?}"));
+    }
+    if matches!(rest, "0" | "-0") {
+        return Ok(Duration::ZERO);
+    }
+    let mut nanos = 0f64;
+    let mut whole = 0u128;
+    if rest.is_empty() {
+        return Err(invalid());
+    }
+    while !rest.is_empty() {
+        let digits = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .ok_or_else(|| format!("missing unit in duration {text:?}"))?;
+        let (number, after) = rest.split_at(digits);
+        let length = after.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(after.len());
+        let (unit, after) = after.split_at(length);
+        let unit: u64 = match unit {
+            "ns" => 1,
+            "us" | "µs" | "μs" => 1_000,
+            "ms" => 1_000_000,
+            "s" => 1_000_000_000,
+            "m" => 60_000_000_000,
+            "h" => 3_600_000_000_000,
+            _ => return Err(format!("unknown unit {unit:?} in duration {text:?}")),
+        };
+        let (before_point, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if before_point.is_empty() && fraction.is_empty() {
+            return Err(invalid());
+        }
+        if !before_point.is_empty() {
+            let count: u64 = before_point.parse().map_err(|_| invalid())?;
+            whole += u128::from(count) * u128::from(unit);
+        }
+        if !fraction.is_empty() {
+            let part: f64 = format!("0.{fraction}").parse().map_err(|_| invalid())?;
+            nanos += part * unit as f64;
+        }
+        rest = after;
+    }
+    let total = whole + nanos.round() as u128;
+    // Go counts nanoseconds in 64 bits with a sign.
+    u64::try_from(total)
+        .ok()
+        .filter(|&nanos| i64::try_from(nanos).is_ok())
+        .map(Duration::from_nanos)
+        .ok_or_else(invalid)
+}
+
+/// Go's `Duration.String`: `1h30m0s`, `1.5s`, `100ms`.
+pub fn show_duration(duration: Duration) -> String {
+    let nanos = duration.as_nanos();
+    let decimal = |unit: u128, suffix: &str| {
+        let text = format!("{}.{:0width$}", nanos / unit, nanos % unit, width = digits(unit));
+        format!("{}{suffix}", text.trim_end_matches('0').trim_end_matches('.'))
+    };
+    match nanos {
+        0 => "0s".into(),
+        1..1_000 => format!("{nanos}ns"),
+        1_000..1_000_000 => decimal(1_000, "µs"),
+        1_000_000..1_000_000_000 => decimal(1_000_000, "ms"),
+        _ => {
+            let seconds = duration.as_secs();
+            let rest = Duration::new(seconds % 60, duration.subsec_nanos());
+            let tail = match rest.is_zero() {
+                true => "0s".to_string(),
+                false if rest.as_secs() == 0 => {
+                    let text = format!("0.{:09}", rest.subsec_nanos());
+                    format!("{}s", text.trim_end_matches('0'))
+                }
+                false if rest.subsec_nanos() == 0 => format!("{}s", rest.as_secs()),
+                false => {
+                    let text = format!("{}.{:09}", rest.as_secs(), rest.subsec_nanos());
+                    format!("{}s", text.trim_end_matches('0'))
+                }
+            };
+            match (seconds / 3600, seconds / 60 % 60) {
+                (0, 0) => tail,
+                (0, minutes) => format!("{minutes}m{tail}"),
+                (hours, minutes) => format!("{hours}h{minutes}m{tail}"),
+            }
+        }
+    }
+}
+
+fn digits(unit: u128) -> usize {
+    unit.ilog10() as usize
+}
+
+/// Splits at commas that stand in no double quotes, as one line of CSV.
+fn split_list(text: &str) -> Vec<String> {
+    let mut items = Vec::new();
+    if text.is_empty() {
+        return items;
+    }
+    let (mut item, mut quoted) = (String::new(), false);
+    for c in text.chars() {
+        match c {
+            '"' => quoted = !quoted,
+            ',' if !quoted => items.push(std::mem::take(&mut item)),
+            _ => item.push(c),
+        }
+    }
+    items.push(item);
+    items
+}
+
+/// The first time it is given, a list replaces its default; then it grows.
+impl Value for Vec<String> {
+    const KIND: &'static str = "strings";
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(split_list(text))
+    }
+    fn merge(&mut self, given: Vec<Given<Self>>) {
+        if !given.is_empty() {
+            *self = given.into_iter().flat_map(|Given(items)| items).collect();
+        }
+    }
+    fn text(&self) -> String {
+        self.join(",")
+    }
+    fn shown(&self) -> String {
+        if self.is_empty() { String::new() } else { format!("[{}]", self.join(",")) }
+    }
+}
+
+impl Value for Vec<i32> {
+    const KIND: &'static str = "int32Slice";
+    fn parse(text: &str) -> Result<Self, String> {
+        split_list(text).iter().map(|item| i32::parse(item.trim())).collect()
+    }
+    fn merge(&mut self, given: Vec<Given<Self>>) {
+        if !given.is_empty() {
+            *self = given.into_iter().flat_map(|Given(items)| items).collect();
+        }
+    }
+    fn text(&self) -> String {
+        self.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+    }
+    fn shown(&self) -> String {
+        self.text()
+    }
+}
+
+/// `key=value` pairs. Upstream: pflag's `stringToString`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Map(pub BTreeMap<String, String>);
+
+impl Value for Map {
+    const KIND: &'static str = "stringToString";
+    fn parse(text: &str) -> Result<Map, String> {
+        // A single pair may have commas on both sides, as metric,label=value,value has.
+        let pairs = match text.matches('=').count() {
+            1 => vec![text.to_string()],
+            _ => split_list(text),
+        };
+        let pairs = pairs.iter().map(|pair| match pair.split_once('=') {
+            Some((key, value)) => Ok((key.to_string(), value.trim_matches('\'').to_string())),
+            None => Err(format!("{pair} must be formatted as key=value")),
+        });
+        pairs.collect::<Result<_, _>>().map(Map)
+    }
+    fn merge(&mut self, given: Vec<Given<Self>>) {
+        self.0.extend(given.into_iter().flat_map(|Given(map)| map.0));
+    }
+    fn text(&self) -> String {
+        let pairs = self.0.iter().map(|(key, value)| format!("{key}={value}"));
+        pairs.collect::<Vec<_>>().join(",")
+    }
+    fn shown(&self) -> String {
+        self.text()
+    }
+}
+
+/// What `--feature-gates` said, in order. [`super::feature_gates`] knows what it means.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gates(pub Vec<(String, bool)>);
+
+impl Value for Gates {
+    const KIND: &'static str = "mapStringBool";
+    fn parse(text: &str) -> Result<Gates, String> {
+        let mut gates = Vec::new();
+        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let Some((name, value)) = pair.split_once('=') else {
+                return Err(format!("missing bool value for {pair}"));
+            };
+            let name = match name.trim().split_once(':') {
+                Some(("kube", name)) => name,
+                Some((component, _)) => {
+                    return Err(format!("component not registered: {component}"));
+                }
+                None => name.trim(),
+            };
+            let value = bool::parse(value.trim())
+                .map_err(|error| format!("invalid value of {name}={value}: {error}"))?;
+            gates.push((name.to_string(), value));
+        }
+        Ok(Gates(gates))
+    }
+    fn merge(&mut self, given: Vec<Given<Self>>) {
+        self.0.extend(given.into_iter().flat_map(|Given(gates)| gates.0));
+    }
+    fn text(&self) -> String {
+        let pairs = self.0.iter().map(|(name, on)| format!("{name}={on}"));
+        pairs.collect::<Vec<_>>().join(",")
+    }
+    fn shown(&self) -> String {
+        self.text()
+    }
+}
+
+/// Verbosity of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Level(pub i32);
+
+impl Value for Level {
+    const KIND: &'static str = "Level";
+    fn parse(text: &str) -> Result<Level, String> {
+        i32::parse(text).map(Level)
+    }
+    fn text(&self) -> String {
+        self.0.to_string()
+    }
+    fn shown(&self) -> String {
+        String::new()
+    }
+}
+
+/// Verbosity by the name of a source file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Vmodule(pub Vec<(String, i32)>);
+
+impl Value for Vmodule {
+    const KIND: &'static str = "pattern=N,...";
+    fn parse(text: &str) -> Result<Vmodule, String> {
+        let pairs = text.split(',').filter(|pair| !pair.is_empty());
+        let pairs = pairs.map(|pair| match pair.split_once('=') {
+            Some((pattern, level)) if !pattern.is_empty() => {
+                Ok((pattern.to_string(), i32::parse(level)?))
+            }
+            _ => Err(format!("{pair:?} does not have the pattern=N format")),
+        });
+        pairs.collect::<Result<_, _>>().map(Vmodule)
+    }
+    fn text(&self) -> String {
+        let pairs = self.0.iter().map(|(pattern, level)| format!("{pattern}={level}"));
+        pairs.collect::<Vec<_>>().join(",")
+    }
+}
+
+/// A number of bytes: `512`, `1K`, `2Ki`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quantity(pub u64);
+
+impl Value for Quantity {
+    const KIND: &'static str = "quantity";
+    fn parse(text: &str) -> Result<Quantity, String> {
+        let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(at);
+        let factor: u64 = match unit {
+            "" => 1,
+            "k" | "K" => 1_000,
+            "M" => 1_000_000,
+            "G" => 1_000_000_000,
+            "Ki" => 1 << 10,
+            "Mi" => 1 << 20,
+            "Gi" => 1 << 30,
+            _ => return Err("not a quantity".into()),
+        };
+        let number: Option<u64> = number.parse().ok();
+        number
+            .and_then(|number| number.checked_mul(factor))
+            .map(Quantity)
+            .ok_or_else(|| "not a quantity".into())
+    }
+    fn text(&self) -> String {
+        self.0.to_string()
+    }
+    fn shown(&self) -> String {
+        String::new()
+    }
+}
+
+/// Certificates for some names. Upstream: `NamedCertKeyArray`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CertKeys(pub Vec<CertKey>);
+
+/// Files of a certificate and its key, and the names it is for (none: those it has itself).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CertKey {
+    pub cert: String,
+    pub key: String,
+    pub names: Vec<String>,
+}
+
+impl Value for CertKeys {
+    const KIND: &'static str = "namedCertKey";
+    fn parse(text: &str) -> Result<CertKeys, String> {
+        let (files, names) = match text.split_once(':') {
+            Some((files, names)) => (files, split_list(names)),
+            None => (text, Vec::new()),
+        };
+        match files.split_once(',') {
+            Some((cert, key)) if !cert.is_empty() && !key.is_empty() => {
+                Ok(CertKeys(vec![CertKey { cert: cert.into(), key: key.into(), names }]))
+            }
+            _ => Err("expected comma separated certificate and key file paths".into()),
+        }
+    }
+    fn merge(&mut self, given: Vec<Given<Self>>) {
+        self.0.extend(given.into_iter().flat_map(|Given(keys)| keys.0));
+    }
+    fn text(&self) -> String {
+        let items = self.0.iter().map(|item| match item.names.is_empty() {
+            true => format!("{},{}", item.cert, item.key),
+            false => format!("{},{}:{}", item.cert, item.key, item.names.join(",")),
+        });
+        items.collect::<Vec<_>>().join(";")
+    }
+}
+
+/// `--version`: `false`, `true`, `raw`, or a version to report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version(pub String);
+
+impl Default for Version {
+    fn default() -> Version {
+        Version("false".into())
+    }
+}
+
+impl Value for Version {
+    const KIND: &'static str = "version[=true]";
+    const ALONE: Option<&'static str> = Some("true");
+    fn parse(text: &str) -> Result<Version, String> {
+        match text {
+            "raw" => Ok(Version(text.into())),
+            _ if text.starts_with('v') => Ok(Version(text.into())),
+            _ => bool::parse(text).map(|on| Version(on.to_string())),
+        }
+    }
+    fn text(&self) -> String {
+        self.0.clone()
+    }
+    fn shown(&self) -> String {
+        String::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_gos() {
+        let table = [
+            ("0", Some(0), "0s"),
+            ("5s", Some(5_000_000_000), "5s"),
+            ("1m30s", Some(90_000_000_000), "1m30s"),
+            ("1.5h", Some(5_400_000_000_000), "1h30m0s"),
+            ("100ms", Some(100_000_000), "100ms"),
+            ("1500ms", Some(1_500_000_000), "1.5s"),
+            (".5s", Some(500_000_000), "500ms"),
+            ("8760h", Some(31_536_000_000_000_000), "8760h0m0s"),
+            ("2us", Some(2_000), "2µs"),
+            ("5", None, ""),
+            ("", None, ""),
+            (".s", None, ""),
+            ("5x", None, ""),
+            ("-1s", None, ""),
+            ("9999999999h", None, ""),
+        ];
+        for (text, nanos, shown) in table {
+            let parsed = parse_duration(text).ok();
+            assert_eq!(parsed, nanos.map(Duration::from_nanos), "{text}");
+            if let Some(duration) = parsed {
+                assert_eq!(show_duration(duration), shown, "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn metric_labels_keep_their_commas() {
+        let map = Map::parse("metric1,label1=v1,v2").expect("a map");
+        assert_eq!(map.0.get("metric1,label1").map(String::as_str), Some("v1,v2"));
+        assert!(Map::parse("a=1,b").is_ok(), "one pair, whose value has a comma");
+        assert!(Map::parse("a").is_err());
+    }
+}

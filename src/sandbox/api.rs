@@ -1,0 +1,557 @@
+//! The API server without its sockets: authenticates, counts, fails on purpose, and hands each
+//! request to its handler.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_lite::StreamExt;
+use hyper::header::{RETRY_AFTER, WWW_AUTHENTICATE};
+use serde_json::{Value, json};
+
+use super::auth::{Access, Auth, User};
+use super::call::{Call, Form, Query, ResourcePath};
+use super::documents;
+use super::failures;
+use super::faults::{Fault, Faults};
+use super::kinds::Kind;
+use super::registry::Registry;
+use super::status::{ApiError, ApiResult};
+use super::store::Store;
+use crate::clock::SharedClock;
+use crate::server::http::{Body, BodyError, Bytes, Method, Request, Response};
+use crate::task::StopToken;
+
+/// Upstream's limit of a request's body.
+const BODY_LIMIT_BYTES: usize = 3 * 1024 * 1024;
+pub const VERSION: &str = "v1.36.2";
+
+pub struct Api {
+    pub store: Store,
+    pub registry: Registry,
+    pub auth: Auth,
+    pub faults: Faults,
+    pub clock: SharedClock,
+    pub stop: StopToken,
+    /// Between the bookmarks of an idle watch.
+    pub bookmark_every: Duration,
+}
+
+/// A request's body, parsed when it is needed.
+pub struct Payload {
+    pub content_type: String,
+    pub bytes: Bytes,
+}
+
+impl Payload {
+    /// The body as JSON, from JSON or YAML. Errors: 415, 400.
+    pub fn object(&self) -> ApiResult<Value> {
+        let unreadable = |error: &dyn std::fmt::Display| {
+            failures::bad_request(format!("the object provided is unrecognized: {error}"))
+        };
+        match self.content_type.as_str() {
+            "" | "application/json" => {
+                serde_json::from_slice(&self.bytes).map_err(|error| unreadable(&error))
+            }
+            "application/yaml" => {
+                serde_yaml_ng::from_slice(&self.bytes).map_err(|error| unreadable(&error))
+            }
+            _ => Err(unsupported_media(&["application/json", "application/yaml"])),
+        }
+    }
+
+    /// As [`Payload::object`], null for an empty body.
+    pub fn optional(&self) -> ApiResult<Value> {
+        if self.bytes.is_empty() { Ok(Value::Null) } else { self.object() }
+    }
+}
+
+pub fn unsupported_media(accepted: &[&str]) -> ApiError {
+    let accepted = accepted.join(", ");
+    ApiError::new(
+        415,
+        "UnsupportedMediaType",
+        format!(
+            "the body of the request was in an unknown format - accepted media types include: {accepted}"
+        ),
+    )
+}
+
+pub fn json_response(status: u16, body: &Value) -> Response {
+    Response::new(status, "application/json", serde_json::to_vec(body).unwrap_or_default())
+}
+
+pub fn failure(error: &ApiError) -> Response {
+    let mut response = json_response(error.code, &error.to_json());
+    if let Some(seconds) = error.retry_after {
+        response = response.with_header(RETRY_AFTER, &seconds.to_string());
+    }
+    if error.code == 401 {
+        response = response.with_header(WWW_AUTHENTICATE, "Bearer");
+    }
+    response
+}
+
+/// `metav1.Status` of a success.
+pub fn success(kind: &Kind, name: &str, uid: &str) -> Value {
+    let mut details = json!({ "name": name, "kind": kind.resource.plural });
+    if !kind.resource.group.is_empty() {
+        details["group"] = (&*kind.resource.group).into();
+    }
+    if !uid.is_empty() {
+        details["uid"] = uid.into();
+    }
+    json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details })
+}
+
+/// What a request does, in the words of authorisation and of the counters.
+fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
+    let collection = path.is_some_and(|path| path.name.is_empty());
+    match method.as_str() {
+        "GET" | "HEAD" if query.is("watch") && path.is_some() => "watch",
+        "GET" | "HEAD" if collection => "list",
+        "GET" | "HEAD" => "get",
+        "POST" => "create",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" if collection => "deletecollection",
+        "DELETE" => "delete",
+        _ => "other",
+    }
+}
+
+impl Api {
+    /// Answers one request.
+    pub async fn handle(self: Arc<Self>, request: Request) -> Response {
+        let Request { method, path, query, headers, body, peer } = request;
+        let query = Query::parse(&query);
+        let resource = ResourcePath::parse(&path);
+        let verb = verb(&method, resource.as_ref(), &query);
+        let named = resource.as_ref().map_or_else(
+            || path.clone(),
+            |at| match at.subresource.as_str() {
+                "" => at.resource.clone(),
+                sub => format!("{}/{sub}", at.resource),
+            },
+        );
+        let fault = self.faults.request(verb, &named);
+        if self.faults.is_away() {
+            return Response::abort();
+        }
+        match &fault {
+            Some(Fault::Fail(error)) => return failure(error),
+            Some(Fault::Cut) => return Response::abort(),
+            Some(Fault::Delay(delay)) => self.clock.sleep(*delay).await,
+            _ => {}
+        }
+        let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let Some(user) = self.auth.user(&peer, header("authorization"), self.clock.now()) else {
+            return failure(&failures::unauthorized());
+        };
+        let access = match &resource {
+            None => Access { verb: verb.to_owned(), path: path.clone(), ..Access::default() },
+            Some(at) => Access {
+                verb: verb.to_owned(),
+                group: at.group.clone(),
+                resource: named,
+                namespace: at.namespace.clone(),
+                name: at.name.clone(),
+                path: String::new(),
+            },
+        };
+        if let Some(why) = self.auth.denied(&user, &access) {
+            return failure(&denied(&user, &access, &why));
+        }
+        let payload = match body.read(BODY_LIMIT_BYTES).await {
+            Ok(bytes) => {
+                let content_type = header("content-type").unwrap_or_default();
+                let content_type = content_type.split(';').next().unwrap_or_default().trim();
+                Payload { content_type: content_type.to_ascii_lowercase(), bytes }
+            }
+            Err(BodyError::TooLarge) => {
+                let message = format!("Request entity too large: limit is {BODY_LIMIT_BYTES}");
+                return failure(&ApiError::new(413, "RequestEntityTooLarge", message));
+            }
+            Err(BodyError::Broken(error)) => {
+                return failure(&failures::bad_request(error.to_string()));
+            }
+        };
+        let accept = header("accept").unwrap_or_default();
+        if path == "/openapi/v2" && accept.contains("proto-openapi.spec.v2") {
+            let form = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+            return Response::new(200, form, documents::openapi_v2_protobuf());
+        }
+        let answered = match Form::negotiate(accept) {
+            Err(error) => Err(error),
+            Ok(form) => match resource {
+                None => self.other(&path, form),
+                Some(at) => self.clone().resource(verb, at, query, form, &user, payload).await,
+            },
+        };
+        let response = answered.unwrap_or_else(|error| failure(&error));
+        match fault {
+            Some(Fault::LoseAnswer) => Response::abort(),
+            Some(Fault::CutAfter(bytes)) => cut_after(response, bytes),
+            _ => response,
+        }
+    }
+
+    fn other(&self, path: &str, form: Form) -> ApiResult<Response> {
+        match path {
+            "/healthz" | "/livez" | "/readyz" | "/healthz/ping" | "/livez/ping"
+            | "/readyz/ping" => {
+                return Ok(Response::text(200, "ok"));
+            }
+            "/version" => return Ok(json_response(200, &version())),
+            _ => {}
+        }
+        let kinds = self.registry.all();
+        if path.starts_with("/openapi/") {
+            let document = documents::openapi(&kinds, path).ok_or_else(failures::no_such_path)?;
+            return Ok(json_response(200, &document));
+        }
+        let aggregated =
+            form == Form::Aggregated && matches!(path.trim_end_matches('/'), "/api" | "/apis");
+        let document =
+            documents::discovery(&kinds, path, aggregated).ok_or_else(failures::no_such_path)?;
+        if aggregated && document["kind"] == "APIGroupDiscoveryList" {
+            let body = serde_json::to_vec(&document).unwrap_or_default();
+            let form = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+            return Ok(Response::new(200, form, body));
+        }
+        Ok(json_response(200, &document))
+    }
+
+    async fn resource(
+        self: Arc<Self>,
+        verb: &'static str,
+        at: ResourcePath,
+        query: Query,
+        form: Form,
+        user: &User,
+        payload: Payload,
+    ) -> ApiResult<Response> {
+        if let Some(answer) = self.review(verb, &at, user, &payload)? {
+            return Ok(answer);
+        }
+        let kind = self
+            .registry
+            .find(&at.group, &at.version, &at.resource)
+            .ok_or_else(failures::no_such_path)?;
+        // `POST .../namespaces/NS/bindings` is a second way to bind.
+        if kind.resource.namespaced && at.namespace.is_empty() && !at.name.is_empty()
+            || !kind.resource.namespaced && !at.namespace.is_empty()
+        {
+            return Err(failures::no_such_path());
+        }
+        let call = Call {
+            kind,
+            namespace: at.namespace,
+            name: at.name,
+            subresource: at.subresource,
+            query,
+            form,
+        };
+        if !call.subresource.is_empty() {
+            return self.subresource(verb, &call, &payload);
+        }
+        if verb == "create"
+            && (!call.name.is_empty() || call.kind.resource.namespaced && call.namespace.is_empty())
+        {
+            return Err(failures::method_not_allowed());
+        }
+        let version = &call.kind.resource;
+        log::trace!("{verb} {version} {}", call.key(&call.name));
+        match verb {
+            "get" => self.get(&call).await,
+            "list" => self.list(&call).await,
+            "watch" => self.watch(call).await,
+            "create" => self.create(&call, &payload),
+            "update" if !call.name.is_empty() => self.update(&call, &payload),
+            "patch" if !call.name.is_empty() => self.patch(&call, &payload),
+            "delete" => self.delete(&call, &payload),
+            "deletecollection" => self.delete_collection(&call, &payload),
+            _ => Err(failures::method_not_allowed()),
+        }
+    }
+}
+
+fn denied(user: &User, access: &Access, why: &str) -> ApiError {
+    let name = &user.name;
+    let verb = &access.verb;
+    if access.resource.is_empty() {
+        let path = &access.path;
+        let mut error = ApiError::new(
+            403,
+            "Forbidden",
+            format!("forbidden: User {name:?} cannot {verb} path {path:?}"),
+        );
+        error.details = json!({});
+        return error;
+    }
+    let (resource, group) = (&access.resource, &access.group);
+    let scope = match access.namespace.as_str() {
+        "" => "at the cluster scope".to_owned(),
+        namespace => format!("in the namespace {namespace:?}"),
+    };
+    let more = if why.is_empty() { String::new() } else { format!(": {why}") };
+    let plural = resource.split('/').next().unwrap_or_default().to_owned();
+    let at = crate::objects::ResourceType {
+        group: group.clone().into(),
+        version: "".into(),
+        kind: "".into(),
+        plural: plural.into(),
+        namespaced: true,
+    };
+    let why = format!(
+        "User {name:?} cannot {verb} resource {resource:?} in API group {group:?} {scope}{more}"
+    );
+    failures::forbidden(&at, &access.name, &why)
+}
+
+fn version() -> Value {
+    json!({
+        "major": "1", "minor": "36", "emulationMajor": "1", "emulationMinor": "36",
+        "minCompatibilityMajor": "1", "minCompatibilityMinor": "35",
+        "gitVersion": VERSION, "gitCommit": "", "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none", "compiler": "rustc",
+        "platform": format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),
+    })
+}
+
+/// Sends the first `limit` bytes of the body, then cuts the connection.
+fn cut_after(response: Response, limit: usize) -> Response {
+    let cut = || Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
+    let body: crate::server::http::BodyStream = match response.body {
+        Body::Full(bytes) => Box::pin(futures_lite::stream::once(Ok(bytes))),
+        Body::Stream(stream) => stream,
+        Body::Abort => return response,
+    };
+    let body = futures_lite::stream::unfold((Some(body), limit), move |(body, left)| async move {
+        let mut body = body?;
+        if left == 0 {
+            return Some((cut(), (None, 0)));
+        }
+        let mut chunk = match body.next().await? {
+            Ok(chunk) => chunk,
+            Err(error) => return Some((Err(error), (None, 0))),
+        };
+        let kept = chunk.len().min(left);
+        Some((Ok(chunk.split_to(kept)), (Some(body), left - kept)))
+    });
+    Response { body: Body::Stream(Box::pin(body)), ..response }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::FakeClock;
+    use crate::objects::Timestamp;
+    use crate::server::http::{HeaderMap, Peer, RequestBody};
+    use futures_lite::future::block_on;
+
+    fn api() -> Arc<Api> {
+        let api = Arc::new(Api {
+            store: Store::new(100),
+            registry: Registry::new(crate::sandbox::kinds::builtin()),
+            auth: Auth::default(),
+            faults: Faults::default(),
+            clock: FakeClock::new(Timestamp::from_secs(1000)),
+            stop: StopToken::new(),
+            bookmark_every: Duration::from_secs(60),
+        });
+        let namespace =
+            json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "ns" } });
+        api.create_value("", "namespaces", namespace).unwrap();
+        api
+    }
+
+    fn send(
+        api: &Arc<Api>,
+        method: Method,
+        path: &str,
+        kind: &'static str,
+        body: Value,
+    ) -> Response {
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        let mut headers = HeaderMap::new();
+        headers.insert("content-type", hyper::header::HeaderValue::from_static(kind));
+        let bytes = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+        block_on(api.clone().handle(Request {
+            method,
+            path: path.to_owned(),
+            query: query.to_owned(),
+            headers,
+            body: RequestBody::Full(bytes.into()),
+            peer: Peer::Verified { common_name: "bob".to_owned(), organizations: Vec::new() },
+        }))
+    }
+
+    fn call(api: &Arc<Api>, method: Method, path: &str, body: Value) -> (u16, Value) {
+        let kind = if method == Method::PATCH {
+            "application/merge-patch+json"
+        } else {
+            "application/json"
+        };
+        let response = send(api, method, path, kind, body);
+        let Body::Full(bytes) = response.body else { panic!("{path}: no whole body") };
+        (response.status, serde_json::from_slice(&bytes).unwrap())
+    }
+
+    const MAPS: &str = "/api/v1/namespaces/ns/configmaps";
+    const MAP: &str = "/api/v1/namespaces/ns/configmaps/a";
+
+    fn map(name: &str) -> Value {
+        json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": { "x": "1" } })
+    }
+
+    #[test]
+    fn writes_are_guarded_by_versions() {
+        let api = api();
+        let (code, first) = call(&api, Method::POST, MAPS, map("a"));
+        assert_eq!((code, &first["metadata"]["namespace"]), (201, &json!("ns")));
+        assert_eq!(call(&api, Method::POST, MAPS, map("a")).1["reason"], "AlreadyExists");
+        let mut newer = first.clone();
+        newer["data"]["x"] = "2".into();
+        let (code, second) = call(&api, Method::PUT, MAP, newer.clone());
+        assert_eq!(code, 200);
+        let (code, refused) = call(&api, Method::PUT, MAP, newer);
+        assert_eq!((code, &refused["reason"]), (409, &json!("Conflict")));
+        let words = "the object has been modified; please apply your changes to the latest version";
+        assert!(refused["message"].as_str().unwrap().contains(words));
+        // The same again changes nothing, not even the version.
+        assert_eq!(call(&api, Method::PUT, MAP, second.clone()).1, second);
+        let stale = json!({ "metadata": { "resourceVersion": "1" }, "data": { "x": "3" } });
+        assert_eq!(call(&api, Method::PATCH, MAP, stale).0, 409);
+        let other = json!({ "metadata": { "uid": "other" }, "data": { "x": "3" } });
+        assert_eq!(call(&api, Method::PATCH, MAP, other).0, 409);
+        let (_, patched) = call(&api, Method::PATCH, MAP, json!({ "data": { "x": "3" } }));
+        assert_eq!(patched["data"]["x"], "3");
+        let wrong = json!({ "preconditions": { "uid": "other" } });
+        assert_eq!(call(&api, Method::DELETE, MAP, wrong).0, 409);
+        let (_, status) = call(&api, Method::DELETE, MAP, Value::Null);
+        assert_eq!(status["details"]["uid"], first["metadata"]["uid"]);
+        assert_eq!(call(&api, Method::GET, MAP, Value::Null).0, 404);
+    }
+
+    #[test]
+    fn finalizers_keep_an_object_until_the_last_is_off() {
+        let api = api();
+        let mut held = map("a");
+        held["metadata"]["finalizers"] = json!(["example.com/hold"]);
+        call(&api, Method::POST, MAPS, held);
+        let (_, marked) = call(&api, Method::DELETE, MAP, Value::Null);
+        assert!(marked["metadata"]["deletionTimestamp"].is_string());
+        let more =
+            json!({ "metadata": { "finalizers": ["example.com/hold", "example.com/more"] } });
+        assert_eq!(call(&api, Method::PATCH, MAP, more).0, 422);
+        let none = json!({ "metadata": { "finalizers": null } });
+        assert_eq!(call(&api, Method::PATCH, MAP, none).0, 200);
+        assert_eq!(call(&api, Method::GET, MAP, Value::Null).0, 404);
+    }
+
+    #[test]
+    fn a_dry_run_leaves_nothing() {
+        let api = api();
+        let before = api.store.version();
+        let dry = format!("{MAPS}?dryRun=All");
+        let (code, shown) = call(&api, Method::POST, &dry, map("a"));
+        assert_eq!((code, shown["metadata"]["uid"].is_string()), (201, true));
+        assert_eq!(
+            (api.store.version(), call(&api, Method::GET, MAP, Value::Null).0),
+            (before, 404)
+        );
+    }
+
+    #[test]
+    fn nothing_is_made_where_no_namespace_is_or_will_be() {
+        let api = api();
+        let (code, status) = call(&api, Method::POST, "/api/v1/namespaces/x/configmaps", map("a"));
+        assert_eq!((code, &status["message"]), (404, &json!("namespaces \"x\" not found")));
+        let (_, namespace) = call(&api, Method::DELETE, "/api/v1/namespaces/ns", Value::Null);
+        assert_eq!(namespace["status"]["phase"], "Terminating");
+        let (code, status) = call(&api, Method::POST, MAPS, map("a"));
+        assert_eq!(
+            (code, &status["details"]["causes"][0]["reason"]),
+            (403, &json!("NamespaceTerminating"))
+        );
+    }
+
+    #[test]
+    fn expired_pages_offer_a_token_to_go_on() {
+        let api = api();
+        for name in ["a", "b", "c"] {
+            call(&api, Method::POST, MAPS, map(name));
+        }
+        let (_, page) = call(&api, Method::GET, &format!("{MAPS}?limit=1"), Value::Null);
+        assert_eq!(page["metadata"]["remainingItemCount"], 2);
+        let next = |token: &Value| format!("{MAPS}?limit=1&continue={}", token.as_str().unwrap());
+        let token = &page["metadata"]["continue"];
+        let (_, second) = call(&api, Method::GET, &next(token), Value::Null);
+        assert_eq!(second["items"][0]["metadata"]["name"], "b");
+        api.store.compact();
+        let (code, status) = call(&api, Method::GET, &next(token), Value::Null);
+        assert_eq!((code, &status["reason"]), (410, &json!("Expired")));
+        let (_, rest) =
+            call(&api, Method::GET, &next(&status["metadata"]["continue"]), Value::Null);
+        assert_eq!(rest["items"][0]["metadata"]["name"], "b");
+    }
+
+    fn watch(api: &Arc<Api>, query: &str) -> crate::server::http::BodyStream {
+        let response = send(api, Method::GET, &format!("{MAPS}?watch=1&{query}"), "", Value::Null);
+        match response.body {
+            Body::Stream(stream) => stream,
+            _ => panic!("status {}", response.status),
+        }
+    }
+
+    /// The types of the events in the next chunk; `None` when it is cut.
+    fn types(stream: &mut crate::server::http::BodyStream) -> Option<Vec<String>> {
+        let chunk = block_on(stream.next())?.ok()?;
+        let lines = chunk.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let event =
+            |line: &[u8]| serde_json::from_slice::<Value>(line).unwrap()["type"].to_string();
+        Some(lines.map(|line| event(line).trim_matches('"').to_owned()).collect())
+    }
+
+    #[test]
+    fn watches_start_with_what_is_there_and_end_as_they_are_steered() {
+        let api = api();
+        call(&api, Method::POST, MAPS, map("a"));
+        let from = api.store.version();
+        let mut stream = watch(
+            &api,
+            "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true",
+        );
+        assert_eq!(types(&mut stream).unwrap(), ["ADDED", "BOOKMARK"]);
+        call(&api, Method::PATCH, MAP, json!({ "data": { "x": "2" } }));
+        call(&api, Method::DELETE, MAP, Value::Null);
+        assert_eq!(types(&mut stream).unwrap(), ["MODIFIED", "DELETED"]);
+        api.faults.bookmark();
+        assert_eq!(types(&mut stream).unwrap(), ["BOOKMARK"]);
+        // A compaction does not harm a watch that has seen everything, but one from before it.
+        api.store.compact();
+        call(&api, Method::POST, MAPS, map("b"));
+        assert_eq!(types(&mut stream).unwrap(), ["ADDED"]);
+        assert_eq!(types(&mut watch(&api, &format!("resourceVersion={from}"))).unwrap(), ["ERROR"]);
+        api.faults.cut_watches();
+        assert_eq!(types(&mut stream), None);
+        assert_eq!(api.faults.count("watch", "configmaps"), 2);
+    }
+
+    #[test]
+    fn a_watch_is_cut_in_the_middle_of_an_object() {
+        let api = api();
+        call(&api, Method::POST, MAPS, map("a"));
+        api.faults.next(1, "watch", "configmaps", Fault::CutAfter(20));
+        let mut stream = watch(&api, "");
+        assert_eq!(block_on(stream.next()).unwrap().unwrap().len(), 20);
+        assert!(block_on(stream.next()).unwrap().is_err());
+        api.faults.next(1, "create", "configmaps", Fault::code(429, Some(3)));
+        let (code, status) = call(&api, Method::POST, MAPS, map("b"));
+        assert_eq!((code, &status["details"]["retryAfterSeconds"]), (429, &json!(3)));
+        api.faults.next(1, "create", "configmaps", Fault::LoseAnswer);
+        let lost = send(&api, Method::POST, MAPS, "application/json", map("b"));
+        assert!(matches!(lost.body, Body::Abort));
+        assert_eq!(call(&api, Method::POST, MAPS, map("b")).0, 409);
+    }
+}

@@ -1,0 +1,191 @@
+//! Who asks, and whether they may. Certificates and bearer tokens; every user may do everything
+//! unless a test says otherwise.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use serde_json::{Value, json};
+
+use crate::objects::Timestamp;
+use crate::server::http::Peer;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct User {
+    pub name: String,
+    pub uid: String,
+    pub groups: Vec<String>,
+}
+
+impl User {
+    pub fn new(name: &str, groups: &[&str]) -> User {
+        let groups = groups.iter().copied().map(str::to_owned).collect();
+        User { name: name.to_owned(), uid: String::new(), groups }
+    }
+
+    pub fn anonymous() -> User {
+        User::new("system:anonymous", &["system:unauthenticated"])
+    }
+
+    pub fn service_account(namespace: &str, name: &str, uid: &str) -> User {
+        let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{namespace}")]
+            .map(str::to_owned);
+        User {
+            name: format!("system:serviceaccount:{namespace}:{name}"),
+            uid: uid.to_owned(),
+            groups: groups.into(),
+        }
+    }
+
+    pub fn is_anonymous(&self) -> bool {
+        self.name == "system:anonymous"
+    }
+
+    /// As `authentication.k8s.io` shows it.
+    pub fn to_json(&self) -> Value {
+        let mut user = json!({ "username": self.name, "groups": self.groups });
+        if !self.uid.is_empty() {
+            user["uid"] = self.uid.as_str().into();
+        }
+        user
+    }
+}
+
+/// What a user wants to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    pub verb: String,
+    pub group: String,
+    /// With the subresource: `pods/status`.
+    pub resource: String,
+    pub namespace: String,
+    pub name: String,
+    /// For what is no resource: `/metrics`.
+    pub path: String,
+}
+
+/// `Some`: why not.
+pub type Authorizer = Arc<dyn Fn(&User, &Access) -> Option<String> + Send + Sync>;
+
+struct Token {
+    user: User,
+    audiences: Vec<String>,
+    expires: Option<Timestamp>,
+}
+
+/// Tokens live in memory and end with the process.
+#[derive(Default)]
+pub struct Auth {
+    tokens: Mutex<HashMap<String, Token>>,
+    authorizer: RwLock<Option<Authorizer>>,
+}
+
+impl Auth {
+    /// A new token for `user`.
+    pub fn issue(&self, user: User, audiences: Vec<String>, expires: Option<Timestamp>) -> String {
+        let token = random_text();
+        let entry = Token { user, audiences, expires };
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner).insert(token.clone(), entry);
+        token
+    }
+
+    /// Forgets every token of a user.
+    pub fn revoke(&self, user: &str) {
+        let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        tokens.retain(|_, token| token.user.name != user);
+    }
+
+    /// The user and audiences of a token that is still good.
+    pub fn token(&self, token: &str, now: Timestamp) -> Option<(User, Vec<String>)> {
+        let tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        let token = tokens.get(token)?;
+        let good = token.expires.is_none_or(|expires| expires > now);
+        good.then(|| (token.user.clone(), token.audiences.clone()))
+    }
+
+    /// `None`: 401. A bearer token is looked at when there is no certificate.
+    pub fn user(&self, peer: &Peer, header: Option<&str>, now: Timestamp) -> Option<User> {
+        let mut user = match peer {
+            Peer::Verified { common_name, organizations } => User {
+                name: common_name.clone(),
+                uid: String::new(),
+                groups: organizations.clone(),
+            },
+            Peer::Unverified => return None,
+            Peer::Anonymous => match header {
+                None => return Some(User::anonymous()),
+                Some(header) => {
+                    let (scheme, token) = header.split_once(' ')?;
+                    if !scheme.eq_ignore_ascii_case("bearer") {
+                        return None;
+                    }
+                    self.token(token.trim(), now)?.0
+                }
+            },
+        };
+        user.groups.push("system:authenticated".to_owned());
+        Some(user)
+    }
+
+    /// From now on `authorizer` decides for everyone but `system:masters`.
+    pub fn authorize_by(&self, authorizer: Option<Authorizer>) {
+        *self.authorizer.write().unwrap_or_else(PoisonError::into_inner) = authorizer;
+    }
+
+    /// `Some`: why not.
+    pub fn denied(&self, user: &User, access: &Access) -> Option<String> {
+        if user.groups.iter().any(|group| group == "system:masters") {
+            return None;
+        }
+        if user.is_anonymous() {
+            let open = ["/healthz", "/livez", "/readyz", "/version"];
+            let allowed = open.iter().any(|path| {
+                access
+                    .path
+                    .strip_prefix(path)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            });
+            return (!allowed).then(String::new);
+        }
+        let authorizer = self.authorizer.read().unwrap_or_else(PoisonError::into_inner).clone();
+        authorizer.and_then(|authorizer| authorizer(user, access))
+    }
+}
+
+/// 256 bits from the system's random source, by the keys that the standard library draws for its
+/// hash maps.
+fn random_text() -> String {
+    (0..4u8).map(|n| format!("{:016x}", RandomState::new().hash_one(n))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_end_and_bad_certificates_are_nobody() {
+        let auth = Auth::default();
+        let now = Timestamp::from_secs(100);
+        let token = auth.issue(User::new("bob", &[]), vec![], Some(Timestamp::from_secs(101)));
+        let header = format!("Bearer {token}");
+        let user = auth.user(&Peer::Anonymous, Some(&header), now).unwrap();
+        assert_eq!((user.name.as_str(), user.groups.len()), ("bob", 1));
+        let late = Timestamp::from_secs(101);
+        assert_eq!(auth.user(&Peer::Anonymous, Some(&header), late), None);
+        assert_eq!(auth.user(&Peer::Anonymous, Some("Bearer nonsense"), now), None);
+        assert_eq!(auth.user(&Peer::Unverified, Some(&header), now), None);
+        assert_eq!(auth.user(&Peer::Anonymous, None, now), Some(User::anonymous()));
+    }
+
+    #[test]
+    fn anonymous_sees_health_only() {
+        let auth = Auth::default();
+        let path = |path: &str| Access { path: path.to_owned(), ..Access::default() };
+        assert_eq!(auth.denied(&User::anonymous(), &path("/readyz/ping")), None);
+        assert!(auth.denied(&User::anonymous(), &path("/api")).is_some());
+        assert!(auth.denied(&User::anonymous(), &path("/versions")).is_some());
+        auth.authorize_by(Some(Arc::new(|_, _| Some("no".to_owned()))));
+        assert!(auth.denied(&User::new("bob", &[]), &path("/api")).is_some());
+        assert_eq!(auth.denied(&User::new("root", &["system:masters"]), &path("/api")), None);
+    }
+}

@@ -1,0 +1,259 @@
+//! What a request asks for: its path, its query, and the form of the answer.
+//! Upstream: `apiserver/pkg/endpoints/request.RequestInfo`.
+
+use std::sync::Arc;
+
+use super::failures;
+use super::kinds::Kind;
+use super::status::ApiResult;
+
+/// The decoded query.
+#[derive(Clone, Debug, Default)]
+pub struct Query(Vec<(String, String)>);
+
+impl Query {
+    pub fn parse(text: &str) -> Query {
+        let pairs = text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (decode(key, true), decode(value, true))
+        });
+        Query(pairs.collect())
+    }
+
+    /// The first value of `key`; empty when absent.
+    pub fn get(&self, key: &str) -> &str {
+        self.0.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value)
+    }
+
+    pub fn has(&self, key: &str) -> bool {
+        !self.get(key).is_empty()
+    }
+
+    /// As Go reads query booleans: set, and neither `false` nor `0`.
+    pub fn is(&self, key: &str) -> bool {
+        self.0.iter().any(|(k, value)| k == key && !matches!(value.as_str(), "false" | "0"))
+    }
+
+    pub fn number<T: std::str::FromStr>(&self, key: &str) -> ApiResult<Option<T>> {
+        match self.get(key) {
+            "" => Ok(None),
+            text => text.parse().map(Some).map_err(|_| {
+                failures::bad_request(format!(
+                    "unable to decode query: {key}={text:?} is no number"
+                ))
+            }),
+        }
+    }
+
+    /// Errors: 422 as upstream's for anything but `All`.
+    pub fn dry_run(&self) -> ApiResult<bool> {
+        let mut values = self.0.iter().filter(|(key, _)| key == "dryRun").map(|(_, value)| value);
+        if let Some(other) = values.clone().find(|value| *value != "All") {
+            let cause = super::status::Cause {
+                reason: "FieldValueNotSupported",
+                message: format!("Unsupported value: {other:?}: supported values: \"All\""),
+                field: "dryRun".to_owned(),
+            };
+            return Err(failures::invalid("meta.k8s.io", "CreateOptions", "", &[cause]));
+        }
+        Ok(values.next().is_some())
+    }
+}
+
+/// Takes the percent-encoding off; with `plus`, `+` stands for a space.
+pub fn decode(text: &str, plus: bool) -> String {
+    let bytes = text.as_bytes();
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let escaped = (bytes[at] == b'%')
+            .then(|| text.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok()))
+            .flatten();
+        match escaped {
+            Some(byte) => {
+                decoded.push(byte);
+                at += 2;
+            }
+            None if plus && bytes[at] == b'+' => decoded.push(b' '),
+            None => decoded.push(bytes[at]),
+        }
+        at += 1;
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+/// A path below `/api/v1` or `/apis/GROUP/VERSION`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResourcePath {
+    pub group: String,
+    pub version: String,
+    pub resource: String,
+    pub namespace: String,
+    /// Empty for a collection.
+    pub name: String,
+    /// Empty for the object itself.
+    pub subresource: String,
+}
+
+impl ResourcePath {
+    /// `None` for any other path.
+    pub fn parse(path: &str) -> Option<ResourcePath> {
+        let parts: Vec<String> = path.split('/').skip(1).map(|part| decode(part, false)).collect();
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        let (group, version, rest) = match parts.as_slice() {
+            ["api", version, rest @ ..] => ("", *version, rest),
+            ["apis", group, version, rest @ ..] => (*group, *version, rest),
+            _ => return None,
+        };
+        let (namespace, resource, rest) = match rest {
+            // The namespaces themselves, and their subresources.
+            ["namespaces"] | ["namespaces", _] | ["namespaces", _, "status" | "finalize"] => {
+                ("", "namespaces", &rest[1..])
+            }
+            ["namespaces", namespace, resource, rest @ ..] => (*namespace, *resource, rest),
+            [resource, rest @ ..] => ("", *resource, rest),
+            [] => return None,
+        };
+        let (name, subresource) = match rest {
+            [] => ("", ""),
+            [name] => (*name, ""),
+            [name, subresource] => (*name, *subresource),
+            _ => return None,
+        };
+        if resource.is_empty() {
+            return None;
+        }
+        let own = str::to_owned;
+        Some(ResourcePath {
+            group: own(group),
+            version: own(version),
+            resource: own(resource),
+            namespace: own(namespace),
+            name: own(name),
+            subresource: own(subresource),
+        })
+    }
+}
+
+/// A request for a kind that is served.
+pub struct Call {
+    pub kind: Arc<Kind>,
+    /// Empty for cluster-scoped kinds, and for all namespaces.
+    pub namespace: String,
+    pub name: String,
+    pub subresource: String,
+    pub query: Query,
+    pub form: Form,
+}
+
+impl Call {
+    /// The key under which the store has an object of this call's namespace.
+    pub fn key(&self, name: &str) -> String {
+        if self.namespace.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}/{name}", self.namespace)
+        }
+    }
+
+    /// What every key of this call's collection starts with.
+    pub fn prefix(&self) -> String {
+        if self.namespace.is_empty() { String::new() } else { format!("{}/", self.namespace) }
+    }
+
+    /// The table in the store.
+    pub fn table(&self) -> String {
+        self.kind.resource.to_string()
+    }
+}
+
+/// The form in which objects are answered, from the `Accept` header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Object,
+    Table,
+    /// Metadata only.
+    Partial,
+    /// Discovery in one document.
+    Aggregated,
+}
+
+impl Form {
+    /// The first form that we have. Errors: 406.
+    pub fn negotiate(accept: &str) -> ApiResult<Form> {
+        if accept.trim().is_empty() {
+            return Ok(Form::Object);
+        }
+        for clause in accept.split(',') {
+            let mut parts = clause.split(';').map(str::trim);
+            if !matches!(parts.next(), Some("application/json" | "application/*" | "*/*")) {
+                continue;
+            }
+            let (mut r#as, mut version) = ("", "");
+            for part in parts {
+                match part.split_once('=') {
+                    Some(("as", value)) => r#as = value,
+                    Some(("v", value)) => version = value,
+                    _ => {}
+                }
+            }
+            match (r#as, version) {
+                ("", _) => return Ok(Form::Object),
+                ("Table", "v1" | "") => return Ok(Form::Table),
+                ("PartialObjectMetadata" | "PartialObjectMetadataList", "v1" | "") => {
+                    return Ok(Form::Partial);
+                }
+                ("APIGroupDiscoveryList", "v2") => return Ok(Form::Aggregated),
+                _ => {}
+            }
+        }
+        let message =
+            "only the following media types are accepted: application/json, application/yaml";
+        Err(super::status::ApiError::new(406, "NotAcceptable", message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_name_resources() {
+        for (path, group, namespace, resource, name, sub) in [
+            ("/api/v1/pods", "", "", "pods", "", ""),
+            ("/api/v1/namespaces/a/pods/b/log", "", "a", "pods", "b", "log"),
+            ("/api/v1/namespaces/a/finalize", "", "", "namespaces", "a", "finalize"),
+            ("/api/v1/namespaces", "", "", "namespaces", "", ""),
+            ("/apis/apps/v1/namespaces/a/deployments", "apps", "a", "deployments", "", ""),
+            ("/apis/x/v1/roles/a%3Ab", "x", "", "roles", "a:b", ""),
+        ] {
+            let parsed = ResourcePath::parse(path).unwrap();
+            let got = (&*parsed.group, &*parsed.namespace, &*parsed.resource, &*parsed.name);
+            assert_eq!((got, &*parsed.subresource), ((group, namespace, resource, name), sub));
+        }
+        for path in ["/", "/api", "/api/v1", "/apis/apps/v1", "/version", "/api/v1/pods/a/b/c"] {
+            assert_eq!(ResourcePath::parse(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn queries_are_decoded() {
+        let query = Query::parse("labelSelector=app%3Dweb%2Ctier+in+%28a%29&watch=1&x=false&%zz=%");
+        assert_eq!(query.get("labelSelector"), "app=web,tier in (a)");
+        assert_eq!((query.is("watch"), query.is("x"), query.is("y")), (true, false, false));
+        assert_eq!(query.get("%zz"), "%");
+    }
+
+    #[test]
+    fn the_first_form_that_is_served_wins() {
+        for (accept, form) in [
+            ("", Some(Form::Object)),
+            ("application/vnd.kubernetes.protobuf, application/json", Some(Form::Object)),
+            ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", Some(Form::Table)),
+            ("application/json;as=Table;v=v1beta1,*/*", Some(Form::Object)),
+            ("application/vnd.kubernetes.protobuf", None),
+        ] {
+            assert_eq!(Form::negotiate(accept).ok(), form, "{accept}");
+        }
+    }
+}

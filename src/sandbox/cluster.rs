@@ -1,0 +1,155 @@
+//! The whole small cluster: API server, scheduler and nodes, and a controller manager beside it.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use super::nodes::{NodeOptions, Steering, nodes};
+use super::scheduler::scheduler;
+use super::{Sandbox, SandboxOptions};
+use crate::app::source::ClientSource;
+use crate::cache::SharedInformerFactory;
+use crate::client::{Client, Config};
+use crate::clock::{SharedClock, SystemClock};
+use crate::task::{StopToken, TaskGroup};
+
+/// A running sandbox with its scheduler and nodes.
+pub struct Cluster {
+    pub sandbox: Sandbox,
+    /// An administrator's client without a rate limit.
+    pub client: Client,
+    pub steering: Steering,
+    clock: SharedClock,
+    stop: StopToken,
+    tasks: TaskGroup,
+    factory: SharedInformerFactory,
+}
+
+impl Cluster {
+    /// Starts everything but a controller manager. Files (certificates, kubeconfig) go to
+    /// `options.dir`.
+    pub async fn start(
+        options: SandboxOptions,
+        node_options: NodeOptions,
+    ) -> Result<Cluster, Box<dyn std::error::Error + Send + Sync>> {
+        let sandbox = Sandbox::start(options).await?;
+        let clock = SystemClock::shared();
+        let mut config = Config::from_kubeconfig(sandbox.kubeconfig(), None, None)?;
+        config.qps = -1.0;
+        config.user_agent = "sandbox".to_owned();
+        let client = Client::new(config, clock.clone())?;
+        let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
+        let steering = Steering::default();
+        let controllers = [
+            scheduler(&factory, client.clone()),
+            nodes(&factory, client.clone(), clock.clone(), node_options, steering.clone()),
+        ]
+        .map(|controller| controller.with_clock(clock.clone()));
+        let stop = StopToken::new();
+        let tasks = TaskGroup::new();
+        for controller in controllers {
+            let stop = stop.clone();
+            tasks.spawn(async move { controller.run(stop).await });
+        }
+        factory.start(&stop);
+        Ok(Cluster { sandbox, client, steering, clock, stop, tasks, factory })
+    }
+
+    pub fn clock(&self) -> SharedClock {
+        self.clock.clone()
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.sandbox.kubeconfig()
+    }
+
+    pub async fn stop(self) {
+        self.stop.stop();
+        self.tasks.join().await;
+        self.factory.shutdown().await;
+        self.sandbox.stop().await;
+    }
+}
+
+/// A controller manager in a process of its own.
+pub struct Manager {
+    child: Child,
+    pub log: PathBuf,
+}
+
+impl Manager {
+    /// Starts `program` with the flags of kubeadm's manifest that fit the sandbox, then `extra`.
+    /// Its output goes to `<name>.log` beside the sandbox's kubeconfig.
+    pub fn spawn(
+        program: &ManagerProgram,
+        sandbox: &Sandbox,
+        name: &str,
+        extra: &[String],
+    ) -> std::io::Result<Manager> {
+        let kubeconfig = sandbox.kubeconfig();
+        let log = kubeconfig.with_file_name(format!("{name}.log"));
+        let file = std::fs::File::create(&log)?;
+        let mut command = match program {
+            ManagerProgram::Embedded => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.arg(EMBEDDED);
+                command
+            }
+            ManagerProgram::Path(path) => Command::new(path),
+        };
+        let child = command
+            .arg(format!("--kubeconfig={}", kubeconfig.display()))
+            .args(["--bind-address=127.0.0.1", "--secure-port=0", "--leader-elect=true"])
+            .arg("--use-service-account-credentials=true")
+            .args(extra)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()?;
+        Ok(Manager { child, log })
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
+    /// SIGTERM, then SIGKILL when it is still there after `patience`.
+    pub async fn stop(
+        mut self,
+        clock: &SharedClock,
+        patience: Duration,
+    ) -> std::io::Result<ExitStatus> {
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        let give_up = clock.monotonic() + patience;
+        while clock.monotonic() < give_up {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            clock.sleep(Duration::from_millis(20)).await;
+        }
+        self.child.kill()?;
+        self.child.wait()
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The first argument that makes the sandbox's own binary a controller manager.
+pub const EMBEDDED: &str = "kube-controller-manager";
+
+/// Which controller manager to run.
+pub enum ManagerProgram {
+    /// This binary's own, called with [`EMBEDDED`] as its first argument.
+    Embedded,
+    Path(PathBuf),
+}

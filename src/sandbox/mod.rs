@@ -1,0 +1,31 @@
+//! An embedded API server, a small scheduler and stand-in nodes.
+
+pub mod api;
+pub mod auth;
+mod call;
+mod certs;
+pub mod cluster;
+mod delete;
+pub mod demo;
+pub mod discovery;
+mod documents;
+mod failures;
+pub mod faults;
+pub mod kinds;
+pub mod nodes;
+pub mod openapi;
+pub mod patch;
+mod read;
+mod registry;
+mod reviews;
+pub mod scheduler;
+mod select;
+mod server;
+pub mod status;
+pub mod store;
+mod subresources;
+pub mod table;
+mod watch;
+mod write;
+
+pub use server::{ClientFiles, Sandbox, SandboxError, SandboxOptions};

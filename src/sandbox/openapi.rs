@@ -1,0 +1,455 @@
+//! OpenAPI documents for kubectl's `apply` and `explain`, and the types strategic merge walks.
+//! Built when first asked for; the types of the built-in kinds once for the process.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use k8s_openapi::api;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1 as apiextensions;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1 as apiregistration;
+use schemars::SchemaGenerator;
+use schemars::generate::SchemaSettings;
+use serde_json::{Map, Value, json};
+
+use super::kinds::Kind;
+use super::patch::merge_rule;
+
+type Definitions = Map<String, Value>;
+const SCHEMAS: &str = "#/components/schemas/";
+
+/// The schemas of a built-in kind: the root type and all it refers to.
+pub struct Types {
+    /// `io.k8s.api.apps.v1.Deployment`
+    pub root: String,
+    definitions: Arc<Definitions>,
+}
+
+impl Types {
+    /// The type of a field, or of the items or values of one; `None` for plain values.
+    pub fn field(&self, type_name: &str, field: &str) -> Option<&str> {
+        let schema = self.definitions.get(type_name)?.get("properties")?.get(field)?;
+        [Some(schema), schema.get("items"), schema.get("additionalProperties")]
+            .into_iter()
+            .flatten()
+            .find_map(reference)
+    }
+}
+
+/// The name a schema refers to, at once or in its `allOf`.
+fn reference(schema: &Value) -> Option<&str> {
+    let direct = schema.get("$ref").or_else(|| schema.get("allOf")?.get(0)?.get("$ref"));
+    direct?.as_str()?.strip_prefix(SCHEMAS)
+}
+
+macro_rules! roots {
+    ($generator:ident, $group:expr, $kind:expr; $($of:literal, $name:literal => $type:ty;)*) => {
+        match ($group, $kind) {
+            $(($of, $name) => {
+                $generator.subschema_for::<$type>();
+                Some(<$type as schemars::JsonSchema>::schema_name().into_owned())
+            })*
+            _ => None,
+        }
+    };
+}
+
+/// Adds a built-in kind and all it refers to; its name. `None`: a kind without a schema.
+fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<String> {
+    use api::admissionregistration::v1 as admission;
+    roots!(generator, group, kind;
+        "", "ConfigMap" => api::core::v1::ConfigMap;
+        "", "Endpoints" => api::core::v1::Endpoints;
+        "", "Event" => api::core::v1::Event;
+        "", "LimitRange" => api::core::v1::LimitRange;
+        "", "Namespace" => api::core::v1::Namespace;
+        "", "Node" => api::core::v1::Node;
+        "", "PersistentVolume" => api::core::v1::PersistentVolume;
+        "", "PersistentVolumeClaim" => api::core::v1::PersistentVolumeClaim;
+        "", "Pod" => api::core::v1::Pod;
+        "", "PodTemplate" => api::core::v1::PodTemplate;
+        "", "ReplicationController" => api::core::v1::ReplicationController;
+        "", "ResourceQuota" => api::core::v1::ResourceQuota;
+        "", "Secret" => api::core::v1::Secret;
+        "", "Service" => api::core::v1::Service;
+        "", "ServiceAccount" => api::core::v1::ServiceAccount;
+        "apps", "ControllerRevision" => api::apps::v1::ControllerRevision;
+        "apps", "DaemonSet" => api::apps::v1::DaemonSet;
+        "apps", "Deployment" => api::apps::v1::Deployment;
+        "apps", "ReplicaSet" => api::apps::v1::ReplicaSet;
+        "apps", "StatefulSet" => api::apps::v1::StatefulSet;
+        "batch", "CronJob" => api::batch::v1::CronJob;
+        "batch", "Job" => api::batch::v1::Job;
+        "autoscaling", "HorizontalPodAutoscaler" => api::autoscaling::v2::HorizontalPodAutoscaler;
+        "policy", "PodDisruptionBudget" => api::policy::v1::PodDisruptionBudget;
+        "networking.k8s.io", "IngressClass" => api::networking::v1::IngressClass;
+        "networking.k8s.io", "Ingress" => api::networking::v1::Ingress;
+        "networking.k8s.io", "IPAddress" => api::networking::v1::IPAddress;
+        "networking.k8s.io", "NetworkPolicy" => api::networking::v1::NetworkPolicy;
+        "networking.k8s.io", "ServiceCIDR" => api::networking::v1::ServiceCIDR;
+        "discovery.k8s.io", "EndpointSlice" => api::discovery::v1::EndpointSlice;
+        "coordination.k8s.io", "Lease" => api::coordination::v1::Lease;
+        "rbac.authorization.k8s.io", "ClusterRole" => api::rbac::v1::ClusterRole;
+        "rbac.authorization.k8s.io", "ClusterRoleBinding" => api::rbac::v1::ClusterRoleBinding;
+        "rbac.authorization.k8s.io", "Role" => api::rbac::v1::Role;
+        "rbac.authorization.k8s.io", "RoleBinding" => api::rbac::v1::RoleBinding;
+        "storage.k8s.io", "CSIDriver" => api::storage::v1::CSIDriver;
+        "storage.k8s.io", "CSINode" => api::storage::v1::CSINode;
+        "storage.k8s.io", "CSIStorageCapacity" => api::storage::v1::CSIStorageCapacity;
+        "storage.k8s.io", "StorageClass" => api::storage::v1::StorageClass;
+        "storage.k8s.io", "VolumeAttachment" => api::storage::v1::VolumeAttachment;
+        "scheduling.k8s.io", "PriorityClass" => api::scheduling::v1::PriorityClass;
+        "node.k8s.io", "RuntimeClass" => api::node::v1::RuntimeClass;
+        "certificates.k8s.io", "CertificateSigningRequest" => api::certificates::v1::CertificateSigningRequest;
+        "admissionregistration.k8s.io", "MutatingWebhookConfiguration" => admission::MutatingWebhookConfiguration;
+        "admissionregistration.k8s.io", "ValidatingAdmissionPolicy" => admission::ValidatingAdmissionPolicy;
+        "admissionregistration.k8s.io", "ValidatingAdmissionPolicyBinding" => admission::ValidatingAdmissionPolicyBinding;
+        "admissionregistration.k8s.io", "ValidatingWebhookConfiguration" => admission::ValidatingWebhookConfiguration;
+        "apiextensions.k8s.io", "CustomResourceDefinition" => apiextensions::CustomResourceDefinition;
+        "apiregistration.k8s.io", "APIService" => apiregistration::APIService;
+    )
+}
+
+/// The schemas of all built-in kinds of a group, and the type of each kind.
+struct Group {
+    definitions: Arc<Definitions>,
+    roots: HashMap<String, String>,
+}
+
+fn builtin_group(name: &str) -> Arc<Group> {
+    static GROUPS: OnceLock<Mutex<HashMap<String, Arc<Group>>>> = OnceLock::new();
+    let groups = GROUPS.get_or_init(Mutex::default);
+    let mut groups = groups.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some(group) = groups.get(name) {
+        return group.clone();
+    }
+    let mut settings = SchemaSettings::openapi3();
+    settings.definitions_path = "/components/schemas".into();
+    let mut generator = settings.into_generator();
+    let mut roots = HashMap::new();
+    let kinds = super::kinds::builtin();
+    for kind in kinds.iter().filter(|kind| kind.resource.group == name) {
+        if let Some(root) = add(&mut generator, name, &kind.resource.kind) {
+            roots.insert(kind.resource.kind.to_string(), root);
+        }
+    }
+    let mut definitions: Definitions = generator.take_definitions(true);
+    for (type_name, schema) in &mut definitions {
+        convert(schema);
+        annotate(type_name, schema);
+    }
+    for kind in kinds.iter().filter(|kind| kind.resource.group == name) {
+        if let Some(root) = roots.get(kind.resource.kind.as_ref()) {
+            definitions[root]["x-kubernetes-group-version-kind"] = json!([gvk(kind)]);
+        }
+    }
+    let group = Arc::new(Group { definitions: Arc::new(definitions), roots });
+    groups.insert(name.to_owned(), group.clone());
+    group
+}
+
+/// The types that a strategic merge patch of a built-in kind walks.
+pub fn types_of(kind: &Kind) -> Arc<Types> {
+    let group = builtin_group(&kind.resource.group);
+    let root = group.roots.get(kind.resource.kind.as_ref()).cloned().unwrap_or_default();
+    Arc::new(Types { root, definitions: group.definitions.clone() })
+}
+
+/// Drops the members that a built-in kind's types don't know and names them as upstream's strict
+/// decoding does: `unknown field "spec.foo"`. Custom kinds are pruned by their own schema.
+pub fn drop_unknown_fields(kind: &Kind, object: &mut Value) -> Vec<String> {
+    let mut unknown = Vec::new();
+    if !kind.is_custom() {
+        let types = types_of(kind);
+        let root = json!({ "$ref": format!("{SCHEMAS}{}", types.root) });
+        drop_unknown(&types.definitions, &root, object, "", &mut unknown);
+    }
+    unknown
+}
+
+fn drop_unknown(
+    definitions: &Definitions,
+    schema: &Value,
+    value: &mut Value,
+    at: &str,
+    unknown: &mut Vec<String>,
+) {
+    let schema = reference(schema).and_then(|name| definitions.get(name)).unwrap_or(schema);
+    match value {
+        Value::Object(members) => {
+            let values = schema.get("additionalProperties").filter(|of| of.is_object());
+            let properties = schema.get("properties");
+            // Without either the type is open, as raw extensions are.
+            members.retain(|key, member| {
+                let of = properties.and_then(|properties| properties.get(key)).or(values);
+                let path = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+                match of {
+                    Some(of) => drop_unknown(definitions, of, member, &path, unknown),
+                    None if properties.is_some() => {
+                        unknown.push(format!("unknown field {path:?}"));
+                        return false;
+                    }
+                    None => {}
+                }
+                true
+            });
+        }
+        Value::Array(items) => {
+            if let Some(of) = schema.get("items") {
+                for (n, item) in items.iter_mut().enumerate() {
+                    drop_unknown(definitions, of, item, &format!("{at}[{n}]"), unknown);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn gvk(kind: &Kind) -> Value {
+    let resource = &kind.resource;
+    json!({ "group": resource.group, "version": resource.version, "kind": resource.kind })
+}
+
+/// Brings a schema into OpenAPI 3.0: what stands beside a reference would be ignored there, and
+/// numbers that may be text are told as such.
+fn convert(schema: &mut Value) {
+    match schema {
+        Value::Object(members) => {
+            if members.len() > 1
+                && let Some(reference) = members.remove("$ref")
+            {
+                members.insert("allOf".to_owned(), json!([{ "$ref": reference }]));
+            }
+            if members.remove("x-kubernetes-int-or-string").is_some() {
+                members
+                    .insert("oneOf".to_owned(), json!([{"type": "integer"}, {"type": "string"}]));
+                members.insert("format".to_owned(), "int-or-string".into());
+            }
+            members.values_mut().for_each(convert);
+        }
+        Value::Array(items) => items.iter_mut().for_each(convert),
+        _ => {}
+    }
+}
+
+/// kubectl merges by these on its side.
+fn annotate(type_name: &str, schema: &mut Value) {
+    let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
+        return;
+    };
+    for (field, property) in properties {
+        if let Some(rule) = merge_rule(type_name, field) {
+            property["x-kubernetes-patch-strategy"] = rule.strategy.into();
+            if !rule.key.is_empty() {
+                property["x-kubernetes-patch-merge-key"] = rule.key.into();
+            }
+        }
+    }
+}
+
+/// `api/v1`, `apis/apps/v1`: the key of a document in the index, and its path.
+fn document_path(group: &str, version: &str) -> String {
+    if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
+}
+
+/// The answer to `/openapi/v3`: where each group version's document is. The hash changes with the
+/// kinds, so that clients may keep what they have.
+pub fn v3_index(kinds: &[Arc<Kind>]) -> Value {
+    use sha2::{Digest as _, Sha256};
+    let mut hashes: HashMap<String, Sha256> = HashMap::new();
+    for kind in kinds {
+        let resource = &kind.resource;
+        let hash = hashes.entry(document_path(&resource.group, &resource.version)).or_default();
+        hash.update(resource.plural.as_bytes());
+        if let Some(schema) = &kind.schema {
+            hash.update(schema.to_string().as_bytes());
+        }
+    }
+    let paths: Map<String, Value> = hashes
+        .into_iter()
+        .map(|(path, hash)| {
+            let hash: String = hash.finalize().iter().map(|byte| format!("{byte:02X}")).collect();
+            let url = format!("/openapi/v3/{path}?hash={hash}");
+            (path, json!({ "serverRelativeURL": url }))
+        })
+        .collect();
+    json!({ "paths": paths })
+}
+
+/// The answer to `/openapi/v3/apis/GROUP/VERSION`; null when nobody serves the version.
+pub fn v3_document(kinds: &[Arc<Kind>], group: &str, version: &str) -> Value {
+    let mut paths = Map::new();
+    let mut schemas = Definitions::new();
+    for kind in kinds {
+        if kind.resource.group != group || kind.resource.version != version {
+            continue;
+        }
+        let name = match &kind.schema {
+            Some(schema) => {
+                let name = custom_name(kind);
+                schemas.insert(name.clone(), custom_schema(kind, schema));
+                let meta = builtin_group("coordination.k8s.io");
+                schemas.extend(
+                    meta.definitions
+                        .iter()
+                        .filter(|(name, _)| name.starts_with("io.k8s.apimachinery."))
+                        .map(|(name, schema)| (name.clone(), schema.clone())),
+                );
+                name
+            }
+            None => {
+                let types = types_of(kind);
+                if schemas.is_empty() {
+                    schemas.extend(types.definitions.iter().map(|(n, s)| (n.clone(), s.clone())));
+                }
+                types.root.clone()
+            }
+        };
+        add_paths(kind, &name, &mut paths);
+    }
+    if paths.is_empty() {
+        return Value::Null;
+    }
+    json!({
+        "openapi": "3.0.0", "info": { "title": "Kubernetes", "version": "v1.36.2" },
+        "paths": paths, "components": { "schemas": schemas },
+    })
+}
+
+/// `io.x.v1.Foo` for the group `x.io`.
+fn custom_name(kind: &Kind) -> String {
+    let group: Vec<&str> = kind.resource.group.rsplit('.').collect();
+    format!("{}.{}.{}", group.join("."), kind.resource.version, kind.resource.kind)
+}
+
+fn custom_schema(kind: &Kind, schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    let meta = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+    if !schema["properties"].is_object() {
+        schema["properties"] = json!({});
+    }
+    schema["properties"]["apiVersion"] = json!({ "type": "string" });
+    schema["properties"]["kind"] = json!({ "type": "string" });
+    schema["properties"]["metadata"] = json!({ "allOf": [{ "$ref": format!("{SCHEMAS}{meta}") }] });
+    schema["x-kubernetes-group-version-kind"] = json!([gvk(kind)]);
+    schema
+}
+
+/// The paths of a resource: kubectl looks here for what writes take, and which patches.
+fn add_paths(kind: &Kind, schema: &str, paths: &mut Map<String, Value>) {
+    let resource = &kind.resource;
+    let base = document_path(&resource.group, &resource.version);
+    let scope = if resource.namespaced { "/namespaces/{namespace}" } else { "" };
+    let all = format!("/{base}{scope}/{}", resource.plural);
+    let one = format!("{all}/{{name}}");
+    let body = json!({ "$ref": format!("{SCHEMAS}{schema}") });
+    let operation = |action: &str, write: bool| {
+        let mut operation = json!({
+            "responses": { "200": {
+                "description": "OK", "content": { "application/json": { "schema": body } },
+            }},
+            "x-kubernetes-action": action, "x-kubernetes-group-version-kind": gvk(kind),
+        });
+        if write {
+            let query =
+                |name: &str| json!({ "name": name, "in": "query", "schema": { "type": "string" } });
+            operation["parameters"] =
+                json!([query("dryRun"), query("fieldManager"), query("fieldValidation")]);
+            operation["requestBody"] = json!({ "content": { "*/*": { "schema": body } } });
+        }
+        operation
+    };
+    let mut patch = operation("patch", true);
+    let mut types = vec!["application/json-patch+json", "application/merge-patch+json"];
+    if !kind.is_custom() {
+        types.push("application/strategic-merge-patch+json");
+    }
+    let content: Map<String, Value> = types
+        .into_iter()
+        .map(|media_type| (media_type.to_owned(), json!({ "schema": { "type": "object" } })))
+        .collect();
+    patch["requestBody"] = json!({ "content": content, "required": true });
+    let of_path = |name: &str| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } });
+    let mut parameters = Vec::new();
+    if resource.namespaced {
+        parameters.push(of_path("namespace"));
+    }
+    paths.insert(
+        all,
+        json!({
+            "get": operation("list", false), "post": operation("post", true),
+            "parameters": parameters,
+        }),
+    );
+    parameters.push(of_path("name"));
+    paths.insert(
+        one,
+        json!({
+            "get": operation("get", false), "put": operation("put", true), "patch": patch,
+            "delete": operation("delete", false), "parameters": parameters,
+        }),
+    );
+}
+
+/// The answer to `/openapi/v2`: no types, so that clients use what they know themselves.
+pub fn v2(_kinds: &[Arc<Kind>]) -> Value {
+    json!({
+        "swagger": "2.0", "info": { "title": "Kubernetes", "version": "v1.36.2" }, "paths": {},
+        "definitions": {},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::kinds::builtin;
+
+    #[test]
+    fn every_builtin_kind_has_a_schema_and_every_reference_its_target() {
+        let kinds: Vec<Arc<Kind>> = builtin().into_iter().map(Arc::new).collect();
+        for kind in &kinds {
+            assert!(!types_of(kind).root.is_empty(), "{}", kind.resource.kind);
+        }
+        fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+            match value {
+                Value::Object(members) => {
+                    found.extend(members.get("$ref").and_then(Value::as_str));
+                    members.values().for_each(|member| references(member, found));
+                }
+                Value::Array(items) => items.iter().for_each(|item| references(item, found)),
+                _ => {}
+            }
+        }
+        let document = v3_document(&kinds, "apps", "v1");
+        let mut found = Vec::new();
+        references(&document, &mut found);
+        assert!(!found.is_empty());
+        for reference in found {
+            let target = document.pointer(reference.trim_start_matches('#'));
+            assert!(target.is_some(), "{reference}");
+        }
+        let schemas = &document["components"]["schemas"];
+        let deployment = &schemas["io.k8s.api.apps.v1.Deployment"];
+        let expected = json!([{"group": "apps", "version": "v1", "kind": "Deployment"}]);
+        assert_eq!(deployment["x-kubernetes-group-version-kind"], expected);
+        let containers = &schemas["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"];
+        assert_eq!(containers["x-kubernetes-patch-merge-key"], "name");
+    }
+
+    #[test]
+    fn unknown_fields_are_dropped_and_named() {
+        let kinds = builtin();
+        let pods = kinds.iter().find(|kind| kind.resource.plural == "pods").unwrap();
+        let mut pod = json!({"metadata": {"name": "p", "labels": {"any": "x"}}, "spec": {"foo": 1,
+            "containers": [{"name": "a", "imag": "x", "resources": {"limits": {"cpu": "1"}}}]}});
+        let unknown = drop_unknown_fields(pods, &mut pod);
+        let mut expected =
+            ["unknown field \"spec.containers[0].imag\"", "unknown field \"spec.foo\""];
+        expected.sort_unstable();
+        assert_eq!(unknown, expected);
+        assert_eq!(
+            pod,
+            json!({"metadata": {"name": "p", "labels": {"any": "x"}}, "spec": {
+                "containers": [{"name": "a", "resources": {"limits": {"cpu": "1"}}}]}})
+        );
+    }
+}

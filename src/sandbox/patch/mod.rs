@@ -1,0 +1,127 @@
+//! Patches: JSON patch, merge patch, strategic merge patch. Upstream: `apiserver handlers/patch.go`.
+
+mod keys;
+mod strategic;
+
+pub(super) use keys::merge_rule;
+
+use serde_json::Value;
+
+use super::kinds::Kind;
+use super::openapi;
+use super::status::{ApiError, ApiResult};
+
+const JSON: &str = "application/json-patch+json";
+const MERGE: &str = "application/merge-patch+json";
+const STRATEGIC: &str = "application/strategic-merge-patch+json";
+
+/// `original` after `patch`, whose kind `content_type` names (parameters after `;` don't count).
+///
+/// Errors: 415 for other types (server-side apply too, and strategic merge of custom kinds), 400
+/// for a patch that can't be read, 422 for a JSON patch that does not fit the object.
+pub fn apply(kind: &Kind, content_type: &str, original: &Value, patch: &[u8]) -> ApiResult<Value> {
+    let media_type = content_type.split(';').next().unwrap_or_default().trim();
+    match media_type {
+        JSON => json_patch(original, patch),
+        MERGE => {
+            let mut patched = original.clone();
+            json_patch::merge(&mut patched, &object(patch)?);
+            Ok(patched)
+        }
+        STRATEGIC if !kind.is_custom() => {
+            let schemas = openapi::types_of(kind);
+            strategic::apply(&schemas, original, &object(patch)?)
+        }
+        other => Err(unsupported(kind, other)),
+    }
+}
+
+fn unsupported(kind: &Kind, media_type: &str) -> ApiError {
+    let strategic = if kind.is_custom() { String::new() } else { format!(", {STRATEGIC}") };
+    let accepted = format!("accepted media types include: {JSON}, {MERGE}{strategic}");
+    let message = match media_type.starts_with("application/apply-patch+") {
+        true => {
+            format!("server-side apply ({media_type}) is not supported by this server - {accepted}")
+        }
+        false => format!("the body of the request was in an unknown format - {accepted}"),
+    };
+    ApiError::new(415, "UnsupportedMediaType", message)
+}
+
+fn unreadable(error: impl std::fmt::Display) -> ApiError {
+    ApiError::new(400, "BadRequest", format!("error decoding patch: {error}"))
+}
+
+fn object(patch: &[u8]) -> ApiResult<Value> {
+    let patch: Value = serde_json::from_slice(patch).map_err(unreadable)?;
+    if !patch.is_object() {
+        return Err(unreadable(
+            "json: cannot unmarshal into Go value of type map[string]interface {}",
+        ));
+    }
+    Ok(patch)
+}
+
+fn json_patch(original: &Value, patch: &[u8]) -> ApiResult<Value> {
+    // Upstream's bound on the work one request may ask for.
+    const MAX_OPERATIONS: usize = 10_000;
+    let operations: Vec<Value> = serde_json::from_slice(patch).map_err(unreadable)?;
+    if operations.len() > MAX_OPERATIONS {
+        let message = format!(
+            "The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {}",
+            operations.len()
+        );
+        return Err(ApiError::new(413, "RequestEntityTooLarge", message));
+    }
+    let misfit = |error: &dyn std::fmt::Display| {
+        let message =
+            format!("the server rejected our request due to an error in our request: {error}");
+        ApiError::new(422, "Invalid", message)
+    };
+    let operations: json_patch::Patch =
+        serde_json::from_value(Value::Array(operations)).map_err(|error| misfit(&error))?;
+    let mut patched = original.clone();
+    json_patch::patch(&mut patched, &operations).map_err(|error| misfit(&error))?;
+    Ok(patched)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::kinds::{builtin, from_crd};
+    use serde_json::json;
+
+    fn pods() -> Kind {
+        builtin().into_iter().find(|kind| kind.resource.plural == "pods").unwrap()
+    }
+
+    fn code(kind: &Kind, content_type: &str, patch: &str) -> u16 {
+        let original = json!({"kind": "Pod", "a": 1});
+        apply(kind, content_type, &original, patch.as_bytes()).map_or_else(|e| e.code, |_| 200)
+    }
+
+    #[test]
+    fn each_type_has_its_answer() {
+        let crd = json!({"metadata": {"name": "foos.x.io"}, "spec": {"group": "x.io", "scope": "Cluster",
+            "names": {"kind": "Foo", "plural": "foos"}, "versions": [{"name": "v1", "served": true,
+            "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}]}});
+        let foo = from_crd(&crd).unwrap().remove(0);
+        for (kind, content_type, patch, answer) in [
+            (&pods(), JSON, r#"[{"op":"test","path":"/a","value":1}]"#, 200),
+            (&pods(), JSON, r#"[{"op":"test","path":"/a","value":2}]"#, 422),
+            (&pods(), JSON, r#"[{"op":"remove","path":"/b/c"}]"#, 422),
+            (&pods(), JSON, r#"[{"op":"foo"}]"#, 422),
+            (&pods(), JSON, r#"{}"#, 400),
+            (&pods(), "application/merge-patch+json; charset=utf-8", r#"{"a":null}"#, 200),
+            (&pods(), MERGE, "[]", 400),
+            (&pods(), MERGE, "{", 400),
+            (&pods(), STRATEGIC, "{}", 200),
+            (&foo, MERGE, "{}", 200),
+            (&foo, STRATEGIC, "{}", 415),
+            (&pods(), "application/apply-patch+yaml", "{}", 415),
+            (&pods(), "text/plain", "{}", 415),
+        ] {
+            assert_eq!(code(kind, content_type, patch), answer, "{content_type} {patch}");
+        }
+    }
+}

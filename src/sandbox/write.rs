@@ -1,0 +1,528 @@
+//! Create, update and patch. Upstream: `apiserver/pkg/registry/generic/registry.Store`.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::api::{Api, Payload};
+use super::call::Call;
+use super::failures;
+use super::kinds::{self, Kind, Subresource};
+use super::patch;
+use super::status::ApiResult;
+use super::store::{StoreError, Stored};
+use crate::server::http::Response;
+
+/// Times that a patch or an unconditional update is tried again after a conflict of its own making.
+const RETRIES: usize = 20;
+/// Letters of generated names: no vowels, nothing that looks like another. Upstream: `util/rand`.
+const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+
+pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+pub fn list<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
+    object.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+pub fn is_deleting(object: &Value) -> bool {
+    !text(object, "/metadata/deletionTimestamp").is_empty()
+}
+
+fn remove(object: &mut Value, key: &str) {
+    if let Some(map) = object.as_object_mut() {
+        map.remove(key);
+    }
+}
+
+/// Sets `key` as `from` has it, or removes it.
+fn carry(object: &mut Value, from: &Value, key: &str) {
+    match from.get(key) {
+        Some(value) => object[key] = value.clone(),
+        None => remove(object, key),
+    }
+}
+
+fn uuid() -> String {
+    let bits = (fastrand::u128(..) & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
+    let hex = format!("{bits:032x}");
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+fn generated(base: &str) -> String {
+    let base: String = base.chars().take(58).collect();
+    let suffix: String =
+        (0..5).map(|_| char::from(ALPHABET[fastrand::usize(..ALPHABET.len())])).collect();
+    base + &suffix
+}
+
+/// Everything but metadata and status: what the generation counts.
+fn same_content(a: &Value, b: &Value) -> bool {
+    let content = |object: &Value| {
+        let mut map = object.as_object().cloned().unwrap_or_default();
+        map.remove("metadata");
+        map.remove("status");
+        map
+    };
+    content(a) == content(b)
+}
+
+fn check_type(kind: &Kind, object: &mut Value) -> ApiResult<()> {
+    if !object.is_object() || !object.get("metadata").is_none_or(|m| m.is_object() || m.is_null()) {
+        return Err(failures::bad_request("the object provided is unrecognized: it is no object"));
+    }
+    let (version, name) = (kind.resource.api_version(), &*kind.resource.kind);
+    let (has_version, has_name) = (text(object, "/apiVersion"), text(object, "/kind"));
+    if (!has_version.is_empty() && has_version != version)
+        || (!has_name.is_empty() && has_name != name)
+    {
+        return Err(failures::bad_request(format!(
+            "the API version in the data ({has_version}, Kind={has_name}) does not match the expected API version ({version}, Kind={name})"
+        )));
+    }
+    object["apiVersion"] = version.into();
+    object["kind"] = name.into();
+    if !object["metadata"].is_object() {
+        object["metadata"] = json!({});
+    }
+    Ok(())
+}
+
+fn check_namespace(call: &Call, object: &mut Value) -> ApiResult<()> {
+    let metadata = &mut object["metadata"];
+    if !call.kind.resource.namespaced {
+        remove(metadata, "namespace");
+        return Ok(());
+    }
+    let own = metadata["namespace"].as_str().unwrap_or_default();
+    if !own.is_empty() && own != call.namespace {
+        return Err(failures::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    metadata["namespace"] = call.namespace.as_str().into();
+    Ok(())
+}
+
+fn check_field_validation(call: &Call) -> ApiResult<()> {
+    match call.query.get("fieldValidation") {
+        "" | "Ignore" | "Warn" | "Strict" => Ok(()),
+        other => {
+            let cause = super::status::Cause {
+                reason: "FieldValueNotSupported",
+                message: format!(
+                    "Unsupported value: {other:?}: supported values: \"Ignore\", \"Strict\", \"Warn\""
+                ),
+                field: "fieldValidation".to_owned(),
+            };
+            Err(failures::invalid("meta.k8s.io", "CreateOptions", "", &[cause]))
+        }
+    }
+}
+
+/// How an object is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// By the object's own endpoint.
+    Main,
+    /// By the status subresource (also approval): nothing else changes.
+    Status,
+    /// By a subresource that changes the spec (resize, ephemeral containers).
+    Spec,
+    /// By a subresource whose handler has decided what changes (binding, eviction, finalize).
+    Raw,
+}
+
+impl Api {
+    pub fn create(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
+        check_field_validation(call)?;
+        let stored = self.create_object(call, payload.object()?)?;
+        Ok(self.one(201, call, &stored))
+    }
+
+    /// Stores a new object, as a create request does.
+    pub fn create_object(&self, call: &Call, mut object: Value) -> ApiResult<Arc<Stored>> {
+        let kind = &call.kind;
+        let dry_run = call.query.dry_run()?;
+        check_type(kind, &mut object)?;
+        check_namespace(call, &mut object)?;
+        if !text(&object, "/metadata/resourceVersion").is_empty() {
+            return Err(failures::bad_request(
+                "resourceVersion should not be set on objects to be created",
+            ));
+        }
+        let base = text(&object, "/metadata/generateName").to_owned();
+        let named = !text(&object, "/metadata/name").is_empty();
+        let metadata = &mut object["metadata"];
+        for key in [
+            "resourceVersion",
+            "selfLink",
+            "managedFields",
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "generation",
+        ] {
+            remove(metadata, key);
+        }
+        metadata["uid"] = uuid().into();
+        metadata["creationTimestamp"] = self.clock.now().to_string().into();
+        if kind.has_generation {
+            metadata["generation"] = 1.into();
+        }
+        if !named && !base.is_empty() {
+            metadata["name"] = generated(&base).into();
+        }
+        let name = text(&object, "/metadata/name").to_owned();
+        if kind.resource.namespaced {
+            self.check_namespace_open(call, &name)?;
+        }
+        if kind.resource.plural == "namespaces" && kind.resource.group.is_empty() {
+            finalized_by_kubernetes(&mut object);
+        }
+        (kind.default)(&mut object);
+        (kind.prepare_create)(&mut object);
+        let mut causes = (kind.validate_create)(&object);
+        if name.is_empty() && !causes.iter().any(|cause| cause.field == "metadata.name") {
+            causes.push(failures::required("metadata.name", "name or generateName is required"));
+        }
+        self.refuse(kind, &name, &causes)?;
+        if is_definition(kind) {
+            self.establish(&mut object)?;
+        }
+        let table = call.table();
+        if dry_run {
+            if self.store.get(&table, &call.key(&name)).is_some() {
+                return Err(failures::already_exists(&kind.resource, &name));
+            }
+            return Ok(Arc::new(unversioned(object)));
+        }
+        let mut attempt = name;
+        for _ in 0..8 {
+            match self.store.create(&table, &call.key(&attempt), object.clone()) {
+                Ok(stored) => return Ok(stored),
+                Err(_) if !named && !base.is_empty() => {
+                    attempt = generated(&base);
+                    object["metadata"]["name"] = attempt.as_str().into();
+                }
+                Err(_) => return Err(failures::already_exists(&kind.resource, &attempt)),
+            }
+        }
+        Err(failures::already_exists(&kind.resource, &attempt))
+    }
+
+    fn refuse(&self, kind: &Kind, name: &str, causes: &[super::status::Cause]) -> ApiResult<()> {
+        if causes.is_empty() {
+            return Ok(());
+        }
+        Err(failures::invalid(&kind.resource.group, &kind.resource.kind, name, causes))
+    }
+
+    /// Upstream: the admission plugin NamespaceLifecycle.
+    fn check_namespace_open(&self, call: &Call, name: &str) -> ApiResult<()> {
+        let namespaces =
+            crate::objects::ResourceType::fixed("", "v1", "Namespace", "namespaces", false);
+        let namespace = &call.namespace;
+        let Some(found) = self.store.get("namespaces", namespace) else {
+            return Err(failures::not_found(&namespaces, namespace));
+        };
+        if text(&found.value, "/status/phase") != "Terminating" && !is_deleting(&found.value) {
+            return Ok(());
+        }
+        let why = format!(
+            "unable to create new content in namespace {namespace} because it is being terminated"
+        );
+        let mut error = failures::forbidden(&call.kind.resource, name, &why);
+        error.details["causes"] = json!([{
+            "reason": "NamespaceTerminating",
+            "message": format!("namespace {namespace} is being terminated"),
+            "field": "metadata.namespace",
+        }]);
+        Err(error)
+    }
+
+    pub fn update(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
+        let object = payload.object()?;
+        let stored = self.update_object(call, object, Part::Main)?;
+        Ok(self.one(200, call, &stored))
+    }
+
+    /// Replaces an object, as an update request does.
+    pub fn update_object(&self, call: &Call, object: Value, part: Part) -> ApiResult<Arc<Stored>> {
+        self.modify(call, part, &|_| Ok(object.clone()))
+    }
+
+    pub fn patch(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
+        let apply = payload.content_type.starts_with("application/apply-patch");
+        if apply && self.store.get(&call.table(), &call.key(&call.name)).is_none() {
+            let empty = json!({
+                "apiVersion": call.kind.resource.api_version(), "kind": call.kind.resource.kind,
+                "metadata": { "name": call.name },
+            });
+            let object = patch::apply(&call.kind, &payload.content_type, &empty, &payload.bytes)?;
+            let stored = self.create_object(call, object)?;
+            return Ok(self.one(201, call, &stored));
+        }
+        let stored = self.patch_object(call, payload, Part::Main)?;
+        Ok(self.one(200, call, &stored))
+    }
+
+    /// Patches an object, as a patch request does.
+    pub fn patch_object(
+        &self,
+        call: &Call,
+        payload: &Payload,
+        part: Part,
+    ) -> ApiResult<Arc<Stored>> {
+        self.modify(call, part, &|old| {
+            patch::apply(&call.kind, &payload.content_type, old, &payload.bytes)
+        })
+    }
+
+    /// Changes an object by `change`, which is given what is stored and may be called again when
+    /// another write came between.
+    pub fn modify(
+        &self,
+        call: &Call,
+        part: Part,
+        change: &dyn Fn(&Value) -> ApiResult<Value>,
+    ) -> ApiResult<Arc<Stored>> {
+        check_field_validation(call)?;
+        let dry_run = call.query.dry_run()?;
+        let (table, key) = (call.table(), call.key(&call.name));
+        let resource = &call.kind.resource;
+        for _ in 0..RETRIES {
+            let old = self
+                .store
+                .get(&table, &key)
+                .ok_or_else(|| failures::not_found(resource, &call.name))?;
+            let shown = super::read::shown(&call.kind, &old);
+            let new = self.changed(call, part, &shown, change(&shown)?)?;
+            if new == *shown {
+                return Ok(old);
+            }
+            let goes = goes_now(&call.kind, &new);
+            if dry_run {
+                return Ok(Arc::new(unversioned(new)));
+            }
+            let written = if goes {
+                self.store.delete(&table, &key, old.version, Some(new))
+            } else {
+                self.store.replace(&table, &key, old.version, new)
+            };
+            match written {
+                Ok(stored) => {
+                    if goes {
+                        self.gone(&call.kind, &stored.value);
+                    }
+                    return Ok(stored);
+                }
+                Err(StoreError::Changed) => {}
+                Err(error) => return Err(failures::internal(format!("{error:?}"))),
+            }
+        }
+        Err(failures::modified(resource, &call.name))
+    }
+
+    /// `new` as it would be stored in place of `old`.
+    fn changed(&self, call: &Call, part: Part, old: &Value, mut new: Value) -> ApiResult<Value> {
+        let kind = &call.kind;
+        let resource = &kind.resource;
+        check_type(kind, &mut new)?;
+        check_namespace(call, &mut new)?;
+        let name = text(&new, "/metadata/name");
+        if name != call.name {
+            return Err(failures::bad_request(format!(
+                "the name of the object ({name}) does not match the name on the URL ({})",
+                call.name
+            )));
+        }
+        let uid = text(&new, "/metadata/uid");
+        let real = text(old, "/metadata/uid");
+        if !uid.is_empty() && uid != real {
+            let why = format!(
+                "Precondition failed: UID in precondition: {uid}, UID in object meta: {real}"
+            );
+            return Err(failures::conflict(resource, &call.name, &why));
+        }
+        let version = text(&new, "/metadata/resourceVersion");
+        if !version.is_empty() && version != text(old, "/metadata/resourceVersion") {
+            return Err(failures::modified(resource, &call.name));
+        }
+        for key in [
+            "uid",
+            "creationTimestamp",
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "generation",
+            "resourceVersion",
+            "generateName",
+        ] {
+            carry(&mut new["metadata"], &old["metadata"], key);
+        }
+        remove(&mut new["metadata"], "selfLink");
+        remove(&mut new["metadata"], "managedFields");
+        match part {
+            Part::Main => {
+                (kind.default)(&mut new);
+                (kind.prepare_update)(&mut new, old);
+            }
+            Part::Status => {
+                let mut whole = old.clone();
+                whole["metadata"] = new["metadata"].take();
+                carry(&mut whole, &new, "status");
+                new = whole;
+                (kind.default)(&mut new);
+            }
+            Part::Spec | Part::Raw => {}
+        }
+        let counted = matches!(part, Part::Main | Part::Spec);
+        if counted && kind.has_generation && !same_content(&new, old) {
+            let generation = old["metadata"]["generation"].as_i64().unwrap_or(0);
+            new["metadata"]["generation"] = (generation + 1).into();
+        }
+        let mut causes = Vec::new();
+        if is_deleting(old) {
+            let before = list(old, "/metadata/finalizers");
+            let added: Vec<&Value> =
+                list(&new, "/metadata/finalizers").iter().filter(|f| !before.contains(f)).collect();
+            if !added.is_empty() {
+                let added: Vec<String> = added.iter().map(|f| f.to_string()).collect();
+                let why = format!(
+                    "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
+                    added.join(", ")
+                );
+                causes.push(failures::forbidden_field("metadata.finalizers", &why));
+            }
+        }
+        if part == Part::Main {
+            for cause in (kind.validate_update)(&new, old) {
+                if !causes.iter().any(|known| known.field == cause.field) {
+                    causes.push(cause);
+                }
+            }
+        }
+        self.refuse(kind, &call.name, &causes)?;
+        if is_definition(kind) && part == Part::Main {
+            self.establish(&mut new)?;
+        }
+        Ok(new)
+    }
+
+    /// Serves the kinds of a CustomResourceDefinition and says so in its status.
+    fn establish(&self, definition: &mut Value) -> ApiResult<()> {
+        let name = text(definition, "/metadata/name").to_owned();
+        let kinds = kinds::from_crd(definition).map_err(|causes| {
+            failures::invalid("apiextensions.k8s.io", "CustomResourceDefinition", &name, &causes)
+        })?;
+        let now = self.clock.now().to_string();
+        let mut names = definition["spec"]["names"].clone();
+        if names["listKind"].is_null() {
+            names["listKind"] = format!("{}List", text(&names, "/kind")).into();
+        }
+        if names["singular"].is_null() {
+            names["singular"] = text(&names, "/kind").to_lowercase().into();
+        }
+        let stored: Vec<&Value> = list(definition, "/spec/versions")
+            .iter()
+            .filter(|version| version["storage"] == true)
+            .map(|version| &version["name"])
+            .collect();
+        let condition = |r#type: &str, reason: &str, message: &str| json!({ "type": r#type, "status": "True", "lastTransitionTime": now, "reason": reason, "message": message });
+        let known = definition.pointer("/status/conditions").cloned();
+        let conditions = known.filter(|known| !list(known, "").is_empty()).unwrap_or_else(|| {
+            json!([
+                condition("NamesAccepted", "NoConflicts", "no conflicts found"),
+                condition(
+                    "Established",
+                    "InitialNamesAccepted",
+                    "the initial names have been accepted"
+                ),
+            ])
+        });
+        let status = json!({
+            "conditions": conditions, "acceptedNames": names.clone(), "storedVersions": stored,
+        });
+        definition["status"] = status;
+        definition["spec"]["names"] = names;
+        self.registry.define(&name, kinds);
+        Ok(())
+    }
+
+    /// What follows the removal of an object.
+    pub fn gone(&self, kind: &Kind, object: &Value) {
+        if is_definition(kind) {
+            self.registry.define(text(object, "/metadata/name"), Vec::new());
+            let table =
+                format!("{}.{}", text(object, "/spec/names/plural"), text(object, "/spec/group"));
+            self.store.clear(&table);
+        }
+        if kind.resource.plural == "serviceaccounts" && kind.resource.group.is_empty() {
+            let (namespace, name) =
+                (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+            self.auth.revoke(&format!("system:serviceaccount:{namespace}:{name}"));
+        }
+    }
+}
+
+/// An object that is not stored: a dry run's answer.
+fn unversioned(object: Value) -> Stored {
+    let mut stored = Stored::new(object.clone(), 0);
+    stored.bytes = serde_json::to_vec(&object).unwrap_or_default().into();
+    stored.value = object;
+    stored
+}
+
+pub fn is_definition(kind: &Kind) -> bool {
+    kind.resource.plural == "customresourcedefinitions"
+        && kind.resource.group == "apiextensions.k8s.io"
+}
+
+fn finalized_by_kubernetes(namespace: &mut Value) {
+    if !namespace["spec"].is_object() {
+        namespace["spec"] = json!({});
+    }
+    let finalizers = &mut namespace["spec"]["finalizers"];
+    match finalizers.as_array_mut() {
+        Some(finalizers) if finalizers.iter().any(|f| f == "kubernetes") => {}
+        Some(finalizers) => finalizers.push("kubernetes".into()),
+        None => *finalizers = json!(["kubernetes"]),
+    }
+    namespace["status"] = json!({ "phase": "Active" });
+    let name = text(namespace, "/metadata/name").to_owned();
+    if !namespace["metadata"]["labels"].is_object() {
+        namespace["metadata"]["labels"] = json!({});
+    }
+    namespace["metadata"]["labels"]["kubernetes.io/metadata.name"] = name.into();
+}
+
+/// Whether an update lets the object go: deleted before, and nothing holds it any more.
+/// Upstream: `ShouldDeleteDuringUpdate`.
+pub fn goes_now(kind: &Kind, object: &Value) -> bool {
+    let held_by_spec = kind.resource.group.is_empty()
+        && kind.resource.plural == "namespaces"
+        && !list(object, "/spec/finalizers").is_empty();
+    is_deleting(object)
+        && list(object, "/metadata/finalizers").is_empty()
+        && object["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0
+        && !held_by_spec
+}
+
+/// The subresource of that name, when the kind has it.
+pub fn has(kind: &Kind, wanted: &str) -> Option<Subresource> {
+    kind.subresources.iter().find(|sub| sub.name() == wanted).cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_uids_look_as_they_should() {
+        let name = generated(&"x".repeat(70));
+        assert_eq!((name.len(), &name[..58]), (63, &*"x".repeat(58)));
+        let uid = uuid();
+        assert_eq!((uid.len(), &uid[14..15]), (36, "4"));
+        assert!("89ab".contains(&uid[19..20]), "{uid}");
+    }
+}

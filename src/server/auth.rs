@@ -1,0 +1,497 @@
+//! Who asks (client certificates, proxies' headers, bearer tokens) and whether they may.
+//! Upstream: `apiserver/pkg/server/options` `DelegatingAuthenticationOptions` and
+//! `DelegatingAuthorizationOptions`.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_lite::future::Boxed;
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::{Handler, Request, Response};
+use crate::client::Client;
+use crate::clock::SharedClock;
+use crate::objects::ResourceType;
+
+/// Upstream: `user.Info`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct User {
+    pub name: String,
+    pub uid: String,
+    pub groups: Vec<String>,
+    pub extra: Vec<(String, Vec<String>)>,
+}
+
+impl User {
+    fn anonymous() -> User {
+        User {
+            name: "system:anonymous".into(),
+            groups: vec!["system:unauthenticated".into()],
+            ..User::default()
+        }
+    }
+
+    fn authenticated(mut self) -> User {
+        if !self.groups.iter().any(|group| group == "system:authenticated") {
+            self.groups.push("system:authenticated".into());
+        }
+        self
+    }
+}
+
+/// Asks the API server. Errors are for the log.
+pub trait Reviewer: Send + Sync {
+    /// `None`: the token is nobody's.
+    fn token(&self, token: &str) -> Boxed<Result<Option<User>, String>>;
+    fn access(&self, user: &User, verb: &str, path: &str) -> Boxed<Result<bool, String>>;
+}
+
+const TOKEN_REVIEW: ResourceType =
+    ResourceType::fixed("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", false);
+const ACCESS_REVIEW: ResourceType = ResourceType::fixed(
+    "authorization.k8s.io",
+    "v1",
+    "SubjectAccessReview",
+    "subjectaccessreviews",
+    false,
+);
+
+/// Reviews by a kube-apiserver. A side without a client says no.
+pub struct ApiReviewer {
+    pub authentication: Option<Client>,
+    pub authorization: Option<Client>,
+}
+
+impl Reviewer for ApiReviewer {
+    fn token(&self, token: &str) -> Boxed<Result<Option<User>, String>> {
+        let body = json!({
+            "apiVersion": TOKEN_REVIEW.api_version(), "kind": "TokenReview",
+            "spec": { "token": token },
+        });
+        let client = self.authentication.clone();
+        Box::pin(async move {
+            let Some(client) = client else { return Ok(None) };
+            let answer = client.resource(&TOKEN_REVIEW).create::<Value>("", &body).await;
+            Ok(reviewed_user(&answer.map_err(|error| error.to_string())?["status"]))
+        })
+    }
+
+    fn access(&self, user: &User, verb: &str, path: &str) -> Boxed<Result<bool, String>> {
+        let extra: HashMap<_, _> = user.extra.iter().cloned().collect();
+        let body = json!({
+            "apiVersion": ACCESS_REVIEW.api_version(), "kind": "SubjectAccessReview",
+            "spec": {
+                "user": user.name, "uid": user.uid, "groups": user.groups, "extra": extra,
+                "nonResourceAttributes": { "verb": verb, "path": path },
+            },
+        });
+        let client = self.authorization.clone();
+        Box::pin(async move {
+            let Some(client) = client else { return Ok(false) };
+            let answer = client.resource(&ACCESS_REVIEW).create::<Value>("", &body).await;
+            let answer = answer.map_err(|error| error.to_string())?;
+            Ok(answer["status"]["allowed"] == true && answer["status"]["denied"] != true)
+        })
+    }
+}
+
+fn reviewed_user(status: &Value) -> Option<User> {
+    let strings = |value: &Value| -> Vec<String> {
+        let items = value.as_array().into_iter().flatten();
+        items.filter_map(|item| item.as_str().map(String::from)).collect()
+    };
+    let user = &status["user"];
+    (status["authenticated"] == true).then(|| User {
+        name: user["username"].as_str().unwrap_or_default().into(),
+        uid: user["uid"].as_str().unwrap_or_default().into(),
+        groups: strings(&user["groups"]),
+        extra: user["extra"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(key, values)| (key.clone(), strings(values)))
+            .collect(),
+    })
+}
+
+/// Proxies that may name users in headers.
+#[derive(Clone, Debug, Default)]
+pub struct RequestHeader {
+    pub ca: Option<Authorities>,
+    /// Common names; empty: any.
+    pub allowed_names: Vec<String>,
+    pub username_headers: Vec<String>,
+    pub uid_headers: Vec<String>,
+    pub group_headers: Vec<String>,
+    pub extra_prefixes: Vec<String>,
+}
+
+/// Authorities of client certificates.
+#[derive(Clone, Debug)]
+pub struct Authorities(Arc<dyn ClientCertVerifier>);
+
+impl Authorities {
+    /// # Errors
+    /// When `pem` holds no certificate, or a broken one.
+    pub fn from_pem(pem: &[u8]) -> Result<Authorities, String> {
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(pem) {
+            let certificate = certificate.map_err(|error| error.to_string())?;
+            roots.add(certificate).map_err(|error| error.to_string())?;
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+            .build()
+            .map(Authorities)
+            .map_err(|error| error.to_string())
+    }
+
+    /// Who the first of `chain` names, when it leads to one of these authorities.
+    fn user(&self, chain: &[Vec<u8>], now: Duration) -> Result<User, String> {
+        let chain: Vec<CertificateDer<'_>> =
+            chain.iter().map(|der| CertificateDer::from(der.as_slice())).collect();
+        let (own, between) = chain.split_first().ok_or("no certificate")?;
+        self.0
+            .verify_client_cert(own, between, UnixTime::since_unix_epoch(now))
+            .map_err(|error| error.to_string())?;
+        let (_, parsed) =
+            x509_parser::parse_x509_certificate(own).map_err(|error| error.to_string())?;
+        let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
+            attribute.as_str().unwrap_or_default().to_string()
+        };
+        let subject = parsed.subject();
+        Ok(User {
+            name: subject.iter_common_name().next().map(text).unwrap_or_default(),
+            groups: subject.iter_organization().map(text).collect(),
+            ..User::default()
+        })
+    }
+}
+
+pub struct AuthConfig {
+    pub client_ca: Option<Authorities>,
+    pub request_header: RequestHeader,
+    pub reviewer: Arc<dyn Reviewer>,
+    pub token_ttl: Duration,
+    pub authorized_ttl: Duration,
+    pub unauthorized_ttl: Duration,
+    /// Paths that need no authorization; one that ends in `*` stands for all it begins.
+    pub always_allow: Vec<String>,
+}
+
+/// The filter before all handlers.
+pub struct Auth {
+    config: AuthConfig,
+    clock: SharedClock,
+    tokens: Cache<[u8; 32], Option<User>>,
+    access: Cache<(User, String, String), bool>,
+}
+
+impl Auth {
+    pub fn new(config: AuthConfig, clock: SharedClock) -> Arc<Auth> {
+        Arc::new(Auth { config, clock, tokens: Cache::default(), access: Cache::default() })
+    }
+
+    /// `inner`, for who may.
+    pub fn wrap(self: Arc<Auth>, inner: Handler) -> Handler {
+        Arc::new(move |request| {
+            let (auth, inner) = (self.clone(), inner.clone());
+            Box::pin(async move {
+                match auth.check(&request).await {
+                    Some(refusal) => refusal,
+                    None => inner(request).await,
+                }
+            })
+        })
+    }
+
+    /// The answer for who may not, `None` for who may.
+    async fn check(&self, request: &Request) -> Option<Response> {
+        let Some(user) = self.authenticate(request).await else {
+            return Some(Response::status(401, "Unauthorized", "Unauthorized"));
+        };
+        if self.authorize(&user, request).await {
+            return None;
+        }
+        let (verb, path) = (verb(request), &request.path);
+        Some(Response::status(
+            403,
+            "Forbidden",
+            &format!("forbidden: User {:?} cannot {verb} path {path:?}", user.name),
+        ))
+    }
+
+    /// Who asks. `None`: credentials that are no good.
+    async fn authenticate(&self, request: &Request) -> Option<User> {
+        let now = Duration::from_micros(self.clock.now().as_micros().max(0) as u64);
+        let chain = &request.peer_certificates;
+        if !chain.is_empty() {
+            if let Some(user) = self.proxied(request, now) {
+                return Some(user.authenticated());
+            }
+            match self.config.client_ca.as_ref().map(|ca| ca.user(chain, now)) {
+                Some(Ok(user)) if !user.name.is_empty() => return Some(user.authenticated()),
+                Some(Err(error)) => log::debug!("client certificate refused: {error}"),
+                _ => (),
+            }
+        }
+        let bearer = request.header("authorization").and_then(|value| {
+            let (scheme, token) = value.trim().split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+        });
+        let Some(token) = bearer.filter(|token| !token.is_empty()) else {
+            return Some(User::anonymous());
+        };
+        let key: [u8; 32] = Sha256::digest(token.as_bytes()).into();
+        if let Some(known) = self.tokens.get(&key, self.clock.monotonic()) {
+            return known;
+        }
+        match self.config.reviewer.token(token).await {
+            Ok(user) => {
+                let user = user.map(User::authenticated);
+                let until = self.clock.monotonic() + self.config.token_ttl;
+                self.tokens.put(key, user.clone(), until, self.clock.monotonic());
+                user
+            }
+            Err(error) => {
+                log::error!("Unable to authenticate the request: {error}");
+                None
+            }
+        }
+    }
+
+    fn proxied(&self, request: &Request, now: Duration) -> Option<User> {
+        let config = &self.config.request_header;
+        let names = |header: &String| request.header(header).filter(|name| !name.is_empty());
+        let name = config.username_headers.iter().find_map(names)?;
+        let proxy = config.ca.as_ref()?.user(&request.peer_certificates, now).ok()?;
+        if !config.allowed_names.is_empty() && !config.allowed_names.contains(&proxy.name) {
+            return None;
+        }
+        let groups = config.group_headers.iter().flat_map(|header| request.headers(header));
+        let mut extra: Vec<(String, Vec<String>)> = Vec::new();
+        for (header, value) in &request.headers {
+            let header = header.to_ascii_lowercase();
+            let mut prefixes = config.extra_prefixes.iter().map(|p| p.to_ascii_lowercase());
+            let Some(key) = prefixes.find_map(|p| header.strip_prefix(&p).map(String::from)) else {
+                continue;
+            };
+            match extra.iter_mut().find(|(k, _)| *k == key) {
+                Some((_, values)) => values.push(value.clone()),
+                None => extra.push((key, vec![value.clone()])),
+            }
+        }
+        Some(User {
+            name: name.into(),
+            uid: config.uid_headers.iter().find_map(names).unwrap_or_default().into(),
+            groups: groups.map(String::from).collect(),
+            extra,
+        })
+    }
+
+    async fn authorize(&self, user: &User, request: &Request) -> bool {
+        let path = &request.path;
+        let allowed = |rule: &String| match rule.strip_suffix('*') {
+            Some(start) => path.starts_with(start),
+            None => path.trim_start_matches('/') == rule.trim_start_matches('/'),
+        };
+        if self.config.always_allow.iter().any(allowed)
+            || user.groups.iter().any(|group| group == "system:masters")
+        {
+            return true;
+        }
+        let verb = verb(request);
+        let key = (user.clone(), verb.clone(), path.clone());
+        if let Some(known) = self.access.get(&key, self.clock.monotonic()) {
+            return known;
+        }
+        match self.config.reviewer.access(user, &verb, path).await {
+            Ok(yes) => {
+                let config = &self.config;
+                let ttl = if yes { config.authorized_ttl } else { config.unauthorized_ttl };
+                let now = self.clock.monotonic();
+                self.access.put(key, yes, now + ttl, now);
+                yes
+            }
+            Err(error) => {
+                log::error!("Unable to authorize the request: {error}");
+                false
+            }
+        }
+    }
+}
+
+fn verb(request: &Request) -> String {
+    request.method.to_ascii_lowercase()
+}
+
+/// Answers that are kept for a time. Bounded: when full, what is over goes, then all.
+struct Cache<K, V>(Mutex<HashMap<K, (V, Duration)>>);
+
+impl<K, V> Default for Cache<K, V> {
+    fn default() -> Self {
+        Cache(Mutex::default())
+    }
+}
+
+impl<K: Eq + Hash, V: Clone> Cache<K, V> {
+    const MOST: usize = 1024;
+
+    fn get(&self, key: &K, now: Duration) -> Option<V> {
+        let cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.get(key).filter(|(_, until)| now < *until).map(|(value, _)| value.clone())
+    }
+
+    fn put(&self, key: K, value: V, until: Duration, now: Duration) {
+        let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.len() >= Self::MOST {
+            cache.retain(|_, (_, until)| now < *until);
+        }
+        if cache.len() >= Self::MOST {
+            cache.clear();
+        }
+        cache.insert(key, (value, until));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_lite::future::block_on;
+
+    use super::super::handler;
+    use super::*;
+    use crate::clock::{Clock, FakeClock};
+    use crate::objects::Timestamp;
+
+    #[derive(Default)]
+    struct Fake {
+        asked: AtomicUsize,
+    }
+
+    impl Reviewer for Fake {
+        fn token(&self, token: &str) -> Boxed<Result<Option<User>, String>> {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            let user = match token {
+                "good" => Ok(Some(User { name: "ada".into(), ..User::default() })),
+                "bad" => Ok(None),
+                _ => Err("away".into()),
+            };
+            Box::pin(async { user })
+        }
+        fn access(&self, user: &User, verb: &str, path: &str) -> Boxed<Result<bool, String>> {
+            let yes = user.name == "ada" && verb == "get" && path == "/metrics";
+            Box::pin(async move { Ok(yes) })
+        }
+    }
+
+    struct Authority {
+        certificate: rcgen::Certificate,
+        issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+    }
+
+    fn authority() -> Authority {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let mut params = rcgen::CertificateParams::new([]).expect("parameters");
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key).expect("a certificate");
+        Authority { certificate, issuer: rcgen::Issuer::new(params, key) }
+    }
+
+    impl Authority {
+        fn sign(&self, name: &str, group: &str) -> Vec<Vec<u8>> {
+            let key = rcgen::KeyPair::generate().expect("a key");
+            let mut params = rcgen::CertificateParams::new([]).expect("parameters");
+            params.distinguished_name.push(rcgen::DnType::CommonName, name);
+            params.distinguished_name.push(rcgen::DnType::OrganizationName, group);
+            params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+            let signed = params.signed_by(&key, &self.issuer).expect("a certificate");
+            vec![signed.der().to_vec()]
+        }
+        fn authorities(&self) -> Authorities {
+            Authorities::from_pem(self.certificate.pem().as_bytes()).expect("authorities")
+        }
+    }
+
+    fn filter(clients: &Authority, proxies: &Authority) -> (Arc<Fake>, Arc<FakeClock>, Handler) {
+        let fake = Arc::new(Fake::default());
+        let clock = FakeClock::new(Timestamp::from_secs(1_800_000_000));
+        let config = AuthConfig {
+            client_ca: Some(clients.authorities()),
+            request_header: RequestHeader {
+                ca: Some(proxies.authorities()),
+                allowed_names: vec!["front-proxy-client".into()],
+                username_headers: vec!["x-remote-user".into()],
+                ..RequestHeader::default()
+            },
+            reviewer: fake.clone(),
+            token_ttl: Duration::from_secs(10),
+            authorized_ttl: Duration::from_secs(10),
+            unauthorized_ttl: Duration::from_secs(10),
+            always_allow: vec!["/healthz".into()],
+        };
+        let inner = handler(|_| Response::text(200, "ok"));
+        (fake, clock.clone(), Auth::new(config, clock as Arc<dyn Clock>).wrap(inner))
+    }
+
+    #[test]
+    fn who_may_see_what() {
+        let (clients, proxies) = (authority(), authority());
+        let (_, _, filter) = filter(&clients, &proxies);
+        let ask = |path: &str, header: Option<(&str, &str)>, chain: Vec<Vec<u8>>| {
+            let headers = header.map(|(n, v)| (n.into(), v.into())).into_iter().collect();
+            let request = Request { headers, peer_certificates: chain, ..Request::get(path) };
+            block_on(filter(request))
+        };
+        let auth = "Authorization";
+        let proxy = proxies.sign("front-proxy-client", "");
+        let table = [
+            ("/healthz", None, vec![], 200),
+            ("/metrics", None, vec![], 403),
+            ("/metrics", Some((auth, "Bearer good")), vec![], 200),
+            ("/configz", Some((auth, "Bearer good")), vec![], 403),
+            ("/metrics", Some((auth, "Bearer bad")), vec![], 401),
+            ("/healthz", Some((auth, "Bearer away")), vec![], 401),
+            ("/metrics", None, clients.sign("ada", "x"), 200),
+            ("/configz", None, clients.sign("root", "system:masters"), 200),
+            ("/configz", None, authority().sign("root", "system:masters"), 403),
+            ("/metrics", Some(("X-Remote-User", "ada")), proxy.clone(), 200),
+            ("/metrics", Some(("X-Remote-User", "bob")), proxy, 403),
+            ("/metrics", Some(("X-Remote-User", "ada")), proxies.sign("other", ""), 403),
+        ];
+        for (path, header, chain, status) in table {
+            let response = ask(path, header, chain);
+            assert_eq!(response.status, status, "{path} {header:?}");
+        }
+        let refusal = ask("/metrics", None, vec![]);
+        let body: Value = serde_json::from_slice(&refusal.body).expect("a Status");
+        assert_eq!(
+            body["message"],
+            "forbidden: User \"system:anonymous\" cannot get path \"/metrics\""
+        );
+    }
+
+    #[test]
+    fn answers_about_tokens_are_kept_for_their_time() {
+        let (clients, proxies) = (authority(), authority());
+        let (fake, clock, filter) = filter(&clients, &proxies);
+        let ask = || {
+            let headers = vec![("authorization".into(), "bearer good".into())];
+            block_on(filter(Request { headers, ..Request::get("/metrics") })).status
+        };
+        assert_eq!((ask(), ask()), (200, 200));
+        assert_eq!(fake.asked.load(Ordering::SeqCst), 1);
+        clock.advance(Duration::from_secs(10));
+        assert_eq!(ask(), 200);
+        assert_eq!(fake.asked.load(Ordering::SeqCst), 2);
+    }
+}

@@ -1,0 +1,129 @@
+//! /healthz, /livez and /readyz: named checks, to which more may be added while serving.
+//! Upstream: `apiserver/pkg/server/healthz`, `controller-manager/pkg/healthz`.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::{Request, Response};
+
+/// `Err`: why it is not healthy; told in the log and under the check's own path alone.
+pub type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// Cheap to clone; clones share their checks.
+#[derive(Clone, Default)]
+pub struct HealthChecks {
+    checks: Arc<RwLock<Vec<(String, Check)>>>,
+}
+
+impl HealthChecks {
+    pub fn new() -> HealthChecks {
+        HealthChecks::default()
+    }
+
+    pub fn add(&self, name: &str, check: Check) {
+        let mut checks = self.checks.write().unwrap_or_else(PoisonError::into_inner);
+        checks.push((name.into(), check));
+    }
+
+    /// Answers a path of `endpoint` (`healthz`, `livez`, `readyz`): all checks, or under
+    /// `/healthz/NAME` one of them.
+    pub fn answer(&self, endpoint: &str, request: &Request) -> Response {
+        let mut checks = self.checks.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if checks.is_empty() {
+            checks.push(("ping".into(), Arc::new(|| Ok(()))));
+        }
+        let below = request.path.trim_start_matches('/').strip_prefix(endpoint).unwrap_or_default();
+        match below.trim_matches('/') {
+            "" => all(endpoint, request, &checks),
+            name => match checks.iter().find(|(n, _)| n == name) {
+                None => Response::text(404, "404 page not found\n"),
+                Some((_, check)) => match check() {
+                    Ok(()) => Response::text(200, "ok"),
+                    Err(error) => Response::text(500, format!("internal server error: {error}\n")),
+                },
+            },
+        }
+    }
+}
+
+fn all(endpoint: &str, request: &Request, checks: &[(String, Check)]) -> Response {
+    let excluded: Vec<&str> = request.query_values("exclude").flat_map(|v| v.split(',')).collect();
+    let (mut text, mut failed) = (String::new(), Vec::new());
+    for (name, check) in checks {
+        if excluded.contains(&name.as_str()) {
+            text.push_str(&format!("[+]{name} excluded: ok\n"));
+        } else if let Err(error) = check() {
+            text.push_str(&format!("[-]{name} failed: reason withheld\n"));
+            failed.push(format!("[-]{name} failed: {error}"));
+        } else {
+            text.push_str(&format!("[+]{name} ok\n"));
+        }
+    }
+    let mut unknown: Vec<String> = excluded
+        .iter()
+        .filter(|name| !name.is_empty() && !checks.iter().any(|(n, _)| n == *name))
+        .map(|name| format!("{name:?}"))
+        .collect();
+    unknown.sort();
+    if !unknown.is_empty() {
+        let unknown = unknown.join(",");
+        text.push_str(&format!(
+            "warn: some health checks cannot be excluded: no matches for {unknown}\n"
+        ));
+    }
+    if !failed.is_empty() {
+        log::info!("{endpoint} check failed: {}", failed.join(", "));
+        return Response::text(500, format!("{text}{endpoint} check failed\n"));
+    }
+    match request.query_values("verbose").next() {
+        None => Response::text(200, "ok"),
+        Some(_) => Response::text(200, format!("{text}{endpoint} check passed\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(path: &str) -> (u16, String) {
+        let checks = HealthChecks::new();
+        checks.add("leaderElection", Arc::new(|| Ok(())));
+        checks.add("broken", Arc::new(|| Err("secret".into())));
+        let response = checks.answer("healthz", &Request::get(path));
+        (response.status, String::from_utf8(response.body).expect("text"))
+    }
+
+    #[test]
+    fn the_text_is_upstreams() {
+        let table = [
+            ("/healthz?exclude=broken", 200, "ok"),
+            (
+                "/healthz?verbose&exclude=broken",
+                200,
+                "[+]leaderElection ok\n[+]broken excluded: ok\nhealthz check passed\n",
+            ),
+            (
+                "/healthz",
+                500,
+                "[+]leaderElection ok\n[-]broken failed: reason withheld\nhealthz check failed\n",
+            ),
+            (
+                "/healthz?verbose=1&exclude=b&exclude=broken&exclude=a",
+                200,
+                "[+]leaderElection ok\n[+]broken excluded: ok\nwarn: some health checks cannot be \
+                 excluded: no matches for \"a\",\"b\"\nhealthz check passed\n",
+            ),
+            ("/healthz/leaderElection", 200, "ok"),
+            ("/healthz/broken", 500, "internal server error: secret\n"),
+            ("/healthz/nope", 404, "404 page not found\n"),
+        ];
+        for (path, status, text) in table {
+            assert_eq!(ask(path), (status, text.to_string()), "{path}");
+        }
+    }
+
+    #[test]
+    fn with_no_checks_there_is_a_ping() {
+        let response = HealthChecks::new().answer("readyz", &Request::get("/readyz?verbose"));
+        assert_eq!(response.body, b"[+]ping ok\nreadyz check passed\n");
+    }
+}

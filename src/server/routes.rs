@@ -1,0 +1,109 @@
+//! Which handler answers which path. Upstream: `apiserver/pkg/server/mux.PathRecorderMux`.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use futures_lite::future::Boxed;
+
+use super::{Handler, Request, Response};
+
+/// Cheap to clone; routes may be added while serving.
+#[derive(Clone, Default)]
+pub struct Routes {
+    table: Arc<RwLock<Table>>,
+}
+
+#[derive(Default)]
+struct Table {
+    exact: BTreeMap<String, Handler>,
+    /// By the path above, with its trailing slash.
+    below: BTreeMap<String, Handler>,
+    /// Not told of under `/`.
+    unlisted: Vec<String>,
+}
+
+impl Routes {
+    pub fn new() -> Routes {
+        Routes::default()
+    }
+
+    pub fn add(&self, path: &str, handler: Handler) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        table.exact.insert(path.into(), handler);
+    }
+
+    /// `path` and all below it.
+    pub fn add_tree(&self, path: &str, handler: Handler) {
+        self.add(path, handler.clone());
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        table.below.insert(format!("{path}/"), handler);
+    }
+
+    /// The debug handler of a controller: `/debug/controllers/NAME` and all below it, whose
+    /// requests carry their paths without that.
+    pub fn add_debug(&self, controller: &str, handler: Handler) {
+        let base = format!("/debug/controllers/{controller}");
+        let stripped = base.clone();
+        let strip: Handler = Arc::new(move |mut request: Request| {
+            request.path = request.path.strip_prefix(&stripped).unwrap_or_default().into();
+            handler(request)
+        });
+        self.add_tree(&base, strip);
+        self.table.write().unwrap_or_else(PoisonError::into_inner).unlisted.push(base);
+    }
+
+    /// Sorted, without those of controllers' debug handlers.
+    pub fn paths(&self) -> Vec<String> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.exact.keys().filter(|path| !table.unlisted.contains(path)).cloned().collect()
+    }
+
+    pub fn answer(&self, request: Request) -> Boxed<Response> {
+        let handler = {
+            let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+            let tree = || {
+                let trees = table.below.iter().rev();
+                trees.filter(|(above, _)| request.path.starts_with(*above)).map(|(_, h)| h).next()
+            };
+            table.exact.get(&request.path).or_else(tree).cloned()
+        };
+        match handler {
+            Some(handler) => handler(request),
+            None => Box::pin(async { Response::text(404, "404 page not found\n") }),
+        }
+    }
+
+    pub fn handler(&self) -> Handler {
+        let routes = self.clone();
+        Arc::new(move |request| routes.answer(request))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::block_on;
+
+    use super::super::handler;
+    use super::*;
+
+    #[test]
+    fn the_nearest_route_answers() {
+        let routes = Routes::new();
+        let tell = |name: &'static str| {
+            handler(move |r: &Request| Response::text(200, format!("{name}:{}", r.path)))
+        };
+        routes.add_tree("/a", tell("a"));
+        routes.add("/a/b", tell("ab"));
+        routes.add_debug("gc", tell("gc"));
+        let ask = |path: &str| {
+            let response = block_on(routes.answer(Request::get(path)));
+            String::from_utf8(response.body).expect("text")
+        };
+        assert_eq!(ask("/a"), "a:/a");
+        assert_eq!(ask("/a/c"), "a:/a/c");
+        assert_eq!(ask("/a/b"), "ab:/a/b");
+        assert_eq!(ask("/ab"), "404 page not found\n");
+        assert_eq!(ask("/debug/controllers/gc/graph"), "gc:/graph");
+        assert_eq!(routes.paths(), ["/a", "/a/b"]);
+    }
+}

@@ -1,0 +1,189 @@
+//! The metrics of the queues. Upstream: component-base/metrics/prometheus/workqueue.
+
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{
+    GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    exponential_buckets, histogram_opts, register_histogram_vec, register_int_counter_vec,
+    register_int_gauge_vec,
+};
+
+/// The metrics of one named queue.
+pub(super) struct QueueMetrics {
+    depth: IntGauge,
+    adds: IntCounter,
+    queue_duration: Histogram,
+    work_duration: Histogram,
+    retries: IntCounter,
+}
+
+impl QueueMetrics {
+    /// `None` for a queue without a name.
+    pub fn new(name: &str) -> Option<QueueMetrics> {
+        let all = ALL.as_ref()?;
+        (!name.is_empty()).then(|| QueueMetrics {
+            depth: all.depth.with_label_values(&[name]),
+            adds: all.adds.with_label_values(&[name]),
+            queue_duration: all.queue_duration.with_label_values(&[name]),
+            work_duration: all.work_duration.with_label_values(&[name]),
+            retries: all.retries.with_label_values(&[name]),
+        })
+    }
+
+    pub fn added(&self) {
+        self.adds.inc();
+        self.depth.inc();
+    }
+
+    pub fn taken(&self, waited: Duration) {
+        self.depth.dec();
+        self.queue_duration.observe(waited.as_secs_f64());
+    }
+
+    pub fn done(&self, worked: Duration) {
+        self.work_duration.observe(worked.as_secs_f64());
+    }
+
+    pub fn retried(&self) {
+        self.retries.inc();
+    }
+}
+
+/// For how long keys have been worked on that are not done.
+#[derive(Clone, Copy, Default)]
+pub(super) struct InProgress {
+    pub total: Duration,
+    pub longest: Duration,
+}
+
+impl InProgress {
+    pub fn and(self, age: Duration) -> InProgress {
+        InProgress { total: self.total + age, longest: self.longest.max(age) }
+    }
+}
+
+/// Something that is asked for its progress when the metrics are read.
+pub(super) trait HasProgress: Send + Sync {
+    fn progress(&self) -> InProgress;
+}
+
+/// Reports the progress of `queue` under `name` for as long as it lives.
+pub(super) fn report_progress(name: &str, queue: Weak<dyn HasProgress>) {
+    if let Some(all) = ALL.as_ref() {
+        all.queues.lock().unwrap_or_else(PoisonError::into_inner).push((name.into(), queue));
+    }
+}
+
+type Queues = Arc<Mutex<Vec<(Box<str>, Weak<dyn HasProgress>)>>>;
+
+struct All {
+    depth: IntGaugeVec,
+    adds: IntCounterVec,
+    queue_duration: HistogramVec,
+    work_duration: HistogramVec,
+    retries: IntCounterVec,
+    queues: Queues,
+}
+
+static ALL: LazyLock<Option<All>> = LazyLock::new(|| match All::register() {
+    Ok(all) => Some(all),
+    Err(error) => {
+        log::error!("workqueue: no metrics: {error}");
+        None
+    }
+});
+
+impl All {
+    fn register() -> prometheus::Result<All> {
+        let buckets = exponential_buckets(10e-9, 10.0, 10)?;
+        let queues = Queues::default();
+        let progress = ProgressCollector {
+            unfinished: GaugeVec::new(
+                Opts::new(
+                    "workqueue_unfinished_work_seconds",
+                    "[BETA] How many seconds of work has done that is in progress and hasn't been \
+                     observed by work_duration. Large values indicate stuck threads. One can \
+                     deduce the number of stuck threads by observing the rate at which this \
+                     increases.",
+                ),
+                &["name"],
+            )?,
+            longest: GaugeVec::new(
+                Opts::new(
+                    "workqueue_longest_running_processor_seconds",
+                    "[BETA] How many seconds has the longest running processor for workqueue been \
+                     running.",
+                ),
+                &["name"],
+            )?,
+            queues: queues.clone(),
+        };
+        prometheus::register(Box::new(progress))?;
+        Ok(All {
+            depth: register_int_gauge_vec!(
+                "workqueue_depth",
+                "[BETA] Current depth of workqueue",
+                &["name"]
+            )?,
+            adds: register_int_counter_vec!(
+                "workqueue_adds_total",
+                "[BETA] Total number of adds handled by workqueue",
+                &["name"]
+            )?,
+            queue_duration: register_histogram_vec!(
+                histogram_opts!(
+                    "workqueue_queue_duration_seconds",
+                    "[BETA] How long in seconds an item stays in workqueue before being requested.",
+                    buckets.clone()
+                ),
+                &["name"]
+            )?,
+            work_duration: register_histogram_vec!(
+                histogram_opts!(
+                    "workqueue_work_duration_seconds",
+                    "[BETA] How long in seconds processing an item from workqueue takes.",
+                    buckets
+                ),
+                &["name"]
+            )?,
+            retries: register_int_counter_vec!(
+                "workqueue_retries_total",
+                "[BETA] Total number of retries handled by workqueue",
+                &["name"]
+            )?,
+            queues,
+        })
+    }
+}
+
+/// Asks the queues when it is read, where upstream has a ticker for each: an idle queue sleeps.
+struct ProgressCollector {
+    unfinished: GaugeVec,
+    longest: GaugeVec,
+    queues: Queues,
+}
+
+impl Collector for ProgressCollector {
+    fn desc(&self) -> Vec<&Desc> {
+        [self.unfinished.desc(), self.longest.desc()].concat()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.unfinished.reset();
+        self.longest.reset();
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner).retain(|(name, queue)| {
+            let Some(queue) = queue.upgrade() else { return false };
+            let progress = queue.progress();
+            self.unfinished.with_label_values(&[name]).add(progress.total.as_secs_f64());
+            let longest = self.longest.with_label_values(&[name]);
+            longest.set(longest.get().max(progress.longest.as_secs_f64()));
+            true
+        });
+        let mut families = self.unfinished.collect();
+        families.extend(self.longest.collect());
+        families
+    }
+}

@@ -1,0 +1,25 @@
+//! The queues that controllers take their keys from. Upstream: client-go's util/workqueue.
+//!
+//! `queue` holds what is to be done and what is being done, `delaying` what is to be done later;
+//! both are plain data that never wait. [`RateLimitingQueue`] puts a lock around the two and lets
+//! workers wait. `rate_limiters` say how long "later" is.
+
+mod delaying;
+mod metrics;
+mod queue;
+mod rate_limiters;
+mod rate_limiting;
+
+use std::fmt::Display;
+use std::hash::Hash;
+
+pub use rate_limiters::{
+    BucketRateLimiter, ItemExponentialFailureRateLimiter, ItemFastSlowRateLimiter,
+    MaxOfRateLimiter, RateLimiter, WithMaxWaitRateLimiter, default_controller_rate_limiter,
+    exponential_failure_rate_limiter,
+};
+pub use rate_limiting::RateLimitingQueue;
+
+/// What a queue can hold: cheap to clone, and printable for logs.
+pub trait Key: Clone + Eq + Hash + Display + Send + Sync + 'static {}
+impl<K: Clone + Eq + Hash + Display + Send + Sync + 'static> Key for K {}

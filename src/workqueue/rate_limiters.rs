@@ -1,0 +1,274 @@
+//! How long a key waits before it is tried again.
+//! Upstream: util/workqueue/default_rate_limiters.go.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::Key;
+use crate::clock::SharedClock;
+
+/// How long a key waits before it is tried again. Upstream: `TypedRateLimiter`.
+pub trait RateLimiter<K>: Send + Sync + 'static {
+    /// Counts one more failure of `key`, and says how long it waits for it.
+    fn when(&self, key: &K) -> Duration;
+    /// Forgets the failures of `key`, be it that it succeeded or that it was given up.
+    fn forget(&self, key: &K);
+    /// How often `key` failed since it was last forgotten.
+    fn retries(&self, key: &K) -> u32;
+}
+
+/// The longer of 5 ms doubling to 1000 s for each key and 10 a second, 100 at once, for all.
+/// Upstream: `DefaultTypedControllerRateLimiter`.
+pub fn default_controller_rate_limiter<K: Key>(clock: SharedClock) -> Arc<dyn RateLimiter<K>> {
+    Arc::new(MaxOfRateLimiter::new(vec![
+        exponential_failure_rate_limiter(Duration::from_millis(5), Duration::from_secs(1000)),
+        Arc::new(BucketRateLimiter::new(10.0, 100, clock)),
+    ]))
+}
+
+/// `base * 2^failures`, at most `max`. Upstream: `NewTypedItemExponentialFailureRateLimiter`.
+pub fn exponential_failure_rate_limiter<K: Key>(
+    base: Duration,
+    max: Duration,
+) -> Arc<dyn RateLimiter<K>> {
+    Arc::new(ItemExponentialFailureRateLimiter::new(base, max))
+}
+
+/// Failures in a row, by key.
+struct Failures<K>(Mutex<HashMap<K, u32>>);
+
+impl<K: Key> Failures<K> {
+    fn new() -> Failures<K> {
+        Failures(Mutex::default())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, u32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts one more, and returns how many there were before it.
+    fn count(&self, key: &K) -> u32 {
+        let mut failures = self.lock();
+        let Some(count) = failures.get_mut(key) else {
+            failures.insert(key.clone(), 1);
+            return 0;
+        };
+        let before = *count;
+        *count = before.saturating_add(1);
+        before
+    }
+
+    fn forget(&self, key: &K) {
+        let mut failures = self.lock();
+        if failures.remove(key).is_some() && failures.is_empty() && failures.capacity() > 256 {
+            failures.shrink_to_fit();
+        }
+    }
+
+    fn get(&self, key: &K) -> u32 {
+        self.lock().get(key).copied().unwrap_or(0)
+    }
+}
+
+/// `base * 2^failures`, at most `max`.
+pub struct ItemExponentialFailureRateLimiter<K> {
+    failures: Failures<K>,
+    base: Duration,
+    max: Duration,
+}
+
+impl<K: Key> ItemExponentialFailureRateLimiter<K> {
+    pub fn new(base: Duration, max: Duration) -> Self {
+        ItemExponentialFailureRateLimiter { failures: Failures::new(), base, max }
+    }
+}
+
+impl<K: Key> RateLimiter<K> for ItemExponentialFailureRateLimiter<K> {
+    fn when(&self, key: &K) -> Duration {
+        let factor = 1u32.checked_shl(self.failures.count(key));
+        factor
+            .and_then(|factor| self.base.checked_mul(factor))
+            .map_or(self.max, |d| d.min(self.max))
+    }
+    fn forget(&self, key: &K) {
+        self.failures.forget(key);
+    }
+    fn retries(&self, key: &K) -> u32 {
+        self.failures.get(key)
+    }
+}
+
+/// `fast` for the first tries of a key, then `slow`.
+pub struct ItemFastSlowRateLimiter<K> {
+    failures: Failures<K>,
+    fast: Duration,
+    slow: Duration,
+    max_fast_attempts: u32,
+}
+
+impl<K: Key> ItemFastSlowRateLimiter<K> {
+    pub fn new(fast: Duration, slow: Duration, max_fast_attempts: u32) -> Self {
+        ItemFastSlowRateLimiter { failures: Failures::new(), fast, slow, max_fast_attempts }
+    }
+}
+
+impl<K: Key> RateLimiter<K> for ItemFastSlowRateLimiter<K> {
+    fn when(&self, key: &K) -> Duration {
+        if self.failures.count(key) < self.max_fast_attempts { self.fast } else { self.slow }
+    }
+    fn forget(&self, key: &K) {
+        self.failures.forget(key);
+    }
+    fn retries(&self, key: &K) -> u32 {
+        self.failures.get(key)
+    }
+}
+
+/// A token bucket for all keys together. Upstream: `TypedBucketRateLimiter`.
+pub struct BucketRateLimiter {
+    clock: SharedClock,
+    per_second: f64,
+    burst: f64,
+    state: Mutex<Bucket>,
+}
+
+struct Bucket {
+    /// Below zero: reserved by those who wait.
+    tokens: f64,
+    at: Duration,
+}
+
+impl BucketRateLimiter {
+    pub fn new(per_second: f64, burst: u32, clock: SharedClock) -> BucketRateLimiter {
+        let burst = f64::from(burst);
+        let state = Mutex::new(Bucket { tokens: burst, at: clock.monotonic() });
+        BucketRateLimiter { clock, per_second, burst, state }
+    }
+}
+
+impl<K> RateLimiter<K> for BucketRateLimiter {
+    fn when(&self, _: &K) -> Duration {
+        let mut bucket = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.clock.monotonic();
+        let refill = now.saturating_sub(bucket.at).as_secs_f64() * self.per_second;
+        bucket.tokens = (bucket.tokens + refill).min(self.burst) - 1.0;
+        bucket.at = now;
+        Duration::try_from_secs_f64(-bucket.tokens / self.per_second).unwrap_or_default()
+    }
+    fn forget(&self, _: &K) {}
+    fn retries(&self, _: &K) -> u32 {
+        0
+    }
+}
+
+/// The longest wait and the most failures that any of several limiters says.
+pub struct MaxOfRateLimiter<K> {
+    limiters: Vec<Arc<dyn RateLimiter<K>>>,
+}
+
+impl<K: Key> MaxOfRateLimiter<K> {
+    pub fn new(limiters: Vec<Arc<dyn RateLimiter<K>>>) -> Self {
+        MaxOfRateLimiter { limiters }
+    }
+}
+
+impl<K: Key> RateLimiter<K> for MaxOfRateLimiter<K> {
+    fn when(&self, key: &K) -> Duration {
+        self.limiters.iter().map(|limiter| limiter.when(key)).max().unwrap_or_default()
+    }
+    fn forget(&self, key: &K) {
+        self.limiters.iter().for_each(|limiter| limiter.forget(key));
+    }
+    fn retries(&self, key: &K) -> u32 {
+        self.limiters.iter().map(|limiter| limiter.retries(key)).max().unwrap_or_default()
+    }
+}
+
+/// What another limiter says, at most `max`.
+pub struct WithMaxWaitRateLimiter<K> {
+    limiter: Arc<dyn RateLimiter<K>>,
+    max: Duration,
+}
+
+impl<K: Key> WithMaxWaitRateLimiter<K> {
+    pub fn new(limiter: Arc<dyn RateLimiter<K>>, max: Duration) -> Self {
+        WithMaxWaitRateLimiter { limiter, max }
+    }
+}
+
+impl<K: Key> RateLimiter<K> for WithMaxWaitRateLimiter<K> {
+    fn when(&self, key: &K) -> Duration {
+        self.limiter.when(key).min(self.max)
+    }
+    fn forget(&self, key: &K) {
+        self.limiter.forget(key);
+    }
+    fn retries(&self, key: &K) -> u32 {
+        self.limiter.retries(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::FakeClock;
+
+    fn millis(limiter: &dyn RateLimiter<char>, key: char, times: usize) -> Vec<u128> {
+        (0..times).map(|_| limiter.when(&key).as_millis()).collect()
+    }
+
+    #[test]
+    fn a_key_waits_twice_as_long_each_time() {
+        let limiter =
+            exponential_failure_rate_limiter(Duration::from_millis(1), Duration::from_millis(20));
+        assert_eq!(millis(&*limiter, 'a', 7), [1, 2, 4, 8, 16, 20, 20]);
+        assert_eq!((limiter.retries(&'a'), limiter.retries(&'b')), (7, 0));
+        assert_eq!(millis(&*limiter, 'b', 1), [1]);
+        limiter.forget(&'a');
+        assert_eq!((limiter.retries(&'a'), limiter.retries(&'b')), (0, 1));
+        assert_eq!(millis(&*limiter, 'a', 2), [1, 2]);
+        let forever =
+            exponential_failure_rate_limiter(Duration::from_millis(1), Duration::from_secs(1000));
+        let waits = millis(&*forever, 'a', 100);
+        assert_eq!((waits[19], waits[20], waits[99]), (524_288, 1_000_000, 1_000_000));
+    }
+
+    #[test]
+    fn fast_then_slow() {
+        let limiter =
+            ItemFastSlowRateLimiter::new(Duration::from_millis(5), Duration::from_millis(10), 3);
+        assert_eq!(millis(&limiter, 'a', 5), [5, 5, 5, 10, 10]);
+        limiter.forget(&'a');
+        assert_eq!(millis(&limiter, 'a', 1), [5]);
+        assert_eq!(limiter.retries(&'a'), 1);
+    }
+
+    #[test]
+    fn the_default_paces_all_keys_once_the_burst_is_spent() {
+        let clock = FakeClock::new(Default::default());
+        let limiter = default_controller_rate_limiter::<char>(clock.clone());
+        for key in ('a'..).take(100) {
+            assert_eq!(limiter.when(&key), Duration::from_millis(5));
+        }
+        assert_eq!(millis(&*limiter, '1', 2), [100, 200]);
+        clock.advance(Duration::from_millis(200));
+        assert_eq!(millis(&*limiter, '2', 1), [100]);
+        // No more than the burst is saved up.
+        clock.advance(Duration::from_secs(3600));
+        for key in ('A'..).take(100) {
+            limiter.forget(&key);
+            assert_eq!(limiter.when(&key), Duration::from_millis(5));
+        }
+        assert_eq!(millis(&*limiter, '3', 1), [100]);
+        assert_eq!(limiter.retries(&'1'), 2);
+    }
+
+    #[test]
+    fn a_wait_can_be_bounded() {
+        let slow = exponential_failure_rate_limiter(Duration::from_secs(1), Duration::from_secs(9));
+        let limiter = WithMaxWaitRateLimiter::new(slow, Duration::from_secs(3));
+        assert_eq!(millis(&limiter, 'a', 4), [1000, 2000, 3000, 3000]);
+        assert_eq!(limiter.retries(&'a'), 4);
+    }
+}

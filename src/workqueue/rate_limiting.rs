@@ -1,0 +1,476 @@
+//! The queue that workers wait on. Upstream: `workqueue.TypedRateLimitingInterface`.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use event_listener::{Event, IntoNotification};
+use futures_lite::FutureExt;
+
+use super::delaying::Delayed;
+use super::metrics::{HasProgress, InProgress, QueueMetrics, report_progress};
+use super::queue::Queue;
+use super::{Key, RateLimiter};
+use crate::clock::SharedClock;
+
+/// A key is worked on by one worker at a time; added meanwhile, it comes again after `done`.
+/// Keys come in the order in which they were added or fell due. Cheap to clone.
+///
+/// An idle queue costs nothing: there is no task and no ticker. While keys wait for their time,
+/// one of the waiting workers (the timekeeper) also waits for the clock; when no worker waits,
+/// nobody has to, as the next one looks at the clock first.
+pub struct RateLimitingQueue<K> {
+    inner: Arc<Inner<K>>,
+}
+
+impl<K> Clone for RateLimitingQueue<K> {
+    fn clone(&self) -> Self {
+        RateLimitingQueue { inner: self.inner.clone() }
+    }
+}
+
+struct Inner<K> {
+    state: Mutex<State<K>>,
+    clock: SharedClock,
+    limiter: Arc<dyn RateLimiter<K>>,
+    /// One notification for each key that can be taken.
+    ready: Event,
+    /// For the timekeeper: a key is due sooner.
+    sooner: Event,
+    /// Nothing is in progress, or nobody should wait for that any more.
+    idle: Event,
+}
+
+struct State<K> {
+    queue: Queue<K>,
+    delayed: Delayed<K>,
+    /// Whether a worker waits for the time of `delayed.next()`.
+    has_timekeeper: bool,
+    draining: bool,
+}
+
+impl<K: Key> RateLimitingQueue<K> {
+    /// `name` is the label of its metrics; an empty one means none.
+    pub fn new(name: &str, clock: SharedClock, limiter: Arc<dyn RateLimiter<K>>) -> Self {
+        let state = State {
+            queue: Queue::new(QueueMetrics::new(name)),
+            delayed: Delayed::new(),
+            has_timekeeper: false,
+            draining: false,
+        };
+        let inner = Arc::new(Inner {
+            state: Mutex::new(state),
+            clock,
+            limiter,
+            ready: Event::new(),
+            sooner: Event::new(),
+            idle: Event::new(),
+        });
+        if !name.is_empty() {
+            let weak: Weak<Inner<K>> = Arc::downgrade(&inner);
+            report_progress(name, weak);
+        }
+        RateLimitingQueue { inner }
+    }
+
+    /// Nothing happens when `key` is queued already, or the queue is shut down.
+    pub fn add(&self, key: K) {
+        let mut state = self.inner.lock();
+        let now = self.inner.clock.monotonic();
+        let ready = state.queue_due(now) + usize::from(state.queue.add(key, now));
+        drop(state);
+        self.inner.notify_ready(ready);
+    }
+
+    /// Adds `key` once `after` has passed, or sooner if it waits for an earlier time already.
+    pub fn add_after(&self, key: K, after: Duration) {
+        let mut state = self.inner.lock();
+        if state.queue.is_shutting_down() {
+            return;
+        }
+        if let Some(metrics) = state.queue.metrics() {
+            metrics.retried();
+        }
+        let now = self.inner.clock.monotonic();
+        if after.is_zero() {
+            let ready = state.queue_due(now) + usize::from(state.queue.add(key, now));
+            drop(state);
+            return self.inner.notify_ready(ready);
+        }
+        if state.delayed.insert(key, now.saturating_add(after)) {
+            // Any waiting worker can become the timekeeper.
+            let waker = if state.has_timekeeper { &self.inner.sooner } else { &self.inner.ready };
+            waker.notify(1);
+        }
+    }
+
+    /// Adds `key` once the rate limiter lets it.
+    pub fn add_rate_limited(&self, key: K) {
+        let after = self.inner.limiter.when(&key);
+        self.add_after(key, after);
+    }
+
+    /// Tells the rate limiter to forget the failures of `key`.
+    pub fn forget(&self, key: &K) {
+        self.inner.limiter.forget(key);
+    }
+
+    /// How often `key` failed, as the rate limiter counts.
+    pub fn num_requeues(&self, key: &K) -> u32 {
+        self.inner.limiter.retries(key)
+    }
+
+    /// The next key, or `None` once shut down and empty. Each must be handed to `done`.
+    /// The future may be dropped at any time.
+    pub async fn get(&self) -> Option<K> {
+        let inner = &*self.inner;
+        loop {
+            let (ready, keeper) = {
+                let mut state = inner.lock();
+                let now = inner.clock.monotonic();
+                let due = state.queue_due(now);
+                if let Some(key) = state.queue.take(now) {
+                    inner.notify_ready(due.saturating_sub(1));
+                    if !state.has_timekeeper && !state.delayed.is_empty() {
+                        inner.ready.notify(1);
+                    }
+                    return Some(key);
+                }
+                if state.queue.is_shutting_down() {
+                    return None;
+                }
+                let next = state.delayed.next().filter(|_| !state.has_timekeeper);
+                let keeper = next.map(|at| {
+                    state.has_timekeeper = true;
+                    let due = inner.clock.sleep(at.saturating_sub(now));
+                    (Timekeeper { inner, resigned: false }, inner.sooner.listen(), due)
+                });
+                (inner.ready.listen(), keeper)
+            };
+            match keeper {
+                None => ready.await,
+                Some((keeper, sooner, due)) => {
+                    ready.or(sooner).or(due).await;
+                    keeper.resign();
+                }
+            }
+        }
+    }
+
+    /// Says that the work on `key`, which `get` gave, has ended.
+    pub fn done(&self, key: &K) {
+        let mut state = self.inner.lock();
+        let again = state.queue.done(key, self.inner.clock.monotonic());
+        let idle = state.queue.in_progress() == 0;
+        drop(state);
+        self.inner.notify_ready(usize::from(again));
+        if idle {
+            self.inner.idle.notify(usize::MAX);
+        }
+    }
+
+    /// How many keys wait for a worker; those whose time has not come are not counted.
+    pub fn len(&self) -> usize {
+        let mut state = self.inner.lock();
+        let due = state.queue_due(self.inner.clock.monotonic());
+        self.inner.notify_ready(due);
+        state.queue.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// From now on nothing is added. Workers get what is queued, then `None`; keys whose time has
+    /// not come are dropped.
+    pub fn shut_down(&self) {
+        self.inner.shut_down(false);
+    }
+
+    pub fn is_shutting_down(&self) -> bool {
+        self.inner.lock().queue.is_shutting_down()
+    }
+
+    /// Shuts down and waits until nothing is being worked on, or until `shut_down`. Waits for
+    /// ever if a worker does not call `done`.
+    pub async fn shut_down_with_drain(&self) {
+        self.inner.shut_down(true);
+        loop {
+            let idle = self.inner.idle.listen();
+            {
+                let state = self.inner.lock();
+                if state.queue.in_progress() == 0 || !state.draining {
+                    return;
+                }
+            }
+            idle.await;
+        }
+    }
+}
+
+impl<K> Inner<K> {
+    fn lock(&self) -> MutexGuard<'_, State<K>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn notify_ready(&self, keys: usize) {
+        if keys > 0 {
+            self.ready.notify(keys.additional());
+        }
+    }
+}
+
+impl<K: Key> Inner<K> {
+    fn shut_down(&self, drain: bool) {
+        let mut state = self.lock();
+        state.queue_due(self.clock.monotonic());
+        state.delayed.clear();
+        state.queue.shut_down();
+        state.draining = drain;
+        drop(state);
+        self.ready.notify(usize::MAX);
+        self.idle.notify(usize::MAX);
+    }
+}
+
+impl<K: Key> State<K> {
+    /// Queues what has fallen due; returns how many more keys can be taken.
+    fn queue_due(&mut self, now: Duration) -> usize {
+        let mut ready = 0;
+        while let Some((key, at)) = self.delayed.pop_due(now) {
+            ready += usize::from(self.queue.add(key, at));
+        }
+        ready
+    }
+}
+
+impl<K: Key> HasProgress for Inner<K> {
+    fn progress(&self) -> InProgress {
+        self.lock().queue.progress(self.clock.monotonic())
+    }
+}
+
+/// The worker that waits for the clock on behalf of all.
+struct Timekeeper<'a, K> {
+    inner: &'a Inner<K>,
+    resigned: bool,
+}
+
+impl<K> Timekeeper<'_, K> {
+    /// Ends the office of a worker that goes on to look at the queue itself.
+    fn resign(mut self) {
+        self.resigned = true;
+        self.inner.lock().has_timekeeper = false;
+    }
+}
+
+impl<K> Drop for Timekeeper<'_, K> {
+    fn drop(&mut self) {
+        if !self.resigned {
+            self.inner.lock().has_timekeeper = false;
+            // The worker is gone: another has to keep the time.
+            self.inner.ready.notify(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::{Pin, pin};
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Poll;
+
+    use futures_lite::future::{block_on, poll_once};
+
+    use super::super::exponential_failure_rate_limiter;
+    use super::*;
+    use crate::clock::FakeClock;
+    use crate::task;
+
+    type Get<'a> = Pin<Box<dyn Future<Output = Option<char>> + 'a>>;
+
+    fn queue(name: &str) -> (Arc<FakeClock>, RateLimitingQueue<char>) {
+        let clock = FakeClock::new(Default::default());
+        let limiter =
+            exponential_failure_rate_limiter(Duration::from_secs(1), Duration::from_secs(100));
+        (clock.clone(), RateLimitingQueue::new(name, clock, limiter))
+    }
+
+    fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+        match block_on(poll_once(future)) {
+            Some(output) => Poll::Ready(output),
+            None => Poll::Pending,
+        }
+    }
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    #[test]
+    fn many_workers_on_many_threads_take_each_key_once_at_a_time() {
+        const KEYS: u32 = 50;
+        const ROUNDS: u32 = 20;
+        let clock = FakeClock::new(Default::default());
+        let limiter = exponential_failure_rate_limiter(secs(1), secs(1));
+        let queue = RateLimitingQueue::new("", clock, limiter);
+        let busy: Arc<Vec<AtomicU32>> = Arc::new((0..KEYS).map(|_| AtomicU32::new(0)).collect());
+        let worked = Arc::new(AtomicU32::new(0));
+        let workers: Vec<_> = (0..8)
+            .map(|_| {
+                let (queue, busy, worked) = (queue.clone(), busy.clone(), worked.clone());
+                task::spawn(async move {
+                    while let Some(key) = queue.get().await {
+                        let others = busy[key as usize].fetch_add(1, Ordering::SeqCst);
+                        futures_lite::future::yield_now().await;
+                        busy[key as usize].fetch_sub(1, Ordering::SeqCst);
+                        assert_eq!(others, 0);
+                        worked.fetch_add(1, Ordering::SeqCst);
+                        queue.done(&key);
+                    }
+                })
+            })
+            .collect();
+        for key in (0..ROUNDS).flat_map(|_| 0..KEYS) {
+            queue.add(key);
+        }
+        queue.shut_down();
+        block_on(async {
+            for worker in workers {
+                worker.await;
+            }
+        });
+        let worked = worked.load(Ordering::SeqCst);
+        assert!((KEYS..=KEYS * ROUNDS).contains(&worked), "{worked}");
+        assert_eq!(queue.inner.lock().queue.in_progress(), 0);
+    }
+
+    #[test]
+    fn a_worker_waits_for_a_key_or_the_end() {
+        let (_, queue) = queue("");
+        let mut first: Get = Box::pin(queue.get());
+        let mut second: Get = Box::pin(queue.get());
+        assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
+        queue.add('a');
+        assert_eq!(poll(&mut first), Poll::Ready(Some('a')));
+        assert!(poll(&mut second).is_pending());
+        queue.add('a');
+        assert!(poll(&mut second).is_pending(), "a is in progress");
+        queue.done(&'a');
+        assert_eq!(poll(&mut second), Poll::Ready(Some('a')));
+        queue.add('b');
+        queue.shut_down();
+        queue.add('c');
+        assert_eq!(block_on(queue.get()), Some('b'));
+        assert_eq!(block_on(queue.get()), None);
+    }
+
+    #[test]
+    fn a_notified_worker_that_goes_away_wakes_another() {
+        let (_, queue) = queue("");
+        let mut first: Get = Box::pin(queue.get());
+        let mut second: Get = Box::pin(queue.get());
+        assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
+        queue.add('a');
+        drop(first);
+        assert_eq!(poll(&mut second), Poll::Ready(Some('a')));
+    }
+
+    #[test]
+    fn a_delayed_key_wakes_one_worker_at_its_time() {
+        let (clock, queue) = queue("");
+        let mut gets: Vec<Get> = (0..3).map(|_| Box::pin(queue.get()) as Get).collect();
+        assert!(gets.iter_mut().all(|get| poll(get).is_pending()));
+        assert_eq!(clock.sleepers(), 0, "an idle queue has no timer");
+        queue.add_after('b', secs(20));
+        queue.add_after('a', secs(10));
+        assert!(gets.iter_mut().all(|get| poll(get).is_pending()));
+        assert_eq!(clock.sleepers(), 1, "one timer for all workers");
+        assert!(queue.is_empty());
+        clock.advance(secs(10));
+        let ready: Vec<_> = gets.iter_mut().map(poll).filter(Poll::is_ready).collect();
+        assert_eq!(ready, [Poll::Ready(Some('a'))]);
+    }
+
+    #[test]
+    fn an_earlier_key_and_a_dropped_worker_move_the_timer() {
+        let (clock, queue) = queue("");
+        let mut first: Get = Box::pin(queue.get());
+        queue.add_after('b', secs(20));
+        assert!(poll(&mut first).is_pending());
+        queue.add_after('a', secs(5));
+        assert!(poll(&mut first).is_pending());
+        let mut second: Get = Box::pin(queue.get());
+        assert!(poll(&mut second).is_pending());
+        drop(first);
+        assert!(poll(&mut second).is_pending());
+        assert_eq!(clock.sleepers(), 1);
+        clock.advance(secs(5));
+        assert_eq!(poll(&mut second), Poll::Ready(Some('a')));
+        clock.advance(secs(15));
+        assert_eq!(block_on(queue.get()), Some('b'), "nobody waited: found on the next look");
+    }
+
+    #[test]
+    fn due_keys_go_before_later_ones_and_the_queue_drops_what_is_not_due() {
+        let (clock, queue) = queue("");
+        queue.add_rate_limited('a');
+        queue.add_rate_limited('a');
+        assert_eq!(queue.num_requeues(&'a'), 2);
+        queue.forget(&'a');
+        assert_eq!(queue.num_requeues(&'a'), 0);
+        queue.add_after('z', secs(50));
+        queue.add_after('n', Duration::ZERO);
+        clock.advance(secs(1));
+        queue.add('b');
+        queue.shut_down();
+        assert_eq!(queue.len(), 3);
+        let all: Vec<_> = std::iter::from_fn(|| block_on(queue.get())).collect();
+        assert_eq!(all, ['n', 'a', 'b']);
+    }
+
+    #[test]
+    fn drain_waits_for_work_in_progress_unless_told_not_to() {
+        for forced in [false, true] {
+            let (_, queue) = queue("");
+            queue.add('a');
+            assert_eq!(block_on(queue.get()), Some('a'));
+            let mut drain = pin!(queue.shut_down_with_drain());
+            assert!(poll(&mut drain).is_pending());
+            if forced {
+                queue.shut_down()
+            } else {
+                queue.done(&'a')
+            }
+            assert!(poll(&mut drain).is_ready());
+        }
+    }
+
+    #[test]
+    fn metrics_have_the_names_that_dashboards_know() {
+        let (clock, queue) = queue("metrics_test");
+        queue.add('a');
+        queue.add('b');
+        clock.advance(secs(2));
+        block_on(queue.get());
+        clock.advance(secs(3));
+        queue.add_rate_limited('c');
+        let text = String::from_utf8(crate::metrics::render()).unwrap();
+        for line in [
+            "workqueue_depth{name=\"metrics_test\"} 1",
+            "workqueue_adds_total{name=\"metrics_test\"} 2",
+            "workqueue_queue_duration_seconds_sum{name=\"metrics_test\"} 2",
+            "workqueue_unfinished_work_seconds{name=\"metrics_test\"} 3",
+            "workqueue_longest_running_processor_seconds{name=\"metrics_test\"} 3",
+            "workqueue_retries_total{name=\"metrics_test\"} 1",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
+        }
+        queue.done(&'a');
+        let text = String::from_utf8(crate::metrics::render()).unwrap();
+        assert!(text.contains("workqueue_work_duration_seconds_sum{name=\"metrics_test\"} 3"));
+        drop(queue);
+        let text = String::from_utf8(crate::metrics::render()).unwrap();
+        assert!(!text.contains("workqueue_unfinished_work_seconds{name=\"metrics_test\"}"));
+    }
+}

@@ -1,0 +1,165 @@
+//! Deployments and ReplicaSets, through the whole of the machinery.
+
+use kube_controller_manager::objects::{Deployment, ObjectKey, Pod, ReplicaSet};
+use serde_json::json;
+
+use crate::env::*;
+
+fn image_of(set: &ReplicaSet) -> String {
+    set.spec.template.to_value()["spec"]["containers"][0]["image"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_deployment_lives_its_life() {
+    block_on(async {
+        let env = Env::new("life").await;
+        let manager = env.manager("manager", &[]);
+        let (client, clock) = (&env.client, &env.clock);
+        create(client, deployment("web", 4, "web:1")).await;
+        let first = rolled_out(client, clock, "web").await;
+        assert_eq!(first.meta.annotations.get("deployment.kubernetes.io/revision"), Some("1"));
+
+        merge::<Deployment>(client, "web", json!({ "spec": { "replicas": 7 } })).await;
+        rolled_out(client, clock, "web").await;
+
+        merge::<Deployment>(client, "web", set_image("web:2")).await;
+        let second = rolled_out(client, clock, "web").await;
+        assert_eq!(second.meta.annotations.get("deployment.kubernetes.io/revision"), Some("2"));
+        let sets: Vec<ReplicaSet> = list(client).await;
+        assert_eq!(sets.len(), 2);
+
+        // Back to the first template: its ReplicaSet is used again, under a new revision.
+        merge::<Deployment>(client, "web", set_image("web:1")).await;
+        let third = rolled_out(client, clock, "web").await;
+        assert_eq!(third.meta.annotations.get("deployment.kubernetes.io/revision"), Some("3"));
+        let sets: Vec<ReplicaSet> = list(client).await;
+        assert_eq!(sets.len(), 2, "the old ReplicaSet was reused");
+        let live: Vec<&ReplicaSet> = sets.iter().filter(|set| set.replicas() > 0).collect();
+        assert_eq!(live.iter().map(|set| image_of(set)).collect::<Vec<_>>(), ["web:1"]);
+
+        // Paused: a new template makes no ReplicaSet; resumed, it does.
+        let pause = |paused: bool| json!({ "spec": { "paused": paused } });
+        merge::<Deployment>(client, "web", pause(true)).await;
+        merge::<Deployment>(client, "web", set_image("web:3")).await;
+        eventually(clock, "the pause is observed", || async {
+            let deployment: Deployment =
+                client.get(&ObjectKey::new("default", "web")).await.map_err(|e| e.to_string())?;
+            let seen = deployment.status.observed_generation == Some(deployment.meta.generation);
+            if seen { Ok(()) } else { Err("generation not observed".into()) }
+        })
+        .await;
+        assert_eq!(list::<ReplicaSet>(client).await.len(), 2);
+        merge::<Deployment>(client, "web", pause(false)).await;
+        rolled_out(client, clock, "web").await;
+        assert_eq!(list::<ReplicaSet>(client).await.len(), 3);
+
+        merge::<Deployment>(client, "web", json!({ "spec": { "replicas": 0 } })).await;
+        rolled_out(client, clock, "web").await;
+        let status = manager.stop(clock, PATIENCE).await.unwrap();
+        assert!(status.success(), "{status}");
+        env.stop().await;
+    });
+}
+
+#[test]
+fn recreate_never_runs_two_versions_at_once() {
+    block_on(async {
+        let env = Env::new("recreate").await;
+        let manager = env.manager("manager", &[]);
+        let (client, clock) = (&env.client, &env.clock);
+        let mut object = deployment("solo", 3, "solo:1");
+        object["spec"]["strategy"] = json!({ "type": "Recreate" });
+        create(client, object).await;
+        rolled_out(client, clock, "solo").await;
+        let old: Vec<Pod> = list(client).await;
+        merge::<Deployment>(client, "solo", set_image("solo:2")).await;
+        eventually(clock, "new pods come", || async {
+            let pods: Vec<Pod> = list(client).await;
+            let is_old = |pod: &Pod| old.iter().any(|o| o.meta.uid == pod.meta.uid);
+            let fresh = pods.iter().filter(|pod| !is_old(pod)).count();
+            let stale = pods.iter().filter(|pod| is_old(pod) && pod.is_active()).count();
+            assert!(fresh == 0 || stale == 0, "{fresh} new pods beside {stale} old ones");
+            if fresh == 3 { Ok(()) } else { Err(format!("{fresh} new pods")) }
+        })
+        .await;
+        rolled_out(client, clock, "solo").await;
+        drop(manager);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn orphans_are_adopted_and_strangers_released() {
+    block_on(async {
+        let env = Env::new("adopt").await;
+        let (client, clock) = (&env.client, &env.clock);
+        let orphan = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": "orphan", "namespace": "default", "labels": { "app": "web" } },
+            "spec": { "containers": [{ "name": "main", "image": "web:1" }] },
+        });
+        create(client, orphan).await;
+        let set = json!({
+            "apiVersion": "apps/v1", "kind": "ReplicaSet",
+            "metadata": { "name": "web", "namespace": "default" },
+            "spec": {
+                "replicas": 2, "selector": { "matchLabels": { "app": "web" } },
+                "template": deployment("web", 0, "web:1")["spec"]["template"],
+            },
+        });
+        create(client, set).await;
+        let manager = env.manager("manager", &[]);
+        let owned = |pods: Vec<Pod>| -> Vec<Pod> {
+            pods.into_iter().filter(|pod| pod.meta.controller().is_some()).collect()
+        };
+        eventually(clock, "the orphan is adopted and one pod made", || async {
+            let pods = owned(env.pods().await);
+            let adopted = pods.iter().any(|pod| &*pod.meta.name == "orphan");
+            if adopted && pods.len() == 2 { Ok(()) } else { Err(format!("{} owned", pods.len())) }
+        })
+        .await;
+        merge::<Pod>(client, "orphan", json!({ "metadata": { "labels": { "app": "other" } } }))
+            .await;
+        eventually(clock, "the stranger is released and replaced", || async {
+            let pods = env.pods().await;
+            let released = pods
+                .iter()
+                .any(|pod| &*pod.meta.name == "orphan" && pod.meta.controller().is_none());
+            let count = owned(pods).len();
+            if released && count == 2 { Ok(()) } else { Err(format!("{released}, {count} owned")) }
+        })
+        .await;
+        drop(manager);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn a_rollout_that_cannot_progress_says_so() {
+    block_on(async {
+        let env = Env::new("deadline").await;
+        let manager = env.manager("manager", &[]);
+        let (client, clock) = (&env.client, &env.clock);
+        env.cluster.steering.hold(true);
+        let mut object = deployment("stuck", 2, "stuck:1");
+        object["spec"]["progressDeadlineSeconds"] = json!(1);
+        object["spec"]["minReadySeconds"] = json!(0);
+        object["spec"]["template"]["metadata"]["annotations"] =
+            json!({ "sandbox/behavior": "never-ready" });
+        create(client, object).await;
+        eventually(clock, "the deadline is reported", || async {
+            let deployment: Deployment =
+                client.get(&ObjectKey::new("default", "stuck")).await.map_err(|e| e.to_string())?;
+            let conditions = deployment.status.conditions.unwrap_or_default();
+            let found = conditions.iter().any(|condition| {
+                condition.type_ == "Progressing"
+                    && condition.status == "False"
+                    && condition.reason.as_deref() == Some("ProgressDeadlineExceeded")
+            });
+            if found { Ok(()) } else { Err(format!("{conditions:?}")) }
+        })
+        .await;
+        drop(manager);
+        env.stop().await;
+    });
+}

@@ -1,0 +1,205 @@
+//! A cluster and a controller manager for one test.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use kube_controller_manager::client::{Client, ListOptions, Patch};
+use kube_controller_manager::clock::{Clock, SharedClock, SystemClock};
+use kube_controller_manager::objects::{
+    Deployment, Object, ObjectKey, Pod, ReplicaSet, Resource, ResourceType,
+};
+use kube_controller_manager::sandbox::SandboxOptions;
+use kube_controller_manager::sandbox::cluster::{Cluster, Manager, ManagerProgram};
+use kube_controller_manager::sandbox::nodes::NodeOptions;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+/// How long a condition may take before the test says that it never came. Not a measure of speed.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    async_std::task::block_on(future)
+}
+
+/// A folder of this test's own, removed at the end.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Folder {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::SeqCst);
+        let path = std::env::temp_dir().join(format!("kcm-{name}-{}-{count}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub fn manager_program() -> ManagerProgram {
+    ManagerProgram::Path(PathBuf::from(env!("CARGO_BIN_EXE_kube-controller-manager")))
+}
+
+/// Timings of leader election that suit a test: flags for the manager.
+pub fn quick_election() -> Vec<String> {
+    [
+        "--leader-elect-lease-duration=3s",
+        "--leader-elect-renew-deadline=2s",
+        "--leader-elect-retry-period=500ms",
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+/// A sandbox cluster with quick nodes.
+pub struct Env {
+    pub cluster: Cluster,
+    pub client: Client,
+    pub clock: SharedClock,
+    _folder: Folder,
+}
+
+impl Env {
+    pub async fn new(name: &str) -> Env {
+        let folder = Folder::new(name);
+        let options = SandboxOptions::new(folder.0.clone());
+        let nodes = NodeOptions {
+            start_delay: Duration::ZERO,
+            stop_delay: Duration::ZERO,
+            ..NodeOptions::default()
+        };
+        let cluster = Cluster::start(options, nodes).await.expect("the sandbox starts");
+        let client = cluster.client.clone();
+        Env { cluster, client, clock: SystemClock::shared(), _folder: folder }
+    }
+
+    /// A manager of the built binary, under a log file of its own.
+    pub fn manager(&self, name: &str, extra: &[&str]) -> Manager {
+        let mut flags = quick_election();
+        flags.extend(extra.iter().map(|flag| flag.to_string()));
+        Manager::spawn(&manager_program(), &self.cluster.sandbox, name, &flags)
+            .expect("the manager starts")
+    }
+
+    pub async fn stop(self) {
+        self.cluster.stop().await;
+    }
+
+    pub async fn pods(&self) -> Vec<Pod> {
+        list(&self.client).await
+    }
+}
+
+pub async fn list<T: Resource + DeserializeOwned>(client: &Client) -> Vec<T> {
+    client.list(Some("default"), &ListOptions::default()).await.expect("list")
+}
+
+/// Looks until `look` finds what it wants; panics with `what` and the last sight when it never does.
+pub async fn eventually<T, F, Fut>(clock: &Arc<dyn Clock>, what: &str, mut look: F) -> T
+where
+    F: FnMut() -> Fut,
+    Fut: Future<Output = Result<T, String>>,
+{
+    let give_up = clock.monotonic() + PATIENCE;
+    loop {
+        match look().await {
+            Ok(found) => return found,
+            Err(sight) if clock.monotonic() > give_up => panic!("{what}: {sight}"),
+            Err(_) => clock.sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// A Deployment of one container, selected by `app: <name>`.
+pub fn deployment(name: &str, replicas: i32, image: &str) -> Value {
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "replicas": replicas,
+            "selector": { "matchLabels": { "app": name } },
+            "template": {
+                "metadata": { "labels": { "app": name } },
+                "spec": { "containers": [{ "name": "main", "image": image }] },
+            },
+        },
+    })
+}
+
+pub async fn create(client: &Client, object: Value) -> Value {
+    let (group, version) =
+        object["apiVersion"].as_str().unwrap().rsplit_once('/').unwrap_or(("", "v1"));
+    let kind = object["kind"].as_str().unwrap();
+    let resource = ResourceType {
+        group: group.to_owned().into(),
+        version: version.to_owned().into(),
+        kind: kind.to_owned().into(),
+        plural: format!("{}s", kind.to_lowercase()).into(),
+        namespaced: true,
+    };
+    client.resource(&resource).create("default", &object).await.expect("create")
+}
+
+pub async fn merge<T: Resource + DeserializeOwned>(client: &Client, name: &str, patch: Value) -> T {
+    let key = ObjectKey::new("default", name);
+    client.patch::<T>(&key, &Patch::Merge(patch)).await.expect("patch")
+}
+
+pub fn set_image(image: &str) -> Value {
+    json!({ "spec": { "template": { "spec": { "containers": [{ "name": "main", "image": image }] } } } })
+}
+
+/// Waits until the Deployment's newest template runs, fully and alone.
+pub async fn rolled_out(client: &Client, clock: &SharedClock, name: &str) -> Deployment {
+    let key = ObjectKey::new("default", name);
+    let deployment = eventually(clock, &format!("deployment {name} rolls out"), || async {
+        let deployment: Deployment =
+            client.get(&key).await.map_err(|error| format!("cannot be read: {error}"))?;
+        let (status, wanted) = (&deployment.status, deployment.replicas());
+        let counts = [
+            status.replicas,
+            status.updated_replicas,
+            status.ready_replicas,
+            status.available_replicas,
+        ];
+        let complete = status.observed_generation == Some(deployment.meta.generation)
+            && counts.iter().all(|count| count.unwrap_or(0) == wanted)
+            && status.unavailable_replicas.unwrap_or(0) == 0;
+        if complete { Ok(deployment) } else { Err(format!("{counts:?} of {wanted}: {status:?}")) }
+    })
+    .await;
+    check_owners(client, &deployment).await;
+    deployment
+}
+
+/// What must hold when a rollout is over: the pods belong to one ReplicaSet, which belongs to the
+/// Deployment, and there are just as many as asked for.
+pub async fn check_owners(client: &Client, deployment: &Deployment) {
+    let sets: Vec<ReplicaSet> = list(client).await;
+    let owned: Vec<&ReplicaSet> =
+        sets.iter().filter(|set| set.meta().is_controlled_by(&deployment.meta.uid)).collect();
+    let live: Vec<&&ReplicaSet> = owned.iter().filter(|set| set.replicas() > 0).collect();
+    assert!(live.len() <= 1, "more than one live ReplicaSet: {live:#?}");
+    let pods: Vec<Pod> = list(client).await;
+    let active: Vec<&Pod> = pods
+        .iter()
+        .filter(|pod| pod.is_active())
+        .filter(|pod| owned.iter().any(|set| pod.meta().is_controlled_by(&set.meta.uid)))
+        .collect();
+    assert_eq!(
+        active.len() as i32,
+        deployment.replicas(),
+        "active pods of {}",
+        deployment.meta.name
+    );
+    if let Some(set) = live.first() {
+        assert!(active.iter().all(|pod| pod.meta().is_controlled_by(&set.meta.uid)));
+    }
+}

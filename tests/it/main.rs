@@ -1,0 +1,6 @@
+//! What a user sees, end to end: the built binary against the sandbox over HTTPS.
+
+mod deployments;
+mod env;
+mod kubectl;
+mod layers;
