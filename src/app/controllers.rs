@@ -107,7 +107,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("resourcequota-controller").alias("resourcequota"),
     row("namespace-controller").alias("namespace"),
     row("serviceaccount-controller").alias("serviceaccount"),
-    row("garbage-collector-controller").alias("garbagecollector"),
+    row("garbage-collector-controller")
+        .alias("garbagecollector")
+        .built(controllers::garbagecollector::controller),
     row("daemonset-controller").alias("daemonset"),
     row("job-controller").alias("job"),
     row("podgroup-protection-controller").gates(&["GenericWorkload"]),

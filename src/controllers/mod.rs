@@ -4,6 +4,7 @@ pub mod batch;
 pub mod consistency;
 pub mod deployment;
 pub mod expectations;
+pub mod garbagecollector;
 pub mod pod_control;
 pub mod ref_manager;
 pub mod replicaset;

@@ -2,5 +2,6 @@
 
 mod deployments;
 mod env;
+mod garbage;
 mod kubectl;
 mod layers;

@@ -1,0 +1,587 @@
+//! Who depends on whom, over every deletable resource. Upstream: `garbagecollector.GraphBuilder`.
+//!
+//! The graph only decides: what its changes wake is handed to the caller as [`Wake`]s. A node is
+//! *virtual* while it is known from others' owner references alone, and may turn out not to exist.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use crate::objects::{Istr, Meta, OwnerReference, Uid};
+
+pub const ORPHAN: &str = "orphan";
+pub const FOREGROUND: &str = "foregroundDeletion";
+
+/// How many owners known to be absent are remembered.
+const ABSENT_OWNERS: usize = 500;
+
+/// Where an object is to be found, and which one it is. Upstream: `objectReference`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    pub api_version: Istr,
+    pub kind: Istr,
+    /// Of a virtual node: its first dependent's namespace, though the owner may be cluster-scoped.
+    pub namespace: Istr,
+    pub name: Arc<str>,
+    pub uid: Uid,
+}
+
+impl Identity {
+    /// The owner that `reference` in an object of `namespace` names.
+    pub fn of_owner(reference: &OwnerReference, namespace: &Istr) -> Identity {
+        Identity {
+            api_version: reference.api_version.clone(),
+            kind: reference.kind.clone(),
+            namespace: namespace.clone(),
+            name: reference.name.as_str().into(),
+            uid: reference.uid.clone(),
+        }
+    }
+
+    fn is_named_by(&self, reference: &OwnerReference) -> bool {
+        reference.uid == self.uid
+            && reference.name == *self.name
+            && reference.kind == self.kind
+            && reference.api_version == self.api_version
+    }
+
+    fn rank(&self) -> (&str, &str, &str, &str, &Uid) {
+        (&self.kind, &self.api_version, &self.namespace, &self.name, &self.uid)
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "[{}/{}, namespace: {}, name: {}, uid: {}]",
+            self.api_version, self.kind, self.namespace, self.name, self.uid
+        )
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub identity: Identity,
+    pub owners: Option<Arc<[OwnerReference]>>,
+    pub dependents: HashSet<Uid>,
+    pub being_deleted: bool,
+    /// Waits, under the finalizer `foregroundDeletion`, until its dependents are gone.
+    pub deleting_dependents: bool,
+    pub is_virtual: bool,
+}
+
+impl Node {
+    pub fn owners(&self) -> &[OwnerReference] {
+        self.owners.as_deref().unwrap_or_default()
+    }
+}
+
+/// What a change of the graph asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Wake {
+    AttemptToDelete(Uid),
+    /// The same, with backoff.
+    AttemptToDeleteLater(Uid),
+    AttemptToOrphan(Uid),
+    /// `dependent` names an owner of another namespace.
+    InvalidNamespace {
+        dependent: Identity,
+        owner: OwnerReference,
+    },
+}
+
+#[derive(Default)]
+pub struct Graph {
+    nodes: HashMap<Uid, Node>,
+    absent: AbsentOwners,
+}
+
+impl Graph {
+    pub fn get(&self, uid: &Uid) -> Option<&Node> {
+        self.nodes.get(uid)
+    }
+
+    pub fn dependents(&self, uid: &Uid) -> Vec<Node> {
+        let Some(node) = self.nodes.get(uid) else { return Vec::new() };
+        node.dependents.iter().filter_map(|dependent| self.nodes.get(dependent)).cloned().collect()
+    }
+
+    /// Dependents whose reference to `uid` blocks its deletion.
+    pub fn blocking_dependents(&self, uid: &Uid) -> Vec<Node> {
+        let blocks = |node: &Node| {
+            node.owners()
+                .iter()
+                .any(|owner| owner.uid == *uid && owner.block_owner_deletion == Some(true))
+        };
+        self.dependents(uid).into_iter().filter(blocks).collect()
+    }
+
+    pub fn is_absent(&self, owner: &Identity) -> bool {
+        self.absent.contains(owner)
+    }
+
+    pub fn remember_absent(&mut self, owner: Identity) {
+        self.absent.insert(owner);
+    }
+
+    /// An object was added or changed.
+    pub fn observe(
+        &mut self,
+        identity: Identity,
+        old: Option<&Meta>,
+        new: &Meta,
+        wake: &mut dyn FnMut(Wake),
+    ) {
+        let uid = identity.uid.clone();
+        match self.nodes.get(&uid) {
+            None => {
+                let node = Node {
+                    identity,
+                    owners: new.owner_references.clone(),
+                    dependents: HashSet::new(),
+                    being_deleted: new.is_being_deleted(),
+                    deleting_dependents: new.is_being_deleted() && new.has_finalizer(FOREGROUND),
+                    is_virtual: false,
+                };
+                self.nodes.insert(uid.clone(), node);
+                self.add_to_owners(&uid, new.owners(), wake);
+            }
+            Some(known) => {
+                if known.is_virtual {
+                    self.confirm(identity, wake);
+                }
+                self.change_owners(&uid, new, wake);
+                if let Some(node) = self.nodes.get_mut(&uid) {
+                    node.being_deleted |= new.is_being_deleted();
+                }
+            }
+        }
+        self.start_deletion(&uid, old, new, wake);
+    }
+
+    /// A virtual node was seen: those that named it otherwise are looked at again.
+    fn confirm(&mut self, observed: Identity, wake: &mut dyn FnMut(Wake)) {
+        let uid = observed.uid.clone();
+        if self.nodes.get(&uid).is_some_and(|node| node.identity != observed) {
+            let (_, strangers) = self.partition_dependents(&uid, &observed);
+            for dependent in strangers {
+                let elsewhere = !observed.namespace.is_empty()
+                    && dependent.identity.namespace != observed.namespace;
+                if elsewhere {
+                    report_namespace(&dependent, &uid, wake);
+                }
+                wake(Wake::AttemptToDelete(dependent.identity.uid.clone()));
+            }
+        }
+        if let Some(node) = self.nodes.get_mut(&uid) {
+            node.identity = observed;
+            node.is_virtual = false;
+        }
+    }
+
+    fn change_owners(&mut self, uid: &Uid, new: &Meta, wake: &mut dyn FnMut(Wake)) {
+        let Some(node) = self.nodes.get_mut(uid) else { return };
+        if node.owners() == new.owners() {
+            return;
+        }
+        let before = std::mem::replace(&mut node.owners, new.owner_references.clone());
+        let before = before.as_deref().unwrap_or_default();
+        let find = |list: &[OwnerReference], uid: &Uid| -> Option<OwnerReference> {
+            list.iter().find(|owner| owner.uid == *uid).cloned()
+        };
+        for owner in before {
+            let now = find(new.owners(), &owner.uid);
+            let blocked = owner.block_owner_deletion == Some(true);
+            let blocks = now.as_ref().is_some_and(|now| now.block_owner_deletion == Some(true));
+            if blocked && !blocks && self.nodes.contains_key(&owner.uid) {
+                wake(Wake::AttemptToDelete(owner.uid.clone()));
+            }
+            if now.is_none() {
+                self.remove_from_owner(uid, &owner.uid);
+            }
+        }
+        let added: Vec<OwnerReference> = new
+            .owners()
+            .iter()
+            .filter(|owner| find(before, &owner.uid).is_none())
+            .cloned()
+            .collect();
+        self.add_to_owners(uid, &added, wake);
+    }
+
+    fn add_to_owners(&mut self, uid: &Uid, owners: &[OwnerReference], wake: &mut dyn FnMut(Wake)) {
+        let Some(node) = self.nodes.get(uid) else { return };
+        let (namespace, identity) = (node.identity.namespace.clone(), node.identity.clone());
+        let mut doubtful = false;
+        for owner in owners {
+            let Some(known) = self.nodes.get_mut(&owner.uid) else {
+                let virtual_owner = Node {
+                    identity: Identity::of_owner(owner, &namespace),
+                    owners: None,
+                    dependents: HashSet::from([uid.clone()]),
+                    being_deleted: false,
+                    deleting_dependents: false,
+                    is_virtual: true,
+                };
+                self.nodes.insert(owner.uid.clone(), virtual_owner);
+                // Whether it exists at all is found out by trying to delete it.
+                wake(Wake::AttemptToDelete(owner.uid.clone()));
+                continue;
+            };
+            known.dependents.insert(uid.clone());
+            let elsewhere = known.identity.namespace != namespace;
+            if !known.identity.namespace.is_empty() && elsewhere {
+                if !known.is_virtual {
+                    let (dependent, owner) = (identity.clone(), owner.clone());
+                    wake(Wake::InvalidNamespace { dependent, owner });
+                }
+                doubtful = true;
+            } else if !known.identity.is_named_by(owner) || (elsewhere && known.is_virtual) {
+                doubtful = true;
+            }
+        }
+        if doubtful {
+            wake(Wake::AttemptToDelete(uid.clone()));
+        }
+    }
+
+    fn remove_from_owner(&mut self, uid: &Uid, owner: &Uid) {
+        if let Some(owner) = self.nodes.get_mut(owner) {
+            owner.dependents.remove(uid);
+        }
+    }
+
+    fn start_deletion(
+        &mut self,
+        uid: &Uid,
+        old: Option<&Meta>,
+        new: &Meta,
+        wake: &mut dyn FnMut(Wake),
+    ) {
+        let waits =
+            |meta: &Meta, finalizer| meta.is_being_deleted() && meta.has_finalizer(finalizer);
+        let starts =
+            |finalizer| waits(new, finalizer) && !old.is_some_and(|old| waits(old, finalizer));
+        if starts(ORPHAN) {
+            wake(Wake::AttemptToOrphan(uid.clone()));
+        } else if starts(FOREGROUND) {
+            let Some(node) = self.nodes.get_mut(uid) else { return };
+            node.deleting_dependents = true;
+            for dependent in &node.dependents {
+                wake(Wake::AttemptToDelete(dependent.clone()));
+            }
+            wake(Wake::AttemptToDelete(uid.clone()));
+        }
+    }
+
+    /// An object was seen to go.
+    pub fn deleted(&mut self, identity: &Identity, wake: &mut dyn FnMut(Wake)) {
+        if self.nodes.contains_key(&identity.uid) {
+            self.remove(identity, wake);
+        }
+    }
+
+    /// The API has no such object, though no watch has said that it went.
+    /// Upstream: a "virtual delete event".
+    pub fn verified_absent(&mut self, identity: &Identity, wake: &mut dyn FnMut(Wake)) {
+        let Some(node) = self.nodes.get(&identity.uid) else { return };
+        let (known, is_virtual) = (node.identity.clone(), node.is_virtual);
+        let (matching, others) = self.partition_dependents(&identity.uid, identity);
+        if is_virtual && others.is_empty() || !is_virtual && known == *identity {
+            return self.remove(identity, wake);
+        }
+        if !matching.is_empty() {
+            self.absent.insert(identity.clone());
+            for dependent in &matching {
+                wake(Wake::AttemptToDelete(dependent.identity.uid.clone()));
+            }
+        }
+        // Some dependents name this uid by other coordinates: those are looked up next.
+        if is_virtual
+            && known == *identity
+            && let Some(other) = alternate_identity(&others, identity)
+            && let Some(node) = self.nodes.get_mut(&identity.uid)
+        {
+            node.identity = other;
+            wake(Wake::AttemptToDeleteLater(identity.uid.clone()));
+        }
+    }
+
+    fn remove(&mut self, identity: &Identity, wake: &mut dyn FnMut(Wake)) {
+        let Some(node) = self.nodes.remove(&identity.uid) else { return };
+        for owner in node.owners() {
+            self.remove_from_owner(&identity.uid, &owner.uid);
+        }
+        if !node.dependents.is_empty() {
+            self.absent.insert(identity.clone());
+        }
+        for dependent in &node.dependents {
+            wake(Wake::AttemptToDelete(dependent.clone()));
+        }
+        for owner in node.owners() {
+            if self.nodes.get(&owner.uid).is_some_and(|owner| owner.deleting_dependents) {
+                wake(Wake::AttemptToDelete(owner.uid.clone()));
+            }
+        }
+    }
+
+    /// The dependents of `uid` that mean `owner`, and those that name `uid` some other way. One
+    /// with several references may be both.
+    fn partition_dependents(&self, uid: &Uid, owner: &Identity) -> (Vec<Node>, Vec<Node>) {
+        let (mut matching, mut others) = (Vec::new(), Vec::new());
+        for dependent in self.dependents(uid) {
+            let elsewhere =
+                !owner.namespace.is_empty() && owner.namespace != dependent.identity.namespace;
+            let naming = || dependent.owners().iter().filter(|reference| reference.uid == *uid);
+            let matches = !elsewhere && naming().any(|reference| owner.is_named_by(reference));
+            let differs = elsewhere || naming().any(|reference| !owner.is_named_by(reference));
+            if matches {
+                matching.push(dependent.clone());
+            }
+            if differs {
+                others.push(dependent);
+            }
+        }
+        (matching, others)
+    }
+
+    /// In the DOT language: the nodes that have owners or dependents, or those named by `uids` with
+    /// all that they own and are owned by.
+    pub fn to_dot(&self, uids: &[Uid]) -> String {
+        let mut wanted: HashSet<&Uid> = HashSet::new();
+        let mut open: Vec<&Uid> = uids.iter().collect();
+        while let Some(uid) = open.pop() {
+            if let Some((uid, node)) = self.nodes.get_key_value(uid)
+                && wanted.insert(uid)
+            {
+                open.extend(node.dependents.iter());
+                open.extend(node.owners().iter().map(|owner| &owner.uid));
+            }
+        }
+        let shown = |node: &&Node| match uids {
+            [] => !node.dependents.is_empty() || !node.owners().is_empty(),
+            _ => wanted.contains(&node.identity.uid),
+        };
+        let mut nodes: Vec<&Node> = self.nodes.values().filter(shown).collect();
+        nodes.sort_by(|a, b| a.identity.uid.cmp(&b.identity.uid));
+        let mut text = String::from("strict digraph full {\n  // Node definitions.\n");
+        for node in &nodes {
+            let id = &node.identity;
+            let (group, version) =
+                id.api_version.rsplit_once('/').unwrap_or(("", id.api_version.as_str()));
+            let _ = writeln!(
+                text,
+                "  \"{uid}\" [\n    label=\"uid={uid}\\nnamespace={}\\n{}.{version}.{group}/{}\\n\"\n    group=\"{group}\"\n    version=\"{version}\"\n    kind=\"{}\"\n    namespace=\"{}\"\n    name=\"{}\"\n    uid=\"{uid}\"\n    missing=\"false\"\n    beingDeleted=\"{}\"\n    deletingDependents=\"{}\"\n    virtual=\"{}\"\n  ];",
+                id.namespace,
+                id.kind,
+                id.name,
+                id.kind,
+                id.namespace,
+                id.name,
+                node.being_deleted,
+                node.deleting_dependents,
+                node.is_virtual,
+                uid = id.uid,
+            );
+        }
+        text.push_str("\n  // Edge definitions.\n");
+        for node in &nodes {
+            for owner in node.owners() {
+                let _ = writeln!(text, "  \"{}\" -> \"{}\";", node.identity.uid, owner.uid);
+            }
+        }
+        text.push_str("}\n");
+        text
+    }
+}
+
+fn report_namespace(dependent: &Node, owner: &Uid, wake: &mut dyn FnMut(Wake)) {
+    if let Some(owner) = dependent.owners().iter().find(|reference| reference.uid == *owner) {
+        let (dependent, owner) = (dependent.identity.clone(), owner.clone());
+        wake(Wake::InvalidNamespace { dependent, owner });
+    }
+}
+
+/// The next way in which `dependents` name the uid of `absent`, in a fixed order, so that each way
+/// gets its turn.
+fn alternate_identity(dependents: &[Node], absent: &Identity) -> Option<Identity> {
+    let cluster_scoped = absent.namespace.is_empty();
+    let mut others: Vec<Identity> = Vec::new();
+    for dependent in dependents {
+        for owner in dependent.owners().iter().filter(|owner| owner.uid == absent.uid) {
+            let same_place = cluster_scoped || absent.namespace == dependent.identity.namespace;
+            if absent.is_named_by(owner) && same_place {
+                continue;
+            }
+            let mut other = Identity::of_owner(owner, &dependent.identity.namespace);
+            if cluster_scoped
+                && other.api_version == absent.api_version
+                && other.kind == absent.kind
+            {
+                other.namespace = Istr::default();
+            }
+            if other != *absent {
+                others.push(other);
+            }
+        }
+    }
+    others.sort_by(|a, b| a.rank().cmp(&b.rank()));
+    let following = others.iter().find(|other| absent.rank() < other.rank());
+    following.or(others.first()).cloned()
+}
+
+/// The last owners that were found not to exist. Upstream: `ReferenceCache`.
+#[derive(Default)]
+struct AbsentOwners {
+    known: HashSet<Identity>,
+    order: VecDeque<Identity>,
+}
+
+impl AbsentOwners {
+    fn contains(&self, owner: &Identity) -> bool {
+        self.known.contains(owner)
+    }
+
+    fn insert(&mut self, owner: Identity) {
+        if !self.known.insert(owner.clone()) {
+            return;
+        }
+        self.order.push_back(owner);
+        if self.order.len() > ABSENT_OWNERS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn meta(value: Value) -> Meta {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn identity(kind: &str, namespace: &str, name: &str) -> Identity {
+        Identity {
+            api_version: "v1".into(),
+            kind: kind.into(),
+            namespace: namespace.into(),
+            name: name.into(),
+            uid: Uid::new(name),
+        }
+    }
+
+    fn owned_by(owner: &str, block: bool) -> Value {
+        json!({ "ownerReferences": [{
+            "apiVersion": "v1", "kind": "Owner", "name": owner, "uid": owner,
+            "blockOwnerDeletion": block,
+        }]})
+    }
+
+    struct World(Graph, Vec<Wake>);
+
+    impl World {
+        fn observe(&mut self, id: &Identity, old: Option<Value>, new: Value) -> Vec<Wake> {
+            let (old, wakes) = (old.map(meta), &mut self.1);
+            self.0.observe(id.clone(), old.as_ref(), &meta(new), &mut |wake| wakes.push(wake));
+            std::mem::take(wakes)
+        }
+        fn deleted(&mut self, id: &Identity) -> Vec<Wake> {
+            let wakes = &mut self.1;
+            self.0.deleted(id, &mut |wake| wakes.push(wake));
+            std::mem::take(wakes)
+        }
+        fn absent(&mut self, id: &Identity) -> Vec<Wake> {
+            let wakes = &mut self.1;
+            self.0.verified_absent(id, &mut |wake| wakes.push(wake));
+            std::mem::take(wakes)
+        }
+    }
+
+    fn delete(uid: &str) -> Wake {
+        Wake::AttemptToDelete(Uid::new(uid))
+    }
+
+    #[test]
+    fn an_owner_that_goes_wakes_its_dependents() {
+        let mut world = World(Graph::default(), Vec::new());
+        let (owner, child) = (identity("Owner", "a", "owner"), identity("Pod", "a", "child"));
+        // The dependent comes first: its owner is virtual, and is looked up.
+        assert_eq!(world.observe(&child, None, owned_by("owner", true)), [delete("owner")]);
+        assert!(world.0.get(&owner.uid).unwrap().is_virtual);
+        assert_eq!(world.observe(&owner, None, json!({})), []);
+        assert!(!world.0.get(&owner.uid).unwrap().is_virtual);
+        assert_eq!(world.deleted(&owner), [delete("child")]);
+        assert!(world.0.is_absent(&owner));
+        assert_eq!(world.deleted(&child), []);
+        assert!(world.0.nodes.is_empty());
+    }
+
+    #[test]
+    fn a_virtual_owner_that_is_absent_goes() {
+        let mut world = World(Graph::default(), Vec::new());
+        let child = identity("Pod", "a", "child");
+        world.observe(&child, None, owned_by("owner", false));
+        assert_eq!(world.absent(&identity("Owner", "a", "owner")), [delete("child")]);
+        assert!(world.0.get(&Uid::new("owner")).is_none());
+    }
+
+    #[test]
+    fn dependents_of_another_namespace_are_told_apart() {
+        let mut world = World(Graph::default(), Vec::new());
+        let (good, bad) = (identity("Pod", "a", "good"), identity("Pod", "b", "bad"));
+        let owner = identity("Owner", "a", "owner");
+        world.observe(&bad, None, owned_by("owner", false));
+        // The second dependent disagrees with the first on where the owner is.
+        assert_eq!(world.observe(&good, None, owned_by("owner", false)), [delete("good")]);
+        // Not found in namespace b: the dependents there are woken, and namespace a is tried next.
+        let later = Wake::AttemptToDeleteLater(Uid::new("owner"));
+        assert_eq!(world.absent(&identity("Owner", "b", "owner")), [delete("bad"), later]);
+        assert_eq!(world.0.get(&owner.uid).unwrap().identity, owner);
+        assert_eq!(world.observe(&owner, None, json!({})), []);
+        // A reference made now, across namespaces, is reported.
+        let late = identity("Pod", "c", "late");
+        let wakes = world.observe(&late, None, owned_by("owner", false));
+        assert!(matches!(&wakes[..], [Wake::InvalidNamespace { .. }, Wake::AttemptToDelete(_)]));
+    }
+
+    #[test]
+    fn foreground_deletion_waits_for_blocking_dependents() {
+        let mut world = World(Graph::default(), Vec::new());
+        let (owner, child) = (identity("Owner", "a", "owner"), identity("Pod", "a", "child"));
+        world.observe(&owner, None, json!({}));
+        world.observe(&child, None, owned_by("owner", true));
+        let dying = json!({
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["foregroundDeletion"],
+        });
+        let wakes = world.observe(&owner, Some(json!({})), dying.clone());
+        assert_eq!(wakes, [delete("child"), delete("owner")]);
+        assert_eq!(world.observe(&owner, Some(dying.clone()), dying), [], "told once");
+        assert_eq!(world.0.blocking_dependents(&owner.uid).len(), 1);
+        // No longer blocking: the owner is looked at again.
+        let unblocked = owned_by("owner", false);
+        assert_eq!(
+            world.observe(&child, Some(owned_by("owner", true)), unblocked),
+            [delete("owner")]
+        );
+        assert!(world.0.blocking_dependents(&owner.uid).is_empty());
+        assert_eq!(world.deleted(&child), [delete("owner")]);
+    }
+
+    #[test]
+    fn an_orphaning_owner_is_told_once() {
+        let mut world = World(Graph::default(), Vec::new());
+        let owner = identity("Owner", "a", "owner");
+        let dying =
+            json!({ "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["orphan"] });
+        let orphan = Wake::AttemptToOrphan(owner.uid.clone());
+        assert_eq!(world.observe(&owner, None, dying.clone()), [orphan]);
+        assert_eq!(world.observe(&owner, Some(dying.clone()), dying), []);
+    }
+}
