@@ -209,6 +209,10 @@ fn head_of(request: &Request, length: usize) -> io::Result<Vec<u8>> {
     }
     head.push_str("\r\n");
     for (name, values) in request.iter() {
+        // http-types gives even an empty body a type, and the API server refuses it for discovery.
+        if length == 0 && name.as_str() == "content-type" {
+            continue;
+        }
         for value in values {
             if value.as_str().contains(['\r', '\n']) {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("header {name}")));
