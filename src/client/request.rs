@@ -50,6 +50,9 @@ static LIMITED: LazyLock<HistogramVec> = LazyLock::new(|| {
     .expect("registered once")
 });
 
+/// Asked before every write whether it may still be made.
+pub type Guard = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// Speaks to one API server under one identity, with one rate limiter. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
@@ -64,6 +67,7 @@ struct Inner {
     limiter: Bucket,
     config: Config,
     clock: SharedClock,
+    guard: Option<Guard>,
     discovery: Arc<Mutex<Option<Arc<Discovery>>>>,
 }
 
@@ -146,6 +150,7 @@ impl Client {
             limiter: Bucket::new(config.qps, config.burst, clock.clone()),
             config,
             clock,
+            guard: None,
             discovery: Arc::default(),
         };
         Ok(Client { inner: Arc::new(inner) })
@@ -155,7 +160,14 @@ impl Client {
     pub fn named(&self, user_agent: &str) -> Client {
         let auth =
             Auth::new(&self.inner.config.credentials, &self.inner.config.host, &self.inner.clock);
-        self.derive(user_agent, self.inner.http.clone(), auth)
+        self.derive(user_agent, self.inner.http.clone(), auth, self.inner.guard.clone())
+    }
+
+    /// The same, but nothing is written any more once `guard` says no; nor by clients derived from it.
+    pub fn guarded(&self, guard: Guard) -> Client {
+        let config = &self.inner.config;
+        let auth = Auth::new(&config.credentials, &config.host, &self.inner.clock);
+        self.derive(&config.user_agent, self.inner.http.clone(), auth, Some(guard))
     }
 
     /// The same server, under no credentials but `tokens`.
@@ -171,10 +183,16 @@ impl Client {
             .set_http_client(transport)
             .try_into()
             .map_err(|error| Error::Config(format!("HTTP client: {error}")))?;
-        Ok(self.derive(user_agent, http, Auth::Provider(tokens)))
+        Ok(self.derive(user_agent, http, Auth::Provider(tokens), self.inner.guard.clone()))
     }
 
-    fn derive(&self, user_agent: &str, http: surf::Client, auth: Auth) -> Client {
+    fn derive(
+        &self,
+        user_agent: &str,
+        http: surf::Client,
+        auth: Auth,
+        guard: Option<Guard>,
+    ) -> Client {
         let inner = &self.inner;
         let mut config = inner.config.clone();
         config.user_agent = user_agent.to_owned();
@@ -186,6 +204,7 @@ impl Client {
             limiter: Bucket::new(config.qps, config.burst, inner.clock.clone()),
             config,
             clock: inner.clock.clone(),
+            guard,
             discovery: inner.discovery.clone(),
         };
         Client { inner: Arc::new(derived) }
@@ -267,6 +286,10 @@ impl Client {
         let sent = inner.clock.monotonic();
         LIMITED.with_label_values(&labels).observe((sent - start).as_secs_f64());
         let request = self.request(call).await?;
+        if call.method != "GET" && inner.guard.as_ref().is_some_and(|guard| !guard()) {
+            let source = "not sent: the lease is not ours any more".into();
+            return Err(Error::Request { request: call.to_string(), source });
+        }
         let answer = inner.http.send(request).await;
         DURATION.with_label_values(&labels).observe((inner.clock.monotonic() - sent).as_secs_f64());
         let code = match &answer {
