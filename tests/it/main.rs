@@ -7,3 +7,4 @@ mod faults;
 mod garbage;
 mod kubectl;
 mod layers;
+mod real;
