@@ -21,9 +21,6 @@ use crate::task::{StopToken, TaskGroup};
 use crate::workqueue::Key;
 use queue::{BoxSync, ControllerClock, caught, log_job};
 
-/// How often to ask whether a handler has been handed its initial list.
-const SYNC_POLL: Duration = Duration::from_millis(10);
-
 /// One event of an informer, as mappers see it. A delete-and-recreate that the watch missed
 /// (`on_update` with another uid) is told as `Deleted` and then `Added`.
 pub enum Change<'a, T> {
@@ -110,7 +107,7 @@ impl Health {
     }
 }
 
-type Wait = Box<dyn FnOnce(SharedClock) -> BoxFuture<'static, ()> + Send>;
+type Wait = BoxFuture<'static, ()>;
 type Start = Box<dyn FnOnce(&TaskGroup, &StopToken) + Send>;
 
 /// A controller: what it watches, its queues, its syncs.
@@ -200,15 +197,11 @@ impl Controller {
         registration: Option<Registration>,
     ) {
         let informer = informer.clone();
-        self.waits.push(Box::new(move |clock| {
-            Box::pin(async move {
-                informer.synced().await;
-                if let Some(registration) = registration {
-                    while !registration.has_synced() {
-                        clock.sleep(SYNC_POLL).await;
-                    }
-                }
-            })
+        self.waits.push(Box::pin(async move {
+            informer.synced().await;
+            if let Some(registration) = registration {
+                registration.synced().await;
+            }
         }));
     }
 
@@ -268,13 +261,12 @@ impl Controller {
     /// and this resolves when the running syncs have ended: the caller bounds that wait. Dropped
     /// half-way, it stops all the same, without waiting.
     pub async fn run(self, stop: StopToken) {
-        let Controller { clock, health, waits, starts, queues } = self;
+        let Controller { health, waits, starts, queues, .. } = self;
         let stop = StopOnDrop(stop.child());
         log::info!("Starting {}", health.name);
-        let clock = clock.get();
         let synced = async {
             for wait in waits {
-                wait(clock.clone()).await;
+                wait.await;
             }
         };
         if stop.0.unless_stopped(synced).await.is_none() {
