@@ -1,7 +1,10 @@
 //! What a user sees, end to end: the built binary against the sandbox over HTTPS.
 
+mod aggregation;
 mod deployments;
 mod env;
 mod garbage;
 mod kubectl;
 mod layers;
+mod servicecidrs;
+mod ttl;
