@@ -60,7 +60,7 @@ struct Inner {
     http: surf::Client,
     base: Url,
     host: String,
-    auth: Auth,
+    auth: Arc<Auth>,
     limiter: Bucket,
     config: Config,
     clock: SharedClock,
@@ -142,7 +142,7 @@ impl Client {
             http,
             base,
             host,
-            auth: Auth::new(&config.credentials, &config.host, &clock),
+            auth: Arc::new(Auth::new(&config.credentials, &config.host, &clock)),
             limiter: Bucket::new(config.qps, config.burst, clock.clone()),
             config,
             clock,
@@ -155,7 +155,14 @@ impl Client {
     pub fn named(&self, user_agent: &str) -> Client {
         let auth =
             Auth::new(&self.inner.config.credentials, &self.inner.config.host, &self.inner.clock);
-        self.derive(user_agent, self.inner.http.clone(), auth)
+        let config = Config { user_agent: user_agent.to_owned(), ..self.inner.config.clone() };
+        self.derive(config, self.inner.http.clone(), Arc::new(auth))
+    }
+
+    /// The same, with a limiter of its own that lets pass `factor` times the requests a second.
+    pub fn at_rate(&self, factor: f64) -> Client {
+        let config = Config { qps: self.inner.config.qps * factor, ..self.inner.config.clone() };
+        self.derive(config, self.inner.http.clone(), self.inner.auth.clone())
     }
 
     /// The same server, under no credentials but `tokens`.
@@ -171,13 +178,12 @@ impl Client {
             .set_http_client(transport)
             .try_into()
             .map_err(|error| Error::Config(format!("HTTP client: {error}")))?;
-        Ok(self.derive(user_agent, http, Auth::Provider(tokens)))
+        let config = Config { user_agent: user_agent.to_owned(), ..self.inner.config.clone() };
+        Ok(self.derive(config, http, Arc::new(Auth::Provider(tokens))))
     }
 
-    fn derive(&self, user_agent: &str, http: surf::Client, auth: Auth) -> Client {
+    fn derive(&self, config: Config, http: surf::Client, auth: Arc<Auth>) -> Client {
         let inner = &self.inner;
-        let mut config = inner.config.clone();
-        config.user_agent = user_agent.to_owned();
         let derived = Inner {
             http,
             base: inner.base.clone(),

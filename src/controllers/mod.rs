@@ -14,6 +14,6 @@ pub mod servicecidrs;
 pub mod ttl;
 
 pub use runner::{
-    ClientBuilder, Controller, ControllerContext, ControllerContextParts, Error, Health, Next,
-    Queue, SyncResult, keys,
+    ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugAnswer,
+    DebugHandler, DebugRequest, Error, Health, Next, Queue, SyncResult, keys,
 };

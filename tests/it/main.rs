@@ -6,5 +6,6 @@ mod env;
 mod garbage;
 mod kubectl;
 mod layers;
+mod resync;
 mod servicecidrs;
 mod ttl;

@@ -118,7 +118,23 @@ pub struct Controller {
     waits: Vec<Wait>,
     starts: Vec<Start>,
     queues: ShutDown,
+    debug: Option<DebugHandler>,
 }
+
+/// What is asked of a controller below `/debug/controllers/NAME`.
+pub struct DebugRequest<'a> {
+    /// Without the part that names the controller: `/graph`.
+    pub path: &'a str,
+    pub query: Vec<(&'a str, &'a str)>,
+}
+
+pub struct DebugAnswer {
+    pub content_type: &'static str,
+    pub body: String,
+}
+
+/// `None`: there is no such page. Upstream: `controller.Debuggable`.
+pub type DebugHandler = Arc<dyn Fn(&DebugRequest<'_>) -> Option<DebugAnswer> + Send + Sync>;
 
 /// Shuts the queues down when dropped: no queue outlives its controller's end, however that comes.
 #[derive(Default)]
@@ -150,6 +166,7 @@ impl Controller {
             waits: Vec::new(),
             starts: Vec::new(),
             queues: ShutDown::default(),
+            debug: None,
         }
     }
 
@@ -159,6 +176,18 @@ impl Controller {
 
     pub fn health(&self) -> Health {
         self.health.clone()
+    }
+
+    /// What to answer below `/debug/controllers/NAME`, to whoever may see it.
+    pub fn debug(
+        &mut self,
+        answer: impl Fn(&DebugRequest<'_>) -> Option<DebugAnswer> + Send + Sync + 'static,
+    ) {
+        self.debug = Some(Arc::new(answer));
+    }
+
+    pub fn debug_handler(&self) -> Option<DebugHandler> {
+        self.debug.clone()
     }
 
     /// Another clock than the system's. Before any queue is used, so before the informers start.
@@ -181,8 +210,20 @@ impl Controller {
         queue: &Queue<K>,
         mapper: impl Mapper<T, K>,
     ) {
+        self.watch_resyncing(informer, informer.default_resync(), queue, mapper);
+    }
+
+    /// As [`Controller::watch`], with a resync of its own in place of the informer's default.
+    /// Upstream: `AddEventHandlerWithResyncPeriod`.
+    pub fn watch_resyncing<T: Object, K: Key>(
+        &mut self,
+        informer: &SharedIndexInformer<T>,
+        resync: Option<Duration>,
+        queue: &Queue<K>,
+        mapper: impl Mapper<T, K>,
+    ) {
         let handler = Mapped { mapper, queue: queue.clone() };
-        let registration = informer.add_handler(self.health.name, handler, None);
+        let registration = informer.add_handler(self.health.name, handler, resync);
         self.wait_for(informer, Some(registration));
     }
 
