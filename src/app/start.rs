@@ -133,7 +133,10 @@ fn build(options: &Options, context: &ControllerContext) -> Vec<Controller> {
     let mut controllers = Vec::new();
     for row in CONTROLLERS {
         match row.start(options) {
-            Start::Run(constructor) => controllers.push(constructor(context)),
+            Start::Run(constructor) => match constructor(context) {
+                idle if idle.is_idle() => log::info!("Warning: skipping controller: {}", row.name),
+                controller => controllers.push(controller),
+            },
             Start::Skip(reason) => log::info!("Warning: {reason}: {}", row.name),
         }
     }

@@ -178,6 +178,12 @@ impl Controller {
         self.health.clone()
     }
 
+    /// It has nothing to do: flags or the environment left it without work. It is then not started.
+    /// Upstream: a constructor that returns no controller.
+    pub fn is_idle(&self) -> bool {
+        self.starts.is_empty()
+    }
+
     /// What to answer below `/debug/controllers/NAME`, to whoever may see it.
     pub fn debug(
         &mut self,
@@ -413,6 +419,15 @@ mod tests {
         }
         assert_eq!(queue::panics("test-retries"), 1);
         assert!(!health.is_running());
+    }
+
+    #[test]
+    fn a_controller_without_work_is_idle() {
+        let mut c = Controller::new("test-idle");
+        let queue = c.queue::<String>("test_idle", 1);
+        assert!(c.is_idle(), "nobody takes what is queued");
+        c.sync(queue, |_| async { Ok(Next::Done) });
+        assert!(!c.is_idle());
     }
 
     #[test]

@@ -183,10 +183,10 @@ fn prefixes(cidr: &ServiceCIDR) -> impl Iterator<Item = Prefix> {
 }
 
 /// Those of `all` that have a subnet like that.
-fn those<'a>(
-    all: &'a [Arc<ServiceCIDR>],
+fn those(
+    all: &[Arc<ServiceCIDR>],
     like: impl Fn(&Prefix) -> bool,
-) -> impl Iterator<Item = &'a Arc<ServiceCIDR>> {
+) -> impl Iterator<Item = &Arc<ServiceCIDR>> {
     all.iter().filter(move |cidr| prefixes(cidr).any(|prefix| like(&prefix)))
 }
 
