@@ -123,7 +123,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("certificatesigningrequest-approving-controller").alias("csrapproving"),
     row("certificatesigningrequest-cleaner-controller").alias("csrcleaner"),
     row("podcertificaterequest-cleaner-controller").gates(&["PodCertificateRequest"]),
-    row("ttl-controller").alias("ttl"),
+    row("ttl-controller").alias("ttl").built(controllers::ttl::controller),
     row("bootstrap-signer-controller").alias("bootstrapsigner").off(),
     row("token-cleaner-controller").alias("tokencleaner").off(),
     row("node-ipam-controller").alias("nodeipam"),
@@ -134,7 +134,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("persistentvolume-binder-controller").alias("persistentvolume-binder"),
     row("persistentvolume-attach-detach-controller").alias("attachdetach"),
     row("persistentvolume-expander-controller").alias("persistentvolume-expander"),
-    row("clusterrole-aggregation-controller").alias("clusterrole-aggregation"),
+    row("clusterrole-aggregation-controller")
+        .alias("clusterrole-aggregation")
+        .built(controllers::clusterroleaggregation::controller),
     row("persistentvolumeclaim-protection-controller").alias("pvc-protection"),
     row("persistentvolume-protection-controller").alias("pv-protection"),
     row("volumeattributesclass-protection-controller").gates(&["VolumeAttributesClass"]),
@@ -156,7 +158,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .alias("legacy-service-account-token-cleaner"),
     row("validatingadmissionpolicy-status-controller"),
     row("taint-eviction-controller").gates(&["SeparateTaintEvictionController"]),
-    row("service-cidr-controller").gates(&["MultiCIDRServiceAllocator"]),
+    row("service-cidr-controller")
+        .gates(&["MultiCIDRServiceAllocator"])
+        .built(controllers::servicecidrs::controller),
     row("storage-version-migrator-controller").alias("svm").gates(&["StorageVersionMigrator"]),
     row("selinux-warning-controller").off().gates(&["SELinuxChangePolicy"]),
 ];

@@ -86,7 +86,8 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         .map_err(|error| vec![error])?;
 
     let client = connection.client(&user_agent("leader-election"));
-    let started = Started { options: options.clone(), connection, health, clock: clock.clone() };
+    let started =
+        Started { options: options.clone(), connection, health, routes, clock: clock.clone() };
     if !options.leader_elect {
         let ended = start::run(started, stop).await;
         serving.stop();

@@ -63,7 +63,7 @@ struct Inner {
     http: surf::Client,
     base: Url,
     host: String,
-    auth: Auth,
+    auth: Arc<Auth>,
     limiter: Bucket,
     config: Config,
     clock: SharedClock,
@@ -146,7 +146,7 @@ impl Client {
             http,
             base,
             host,
-            auth: Auth::new(&config.credentials, &config.host, &clock),
+            auth: Arc::new(Auth::new(&config.credentials, &config.host, &clock)),
             limiter: Bucket::new(config.qps, config.burst, clock.clone()),
             config,
             clock,
@@ -158,16 +158,22 @@ impl Client {
 
     /// The same server and credentials, under another name and with a limiter of its own.
     pub fn named(&self, user_agent: &str) -> Client {
-        let auth =
-            Auth::new(&self.inner.config.credentials, &self.inner.config.host, &self.inner.clock);
-        self.derive(user_agent, self.inner.http.clone(), auth, self.inner.guard.clone())
+        let Inner { config, clock, .. } = &*self.inner;
+        let auth = Auth::new(&config.credentials, &config.host, clock);
+        self.derive(|derived| {
+            derived.config.user_agent = user_agent.to_owned();
+            derived.auth = Arc::new(auth);
+        })
+    }
+
+    /// The same, with a limiter of its own that lets pass `factor` times the requests a second.
+    pub fn at_rate(&self, factor: f64) -> Client {
+        self.derive(|derived| derived.config.qps *= factor)
     }
 
     /// The same, but nothing is written any more once `guard` says no; nor by clients derived from it.
     pub fn guarded(&self, guard: Guard) -> Client {
-        let config = &self.inner.config;
-        let auth = Auth::new(&config.credentials, &config.host, &self.inner.clock);
-        self.derive(&config.user_agent, self.inner.http.clone(), auth, Some(guard))
+        self.derive(|derived| derived.guard = Some(guard))
     }
 
     /// The same server, under no credentials but `tokens`.
@@ -183,30 +189,31 @@ impl Client {
             .set_http_client(transport)
             .try_into()
             .map_err(|error| Error::Config(format!("HTTP client: {error}")))?;
-        Ok(self.derive(user_agent, http, Auth::Provider(tokens), self.inner.guard.clone()))
+        Ok(self.derive(|derived| {
+            derived.config.user_agent = user_agent.to_owned();
+            derived.http = http;
+            derived.auth = Arc::new(Auth::Provider(tokens));
+        }))
     }
 
-    fn derive(
-        &self,
-        user_agent: &str,
-        http: surf::Client,
-        auth: Auth,
-        guard: Option<Guard>,
-    ) -> Client {
-        let inner = &self.inner;
-        let mut config = inner.config.clone();
-        config.user_agent = user_agent.to_owned();
-        let derived = Inner {
-            http,
-            base: inner.base.clone(),
-            host: inner.host.clone(),
-            auth,
-            limiter: Bucket::new(config.qps, config.burst, inner.clock.clone()),
-            config,
-            clock: inner.clock.clone(),
-            guard,
-            discovery: inner.discovery.clone(),
+    /// A client that differs by `change` and has a limiter of its own.
+    fn derive(&self, change: impl FnOnce(&mut Inner)) -> Client {
+        let limiter =
+            |config: &Config| Bucket::new(config.qps, config.burst, self.inner.clock.clone());
+        let Inner { http, base, host, auth, config, clock, guard, discovery, .. } = &*self.inner;
+        let mut derived = Inner {
+            http: http.clone(),
+            base: base.clone(),
+            host: host.clone(),
+            auth: auth.clone(),
+            limiter: limiter(config),
+            config: config.clone(),
+            clock: clock.clone(),
+            guard: guard.clone(),
+            discovery: discovery.clone(),
         };
+        change(&mut derived);
+        derived.limiter = limiter(&derived.config);
         Client { inner: Arc::new(derived) }
     }
 

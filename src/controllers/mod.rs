@@ -1,6 +1,7 @@
 //! The shared runner and helpers, then one module per controller.
 
 pub mod batch;
+pub mod clusterroleaggregation;
 pub mod consistency;
 pub mod deployment;
 pub mod expectations;
@@ -9,8 +10,10 @@ pub mod pod_control;
 pub mod ref_manager;
 pub mod replicaset;
 pub mod runner;
+pub mod servicecidrs;
+pub mod ttl;
 
 pub use runner::{
-    ClientBuilder, Controller, ControllerContext, ControllerContextParts, Error, Health, Next,
-    Queue, SyncResult, keys,
+    ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugAnswer,
+    DebugHandler, DebugRequest, Error, Health, Next, Queue, SyncResult, keys,
 };

@@ -4,22 +4,27 @@
 //! allocation. What a view left out is never written back: such kinds are created, patched and
 //! deleted, and their status alone is replaced (see [`WholeMeta`]).
 
+mod cluster_role;
 mod deployment;
 mod intern;
 mod key;
 mod meta;
+mod node;
 mod owner;
 mod pod;
 mod replicaset;
 mod resource;
 mod selector;
+mod service_cidr;
 mod template;
 mod time;
 
+pub use cluster_role::{AggregationRule, ClusterRole, PolicyRule};
 pub use deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdate};
 pub use intern::{Istr, Labels};
 pub use key::{ObjectKey, ObjectName, Uid};
 pub use meta::{Meta, PartialObjectMetadata, WholeMeta};
+pub use node::Node;
 pub use owner::OwnerReference;
 pub use pod::{
     ContainerStatus, InitContainerStatus, Pod, PodPhase, PodSpec, PodStatus, ReadyCondition,
@@ -28,5 +33,6 @@ pub use replicaset::{ReplicaSet, ReplicaSetSpec, ReplicaSetStatus};
 pub(crate) use resource::resource;
 pub use resource::{Object, Resource, ResourceType};
 pub use selector::{LabelSelector, Requirement, Selector, SelectorError};
+pub use service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec};
 pub use template::Template;
 pub use time::{ParseTimestampError, Timestamp, micro_time};

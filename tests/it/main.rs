@@ -1,5 +1,6 @@
 //! What a user sees, end to end: the built binary against the sandbox over HTTPS.
 
+mod aggregation;
 mod deployments;
 mod election;
 mod env;
@@ -8,3 +9,6 @@ mod garbage;
 mod kubectl;
 mod layers;
 mod real;
+mod resync;
+mod servicecidrs;
+mod ttl;

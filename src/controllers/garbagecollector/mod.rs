@@ -2,15 +2,19 @@
 //! Upstream: `pkg/controller/garbagecollector`.
 
 mod attempt;
+mod dot;
 pub mod graph;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_lite::FutureExt;
+use prometheus::{IntCounter, register_int_counter};
+
 use self::graph::{Graph, Identity, Wake};
-use super::{Controller, ControllerContext, Queue};
-use crate::cache::{MetadataHandler, Registration, SharedInformerFactory};
+use super::{Controller, ControllerContext, DebugAnswer, DebugRequest, Queue};
+use crate::cache::{MetadataHandler, MetadataInformer, Registration, SharedInformerFactory};
 use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::events::{EventType, ObjectReference, Recorder};
@@ -18,11 +22,21 @@ use crate::objects::{Istr, Meta, ResourceType, Uid};
 use crate::task::StopToken;
 
 const NAME: &str = "garbage-collector-controller";
+const ACCOUNT: &str = "generic-garbage-collector";
 /// Between two looks at discovery.
 const PERIOD: Duration = Duration::from_secs(30);
-/// How long the workers wait for the first lists.
+/// How long new resources have for their first lists, and the workers for all of them.
 const PATIENCE: Duration = Duration::from_secs(30);
-const POLL: Duration = Duration::from_millis(50);
+/// To delete an object takes two requests: to have the given rate of deletions takes twice it.
+const RATE: f64 = 2.0;
+
+static SYNC_ERRORS: LazyLock<IntCounter> = LazyLock::new(|| {
+    register_int_counter!(
+        "garbagecollector_controller_resources_sync_error_total",
+        "Number of garbage collector resources sync errors"
+    )
+    .expect("registered once, with a valid name")
+});
 
 pub fn controller(cx: &ControllerContext) -> Controller {
     let workers = usize::try_from(cx.options.concurrent_gc_syncs).unwrap_or(1);
@@ -30,11 +44,12 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     if !cx.options.enable_garbage_collector {
         return c;
     }
+    LazyLock::force(&SYNC_ERRORS);
     let to_delete = c.queue("garbage_collector_attempt_to_delete", workers);
     let to_orphan = c.queue("garbage_collector_attempt_to_orphan", workers);
     let this = Arc::new(GarbageCollector {
-        client: cx.client("generic-garbage-collector"),
-        recorder: cx.recorder(NAME),
+        client: cx.client(ACCOUNT).at_rate(RATE),
+        recorder: cx.recorder_as(ACCOUNT, NAME),
         clock: cx.clock(),
         factory: cx.factory().clone(),
         graph: Mutex::default(),
@@ -46,6 +61,14 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     c.sync(to_delete, move |uid| deleting.clone().attempt_to_delete(uid));
     let orphaning = this.clone();
     c.sync(to_orphan, move |uid| orphaning.clone().attempt_to_orphan(uid));
+    let shown = this.clone();
+    c.debug(move |request: &DebugRequest<'_>| {
+        let uids = request.query.iter().filter(|(name, _)| *name == "uid");
+        let uids: Vec<Uid> = uids.map(|(_, uid)| Uid::new(uid)).collect();
+        let answer =
+            || DebugAnswer { content_type: "text/vnd.graphviz", body: shown.graph().to_dot(&uids) };
+        (request.path == "/graph").then(answer)
+    });
     c.background(move |stop| this.follow_discovery(stop));
     c
 }
@@ -95,62 +118,83 @@ impl GarbageCollector {
 
     /// Watches what discovery names, and stops watching what it names no longer.
     async fn follow_discovery(self: Arc<Self>, stop: StopToken) {
-        let mut monitors: HashMap<ResourceType, Registration> = HashMap::new();
+        let mut monitors = HashMap::new();
+        let begun = self.clock.monotonic();
         while !stop.is_stopped() {
-            self.resync_monitors(&mut monitors, &stop).await;
-            let give_up = self.clock.monotonic() + PATIENCE;
-            while !self.ready.is_stopped() && !monitors.values().all(Registration::has_synced) {
-                if self.clock.monotonic() > give_up {
+            if self.resync_monitors(&mut monitors, &stop).await {
+                let synced = async {
+                    for monitor in monitors.values() {
+                        monitor.registration.synced().await;
+                    }
+                    true
+                };
+                let late = async {
+                    self.clock.sleep(PATIENCE).await;
+                    false
+                };
+                if stop.unless_stopped(synced.or(late)).await == Some(false) {
                     log::warn!("garbage collector: not all resource monitors could be synced");
-                    break;
+                    SYNC_ERRORS.inc();
                 }
-                if stop.unless_stopped(self.clock.sleep(POLL)).await.is_none() {
-                    break;
-                }
+                self.ready.stop();
+            } else if self.clock.monotonic() - begun >= PATIENCE {
+                self.ready.stop();
             }
-            self.ready.stop();
             stop.unless_stopped(self.clock.sleep(PERIOD)).await;
         }
         self.ready.stop();
     }
 
+    /// Whether anything changed.
     async fn resync_monitors(
         self: &Arc<Self>,
-        monitors: &mut HashMap<ResourceType, Registration>,
+        monitors: &mut HashMap<ResourceType, Monitored>,
         stop: &StopToken,
-    ) {
-        let found = match self.client.discover().await {
-            Ok(found) => found,
-            Err(error) => return log::warn!("garbage collector: discovery: {error}"),
-        };
+    ) -> bool {
+        let found = self.client.discover().await;
         let ignored = |resource: &ResourceType| {
             resource.plural == "events" && matches!(&*resource.group, "" | "events.k8s.io")
         };
         let wanted: Vec<ResourceType> = found
-            .preferred()
+            .iter()
+            .flat_map(|found| found.preferred())
             .filter(|found| found.supports(&["delete", "list", "watch"]))
             .map(|found| found.resource.clone())
             .filter(|resource| !ignored(resource))
             .collect();
-        if wanted.is_empty() {
-            return;
-        }
-        let failed = |resource: &ResourceType| found.failures.contains_key(&resource.api_version());
-        let gone: Vec<ResourceType> = monitors
-            .keys()
-            .filter(|known| !wanted.contains(known) && !failed(known))
-            .cloned()
-            .collect();
+        let failures = match found {
+            Ok(found) if !wanted.is_empty() => found.failures,
+            Ok(_) => {
+                log::warn!("garbage collector: no resources reported by discovery");
+                SYNC_ERRORS.inc();
+                return false;
+            }
+            Err(error) => {
+                log::warn!("garbage collector: discovery: {error}");
+                SYNC_ERRORS.inc();
+                return false;
+            }
+        };
+        // Of a group that could not be asked, what works goes on.
+        let kept = |known: &ResourceType, monitored: &Monitored| {
+            wanted.contains(known)
+                || (failures.contains_key(&known.api_version())
+                    && monitored.registration.has_synced())
+        };
+        let gone: Vec<(ResourceType, Monitored)> =
+            monitors.extract_if(|known, monitored| !kept(known, monitored)).collect();
         let fresh: Vec<ResourceType> =
             wanted.into_iter().filter(|resource| !monitors.contains_key(resource)).collect();
         if gone.is_empty() && fresh.is_empty() {
-            return;
+            return false;
         }
         self.client.reset_discovery();
-        for resource in gone {
+        for (resource, Monitored { informer, registration }) in gone {
             log::info!("garbage collector: {resource} is served no longer");
-            self.factory.release(&resource);
-            monitors.remove(&resource);
+            informer.remove_metadata_handler(&registration);
+            if informer.scope().metadata_only {
+                self.factory.release(&resource);
+            }
         }
         for resource in fresh {
             let monitor = Monitor {
@@ -160,10 +204,17 @@ impl GarbageCollector {
             };
             let informer = self.factory.metadata(&resource);
             let registration = informer.add_metadata_handler(NAME, Box::new(monitor));
-            monitors.insert(resource, registration);
+            monitors.insert(resource, Monitored { informer, registration });
         }
         self.factory.start(stop);
+        true
     }
+}
+
+/// A resource that is watched.
+struct Monitored {
+    informer: Arc<dyn MetadataInformer>,
+    registration: Registration,
 }
 
 /// One resource's events, on their way into the graph.

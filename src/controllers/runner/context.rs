@@ -76,11 +76,17 @@ impl ControllerContext {
 
     /// Events of `component`, sent with the client of the same name.
     pub fn recorder(&self, component: &str) -> Recorder {
-        let client = self.client(component);
+        self.recorder_as(component, component)
+    }
+
+    /// Events of `component`, sent with the client `name`: where upstream gives the two different
+    /// names, only the account of that name may write events.
+    pub fn recorder_as(&self, name: &str, component: &str) -> Recorder {
+        let client = self.client(name);
         self.broadcasters
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .entry(component.to_owned())
+            .entry(name.to_owned())
             .or_insert_with(|| EventBroadcaster::new(client, self.clock.clone()))
             .recorder(component)
     }
