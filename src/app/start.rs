@@ -57,7 +57,7 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
         stop: stop.clone(),
     });
 
-    let controllers = build(&options, &context);
+    let controllers = build(&options, &context)?;
     factory.start(&stop);
     let running = Arc::new(Mutex::new(BTreeSet::new()));
     for controller in controllers {
@@ -116,15 +116,17 @@ fn clients(
     Arc::new(ServiceAccountClients { connection, root, clock: clock.clone() })
 }
 
-fn build(options: &Options, context: &ControllerContext) -> Vec<Controller> {
+fn build(options: &Options, context: &ControllerContext) -> Result<Vec<Controller>, String> {
     let mut controllers = Vec::new();
     for row in CONTROLLERS {
         match row.start(options) {
-            Start::Run(constructor) => controllers.push(constructor(context)),
+            Start::Run(build) => controllers.extend(
+                build.make(context).map_err(|why| format!("controller {}: {why}", row.name))?,
+            ),
             Start::Skip(reason) => log::info!("Warning: {reason}: {}", row.name),
         }
     }
-    controllers
+    Ok(controllers)
 }
 
 /// A controller from its start, a jittered interval from now, to its end.

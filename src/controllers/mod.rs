@@ -8,7 +8,10 @@ pub mod garbagecollector;
 pub mod pod_control;
 pub mod ref_manager;
 pub mod replicaset;
+pub mod root_ca;
+pub mod rootcacertpublisher;
 pub mod runner;
+pub mod serviceaccount;
 
 pub use runner::{
     ClientBuilder, Controller, ControllerContext, ControllerContextParts, Error, Health, Next,

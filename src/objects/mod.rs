@@ -8,11 +8,13 @@ mod deployment;
 mod intern;
 mod key;
 mod meta;
+mod namespace;
 mod owner;
 mod pod;
 mod replicaset;
 mod resource;
 mod selector;
+mod service_account;
 mod template;
 mod time;
 
@@ -20,6 +22,7 @@ pub use deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpda
 pub use intern::{Istr, Labels};
 pub use key::{ObjectKey, ObjectName, Uid};
 pub use meta::{Meta, PartialObjectMetadata, WholeMeta};
+pub use namespace::{Namespace, NamespacePhase, NamespaceStatus};
 pub use owner::OwnerReference;
 pub use pod::{
     ContainerStatus, InitContainerStatus, Pod, PodPhase, PodSpec, PodStatus, ReadyCondition,
@@ -28,5 +31,6 @@ pub use replicaset::{ReplicaSet, ReplicaSetSpec, ReplicaSetStatus};
 pub(crate) use resource::resource;
 pub use resource::{Object, Resource, ResourceType};
 pub use selector::{LabelSelector, Requirement, Selector, SelectorError};
+pub use service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use template::Template;
 pub use time::{ParseTimestampError, Timestamp, micro_time};

@@ -1,0 +1,225 @@
+//! Signs and checks the secret-based tokens of service accounts.
+//! Upstream: `pkg/serviceaccount` (`JWTTokenGenerator`, `LegacyClaims`), `client-go/util/keyutil`.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use rsa::pkcs1::DecodeRsaPrivateKey;
+use rsa::pkcs8::{self, DecodePrivateKey, EncodePublicKey, PrivateKeyInfo};
+use rsa::rand_core::OsRng;
+use rsa::signature::{RandomizedSigner, SignatureEncoding, Signer as _, Verifier};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject;
+use sec1::DecodeEcPrivateKey;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// Who issues the tokens.
+pub const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
+
+/// What a secret-based token says; it never ends by itself. The fields stand in the order of their
+/// names, as Go writes a map.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LegacyClaims {
+    #[serde(rename = "iss")]
+    pub issuer: String,
+    #[serde(rename = "kubernetes.io/serviceaccount/namespace")]
+    pub namespace: String,
+    #[serde(rename = "kubernetes.io/serviceaccount/secret.name")]
+    pub secret_name: String,
+    #[serde(rename = "kubernetes.io/serviceaccount/service-account.name")]
+    pub account_name: String,
+    #[serde(rename = "kubernetes.io/serviceaccount/service-account.uid")]
+    pub account_uid: String,
+    #[serde(rename = "sub")]
+    pub subject: String,
+}
+
+impl LegacyClaims {
+    pub fn new(namespace: &str, account: &str, account_uid: &str, secret: &str) -> LegacyClaims {
+        LegacyClaims {
+            issuer: LEGACY_ISSUER.to_owned(),
+            namespace: namespace.to_owned(),
+            secret_name: secret.to_owned(),
+            account_name: account.to_owned(),
+            account_uid: account_uid.to_owned(),
+            subject: format!("system:serviceaccount:{namespace}:{account}"),
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    alg: String,
+    #[serde(default)]
+    kid: String,
+}
+
+enum PrivateKey {
+    Rsa(Box<rsa::pkcs1v15::SigningKey<Sha256>>),
+    P256(p256::ecdsa::SigningKey),
+    P384(p384::ecdsa::SigningKey),
+    P521(p521::ecdsa::SigningKey),
+}
+
+/// Signs tokens with one private key.
+pub struct Signer {
+    key: PrivateKey,
+    public: PublicKey,
+}
+
+/// Checks tokens against the public half of a [`Signer`]'s key.
+#[derive(Clone)]
+pub struct PublicKey {
+    key: VerifyingKey,
+    algorithm: &'static str,
+    id: String,
+}
+
+#[derive(Clone)]
+enum VerifyingKey {
+    Rsa(Box<rsa::pkcs1v15::VerifyingKey<Sha256>>),
+    P256(p256::ecdsa::VerifyingKey),
+    P384(p384::ecdsa::VerifyingKey),
+    P521(p521::ecdsa::VerifyingKey),
+}
+
+impl Signer {
+    /// With the first private key of a PEM file: RSA, or ECDSA over P-256, P-384 or P-521, in
+    /// PKCS #1, SEC 1 or PKCS #8. Other blocks (`EC PARAMETERS`) are passed over.
+    ///
+    /// # Errors
+    /// When there is no such key.
+    pub fn from_pem(pem: &[u8]) -> Result<Signer, String> {
+        PrivateKeyDer::pem_slice_iter(pem)
+            .filter_map(Result::ok)
+            .find_map(|der| Signer::from_der(&der))
+            .ok_or_else(|| "data does not contain a valid RSA or ECDSA private key".to_owned())
+    }
+
+    fn from_der(der: &PrivateKeyDer<'_>) -> Option<Signer> {
+        if let Some(key) = rsa_key(der) {
+            let id = id(&key.to_public_key())?;
+            let key = rsa::pkcs1v15::SigningKey::<Sha256>::new(key);
+            let public = VerifyingKey::Rsa(Box::new(rsa::signature::Keypair::verifying_key(&key)));
+            let public = PublicKey { key: public, algorithm: "RS256", id };
+            return Some(Signer { key: PrivateKey::Rsa(Box::new(key)), public });
+        }
+        if let Some(secret) = key::<p256::SecretKey>(der) {
+            let key = p256::ecdsa::SigningKey::from(&secret);
+            let public = VerifyingKey::P256(*key.verifying_key());
+            let public =
+                PublicKey { key: public, algorithm: "ES256", id: id(&secret.public_key())? };
+            return Some(Signer { key: PrivateKey::P256(key), public });
+        }
+        if let Some(secret) = key::<p384::SecretKey>(der) {
+            let key = p384::ecdsa::SigningKey::from(&secret);
+            let public = VerifyingKey::P384(*key.verifying_key());
+            let public =
+                PublicKey { key: public, algorithm: "ES384", id: id(&secret.public_key())? };
+            return Some(Signer { key: PrivateKey::P384(key), public });
+        }
+        let secret = key::<p521::SecretKey>(der)?;
+        let key = p521::ecdsa::SigningKey::from_bytes(&secret.to_bytes()).ok()?;
+        let public = VerifyingKey::P521(p521::ecdsa::VerifyingKey::from(&key));
+        let public = PublicKey { key: public, algorithm: "ES512", id: id(&secret.public_key())? };
+        Some(Signer { key: PrivateKey::P521(key), public })
+    }
+
+    pub fn public_key(&self) -> &PublicKey {
+        &self.public
+    }
+
+    /// A token in the compact form.
+    ///
+    /// # Errors
+    /// When the key can't sign: an RSA key that is too small.
+    pub fn sign(&self, claims: &LegacyClaims) -> Result<String, String> {
+        let part = |json: Result<Vec<u8>, serde_json::Error>| {
+            json.map(|json| URL_SAFE_NO_PAD.encode(json)).map_err(|error| error.to_string())
+        };
+        let PublicKey { algorithm, id, .. } = &self.public;
+        let header = Header { alg: (*algorithm).to_owned(), kid: id.clone() };
+        let header = part(serde_json::to_vec(&header))?;
+        let text = format!("{header}.{}", part(serde_json::to_vec(claims))?);
+        let signature = self.signature(text.as_bytes()).map_err(|error| error.to_string())?;
+        Ok(format!("{text}.{}", URL_SAFE_NO_PAD.encode(signature)))
+    }
+
+    fn signature(&self, text: &[u8]) -> Result<Vec<u8>, rsa::signature::Error> {
+        Ok(match &self.key {
+            // Blinded: the time it takes says nothing about the key.
+            PrivateKey::Rsa(key) => key.try_sign_with_rng(&mut OsRng, text)?.to_vec(),
+            PrivateKey::P256(key) => {
+                Vec::from(&*key.try_sign(text).map(|s: p256::ecdsa::Signature| s.to_bytes())?)
+            }
+            PrivateKey::P384(key) => {
+                Vec::from(&*key.try_sign(text).map(|s: p384::ecdsa::Signature| s.to_bytes())?)
+            }
+            PrivateKey::P521(key) => {
+                Vec::from(&*key.try_sign(text).map(|s: p521::ecdsa::Signature| s.to_bytes())?)
+            }
+        })
+    }
+}
+
+impl PublicKey {
+    /// The `kid` of the tokens it checks: a digest of the key.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// What `token` claims, if it was signed with this key.
+    pub fn verify(&self, token: &str) -> Option<LegacyClaims> {
+        let (text, signature) = token.rsplit_once('.')?;
+        let (header, claims) = text.split_once('.')?;
+        let decode = |part: &str| URL_SAFE_NO_PAD.decode(part).ok();
+        let header: Header = serde_json::from_slice(&decode(header)?).ok()?;
+        if header.alg != self.algorithm || !(header.kid.is_empty() || header.kid == self.id) {
+            return None;
+        }
+        self.is_signature(text.as_bytes(), &decode(signature)?).ok()?;
+        serde_json::from_slice(&decode(claims)?).ok()
+    }
+
+    fn is_signature(&self, text: &[u8], signature: &[u8]) -> Result<(), rsa::signature::Error> {
+        match &self.key {
+            VerifyingKey::Rsa(key) => key.verify(text, &signature.try_into()?),
+            VerifyingKey::P256(key) => {
+                key.verify(text, &p256::ecdsa::Signature::from_slice(signature)?)
+            }
+            VerifyingKey::P384(key) => {
+                key.verify(text, &p384::ecdsa::Signature::from_slice(signature)?)
+            }
+            VerifyingKey::P521(key) => {
+                key.verify(text, &p521::ecdsa::Signature::from_slice(signature)?)
+            }
+        }
+    }
+}
+
+fn rsa_key(der: &PrivateKeyDer<'_>) -> Option<rsa::RsaPrivateKey> {
+    match der {
+        PrivateKeyDer::Pkcs1(der) => {
+            rsa::RsaPrivateKey::from_pkcs1_der(der.secret_pkcs1_der()).ok()
+        }
+        other => key(other),
+    }
+}
+
+/// A key of this one kind, of this one curve.
+fn key<K>(der: &PrivateKeyDer<'_>) -> Option<K>
+where
+    K: for<'a> TryFrom<PrivateKeyInfo<'a>, Error = pkcs8::Error>,
+{
+    match der {
+        PrivateKeyDer::Pkcs8(der) => DecodePrivateKey::from_pkcs8_der(der.secret_pkcs8_der()).ok(),
+        PrivateKeyDer::Sec1(der) => DecodeEcPrivateKey::from_sec1_der(der.secret_sec1_der()).ok(),
+        _ => None,
+    }
+}
+
+/// From which the key can't be told. Upstream: `keyIDFromPublicKey`.
+fn id(key: &impl EncodePublicKey) -> Option<String> {
+    let der = key.to_public_key_der().ok()?;
+    Some(URL_SAFE_NO_PAD.encode(Sha256::digest(der.as_bytes())))
+}
