@@ -223,3 +223,81 @@ fn id(key: &impl EncodePublicKey) -> Option<String> {
     let der = key.to_public_key_der().ok()?;
     Some(URL_SAFE_NO_PAD.encode(Sha256::digest(der.as_bytes())))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A key, and the token that the Go manager signed with it.
+    macro_rules! golden {
+        ($key:literal, $token:literal) => {
+            (
+                include_bytes!(concat!("../../../fixtures/tokens/", $key, ".pem")) as &[u8],
+                include_str!(concat!("../../../fixtures/tokens/", $token, ".jwt")),
+            )
+        };
+    }
+
+    const GOLDEN: [(&[u8], &str); 5] = [
+        golden!("rs256", "rs256"),
+        golden!("rs256-pkcs8", "rs256"),
+        golden!("es256", "es256"),
+        golden!("es384", "es384"),
+        golden!("es512", "es512"),
+    ];
+
+    fn claims() -> LegacyClaims {
+        let uid = "f6fcd2c1-8916-4433-b5b4-1c97d1a9ef04";
+        LegacyClaims::new("default", "robot", uid, "robot-token")
+    }
+
+    #[test]
+    fn tokens_are_the_go_managers() {
+        for (pem, golden) in GOLDEN {
+            let signer = Signer::from_pem(pem).unwrap();
+            let public = signer.public_key();
+            assert_eq!(public.verify(golden), Some(claims()), "{}", public.algorithm);
+            let token = signer.sign(&claims()).unwrap();
+            assert_eq!(public.verify(&token), Some(claims()), "{}", public.algorithm);
+            // ECDSA signatures are never the same twice; the header holds algorithm and key id.
+            let signed = |token: &str| token.rsplit_once('.').unwrap().0.to_owned();
+            assert_eq!(signed(&token), signed(golden));
+            assert_eq!(token == golden, public.algorithm == "RS256");
+            assert_eq!(token.len(), golden.len());
+        }
+    }
+
+    #[test]
+    fn a_token_of_another_key_or_another_text_is_refused() {
+        let signers: Vec<Signer> =
+            GOLDEN[1..].iter().map(|(pem, _)| Signer::from_pem(pem).unwrap()).collect();
+        for (at, signer) in signers.iter().enumerate() {
+            let token = signer.sign(&claims()).unwrap();
+            for (other, verifier) in signers.iter().enumerate() {
+                assert_eq!(verifier.public_key().verify(&token).is_some(), at == other);
+            }
+            let (text, signature) = token.rsplit_once('.').unwrap();
+            let (header, _) = text.split_once('.').unwrap();
+            let forged = LegacyClaims::new("kube-system", "admin", "u", "s");
+            let forged = URL_SAFE_NO_PAD.encode(serde_json::to_vec(&forged).unwrap());
+            let verify = |token: &str| signer.public_key().verify(token);
+            assert_eq!(verify(&format!("{header}.{forged}.{signature}")), None);
+            let none = URL_SAFE_NO_PAD.encode(r#"{"alg":"none"}"#);
+            for bad in [format!("{none}.{forged}."), text.to_owned(), String::new(), "..".into()] {
+                assert_eq!(verify(&bad), None, "{bad}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused() {
+        let certificate = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap().cert.pem();
+        let ed25519 = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap().serialize_pem();
+        let broken = "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n";
+        for pem in [certificate.as_str(), &ed25519, broken, ""] {
+            assert!(Signer::from_pem(pem.as_bytes()).is_err(), "{pem}");
+        }
+        let second = format!("{broken}{}", std::str::from_utf8(GOLDEN[0].0).unwrap());
+        assert!(Signer::from_pem(second.as_bytes()).is_ok(), "the first that can be read");
+    }
+}
