@@ -97,8 +97,12 @@ impl Manager {
             }
             ManagerProgram::Path(path) => Command::new(path),
         };
+        let files = sandbox.client_config();
+        let key = files.service_account_key.display();
         let child = command
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
+            .arg(format!("--root-ca-file={}", files.ca.display()))
+            .arg(format!("--service-account-private-key-file={key}"))
             .args(["--bind-address=127.0.0.1", "--secure-port=0", "--leader-elect=true"])
             .arg("--use-service-account-credentials=true")
             .args(extra)
