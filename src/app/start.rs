@@ -120,9 +120,7 @@ fn build(options: &Options, context: &ControllerContext) -> Result<Vec<Controlle
     let mut controllers = Vec::new();
     for row in CONTROLLERS {
         match row.start(options) {
-            Start::Run(build) => controllers.extend(
-                build.make(context).map_err(|why| format!("controller {}: {why}", row.name))?,
-            ),
+            Start::Run(build) => controllers.extend(build.make(context)?),
             Start::Skip(reason) => log::info!("Warning: {reason}: {}", row.name),
         }
     }

@@ -6,7 +6,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use rsa::pkcs1::DecodeRsaPrivateKey;
 use rsa::pkcs8::{self, DecodePrivateKey, EncodePublicKey, PrivateKeyInfo};
 use rsa::rand_core::OsRng;
-use rsa::signature::{RandomizedSigner, SignatureEncoding, Signer as _, Verifier};
+use rsa::signature::{Keypair as _, RandomizedSigner, SignatureEncoding, Signer as _, Verifier};
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
 use sec1::DecodeEcPrivateKey;
@@ -97,32 +97,30 @@ impl Signer {
     }
 
     fn from_der(der: &PrivateKeyDer<'_>) -> Option<Signer> {
+        let new = |key, public, algorithm, id| Signer {
+            key,
+            public: PublicKey { key: public, algorithm, id },
+        };
         if let Some(key) = rsa_key(der) {
             let id = id(&key.to_public_key())?;
             let key = rsa::pkcs1v15::SigningKey::<Sha256>::new(key);
-            let public = VerifyingKey::Rsa(Box::new(rsa::signature::Keypair::verifying_key(&key)));
-            let public = PublicKey { key: public, algorithm: "RS256", id };
-            return Some(Signer { key: PrivateKey::Rsa(Box::new(key)), public });
+            let public = VerifyingKey::Rsa(Box::new(key.verifying_key()));
+            return Some(new(PrivateKey::Rsa(Box::new(key)), public, "RS256", id));
         }
         if let Some(secret) = key::<p256::SecretKey>(der) {
             let key = p256::ecdsa::SigningKey::from(&secret);
             let public = VerifyingKey::P256(*key.verifying_key());
-            let public =
-                PublicKey { key: public, algorithm: "ES256", id: id(&secret.public_key())? };
-            return Some(Signer { key: PrivateKey::P256(key), public });
+            return Some(new(PrivateKey::P256(key), public, "ES256", id(&secret.public_key())?));
         }
         if let Some(secret) = key::<p384::SecretKey>(der) {
             let key = p384::ecdsa::SigningKey::from(&secret);
             let public = VerifyingKey::P384(*key.verifying_key());
-            let public =
-                PublicKey { key: public, algorithm: "ES384", id: id(&secret.public_key())? };
-            return Some(Signer { key: PrivateKey::P384(key), public });
+            return Some(new(PrivateKey::P384(key), public, "ES384", id(&secret.public_key())?));
         }
         let secret = key::<p521::SecretKey>(der)?;
         let key = p521::ecdsa::SigningKey::from_bytes(&secret.to_bytes()).ok()?;
         let public = VerifyingKey::P521(p521::ecdsa::VerifyingKey::from(&key));
-        let public = PublicKey { key: public, algorithm: "ES512", id: id(&secret.public_key())? };
-        Some(Signer { key: PrivateKey::P521(key), public })
+        Some(new(PrivateKey::P521(key), public, "ES512", id(&secret.public_key())?))
     }
 
     pub fn public_key(&self) -> &PublicKey {

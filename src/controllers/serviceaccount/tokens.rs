@@ -82,11 +82,11 @@ pub fn controller(cx: &ControllerContext) -> Result<Option<Controller>, String> 
         log::info!("Controller is disabled because there is no private key: {NAME}");
         return Ok(None);
     }
-    let fault = |why: String| {
-        format!("error reading key for service account token controller: {file}: {why}")
-    };
-    let pem = std::fs::read(file).map_err(|error| fault(error.to_string()))?;
-    let signer = Signer::from_pem(&pem).map_err(fault)?;
+    let fault =
+        |why: String| format!("error reading key for service account token controller: {why}");
+    let pem = std::fs::read(file).map_err(|error| fault(format!("open {file}: {error}")))?;
+    let signer = Signer::from_pem(&pem)
+        .map_err(|why| fault(format!("error reading private key file {file}: {why}")))?;
     // Other controllers' credentials may hang on these tokens, so it has the manager's own.
     let client = cx.root_client("tokens-controller");
     let authority = root_ca(&cx.options.root_ca_file, &client)?;
