@@ -65,7 +65,7 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
         stop: stop.clone(),
     });
 
-    let controllers = build(&options, &context);
+    let controllers = build(&options, &context)?;
     for controller in &controllers {
         if let Some(debug) = controller.debug_handler() {
             routes.add_debug(controller.name(), served(debug));
@@ -129,18 +129,18 @@ fn clients(
     Arc::new(ServiceAccountClients { connection, root, clock: clock.clone() })
 }
 
-fn build(options: &Options, context: &ControllerContext) -> Vec<Controller> {
+fn build(options: &Options, context: &ControllerContext) -> Result<Vec<Controller>, String> {
     let mut controllers = Vec::new();
     for row in CONTROLLERS {
         match row.start(options) {
-            Start::Run(constructor) => match constructor(context) {
-                idle if idle.is_idle() => log::info!("Warning: skipping controller: {}", row.name),
-                controller => controllers.push(controller),
+            Start::Run(build) => match build.make(context)?.filter(|made| !made.is_idle()) {
+                Some(controller) => controllers.push(controller),
+                None => log::info!("Warning: skipping controller: {}", row.name),
             },
             Start::Skip(reason) => log::info!("Warning: {reason}: {}", row.name),
         }
     }
-    controllers
+    Ok(controllers)
 }
 
 /// Between once and twice `--min-resync-period`, so that not all managers do it at once.

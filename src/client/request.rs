@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::auth::{Auth, TokenProvider};
-use super::config::Config;
+use super::config::{Config, Pem};
 use super::discovery::Discovery;
 use super::rate::Bucket;
 use super::tls::TlsSource;
@@ -215,6 +215,15 @@ impl Client {
         change(&mut derived);
         derived.limiter = limiter(&derived.config);
         Client { inner: Arc::new(derived) }
+    }
+
+    /// The authority that vouches for the server, in PEM, if it stands in the configuration itself
+    /// and not in a file that this names. Upstream: `rest.Config.CAData`.
+    pub fn ca_data(&self) -> Option<&[u8]> {
+        match &self.inner.config.tls.ca {
+            Some(Pem::Inline(pem)) => Some(pem),
+            _ => None,
+        }
     }
 
     /// What the server serves: asked once, then from memory until [`Client::reset_discovery`].

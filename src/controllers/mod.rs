@@ -9,7 +9,10 @@ pub mod garbagecollector;
 pub mod pod_control;
 pub mod ref_manager;
 pub mod replicaset;
+pub mod root_ca;
+pub mod rootcacertpublisher;
 pub mod runner;
+pub mod serviceaccount;
 pub mod servicecidrs;
 pub mod ttl;
 

@@ -144,7 +144,9 @@ impl Api {
             _ => {}
         }
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        let Some(user) = self.auth.user(&peer, header("authorization"), self.clock.now()) else {
+        let legacy = |token: &str| self.legacy_token(token);
+        let now = self.clock.now();
+        let Some(user) = self.auth.user(&peer, header("authorization"), now, legacy) else {
             return failure(&failures::unauthorized());
         };
         let access = match &resource {

@@ -105,14 +105,16 @@ pub struct Manager {
 
 impl Manager {
     /// Starts `program` with the flags of kubeadm's manifest that fit a manager beside the tests,
-    /// then `extra`. Its output goes to `<name>.log` beside `kubeconfig`.
+    /// then `extra`. Beside `kubeconfig` are the CA (`ca.crt`) and the key of service accounts'
+    /// tokens (`sa.key`), and thither goes its output (`<name>.log`).
     pub fn spawn(
         program: &ManagerProgram,
         kubeconfig: &Path,
         name: &str,
         extra: &[String],
     ) -> std::io::Result<Manager> {
-        let log = kubeconfig.with_file_name(format!("{name}.log"));
+        let beside = |name: &str| kubeconfig.with_file_name(name);
+        let log = beside(&format!("{name}.log"));
         let file = std::fs::File::create(&log)?;
         let mut command = match program {
             ManagerProgram::Embedded => {
@@ -124,6 +126,8 @@ impl Manager {
         };
         let child = command
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
+            .arg(format!("--root-ca-file={}", beside("ca.crt").display()))
+            .arg(format!("--service-account-private-key-file={}", beside("sa.key").display()))
             .args(["--bind-address=127.0.0.1", "--secure-port=0", "--leader-elect=true"])
             .arg("--use-service-account-credentials=true")
             .args(extra)

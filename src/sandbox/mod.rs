@@ -12,6 +12,7 @@ mod documents;
 mod failures;
 pub mod faults;
 pub mod kinds;
+mod legacy_tokens;
 pub mod nodes;
 pub mod openapi;
 pub mod patch;

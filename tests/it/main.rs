@@ -1,5 +1,6 @@
 //! What a user sees, end to end: the built binary against the sandbox over HTTPS.
 
+mod accounts;
 mod aggregation;
 mod deployments;
 mod election;

@@ -80,6 +80,8 @@ impl ApiServer {
         fs::write(folder.join("ca.crt"), &authority.certificate).expect("written");
         let serving = authority.serving(Ipv4Addr::LOCALHOST.into()).expect("signed");
         write_pair(folder, "apiserver", &serving);
+        // One key for both ends: what it signs, the certificate's public key verifies.
+        fs::write(folder.join("sa.key"), &serving.key).expect("written");
         let admin = authority.client("admin", &["system:masters"]).expect("signed");
         write_pair(folder, "admin", &admin);
         let manager = authority.client("system:kube-controller-manager", &[]).expect("signed");
@@ -112,7 +114,7 @@ impl ApiServer {
                 format!("--tls-private-key-file={}", file("apiserver.key")),
                 format!("--client-ca-file={}", file("ca.crt")),
                 format!("--service-account-key-file={}", file("apiserver.crt")),
-                format!("--service-account-signing-key-file={}", file("apiserver.key")),
+                format!("--service-account-signing-key-file={}", file("sa.key")),
                 "--service-account-issuer=https://kubernetes.default.svc".into(),
                 "--service-cluster-ip-range=10.96.0.0/16".into(),
                 "--authorization-mode=RBAC".into(),

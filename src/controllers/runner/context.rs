@@ -15,6 +15,8 @@ use crate::task::{StopToken, TaskGroup};
 pub trait ClientBuilder: Send + Sync {
     /// A client under the name of a controller. Asked at most once for a name.
     fn client(&self, name: &str) -> Client;
+    /// A client under the manager's own credentials, whatever the others have, and under this name.
+    fn root_client(&self, name: &str) -> Client;
 }
 
 /// What a context is made of.
@@ -72,6 +74,12 @@ impl ControllerContext {
         let client = self.builder.client(name);
         clients.insert(name.to_owned(), client.clone());
         client
+    }
+
+    /// A new client under the manager's own credentials: for what makes other controllers'.
+    /// Upstream: `rootClientBuilder`.
+    pub fn root_client(&self, name: &str) -> Client {
+        self.builder.root_client(name)
     }
 
     /// Events of `component`, sent with the client of the same name.
