@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use futures_lite::AsyncReadExt;
+use futures_lite::{AsyncBufReadExt, AsyncReadExt};
 use http_client::http_types::{self, Method, Url};
 use prometheus::{HistogramVec, IntCounterVec, register_histogram_vec, register_int_counter_vec};
 use serde::Serialize;
@@ -60,7 +60,7 @@ struct Inner {
     http: surf::Client,
     base: Url,
     host: String,
-    auth: Auth,
+    auth: Arc<Auth>,
     limiter: Bucket,
     config: Config,
     clock: SharedClock,
@@ -142,7 +142,7 @@ impl Client {
             http,
             base,
             host,
-            auth: Auth::new(&config.credentials, &config.host, &clock),
+            auth: Arc::new(Auth::new(&config.credentials, &config.host, &clock)),
             limiter: Bucket::new(config.qps, config.burst, clock.clone()),
             config,
             clock,
@@ -155,7 +155,17 @@ impl Client {
     pub fn named(&self, user_agent: &str) -> Client {
         let auth =
             Auth::new(&self.inner.config.credentials, &self.inner.config.host, &self.inner.clock);
-        self.derive(user_agent, self.inner.http.clone(), auth)
+        let config = self.inner.config.clone();
+        self.derive(Config { user_agent: user_agent.to_owned(), ..config }, None, Arc::new(auth))
+    }
+
+    /// The same under the same name, with a limiter of its own that lets more through: the rate and
+    /// the burst so many times as high.
+    pub fn hastened(&self, qps_times: f64, burst_times: u32) -> Client {
+        let mut config = self.inner.config.clone();
+        config.qps *= qps_times;
+        config.burst = config.burst.saturating_mul(burst_times);
+        self.derive(config, None, self.inner.auth.clone())
     }
 
     /// The same server, under no credentials but `tokens`.
@@ -171,15 +181,14 @@ impl Client {
             .set_http_client(transport)
             .try_into()
             .map_err(|error| Error::Config(format!("HTTP client: {error}")))?;
-        Ok(self.derive(user_agent, http, Auth::Provider(tokens)))
+        let config = Config { user_agent: user_agent.to_owned(), ..self.inner.config.clone() };
+        Ok(self.derive(config, Some(http), Arc::new(Auth::Provider(tokens))))
     }
 
-    fn derive(&self, user_agent: &str, http: surf::Client, auth: Auth) -> Client {
+    fn derive(&self, config: Config, http: Option<surf::Client>, auth: Arc<Auth>) -> Client {
         let inner = &self.inner;
-        let mut config = inner.config.clone();
-        config.user_agent = user_agent.to_owned();
         let derived = Inner {
-            http,
+            http: http.unwrap_or_else(|| inner.http.clone()),
             base: inner.base.clone(),
             host: inner.host.clone(),
             auth,
@@ -225,6 +234,18 @@ impl Client {
         let mut answer = self.open(call).await?;
         answer.read_to_end(&mut body).await.map_err(|error| broken(call, error))?;
         Ok(body)
+    }
+
+    /// As [`Self::send`], for answers that nobody looks at: the body is read, not kept.
+    pub async fn send_and_drain(&self, call: &Call) -> Result<()> {
+        let mut answer = self.open(call).await?;
+        loop {
+            let read = answer.fill_buf().await.map_err(|error| broken(call, error))?.len();
+            if read == 0 {
+                return Ok(());
+            }
+            answer.consume(read);
+        }
     }
 
     /// The body of an answer that is not a failure, to be read as it arrives.

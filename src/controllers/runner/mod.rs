@@ -184,8 +184,29 @@ impl Controller {
         queue: &Queue<K>,
         mapper: impl Mapper<T, K>,
     ) {
+        self.add_watch(informer, queue, None, mapper);
+    }
+
+    /// As [`Self::watch`], with a [`Change::Resync`] of every object each `period`; zero: none.
+    pub fn watch_resyncing<T: Object, K: Key>(
+        &mut self,
+        informer: &SharedIndexInformer<T>,
+        queue: &Queue<K>,
+        period: Duration,
+        mapper: impl Mapper<T, K>,
+    ) {
+        self.add_watch(informer, queue, Some(period).filter(|p| !p.is_zero()), mapper);
+    }
+
+    fn add_watch<T: Object, K: Key>(
+        &mut self,
+        informer: &SharedIndexInformer<T>,
+        queue: &Queue<K>,
+        resync: Option<Duration>,
+        mapper: impl Mapper<T, K>,
+    ) {
         let handler = Mapped { mapper, queue: queue.clone() };
-        let registration = informer.add_handler(self.health.name, handler, None);
+        let registration = informer.add_handler(self.health.name, handler, resync);
         self.wait_for(informer, Some(registration));
     }
 
