@@ -105,7 +105,11 @@ impl NamespaceController {
 
     /// Writes, again after each conflict; never to another namespace of the same name. `None`: it
     /// is gone.
-    async fn write(&self, step: Step, mut namespace: Namespace) -> Result<Option<Namespace>, Error> {
+    async fn write(
+        &self,
+        step: Step,
+        mut namespace: Namespace,
+    ) -> Result<Option<Namespace>, Error> {
         loop {
             match self.attempt(step, &namespace).await {
                 Err(error) if error.is_conflict() => {}
