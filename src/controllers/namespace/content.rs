@@ -81,9 +81,9 @@ pub struct Content {
     /// By finalizer: how many objects have it.
     pub finalizers: BTreeMap<Istr, usize>,
     /// Objects that a delete would do something about.
-    unsettled: usize,
+    pub(super) unsettled: usize,
     /// The longest grace period of a Pod that has not ended.
-    grace: Duration,
+    pub(super) grace: Duration,
 }
 
 impl Content {
