@@ -140,6 +140,10 @@ pub fn is_pods(resource: &ResourceType) -> bool {
 }
 
 /// Deletes the objects of a resource in `namespace`, which has been waiting for that for `age`.
+///
+/// Looks before it deletes, unlike upstream: most resources have nothing in a namespace, and what
+/// only waits for its time or its finalizers needs no second delete. What is gone is told by a list
+/// in either case.
 pub async fn delete_all(
     client: &Client,
     found: &ApiResource,
