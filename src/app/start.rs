@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use crate::app::connect::TokenSource;
     use crate::cache::Source;
-    use crate::client::Client;
+    use crate::client::{Client, Guard};
     use crate::clock::FakeClock;
     use crate::objects::Timestamp;
 
@@ -195,6 +195,9 @@ mod tests {
             unreachable!("health is asked without a client")
         }
         fn client_with_tokens(&self, _: &str, _: Arc<dyn TokenSource>) -> Client {
+            unreachable!("health is asked without a client")
+        }
+        fn guarded(&self, _: Guard) -> Arc<dyn Connection> {
             unreachable!("health is asked without a client")
         }
         fn source(&self, _: Client) -> Arc<dyn Source> {

@@ -19,7 +19,7 @@ pub use config::{Config, Credentials, Exec, ExecEnv, Pem, Tls};
 pub use discovery::{ApiResource, Discovery};
 pub use error::{Details, Error, Failure, Result, Status, StatusCause};
 pub use options::{Delete, ListOptions, Patch, Preconditions, Propagation};
-pub use request::{Call, Client};
+pub use request::{Call, Client, Guard};
 pub use split::{DocumentSplitter, ListPiece, ListSplitter};
 pub use stream::{ListPart, ListStream, WatchEvent, WatchStream};
 

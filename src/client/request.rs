@@ -50,6 +50,9 @@ static LIMITED: LazyLock<HistogramVec> = LazyLock::new(|| {
     .expect("registered once")
 });
 
+/// Asked before every write whether it may still be made.
+pub type Guard = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// Speaks to one API server under one identity, with one rate limiter. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
@@ -64,6 +67,7 @@ struct Inner {
     limiter: Bucket,
     config: Config,
     clock: SharedClock,
+    guard: Option<Guard>,
     discovery: Arc<Mutex<Option<Arc<Discovery>>>>,
 }
 
@@ -146,6 +150,7 @@ impl Client {
             limiter: Bucket::new(config.qps, config.burst, clock.clone()),
             config,
             clock,
+            guard: None,
             discovery: Arc::default(),
         };
         Ok(Client { inner: Arc::new(inner) })
@@ -155,17 +160,25 @@ impl Client {
     pub fn named(&self, user_agent: &str) -> Client {
         let auth =
             Auth::new(&self.inner.config.credentials, &self.inner.config.host, &self.inner.clock);
-        let config = self.inner.config.clone();
-        self.derive(Config { user_agent: user_agent.to_owned(), ..config }, None, Arc::new(auth))
+        let config = self.renamed(user_agent);
+        self.derive(config, self.inner.http.clone(), Arc::new(auth), self.inner.guard.clone())
     }
 
     /// The same under the same name, with a limiter of its own that lets more through: the rate and
     /// the burst so many times as high.
     pub fn hastened(&self, qps_times: f64, burst_times: u32) -> Client {
+        let Inner { http, auth, guard, .. } = &*self.inner;
         let mut config = self.inner.config.clone();
         config.qps *= qps_times;
         config.burst = config.burst.saturating_mul(burst_times);
-        self.derive(config, None, self.inner.auth.clone())
+        self.derive(config, http.clone(), auth.clone(), guard.clone())
+    }
+
+    /// The same, but nothing is written any more once `guard` says no; nor by clients derived from it.
+    pub fn guarded(&self, guard: Guard) -> Client {
+        let Inner { config, http, clock, .. } = &*self.inner;
+        let auth = Auth::new(&config.credentials, &config.host, clock);
+        self.derive(config.clone(), http.clone(), Arc::new(auth), Some(guard))
     }
 
     /// The same server, under no credentials but `tokens`.
@@ -181,20 +194,31 @@ impl Client {
             .set_http_client(transport)
             .try_into()
             .map_err(|error| Error::Config(format!("HTTP client: {error}")))?;
-        let config = Config { user_agent: user_agent.to_owned(), ..self.inner.config.clone() };
-        Ok(self.derive(config, Some(http), Arc::new(Auth::Provider(tokens))))
+        let auth = Arc::new(Auth::Provider(tokens));
+        Ok(self.derive(self.renamed(user_agent), http, auth, self.inner.guard.clone()))
     }
 
-    fn derive(&self, config: Config, http: Option<surf::Client>, auth: Arc<Auth>) -> Client {
+    fn renamed(&self, user_agent: &str) -> Config {
+        Config { user_agent: user_agent.to_owned(), ..self.inner.config.clone() }
+    }
+
+    fn derive(
+        &self,
+        config: Config,
+        http: surf::Client,
+        auth: Arc<Auth>,
+        guard: Option<Guard>,
+    ) -> Client {
         let inner = &self.inner;
         let derived = Inner {
-            http: http.unwrap_or_else(|| inner.http.clone()),
+            http,
             base: inner.base.clone(),
             host: inner.host.clone(),
             auth,
             limiter: Bucket::new(config.qps, config.burst, inner.clock.clone()),
             config,
             clock: inner.clock.clone(),
+            guard,
             discovery: inner.discovery.clone(),
         };
         Client { inner: Arc::new(derived) }
@@ -288,6 +312,10 @@ impl Client {
         let sent = inner.clock.monotonic();
         LIMITED.with_label_values(&labels).observe((sent - start).as_secs_f64());
         let request = self.request(call).await?;
+        if call.method != "GET" && inner.guard.as_ref().is_some_and(|guard| !guard()) {
+            let source = "not sent: the lease is not ours any more".into();
+            return Err(Error::Request { request: call.to_string(), source });
+        }
         let answer = inner.http.send(request).await;
         DURATION.with_label_values(&labels).observe((inner.clock.monotonic() - sent).as_secs_f64());
         let code = match &answer {

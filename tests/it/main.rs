@@ -1,7 +1,9 @@
 //! What a user sees, end to end: the built binary against the sandbox over HTTPS.
 
 mod deployments;
+mod election;
 mod env;
+mod faults;
 mod garbage;
 mod kubectl;
 mod layers;
