@@ -1,6 +1,6 @@
 //! The whole small cluster: API server, scheduler and nodes, and a controller manager beside it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -13,6 +13,52 @@ use crate::client::{Client, Config};
 use crate::clock::{SharedClock, SystemClock};
 use crate::task::{StopToken, TaskGroup};
 
+/// A scheduler and nodes for any API server, the sandbox's or a real one.
+pub struct StandIns {
+    pub steering: Steering,
+    stop: StopToken,
+    tasks: TaskGroup,
+    factory: SharedInformerFactory,
+}
+
+impl StandIns {
+    /// `client`: an administrator's.
+    pub fn start(client: &Client, clock: &SharedClock, options: NodeOptions) -> StandIns {
+        let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
+        let steering = Steering::default();
+        let controllers = [
+            scheduler(&factory, client.clone()),
+            nodes(&factory, client.clone(), clock.clone(), options, steering.clone()),
+        ]
+        .map(|controller| controller.with_clock(clock.clone()));
+        let (stop, tasks) = (StopToken::new(), TaskGroup::new());
+        for controller in controllers {
+            let stop = stop.clone();
+            tasks.spawn(async move { controller.run(stop).await });
+        }
+        factory.start(&stop);
+        StandIns { steering, stop, tasks, factory }
+    }
+
+    pub async fn stop(self) {
+        self.stop.stop();
+        self.tasks.join().await;
+        self.factory.shutdown().await;
+    }
+}
+
+/// An administrator's client without a rate limit. `name`: the User-Agent.
+pub fn administrator(
+    kubeconfig: &Path,
+    name: &str,
+    clock: &SharedClock,
+) -> crate::client::Result<Client> {
+    let mut config = Config::from_kubeconfig(kubeconfig, None, None)?;
+    config.qps = -1.0;
+    config.user_agent = name.to_owned();
+    Client::new(config, clock.clone())
+}
+
 /// A running sandbox with its scheduler and nodes.
 pub struct Cluster {
     pub sandbox: Sandbox,
@@ -20,9 +66,7 @@ pub struct Cluster {
     pub client: Client,
     pub steering: Steering,
     clock: SharedClock,
-    stop: StopToken,
-    tasks: TaskGroup,
-    factory: SharedInformerFactory,
+    stand_ins: StandIns,
 }
 
 impl Cluster {
@@ -34,25 +78,9 @@ impl Cluster {
     ) -> Result<Cluster, Box<dyn std::error::Error + Send + Sync>> {
         let sandbox = Sandbox::start(options).await?;
         let clock = SystemClock::shared();
-        let mut config = Config::from_kubeconfig(sandbox.kubeconfig(), None, None)?;
-        config.qps = -1.0;
-        config.user_agent = "sandbox".to_owned();
-        let client = Client::new(config, clock.clone())?;
-        let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
-        let steering = Steering::default();
-        let controllers = [
-            scheduler(&factory, client.clone()),
-            nodes(&factory, client.clone(), clock.clone(), node_options, steering.clone()),
-        ]
-        .map(|controller| controller.with_clock(clock.clone()));
-        let stop = StopToken::new();
-        let tasks = TaskGroup::new();
-        for controller in controllers {
-            let stop = stop.clone();
-            tasks.spawn(async move { controller.run(stop).await });
-        }
-        factory.start(&stop);
-        Ok(Cluster { sandbox, client, steering, clock, stop, tasks, factory })
+        let client = administrator(&sandbox.kubeconfig(), "sandbox", &clock)?;
+        let stand_ins = StandIns::start(&client, &clock, node_options);
+        Ok(Cluster { sandbox, client, steering: stand_ins.steering.clone(), clock, stand_ins })
     }
 
     pub fn clock(&self) -> SharedClock {
@@ -64,9 +92,7 @@ impl Cluster {
     }
 
     pub async fn stop(self) {
-        self.stop.stop();
-        self.tasks.join().await;
-        self.factory.shutdown().await;
+        self.stand_ins.stop().await;
         self.sandbox.stop().await;
     }
 }
@@ -78,15 +104,14 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// Starts `program` with the flags of kubeadm's manifest that fit the sandbox, then `extra`.
-    /// Its output goes to `<name>.log` beside the sandbox's kubeconfig.
+    /// Starts `program` with the flags of kubeadm's manifest that fit a manager beside the tests,
+    /// then `extra`. Its output goes to `<name>.log` beside `kubeconfig`.
     pub fn spawn(
         program: &ManagerProgram,
-        sandbox: &Sandbox,
+        kubeconfig: &Path,
         name: &str,
         extra: &[String],
     ) -> std::io::Result<Manager> {
-        let kubeconfig = sandbox.kubeconfig();
         let log = kubeconfig.with_file_name(format!("{name}.log"));
         let file = std::fs::File::create(&log)?;
         let mut command = match program {

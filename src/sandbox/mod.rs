@@ -3,7 +3,7 @@
 pub mod api;
 pub mod auth;
 mod call;
-mod certs;
+pub mod certs;
 pub mod cluster;
 mod delete;
 pub mod demo;

@@ -6,7 +6,7 @@ use kube_controller_manager::objects::{Deployment, ObjectKey, Pod, ReplicaSet};
 use crate::env::*;
 
 /// Deletes a rolled-out Deployment and waits until it is gone; what is left is the caller's to see.
-async fn delete_with(env: &Env, name: &str, how: Delete) {
+async fn delete_with(env: &Site, name: &str, how: Delete) {
     let (client, clock) = (&env.client, &env.clock);
     create(client, deployment(name, 2, "web:1")).await;
     rolled_out(client, clock, name).await;
@@ -23,8 +23,7 @@ async fn delete_with(env: &Env, name: &str, how: Delete) {
 
 #[test]
 fn dependents_go_with_their_owner_or_stay_as_asked() {
-    block_on(async {
-        let env = Env::new("garbage").await;
+    everywhere("garbage", async |env| {
         let manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         let left = || async {
@@ -38,19 +37,18 @@ fn dependents_go_with_their_owner_or_stay_as_asked() {
             let count = (sets.len(), pods.len());
             if count == (0, 0) { Ok(()) } else { Err(format!("{count:?} left")) }
         };
-        delete_with(&env, "background", Delete::background()).await;
+        delete_with(env, "background", Delete::background()).await;
         eventually(clock, "all that it owned goes", nothing).await;
 
-        delete_with(&env, "foreground", Delete::foreground()).await;
+        delete_with(env, "foreground", Delete::foreground()).await;
         let (sets, _) = left().await;
         assert!(sets.is_empty(), "its ReplicaSets went before it");
         eventually(clock, "its pods go", nothing).await;
 
-        delete_with(&env, "orphan", Delete::orphan()).await;
+        delete_with(env, "orphan", Delete::orphan()).await;
         let (sets, pods) = left().await;
         assert_eq!((sets.len(), pods.len()), (1, 2), "they stay");
         assert!(sets[0].meta.owners().is_empty(), "without an owner");
         drop(manager);
-        env.stop().await;
     });
 }

@@ -8,3 +8,4 @@ mod garbage;
 mod kubectl;
 mod layers;
 mod namespaces;
+mod real;
