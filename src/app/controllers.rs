@@ -130,7 +130,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("replicationcontroller-controller").alias("replicationcontroller"),
     row("pod-garbage-collector-controller").alias("podgc"),
     row("resourcequota-controller").alias("resourcequota"),
-    row("namespace-controller").alias("namespace"),
+    row("namespace-controller").alias("namespace").built(controllers::namespace::controller),
     row("serviceaccount-controller")
         .alias("serviceaccount")
         .built(controllers::serviceaccount::accounts::controller),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use futures_lite::AsyncReadExt;
+use futures_lite::{AsyncBufReadExt, AsyncReadExt};
 use http_client::http_types::{self, Method, Url};
 use prometheus::{HistogramVec, IntCounterVec, register_histogram_vec, register_int_counter_vec};
 use serde::Serialize;
@@ -166,9 +166,13 @@ impl Client {
         })
     }
 
-    /// The same, with a limiter of its own that lets pass `factor` times the requests a second.
-    pub fn at_rate(&self, factor: f64) -> Client {
-        self.derive(|derived| derived.config.qps *= factor)
+    /// The same, with a limiter of its own that lets more through: the rate and the burst so many
+    /// times as high.
+    pub fn hastened(&self, qps_times: f64, burst_times: u32) -> Client {
+        self.derive(|derived| {
+            derived.config.qps *= qps_times;
+            derived.config.burst = derived.config.burst.saturating_mul(burst_times);
+        })
     }
 
     /// The same, but nothing is written any more once `guard` says no; nor by clients derived from it.
@@ -260,6 +264,18 @@ impl Client {
         let mut answer = self.open(call).await?;
         answer.read_to_end(&mut body).await.map_err(|error| broken(call, error))?;
         Ok(body)
+    }
+
+    /// As [`Self::send`], for answers that nobody looks at: the body is read, not kept.
+    pub async fn send_and_drain(&self, call: &Call) -> Result<()> {
+        let mut answer = self.open(call).await?;
+        loop {
+            let read = answer.fill_buf().await.map_err(|error| broken(call, error))?.len();
+            if read == 0 {
+                return Ok(());
+            }
+            answer.consume(read);
+        }
     }
 
     /// The body of an answer that is not a failure, to be read as it arrives.

@@ -6,6 +6,7 @@ pub mod consistency;
 pub mod deployment;
 pub mod expectations;
 pub mod garbagecollector;
+pub mod namespace;
 pub mod pod_control;
 pub mod ref_manager;
 pub mod replicaset;

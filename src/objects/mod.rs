@@ -26,7 +26,7 @@ pub use deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpda
 pub use intern::{Istr, Labels};
 pub use key::{ObjectKey, ObjectName, Uid};
 pub use meta::{Meta, PartialObjectMetadata, WholeMeta};
-pub use namespace::{Namespace, NamespacePhase, NamespaceStatus};
+pub use namespace::{Namespace, NamespaceSpec};
 pub use node::Node;
 pub use owner::OwnerReference;
 pub use pod::{

@@ -1,37 +1,38 @@
 //! The lean view of a Namespace.
 
-use serde::Deserialize;
+use k8s_openapi::api::core::v1::NamespaceStatus;
+use serde::{Deserialize, Serialize};
 
-use super::{Meta, resource};
+use super::{Istr, Meta, WholeMeta, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Namespace {
     #[serde(rename = "metadata")]
     pub meta: Meta,
+    pub spec: NamespaceSpec,
     pub status: NamespaceStatus,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+/// All there is in the spec, so it may be written back.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct NamespaceStatus {
-    pub phase: NamespacePhase,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub enum NamespacePhase {
-    Active,
-    Terminating,
-    /// Absent, or not known to this build.
-    #[default]
-    #[serde(other)]
-    Unknown,
+pub struct NamespaceSpec {
+    /// Who must be done with the namespace's content before the namespace goes.
+    pub finalizers: Vec<Istr>,
 }
 
 resource!(Namespace, "", "v1", "namespaces", cluster);
+impl WholeMeta for Namespace {}
 
 impl Namespace {
+    /// `status.phase` is `Active`.
     pub fn is_active(&self) -> bool {
-        self.status.phase == NamespacePhase::Active
+        self.status.phase.as_deref() == Some("Active")
+    }
+
+    /// `status.phase` is `Terminating`.
+    pub fn is_terminating(&self) -> bool {
+        self.status.phase.as_deref() == Some("Terminating")
     }
 }

@@ -9,6 +9,7 @@ mod faults;
 mod garbage;
 mod kubectl;
 mod layers;
+mod namespaces;
 mod real;
 mod resync;
 mod servicecidrs;

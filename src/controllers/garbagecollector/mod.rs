@@ -48,7 +48,7 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     let to_delete = c.queue("garbage_collector_attempt_to_delete", workers);
     let to_orphan = c.queue("garbage_collector_attempt_to_orphan", workers);
     let this = Arc::new(GarbageCollector {
-        client: cx.client(ACCOUNT).at_rate(RATE),
+        client: cx.client(ACCOUNT).hastened(RATE, 1),
         recorder: cx.recorder_as(ACCOUNT, NAME),
         clock: cx.clock(),
         factory: cx.factory().clone(),
