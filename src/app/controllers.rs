@@ -154,7 +154,8 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .gates(&["DynamicResourceAllocation", "DRADeviceTaints"]),
     row("legacy-serviceaccount-token-cleaner-controller")
         .alias("legacy-service-account-token-cleaner"),
-    row("validatingadmissionpolicy-status-controller"),
+    row("validatingadmissionpolicy-status-controller")
+        .built(controllers::validatingadmissionpolicystatus::controller),
     row("taint-eviction-controller").gates(&["SeparateTaintEvictionController"]),
     row("service-cidr-controller").gates(&["MultiCIDRServiceAllocator"]),
     row("storage-version-migrator-controller").alias("svm").gates(&["StorageVersionMigrator"]),

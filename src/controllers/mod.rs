@@ -9,6 +9,7 @@ pub mod pod_control;
 pub mod ref_manager;
 pub mod replicaset;
 pub mod runner;
+pub mod validatingadmissionpolicystatus;
 
 pub use runner::{
     ClientBuilder, Controller, ControllerContext, ControllerContextParts, Error, Health, Next,

@@ -10,6 +10,7 @@ mod key;
 mod meta;
 mod owner;
 mod pod;
+mod policy;
 mod replicaset;
 mod resource;
 mod selector;
@@ -23,6 +24,11 @@ pub use meta::{Meta, PartialObjectMetadata, WholeMeta};
 pub use owner::OwnerReference;
 pub use pod::{
     ContainerStatus, InitContainerStatus, Pod, PodPhase, PodSpec, PodStatus, ReadyCondition,
+};
+pub use policy::{
+    ExpressionWarning, MatchConstraints, ParamKind, PolicyRule, TypeChecking,
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicySpec, ValidatingAdmissionPolicyStatus,
+    Validation, Variable,
 };
 pub use replicaset::{ReplicaSet, ReplicaSetSpec, ReplicaSetStatus};
 pub(crate) use resource::resource;
