@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Deserialize;
 
-use super::cel::{Environment, Fields, Type};
+use super::cel::{Environment, Fields, Type, on_deep_stack};
 use super::declared;
 use super::schema::{Definitions, GroupVersionKind};
 use crate::client::{self, Call, Client, Discovery};
 use crate::clock::SharedClock;
+use crate::controllers::Error;
 use crate::objects::{ExpressionWarning, PolicyRule, ValidatingAdmissionPolicy};
 
 /// Upstream: `maxTypesToCheck`.
@@ -53,7 +54,7 @@ impl TypeChecker {
     pub async fn check(
         &self,
         policy: &ValidatingAdmissionPolicy,
-    ) -> client::Result<Vec<ExpressionWarning>> {
+    ) -> Result<Vec<ExpressionWarning>, Error> {
         let kinds = self.kinds_to_check(policy).await?;
         let params = policy.spec.param_kind.as_ref().and_then(|kind| {
             let (group, version) = match kind.api_version.split('/').collect::<Vec<_>>()[..] {
@@ -64,21 +65,22 @@ impl TypeChecker {
             let (group, version) = (group.to_owned(), version.to_owned());
             Some(GroupVersionKind { group, version, kind: kind.kind.clone() })
         });
-        let mut documents = Vec::new();
-        if !kinds.is_empty() {
-            let index: Index = self.client.fetch(&Call::new("GET", "/openapi/v3")).await?;
-            for kind in kinds {
-                if let Some(definitions) = self.definitions(&index, &kind).await? {
-                    documents.push((kind, definitions));
-                }
-            }
-            let params = match params {
-                Some(kind) => Some((self.definitions(&index, &kind).await?, kind)),
-                None => None,
-            };
-            return Ok(self.warnings(policy, documents, params));
+        if kinds.is_empty() {
+            return Ok(Vec::new());
         }
-        Ok(Vec::new())
+        let index: Index = self.client.fetch(&Call::new("GET", "/openapi/v3")).await?;
+        let mut documents = Vec::new();
+        for kind in kinds {
+            if let Some(definitions) = self.definitions(&index, &kind).await? {
+                documents.push((kind, definitions));
+            }
+        }
+        let params = match params {
+            Some(kind) => Some((self.definitions(&index, &kind).await?, kind)),
+            None => None,
+        };
+        on_deep_stack(|| self.warnings(policy, documents, params))
+            .map_err(|error| Error::other(format!("type check of {}: {error}", policy.meta.name)))
     }
 
     /// Lets go of what documents told.
