@@ -1,7 +1,8 @@
 //! What the authors of ValidatingAdmissionPolicies are told about their expressions.
 
+use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{
-    ExpressionWarning, ObjectKey, Resource, TypeChecking, ValidatingAdmissionPolicy,
+    ExpressionWarning, ObjectKey, Resource, ResourceType, TypeChecking, ValidatingAdmissionPolicy,
 };
 use serde_json::{Value, json};
 
@@ -20,47 +21,41 @@ struct Case {
 }
 
 /// A custom kind with a field of every sort.
-fn widgets() -> Value {
-    json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": { "name": "widgets.example.com" },
-        "spec": {
-            "group": "example.com", "scope": "Namespaced",
-            "names": { "kind": "Widget", "plural": "widgets", "singular": "widget" },
-            "versions": [{
-                "name": "v1", "served": true, "storage": true,
-                "schema": { "openAPIV3Schema": { "type": "object", "properties": { "spec": {
-                    "type": "object",
-                    "properties": {
-                        "count": { "type": "integer" },
-                        "ratio": { "type": "number" },
-                        "limit": { "x-kubernetes-int-or-string": true },
-                        "free": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
-                        "open": { "x-kubernetes-preserve-unknown-fields": true },
-                        "embedded": {
-                            "type": "object", "x-kubernetes-embedded-resource": true,
-                            "x-kubernetes-preserve-unknown-fields": true,
-                        },
-                        "foo-bar": { "type": "string" },
-                        "foo_bar": { "type": "string" },
-                        "namespace": { "type": "string" },
-                        "when": { "type": "string", "format": "date-time" },
-                        "day": { "type": "string", "format": "date" },
-                        "span": { "type": "string", "format": "duration" },
-                        "bin": { "type": "string", "format": "byte" },
-                        "flags": { "type": "object", "additionalProperties": { "type": "boolean" } },
-                        "nested": { "type": "object", "additionalProperties": {
-                            "type": "array",
-                            "items": { "type": "object", "properties": { "deep": { "type": "string" } } },
-                        } },
-                        "matrix": { "type": "array", "items": {
-                            "type": "array", "items": { "type": "integer" } } },
-                    },
-                } } } },
-            }],
-        },
-    })
-}
+const WIDGETS: &str = r#"{
+  "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+  "metadata": { "name": "widgets.example.com" },
+  "spec": {
+    "group": "example.com", "scope": "Namespaced",
+    "names": { "kind": "Widget", "plural": "widgets", "singular": "widget" },
+    "versions": [{
+      "name": "v1", "served": true, "storage": true,
+      "schema": { "openAPIV3Schema": { "type": "object", "properties": { "spec": {
+        "type": "object",
+        "properties": {
+          "count": { "type": "integer" },
+          "ratio": { "type": "number" },
+          "limit": { "x-kubernetes-int-or-string": true },
+          "free": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
+          "open": { "x-kubernetes-preserve-unknown-fields": true },
+          "embedded": { "type": "object", "x-kubernetes-embedded-resource": true,
+                        "x-kubernetes-preserve-unknown-fields": true },
+          "foo-bar": { "type": "string" },
+          "foo_bar": { "type": "string" },
+          "namespace": { "type": "string" },
+          "when": { "type": "string", "format": "date-time" },
+          "day": { "type": "string", "format": "date" },
+          "span": { "type": "string", "format": "duration" },
+          "bin": { "type": "string", "format": "byte" },
+          "flags": { "type": "object", "additionalProperties": { "type": "boolean" } },
+          "nested": { "type": "object", "additionalProperties": { "type": "array",
+            "items": { "type": "object", "properties": { "deep": { "type": "string" } } } } },
+          "matrix": { "type": "array",
+                      "items": { "type": "array", "items": { "type": "integer" } } }
+        }
+      } } } }
+    }]
+  }
+}"#;
 
 /// `Deployment123456.spec` as `Deployment0.spec`.
 fn without_numbers(text: &str) -> String {
@@ -154,7 +149,7 @@ fn a_typo_is_told_until_it_is_corrected() {
               "messageExpression": "'replicas: ' + string(object.spec.replicas)" },
         ] } });
         let key = ObjectKey::new("", "replicas");
-        let patch = kube_controller_manager::client::Patch::Merge(fixed);
+        let patch = Patch::Merge(fixed);
         env.client.patch::<ValidatingAdmissionPolicy>(&key, &patch).await.expect("patch");
         let (second, found) = warnings(&env, "replicas").await;
         assert!(second > first, "generation {second} follows {first}");
@@ -168,19 +163,15 @@ fn a_typo_is_told_until_it_is_corrected() {
 fn warnings_are_those_of_the_go_manager() {
     block_on(async {
         let env = Env::new("policies").await;
-        let widget: Value = env
-            .client
-            .resource(&kube_controller_manager::objects::ResourceType::fixed(
-                "apiextensions.k8s.io",
-                "v1",
-                "CustomResourceDefinition",
-                "customresourcedefinitions",
-                false,
-            ))
-            .create("", &widgets())
-            .await
-            .expect("create");
-        assert_eq!(widget["kind"], "CustomResourceDefinition");
+        let crds = ResourceType::fixed(
+            "apiextensions.k8s.io",
+            "v1",
+            "CustomResourceDefinition",
+            "customresourcedefinitions",
+            false,
+        );
+        let widgets: Value = serde_json::from_str(WIDGETS).unwrap();
+        let _: Value = env.client.resource(&crds).create("", &widgets).await.expect("create");
         let manager = env.manager("manager", &[ONLY]);
         let cases: Vec<Case> = serde_json::from_str(WARNINGS).unwrap();
         assert!(cases.len() > 150);

@@ -230,7 +230,7 @@ fn environment(
 fn plain(of: &Type) -> Type {
     match of {
         Type::List(_) | Type::Map(_) => of.map_params(&mut |inner| plain(inner)),
-        Type::Struct(_) | Type::Opaque(..) | Type::Type(_) | Type::Error | Type::Param(_) => {
+        Type::Struct(_) | Type::Opaque(..) | Type::Kind(_) | Type::Error | Type::Param(_) => {
             Type::Dyn
         }
         other => other.clone(),

@@ -305,7 +305,7 @@ impl<'a> Checker<'a> {
     fn check_struct(&mut self, expr: &Expr, name: &str, fields: &'a [Field]) -> Type {
         let Some(named) = self.lookup(name) else { return self.undeclared(expr.id, name) };
         let result = match named {
-            Type::Type(Some(of)) => match &*of {
+            Type::Kind(Some(of)) => match &*of {
                 Type::Struct(_) | Type::Timestamp | Type::Duration | Type::Null => (*of).clone(),
                 other => {
                     self.report(expr.id, format!("'{}' is not a message type", other.name()));

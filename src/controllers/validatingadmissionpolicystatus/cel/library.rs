@@ -62,7 +62,7 @@ pub fn named_type(name: &str) -> Option<Type> {
         "optional_type" => Type::optional(Type::Dyn),
         "string" => Type::String,
         "timestamp" | "google.protobuf.Timestamp" => Type::Timestamp,
-        "type" => Type::Type(None),
+        "type" => Type::Kind(None),
         "uint" => Type::Uint,
         "net.IP" => Type::Opaque("net.IP", Arc::new([])),
         "net.CIDR" => Type::Opaque("net.CIDR", Arc::new([])),

@@ -89,7 +89,7 @@ mod tests {
             ("things.filter(t, t.flag).first().optMap(t, t.count)", "optional_type(int)"),
             ("labels[?'a'].optFlatMap(v, optional.of(v.size()))", "optional_type(int)"),
             ("labels.?a.orValue('')", "string"),
-            ("object.?name.or(any.?name)", "optional_type(string)"),
+            ("object.?name.or(any.?name)", "optional_type(dyn)"),
             ("[?labels.?a, 'b']", "list(string)"),
             ("[]", "list(dyn)"),
             ("[[], [1u]]", "list(list(uint))"),
@@ -140,6 +140,12 @@ mod tests {
                 "any.exists_one(c, c + 1 == 'x')",
                 "1:25: found no matching overload for '_==_' applied to '(int, string)'",
             ),
+            (
+                "any.a[?'b'].optMap(v, v + any).orValue('x')",
+                "1:39: found no matching overload for 'orValue' applied to 'optional_type(bytes).(string)'",
+            ),
+            ("any && {}", "1:8: expected type 'bool' but found 'map(_var0, _var1)'"),
+            ("[any, [any]]", "1:7: expected type 'dyn' but found 'list(dyn)'"),
             ("[?object.name]", "1:9: expected type 'optional_type(string)' but found 'string'"),
             ("[object.count, object.name]", "1:22: expected type 'int' but found 'string'"),
             (

@@ -365,10 +365,9 @@ impl Parser {
 
     fn primary(&mut self) -> Result<Expr> {
         let offset = self.offset();
-        if let Some(open) = self.accept("(") {
+        if self.accept("(").is_some() {
             let inner = self.expr()?;
             self.expect(")")?;
-            debug_assert!(open == offset);
             return Ok(inner);
         }
         if self.accept("[").is_some() {
@@ -378,10 +377,10 @@ impl Parser {
             return self.map(offset);
         }
         if self.is(".") || matches!(self.peek(), Token::Ident(_)) {
-            return self.name(offset);
+            return self.name();
         }
         let negative = self.accept("-").is_some();
-        let literal = match self.next() {
+        let literal = match self.peek().clone() {
             Token::Int(text) => {
                 let (text, radix) = match text.strip_prefix("0x") {
                     Some(digits) => (digits, 16),
@@ -408,16 +407,14 @@ impl Parser {
             Token::Bytes if !negative => Literal::Bytes,
             Token::Symbol("true" | "false") if !negative => Literal::Bool,
             Token::Symbol("null") if !negative => Literal::Null,
-            _ => {
-                self.at = self.at.saturating_sub(1);
-                return self.unexpected();
-            }
+            _ => return self.unexpected(),
         };
+        self.next();
         Ok(self.node(offset, Node::Literal(literal)))
     }
 
     /// What starts with a name: a variable, a call, a message.
-    fn name(&mut self, _start: u32) -> Result<Expr> {
+    fn name(&mut self) -> Result<Expr> {
         let dot = if self.accept(".").is_some() { "." } else { "" };
         let offset = self.offset();
         if let Some(words) = self.message_name() {

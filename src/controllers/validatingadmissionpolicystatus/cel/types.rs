@@ -26,7 +26,7 @@ pub enum Type {
     Opaque(&'static str, Arc<[Type]>),
     Struct(Arc<Struct>),
     /// The type of a type.
-    Type(Option<Arc<Type>>),
+    Kind(Option<Arc<Type>>),
     /// Not yet known.
     Param(u32),
 }
@@ -89,7 +89,7 @@ impl Type {
     }
 
     pub fn type_of(of: Type) -> Type {
-        Type::Type(Some(Arc::new(of)))
+        Type::Kind(Some(Arc::new(of)))
     }
 
     pub fn structure(name: impl Into<String>, fields: Fields) -> Type {
@@ -130,14 +130,14 @@ impl Type {
             Type::Map(_) => "map",
             Type::Opaque(name, _) => name,
             Type::Struct(of) => &of.name,
-            Type::Type(_) => "type",
+            Type::Kind(_) => "type",
             Type::Param(_) => "param",
         }
     }
 
     fn params(&self) -> &[Type] {
         match self {
-            Type::List(of) | Type::Type(Some(of)) => std::slice::from_ref(of),
+            Type::List(of) | Type::Kind(Some(of)) => std::slice::from_ref(of),
             Type::Opaque(_, params) => params,
             _ => &[],
         }
@@ -161,7 +161,7 @@ impl Type {
             (Type::Map(a), Type::Map(b)) => {
                 a.0.less_specific_than(&b.0) && a.1.less_specific_than(&b.1)
             }
-            (Type::Type(_), Type::Type(_)) => true,
+            (Type::Kind(_), Type::Kind(_)) => true,
             _ => self == other,
         }
     }
@@ -264,7 +264,7 @@ impl Substitutions {
         }
         match (this, place) {
             (Type::Null, other) | (other, Type::Null) => other.is_nullable(),
-            (Type::Type(_), Type::Type(_)) => true,
+            (Type::Kind(_), Type::Kind(_)) => true,
             (Type::List(a), Type::List(b)) => self.fits(a, b),
             (Type::Map(a), Type::Map(b)) => self.fits(&a.0, &b.0) && self.fits(&a.1, &b.1),
             (Type::Opaque(a, p), Type::Opaque(b, q)) => a == b && self.fits_all(p, q),
@@ -337,7 +337,7 @@ impl Type {
             Type::List(of) => Type::list(change(of)),
             Type::Map(of) => Type::map(change(&of.0), change(&of.1)),
             Type::Opaque(name, params) => Type::Opaque(name, params.iter().map(change).collect()),
-            Type::Type(Some(of)) => Type::type_of(change(of)),
+            Type::Kind(Some(of)) => Type::type_of(change(of)),
             other => other.clone(),
         }
     }
@@ -354,7 +354,7 @@ mod tests {
             (Type::map(Type::String, Type::list(Type::Timestamp)), "map(string, list(timestamp))"),
             (Type::optional(Type::Param(3)), "optional_type(_var3)"),
             (Type::type_of(url), "type(kubernetes.URL)"),
-            (Type::Type(None), "type"),
+            (Type::Kind(None), "type"),
             (Type::Opaque("net.IP", Arc::new([])), "net.IP"),
         ] {
             assert_eq!(of.to_string(), text);
