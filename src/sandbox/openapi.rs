@@ -135,9 +135,8 @@ fn builtin_group(name: &str) -> Arc<Group> {
         }
     }
     let mut definitions: Definitions = generator.take_definitions(true);
-    if let Some(quantity) = definitions.get_mut(QUANTITY).and_then(Value::as_object_mut) {
-        quantity.remove("type");
-        quantity.insert("oneOf".to_owned(), json!([{"type": "string"}, {"type": "number"}]));
+    if let Some(quantity) = definitions.get_mut(QUANTITY) {
+        *quantity = json!({ "oneOf": [{ "type": "string" }, { "type": "number" }] });
     }
     for (type_name, schema) in &mut definitions {
         convert(schema);
@@ -220,14 +219,15 @@ fn gvk(kind: &Kind) -> Value {
 fn convert(schema: &mut Value) {
     match schema {
         Value::Object(members) => {
-            // `$ref` is also the name of a property, of the schemas of schemas.
+            // Both are also names of properties, in the schema of schemas.
             if members.len() > 1
                 && members.get("$ref").is_some_and(Value::is_string)
                 && let Some(reference) = members.remove("$ref")
             {
                 members.insert("allOf".to_owned(), json!([{ "$ref": reference }]));
             }
-            if members.remove("x-kubernetes-int-or-string").is_some() {
+            if members.get("x-kubernetes-int-or-string") == Some(&Value::Bool(true)) {
+                members.remove("x-kubernetes-int-or-string");
                 members
                     .insert("oneOf".to_owned(), json!([{"type": "integer"}, {"type": "string"}]));
                 members.insert("format".to_owned(), "int-or-string".into());

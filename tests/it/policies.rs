@@ -172,7 +172,8 @@ fn warnings_are_those_of_the_go_manager() {
         );
         let widgets: Value = serde_json::from_str(WIDGETS).unwrap();
         let _: Value = env.client.resource(&crds).create("", &widgets).await.expect("create");
-        let manager = env.manager("manager", &[ONLY]);
+        let flags = [ONLY, "--kube-api-qps=1000", "--kube-api-burst=1000"];
+        let manager = env.manager("manager", &flags);
         let cases: Vec<Case> = serde_json::from_str(WARNINGS).unwrap();
         assert!(cases.len() > 150);
         for (n, case) in cases.iter().enumerate() {
