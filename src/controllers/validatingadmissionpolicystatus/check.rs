@@ -105,8 +105,8 @@ impl TypeChecker {
             return Ok(Some(kept.definitions.clone()));
         }
         let body = match self.client.get_path(&format!("/openapi/v3/{document}")).await {
-            // What the server says no to is as good as absent.
-            Err(error) if error.code().is_some() => {
+            // As good as absent; 503 is what an API service that is down has.
+            Err(error) if matches!(error.code(), Some(403 | 404 | 503)) => {
                 log::warn!("schema of {kind}: {error}");
                 return Ok(None);
             }
@@ -175,7 +175,7 @@ impl TypeChecker {
         policy: &ValidatingAdmissionPolicy,
     ) -> client::Result<BTreeSet<GroupVersionKind>> {
         let rules = &policy.spec.match_constraints.resource_rules;
-        if rules.iter().all(|rule| rule.triples().is_empty()) {
+        if rules.iter().all(|rule| triples(rule).is_empty()) {
             return Ok(BTreeSet::new());
         }
         let known = self.client.discovery().await?;
@@ -237,23 +237,21 @@ fn plain(of: &Type) -> Type {
     }
 }
 
-impl PolicyRule {
-    /// Group, version and resource of what it names without wildcards, sorted.
-    fn triples(&self) -> Vec<(&str, &str, &str)> {
-        let wild = |names: &[String]| names.iter().any(|name| name.contains('*'));
-        if wild(&self.api_groups) || wild(&self.api_versions) {
-            return Vec::new();
-        }
-        let mut triples = Vec::new();
-        for group in &self.api_groups {
-            for version in &self.api_versions {
-                let plain = self.resources.iter().filter(|name| !name.contains(['*', '/']));
-                triples.extend(plain.map(|name| (group.as_str(), version.as_str(), name.as_str())));
-            }
-        }
-        triples.sort_unstable();
-        triples
+/// Group, version and resource of what a rule names without wildcards, sorted.
+fn triples(rule: &PolicyRule) -> Vec<(&str, &str, &str)> {
+    let wild = |names: &[String]| names.iter().any(|name| name.contains('*'));
+    if wild(&rule.api_groups) || wild(&rule.api_versions) {
+        return Vec::new();
     }
+    let mut triples = Vec::new();
+    for group in &rule.api_groups {
+        for version in &rule.api_versions {
+            let plain = rule.resources.iter().filter(|name| !name.contains(['*', '/']));
+            triples.extend(plain.map(|name| (group.as_str(), version.as_str(), name.as_str())));
+        }
+    }
+    triples.sort_unstable();
+    triples
 }
 
 /// The kinds that rules name, and whether some resource is not known.
@@ -262,7 +260,7 @@ fn kinds_to_check(rules: &[PolicyRule], known: &Discovery) -> (BTreeSet<GroupVer
     let mut missed = false;
     for rule in rules {
         let mut count = 0;
-        for (group, version, resource) in rule.triples() {
+        for (group, version, resource) in triples(rule) {
             let kinds = kinds_for(known, group, version, resource);
             missed |= kinds.is_empty();
             for kind in kinds {

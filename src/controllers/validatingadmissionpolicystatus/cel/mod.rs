@@ -1,6 +1,10 @@
 //! The type checker of the Common Expression Language: from an expression and the types of its
 //! variables to the type of the whole, or to what is wrong with it in the words of cel-go.
 //! Nothing is evaluated. Upstream: cel-go's `cel.Env.Compile`.
+//!
+//! The parser is our own, for the places it gives to nodes and the macros it expands must be those
+//! of cel-go: the crate `cel` knows neither comprehensions of two variables nor optional mapping,
+//! and brings a run time for generated parsers.
 
 mod ast;
 mod checker;
@@ -189,6 +193,20 @@ mod tests {
                 "ERROR: <input>:1:34: found no matching overload for '_>_' applied to '(int, string)'",
             ]
         );
+    }
+
+    #[test]
+    fn every_cut_has_a_type_or_issues() {
+        for source in [
+            "things.all(t, has(t.name) ? t.count > 1.5e3 : !(any in {'k': b''})) || -1u == \u{e9}",
+            "labels[?'a'].optMap(v, Thing{name: v, ?count: none}).orValue(object).name",
+            "'%.2f %s'.format([object.count, {'a': [any]}]).matches(r'\\d') && [?any] == []",
+            "things.sortBy(t, t.name).transformMap(i, t, i > 0, t).exists_one(k, v, k == v)",
+        ] {
+            for (end, _) in source.char_indices() {
+                let _ = environment().compile(&source[..end]);
+            }
+        }
     }
 
     #[test]
