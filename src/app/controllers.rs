@@ -186,7 +186,8 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("legacy-serviceaccount-token-cleaner-controller")
         .alias("legacy-service-account-token-cleaner")
         .built_if(controllers::serviceaccount::cleaner::controller),
-    row("validatingadmissionpolicy-status-controller"),
+    row("validatingadmissionpolicy-status-controller")
+        .built(controllers::validatingadmissionpolicystatus::controller),
     row("taint-eviction-controller").gates(&["SeparateTaintEvictionController"]),
     row("service-cidr-controller")
         .gates(&["MultiCIDRServiceAllocator"])

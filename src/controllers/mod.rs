@@ -16,6 +16,7 @@ pub mod runner;
 pub mod serviceaccount;
 pub mod servicecidrs;
 pub mod ttl;
+pub mod validatingadmissionpolicystatus;
 
 pub use runner::{
     ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugAnswer,

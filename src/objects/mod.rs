@@ -13,6 +13,7 @@ mod namespace;
 mod node;
 mod owner;
 mod pod;
+mod policy;
 mod replicaset;
 mod resource;
 mod selector;
@@ -31,6 +32,11 @@ pub use node::Node;
 pub use owner::OwnerReference;
 pub use pod::{
     ContainerStatus, InitContainerStatus, Pod, PodPhase, PodSpec, PodStatus, ReadyCondition,
+};
+pub use policy::{
+    ExpressionWarning, MatchConstraints, ParamKind, PolicyRule, TypeChecking,
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicySpec, ValidatingAdmissionPolicyStatus,
+    Validation, Variable,
 };
 pub use replicaset::{ReplicaSet, ReplicaSetSpec, ReplicaSetStatus};
 pub(crate) use resource::resource;

@@ -10,6 +10,7 @@ mod garbage;
 mod kubectl;
 mod layers;
 mod namespaces;
+mod policies;
 mod real;
 mod resync;
 mod servicecidrs;
