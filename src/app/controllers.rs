@@ -103,7 +103,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("endpointslice-controller").alias("endpointslice"),
     row("endpointslice-mirroring-controller").alias("endpointslicemirroring"),
     row("replicationcontroller-controller").alias("replicationcontroller"),
-    row("pod-garbage-collector-controller").alias("podgc"),
+    row("pod-garbage-collector-controller").alias("podgc").built(controllers::podgc::controller),
     row("resourcequota-controller").alias("resourcequota"),
     row("namespace-controller").alias("namespace"),
     row("serviceaccount-controller").alias("serviceaccount"),

@@ -6,6 +6,7 @@ pub mod deployment;
 pub mod expectations;
 pub mod garbagecollector;
 pub mod pod_control;
+pub mod podgc;
 pub mod ref_manager;
 pub mod replicaset;
 pub mod runner;

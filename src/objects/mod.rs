@@ -8,6 +8,7 @@ mod deployment;
 mod intern;
 mod key;
 mod meta;
+mod node;
 mod owner;
 mod pod;
 mod replicaset;
@@ -20,6 +21,7 @@ pub use deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpda
 pub use intern::{Istr, Labels};
 pub use key::{ObjectKey, ObjectName, Uid};
 pub use meta::{Meta, PartialObjectMetadata, WholeMeta};
+pub use node::{Node, NodeSpec, NodeStatus, Taint};
 pub use owner::OwnerReference;
 pub use pod::{
     ContainerStatus, InitContainerStatus, Pod, PodPhase, PodSpec, PodStatus, ReadyCondition,

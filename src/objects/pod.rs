@@ -5,30 +5,29 @@ use serde::Deserialize;
 use super::{Istr, Meta, Timestamp, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(from = "WirePod")]
 pub struct Pod {
-    #[serde(rename = "metadata")]
     pub meta: Meta,
     pub spec: PodSpec,
     pub status: PodStatus,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodSpec {
     pub node_name: Istr,
     /// The names of the init containers that run as long as the pod does.
-    #[serde(rename = "initContainers", deserialize_with = "sidecars")]
     pub sidecars: Box<[Istr]>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodStatus {
     pub phase: PodPhase,
     /// When the Ready condition last changed, and whether it is true now. `None`: no such condition.
-    #[serde(rename = "conditions", deserialize_with = "ready_condition")]
     pub ready: Option<ReadyCondition>,
+    /// The condition DisruptionTarget is there, and true.
+    pub disruption_target: bool,
+    /// Failed because the kubelet evicted it.
+    pub evicted: bool,
     pub container_statuses: Vec<ContainerStatus>,
     pub init_container_statuses: Vec<InitContainerStatus>,
 }
@@ -110,34 +109,82 @@ impl Pod {
     }
 }
 
-fn sidecars<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Box<[Istr]>, D::Error> {
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "camelCase", default)]
-    struct InitContainer {
-        name: Istr,
-        restart_policy: Option<Istr>,
-    }
-    let containers = Option::<Vec<InitContainer>>::deserialize(from)?.unwrap_or_default();
-    let runs_on = |c: &InitContainer| c.restart_policy.as_ref().is_some_and(|p| *p == "Always");
-    Ok(containers.into_iter().filter(runs_on).map(|container| container.name).collect())
+/// A pod as it comes, with all that the view is computed from.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WirePod {
+    metadata: Meta,
+    spec: WireSpec,
+    status: WireStatus,
 }
 
-fn ready_condition<'de, D: serde::Deserializer<'de>>(
-    from: D,
-) -> Result<Option<ReadyCondition>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Condition {
-        r#type: Istr,
-        status: Istr,
-        #[serde(default)]
-        last_transition_time: Option<Timestamp>,
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireSpec {
+    node_name: Istr,
+    init_containers: Option<Vec<WireContainer>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireContainer {
+    name: Istr,
+    restart_policy: Option<Istr>,
+}
+
+impl WireContainer {
+    /// Upstream: `podutil.IsRestartableInitContainer`.
+    fn runs_on(&self) -> bool {
+        self.restart_policy.as_ref().is_some_and(|policy| *policy == "Always")
     }
-    let conditions = Option::<Vec<Condition>>::deserialize(from)?.unwrap_or_default();
-    Ok(conditions.into_iter().find(|condition| condition.r#type == "Ready").map(|condition| {
-        ReadyCondition {
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireStatus {
+    phase: PodPhase,
+    reason: Istr,
+    conditions: Option<Vec<WireCondition>>,
+    container_statuses: Option<Vec<ContainerStatus>>,
+    init_container_statuses: Option<Vec<InitContainerStatus>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireCondition {
+    r#type: Istr,
+    status: Istr,
+    last_transition_time: Option<Timestamp>,
+}
+
+impl WireStatus {
+    fn condition(&self, name: &str) -> Option<&WireCondition> {
+        self.conditions.iter().flatten().find(|condition| condition.r#type == *name)
+    }
+}
+
+impl From<WirePod> for Pod {
+    fn from(WirePod { metadata: meta, spec, status }: WirePod) -> Pod {
+        let init = spec.init_containers.unwrap_or_default();
+        let sidecars = init.iter().filter(|c| c.runs_on()).map(|c| c.name.clone()).collect();
+        let ready = status.condition("Ready").map(|condition| ReadyCondition {
             is_true: condition.status == "True",
             last_transition_time: condition.last_transition_time,
+        });
+        let disruption_target = status
+            .condition("DisruptionTarget")
+            .is_some_and(|condition| condition.status == "True");
+        Pod {
+            meta,
+            spec: PodSpec { node_name: spec.node_name, sidecars },
+            status: PodStatus {
+                phase: status.phase,
+                ready,
+                disruption_target,
+                evicted: status.phase == PodPhase::Failed && status.reason == "Evicted",
+                container_statuses: status.container_statuses.unwrap_or_default(),
+                init_container_statuses: status.init_container_statuses.unwrap_or_default(),
+            },
         }
-    }))
+    }
 }

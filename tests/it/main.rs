@@ -5,3 +5,4 @@ mod env;
 mod garbage;
 mod kubectl;
 mod layers;
+mod podgc;
