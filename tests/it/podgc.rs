@@ -42,14 +42,14 @@ fn pods_that_nobody_else_deletes_go() {
     block_on(async {
         let env = Env::new("podgc").await;
         let client = &env.client;
-        for (name, node) in [("unscheduled", None), ("orphan", Some("no-such-node"))] {
-            create(client, pod(name, node)).await;
-        }
         for (name, phase) in [("a-old", "Failed"), ("b-new", "Succeeded")] {
             create(client, pod(name, None)).await;
             let status = client.resource(&Pod::RESOURCE).subresource("status");
             let patch = Patch::Merge(json!({ "status": { "phase": phase } }));
             status.patch::<Value>(&ObjectKey::new("default", name), &patch).await.expect("patch");
+        }
+        for (name, node) in [("unscheduled", None), ("orphan", Some("no-such-node"))] {
+            create(client, pod(name, node)).await;
         }
         let to_go = ObjectKey::new("default", "unscheduled");
         client.delete::<Pod>(&to_go, Delete::new()).await.expect("delete");
@@ -58,7 +58,8 @@ fn pods_that_nobody_else_deletes_go() {
         let stop = StopToken::new();
         let source = ClientSource::new(client.clone());
         let factory = SharedInformerFactory::new(source, env.clock.clone());
-        let options = Options { terminated_pod_gc_threshold: 1, ..Options::default() };
+        // All four end up terminated, and the oldest is one too many.
+        let options = Options { terminated_pod_gc_threshold: 3, ..Options::default() };
         let cx = ControllerContext::new(ControllerContextParts {
             options: Arc::new(options),
             factory: factory.clone(),
