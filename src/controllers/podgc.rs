@@ -322,9 +322,9 @@ mod tests {
         };
         assert!(due(&[&a, &a], 0).is_empty());
         assert!(due(&[&a, &b], 20).is_empty());
-        assert_eq!(due(&[&a, &b], 40), ["a".into()]);
-        assert_eq!(due(&[&a, &b], 60), ["b".into()]);
-        assert_eq!(due(&[], 120), ["a".into()], "whoever asks again looks at the cache first");
+        assert_eq!(due(&[&a, &b], 40), ["a"]);
+        assert_eq!(due(&[&a, &b], 60), ["b"]);
+        assert_eq!(due(&[], 120), ["a"], "whoever asks again looks at the cache first");
         assert!(due(&[], 200).is_empty());
     }
 }

@@ -5,30 +5,50 @@
 //! deleted, and their status alone is replaced (see [`WholeMeta`]).
 
 mod deployment;
+mod device_class;
 mod intern;
 mod key;
 mod meta;
 mod node;
 mod owner;
+mod persistent_volume_claim;
 mod pod;
+mod pod_quota;
+mod quantity;
 mod replicaset;
 mod resource;
+mod resource_claim;
+mod resource_list;
+mod resource_quota;
 mod selector;
+mod service;
 mod template;
 mod time;
 
 pub use deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdate};
+pub use device_class::{DeviceClass, DeviceClassSpec};
 pub use intern::{Istr, Labels};
 pub use key::{ObjectKey, ObjectName, Uid};
 pub use meta::{Meta, PartialObjectMetadata, WholeMeta};
 pub use node::{Node, NodeSpec, NodeStatus, Taint};
 pub use owner::OwnerReference;
+pub use persistent_volume_claim::{
+    PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
+};
 pub use pod::{
     ContainerStatus, InitContainerStatus, Pod, PodPhase, PodSpec, PodStatus, ReadyCondition,
 };
+pub use pod_quota::PodQuota;
+pub use quantity::{Format, Quantity, QuantityError, stored_quantity};
 pub use replicaset::{ReplicaSet, ReplicaSetSpec, ReplicaSetStatus};
 pub(crate) use resource::resource;
 pub use resource::{Object, Resource, ResourceType};
+pub use resource_claim::ResourceClaim;
+pub use resource_list::ResourceList;
+pub use resource_quota::{
+    Amounts, ResourceQuota, ResourceQuotaSpec, ResourceQuotaStatus, ScopeRequirement,
+};
 pub use selector::{LabelSelector, Requirement, Selector, SelectorError};
+pub use service::{Service, ServicePort, ServiceSpec};
 pub use template::Template;
 pub use time::{ParseTimestampError, Timestamp, micro_time};
