@@ -104,7 +104,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("endpointslice-mirroring-controller").alias("endpointslicemirroring"),
     row("replicationcontroller-controller").alias("replicationcontroller"),
     row("pod-garbage-collector-controller").alias("podgc").built(controllers::podgc::controller),
-    row("resourcequota-controller").alias("resourcequota"),
+    row("resourcequota-controller")
+        .alias("resourcequota")
+        .built(controllers::resourcequota::controller),
     row("namespace-controller").alias("namespace"),
     row("serviceaccount-controller").alias("serviceaccount"),
     row("garbage-collector-controller")

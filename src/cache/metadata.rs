@@ -15,6 +15,7 @@ pub trait MetadataInformer: Send + Sync {
     fn add_metadata_handler(&self, name: &str, handler: Box<dyn MetadataHandler>) -> Registration;
     fn has_synced(&self) -> bool;
     fn get(&self, key: &ObjectKey) -> Option<Arc<dyn HasMeta>>;
+    fn count_in(&self, namespace: &str) -> usize;
 }
 
 /// What a metadata handler is told. See [`EventHandler`].
@@ -63,5 +64,9 @@ impl<T: Object> MetadataInformer for SharedIndexInformer<T> {
 
     fn get(&self, key: &ObjectKey) -> Option<Arc<dyn HasMeta>> {
         self.indexer().get(key).map(|object| object as Arc<dyn HasMeta>)
+    }
+
+    fn count_in(&self, namespace: &str) -> usize {
+        self.indexer().count_in(namespace)
     }
 }

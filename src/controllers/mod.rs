@@ -5,10 +5,12 @@ pub mod consistency;
 pub mod deployment;
 pub mod expectations;
 pub mod garbagecollector;
+pub mod monitors;
 pub mod pod_control;
 pub mod podgc;
 pub mod ref_manager;
 pub mod replicaset;
+pub mod resourcequota;
 pub mod runner;
 
 pub use runner::{

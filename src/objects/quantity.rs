@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::fmt;
+use std::ops::{Add, Sub};
 use std::str::FromStr;
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
@@ -117,16 +118,6 @@ impl Quantity {
         Quantity { nanos, ..self }
     }
 
-    /// A zero takes the other's units. Upstream: `Quantity.Add`.
-    pub fn add(self, other: Quantity) -> Quantity {
-        self.with(other, self.nanos.saturating_add(other.nanos))
-    }
-
-    /// A zero takes the other's units. Upstream: `Quantity.Sub`.
-    pub fn sub(self, other: Quantity) -> Quantity {
-        self.with(other, self.nanos.saturating_sub(other.nanos))
-    }
-
     fn with(self, other: Quantity, nanos: i128) -> Quantity {
         let format = if self.is_zero() { other.format } else { self.format };
         Quantity { nanos, format }
@@ -134,6 +125,22 @@ impl Quantity {
 
     pub fn times(self, count: u64) -> Quantity {
         Quantity { nanos: self.nanos.saturating_mul(i128::from(count)), ..self }
+    }
+}
+
+/// A zero takes the other's units. Upstream: `Quantity.Add`.
+impl Add for Quantity {
+    type Output = Quantity;
+    fn add(self, other: Quantity) -> Quantity {
+        self.with(other, self.nanos.saturating_add(other.nanos))
+    }
+}
+
+/// A zero takes the other's units. Upstream: `Quantity.Sub`.
+impl Sub for Quantity {
+    type Output = Quantity;
+    fn sub(self, other: Quantity) -> Quantity {
+        self.with(other, self.nanos.saturating_sub(other.nanos))
     }
 }
 
@@ -452,11 +459,11 @@ mod tests {
             ("1e3", "1k", "2e3", "0"),
             ("1n", "1", "1000000001n", "-999999999n"),
         ] {
-            assert_eq!(q(a).add(q(b)).to_string(), sum, "{a} + {b}");
-            assert_eq!(q(a).sub(q(b)).to_string(), difference, "{a} - {b}");
+            assert_eq!((q(a) + q(b)).to_string(), sum, "{a} + {b}");
+            assert_eq!((q(a) - q(b)).to_string(), difference, "{a} - {b}");
         }
         assert_eq!(q("250m").times(10).to_string(), "2500m");
-        assert_eq!(Quantity::MAX.add(Quantity::ONE), Quantity::MAX);
+        assert_eq!(Quantity::MAX + Quantity::ONE, Quantity::MAX);
     }
 
     #[test]

@@ -35,7 +35,7 @@ impl ResourceList {
     /// Adds to one resource.
     pub fn add_to(&mut self, name: &Istr, amount: Quantity) {
         match self.0.get_mut(name) {
-            Some(sum) => *sum = sum.add(amount),
+            Some(sum) => *sum = *sum + amount,
             None => self.insert(name.clone(), amount),
         }
     }

@@ -56,6 +56,11 @@ resource!(ResourceQuota, "", "v1", "resourcequotas", namespaced);
 impl WholeMeta for ResourceQuota {}
 
 impl ResourceQuota {
+    /// `spec.hard`
+    pub fn limits(&self) -> ResourceList {
+        self.spec.hard.quantities()
+    }
+
     /// What an object must match to be counted. Upstream: `getScopeSelectorsFromQuota`.
     pub fn scopes(&self) -> Vec<ScopeRequirement> {
         let exists = |scope: &Istr| ScopeRequirement {

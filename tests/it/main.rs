@@ -6,3 +6,4 @@ mod garbage;
 mod kubectl;
 mod layers;
 mod podgc;
+mod quota;
