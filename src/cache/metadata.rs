@@ -13,6 +13,8 @@ use crate::objects::{Meta, Object, ObjectKey};
 pub trait MetadataInformer: Send + Sync {
     fn scope(&self) -> &Scope;
     fn add_metadata_handler(&self, name: &str, handler: Box<dyn MetadataHandler>) -> Registration;
+    /// See [`SharedIndexInformer::remove_handler`].
+    fn remove_metadata_handler(&self, registration: &Registration);
     fn has_synced(&self) -> bool;
     fn get(&self, key: &ObjectKey) -> Option<Arc<dyn HasMeta>>;
     fn count_in(&self, namespace: &str) -> usize;
@@ -56,6 +58,10 @@ impl<T: Object> MetadataInformer for SharedIndexInformer<T> {
 
     fn add_metadata_handler(&self, name: &str, handler: Box<dyn MetadataHandler>) -> Registration {
         self.add_handler(name, ByMetadata(handler), None)
+    }
+
+    fn remove_metadata_handler(&self, registration: &Registration) {
+        self.remove_handler(registration);
     }
 
     fn has_synced(&self) -> bool {

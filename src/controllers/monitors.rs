@@ -5,6 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_lite::FutureExt;
+use prometheus::IntCounter;
+
 use super::ControllerContext;
 use crate::cache::{MetadataHandler, MetadataInformer, Registration, SharedInformerFactory};
 use crate::client::{ApiResource, Client};
@@ -14,9 +17,8 @@ use crate::task::StopToken;
 
 /// Between two looks at discovery.
 const PERIOD: Duration = Duration::from_secs(30);
-/// How long to wait for the first lists.
+/// How long new resources have for their first lists.
 const PATIENCE: Duration = Duration::from_secs(30);
-const POLL: Duration = Duration::from_millis(50);
 
 /// One watch for each resource that discovery names and a filter lets through, shared with whoever
 /// else watches it.
@@ -26,7 +28,14 @@ pub struct Monitors {
     clock: SharedClock,
     factory: SharedInformerFactory,
     wanted: fn(&ApiResource) -> bool,
-    running: HashMap<ResourceType, Registration>,
+    errors: Option<IntCounter>,
+    running: HashMap<ResourceType, Monitored>,
+}
+
+/// A resource that is watched.
+struct Monitored {
+    informer: Arc<dyn MetadataInformer>,
+    registration: Registration,
 }
 
 impl Monitors {
@@ -38,7 +47,12 @@ impl Monitors {
         wanted: fn(&ApiResource) -> bool,
     ) -> Monitors {
         let (clock, factory) = (cx.clock(), cx.factory().clone());
-        Monitors { name, client, clock, factory, wanted, running: HashMap::new() }
+        Monitors { name, client, clock, factory, wanted, errors: None, running: HashMap::new() }
+    }
+
+    /// Counts what goes wrong, too.
+    pub fn counting_errors(self, counter: IntCounter) -> Monitors {
+        Monitors { errors: Some(counter), ..self }
     }
 
     /// Runs until `stop`. `monitor` is asked for a handler when a resource appears. `ready` is
@@ -48,8 +62,7 @@ impl Monitors {
         F: Fn(&ResourceType, &Arc<dyn MetadataInformer>) -> Box<dyn MetadataHandler> + Send,
     {
         while !stop.is_stopped() {
-            self.look(&stop, &monitor).await;
-            if !ready.is_stopped() && !self.running.is_empty() {
+            if self.look(&stop, &monitor).await {
                 self.wait(&stop).await;
                 ready.stop();
             }
@@ -58,25 +71,38 @@ impl Monitors {
         ready.stop();
     }
 
+    fn warn(&self, what: &str) {
+        log::warn!("{}: {what}", self.name);
+        self.errors.iter().for_each(IntCounter::inc);
+    }
+
     async fn wait(&self, stop: &StopToken) {
-        let give_up = self.clock.monotonic() + PATIENCE;
-        while !self.running.values().all(Registration::has_synced) {
-            if self.clock.monotonic() > give_up {
-                return log::warn!("{}: not all resource monitors could be synced", self.name);
+        let synced = async {
+            for monitored in self.running.values() {
+                monitored.registration.synced().await;
             }
-            if stop.unless_stopped(self.clock.sleep(POLL)).await.is_none() {
-                return;
-            }
+            true
+        };
+        let late = async {
+            self.clock.sleep(PATIENCE).await;
+            false
+        };
+        if stop.unless_stopped(synced.or(late)).await == Some(false) {
+            self.warn("not all resource monitors could be synced");
         }
     }
 
-    async fn look<F>(&mut self, stop: &StopToken, monitor: &F)
+    /// Whether anything changed.
+    async fn look<F>(&mut self, stop: &StopToken, monitor: &F) -> bool
     where
         F: Fn(&ResourceType, &Arc<dyn MetadataInformer>) -> Box<dyn MetadataHandler>,
     {
         let found = match self.client.discover().await {
             Ok(found) => found,
-            Err(error) => return log::warn!("{}: discovery: {error}", self.name),
+            Err(error) => {
+                self.warn(&format!("discovery: {error}"));
+                return false;
+            }
         };
         let wanted: Vec<ResourceType> = found
             .preferred()
@@ -84,33 +110,37 @@ impl Monitors {
             .map(|found| found.resource.clone())
             .collect();
         if wanted.is_empty() {
-            return;
+            self.warn("no resources reported by discovery");
+            return false;
         }
-        // What a group that could not be asked serves is taken to be unchanged.
-        let failed = |resource: &ResourceType| found.failures.contains_key(&resource.api_version());
-        let gone: Vec<ResourceType> = self
-            .running
-            .keys()
-            .filter(|known| !wanted.contains(known) && !failed(known))
-            .cloned()
-            .collect();
+        // Of a group that could not be asked, what works goes on.
+        let kept = |known: &ResourceType, monitored: &Monitored| {
+            wanted.contains(known)
+                || (found.failures.contains_key(&known.api_version())
+                    && monitored.registration.has_synced())
+        };
+        let gone: Vec<(ResourceType, Monitored)> =
+            self.running.extract_if(|known, monitored| !kept(known, monitored)).collect();
         let fresh: Vec<ResourceType> =
             wanted.into_iter().filter(|resource| !self.running.contains_key(resource)).collect();
         if gone.is_empty() && fresh.is_empty() {
-            return;
+            return false;
         }
         self.client.reset_discovery();
-        for resource in gone {
+        for (resource, Monitored { informer, registration }) in gone {
             log::info!("{}: {resource} is served no longer", self.name);
-            self.factory.release(&resource);
-            self.running.remove(&resource);
+            informer.remove_metadata_handler(&registration);
+            if informer.scope().metadata_only {
+                self.factory.release(&resource);
+            }
         }
         for resource in fresh {
             let informer = self.factory.metadata(&resource);
             let handler = monitor(&resource, &informer);
             let registration = informer.add_metadata_handler(self.name, handler);
-            self.running.insert(resource, registration);
+            self.running.insert(resource, Monitored { informer, registration });
         }
         self.factory.start(stop);
+        true
     }
 }

@@ -114,7 +114,16 @@ impl Quantity {
 
     /// The next whole number away from zero.
     pub fn rounded_up(self) -> Quantity {
-        let nanos = divided_away_from_zero(self.nanos, UNIT).saturating_mul(UNIT);
+        self.rounded_to(UNIT)
+    }
+
+    /// The next thousandth away from zero.
+    pub fn rounded_up_to_milli(self) -> Quantity {
+        self.rounded_to(UNIT / 1000)
+    }
+
+    fn rounded_to(self, step: i128) -> Quantity {
+        let nanos = divided_away_from_zero(self.nanos, step).saturating_mul(step);
         Quantity { nanos, ..self }
     }
 

@@ -4,7 +4,9 @@
 mod attempt;
 pub mod graph;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use prometheus::{IntCounter, register_int_counter};
 
 use self::graph::{Graph, Identity, Wake};
 use super::monitors::Monitors;
@@ -16,6 +18,14 @@ use crate::objects::{Istr, Meta, ResourceType, Uid};
 use crate::task::StopToken;
 
 const NAME: &str = "garbage-collector-controller";
+
+static SYNC_ERRORS: LazyLock<IntCounter> = LazyLock::new(|| {
+    register_int_counter!(
+        "garbagecollector_controller_resources_sync_error_total",
+        "Number of garbage collector resources sync errors"
+    )
+    .expect("registered once, with a valid name")
+});
 
 pub fn controller(cx: &ControllerContext) -> Controller {
     let workers = usize::try_from(cx.options.concurrent_gc_syncs).unwrap_or(1);
@@ -37,7 +47,8 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     c.sync(to_delete, move |uid| deleting.clone().attempt_to_delete(uid));
     let orphaning = this.clone();
     c.sync(to_orphan, move |uid| orphaning.clone().attempt_to_orphan(uid));
-    let monitors = Monitors::new(NAME, cx, this.client.clone(), wanted);
+    let monitors =
+        Monitors::new(NAME, cx, this.client.clone(), wanted).counting_errors(SYNC_ERRORS.clone());
     let ready = this.ready.clone();
     c.background(move |stop| {
         monitors.follow(stop, ready, move |resource, _| {

@@ -58,10 +58,9 @@ pub fn volume_claims(informer: SharedIndexInformer<PersistentVolumeClaim>) -> Ar
 }
 
 fn measures_claims(name: &str) -> bool {
-    let by_class = |resource: &&str| {
-        name.strip_suffix(*resource).is_some_and(|class| class.ends_with(STORAGE_CLASS))
-    };
-    CLAIMS.contains(&name) || CLAIMS[1..].iter().any(|resource| by_class(resource))
+    let by_class =
+        |resource| name.strip_suffix(resource).is_some_and(|class| class.ends_with(STORAGE_CLASS));
+    CLAIMS.contains(&name) || CLAIMS[1..].iter().copied().any(by_class)
 }
 
 fn charge_claim(claim: &PersistentVolumeClaim, usage: &mut ResourceList) {

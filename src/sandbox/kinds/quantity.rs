@@ -15,9 +15,15 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// As it is stored; `None` when it is none.
+/// As it is stored in a list of resources, which knows no less than thousandths; `None` when it is
+/// none. Upstream: `Convert_v1_ResourceList_To_core_ResourceList`.
 pub fn canonical(value: &Value) -> Option<String> {
-    stored_quantity(&text(value)?).ok()
+    let text = text(value)?;
+    let quantity: Quantity = text.parse().ok()?;
+    match quantity.rounded_up_to_milli() {
+        rounded if rounded != quantity => Some(rounded.to_string()),
+        _ => stored_quantity(&text).ok(),
+    }
 }
 
 /// Puts every quantity of a map (`{"cpu": 0.5}`) into the form in which it is stored.
@@ -48,6 +54,9 @@ mod tests {
             (json!(2), Some("2")),
             (json!(" 1024Mi "), Some("1Gi")),
             (json!("1e3"), Some("1e3")),
+            (json!("0.0001Ki"), Some("103m")),
+            (json!("1e-60"), Some("1e-3")),
+            (json!("1.0000000001"), Some("1001m")),
             (json!("many"), None),
             (json!(""), None),
             (json!(true), None),
