@@ -128,8 +128,10 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("endpointslice-controller").alias("endpointslice"),
     row("endpointslice-mirroring-controller").alias("endpointslicemirroring"),
     row("replicationcontroller-controller").alias("replicationcontroller"),
-    row("pod-garbage-collector-controller").alias("podgc"),
-    row("resourcequota-controller").alias("resourcequota"),
+    row("pod-garbage-collector-controller").alias("podgc").built(controllers::podgc::controller),
+    row("resourcequota-controller")
+        .alias("resourcequota")
+        .built(controllers::resourcequota::controller),
     row("namespace-controller").alias("namespace").built(controllers::namespace::controller),
     row("serviceaccount-controller")
         .alias("serviceaccount")

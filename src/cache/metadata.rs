@@ -18,6 +18,7 @@ pub trait MetadataInformer: Send + Sync {
     fn remove_metadata_handler(&self, registration: &Registration);
     fn has_synced(&self) -> bool;
     fn get(&self, key: &ObjectKey) -> Option<Arc<dyn HasMeta>>;
+    fn count_in(&self, namespace: &str) -> usize;
 }
 
 /// What a metadata handler is told. See [`EventHandler`].
@@ -70,5 +71,9 @@ impl<T: Object> MetadataInformer for SharedIndexInformer<T> {
 
     fn get(&self, key: &ObjectKey) -> Option<Arc<dyn HasMeta>> {
         self.indexer().get(key).map(|object| object as Arc<dyn HasMeta>)
+    }
+
+    fn count_in(&self, namespace: &str) -> usize {
+        self.indexer().count_in(namespace)
     }
 }

@@ -6,17 +6,25 @@
 
 mod cluster_role;
 mod deployment;
+mod device_class;
 mod intern;
 mod key;
 mod meta;
 mod namespace;
 mod node;
 mod owner;
+mod persistent_volume_claim;
 mod pod;
+mod pod_quota;
 mod policy;
+mod quantity;
 mod replicaset;
 mod resource;
+mod resource_claim;
+mod resource_list;
+mod resource_quota;
 mod selector;
+mod service;
 mod service_account;
 mod service_cidr;
 mod template;
@@ -24,24 +32,36 @@ mod time;
 
 pub use cluster_role::{AggregationRule, ClusterRole, PolicyRule};
 pub use deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdate};
+pub use device_class::{DeviceClass, DeviceClassSpec};
 pub use intern::{Istr, Labels};
 pub use key::{ObjectKey, ObjectName, Uid};
 pub use meta::{Meta, PartialObjectMetadata, WholeMeta};
 pub use namespace::{Namespace, NamespaceSpec};
-pub use node::Node;
+pub use node::{Node, NodeSpec, NodeStatus, Taint};
 pub use owner::OwnerReference;
+pub use persistent_volume_claim::{
+    PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
+};
 pub use pod::{
     ContainerStatus, InitContainerStatus, Pod, PodPhase, PodSpec, PodStatus, ReadyCondition,
 };
+pub use pod_quota::PodQuota;
 pub use policy::{
-    ExpressionWarning, MatchConstraints, ParamKind, PolicyRule, TypeChecking,
+    ExpressionWarning, MatchConstraints, NamedRuleWithOperations, ParamKind, TypeChecking,
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicySpec, ValidatingAdmissionPolicyStatus,
     Validation, Variable,
 };
+pub use quantity::{Format, Quantity, QuantityError, stored_quantity};
 pub use replicaset::{ReplicaSet, ReplicaSetSpec, ReplicaSetStatus};
 pub(crate) use resource::resource;
 pub use resource::{Object, Resource, ResourceType};
+pub use resource_claim::ResourceClaim;
+pub use resource_list::ResourceList;
+pub use resource_quota::{
+    Amounts, ResourceQuota, ResourceQuotaSpec, ResourceQuotaStatus, ScopeRequirement,
+};
 pub use selector::{LabelSelector, Requirement, Selector, SelectorError};
+pub use service::{Service, ServicePort, ServiceSpec};
 pub use service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec};
 pub use template::Template;

@@ -1,34 +1,38 @@
 //! The lean view of a Pod.
 
-use serde::Deserialize;
+use std::sync::Arc;
 
-use super::{Istr, Meta, Timestamp, resource};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::{Istr, Meta, PodQuota, ResourceList, Timestamp, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(from = "WirePod")]
 pub struct Pod {
-    #[serde(rename = "metadata")]
     pub meta: Meta,
     pub spec: PodSpec,
     pub status: PodStatus,
+    /// Of spec and status.
+    pub quota: Arc<PodQuota>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodSpec {
     pub node_name: Istr,
     /// The names of the init containers that run as long as the pod does.
-    #[serde(rename = "initContainers", deserialize_with = "sidecars")]
     pub sidecars: Box<[Istr]>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodStatus {
     pub phase: PodPhase,
     /// When the Ready condition last changed, and whether it is true now. `None`: no such condition.
-    #[serde(rename = "conditions", deserialize_with = "ready_condition")]
     pub ready: Option<ReadyCondition>,
+    /// The condition DisruptionTarget is there, and true.
+    pub disruption_target: bool,
+    /// Failed because the kubelet evicted it.
+    pub evicted: bool,
     pub container_statuses: Vec<ContainerStatus>,
     pub init_container_statuses: Vec<InitContainerStatus>,
 }
@@ -51,14 +55,12 @@ pub struct ReadyCondition {
     pub last_transition_time: Option<Timestamp>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerStatus {
     pub restart_count: i32,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct InitContainerStatus {
     pub name: Istr,
     pub restart_count: i32,
@@ -110,34 +112,156 @@ impl Pod {
     }
 }
 
-fn sidecars<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Box<[Istr]>, D::Error> {
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "camelCase", default)]
-    struct InitContainer {
-        name: Istr,
-        restart_policy: Option<Istr>,
-    }
-    let containers = Option::<Vec<InitContainer>>::deserialize(from)?.unwrap_or_default();
-    let runs_on = |c: &InitContainer| c.restart_policy.as_ref().is_some_and(|p| *p == "Always");
-    Ok(containers.into_iter().filter(runs_on).map(|container| container.name).collect())
+/// A pod as it comes, with all that the view is computed from.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WirePod {
+    metadata: Meta,
+    spec: WireSpec,
+    status: WireStatus,
 }
 
-fn ready_condition<'de, D: serde::Deserializer<'de>>(
-    from: D,
-) -> Result<Option<ReadyCondition>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Condition {
-        r#type: Istr,
-        status: Istr,
-        #[serde(default)]
-        last_transition_time: Option<Timestamp>,
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireSpec {
+    node_name: Istr,
+    pub containers: Option<Vec<WireContainer>>,
+    pub init_containers: Option<Vec<WireContainer>>,
+    pub resources: Option<WireResources>,
+    pub overhead: ResourceList,
+    pub active_deadline_seconds: Option<i64>,
+    pub priority_class_name: Istr,
+    pub affinity: Option<WireAffinity>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireContainer {
+    pub name: Istr,
+    restart_policy: Option<Istr>,
+    pub resources: Option<WireResources>,
+}
+
+impl WireContainer {
+    /// Upstream: `podutil.IsRestartableInitContainer`.
+    pub fn runs_on(&self) -> bool {
+        self.restart_policy.as_ref().is_some_and(|policy| *policy == "Always")
     }
-    let conditions = Option::<Vec<Condition>>::deserialize(from)?.unwrap_or_default();
-    Ok(conditions.into_iter().find(|condition| condition.r#type == "Ready").map(|condition| {
-        ReadyCondition {
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct WireResources {
+    pub requests: ResourceList,
+    pub limits: ResourceList,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireAffinity {
+    pub pod_affinity: Option<WireTerms>,
+    pub pod_anti_affinity: Option<WireTerms>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct WireTerms {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    pub required: Option<Vec<WireTerm>>,
+    #[serde(rename = "preferredDuringSchedulingIgnoredDuringExecution")]
+    pub preferred: Option<Vec<WireWeightedTerm>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireTerm {
+    pub namespaces: Option<Vec<IgnoredAny>>,
+    pub namespace_selector: Option<IgnoredAny>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireWeightedTerm {
+    pub pod_affinity_term: WireTerm,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireStatus {
+    phase: PodPhase,
+    reason: Istr,
+    conditions: Option<Vec<WireCondition>>,
+    pub container_statuses: Option<Vec<WireContainerStatus>>,
+    pub init_container_statuses: Option<Vec<WireContainerStatus>>,
+    pub qos_class: Istr,
+    pub extended_resource_claim_status: Option<WireExtendedClaim>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireContainerStatus {
+    pub name: Istr,
+    restart_count: i32,
+    pub resources: Option<WireResources>,
+    pub allocated_resources: ResourceList,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireExtendedClaim {
+    pub resource_claim_name: Istr,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireCondition {
+    r#type: Istr,
+    status: Istr,
+    pub reason: Istr,
+    last_transition_time: Option<Timestamp>,
+}
+
+impl WireStatus {
+    pub fn condition(&self, name: &str) -> Option<&WireCondition> {
+        self.conditions.iter().flatten().find(|condition| condition.r#type == *name)
+    }
+}
+
+impl From<WirePod> for Pod {
+    fn from(WirePod { metadata: meta, spec, status }: WirePod) -> Pod {
+        let quota = PodQuota::of(&spec, &status);
+        let init = spec.init_containers.iter().flatten();
+        let sidecars = init.filter(|c| c.runs_on()).map(|c| c.name.clone()).collect();
+        let ready = status.condition("Ready").map(|condition| ReadyCondition {
             is_true: condition.status == "True",
             last_transition_time: condition.last_transition_time,
+        });
+        let disruption_target = status
+            .condition("DisruptionTarget")
+            .is_some_and(|condition| condition.status == "True");
+        let containers = status.container_statuses.into_iter().flatten();
+        let init = status.init_container_statuses.into_iter().flatten();
+        Pod {
+            meta,
+            spec: PodSpec { node_name: spec.node_name, sidecars },
+            status: PodStatus {
+                phase: status.phase,
+                ready,
+                disruption_target,
+                evicted: status.phase == PodPhase::Failed && status.reason == "Evicted",
+                container_statuses: containers
+                    .map(|WireContainerStatus { restart_count, .. }| ContainerStatus {
+                        restart_count,
+                    })
+                    .collect(),
+                init_container_statuses: init
+                    .map(|WireContainerStatus { name, restart_count, .. }| InitContainerStatus {
+                        name,
+                        restart_count,
+                    })
+                    .collect(),
+            },
+            quota,
         }
-    }))
+    }
 }

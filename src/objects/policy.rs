@@ -33,13 +33,13 @@ pub struct ParamKind {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MatchConstraints {
-    pub resource_rules: Vec<PolicyRule>,
+    pub resource_rules: Vec<NamedRuleWithOperations>,
 }
 
 /// Which resources a policy is about: every combination of what it names, `*` for all.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct PolicyRule {
+pub struct NamedRuleWithOperations {
     pub api_groups: Vec<String>,
     pub api_versions: Vec<String>,
     pub resources: Vec<String>,

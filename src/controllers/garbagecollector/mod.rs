@@ -5,17 +5,15 @@ mod attempt;
 mod dot;
 pub mod graph;
 
-use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use futures_lite::FutureExt;
 use prometheus::{IntCounter, register_int_counter};
 
 use self::graph::{Graph, Identity, Wake};
+use super::monitors::Monitors;
 use super::{Controller, ControllerContext, DebugAnswer, DebugRequest, Queue};
-use crate::cache::{MetadataHandler, MetadataInformer, Registration, SharedInformerFactory};
-use crate::client::Client;
+use crate::cache::MetadataHandler;
+use crate::client::{ApiResource, Client};
 use crate::clock::SharedClock;
 use crate::events::{EventType, ObjectReference, Recorder};
 use crate::objects::{Istr, Meta, ResourceType, Uid};
@@ -23,10 +21,6 @@ use crate::task::StopToken;
 
 const NAME: &str = "garbage-collector-controller";
 const ACCOUNT: &str = "generic-garbage-collector";
-/// Between two looks at discovery.
-const PERIOD: Duration = Duration::from_secs(30);
-/// How long new resources have for their first lists, and the workers for all of them.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// To delete an object takes two requests: to have the given rate of deletions takes twice it.
 const RATE: f64 = 2.0;
 
@@ -51,7 +45,6 @@ pub fn controller(cx: &ControllerContext) -> Controller {
         client: cx.client(ACCOUNT).hastened(RATE, 1),
         recorder: cx.recorder_as(ACCOUNT, NAME),
         clock: cx.clock(),
-        factory: cx.factory().clone(),
         graph: Mutex::default(),
         ready: StopToken::new(),
         to_delete: to_delete.clone(),
@@ -69,15 +62,31 @@ pub fn controller(cx: &ControllerContext) -> Controller {
             || DebugAnswer { content_type: "text/vnd.graphviz", body: shown.graph().to_dot(&uids) };
         (request.path == "/graph").then(answer)
     });
-    c.background(move |stop| this.follow_discovery(stop));
+    let monitors =
+        Monitors::new(NAME, cx, this.client.clone(), wanted).counting_errors(SYNC_ERRORS.clone());
+    let ready = this.ready.clone();
+    c.background(move |stop| {
+        monitors.follow(stop, ready, move |resource, _| {
+            Box::new(Monitor {
+                api_version: resource.api_version().into(),
+                kind: Istr::new(&resource.kind),
+                collector: this.clone(),
+            })
+        })
+    });
     c
+}
+
+fn wanted(found: &ApiResource) -> bool {
+    let ResourceType { plural, group, .. } = &found.resource;
+    let is_event = plural == "events" && matches!(group.as_ref(), "" | "events.k8s.io");
+    found.supports(&["delete", "list", "watch"]) && !is_event
 }
 
 struct GarbageCollector {
     client: Client,
     recorder: Recorder,
     clock: SharedClock,
-    factory: SharedInformerFactory,
     graph: Mutex<Graph>,
     /// Set once the first lists are in the graph, or took too long, or all is over.
     ready: StopToken,
@@ -115,106 +124,6 @@ impl GarbageCollector {
             }
         });
     }
-
-    /// Watches what discovery names, and stops watching what it names no longer.
-    async fn follow_discovery(self: Arc<Self>, stop: StopToken) {
-        let mut monitors = HashMap::new();
-        let begun = self.clock.monotonic();
-        while !stop.is_stopped() {
-            if self.resync_monitors(&mut monitors, &stop).await {
-                let synced = async {
-                    for monitor in monitors.values() {
-                        monitor.registration.synced().await;
-                    }
-                    true
-                };
-                let late = async {
-                    self.clock.sleep(PATIENCE).await;
-                    false
-                };
-                if stop.unless_stopped(synced.or(late)).await == Some(false) {
-                    log::warn!("garbage collector: not all resource monitors could be synced");
-                    SYNC_ERRORS.inc();
-                }
-                self.ready.stop();
-            } else if self.clock.monotonic() - begun >= PATIENCE {
-                self.ready.stop();
-            }
-            stop.unless_stopped(self.clock.sleep(PERIOD)).await;
-        }
-        self.ready.stop();
-    }
-
-    /// Whether anything changed.
-    async fn resync_monitors(
-        self: &Arc<Self>,
-        monitors: &mut HashMap<ResourceType, Monitored>,
-        stop: &StopToken,
-    ) -> bool {
-        let found = self.client.discover().await;
-        let ignored = |resource: &ResourceType| {
-            resource.plural == "events" && matches!(&*resource.group, "" | "events.k8s.io")
-        };
-        let wanted: Vec<ResourceType> = found
-            .iter()
-            .flat_map(|found| found.preferred())
-            .filter(|found| found.supports(&["delete", "list", "watch"]))
-            .map(|found| found.resource.clone())
-            .filter(|resource| !ignored(resource))
-            .collect();
-        let failures = match found {
-            Ok(found) if !wanted.is_empty() => found.failures,
-            Ok(_) => {
-                log::warn!("garbage collector: no resources reported by discovery");
-                SYNC_ERRORS.inc();
-                return false;
-            }
-            Err(error) => {
-                log::warn!("garbage collector: discovery: {error}");
-                SYNC_ERRORS.inc();
-                return false;
-            }
-        };
-        // Of a group that could not be asked, what works goes on.
-        let kept = |known: &ResourceType, monitored: &Monitored| {
-            wanted.contains(known)
-                || (failures.contains_key(&known.api_version())
-                    && monitored.registration.has_synced())
-        };
-        let gone: Vec<(ResourceType, Monitored)> =
-            monitors.extract_if(|known, monitored| !kept(known, monitored)).collect();
-        let fresh: Vec<ResourceType> =
-            wanted.into_iter().filter(|resource| !monitors.contains_key(resource)).collect();
-        if gone.is_empty() && fresh.is_empty() {
-            return false;
-        }
-        self.client.reset_discovery();
-        for (resource, Monitored { informer, registration }) in gone {
-            log::info!("garbage collector: {resource} is served no longer");
-            informer.remove_metadata_handler(&registration);
-            if informer.scope().metadata_only {
-                self.factory.release(&resource);
-            }
-        }
-        for resource in fresh {
-            let monitor = Monitor {
-                api_version: resource.api_version().into(),
-                kind: Istr::new(&resource.kind),
-                collector: self.clone(),
-            };
-            let informer = self.factory.metadata(&resource);
-            let registration = informer.add_metadata_handler(NAME, Box::new(monitor));
-            monitors.insert(resource, Monitored { informer, registration });
-        }
-        self.factory.start(stop);
-        true
-    }
-}
-
-/// A resource that is watched.
-struct Monitored {
-    informer: Arc<dyn MetadataInformer>,
-    registration: Registration,
 }
 
 /// One resource's events, on their way into the graph.

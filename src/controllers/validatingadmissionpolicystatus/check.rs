@@ -12,7 +12,7 @@ use super::schema::{Definitions, GroupVersionKind};
 use crate::client::{self, Call, Client, Discovery};
 use crate::clock::SharedClock;
 use crate::controllers::Error;
-use crate::objects::{ExpressionWarning, PolicyRule, ValidatingAdmissionPolicy};
+use crate::objects::{ExpressionWarning, NamedRuleWithOperations, ValidatingAdmissionPolicy};
 
 /// Upstream: `maxTypesToCheck`.
 const MAX_TYPES: usize = 10;
@@ -238,7 +238,7 @@ fn plain(of: &Type) -> Type {
 }
 
 /// Group, version and resource of what a rule names without wildcards, sorted.
-fn triples(rule: &PolicyRule) -> Vec<(&str, &str, &str)> {
+fn triples(rule: &NamedRuleWithOperations) -> Vec<(&str, &str, &str)> {
     let wild = |names: &[String]| names.iter().any(|name| name.contains('*'));
     if wild(&rule.api_groups) || wild(&rule.api_versions) {
         return Vec::new();
@@ -255,7 +255,10 @@ fn triples(rule: &PolicyRule) -> Vec<(&str, &str, &str)> {
 }
 
 /// The kinds that rules name, and whether some resource is not known.
-fn kinds_to_check(rules: &[PolicyRule], known: &Discovery) -> (BTreeSet<GroupVersionKind>, bool) {
+fn kinds_to_check(
+    rules: &[NamedRuleWithOperations],
+    known: &Discovery,
+) -> (BTreeSet<GroupVersionKind>, bool) {
     let mut found = BTreeSet::new();
     let mut missed = false;
     for rule in rules {
@@ -309,9 +312,9 @@ mod tests {
     use crate::client::ApiResource;
     use crate::objects::ResourceType;
 
-    fn rule(groups: &[&str], versions: &[&str], resources: &[&str]) -> PolicyRule {
+    fn rule(groups: &[&str], versions: &[&str], resources: &[&str]) -> NamedRuleWithOperations {
         let owned = |names: &[&str]| names.iter().map(|name| name.to_string()).collect();
-        PolicyRule {
+        NamedRuleWithOperations {
             api_groups: owned(groups),
             api_versions: owned(versions),
             resources: owned(resources),
