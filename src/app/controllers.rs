@@ -99,9 +99,13 @@ pub const TOKEN_CONTROLLER: &str = "serviceaccount-token-controller";
 /// In the order in which they are started.
 pub const CONTROLLERS: &[Descriptor] = &[
     row(TOKEN_CONTROLLER).alias("serviceaccount-token"),
-    row("endpoints-controller").alias("endpoint"),
-    row("endpointslice-controller").alias("endpointslice"),
-    row("endpointslice-mirroring-controller").alias("endpointslicemirroring"),
+    row("endpoints-controller").alias("endpoint").built(controllers::endpoint::controller),
+    row("endpointslice-controller")
+        .alias("endpointslice")
+        .built(controllers::endpointslice::controller),
+    row("endpointslice-mirroring-controller")
+        .alias("endpointslicemirroring")
+        .built(controllers::endpointslicemirroring::controller),
     row("replicationcontroller-controller").alias("replicationcontroller"),
     row("pod-garbage-collector-controller").alias("podgc"),
     row("resourcequota-controller").alias("resourcequota"),

@@ -76,12 +76,17 @@ impl ControllerContext {
 
     /// Events of `component`, sent with the client of the same name.
     pub fn recorder(&self, component: &str) -> Recorder {
-        let client = self.client(component);
+        self.recorder_with(component, component)
+    }
+
+    /// Events of `component`, sent with the client named `client`, whose account may write them.
+    pub fn recorder_with(&self, client: &str, component: &str) -> Recorder {
+        let sender = self.client(client);
         self.broadcasters
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .entry(component.to_owned())
-            .or_insert_with(|| EventBroadcaster::new(client, self.clock.clone()))
+            .entry(client.to_owned())
+            .or_insert_with(|| EventBroadcaster::new(sender, self.clock.clone()))
             .recorder(component)
     }
 

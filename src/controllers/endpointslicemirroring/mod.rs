@@ -1,0 +1,3 @@
+pub fn controller(_: &crate::controllers::ControllerContext) -> crate::controllers::Controller {
+    crate::controllers::Controller::new("x")
+}

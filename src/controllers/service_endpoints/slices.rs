@@ -1,0 +1,98 @@
+//! Whose an EndpointSlice is, and whom a change of one wakes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::tracker::SliceTracker;
+use crate::cache::{IndexValue, Lister, SharedIndexInformer};
+use crate::controllers::Queue;
+use crate::controllers::runner::{Change, Mapper};
+use crate::objects::{EndpointSlice, Labels, ObjectKey};
+
+/// The label that names the Service. Upstream: `discovery.LabelServiceName`.
+pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// The label that names who writes the slice. Upstream: `discovery.LabelManagedBy`.
+pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+
+const SERVICE_INDEX: &str = "service";
+
+/// The Service that a slice is of; without a name when the slice names none.
+pub fn service_of(slice: &EndpointSlice) -> ObjectKey {
+    let name = slice.meta.labels.get(SERVICE_NAME).unwrap_or_default();
+    ObjectKey { namespace: slice.meta.namespace.clone(), name: name.into() }
+}
+
+pub fn is_managed(labels: &Labels, manager: &str) -> bool {
+    labels.get(MANAGED_BY) == Some(manager)
+}
+
+/// Lets [`of_service`] find slices.
+pub fn index(slices: &SharedIndexInformer<EndpointSlice>) {
+    slices.add_index(SERVICE_INDEX, |slice: &EndpointSlice, put| {
+        if slice.meta.labels.contains_key(SERVICE_NAME) {
+            put(IndexValue::Key(service_of(slice)));
+        }
+    });
+}
+
+/// The slices of a Service that `manager` writes, by name.
+pub fn of_service(
+    slices: &Lister<EndpointSlice>,
+    service: &ObjectKey,
+    manager: &str,
+) -> Vec<Arc<EndpointSlice>> {
+    let mut found = slices.by_index(SERVICE_INDEX, &IndexValue::Key(service.clone()));
+    found.retain(|slice| is_managed(&slice.meta.labels, manager));
+    found.sort_by(|a, b| a.meta.name.cmp(&b.meta.name));
+    found
+}
+
+/// The name that a new slice of `owner` starts with.
+pub fn prefix(owner: &str) -> String {
+    // One more character would be one too many for the longest names.
+    if owner.len() < 253 { format!("{owner}-") } else { owner.to_owned() }
+}
+
+/// A slice that `manager` writes and that is not as it was last written wakes its Service, `delay`
+/// later; so does one that changes hands, and one that changes its Service wakes both.
+pub fn wake_service(
+    manager: &'static str,
+    tracker: Arc<SliceTracker>,
+    delay: Duration,
+) -> impl Mapper<EndpointSlice, ObjectKey> {
+    move |change: Change<'_, EndpointSlice>, wake: &Queue| {
+        let managed = |slice: &EndpointSlice| is_managed(&slice.meta.labels, manager);
+        let add = |slice: &EndpointSlice| {
+            let service = service_of(slice);
+            if service.name.is_empty() {
+                return log::error!(
+                    "EndpointSlice {} has no label {SERVICE_NAME}",
+                    slice.meta.key()
+                );
+            }
+            wake.add_after(service, delay);
+        };
+        match change {
+            Change::Added { new, .. } if managed(new) && tracker.should_sync(new) => add(new),
+            Change::Updated { old, new } => {
+                let service = |slice: &EndpointSlice| {
+                    slice.meta.labels.get(SERVICE_NAME).map(str::to_owned).unwrap_or_default()
+                };
+                if service(old) != service(new) {
+                    add(new);
+                    add(old);
+                } else if managed(old) != managed(new) || (managed(new) && tracker.should_sync(new))
+                {
+                    add(new);
+                }
+            }
+            Change::Deleted(deleted) => {
+                let slice = deleted.object();
+                if managed(slice) && tracker.has(slice) && !tracker.deleted(slice) {
+                    add(slice);
+                }
+            }
+            Change::Added { .. } | Change::Resync { .. } => {}
+        }
+    }
+}
