@@ -128,7 +128,8 @@ impl TopologyCache {
             vec![HintEvent::disabled(why, address_type)]
         };
         let count = ready_endpoints(plan);
-        let allocations = match allocate(self.state().ratios.as_ref(), count) {
+        let allocations = allocate(self.state().ratios.as_ref(), count);
+        let allocations = match allocations {
             Ok(allocations) => allocations,
             Err(why) => return cannot(&why, plan),
         };
