@@ -21,11 +21,11 @@ pub fn of_service(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
         let Some(address) = address(service, pod) else { continue };
         let ready = not_ready_too || pod.is_ready();
         if service.spec.ports.is_empty() && service.is_headless() {
-            packer.add(&address, None, ready);
+            packer.add(&address, None, 0, ready);
         }
-        for port in &service.spec.ports {
+        for (at, port) in service.spec.ports.iter().enumerate() {
             if let Some(number) = port_number(pod, port) {
-                packer.add(&address, Some(&endpoint_port(port, number)), ready);
+                packer.add(&address, Some(&endpoint_port(port, number)), at, ready);
             }
         }
     }

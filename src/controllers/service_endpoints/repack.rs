@@ -12,22 +12,31 @@ pub struct Packer {
     /// Each once, told apart by address and by what is behind it.
     addresses: Vec<EndpointAddress>,
     known: HashMap<(Arc<str>, Uid), usize>,
-    /// `None`: no port at all.
-    ports: HashMap<Option<EndpointPort>, Offer>,
+    /// By port, `None` for no port at all, and by the origin that tells it apart.
+    ports: HashMap<(Option<EndpointPort>, usize), Offer>,
 }
 
 /// Who offers a port, by position in `addresses`, and whether it is ready.
 type Offer = BTreeMap<usize, bool>;
 
 impl Packer {
-    /// `port`: `None` of an address without any. Once not ready for a port, it stays so.
-    pub fn add(&mut self, address: &EndpointAddress, port: Option<&EndpointPort>, ready: bool) {
+    /// `port`: `None` of an address without any. Once not ready for a port, it stays so. Ports with an
+    /// application protocol are the same only when they are of one `origin`: upstream compares the
+    /// pointers to these, and what it stored that way must stay as it is.
+    pub fn add(
+        &mut self,
+        address: &EndpointAddress,
+        port: Option<&EndpointPort>,
+        origin: usize,
+        ready: bool,
+    ) {
         let uid = address.target_ref.as_ref().map(|target| target.uid.clone()).unwrap_or_default();
         let at = *self.known.entry((address.ip.clone(), uid)).or_insert_with(|| {
             self.addresses.push(address.clone());
             self.addresses.len() - 1
         });
-        let port = port.cloned();
+        let by_pointer = port.is_some_and(|port| port.app_protocol.is_some());
+        let port = (port.cloned(), if by_pointer { origin } else { 0 });
         let ready_now = self.ports.entry(port).or_default().entry(at).or_insert(ready);
         *ready_now &= ready;
     }
@@ -35,7 +44,7 @@ impl Packer {
     /// As few subsets as tell it all, everything in its order.
     pub fn finish(self) -> Vec<EndpointSubset> {
         let mut by_offer: HashMap<Offer, Vec<EndpointPort>> = HashMap::new();
-        for (port, offer) in self.ports {
+        for ((port, _), offer) in self.ports {
             by_offer.entry(offer).or_default().extend(port);
         }
         let subset = |(offer, mut ports): (Offer, Vec<EndpointPort>)| {
@@ -67,14 +76,17 @@ fn by_ip_and_uid(a: &EndpointAddress, b: &EndpointAddress) -> std::cmp::Ordering
 /// The same endpoints, in the one form.
 pub fn repack(subsets: &[EndpointSubset]) -> Vec<EndpointSubset> {
     let mut packer = Packer::default();
+    let mut origin = 0;
     for EndpointSubset { addresses, not_ready_addresses, ports } in subsets {
         let ports: Vec<Option<&EndpointPort>> = match ports.is_empty() {
             true => vec![None],
             false => ports.iter().map(Some).collect(),
         };
         for port in ports {
-            addresses.iter().for_each(|address| packer.add(address, port, true));
-            not_ready_addresses.iter().for_each(|address| packer.add(address, port, false));
+            origin += 1;
+            addresses.iter().for_each(|address| packer.add(address, port, origin, true));
+            let not_ready = not_ready_addresses.iter();
+            not_ready.for_each(|address| packer.add(address, port, origin, false));
         }
     }
     packer.finish()
@@ -136,6 +148,20 @@ mod tests {
             repack(&subsets(&[subset(&["1", "2"], &[], &[80]), subset(&["1"], &["2"], &[81])]));
         assert_eq!(apart.len(), 2, "ready for one port and not for the other");
         assert_eq!(repack(&apart), apart, "packed once is packed");
+    }
+
+    #[test]
+    fn ports_with_an_application_protocol_stay_with_their_subset() {
+        let subset = |ip: &str, protocol: Value| {
+            json!({
+                "addresses": [{"ip": ip}],
+                "ports": [{"name": "p", "port": 80, "appProtocol": protocol}],
+            })
+        };
+        for (protocol, count) in [(json!("http"), 2), (Value::Null, 1)] {
+            let given = [subset("1", protocol.clone()), subset("2", protocol)];
+            assert_eq!(repack(&subsets(&given)).len(), count);
+        }
     }
 
     /// One address may be that of two pods of one host.
