@@ -2,7 +2,8 @@
 //!
 //! A view holds what some controller reads; everything else in the JSON is skipped without an
 //! allocation. What a view left out is never written back: such kinds are created, patched and
-//! deleted, and their status alone is replaced (see [`WholeMeta`]).
+//! deleted, and their status alone is replaced (see [`WholeMeta`]). Endpoints and EndpointSlices are
+//! held whole, and replaced.
 
 mod deployment;
 mod endpoints;

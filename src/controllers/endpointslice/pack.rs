@@ -189,12 +189,12 @@ mod tests {
             ),
             (
                 "as many as fit one: new ones",
-                vec![0..50],
-                0..150,
+                vec![0..50, 50..60],
+                0..160,
                 vec![100],
                 vec![],
                 vec![],
-                vec![50],
+                vec![50, 10],
             ),
             (
                 "some go",

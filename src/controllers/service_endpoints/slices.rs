@@ -96,3 +96,61 @@ pub fn wake_service(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cache::Deleted;
+    use crate::clock::FakeClock;
+    use crate::objects::Timestamp;
+
+    fn slice(generation: i64, service: &str, manager: &str) -> Arc<EndpointSlice> {
+        let json = json!({"metadata": {
+            "namespace": "ns", "name": "x", "uid": "x", "generation": generation,
+            "labels": {SERVICE_NAME: service, MANAGED_BY: manager},
+        }});
+        Arc::new(serde_json::from_value(json).unwrap())
+    }
+
+    #[test]
+    fn slices_that_are_not_as_written_wake_their_service_later() {
+        let (clock, delay) = (FakeClock::new(Timestamp::from_secs(0)), Duration::from_secs(1));
+        let (tracker, queue) = (Arc::<SliceTracker>::default(), Queue::for_test(clock.clone()));
+        let mut mapper = wake_service("me", tracker.clone(), delay);
+        let mut wakes = |change: Change<'_, EndpointSlice>| {
+            mapper.map(change, &queue);
+            assert!(queue.drain().is_empty(), "not at once");
+            clock.advance(delay);
+            let mut names: Vec<String> = queue.drain().iter().map(|k| k.name.to_string()).collect();
+            names.sort();
+            names
+        };
+        tracker.wrote(&slice(2, "s", "me"));
+        for (new, woken) in [
+            (slice(2, "s", "me"), vec![]),
+            (slice(3, "s", "me"), vec!["s"]),
+            (slice(3, "s", "other"), vec![]),
+            (slice(1, "t", "me"), vec!["t"]),
+            (slice(1, "", "me"), vec![]),
+        ] {
+            assert_eq!(wakes(Change::Added { new: &new, initial: false }), woken, "{new:?}");
+        }
+        let old = slice(2, "s", "me");
+        for (new, woken) in [
+            (slice(2, "s", "me"), vec![]),
+            (slice(3, "s", "me"), vec!["s"]),
+            (slice(2, "t", "me"), vec!["s", "t"]),
+            (slice(2, "s", "other"), vec!["s"]),
+        ] {
+            assert_eq!(wakes(Change::Updated { old: &old, new: &new }), woken, "{new:?}");
+        }
+        assert!(wakes(Change::Resync { object: &slice(9, "s", "me") }).is_empty());
+        let deleted = Deleted::Known(old.clone());
+        assert_eq!(wakes(Change::Deleted(&deleted)), ["s"], "not by us");
+        tracker.expect_deletion(&old);
+        assert!(wakes(Change::Deleted(&deleted)).is_empty(), "by us");
+        assert!(wakes(Change::Deleted(&deleted)).is_empty(), "not known");
+    }
+}
