@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::MANAGER;
 use crate::controllers::service_endpoints::slices::{MANAGED_BY, SERVICE_NAME, prefix};
-use crate::controllers::service_endpoints::{HEADLESS, hash, hostname, port_number, target_ref};
+use crate::controllers::service_endpoints::{HEADLESS, hostname, port_number, target_ref};
 use crate::objects::{
     Endpoint, EndpointConditions, EndpointSlice, Istr, Labels, Meta, Node, Pod, Service, SlicePort,
 };
@@ -73,12 +73,6 @@ pub fn ports(service: &Service, pod: &Pod) -> Vec<SlicePort> {
         })
     });
     offered.collect()
-}
-
-/// In the one order by which lists of ports are compared and stored. Upstream: `portsInOrder`.
-pub fn in_order(mut ports: Vec<SlicePort>) -> Vec<SlicePort> {
-    ports.sort_by_cached_key(hash::slice_port);
-    ports
 }
 
 /// What all slices of one Service, one family and one list of ports have in common.

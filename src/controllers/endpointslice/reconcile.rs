@@ -13,6 +13,7 @@ use crate::client::{Client, Delete};
 use crate::controllers::Error;
 use crate::controllers::service_endpoints::counts::{Efficiency, SliceCounts};
 use crate::controllers::service_endpoints::endpoint_set::EndpointSet;
+use crate::controllers::service_endpoints::hash::in_order;
 use crate::controllers::service_endpoints::tracker::SliceTracker;
 use crate::controllers::service_endpoints::{Body, LAST_CHANGE, belongs, relabelled};
 use crate::events::{ObjectReference, Recorder};
@@ -99,7 +100,7 @@ impl Reconciler {
             let at = match &last {
                 Some((same, at)) if *same == offered => *at,
                 _ => {
-                    let ports = desired::in_order(offered.clone());
+                    let ports = in_order(offered.clone());
                     let known = groups.iter().position(|group| group.ports == ports);
                     let at = known.unwrap_or_else(|| {
                         groups.push(Group { ports, endpoints: Vec::new() });
@@ -144,7 +145,7 @@ impl Reconciler {
         let mut by_ports: HashMap<Vec<SlicePort>, Vec<Arc<EndpointSlice>>> = HashMap::new();
         for slice in existing {
             if is_owned(&slice, service) {
-                let ports = desired::in_order(slice.ports.clone());
+                let ports = in_order(slice.ports.clone());
                 by_ports.entry(ports).or_default().push(slice);
             } else {
                 plan.delete.push(slice);

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use super::MANAGER;
 use crate::controllers::service_endpoints::counts::Efficiency;
 use crate::controllers::service_endpoints::endpoint_set::{EndpointSet, equal};
+use crate::controllers::service_endpoints::hash::in_order;
 use crate::controllers::service_endpoints::repack::repack;
 use crate::controllers::service_endpoints::slices::{MANAGED_BY, SERVICE_NAME, prefix};
-use crate::controllers::service_endpoints::{LAST_CHANGE, hash, relabelled};
+use crate::controllers::service_endpoints::{LAST_CHANGE, relabelled};
 use crate::objects::{
     Endpoint, EndpointAddress, EndpointConditions, EndpointPort, EndpointSlice, EndpointSubset,
     Endpoints, Istr, Labels, Meta, SlicePort, parse_ip,
@@ -84,11 +85,6 @@ fn slice_ports(ports: &[EndpointPort]) -> Vec<SlicePort> {
         app_protocol,
     };
     in_order(ports.iter().cloned().map(port).collect())
-}
-
-fn in_order(mut ports: Vec<SlicePort>) -> Vec<SlicePort> {
-    ports.sort_by_cached_key(hash::slice_port);
-    ports
 }
 
 /// Endpoints that come, change and go.

@@ -26,8 +26,14 @@ fn hash(print: impl FnOnce(&mut dyn Write) -> std::fmt::Result) -> u128 {
     fnv.0
 }
 
-/// What orders the ports of a slice.
-pub fn slice_port(port: &SlicePort) -> u128 {
+/// The one order in which the ports of slices are stored, and by which lists of them are compared.
+/// Upstream: `portsInOrder`.
+pub fn in_order(mut ports: Vec<SlicePort>) -> Vec<SlicePort> {
+    ports.sort_by_cached_key(slice_port);
+    ports
+}
+
+fn slice_port(port: &SlicePort) -> u128 {
     hash(|to| {
         to.write_str("(v1.EndpointPort){Name:")?;
         pointer(to, "string", port.name.as_ref())?;
@@ -118,4 +124,38 @@ fn print_address(to: &mut dyn Write, address: &EndpointAddress) -> std::fmt::Res
         }
     }
     to.write_str("}")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn ports(of: &[(&str, i32, &str)]) -> Value {
+        let port = |(name, port, protocol): &(&str, i32, &str)| {
+            let mut json = json!({"name": name, "port": port, "protocol": protocol});
+            if *name == "http" {
+                json["appProtocol"] = json!("kubernetes.io/h2c");
+            }
+            json
+        };
+        of.iter().map(port).collect()
+    }
+
+    /// The orders in which the Go manager stored these ports.
+    #[test]
+    fn the_orders_are_those_of_upstream() {
+        let (dns, http) = (("dns", 53, "UDP"), ("http", 8080, "TCP"));
+        let (adm, num) = (("adm", 8081, "TCP"), ("num", 99, "TCP"));
+        let given: Vec<SlicePort> = serde_json::from_value(ports(&[adm, dns, http, num])).unwrap();
+        let stored: Vec<SlicePort> = serde_json::from_value(ports(&[dns, http, adm, num])).unwrap();
+        assert_eq!(in_order(given), stored);
+
+        let mut given: Vec<EndpointPort> =
+            serde_json::from_value(ports(&[dns, http, adm])).unwrap();
+        let stored: Vec<EndpointPort> = serde_json::from_value(ports(&[adm, http, dns])).unwrap();
+        given.sort_by_key(port);
+        assert_eq!(given, stored);
+    }
 }
