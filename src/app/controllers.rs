@@ -124,9 +124,13 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row(TOKEN_CONTROLLER)
         .alias("serviceaccount-token")
         .built_if(controllers::serviceaccount::tokens::controller),
-    row("endpoints-controller").alias("endpoint"),
-    row("endpointslice-controller").alias("endpointslice"),
-    row("endpointslice-mirroring-controller").alias("endpointslicemirroring"),
+    row("endpoints-controller").alias("endpoint").built(controllers::endpoint::controller),
+    row("endpointslice-controller")
+        .alias("endpointslice")
+        .built(controllers::endpointslice::controller),
+    row("endpointslice-mirroring-controller")
+        .alias("endpointslicemirroring")
+        .built(controllers::endpointslicemirroring::controller),
     row("replicationcontroller-controller").alias("replicationcontroller"),
     row("pod-garbage-collector-controller").alias("podgc").built(controllers::podgc::controller),
     row("resourcequota-controller")

@@ -2,11 +2,13 @@
 //!
 //! A view holds what some controller reads; everything else in the JSON is skipped without an
 //! allocation. What a view left out is never written back: such kinds are created, patched and
-//! deleted, and their status alone is replaced (see [`WholeMeta`]).
+//! deleted, and their status alone is replaced (see [`WholeMeta`]). Endpoints and EndpointSlices are
+//! held whole, and replaced.
 
 mod cluster_role;
 mod deployment;
 mod device_class;
+mod endpoints;
 mod intern;
 mod key;
 mod meta;
@@ -33,6 +35,10 @@ mod time;
 pub use cluster_role::{AggregationRule, ClusterRole, PolicyRule};
 pub use deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdate};
 pub use device_class::{DeviceClass, DeviceClassSpec};
+pub use endpoints::{
+    Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice,
+    EndpointSubset, Endpoints, Hint, SlicePort, TargetRef,
+};
 pub use intern::{Istr, Labels};
 pub use key::{ObjectKey, ObjectName, Uid};
 pub use meta::{Meta, PartialObjectMetadata, WholeMeta};
@@ -43,7 +49,8 @@ pub use persistent_volume_claim::{
     PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
 };
 pub use pod::{
-    ContainerStatus, InitContainerStatus, Pod, PodPhase, PodSpec, PodStatus, ReadyCondition,
+    ContainerStatus, InitContainerStatus, NamedPort, NamedPorts, Pod, PodPhase, PodSpec, PodStatus,
+    ReadyCondition, Sidecar, parse_ip,
 };
 pub use pod_quota::PodQuota;
 pub use policy::{
@@ -53,15 +60,15 @@ pub use policy::{
 };
 pub use quantity::{Format, Quantity, QuantityError, stored_quantity};
 pub use replicaset::{ReplicaSet, ReplicaSetSpec, ReplicaSetStatus};
-pub(crate) use resource::resource;
 pub use resource::{Object, Resource, ResourceType};
+pub(crate) use resource::{null_as_default, resource};
 pub use resource_claim::ResourceClaim;
 pub use resource_list::ResourceList;
 pub use resource_quota::{
     Amounts, ResourceQuota, ResourceQuotaSpec, ResourceQuotaStatus, ScopeRequirement,
 };
 pub use selector::{LabelSelector, Requirement, Selector, SelectorError};
-pub use service::{Service, ServicePort, ServiceSpec};
+pub use service::{Service, ServicePort, ServiceSpec, TargetPort};
 pub use service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec};
 pub use template::Template;

@@ -4,6 +4,7 @@ mod accounts;
 mod aggregation;
 mod deployments;
 mod election;
+mod endpoints;
 mod env;
 mod faults;
 mod garbage;

@@ -20,6 +20,9 @@ use crate::env::*;
 struct OneClient(Client);
 
 impl ClientBuilder for OneClient {
+    fn root_client(&self, name: &str) -> Client {
+        self.client(name)
+    }
     fn client(&self, _: &str) -> Client {
         self.0.clone()
     }

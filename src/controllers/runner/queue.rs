@@ -204,14 +204,14 @@ pub(super) fn panics(controller: &str) -> u64 {
 
 #[cfg(test)]
 impl<K: Key> Queue<K> {
-    pub(super) fn for_test(clock: SharedClock) -> Queue<K> {
+    pub(in crate::controllers) fn for_test(clock: SharedClock) -> Queue<K> {
         let of = ControllerClock::default();
         of.set(clock);
         Queue::new("test", 1, of)
     }
 
     /// The keys that can be taken now, each done at once.
-    pub(super) fn drain(&self) -> Vec<K> {
+    pub(in crate::controllers) fn drain(&self) -> Vec<K> {
         let mut keys = Vec::new();
         let take = || futures_lite::future::poll_once(self.inner().get());
         while let Some(Some(key)) = futures_lite::future::block_on(take()) {
