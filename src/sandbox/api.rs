@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::StreamExt;
-use hyper::header::{RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{RETRY_AFTER, WARNING, WWW_AUTHENTICATE};
 use serde_json::{Value, json};
 
 use super::auth::{Access, Auth, User};
-use super::call::{Call, Form, Query, ResourcePath};
+use super::call::{Call, Form, Query, ResourcePath, Warnings};
 use super::documents;
 use super::failures;
 use super::faults::{Fault, Faults};
 use super::kinds::Kind;
+use super::protobuf;
 use super::registry::Registry;
 use super::status::{ApiError, ApiResult};
 use super::store::Store;
@@ -43,7 +44,7 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// The body as JSON, from JSON or YAML. Errors: 415, 400.
+    /// The body as JSON, from JSON, YAML or protobuf. Errors: 415, 400.
     pub fn object(&self) -> ApiResult<Value> {
         let unreadable = |error: &dyn std::fmt::Display| {
             failures::bad_request(format!("the object provided is unrecognized: {error}"))
@@ -55,6 +56,7 @@ impl Payload {
             "application/yaml" => {
                 serde_yaml_ng::from_slice(&self.bytes).map_err(|error| unreadable(&error))
             }
+            protobuf::MEDIA_TYPE => protobuf::decode(&self.bytes),
             _ => Err(unsupported_media(&["application/json", "application/yaml"])),
         }
     }
@@ -250,9 +252,26 @@ impl Api {
             subresource: at.subresource,
             query,
             form,
+            warnings: Warnings::default(),
         };
+        if verb == "watch" && call.subresource.is_empty() {
+            return self.watch(call).await;
+        }
+        let mut response = self.serve(verb, &call, &payload).await?;
+        for warning in call.warnings.all() {
+            response = response.with_header(WARNING, &format!("299 - {warning:?}"));
+        }
+        Ok(response)
+    }
+
+    async fn serve(
+        &self,
+        verb: &'static str,
+        call: &Call,
+        payload: &Payload,
+    ) -> ApiResult<Response> {
         if !call.subresource.is_empty() {
-            return self.subresource(verb, &call, &payload);
+            return self.subresource(verb, call, payload);
         }
         if verb == "create"
             && (!call.name.is_empty() || call.kind.resource.namespaced && call.namespace.is_empty())
@@ -262,14 +281,13 @@ impl Api {
         let version = &call.kind.resource;
         log::trace!("{verb} {version} {}", call.key(&call.name));
         match verb {
-            "get" => self.get(&call).await,
-            "list" => self.list(&call).await,
-            "watch" => self.watch(call).await,
-            "create" => self.create(&call, &payload),
-            "update" if !call.name.is_empty() => self.update(&call, &payload),
-            "patch" if !call.name.is_empty() => self.patch(&call, &payload),
-            "delete" => self.delete(&call, &payload),
-            "deletecollection" => self.delete_collection(&call, &payload),
+            "get" => self.get(call).await,
+            "list" => self.list(call).await,
+            "create" => self.create(call, payload),
+            "update" if !call.name.is_empty() => self.update(call, payload),
+            "patch" if !call.name.is_empty() => self.patch(call, payload),
+            "delete" => self.delete(call, payload),
+            "deletecollection" => self.delete_collection(call, payload),
             _ => Err(failures::method_not_allowed()),
         }
     }

@@ -1,7 +1,7 @@
 //! What a request asks for: its path, its query, and the form of the answer.
 //! Upstream: `apiserver/pkg/endpoints/request.RequestInfo`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::failures;
 use super::kinds::Kind;
@@ -144,9 +144,28 @@ pub struct Call {
     pub subresource: String,
     pub query: Query,
     pub form: Form,
+    pub warnings: Warnings,
+}
+
+/// What the answer warns of.
+#[derive(Default)]
+pub struct Warnings(Mutex<Vec<String>>);
+
+impl Warnings {
+    pub fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Call {
+    /// Adds a warning to the answer, once.
+    pub fn warn(&self, warning: String) {
+        let mut warnings = self.warnings.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !warnings.contains(&warning) {
+            warnings.push(warning);
+        }
+    }
+
     /// The key under which the store has an object of this call's namespace.
     pub fn key(&self, name: &str) -> String {
         if self.namespace.is_empty() {

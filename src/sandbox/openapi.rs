@@ -25,6 +25,10 @@ pub struct Types {
 }
 
 impl Types {
+    pub fn schema(&self, type_name: &str) -> Option<&Value> {
+        self.definitions.get(type_name)
+    }
+
     /// The type of a field, or of the items or values of one; `None` for plain values.
     pub fn field(&self, type_name: &str, field: &str) -> Option<&str> {
         let schema = self.definitions.get(type_name)?.get("properties")?.get(field)?;
@@ -36,7 +40,7 @@ impl Types {
 }
 
 /// The name a schema refers to, at once or in its `allOf`.
-fn reference(schema: &Value) -> Option<&str> {
+pub fn reference(schema: &Value) -> Option<&str> {
     let direct = schema.get("$ref").or_else(|| schema.get("allOf")?.get(0)?.get("$ref"));
     direct?.as_str()?.strip_prefix(SCHEMAS)
 }
@@ -154,54 +158,10 @@ pub fn types_of(kind: &Kind) -> Arc<Types> {
     Arc::new(Types { root, definitions: group.definitions.clone() })
 }
 
-/// Drops the members that a built-in kind's types don't know and names them as upstream's strict
-/// decoding does: `unknown field "spec.foo"`. Custom kinds are pruned by their own schema.
-pub fn drop_unknown_fields(kind: &Kind, object: &mut Value) -> Vec<String> {
-    let mut unknown = Vec::new();
-    if !kind.is_custom() {
-        let types = types_of(kind);
-        let root = json!({ "$ref": format!("{SCHEMAS}{}", types.root) });
-        drop_unknown(&types.definitions, &root, object, "", &mut unknown);
-    }
-    unknown
-}
-
-fn drop_unknown(
-    definitions: &Definitions,
-    schema: &Value,
-    value: &mut Value,
-    at: &str,
-    unknown: &mut Vec<String>,
-) {
-    let schema = reference(schema).and_then(|name| definitions.get(name)).unwrap_or(schema);
-    match value {
-        Value::Object(members) => {
-            let values = schema.get("additionalProperties").filter(|of| of.is_object());
-            let properties = schema.get("properties");
-            // Without either the type is open, as raw extensions are.
-            members.retain(|key, member| {
-                let of = properties.and_then(|properties| properties.get(key)).or(values);
-                let path = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
-                match of {
-                    Some(of) => drop_unknown(definitions, of, member, &path, unknown),
-                    None if properties.is_some() => {
-                        unknown.push(format!("unknown field {path:?}"));
-                        return false;
-                    }
-                    None => {}
-                }
-                true
-            });
-        }
-        Value::Array(items) => {
-            if let Some(of) = schema.get("items") {
-                for (n, item) in items.iter_mut().enumerate() {
-                    drop_unknown(definitions, of, item, &format!("{at}[{n}]"), unknown);
-                }
-            }
-        }
-        _ => {}
-    }
+/// The types of the metadata that every kind has; no root.
+pub fn meta_types() -> Arc<Types> {
+    let group = builtin_group("coordination.k8s.io");
+    Arc::new(Types { root: String::new(), definitions: group.definitions.clone() })
 }
 
 fn gvk(kind: &Kind) -> Value {
@@ -433,23 +393,5 @@ mod tests {
         assert_eq!(deployment["x-kubernetes-group-version-kind"], expected);
         let containers = &schemas["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"];
         assert_eq!(containers["x-kubernetes-patch-merge-key"], "name");
-    }
-
-    #[test]
-    fn unknown_fields_are_dropped_and_named() {
-        let kinds = builtin();
-        let pods = kinds.iter().find(|kind| kind.resource.plural == "pods").unwrap();
-        let mut pod = json!({"metadata": {"name": "p", "labels": {"any": "x"}}, "spec": {"foo": 1,
-            "containers": [{"name": "a", "imag": "x", "resources": {"limits": {"cpu": "1"}}}]}});
-        let unknown = drop_unknown_fields(pods, &mut pod);
-        let mut expected =
-            ["unknown field \"spec.containers[0].imag\"", "unknown field \"spec.foo\""];
-        expected.sort_unstable();
-        assert_eq!(unknown, expected);
-        assert_eq!(
-            pod,
-            json!({"metadata": {"name": "p", "labels": {"any": "x"}}, "spec": {
-                "containers": [{"name": "a", "resources": {"limits": {"cpu": "1"}}}]}})
-        );
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::api::{Api, Payload, json_response};
 use super::auth::User;
-use super::call::Call;
+use super::call::{Call, Warnings};
 use super::delete::DeleteOptions;
 use super::failures;
 use super::kinds::Subresource;
@@ -57,7 +57,7 @@ impl Api {
                     "get" => self.stored(call)?,
                     "patch" => self.patch_object(call, payload, part)?,
                     _ if sub == Subresource::Finalize => self.finalize(call, payload)?,
-                    _ => self.update_object(call, payload.object()?, part)?,
+                    _ => self.update_object(call, call.object(payload)?, part)?,
                 };
                 Ok(self.one(200, call, &stored))
             }
@@ -250,6 +250,7 @@ impl Api {
             subresource: "status".to_owned(),
             query: super::call::Query::default(),
             form: call.form,
+            warnings: Warnings::default(),
         };
         let now = self.clock.now().to_string();
         let take = |old: &Value| -> ApiResult<Value> {

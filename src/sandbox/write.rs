@@ -105,22 +105,6 @@ fn check_namespace(call: &Call, object: &mut Value) -> ApiResult<()> {
     Ok(())
 }
 
-fn check_field_validation(call: &Call) -> ApiResult<()> {
-    match call.query.get("fieldValidation") {
-        "" | "Ignore" | "Warn" | "Strict" => Ok(()),
-        other => {
-            let cause = super::status::Cause {
-                reason: "FieldValueNotSupported",
-                message: format!(
-                    "Unsupported value: {other:?}: supported values: \"Ignore\", \"Strict\", \"Warn\""
-                ),
-                field: "fieldValidation".to_owned(),
-            };
-            Err(failures::invalid("meta.k8s.io", "CreateOptions", "", &[cause]))
-        }
-    }
-}
-
 /// How an object is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
@@ -136,8 +120,7 @@ pub enum Part {
 
 impl Api {
     pub fn create(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
-        check_field_validation(call)?;
-        let stored = self.create_object(call, payload.object()?)?;
+        let stored = self.create_object(call, call.object(payload)?)?;
         Ok(self.one(201, call, &stored))
     }
 
@@ -242,7 +225,7 @@ impl Api {
     }
 
     pub fn update(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
-        let object = payload.object()?;
+        let object = call.object(payload)?;
         let stored = self.update_object(call, object, Part::Main)?;
         Ok(self.one(200, call, &stored))
     }
@@ -275,7 +258,8 @@ impl Api {
         part: Part,
     ) -> ApiResult<Arc<Stored>> {
         self.modify(call, part, &|old| {
-            patch::apply(&call.kind, &payload.content_type, old, &payload.bytes)
+            let patched = patch::apply(&call.kind, &payload.content_type, old, &payload.bytes)?;
+            call.patched(&payload.bytes, patched)
         })
     }
 
@@ -287,7 +271,6 @@ impl Api {
         part: Part,
         change: &dyn Fn(&Value) -> ApiResult<Value>,
     ) -> ApiResult<Arc<Stored>> {
-        check_field_validation(call)?;
         let dry_run = call.query.dry_run()?;
         let (table, key) = (call.table(), call.key(&call.name));
         let resource = &call.kind.resource;
