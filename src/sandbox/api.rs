@@ -239,7 +239,6 @@ impl Api {
             .registry
             .find(&at.group, &at.version, &at.resource)
             .ok_or_else(failures::no_such_path)?;
-        // `POST .../namespaces/NS/bindings` is a second way to bind.
         if kind.resource.namespaced && at.namespace.is_empty() && !at.name.is_empty()
             || !kind.resource.namespaced && !at.namespace.is_empty()
         {
@@ -270,8 +269,19 @@ impl Api {
         call: &Call,
         payload: &Payload,
     ) -> ApiResult<Response> {
+        if let Some(view) = call.kind.view
+            && matches!(verb, "create" | "update" | "patch")
+        {
+            return self.write_view(view, verb, call, payload);
+        }
         if !call.subresource.is_empty() {
             return self.subresource(verb, call, payload);
+        }
+        if verb == "create" && call.table() == "bindings" {
+            return self.bind_named(call, payload);
+        }
+        if !call.kind.verbs().contains(&verb) {
+            return Err(failures::method_not_allowed());
         }
         if verb == "create"
             && (!call.name.is_empty() || call.kind.resource.namespaced && call.namespace.is_empty())

@@ -182,7 +182,11 @@ impl Call {
 
     /// The table in the store.
     pub fn table(&self) -> String {
-        self.kind.resource.to_string()
+        match self.kind.view.map(|view| view.of) {
+            None => self.kind.resource.to_string(),
+            Some(("", _, plural)) => plural.to_owned(),
+            Some((group, _, plural)) => format!("{plural}.{group}"),
+        }
     }
 }
 

@@ -33,6 +33,19 @@ fn subresources(kind: &Kind) -> Vec<Sub> {
                 }
                 Subresource::Finalize => (own(), &["update"]),
                 Subresource::Log => (own(), &["get"]),
+                Subresource::Connect(what) => {
+                    let of = match *what {
+                        "attach" => "Attach",
+                        "exec" => "Exec",
+                        "portforward" => "PortForward",
+                        _ => "Proxy",
+                    };
+                    let kind = ("", "", format!("{}{of}Options", kind.resource.kind));
+                    match *what {
+                        "proxy" => (kind, &["create", "delete", "get", "patch", "update"]),
+                        _ => (kind, &["create", "get"]),
+                    }
+                }
                 Subresource::Status
                 | Subresource::Approval
                 | Subresource::EphemeralContainers

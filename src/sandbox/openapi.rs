@@ -61,6 +61,8 @@ macro_rules! roots {
 fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<String> {
     use api::admissionregistration::v1 as admission;
     roots!(generator, group, kind;
+        "", "Binding" => api::core::v1::Binding;
+        "", "ComponentStatus" => api::core::v1::ComponentStatus;
         "", "ConfigMap" => api::core::v1::ConfigMap;
         "", "Endpoints" => api::core::v1::Endpoints;
         "", "Event" => api::core::v1::Event;
@@ -83,6 +85,7 @@ fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<Strin
         "apps", "StatefulSet" => api::apps::v1::StatefulSet;
         "batch", "CronJob" => api::batch::v1::CronJob;
         "batch", "Job" => api::batch::v1::Job;
+        "autoscaling/v1", "HorizontalPodAutoscaler" => api::autoscaling::v1::HorizontalPodAutoscaler;
         "autoscaling", "HorizontalPodAutoscaler" => api::autoscaling::v2::HorizontalPodAutoscaler;
         "policy", "PodDisruptionBudget" => api::policy::v1::PodDisruptionBudget;
         "networking.k8s.io", "IngressClass" => api::networking::v1::IngressClass;
@@ -90,6 +93,19 @@ fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<Strin
         "networking.k8s.io", "IPAddress" => api::networking::v1::IPAddress;
         "networking.k8s.io", "NetworkPolicy" => api::networking::v1::NetworkPolicy;
         "networking.k8s.io", "ServiceCIDR" => api::networking::v1::ServiceCIDR;
+        "events.k8s.io", "Event" => api::events::v1::Event;
+        "flowcontrol.apiserver.k8s.io", "FlowSchema" => api::flowcontrol::v1::FlowSchema;
+        "flowcontrol.apiserver.k8s.io", "PriorityLevelConfiguration" => api::flowcontrol::v1::PriorityLevelConfiguration;
+        "resource.k8s.io", "DeviceClass" => api::resource::v1::DeviceClass;
+        "resource.k8s.io", "ResourceClaim" => api::resource::v1::ResourceClaim;
+        "resource.k8s.io", "ResourceClaimTemplate" => api::resource::v1::ResourceClaimTemplate;
+        "resource.k8s.io", "ResourceSlice" => api::resource::v1::ResourceSlice;
+        "authentication.k8s.io", "SelfSubjectReview" => api::authentication::v1::SelfSubjectReview;
+        "authentication.k8s.io", "TokenReview" => api::authentication::v1::TokenReview;
+        "authorization.k8s.io", "LocalSubjectAccessReview" => api::authorization::v1::LocalSubjectAccessReview;
+        "authorization.k8s.io", "SelfSubjectAccessReview" => api::authorization::v1::SelfSubjectAccessReview;
+        "authorization.k8s.io", "SelfSubjectRulesReview" => api::authorization::v1::SelfSubjectRulesReview;
+        "authorization.k8s.io", "SubjectAccessReview" => api::authorization::v1::SubjectAccessReview;
         "discovery.k8s.io", "EndpointSlice" => api::discovery::v1::EndpointSlice;
         "coordination.k8s.io", "Lease" => api::coordination::v1::Lease;
         "rbac.authorization.k8s.io", "ClusterRole" => api::rbac::v1::ClusterRole;
@@ -100,10 +116,13 @@ fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<Strin
         "storage.k8s.io", "CSINode" => api::storage::v1::CSINode;
         "storage.k8s.io", "CSIStorageCapacity" => api::storage::v1::CSIStorageCapacity;
         "storage.k8s.io", "StorageClass" => api::storage::v1::StorageClass;
+        "storage.k8s.io", "VolumeAttributesClass" => api::storage::v1::VolumeAttributesClass;
         "storage.k8s.io", "VolumeAttachment" => api::storage::v1::VolumeAttachment;
         "scheduling.k8s.io", "PriorityClass" => api::scheduling::v1::PriorityClass;
         "node.k8s.io", "RuntimeClass" => api::node::v1::RuntimeClass;
         "certificates.k8s.io", "CertificateSigningRequest" => api::certificates::v1::CertificateSigningRequest;
+        "admissionregistration.k8s.io", "MutatingAdmissionPolicy" => admission::MutatingAdmissionPolicy;
+        "admissionregistration.k8s.io", "MutatingAdmissionPolicyBinding" => admission::MutatingAdmissionPolicyBinding;
         "admissionregistration.k8s.io", "MutatingWebhookConfiguration" => admission::MutatingWebhookConfiguration;
         "admissionregistration.k8s.io", "ValidatingAdmissionPolicy" => admission::ValidatingAdmissionPolicy;
         "admissionregistration.k8s.io", "ValidatingAdmissionPolicyBinding" => admission::ValidatingAdmissionPolicyBinding;
@@ -116,7 +135,17 @@ fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<Strin
 /// The schemas of all built-in kinds of a group, and the type of each kind.
 struct Group {
     definitions: Arc<Definitions>,
-    roots: HashMap<String, String>,
+    roots: HashMap<(String, String), String>,
+}
+
+/// How a kind's type is found: by its group, with the version where there are two, and its kind.
+fn root_key(kind: &Kind) -> (String, String) {
+    let resource = &kind.resource;
+    let group = match (&*resource.group, &*resource.version) {
+        ("autoscaling", "v1") => "autoscaling/v1",
+        (group, _) => group,
+    };
+    (group.to_owned(), resource.kind.to_string())
 }
 
 fn builtin_group(name: &str) -> Arc<Group> {
@@ -132,8 +161,9 @@ fn builtin_group(name: &str) -> Arc<Group> {
     let mut roots = HashMap::new();
     let kinds = super::kinds::builtin();
     for kind in kinds.iter().filter(|kind| kind.resource.group == name) {
-        if let Some(root) = add(&mut generator, name, &kind.resource.kind) {
-            roots.insert(kind.resource.kind.to_string(), root);
+        let key = root_key(kind);
+        if let Some(root) = add(&mut generator, &key.0, &key.1) {
+            roots.insert(key, root);
         }
     }
     let mut definitions: Definitions = generator.take_definitions(true);
@@ -142,7 +172,7 @@ fn builtin_group(name: &str) -> Arc<Group> {
         annotate(type_name, schema);
     }
     for kind in kinds.iter().filter(|kind| kind.resource.group == name) {
-        if let Some(root) = roots.get(kind.resource.kind.as_ref()) {
+        if let Some(root) = roots.get(&root_key(kind)) {
             definitions[root]["x-kubernetes-group-version-kind"] = json!([gvk(kind)]);
         }
     }
@@ -154,7 +184,7 @@ fn builtin_group(name: &str) -> Arc<Group> {
 /// The types that a strategic merge patch of a built-in kind walks.
 pub fn types_of(kind: &Kind) -> Arc<Types> {
     let group = builtin_group(&kind.resource.group);
-    let root = group.roots.get(kind.resource.kind.as_ref()).cloned().unwrap_or_default();
+    let root = group.roots.get(&root_key(kind)).cloned().unwrap_or_default();
     Arc::new(Types { root, definitions: group.definitions.clone() })
 }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::api::{Api, Payload};
-use super::call::Call;
+use super::call::{Call, Warnings};
 use super::failures;
-use super::kinds::{self, Kind, Subresource};
+use super::kinds::{self, Kind, Subresource, View};
 use super::patch;
 use super::status::ApiResult;
 use super::store::{StoreError, Stored};
@@ -222,6 +222,58 @@ impl Api {
             "field": "metadata.namespace",
         }]);
         Err(error)
+    }
+
+    /// A write to a kind that is stored as another.
+    pub fn write_view(
+        &self,
+        view: View,
+        verb: &str,
+        call: &Call,
+        payload: &Payload,
+    ) -> ApiResult<Response> {
+        let (group, version, plural) = view.of;
+        let kind = self.registry.find(group, version, plural).ok_or_else(failures::no_such_path)?;
+        let part = match call.subresource.as_str() {
+            "" => Part::Main,
+            "status" => Part::Status,
+            _ => return Err(failures::no_such_path()),
+        };
+        let stored_as = Call {
+            kind,
+            namespace: call.namespace.clone(),
+            name: call.name.clone(),
+            subresource: call.subresource.clone(),
+            query: call.query.clone(),
+            form: call.form,
+            warnings: Warnings::default(),
+        };
+        let own = || -> ApiResult<Value> {
+            let mut object = call.object(payload)?;
+            check_type(&call.kind, &mut object)?;
+            Ok(object)
+        };
+        let written = |mut new: Value, old: &Value| {
+            new = (view.write)(new);
+            if plural == "horizontalpodautoscalers" {
+                kinds::views::keep_metrics(&mut new, old);
+            }
+            new
+        };
+        let stored = match verb {
+            "create" => self.create_object(&stored_as, (view.write)(own()?))?,
+            "update" => {
+                let object = own()?;
+                self.modify(&stored_as, part, &|old| Ok(written(object.clone(), old)))?
+            }
+            _ => self.modify(&stored_as, part, &|old| {
+                let shown = (view.read)(old);
+                let patched =
+                    patch::apply(&call.kind, &payload.content_type, &shown, &payload.bytes)?;
+                Ok(written(call.patched(&payload.bytes, patched)?, old))
+            })?,
+        };
+        Ok(self.one(if verb == "create" { 201 } else { 200 }, call, &stored))
     }
 
     pub fn update(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
