@@ -11,6 +11,7 @@ use crate::app::source::ClientSource;
 use crate::cache::SharedInformerFactory;
 use crate::client::{Client, Config};
 use crate::clock::{SharedClock, SystemClock};
+use crate::events::EventBroadcaster;
 use crate::task::{StopToken, TaskGroup};
 
 /// A running sandbox with its scheduler and nodes.
@@ -23,6 +24,7 @@ pub struct Cluster {
     stop: StopToken,
     tasks: TaskGroup,
     factory: SharedInformerFactory,
+    events: EventBroadcaster,
 }
 
 impl Cluster {
@@ -40,9 +42,19 @@ impl Cluster {
         let client = Client::new(config, clock.clone())?;
         let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
         let steering = Steering::default();
+        let events = EventBroadcaster::new(client.clone(), clock.clone());
+        let recorder = |component| node_options.events.then(|| events.recorder(component));
+        let (of_scheduler, of_kubelet) = (recorder("default-scheduler"), recorder("kubelet"));
         let controllers = [
-            scheduler(&factory, client.clone()),
-            nodes(&factory, client.clone(), clock.clone(), node_options, steering.clone()),
+            scheduler(&factory, client.clone(), of_scheduler),
+            nodes(
+                &factory,
+                client.clone(),
+                clock.clone(),
+                node_options,
+                steering.clone(),
+                of_kubelet,
+            ),
         ]
         .map(|controller| controller.with_clock(clock.clone()));
         let stop = StopToken::new();
@@ -52,7 +64,7 @@ impl Cluster {
             tasks.spawn(async move { controller.run(stop).await });
         }
         factory.start(&stop);
-        Ok(Cluster { sandbox, client, steering, clock, stop, tasks, factory })
+        Ok(Cluster { sandbox, client, steering, clock, stop, tasks, factory, events })
     }
 
     pub fn clock(&self) -> SharedClock {
@@ -66,6 +78,7 @@ impl Cluster {
     pub async fn stop(self) {
         self.stop.stop();
         self.tasks.join().await;
+        self.events.shutdown().await;
         self.factory.shutdown().await;
         self.sandbox.stop().await;
     }

@@ -124,6 +124,21 @@ fn go_type(schema: &Value) -> String {
     }
 }
 
+/// A value as Go's `%v` prints it.
+fn go_text(value: &Value) -> String {
+    let joined = |parts: Vec<String>| parts.join(" ");
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => format!("[{}]", joined(items.iter().map(go_text).collect())),
+        Value::Object(members) => {
+            let members = members.iter().map(|(key, value)| format!("{key}:{}", go_text(value)));
+            format!("map[{}]", joined(members.collect()))
+        }
+        plain => plain.to_string(),
+    }
+}
+
 /// What was found while a body was read.
 #[derive(Debug, Default)]
 struct Found {
@@ -492,9 +507,13 @@ impl Call {
 
     /// What a patch made of an object, without the fields that its kind does not have; `patch` is
     /// looked through for fields that are there twice. Errors: 422, by `fieldValidation`.
-    pub fn patched(&self, patch: &[u8], object: Value) -> ApiResult<Value> {
+    pub fn patched(&self, payload: &Payload, object: Value) -> ApiResult<Value> {
+        let (patch, media_type) = (&payload.bytes, &payload.content_type);
         let refusal = |why: &str| {
-            let cause = failures::invalid_value("patch", &object.to_string().into(), why);
+            let strategic = media_type.contains("strategic");
+            let patch = serde_json::from_slice(patch).ok().filter(|_| strategic);
+            let shown = patch.map_or_else(|| object.to_string(), |patch| go_text(&patch));
+            let cause = failures::invalid_value("patch", &shown.into(), why);
             failures::invalid("", "", "", &[cause])
         };
         let (known, found) =

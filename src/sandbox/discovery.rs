@@ -280,7 +280,7 @@ mod tests {
         let pods = core["items"][0]["versions"][0]["resources"].as_array().unwrap();
         let pods = pods.iter().find(|r| r["resource"] == "pods").unwrap();
         assert_eq!(
-            pods["subresources"][2]["responseKind"],
+            pods["subresources"][3]["responseKind"],
             json!({"group": "policy", "version": "v1", "kind": "Eviction"})
         );
         assert_eq!(pods["shortNames"], json!(["po"]));

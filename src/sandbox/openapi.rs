@@ -169,6 +169,8 @@ fn builtin_group(name: &str) -> Arc<Group> {
     let mut definitions: Definitions = generator.take_definitions(true);
     for (type_name, schema) in &mut definitions {
         convert(schema);
+        relax(type_name, schema);
+        mark(type_name, schema);
         annotate(type_name, schema);
     }
     for kind in kinds.iter().filter(|kind| kind.resource.group == name) {
@@ -214,10 +216,87 @@ fn convert(schema: &mut Value) {
                     .insert("oneOf".to_owned(), json!([{"type": "integer"}, {"type": "string"}]));
                 members.insert("format".to_owned(), "int-or-string".into());
             }
-            members.values_mut().for_each(convert);
+            for (key, member) in members {
+                match member {
+                    // Names of members, which may look like keywords.
+                    Value::Object(properties) if key == "properties" => {
+                        properties.values_mut().for_each(convert);
+                    }
+                    member => convert(member),
+                }
+            }
         }
         Value::Array(items) => items.iter_mut().for_each(convert),
         _ => {}
+    }
+}
+
+/// What the types do not tell of themselves. A type a line: `field=keys` for lists whose items are
+/// told apart by keys, `field=set`, `field=atomic` for objects that have one owner as a whole (the
+/// field `-` is the type itself), `field:value,...` for the values that a field may have.
+const FIELDS: &str = include_str!("fields.txt");
+
+fn fields(type_name: &str) -> impl Iterator<Item = &'static str> {
+    static TABLE: OnceLock<HashMap<&'static str, &'static str>> = OnceLock::new();
+    let table =
+        TABLE.get_or_init(|| FIELDS.lines().filter_map(|line| line.split_once(' ')).collect());
+    let at = type_name.find(".apis.").map(|at| at + ".apis.".len());
+    let short = match at {
+        Some(at) => &type_name[at..],
+        None => type_name.strip_prefix("io.k8s.api.").unwrap_or(type_name),
+    };
+    table.get(short).copied().unwrap_or_default().split(' ').filter(|field| !field.is_empty())
+}
+
+/// Marks the fields of a type as server-side apply and `explain` want them.
+fn mark(type_name: &str, schema: &mut Value) {
+    for field in fields(type_name) {
+        if let Some((name, values)) = field.split_once(':') {
+            let values: Vec<&str> =
+                values.split(',').map(|value| value.trim_matches('"')).collect();
+            let of = &mut schema["properties"][name];
+            let of = if of["type"] == "array" { &mut of["items"] } else { of };
+            of["enum"] = json!(values);
+        } else if let Some((name, how)) = field.split_once('=') {
+            let of = if name == "-" { &mut *schema } else { &mut schema["properties"][name] };
+            match how {
+                "atomic" => of["x-kubernetes-map-type"] = "atomic".into(),
+                "set" => of["x-kubernetes-list-type"] = "set".into(),
+                keys => {
+                    let keys: Vec<&str> = keys.split(',').collect();
+                    of["x-kubernetes-list-type"] = "map".into();
+                    of["x-kubernetes-list-map-keys"] = json!(keys);
+                }
+            }
+        }
+    }
+}
+
+/// Members that the API does not ask for, though the types do.
+fn relax(type_name: &str, schema: &mut Value) {
+    const ANY: [&str; 4] =
+        ["JSON", "JSONSchemaPropsOrArray", "JSONSchemaPropsOrBool", "JSONSchemaPropsOrStringArray"];
+    const UNNAMED: [&str; 8] = [
+        "ConfigMapEnvSource",
+        "ConfigMapKeySelector",
+        "ConfigMapProjection",
+        "ConfigMapVolumeSource",
+        "LocalObjectReference",
+        "SecretEnvSource",
+        "SecretKeySelector",
+        "SecretProjection",
+    ];
+    let name = type_name.rsplit('.').next().unwrap_or_default();
+    if ANY.contains(&name) {
+        *schema = json!({ "description": schema["description"] });
+    }
+    let unnamed = UNNAMED.contains(&name);
+    let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) else { return };
+    required.retain(|field| field != "metadata" && !(unnamed && field == "name"));
+    if required.is_empty()
+        && let Some(schema) = schema.as_object_mut()
+    {
+        schema.remove("required");
     }
 }
 
@@ -423,5 +502,33 @@ mod tests {
         assert_eq!(deployment["x-kubernetes-group-version-kind"], expected);
         let containers = &schemas["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"];
         assert_eq!(containers["x-kubernetes-patch-merge-key"], "name");
+        assert_eq!(containers["x-kubernetes-list-map-keys"], json!(["name"]));
+        let policy = &schemas["io.k8s.api.core.v1.Container"]["properties"]["imagePullPolicy"];
+        assert_eq!(policy["enum"], json!(["Always", "IfNotPresent", "Never"]));
+        let selector = &schemas["io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector"];
+        assert_eq!(selector["x-kubernetes-map-type"], "atomic");
+    }
+
+    #[test]
+    fn every_field_of_the_table_is_one() {
+        let kinds = builtin();
+        let mut known: HashMap<&str, Arc<Types>> = HashMap::new();
+        for kind in &kinds {
+            known.entry(&kind.resource.group).or_insert_with(|| types_of(kind));
+        }
+        for line in FIELDS.lines() {
+            let (type_name, marks) = line.split_once(' ').unwrap();
+            let suffix = format!(".{type_name}");
+            let schema = known.values().find_map(|types| {
+                types.definitions.iter().find(|(name, _)| name.ends_with(&suffix))
+            });
+            let (_, schema) = schema.unwrap_or_else(|| panic!("no type {type_name}"));
+            for mark in marks.split(' ') {
+                let field = mark.split(['=', ':']).next().unwrap();
+                let of = &schema["properties"][field];
+                let known = field == "-" || of.get("description").is_some();
+                assert!(known, "{type_name} has no field {field}");
+            }
+        }
     }
 }

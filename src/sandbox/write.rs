@@ -270,7 +270,7 @@ impl Api {
                 let shown = (view.read)(old);
                 let patched =
                     patch::apply(&call.kind, &payload.content_type, &shown, &payload.bytes)?;
-                Ok(written(call.patched(&payload.bytes, patched)?, old))
+                Ok(written(call.patched(payload, patched)?, old))
             })?,
         };
         Ok(self.one(if verb == "create" { 201 } else { 200 }, call, &stored))
@@ -311,7 +311,7 @@ impl Api {
     ) -> ApiResult<Arc<Stored>> {
         self.modify(call, part, &|old| {
             let patched = patch::apply(&call.kind, &payload.content_type, old, &payload.bytes)?;
-            call.patched(&payload.bytes, patched)
+            call.patched(payload, patched)
         })
     }
 

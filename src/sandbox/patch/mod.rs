@@ -73,15 +73,17 @@ fn json_patch(original: &Value, patch: &[u8]) -> ApiResult<Value> {
         );
         return Err(ApiError::new(413, "RequestEntityTooLarge", message));
     }
-    let misfit = |error: &dyn std::fmt::Display| {
-        let message =
-            format!("the server rejected our request due to an error in our request: {error}");
-        ApiError::new(422, "Invalid", message)
+    // Upstream does not tell what does not fit.
+    let misfit = || {
+        let message = "the server rejected our request due to an error in our request";
+        let mut error = ApiError::new(422, "Invalid", message);
+        error.details = serde_json::json!({});
+        error
     };
     let operations: json_patch::Patch =
-        serde_json::from_value(Value::Array(operations)).map_err(|error| misfit(&error))?;
+        serde_json::from_value(Value::Array(operations)).map_err(|_| misfit())?;
     let mut patched = original.clone();
-    json_patch::patch(&mut patched, &operations).map_err(|error| misfit(&error))?;
+    json_patch::patch(&mut patched, &operations).map_err(|_| misfit())?;
     Ok(patched)
 }
 
