@@ -14,6 +14,7 @@ use super::documents;
 use super::failures;
 use super::faults::{Fault, Faults};
 use super::kinds::Kind;
+use super::patch;
 use super::protobuf;
 use super::registry::Registry;
 use super::status::{ApiError, ApiResult};
@@ -83,6 +84,9 @@ pub fn json_response(status: u16, body: &Value) -> Response {
 }
 
 pub fn failure(error: &ApiError) -> Response {
+    if *error == failures::no_such_path() {
+        return Response::text(404, "404 page not found\n");
+    }
     let mut response = json_response(error.code, &error.to_json());
     if let Some(seconds) = error.retry_after {
         response = response.with_header(RETRY_AFTER, &seconds.to_string());
@@ -125,7 +129,7 @@ impl Api {
     /// Answers one request.
     pub async fn handle(self: Arc<Self>, request: Request) -> Response {
         let Request { method, path, query, headers, body, peer } = request;
-        let query = Query::parse(&query);
+        let mut query = Query::parse(&query);
         let resource = ResourcePath::parse(&path);
         let verb = verb(&method, resource.as_ref(), &query);
         let named = resource.as_ref().map_or_else(
@@ -146,6 +150,11 @@ impl Api {
             _ => {}
         }
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        // Who does not name a field manager is one by the name of its program; but not for apply.
+        let applies = header("content-type").is_some_and(patch::is_apply);
+        if let Some(agent) = header("user-agent").filter(|_| !applies) {
+            query.fill("fieldManager", agent.split('/').next().unwrap_or_default());
+        }
         let Some(user) = self.auth.user(&peer, header("authorization"), self.clock.now()) else {
             return failure(&failures::unauthorized());
         };

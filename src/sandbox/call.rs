@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::apply::Writer;
 use super::failures;
 use super::kinds::Kind;
 use super::status::ApiResult;
@@ -23,6 +24,13 @@ impl Query {
     /// The first value of `key`; empty when absent.
     pub fn get(&self, key: &str) -> &str {
         self.0.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value)
+    }
+
+    /// Sets what the request did not.
+    pub fn fill(&mut self, key: &str, value: &str) {
+        if !self.has(key) {
+            self.0.insert(0, (key.to_owned(), value.to_owned()));
+        }
     }
 
     pub fn has(&self, key: &str) -> bool {
@@ -173,6 +181,11 @@ impl Call {
         } else {
             format!("{}/{name}", self.namespace)
         }
+    }
+
+    /// Who manages the fields that this call writes.
+    pub fn writer<'a>(&'a self, now: &'a str) -> Writer<'a> {
+        Writer { manager: self.query.get("fieldManager"), subresource: &self.subresource, now }
     }
 
     /// What every key of this call's collection starts with.

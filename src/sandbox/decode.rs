@@ -10,96 +10,14 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::api::{Payload, unsupported_media};
+use super::apply;
 use super::call::Call;
 use super::failures;
 use super::kinds::Kind;
-use super::openapi::{self, Types, reference};
+use super::openapi::reference;
 use super::protobuf;
+use super::shape::{Schemas, Shape};
 use super::status::{ApiError, ApiResult, Cause};
-
-const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
-
-/// What is known of the value at some place.
-#[derive(Clone, Copy)]
-enum Shape<'a> {
-    /// Nothing: anything goes.
-    Open,
-    /// A type of the built-in kinds.
-    Typed { types: &'a Types, schema: &'a Value },
-    /// A part of a custom kind's schema; `resource`: with apiVersion, kind and metadata.
-    Custom { meta: &'a Types, schema: &'a Value, resource: bool },
-}
-
-impl<'a> Shape<'a> {
-    fn typed(types: &'a Types, name: &str) -> Shape<'a> {
-        types.schema(name).map_or(Shape::Open, |schema| Shape::Typed { types, schema })
-    }
-
-    /// What is known of a member; `None`: there is no such member.
-    fn member(self, key: &str) -> Option<Shape<'a>> {
-        match self {
-            Shape::Open => Some(Shape::Open),
-            Shape::Typed { types, schema } => {
-                let properties = schema.get("properties");
-                let values = schema.get("additionalProperties").filter(|of| of.is_object());
-                // Without either the type is open, as raw extensions are.
-                if properties.is_none() && values.is_none() {
-                    return Some(Shape::Open);
-                }
-                let of = properties.and_then(|properties| properties.get(key)).or(values)?;
-                Some(Shape::Typed { types, schema: of }.resolved())
-            }
-            Shape::Custom { meta, schema, resource } => {
-                match key {
-                    "apiVersion" | "kind" if resource => return Some(Shape::Open),
-                    "metadata" if resource => return Some(Shape::typed(meta, META)),
-                    _ => {}
-                }
-                let property = schema.get("properties").and_then(|properties| properties.get(key));
-                let values = schema.get("additionalProperties").filter(|of| **of != false);
-                match property.or(values) {
-                    Some(of) => Some(Shape::Custom {
-                        meta,
-                        schema: of,
-                        resource: of["x-kubernetes-embedded-resource"] == true,
-                    }),
-                    None if schema["x-kubernetes-preserve-unknown-fields"] == true => {
-                        Some(Shape::Open)
-                    }
-                    None => None,
-                }
-            }
-        }
-    }
-
-    fn item(self) -> Shape<'a> {
-        match self {
-            Shape::Open => Shape::Open,
-            Shape::Typed { types, schema } => schema
-                .get("items")
-                .map_or(Shape::Open, |schema| Shape::Typed { types, schema }.resolved()),
-            Shape::Custom { meta, schema, .. } => match schema.get("items") {
-                Some(of) => Shape::Custom {
-                    meta,
-                    schema: of,
-                    resource: of["x-kubernetes-embedded-resource"] == true,
-                },
-                None => Shape::Open,
-            },
-        }
-    }
-
-    /// The type itself, in place of a reference to it.
-    fn resolved(self) -> Shape<'a> {
-        match self {
-            Shape::Typed { types, schema } => match reference(schema) {
-                Some(name) => Shape::typed(types, name),
-                None => self,
-            },
-            other => other,
-        }
-    }
-}
 
 /// The last part of a type's name, when `schema` refers to one.
 fn type_name(schema: &Value) -> Option<&str> {
@@ -404,17 +322,9 @@ fn read<'de, D: Deserializer<'de>>(
     body: D,
 ) -> Result<(Value, Found), D::Error> {
     let mut found = Found::default();
-    let types = kind.map(|kind| match kind.is_custom() {
-        true => openapi::meta_types(),
-        false => openapi::types_of(kind),
-    });
-    let (shape, owner) = match (kind, &types) {
-        (Some(kind), Some(types)) => match &kind.schema {
-            Some(schema) => (Shape::Custom { meta: types, schema, resource: true }, ""),
-            None => (Shape::typed(types, &types.root), &*kind.resource.kind),
-        },
-        _ => (Shape::Open, ""),
-    };
+    let schemas = kind.map(Schemas::of);
+    let shape = schemas.as_ref().map_or(Shape::Open, Schemas::root);
+    let owner = kind.map_or("", |kind| &kind.resource.kind);
     let place = Place { before: None, step: Step::Root, owner, schema: None };
     let value = Reader { shape, place, found: &mut found }.deserialize(body)?;
     Ok((value, found))
@@ -503,6 +413,57 @@ impl Call {
             self.judge(found.faults(kind.is_custom()), refusal)?;
         }
         Ok(object)
+    }
+
+    /// What a server-side apply wants. Errors: 422 without a field manager, 400, 500.
+    pub fn config(&self, payload: &Payload) -> ApiResult<Value> {
+        self.validation()?;
+        if !self.query.has("fieldManager") {
+            let cause = failures::required("fieldManager", "is required for apply patch");
+            return Err(failures::invalid("meta.k8s.io", "PatchOptions", "", &[cause]));
+        }
+        let body = serde_yaml_ng::Deserializer::from_slice(&payload.bytes);
+        let (mut config, found) = read(Some(&self.kind), body)
+            .map_err(|error| failures::bad_request(format!("error decoding YAML: {error}")))?;
+        super::kinds::drop_nulls(&mut config);
+        let subject = apply::subject(&self.kind, &config);
+        let untyped = |why: &str| {
+            ApiError::new(
+                500,
+                "",
+                format!("failed to create typed patch object ({subject}): {why}"),
+            )
+        };
+        if let Some(mismatch) = &found.mismatch {
+            return Err(untyped(mismatch));
+        }
+        let unknown: Vec<String> = found
+            .unknown
+            .iter()
+            .map(|(_, fault)| fault.trim_start_matches("unknown field ").trim_matches('"'))
+            .map(|path| format!(".{path}: field not declared in schema"))
+            .collect();
+        match unknown.as_slice() {
+            [] => {}
+            [one] => return Err(untyped(one)),
+            many => return Err(untyped(&format!("errors:\n  {}", many.join("\n  ")))),
+        }
+        if config.pointer("/metadata/managedFields").is_some() {
+            return Err(failures::bad_request("metadata.managedFields must be nil"));
+        }
+        if !config["metadata"].is_object() {
+            config["metadata"] = Value::Object(Map::new());
+        }
+        let name = config["metadata"]["name"].as_str().unwrap_or_default();
+        if name.is_empty() {
+            config["metadata"]["name"] = self.name.as_str().into();
+        } else if name != self.name {
+            return Err(failures::bad_request(format!(
+                "the name of the object ({name}) does not match the name on the URL ({})",
+                self.name
+            )));
+        }
+        Ok(config)
     }
 
     /// What a patch made of an object, without the fields that its kind does not have; `patch` is

@@ -1,6 +1,7 @@
 //! An embedded API server, a small scheduler and stand-in nodes.
 
 pub mod api;
+mod apply;
 pub mod auth;
 mod call;
 mod certs;
@@ -23,6 +24,7 @@ mod reviews;
 pub mod scheduler;
 mod select;
 mod server;
+mod shape;
 pub mod status;
 pub mod store;
 mod subresources;

@@ -432,6 +432,7 @@ fn add_paths(kind: &Kind, schema: &str, paths: &mut Map<String, Value>) {
     if !kind.is_custom() {
         types.push("application/strategic-merge-patch+json");
     }
+    types.push("application/apply-patch+yaml");
     let content: Map<String, Value> = types
         .into_iter()
         .map(|media_type| (media_type.to_owned(), json!({ "schema": { "type": "object" } })))

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::api::{Api, Payload};
+use super::apply;
 use super::call::{Call, Warnings};
 use super::failures;
 use super::kinds::{self, Kind, Subresource, View};
@@ -118,6 +119,14 @@ pub enum Part {
     Raw,
 }
 
+/// Whether a write's `managedFields` are still to be worked out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Track {
+    Update,
+    /// They are what they shall be.
+    Done,
+}
+
 impl Api {
     pub fn create(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let stored = self.create_object(call, call.object(payload)?)?;
@@ -125,7 +134,16 @@ impl Api {
     }
 
     /// Stores a new object, as a create request does.
-    pub fn create_object(&self, call: &Call, mut object: Value) -> ApiResult<Arc<Stored>> {
+    pub fn create_object(&self, call: &Call, object: Value) -> ApiResult<Arc<Stored>> {
+        self.create_tracked(call, object, Track::Update)
+    }
+
+    fn create_tracked(
+        &self,
+        call: &Call,
+        mut object: Value,
+        track: Track,
+    ) -> ApiResult<Arc<Stored>> {
         let kind = &call.kind;
         let dry_run = call.query.dry_run()?;
         check_type(kind, &mut object)?;
@@ -141,7 +159,6 @@ impl Api {
         for key in [
             "resourceVersion",
             "selfLink",
-            "managedFields",
             "deletionTimestamp",
             "deletionGracePeriodSeconds",
             "generation",
@@ -172,6 +189,11 @@ impl Api {
         self.refuse(kind, &name, &causes)?;
         if is_definition(kind) {
             self.establish(&mut object)?;
+        }
+        if track == Track::Update {
+            remove(&mut object["metadata"], "managedFields");
+            let now = self.clock.now().to_string();
+            apply::update(kind, None, &mut object, &call.writer(&now));
         }
         let table = call.table();
         if dry_run {
@@ -288,14 +310,13 @@ impl Api {
     }
 
     pub fn patch(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
-        let apply = payload.content_type.starts_with("application/apply-patch");
-        if apply && self.store.get(&call.table(), &call.key(&call.name)).is_none() {
-            let empty = json!({
-                "apiVersion": call.kind.resource.api_version(), "kind": call.kind.resource.kind,
-                "metadata": { "name": call.name },
-            });
-            let object = patch::apply(&call.kind, &payload.content_type, &empty, &payload.bytes)?;
-            let stored = self.create_object(call, object)?;
+        let missing = || self.store.get(&call.table(), &call.key(&call.name)).is_none();
+        if patch::is_apply(&payload.content_type) && missing() {
+            let config = call.config(payload)?;
+            let now = self.clock.now().to_string();
+            let empty = json!({ "metadata": {} });
+            let object = apply::apply(&call.kind, &empty, &config, &call.writer(&now), true)?;
+            let stored = self.create_tracked(call, object, Track::Done)?;
             return Ok(self.one(201, call, &stored));
         }
         let stored = self.patch_object(call, payload, Part::Main)?;
@@ -309,6 +330,14 @@ impl Api {
         payload: &Payload,
         part: Part,
     ) -> ApiResult<Arc<Stored>> {
+        if patch::is_apply(&payload.content_type) {
+            let config = call.config(payload)?;
+            let now = self.clock.now().to_string();
+            let (writer, force) = (call.writer(&now), call.query.is("force"));
+            return self.modify_tracked(call, part, Track::Done, &|old| {
+                apply::apply(&call.kind, old, &config, &writer, force)
+            });
+        }
         self.modify(call, part, &|old| {
             let patched = patch::apply(&call.kind, &payload.content_type, old, &payload.bytes)?;
             call.patched(payload, patched)
@@ -323,6 +352,17 @@ impl Api {
         part: Part,
         change: &dyn Fn(&Value) -> ApiResult<Value>,
     ) -> ApiResult<Arc<Stored>> {
+        let track = if part == Part::Raw { Track::Done } else { Track::Update };
+        self.modify_tracked(call, part, track, change)
+    }
+
+    fn modify_tracked(
+        &self,
+        call: &Call,
+        part: Part,
+        track: Track,
+        change: &dyn Fn(&Value) -> ApiResult<Value>,
+    ) -> ApiResult<Arc<Stored>> {
         let dry_run = call.query.dry_run()?;
         let (table, key) = (call.table(), call.key(&call.name));
         let resource = &call.kind.resource;
@@ -332,7 +372,11 @@ impl Api {
                 .get(&table, &key)
                 .ok_or_else(|| failures::not_found(resource, &call.name))?;
             let shown = super::read::shown(&call.kind, &old);
-            let new = self.changed(call, part, &shown, change(&shown)?)?;
+            let mut new = self.changed(call, part, &shown, change(&shown)?)?;
+            if track == Track::Update {
+                let now = self.clock.now().to_string();
+                apply::update(&call.kind, Some(&shown), &mut new, &call.writer(&now));
+            }
             if new == *shown {
                 return Ok(old);
             }
@@ -396,7 +440,6 @@ impl Api {
             carry(&mut new["metadata"], &old["metadata"], key);
         }
         remove(&mut new["metadata"], "selfLink");
-        remove(&mut new["metadata"], "managedFields");
         match part {
             Part::Main => {
                 (kind.default)(&mut new);

@@ -18,6 +18,7 @@ mod workloads;
 
 pub use builtin::builtin;
 pub use custom::from_crd;
+pub use json::drop_nulls;
 pub use views::View;
 
 use serde_json::Value;
