@@ -487,6 +487,81 @@ mod tests {
     }
 
     #[test]
+    fn unknown_fields_are_refused_or_warned_of_or_dropped() {
+        let api = api();
+        let mut odd = map("a");
+        odd["dat"] = json!({ "x": "1" });
+        let path = |how: &str| format!("{MAPS}?fieldValidation={how}");
+        let (code, status) = call(&api, Method::POST, &path("Strict"), odd.clone());
+        let expected = "ConfigMap in version \"v1\" cannot be handled as a ConfigMap: strict decoding error: unknown field \"dat\"";
+        assert_eq!((code, &status["message"]), (400, &json!(expected)));
+        let response = send(&api, Method::POST, &path("Warn"), "application/json", odd.clone());
+        let warnings: Vec<&str> = response
+            .headers
+            .iter()
+            .filter(|(name, _)| name == WARNING)
+            .filter_map(|(_, value)| value.to_str().ok())
+            .collect();
+        assert_eq!(warnings, [r#"299 - "unknown field \"dat\"""#]);
+        let (_, stored) = call(&api, Method::GET, MAP, Value::Null);
+        assert_eq!(stored.get("dat"), None);
+        odd["metadata"]["name"] = "b".into();
+        assert_eq!(call(&api, Method::POST, &path("Ignore"), odd.clone()).1.get("dat"), None);
+        assert_eq!(call(&api, Method::POST, &path("Never"), odd.clone()).0, 422);
+        let patch = format!("{MAP}?fieldValidation=Strict");
+        let (code, status) = call(&api, Method::PATCH, &patch, json!({ "dat": {} }));
+        let message = status["message"].as_str().unwrap();
+        assert!(code == 422 && message.ends_with("unknown field \"dat\""), "{code} {message}");
+    }
+
+    #[test]
+    fn an_apply_creates_then_merges_and_names_its_manager() {
+        let api = api();
+        let apply = |query: &str, body: Value| {
+            let path = format!("{MAP}?{query}");
+            let response = send(&api, Method::PATCH, &path, "application/apply-patch+yaml", body);
+            let Body::Full(bytes) = response.body else { panic!("no whole body") };
+            (response.status, serde_json::from_slice::<Value>(&bytes).unwrap())
+        };
+        assert_eq!(apply("", map("a")).0, 422);
+        let (code, made) = apply("fieldManager=bob", map("a"));
+        assert_eq!(
+            (code, &made["metadata"]["managedFields"][0]["operation"]),
+            (201, &json!("Apply"))
+        );
+        let (code, same) = apply("fieldManager=bob", map("a"));
+        assert_eq!((code, same), (200, made));
+        let eves =
+            json!({ "apiVersion": "v1", "kind": "ConfigMap", "data": { "x": "2", "y": "3" } });
+        assert_eq!(apply("fieldManager=eve", eves.clone()).1["reason"], "Conflict");
+        let (_, forced) = apply("fieldManager=eve&force=true", eves.clone());
+        assert_eq!(forced["data"], eves["data"]);
+        let (code, odd) = apply("fieldManager=eve", json!({ "dat": {} }));
+        let message = odd["message"].as_str().unwrap();
+        assert!(
+            code == 500 && message.ends_with(".dat: field not declared in schema"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn an_event_is_one_object_in_two_groups() {
+        let api = api();
+        let path = "/apis/events.k8s.io/v1/namespaces/ns/events";
+        let event = json!({ "metadata": { "name": "e" }, "note": "hello", "reason": "R",
+            "regarding": { "kind": "Pod", "name": "p", "namespace": "ns" } });
+        assert_eq!(call(&api, Method::POST, path, event).0, 201);
+        let (_, core) = call(&api, Method::GET, "/api/v1/namespaces/ns/events/e", Value::Null);
+        assert_eq!((&core["message"], &core["apiVersion"]), (&json!("hello"), &json!("v1")));
+        let (_, patched) =
+            call(&api, Method::PATCH, &format!("{path}/e"), json!({ "note": "bye" }));
+        assert_eq!((&patched["note"], patched.get("message")), (&json!("bye"), None));
+        let of_pods = format!("{path}?fieldSelector=regarding.kind%3DPod");
+        let (_, found) = call(&api, Method::GET, &of_pods, Value::Null);
+        assert_eq!(found["items"][0]["note"], "bye");
+    }
+
+    #[test]
     fn a_dry_run_leaves_nothing() {
         let api = api();
         let before = api.store.version();

@@ -29,6 +29,7 @@ pub mod status;
 pub mod store;
 mod subresources;
 pub mod table;
+mod validation;
 mod watch;
 mod write;
 

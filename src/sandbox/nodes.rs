@@ -393,9 +393,9 @@ fn address(meta: &Meta) -> String {
 fn node(name: &str, now: Timestamp) -> Value {
     let room =
         json!({ "cpu": "64", "memory": "256Gi", "pods": "10000", "ephemeral-storage": "100Gi" });
-    let condition = |name: &str, status: &str, reason: &str| {
+    let condition = |name: &str, status: &str, reason: &str, message: &str| {
         json!({
-            "type": name, "status": status, "reason": reason,
+            "type": name, "status": status, "reason": reason, "message": message,
             "lastHeartbeatTime": now, "lastTransitionTime": now,
         })
     };
@@ -408,10 +408,10 @@ fn node(name: &str, now: Timestamp) -> Value {
         "status": {
             "capacity": room, "allocatable": room,
             "conditions": [
-                condition("MemoryPressure", "False", "KubeletHasSufficientMemory"),
-                condition("DiskPressure", "False", "KubeletHasNoDiskPressure"),
-                condition("PIDPressure", "False", "KubeletHasSufficientPID"),
-                condition("Ready", "True", "KubeletReady"),
+                condition("MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+                condition("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+                condition("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+                condition("Ready", "True", "KubeletReady", "kubelet is posting ready status"),
             ],
             "addresses": [{ "type": "InternalIP", "address": "192.0.2.1" },
                           { "type": "Hostname", "address": name }],

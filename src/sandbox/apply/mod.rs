@@ -317,3 +317,142 @@ pub fn subject(kind: &Kind, object: &Value) -> String {
         resource.kind
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::kinds::builtin;
+
+    fn deployments() -> Kind {
+        builtin().into_iter().find(|kind| kind.resource.plural == "deployments").unwrap()
+    }
+
+    fn writer(manager: &str) -> Writer<'_> {
+        Writer { manager, subresource: "", now: "2026-05-01T10:00:00Z" }
+    }
+
+    fn config(replicas: Option<i32>, containers: Value) -> Value {
+        let mut config = json!({"apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {"name": "web", "labels": {"app": "web"}},
+            "spec": {"template": {"spec": {"containers": containers}}}});
+        if let Some(replicas) = replicas {
+            config["spec"]["replicas"] = replicas.into();
+        }
+        config
+    }
+
+    /// `manager`'s fields, as FieldsV1.
+    fn managed(object: &Value, manager: &str) -> Value {
+        let entries = list(object, "/metadata/managedFields");
+        let entry = entries.iter().find(|entry| entry["manager"] == manager);
+        entry.map_or(Value::Null, |entry| entry["fieldsV1"].clone())
+    }
+
+    fn one(image: &str) -> Value {
+        json!([{"name": "a", "image": image, "ports": [{"containerPort": 80}]}])
+    }
+
+    /// The object as it stands after `bob` applied it, with a default filled in.
+    fn applied(kind: &Kind) -> Value {
+        let empty = json!({"metadata": {}});
+        let config = config(Some(2), one("x:1"));
+        let mut live = apply(kind, &empty, &config, &writer("bob"), false).unwrap();
+        live["spec"]["paused"] = false.into();
+        live["spec"]["template"]["spec"]["containers"][0]["ports"][0]["protocol"] = "TCP".into();
+        live
+    }
+
+    #[test]
+    fn who_applies_owns_what_was_applied() {
+        let live = applied(&deployments());
+        let expected = json!({"f:metadata": {"f:labels": {"f:app": {}}}, "f:spec": {
+            "f:replicas": {}, "f:template": {"f:spec": {"f:containers": {"k:{\"name\":\"a\"}": {
+                ".": {}, "f:name": {}, "f:image": {}, "f:ports": {
+                    "k:{\"containerPort\":80,\"protocol\":\"TCP\"}":
+                        {".": {}, "f:containerPort": {}}}}}}}}});
+        assert_eq!(managed(&live, "bob"), expected);
+        // The same again changes nothing, whenever it comes.
+        let later = Writer { now: "2026-05-01T11:00:00Z", ..writer("bob") };
+        let again = config(Some(2), one("x:1"));
+        assert_eq!(apply(&deployments(), &live, &again, &later, false).unwrap(), live);
+    }
+
+    #[test]
+    fn what_another_manages_is_a_conflict_unless_forced_or_the_same() {
+        let kind = deployments();
+        let live = applied(&kind);
+        let mut scaled = live.clone();
+        scaled["spec"]["replicas"] = 5.into();
+        update(&kind, Some(&live), &mut scaled, &writer("scaler"));
+        assert_eq!(managed(&scaled, "scaler"), json!({"f:spec": {"f:replicas": {}}}));
+        assert_eq!(managed(&scaled, "bob").pointer("/f:spec/f:replicas"), None);
+
+        let mine = config(Some(2), one("x:1"));
+        let refused = apply(&kind, &scaled, &mine, &writer("bob"), false).unwrap_err();
+        assert_eq!(refused.code, 409);
+        assert_eq!(
+            refused.message,
+            "Apply failed with 1 conflict: conflict with \"scaler\" using apps/v1: .spec.replicas"
+        );
+        assert_eq!(refused.details["causes"][0]["field"], ".spec.replicas");
+        let forced = apply(&kind, &scaled, &mine, &writer("bob"), true).unwrap();
+        assert_eq!(
+            (&forced["spec"]["replicas"], managed(&forced, "scaler")),
+            (&json!(2), Value::Null)
+        );
+        // Who applies the value that is there becomes another owner of it.
+        let shared = apply(&kind, &scaled, &config(Some(5), one("x:1")), &writer("bob"), false);
+        let shared = shared.unwrap();
+        assert_eq!(managed(&shared, "scaler"), json!({"f:spec": {"f:replicas": {}}}));
+        assert!(managed(&shared, "bob").pointer("/f:spec/f:replicas").is_some());
+
+        let two = apply(&kind, &live, &config(Some(9), one("y:1")), &writer("eve"), false);
+        assert_eq!(
+            two.unwrap_err().message,
+            "Apply failed with 2 conflicts: conflicts with \"bob\":\n- .spec.replicas\n\
+             - .spec.template.spec.containers[name=\"a\"].image"
+        );
+    }
+
+    #[test]
+    fn what_is_no_longer_applied_goes_when_nobody_else_owns_it() {
+        let kind = deployments();
+        let live = applied(&kind);
+        let both = json!([{"name": "a", "image": "x:1"}, {"name": "b", "image": "y:1"}]);
+        let mut live =
+            apply(&kind, &live, &config(None, both.clone()), &writer("bob"), false).unwrap();
+        assert_eq!(live["spec"].get("replicas"), None);
+        // The ports went with their key; what nobody owns stays.
+        assert_eq!(live["spec"]["template"]["spec"]["containers"], both);
+        assert_eq!(live["spec"]["paused"], false);
+
+        let before = live.clone();
+        live["spec"]["template"]["spec"]["containers"][0]["tty"] = true.into();
+        live["metadata"]["labels"]["by"] = "eve".into();
+        update(&kind, Some(&before), &mut live, &writer("eve"));
+        let mut less = config(None, json!([{"name": "b", "image": "y:1"}]));
+        less["metadata"]["labels"] = json!({});
+        let live = apply(&kind, &live, &less, &writer("bob"), false).unwrap();
+        // Eve's fields hold what they are in, its other fields are gone.
+        assert_eq!(live["spec"]["template"]["spec"]["containers"][0], json!({"tty": true}));
+        assert_eq!(live["metadata"]["labels"], json!({"by": "eve"}));
+    }
+
+    #[test]
+    fn a_create_is_an_update_of_nothing() {
+        let kind = deployments();
+        let mut new = config(Some(2), one("x:1"));
+        new["status"] = json!({"replicas": 0});
+        update(&kind, None, &mut new, &writer("eve"));
+        let expected = json!({"f:metadata": {"f:labels": {".": {}, "f:app": {}}}, "f:spec": {
+            "f:replicas": {}, "f:template": {"f:spec": {"f:containers": {"k:{\"name\":\"a\"}": {
+                ".": {}, "f:name": {}, "f:image": {}, "f:ports": {".": {},
+                    "k:{\"containerPort\":80,\"protocol\":\"TCP\"}":
+                        {".": {}, "f:containerPort": {}}}}}}}}});
+        assert_eq!(managed(&new, "eve"), expected);
+        let mut same = new.clone();
+        same["metadata"].as_object_mut().unwrap().remove("managedFields");
+        update(&kind, Some(&new), &mut same, &writer("bob"));
+        assert_eq!(same, new);
+    }
+}

@@ -139,6 +139,7 @@ fn core_kinds() -> Vec<Kind> {
         .status(core::prepare_service)
         .default(core::default_service)
         .check(core::check_service, core::update_service)
+        .fields(core::service_field)
         .sub([Subresource::Connect("proxy")]);
     services.prepare_update = Box::new(core::prepare_service_update);
     let named_like_plural = |mut endpoints: Kind| {
