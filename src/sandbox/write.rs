@@ -58,6 +58,20 @@ fn generated(base: &str) -> String {
     base + &suffix
 }
 
+/// Drops lists and maps of the metadata that hold nothing, as its type does.
+fn drop_empty(metadata: &mut Value) {
+    for key in ["annotations", "finalizers", "labels", "ownerReferences"] {
+        let empty = match metadata.get(key) {
+            Some(Value::Array(items)) => items.is_empty(),
+            Some(Value::Object(members)) => members.is_empty(),
+            _ => false,
+        };
+        if empty {
+            remove(metadata, key);
+        }
+    }
+}
+
 /// Everything but metadata and status: what the generation counts.
 fn same_content(a: &Value, b: &Value) -> bool {
     let content = |object: &Value| {
@@ -165,6 +179,7 @@ impl Api {
         ] {
             remove(metadata, key);
         }
+        drop_empty(metadata);
         metadata["uid"] = uuid().into();
         metadata["creationTimestamp"] = self.clock.now().to_string().into();
         if kind.has_generation {
@@ -440,6 +455,7 @@ impl Api {
             carry(&mut new["metadata"], &old["metadata"], key);
         }
         remove(&mut new["metadata"], "selfLink");
+        drop_empty(&mut new["metadata"]);
         match part {
             Part::Main => {
                 (kind.default)(&mut new);

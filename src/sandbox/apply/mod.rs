@@ -225,11 +225,13 @@ pub fn apply(
     force: bool,
 ) -> ApiResult<Value> {
     let schemas = Schemas::of(kind);
-    let own = fields_of(kind, &schemas, writer, config);
+    // What the server owns counts as kept too: it holds what it is in.
+    let mut kept = walk::fields_of(schemas.root(), config);
+    let mut own = kept.clone();
+    ignored(kind, writer.subresource).iter().for_each(|path| own.remove(path));
     let mut entries = parse(list(live, "/metadata/managedFields"));
     let at = entries.iter().position(|entry| entry.is(writer, "Apply", ""));
     let last = at.map(|at| entries.remove(at));
-    let mut kept = own.clone();
     entries.iter().for_each(|entry| kept.union(&entry.fields));
     let mut merged = walk::merge(schemas.root(), live, config);
     if let Some(last) = &last {
@@ -267,14 +269,6 @@ pub fn apply(
     });
     store(&mut merged, entries);
     Ok(merged)
-}
-
-fn fields_of(kind: &Kind, schemas: &Schemas<'_>, writer: &Writer<'_>, config: &Value) -> Fields {
-    let mut own = walk::fields_of(schemas.root(), config);
-    for path in ignored(kind, writer.subresource) {
-        own.remove(&path);
-    }
-    own
 }
 
 /// Upstream: `NewConflictError`.
@@ -436,6 +430,12 @@ mod tests {
         // Eve's fields hold what they are in, its other fields are gone.
         assert_eq!(live["spec"]["template"]["spec"]["containers"][0], json!({"tty": true}));
         assert_eq!(live["metadata"]["labels"], json!({"by": "eve"}));
+        less["metadata"].as_object_mut().unwrap().remove("labels");
+        let mut alone = live.clone();
+        alone["metadata"]["managedFields"] = json!([]);
+        let alone = apply(&kind, &alone, &config(None, one("x:1")), &writer("bob"), false).unwrap();
+        let alone = apply(&kind, &alone, &less, &writer("bob"), false).unwrap();
+        assert_eq!(alone["metadata"]["name"], "web", "what bob never owned stays");
     }
 
     #[test]
