@@ -241,9 +241,18 @@ pub fn apply(
     let mut taken = found.modified.clone();
     taken.union(&found.added);
     if !force {
+        let excused = match writer.manager {
+            "kubectl" => last_applied(&schemas, live),
+            _ => Fields::default(),
+        };
+        let shared = |entry: &Managed| {
+            let mut shared = entry.fields.intersection(&taken);
+            shared.difference(&excused);
+            shared.paths()
+        };
         let conflicts: Vec<(String, Vec<String>)> = entries
             .iter()
-            .map(|entry| (entry.shown(), entry.fields.intersection(&taken).paths()))
+            .map(|entry| (entry.shown(), shared(entry)))
             .filter(|(_, paths)| !paths.is_empty())
             .collect();
         if !conflicts.is_empty() {
@@ -269,6 +278,20 @@ pub fn apply(
     });
     store(&mut merged, entries);
     Ok(merged)
+}
+
+/// The fields that apply on the client's side has left as they are: kubectl may take those over.
+/// Upstream: `lastAppliedManager`.
+fn last_applied(schemas: &Schemas<'_>, live: &Value) -> Fields {
+    let annotation =
+        &live["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"];
+    let config = annotation.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let Some(config) = config else { return Fields::default() };
+    let mut fields = walk::fields_of(schemas.root(), &config);
+    let found = walk::compare(schemas.root(), Some(&config), Some(live));
+    fields.difference(&found.modified);
+    fields.difference(&found.removed);
+    fields
 }
 
 /// Upstream: `NewConflictError`.
