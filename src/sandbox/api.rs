@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::StreamExt;
-use hyper::header::{RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{RETRY_AFTER, WARNING, WWW_AUTHENTICATE};
 use serde_json::{Value, json};
 
 use super::auth::{Access, Auth, User};
-use super::call::{Call, Form, Query, ResourcePath};
+use super::call::{Call, Form, Query, ResourcePath, Warnings};
 use super::failures;
 use super::faults::{Fault, Faults};
 use super::kinds::Kind;
+use super::patch;
+use super::protobuf;
 use super::registry::Registry;
 use super::status::{ApiError, ApiResult};
 use super::store::Store;
@@ -43,7 +45,7 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// The body as JSON, from JSON or YAML. Errors: 415, 400.
+    /// The body as JSON, from JSON, YAML or protobuf. Errors: 415, 400.
     pub fn object(&self) -> ApiResult<Value> {
         let unreadable = |error: &dyn std::fmt::Display| {
             failures::bad_request(format!("the object provided is unrecognized: {error}"))
@@ -55,6 +57,7 @@ impl Payload {
             "application/yaml" => {
                 serde_yaml_ng::from_slice(&self.bytes).map_err(|error| unreadable(&error))
             }
+            protobuf::MEDIA_TYPE => protobuf::decode(&self.bytes),
             _ => Err(unsupported_media(&["application/json", "application/yaml"])),
         }
     }
@@ -81,6 +84,9 @@ pub fn json_response(status: u16, body: &Value) -> Response {
 }
 
 pub fn failure(error: &ApiError) -> Response {
+    if *error == failures::no_such_path() {
+        return Response::text(404, "404 page not found\n");
+    }
     let mut response = json_response(error.code, &error.to_json());
     if let Some(seconds) = error.retry_after {
         response = response.with_header(RETRY_AFTER, &seconds.to_string());
@@ -123,7 +129,7 @@ impl Api {
     /// Answers one request.
     pub async fn handle(self: Arc<Self>, request: Request) -> Response {
         let Request { method, path, query, headers, body, peer } = request;
-        let query = Query::parse(&query);
+        let mut query = Query::parse(&query);
         let resource = ResourcePath::parse(&path);
         let verb = verb(&method, resource.as_ref(), &query);
         let named = resource.as_ref().map_or_else(
@@ -144,6 +150,11 @@ impl Api {
             _ => {}
         }
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        // Who does not name a field manager is one by the name of its program; but not for apply.
+        let applies = header("content-type").is_some_and(patch::is_apply);
+        if let Some(agent) = header("user-agent").filter(|_| !applies) {
+            query.fill("fieldManager", agent.split('/').next().unwrap_or_default());
+        }
         let legacy = |token: &str| self.legacy_token(token);
         let now = self.clock.now();
         let Some(user) = self.auth.user(&peer, header("authorization"), now, legacy) else {
@@ -247,7 +258,6 @@ impl Api {
             .registry
             .find(&at.group, &at.version, &at.resource)
             .ok_or_else(failures::no_such_path)?;
-        // `POST .../namespaces/NS/bindings` is a second way to bind.
         if kind.resource.namespaced && at.namespace.is_empty() && !at.name.is_empty()
             || !kind.resource.namespaced && !at.namespace.is_empty()
         {
@@ -260,9 +270,37 @@ impl Api {
             subresource: at.subresource,
             query,
             form,
+            warnings: Warnings::default(),
         };
+        if verb == "watch" && call.subresource.is_empty() {
+            return self.watch(call).await;
+        }
+        let mut response = self.serve(verb, &call, &payload).await?;
+        for warning in call.warnings.all() {
+            response = response.with_header(WARNING, &format!("299 - {warning:?}"));
+        }
+        Ok(response)
+    }
+
+    async fn serve(
+        &self,
+        verb: &'static str,
+        call: &Call,
+        payload: &Payload,
+    ) -> ApiResult<Response> {
+        if let Some(view) = call.kind.view
+            && matches!(verb, "create" | "update" | "patch")
+        {
+            return self.write_view(view, verb, call, payload);
+        }
         if !call.subresource.is_empty() {
-            return self.subresource(verb, &call, &payload);
+            return self.subresource(verb, call, payload);
+        }
+        if verb == "create" && call.table() == "bindings" {
+            return self.bind_named(call, payload);
+        }
+        if !call.kind.verbs().contains(&verb) {
+            return Err(failures::method_not_allowed());
         }
         if verb == "create"
             && (!call.name.is_empty() || call.kind.resource.namespaced && call.namespace.is_empty())
@@ -272,14 +310,13 @@ impl Api {
         let version = &call.kind.resource;
         log::trace!("{verb} {version} {}", call.key(&call.name));
         match verb {
-            "get" => self.get(&call).await,
-            "list" => self.list(&call).await,
-            "watch" => self.watch(call).await,
-            "create" => self.create(&call, &payload),
-            "update" if !call.name.is_empty() => self.update(&call, &payload),
-            "patch" if !call.name.is_empty() => self.patch(&call, &payload),
-            "delete" => self.delete(&call, &payload),
-            "deletecollection" => self.delete_collection(&call, &payload),
+            "get" => self.get(call).await,
+            "list" => self.list(call).await,
+            "create" => self.create(call, payload),
+            "update" if !call.name.is_empty() => self.update(call, payload),
+            "patch" if !call.name.is_empty() => self.patch(call, payload),
+            "delete" => self.delete(call, payload),
+            "deletecollection" => self.delete_collection(call, payload),
             _ => Err(failures::method_not_allowed()),
         }
     }
@@ -457,6 +494,81 @@ mod tests {
         let none = json!({ "metadata": { "finalizers": null } });
         assert_eq!(call(&api, Method::PATCH, MAP, none).0, 200);
         assert_eq!(call(&api, Method::GET, MAP, Value::Null).0, 404);
+    }
+
+    #[test]
+    fn unknown_fields_are_refused_or_warned_of_or_dropped() {
+        let api = api();
+        let mut odd = map("a");
+        odd["dat"] = json!({ "x": "1" });
+        let path = |how: &str| format!("{MAPS}?fieldValidation={how}");
+        let (code, status) = call(&api, Method::POST, &path("Strict"), odd.clone());
+        let expected = "ConfigMap in version \"v1\" cannot be handled as a ConfigMap: strict decoding error: unknown field \"dat\"";
+        assert_eq!((code, &status["message"]), (400, &json!(expected)));
+        let response = send(&api, Method::POST, &path("Warn"), "application/json", odd.clone());
+        let warnings: Vec<&str> = response
+            .headers
+            .iter()
+            .filter(|(name, _)| name == WARNING)
+            .filter_map(|(_, value)| value.to_str().ok())
+            .collect();
+        assert_eq!(warnings, [r#"299 - "unknown field \"dat\"""#]);
+        let (_, stored) = call(&api, Method::GET, MAP, Value::Null);
+        assert_eq!(stored.get("dat"), None);
+        odd["metadata"]["name"] = "b".into();
+        assert_eq!(call(&api, Method::POST, &path("Ignore"), odd.clone()).1.get("dat"), None);
+        assert_eq!(call(&api, Method::POST, &path("Never"), odd.clone()).0, 422);
+        let patch = format!("{MAP}?fieldValidation=Strict");
+        let (code, status) = call(&api, Method::PATCH, &patch, json!({ "dat": {} }));
+        let message = status["message"].as_str().unwrap();
+        assert!(code == 422 && message.ends_with("unknown field \"dat\""), "{code} {message}");
+    }
+
+    #[test]
+    fn an_apply_creates_then_merges_and_names_its_manager() {
+        let api = api();
+        let apply = |query: &str, body: Value| {
+            let path = format!("{MAP}?{query}");
+            let response = send(&api, Method::PATCH, &path, "application/apply-patch+yaml", body);
+            let Body::Full(bytes) = response.body else { panic!("no whole body") };
+            (response.status, serde_json::from_slice::<Value>(&bytes).unwrap())
+        };
+        assert_eq!(apply("", map("a")).0, 422);
+        let (code, made) = apply("fieldManager=bob", map("a"));
+        assert_eq!(
+            (code, &made["metadata"]["managedFields"][0]["operation"]),
+            (201, &json!("Apply"))
+        );
+        let (code, same) = apply("fieldManager=bob", map("a"));
+        assert_eq!((code, same), (200, made));
+        let eves =
+            json!({ "apiVersion": "v1", "kind": "ConfigMap", "data": { "x": "2", "y": "3" } });
+        assert_eq!(apply("fieldManager=eve", eves.clone()).1["reason"], "Conflict");
+        let (_, forced) = apply("fieldManager=eve&force=true", eves.clone());
+        assert_eq!(forced["data"], eves["data"]);
+        let (code, odd) = apply("fieldManager=eve", json!({ "dat": {} }));
+        let message = odd["message"].as_str().unwrap();
+        assert!(
+            code == 500 && message.ends_with(".dat: field not declared in schema"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn an_event_is_one_object_in_two_groups() {
+        let api = api();
+        let path = "/apis/events.k8s.io/v1/namespaces/ns/events";
+        let event = json!({ "metadata": { "name": "e" }, "note": "hello", "reason": "R",
+            "regarding": { "kind": "Pod", "name": "p", "namespace": "ns" } });
+        assert_eq!(call(&api, Method::POST, path, event).0, 201);
+        let (_, core) = call(&api, Method::GET, "/api/v1/namespaces/ns/events/e", Value::Null);
+        assert_eq!((&core["message"], &core["apiVersion"]), (&json!("hello"), &json!("v1")));
+        let (_, patched) =
+            call(&api, Method::PATCH, &format!("{path}/e"), json!({ "note": "bye" }));
+        assert_eq!((&patched["note"], patched.get("message")), (&json!("bye"), None));
+        let of_pods = format!("{path}?fieldSelector=regarding.kind%3DPod");
+        let (_, found) = call(&api, Method::GET, &of_pods, Value::Null);
+        assert_eq!(found["items"][0]["note"], "bye");
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! What a request asks for: its path, its query, and the form of the answer.
 //! Upstream: `apiserver/pkg/endpoints/request.RequestInfo`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use super::apply::Writer;
 use super::failures;
 use super::kinds::Kind;
 use super::status::ApiResult;
@@ -23,6 +24,13 @@ impl Query {
     /// The first value of `key`; empty when absent.
     pub fn get(&self, key: &str) -> &str {
         self.0.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value)
+    }
+
+    /// Sets what the request did not.
+    pub fn fill(&mut self, key: &str, value: &str) {
+        if !self.has(key) {
+            self.0.insert(0, (key.to_owned(), value.to_owned()));
+        }
     }
 
     pub fn has(&self, key: &str) -> bool {
@@ -144,9 +152,28 @@ pub struct Call {
     pub subresource: String,
     pub query: Query,
     pub form: Form,
+    pub warnings: Warnings,
+}
+
+/// What the answer warns of.
+#[derive(Default)]
+pub struct Warnings(Mutex<Vec<String>>);
+
+impl Warnings {
+    pub fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Call {
+    /// Adds a warning to the answer, once.
+    pub fn warn(&self, warning: String) {
+        let mut warnings = self.warnings.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !warnings.contains(&warning) {
+            warnings.push(warning);
+        }
+    }
+
     /// The key under which the store has an object of this call's namespace.
     pub fn key(&self, name: &str) -> String {
         if self.namespace.is_empty() {
@@ -156,6 +183,11 @@ impl Call {
         }
     }
 
+    /// Who manages the fields that this call writes.
+    pub fn writer<'a>(&'a self, now: &'a str) -> Writer<'a> {
+        Writer { manager: self.query.get("fieldManager"), subresource: &self.subresource, now }
+    }
+
     /// What every key of this call's collection starts with.
     pub fn prefix(&self) -> String {
         if self.namespace.is_empty() { String::new() } else { format!("{}/", self.namespace) }
@@ -163,7 +195,11 @@ impl Call {
 
     /// The table in the store.
     pub fn table(&self) -> String {
-        self.kind.resource.to_string()
+        match self.kind.view.map(|view| view.of) {
+            None => self.kind.resource.to_string(),
+            Some(("", _, plural)) => plural.to_owned(),
+            Some((group, _, plural)) => format!("{plural}.{group}"),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::app::source::ClientSource;
 use crate::cache::SharedInformerFactory;
 use crate::client::{Client, Config};
 use crate::clock::{SharedClock, SystemClock};
+use crate::events::EventBroadcaster;
 use crate::task::{StopToken, TaskGroup};
 
 /// A scheduler and nodes for any API server, the sandbox's or a real one.
@@ -19,6 +20,7 @@ pub struct StandIns {
     stop: StopToken,
     tasks: TaskGroup,
     factory: SharedInformerFactory,
+    events: EventBroadcaster,
 }
 
 impl StandIns {
@@ -26,9 +28,12 @@ impl StandIns {
     pub fn start(client: &Client, clock: &SharedClock, options: NodeOptions) -> StandIns {
         let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
         let steering = Steering::default();
+        let events = EventBroadcaster::new(client.clone(), clock.clone());
+        let recorder = |component| options.events.then(|| events.recorder(component));
+        let (of_scheduler, of_kubelet) = (recorder("default-scheduler"), recorder("kubelet"));
         let controllers = [
-            scheduler(&factory, client.clone()),
-            nodes(&factory, client.clone(), clock.clone(), options, steering.clone()),
+            scheduler(&factory, client.clone(), of_scheduler),
+            nodes(&factory, client.clone(), clock.clone(), options, steering.clone(), of_kubelet),
         ]
         .map(|controller| controller.with_clock(clock.clone()));
         let (stop, tasks) = (StopToken::new(), TaskGroup::new());
@@ -37,12 +42,13 @@ impl StandIns {
             tasks.spawn(async move { controller.run(stop).await });
         }
         factory.start(&stop);
-        StandIns { steering, stop, tasks, factory }
+        StandIns { steering, stop, tasks, factory, events }
     }
 
     pub async fn stop(self) {
         self.stop.stop();
         self.tasks.join().await;
+        self.events.shutdown().await;
         self.factory.shutdown().await;
     }
 }

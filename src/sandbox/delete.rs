@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::api::{Api, Payload, json_response, success};
-use super::call::Call;
+use super::call::{Call, Warnings};
 use super::failures;
 use super::kinds::Kind;
 use super::status::{ApiResult, Cause};
@@ -324,6 +324,7 @@ impl Api {
                 subresource: String::new(),
                 query: call.query.clone(),
                 form: call.form,
+                warnings: Warnings::default(),
             };
             match self.delete_object(&one, &options) {
                 Ok((object, _)) => items.push(object),

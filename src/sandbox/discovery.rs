@@ -33,6 +33,19 @@ fn subresources(kind: &Kind) -> Vec<Sub> {
                 }
                 Subresource::Finalize => (own(), &["update"]),
                 Subresource::Log => (own(), &["get"]),
+                Subresource::Connect(what) => {
+                    let of = match *what {
+                        "attach" => "Attach",
+                        "exec" => "Exec",
+                        "portforward" => "PortForward",
+                        _ => "Proxy",
+                    };
+                    let kind = ("", "", format!("{}{of}Options", kind.resource.kind));
+                    match *what {
+                        "proxy" => (kind, &["create", "delete", "get", "patch", "update"]),
+                        _ => (kind, &["create", "get"]),
+                    }
+                }
                 Subresource::Status
                 | Subresource::Approval
                 | Subresource::EphemeralContainers
@@ -286,7 +299,7 @@ mod tests {
         let pods = core["items"][0]["versions"][0]["resources"].as_array().unwrap();
         let pods = pods.iter().find(|r| r["resource"] == "pods").unwrap();
         assert_eq!(
-            pods["subresources"][2]["responseKind"],
+            pods["subresources"][3]["responseKind"],
             json!({"group": "policy", "version": "v1", "kind": "Eviction"})
         );
         assert_eq!(pods["shortNames"], json!(["po"]));

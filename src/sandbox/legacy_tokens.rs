@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::api::Api;
 use super::auth::User;
-use super::call::{Call, Form, Query};
+use super::call::{Call, Form, Query, Warnings};
 use super::status::ApiResult;
 use super::write::{Part, is_deleting, text};
 use crate::controllers::serviceaccount::jwt::{LEGACY_ISSUER, LegacyClaims};
@@ -63,6 +63,7 @@ impl Api {
             subresource: String::new(),
             query: Query::default(),
             form: Form::Object,
+            warnings: Warnings::default(),
         };
         let labelled = self.modify(&call, Part::Main, &|old| {
             let mut new = old.clone();

@@ -15,6 +15,7 @@ use crate::cache::{Lister, Scope, SharedInformerFactory};
 use crate::client::{Client, Delete, Patch};
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, Controller, Error, Next, Queue, SyncResult};
+use crate::events::{EventType, ObjectReference, Recorder};
 use crate::objects::{Istr, Meta, Object, ObjectKey, Pod, Resource, ResourceType, Timestamp};
 
 const NAME: &str = "sandbox-kubelet";
@@ -32,6 +33,8 @@ pub struct NodeOptions {
     pub stop_delay: Duration,
     /// Between renewals of a node's lease.
     pub heartbeat: Duration,
+    /// Whether scheduler and kubelets record events about what they do.
+    pub events: bool,
 }
 
 impl Default for NodeOptions {
@@ -41,6 +44,7 @@ impl Default for NodeOptions {
             start_delay: Duration::from_millis(300),
             stop_delay: Duration::from_millis(100),
             heartbeat: Duration::from_secs(10),
+            events: true,
         }
     }
 }
@@ -129,6 +133,8 @@ struct Kubelet {
     pods: Lister<BoundPod>,
     options: NodeOptions,
     steering: Steering,
+    /// `None`: no events.
+    recorder: Option<Recorder>,
 }
 
 /// The kubelet of all nodes as a controller over `factory`'s bound pods.
@@ -138,6 +144,7 @@ pub fn nodes(
     clock: SharedClock,
     options: NodeOptions,
     steering: Steering,
+    recorder: Option<Recorder>,
 ) -> Controller {
     let pods = factory.informer_for::<BoundPod>(Scope {
         resource: Pod::RESOURCE,
@@ -146,7 +153,8 @@ pub fn nodes(
         label_selector: None,
         field_selector: None,
     });
-    let this = Arc::new(Kubelet { client, clock, pods: pods.lister(), options, steering });
+    let this =
+        Arc::new(Kubelet { client, clock, pods: pods.lister(), options, steering, recorder });
     let mut c = Controller::new(NAME);
     let queue = c.queue(NAME, 8);
     c.watch(&pods, &queue, |change: Change<'_, BoundPod>, wake: &Queue| {
@@ -216,6 +224,9 @@ impl Kubelet {
             Step::Run { ready } => self.report(&pod, &key, "Running", ready, now).await,
             Step::Finish { phase } => self.report(&pod, &key, phase, false, now).await,
             Step::Remove => {
+                self.tell(&pod, "Killing", |container| {
+                    format!("Stopping container {}", container.name)
+                });
                 let delete = Delete::new().grace_period(0).uid(pod.meta.uid.clone());
                 match self.client.delete::<Pod>(&key, delete).await {
                     Err(error) if !error.is_not_found() && !error.is_conflict() => {
@@ -291,7 +302,24 @@ impl Kubelet {
             "containerStatuses": containers,
         });
         self.patch_status(pod, key, status).await?;
+        if phase == "Running" {
+            self.tell(pod, "Pulled", |container| {
+                format!("Container image {:?} already present on machine", container.image)
+            });
+            self.tell(pod, "Created", |_| "Container created".to_owned());
+            self.tell(pod, "Started", |_| "Container started".to_owned());
+        }
         Ok(Next::Done)
+    }
+
+    /// An event for each container.
+    fn tell(&self, pod: &BoundPod, reason: &str, message: impl Fn(&Container) -> String) {
+        let Some(recorder) = &self.recorder else { return };
+        for container in &pod.spec.containers {
+            let mut about = ObjectReference::of(&Pod::RESOURCE, &pod.meta);
+            about.field_path = format!("spec.containers{{{}}}", container.name);
+            recorder.event(&about, EventType::Normal, reason, message(container));
+        }
     }
 
     async fn patch_status(
@@ -365,9 +393,9 @@ fn address(meta: &Meta) -> String {
 fn node(name: &str, now: Timestamp) -> Value {
     let room =
         json!({ "cpu": "64", "memory": "256Gi", "pods": "10000", "ephemeral-storage": "100Gi" });
-    let condition = |name: &str, status: &str, reason: &str| {
+    let condition = |name: &str, status: &str, reason: &str, message: &str| {
         json!({
-            "type": name, "status": status, "reason": reason,
+            "type": name, "status": status, "reason": reason, "message": message,
             "lastHeartbeatTime": now, "lastTransitionTime": now,
         })
     };
@@ -380,10 +408,10 @@ fn node(name: &str, now: Timestamp) -> Value {
         "status": {
             "capacity": room, "allocatable": room,
             "conditions": [
-                condition("MemoryPressure", "False", "KubeletHasSufficientMemory"),
-                condition("DiskPressure", "False", "KubeletHasNoDiskPressure"),
-                condition("PIDPressure", "False", "KubeletHasSufficientPID"),
-                condition("Ready", "True", "KubeletReady"),
+                condition("MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+                condition("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+                condition("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+                condition("Ready", "True", "KubeletReady", "kubelet is posting ready status"),
             ],
             "addresses": [{ "type": "InternalIP", "address": "192.0.2.1" },
                           { "type": "Hostname", "address": name }],

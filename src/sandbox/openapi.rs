@@ -27,6 +27,10 @@ pub struct Types {
 }
 
 impl Types {
+    pub fn schema(&self, type_name: &str) -> Option<&Value> {
+        self.definitions.get(type_name)
+    }
+
     /// The type of a field, or of the items or values of one; `None` for plain values.
     pub fn field(&self, type_name: &str, field: &str) -> Option<&str> {
         let schema = self.definitions.get(type_name)?.get("properties")?.get(field)?;
@@ -38,7 +42,7 @@ impl Types {
 }
 
 /// The name a schema refers to, at once or in its `allOf`.
-fn reference(schema: &Value) -> Option<&str> {
+pub fn reference(schema: &Value) -> Option<&str> {
     let direct = schema.get("$ref").or_else(|| schema.get("allOf")?.get(0)?.get("$ref"));
     direct?.as_str()?.strip_prefix(SCHEMAS)
 }
@@ -59,6 +63,8 @@ macro_rules! roots {
 fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<String> {
     use api::admissionregistration::v1 as admission;
     roots!(generator, group, kind;
+        "", "Binding" => api::core::v1::Binding;
+        "", "ComponentStatus" => api::core::v1::ComponentStatus;
         "", "ConfigMap" => api::core::v1::ConfigMap;
         "", "Endpoints" => api::core::v1::Endpoints;
         "", "Event" => api::core::v1::Event;
@@ -81,6 +87,7 @@ fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<Strin
         "apps", "StatefulSet" => api::apps::v1::StatefulSet;
         "batch", "CronJob" => api::batch::v1::CronJob;
         "batch", "Job" => api::batch::v1::Job;
+        "autoscaling/v1", "HorizontalPodAutoscaler" => api::autoscaling::v1::HorizontalPodAutoscaler;
         "autoscaling", "HorizontalPodAutoscaler" => api::autoscaling::v2::HorizontalPodAutoscaler;
         "policy", "PodDisruptionBudget" => api::policy::v1::PodDisruptionBudget;
         "networking.k8s.io", "IngressClass" => api::networking::v1::IngressClass;
@@ -88,6 +95,19 @@ fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<Strin
         "networking.k8s.io", "IPAddress" => api::networking::v1::IPAddress;
         "networking.k8s.io", "NetworkPolicy" => api::networking::v1::NetworkPolicy;
         "networking.k8s.io", "ServiceCIDR" => api::networking::v1::ServiceCIDR;
+        "events.k8s.io", "Event" => api::events::v1::Event;
+        "flowcontrol.apiserver.k8s.io", "FlowSchema" => api::flowcontrol::v1::FlowSchema;
+        "flowcontrol.apiserver.k8s.io", "PriorityLevelConfiguration" => api::flowcontrol::v1::PriorityLevelConfiguration;
+        "resource.k8s.io", "DeviceClass" => api::resource::v1::DeviceClass;
+        "resource.k8s.io", "ResourceClaim" => api::resource::v1::ResourceClaim;
+        "resource.k8s.io", "ResourceClaimTemplate" => api::resource::v1::ResourceClaimTemplate;
+        "resource.k8s.io", "ResourceSlice" => api::resource::v1::ResourceSlice;
+        "authentication.k8s.io", "SelfSubjectReview" => api::authentication::v1::SelfSubjectReview;
+        "authentication.k8s.io", "TokenReview" => api::authentication::v1::TokenReview;
+        "authorization.k8s.io", "LocalSubjectAccessReview" => api::authorization::v1::LocalSubjectAccessReview;
+        "authorization.k8s.io", "SelfSubjectAccessReview" => api::authorization::v1::SelfSubjectAccessReview;
+        "authorization.k8s.io", "SelfSubjectRulesReview" => api::authorization::v1::SelfSubjectRulesReview;
+        "authorization.k8s.io", "SubjectAccessReview" => api::authorization::v1::SubjectAccessReview;
         "discovery.k8s.io", "EndpointSlice" => api::discovery::v1::EndpointSlice;
         "coordination.k8s.io", "Lease" => api::coordination::v1::Lease;
         "rbac.authorization.k8s.io", "ClusterRole" => api::rbac::v1::ClusterRole;
@@ -98,10 +118,13 @@ fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<Strin
         "storage.k8s.io", "CSINode" => api::storage::v1::CSINode;
         "storage.k8s.io", "CSIStorageCapacity" => api::storage::v1::CSIStorageCapacity;
         "storage.k8s.io", "StorageClass" => api::storage::v1::StorageClass;
+        "storage.k8s.io", "VolumeAttributesClass" => api::storage::v1::VolumeAttributesClass;
         "storage.k8s.io", "VolumeAttachment" => api::storage::v1::VolumeAttachment;
         "scheduling.k8s.io", "PriorityClass" => api::scheduling::v1::PriorityClass;
         "node.k8s.io", "RuntimeClass" => api::node::v1::RuntimeClass;
         "certificates.k8s.io", "CertificateSigningRequest" => api::certificates::v1::CertificateSigningRequest;
+        "admissionregistration.k8s.io", "MutatingAdmissionPolicy" => admission::MutatingAdmissionPolicy;
+        "admissionregistration.k8s.io", "MutatingAdmissionPolicyBinding" => admission::MutatingAdmissionPolicyBinding;
         "admissionregistration.k8s.io", "MutatingWebhookConfiguration" => admission::MutatingWebhookConfiguration;
         "admissionregistration.k8s.io", "ValidatingAdmissionPolicy" => admission::ValidatingAdmissionPolicy;
         "admissionregistration.k8s.io", "ValidatingAdmissionPolicyBinding" => admission::ValidatingAdmissionPolicyBinding;
@@ -114,7 +137,17 @@ fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<Strin
 /// The schemas of all built-in kinds of a group, and the type of each kind.
 struct Group {
     definitions: Arc<Definitions>,
-    roots: HashMap<String, String>,
+    roots: HashMap<(String, String), String>,
+}
+
+/// How a kind's type is found: by its group, with the version where there are two, and its kind.
+fn root_key(kind: &Kind) -> (String, String) {
+    let resource = &kind.resource;
+    let group = match (&*resource.group, &*resource.version) {
+        ("autoscaling", "v1") => "autoscaling/v1",
+        (group, _) => group,
+    };
+    (group.to_owned(), resource.kind.to_string())
 }
 
 fn builtin_group(name: &str) -> Arc<Group> {
@@ -130,8 +163,9 @@ fn builtin_group(name: &str) -> Arc<Group> {
     let mut roots = HashMap::new();
     let kinds = super::kinds::builtin();
     for kind in kinds.iter().filter(|kind| kind.resource.group == name) {
-        if let Some(root) = add(&mut generator, name, &kind.resource.kind) {
-            roots.insert(kind.resource.kind.to_string(), root);
+        let key = root_key(kind);
+        if let Some(root) = add(&mut generator, &key.0, &key.1) {
+            roots.insert(key, root);
         }
     }
     let mut definitions: Definitions = generator.take_definitions(true);
@@ -140,10 +174,12 @@ fn builtin_group(name: &str) -> Arc<Group> {
     }
     for (type_name, schema) in &mut definitions {
         convert(schema);
+        relax(type_name, schema);
+        mark(type_name, schema);
         annotate(type_name, schema);
     }
     for kind in kinds.iter().filter(|kind| kind.resource.group == name) {
-        if let Some(root) = roots.get(kind.resource.kind.as_ref()) {
+        if let Some(root) = roots.get(&root_key(kind)) {
             definitions[root]["x-kubernetes-group-version-kind"] = json!([gvk(kind)]);
         }
     }
@@ -155,58 +191,14 @@ fn builtin_group(name: &str) -> Arc<Group> {
 /// The types that a strategic merge patch of a built-in kind walks.
 pub fn types_of(kind: &Kind) -> Arc<Types> {
     let group = builtin_group(&kind.resource.group);
-    let root = group.roots.get(kind.resource.kind.as_ref()).cloned().unwrap_or_default();
+    let root = group.roots.get(&root_key(kind)).cloned().unwrap_or_default();
     Arc::new(Types { root, definitions: group.definitions.clone() })
 }
 
-/// Drops the members that a built-in kind's types don't know and names them as upstream's strict
-/// decoding does: `unknown field "spec.foo"`. Custom kinds are pruned by their own schema.
-pub fn drop_unknown_fields(kind: &Kind, object: &mut Value) -> Vec<String> {
-    let mut unknown = Vec::new();
-    if !kind.is_custom() {
-        let types = types_of(kind);
-        let root = json!({ "$ref": format!("{SCHEMAS}{}", types.root) });
-        drop_unknown(&types.definitions, &root, object, "", &mut unknown);
-    }
-    unknown
-}
-
-fn drop_unknown(
-    definitions: &Definitions,
-    schema: &Value,
-    value: &mut Value,
-    at: &str,
-    unknown: &mut Vec<String>,
-) {
-    let schema = reference(schema).and_then(|name| definitions.get(name)).unwrap_or(schema);
-    match value {
-        Value::Object(members) => {
-            let values = schema.get("additionalProperties").filter(|of| of.is_object());
-            let properties = schema.get("properties");
-            // Without either the type is open, as raw extensions are.
-            members.retain(|key, member| {
-                let of = properties.and_then(|properties| properties.get(key)).or(values);
-                let path = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
-                match of {
-                    Some(of) => drop_unknown(definitions, of, member, &path, unknown),
-                    None if properties.is_some() => {
-                        unknown.push(format!("unknown field {path:?}"));
-                        return false;
-                    }
-                    None => {}
-                }
-                true
-            });
-        }
-        Value::Array(items) => {
-            if let Some(of) = schema.get("items") {
-                for (n, item) in items.iter_mut().enumerate() {
-                    drop_unknown(definitions, of, item, &format!("{at}[{n}]"), unknown);
-                }
-            }
-        }
-        _ => {}
-    }
+/// The types of the metadata that every kind has; no root.
+pub fn meta_types() -> Arc<Types> {
+    let group = builtin_group("coordination.k8s.io");
+    Arc::new(Types { root: String::new(), definitions: group.definitions.clone() })
 }
 
 fn gvk(kind: &Kind) -> Value {
@@ -232,10 +224,87 @@ fn convert(schema: &mut Value) {
                     .insert("oneOf".to_owned(), json!([{"type": "integer"}, {"type": "string"}]));
                 members.insert("format".to_owned(), "int-or-string".into());
             }
-            members.values_mut().for_each(convert);
+            for (key, member) in members {
+                match member {
+                    // Names of members, which may look like keywords.
+                    Value::Object(properties) if key == "properties" => {
+                        properties.values_mut().for_each(convert);
+                    }
+                    member => convert(member),
+                }
+            }
         }
         Value::Array(items) => items.iter_mut().for_each(convert),
         _ => {}
+    }
+}
+
+/// What the types do not tell of themselves. A type a line: `field=keys` for lists whose items are
+/// told apart by keys, `field=set`, `field=atomic` for objects that have one owner as a whole (the
+/// field `-` is the type itself), `field:value,...` for the values that a field may have.
+const FIELDS: &str = include_str!("fields.txt");
+
+fn fields(type_name: &str) -> impl Iterator<Item = &'static str> {
+    static TABLE: OnceLock<HashMap<&'static str, &'static str>> = OnceLock::new();
+    let table =
+        TABLE.get_or_init(|| FIELDS.lines().filter_map(|line| line.split_once(' ')).collect());
+    let at = type_name.find(".apis.").map(|at| at + ".apis.".len());
+    let short = match at {
+        Some(at) => &type_name[at..],
+        None => type_name.strip_prefix("io.k8s.api.").unwrap_or(type_name),
+    };
+    table.get(short).copied().unwrap_or_default().split(' ').filter(|field| !field.is_empty())
+}
+
+/// Marks the fields of a type as server-side apply and `explain` want them.
+fn mark(type_name: &str, schema: &mut Value) {
+    for field in fields(type_name) {
+        if let Some((name, values)) = field.split_once(':') {
+            let values: Vec<&str> =
+                values.split(',').map(|value| value.trim_matches('"')).collect();
+            let of = &mut schema["properties"][name];
+            let of = if of["type"] == "array" { &mut of["items"] } else { of };
+            of["enum"] = json!(values);
+        } else if let Some((name, how)) = field.split_once('=') {
+            let of = if name == "-" { &mut *schema } else { &mut schema["properties"][name] };
+            match how {
+                "atomic" => of["x-kubernetes-map-type"] = "atomic".into(),
+                "set" => of["x-kubernetes-list-type"] = "set".into(),
+                keys => {
+                    let keys: Vec<&str> = keys.split(',').collect();
+                    of["x-kubernetes-list-type"] = "map".into();
+                    of["x-kubernetes-list-map-keys"] = json!(keys);
+                }
+            }
+        }
+    }
+}
+
+/// Members that the API does not ask for, though the types do.
+fn relax(type_name: &str, schema: &mut Value) {
+    const ANY: [&str; 4] =
+        ["JSON", "JSONSchemaPropsOrArray", "JSONSchemaPropsOrBool", "JSONSchemaPropsOrStringArray"];
+    const UNNAMED: [&str; 8] = [
+        "ConfigMapEnvSource",
+        "ConfigMapKeySelector",
+        "ConfigMapProjection",
+        "ConfigMapVolumeSource",
+        "LocalObjectReference",
+        "SecretEnvSource",
+        "SecretKeySelector",
+        "SecretProjection",
+    ];
+    let name = type_name.rsplit('.').next().unwrap_or_default();
+    if ANY.contains(&name) {
+        *schema = json!({ "description": schema["description"] });
+    }
+    let unnamed = UNNAMED.contains(&name);
+    let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) else { return };
+    required.retain(|field| field != "metadata" && !(unnamed && field == "name"));
+    if required.is_empty()
+        && let Some(schema) = schema.as_object_mut()
+    {
+        schema.remove("required");
     }
 }
 
@@ -390,6 +459,7 @@ fn add_paths(kind: &Kind, schema: &str, paths: &mut Map<String, Value>) {
     if !kind.is_custom() {
         types.push("application/strategic-merge-patch+json");
     }
+    types.push("application/apply-patch+yaml");
     let content: Map<String, Value> = types
         .into_iter()
         .map(|media_type| (media_type.to_owned(), json!({ "schema": { "type": "object" } })))
@@ -460,23 +530,33 @@ mod tests {
         assert_eq!(deployment["x-kubernetes-group-version-kind"], expected);
         let containers = &schemas["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"];
         assert_eq!(containers["x-kubernetes-patch-merge-key"], "name");
+        assert_eq!(containers["x-kubernetes-list-map-keys"], json!(["name"]));
+        let policy = &schemas["io.k8s.api.core.v1.Container"]["properties"]["imagePullPolicy"];
+        assert_eq!(policy["enum"], json!(["Always", "IfNotPresent", "Never"]));
+        let selector = &schemas["io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector"];
+        assert_eq!(selector["x-kubernetes-map-type"], "atomic");
     }
 
     #[test]
-    fn unknown_fields_are_dropped_and_named() {
+    fn every_field_of_the_table_is_one() {
         let kinds = builtin();
-        let pods = kinds.iter().find(|kind| kind.resource.plural == "pods").unwrap();
-        let mut pod = json!({"metadata": {"name": "p", "labels": {"any": "x"}}, "spec": {"foo": 1,
-            "containers": [{"name": "a", "imag": "x", "resources": {"limits": {"cpu": "1"}}}]}});
-        let unknown = drop_unknown_fields(pods, &mut pod);
-        let mut expected =
-            ["unknown field \"spec.containers[0].imag\"", "unknown field \"spec.foo\""];
-        expected.sort_unstable();
-        assert_eq!(unknown, expected);
-        assert_eq!(
-            pod,
-            json!({"metadata": {"name": "p", "labels": {"any": "x"}}, "spec": {
-                "containers": [{"name": "a", "resources": {"limits": {"cpu": "1"}}}]}})
-        );
+        let mut known: HashMap<&str, Arc<Types>> = HashMap::new();
+        for kind in &kinds {
+            known.entry(&kind.resource.group).or_insert_with(|| types_of(kind));
+        }
+        for line in FIELDS.lines() {
+            let (type_name, marks) = line.split_once(' ').unwrap();
+            let suffix = format!(".{type_name}");
+            let schema = known.values().find_map(|types| {
+                types.definitions.iter().find(|(name, _)| name.ends_with(&suffix))
+            });
+            let (_, schema) = schema.unwrap_or_else(|| panic!("no type {type_name}"));
+            for mark in marks.split(' ') {
+                let field = mark.split(['=', ':']).next().unwrap();
+                let of = &schema["properties"][field];
+                let known = field == "-" || of.get("description").is_some();
+                assert!(known, "{type_name} has no field {field}");
+            }
+        }
     }
 }

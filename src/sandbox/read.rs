@@ -27,6 +27,9 @@ const CHUNK_ITEMS: usize = 256;
 
 /// The object as `kind`'s version shows it.
 pub fn shown<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
+    if let Some(view) = kind.view {
+        return Cow::Owned((view.read)(&stored.value));
+    }
     let version = kind.resource.api_version();
     if stored.value["apiVersion"] == *version {
         return Cow::Borrowed(&stored.value);
@@ -34,6 +37,11 @@ pub fn shown<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     let mut value = stored.value.clone();
     value["apiVersion"] = version.into();
     Cow::Owned(value)
+}
+
+/// What the columns of a kind look at: views print as what they show.
+fn printed<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
+    if kind.view.is_some() { Cow::Borrowed(&stored.value) } else { shown(kind, stored) }
 }
 
 /// `PartialObjectMetadata` of an object.
@@ -51,10 +59,10 @@ pub fn object_bytes(call: &Call, stored: &Stored, now: i64) -> Bytes {
         (Form::Object | Form::Aggregated, Cow::Borrowed(_)) => return stored.bytes.clone(),
         (Form::Object | Form::Aggregated, Cow::Owned(value)) => serde_json::to_vec(value),
         (Form::Partial, value) => serde_json::to_vec(&partial(value)),
-        (Form::Table, value) => {
+        (Form::Table, _) => {
             let meta = json!({ "resourceVersion": stored.version.to_string() });
-            let include = included(call);
-            serde_json::to_vec(&table::render(&call.kind, &[value], &meta, now, include))
+            let value = printed(&call.kind, stored);
+            serde_json::to_vec(&table::render(&call.kind, &[&value], &meta, now, included(call)))
         }
     };
     value.unwrap_or_default().into()
@@ -227,7 +235,7 @@ impl Api {
         let (list_kind, version) = match call.form {
             Form::Table => {
                 let shown: Vec<Cow<'_, Value>> =
-                    page.items.iter().map(|stored| shown(kind, stored)).collect();
+                    page.items.iter().map(|stored| printed(kind, stored)).collect();
                 let objects: Vec<&Value> = shown.iter().map(|value| &**value).collect();
                 let include = included(call);
                 return json_response(200, &table::render(kind, &objects, &meta, now, include));

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::cache::{Lister, Scope, SharedInformerFactory};
 use crate::client::Client;
 use crate::controllers::runner::{Change, Controller, Error, Next, Queue, SyncResult};
+use crate::events::{EventType, ObjectReference, Recorder};
 use crate::objects::{
     Istr, Labels, Meta, ObjectKey, Resource, ResourceList, ResourceType, resource,
 };
@@ -191,6 +192,8 @@ impl Ledger {
 }
 
 struct Scheduler {
+    /// `None`: no events.
+    recorder: Option<Recorder>,
     client: Client,
     pods: Lister<Unscheduled>,
     nodes: Lister<Node>,
@@ -198,7 +201,11 @@ struct Scheduler {
 }
 
 /// The scheduler as a controller over `factory`'s pods and nodes.
-pub fn scheduler(factory: &SharedInformerFactory, client: Client) -> Controller {
+pub fn scheduler(
+    factory: &SharedInformerFactory,
+    client: Client,
+    recorder: Option<Recorder>,
+) -> Controller {
     let pods = factory.informer_for::<Unscheduled>(Scope {
         resource: PODS,
         metadata_only: false,
@@ -209,6 +216,7 @@ pub fn scheduler(factory: &SharedInformerFactory, client: Client) -> Controller 
     let nodes = factory.informer::<Node>();
     let this = Arc::new(Scheduler {
         client,
+        recorder,
         pods: pods.lister(),
         nodes: nodes.lister(),
         ledger: Mutex::default(),
@@ -278,7 +286,7 @@ impl Scheduler {
             chosen
         };
         let Some(node) = node else {
-            return self.report_unschedulable(&key, nodes.len()).await;
+            return self.report_unschedulable(&pod, &key, nodes.len()).await;
         };
         let binding = json!({
             "apiVersion": "v1", "kind": "Binding",
@@ -287,16 +295,31 @@ impl Scheduler {
         });
         let bindings = self.client.resource(&PODS).subresource("binding");
         let Err(error) = bindings.create_for::<Value>(&key, &binding).await else {
+            let message = format!("Successfully assigned {}/{} to {node}", key.namespace, key.name);
+            self.tell(&pod, EventType::Normal, "Scheduled", message);
             return Ok(Next::Done);
         };
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         if error.is_not_found() || error.is_conflict() { Ok(Next::Done) } else { Err(error.into()) }
     }
 
-    async fn report_unschedulable(&self, key: &ObjectKey, nodes: usize) -> SyncResult {
+    fn tell(&self, pod: &Unscheduled, event_type: EventType, reason: &str, message: String) {
+        if let Some(recorder) = &self.recorder {
+            recorder.event(&ObjectReference::of(&PODS, &pod.meta), event_type, reason, message);
+        }
+    }
+
+    async fn report_unschedulable(
+        &self,
+        pod: &Unscheduled,
+        key: &ObjectKey,
+        nodes: usize,
+    ) -> SyncResult {
+        let message = format!("0/{nodes} nodes are available.");
+        self.tell(pod, EventType::Warning, "FailedScheduling", message.clone());
         let patch = crate::client::Patch::StrategicMerge(json!({ "status": { "conditions": [{
             "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-            "message": format!("0/{nodes} nodes are available."),
+            "message": message,
         }]}}));
         let status = self.client.resource(&PODS).subresource("status");
         match status.patch::<Value>(key, &patch).await {

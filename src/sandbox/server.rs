@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::api::Api;
 use super::auth::{Auth, User};
-use super::call::{Call, Form, Query};
+use super::call::{Call, Form, Query, Warnings};
 use super::certs::{Authority, service_account_key};
 use super::faults::Faults;
 use super::kinds::{self, Kind};
@@ -242,6 +242,7 @@ impl Api {
             subresource: String::new(),
             query: Query::default(),
             form: Form::Object,
+            warnings: Warnings::default(),
         };
         self.create_object(&call, object).map(|stored| stored.value.clone())
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::api::{Api, Payload, json_response};
 use super::auth::User;
-use super::call::Call;
+use super::call::{Call, Warnings};
 use super::delete::DeleteOptions;
 use super::failures;
 use super::kinds::Subresource;
@@ -33,10 +33,8 @@ impl Api {
             (Subresource::Scale { replicas, status_replicas, selector }, _) => {
                 self.scale(verb, call, payload, [&replicas, &status_replicas], selector.as_deref())
             }
-            (Subresource::Log, "get") => {
-                self.stored(call)?;
-                Ok(Response::text(200, ""))
-            }
+            (Subresource::Log, "get") => Err(self.no_containers(call, "log")),
+            (Subresource::Connect(what), _) => Err(self.no_containers(call, what)),
             (Subresource::Eviction, "create") => self.evict(call, payload),
             (Subresource::Binding, "create") => self.bind(call, payload),
             (Subresource::Token, "create") => self.token(call, payload),
@@ -57,12 +55,24 @@ impl Api {
                     "get" => self.stored(call)?,
                     "patch" => self.patch_object(call, payload, part)?,
                     _ if sub == Subresource::Finalize => self.finalize(call, payload)?,
-                    _ => self.update_object(call, payload.object()?, part)?,
+                    _ => self.update_object(call, call.object(payload)?, part)?,
                 };
                 Ok(self.one(200, call, &stored))
             }
             _ => Err(failures::method_not_allowed()),
         }
+    }
+
+    /// Why something that only a kubelet could answer is not.
+    fn no_containers(&self, call: &Call, what: &str) -> ApiError {
+        if let Err(error) = self.stored(call) {
+            return error;
+        }
+        let message = format!(
+            "{} {:?} has no {what} here: the sandbox's nodes are stand-ins that run no containers",
+            call.kind.resource.kind, call.name
+        );
+        ApiError::new(501, "NotImplemented", message)
     }
 
     fn stored(&self, call: &Call) -> ApiResult<Arc<Stored>> {
@@ -147,6 +157,22 @@ impl Api {
             _ => return Err(failures::method_not_allowed()),
         };
         Ok(json_response(200, &form(&stored.value)))
+    }
+
+    /// A binding that names its pod in the body.
+    pub fn bind_named(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
+        let name = text(&payload.object()?, "/metadata/name").to_owned();
+        let pods = self.registry.find("", "v1", "pods").ok_or_else(failures::no_such_path)?;
+        let pod = Call {
+            kind: pods,
+            namespace: call.namespace.clone(),
+            name,
+            subresource: "binding".to_owned(),
+            query: call.query.clone(),
+            form: call.form,
+            warnings: Warnings::default(),
+        };
+        self.bind(&pod, payload)
     }
 
     fn bind(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
@@ -250,6 +276,7 @@ impl Api {
             subresource: "status".to_owned(),
             query: super::call::Query::default(),
             form: call.form,
+            warnings: Warnings::default(),
         };
         let now = self.clock.now().to_string();
         let take = |old: &Value| -> ApiResult<Value> {

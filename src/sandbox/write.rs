@@ -5,9 +5,10 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::api::{Api, Payload};
-use super::call::Call;
+use super::apply;
+use super::call::{Call, Warnings};
 use super::failures;
-use super::kinds::{self, Kind, Subresource};
+use super::kinds::{self, Kind, Subresource, View};
 use super::patch;
 use super::status::ApiResult;
 use super::store::{StoreError, Stored};
@@ -55,6 +56,20 @@ fn generated(base: &str) -> String {
     let suffix: String =
         (0..5).map(|_| char::from(ALPHABET[fastrand::usize(..ALPHABET.len())])).collect();
     base + &suffix
+}
+
+/// Drops lists and maps of the metadata that hold nothing, as its type does.
+fn drop_empty(metadata: &mut Value) {
+    for key in ["annotations", "finalizers", "labels", "ownerReferences"] {
+        let empty = match metadata.get(key) {
+            Some(Value::Array(items)) => items.is_empty(),
+            Some(Value::Object(members)) => members.is_empty(),
+            _ => false,
+        };
+        if empty {
+            remove(metadata, key);
+        }
+    }
 }
 
 /// Everything but metadata and status: what the generation counts.
@@ -105,22 +120,6 @@ fn check_namespace(call: &Call, object: &mut Value) -> ApiResult<()> {
     Ok(())
 }
 
-fn check_field_validation(call: &Call) -> ApiResult<()> {
-    match call.query.get("fieldValidation") {
-        "" | "Ignore" | "Warn" | "Strict" => Ok(()),
-        other => {
-            let cause = super::status::Cause {
-                reason: "FieldValueNotSupported",
-                message: format!(
-                    "Unsupported value: {other:?}: supported values: \"Ignore\", \"Strict\", \"Warn\""
-                ),
-                field: "fieldValidation".to_owned(),
-            };
-            Err(failures::invalid("meta.k8s.io", "CreateOptions", "", &[cause]))
-        }
-    }
-}
-
 /// How an object is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
@@ -134,15 +133,31 @@ pub enum Part {
     Raw,
 }
 
+/// Whether a write's `managedFields` are still to be worked out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Track {
+    Update,
+    /// They are what they shall be.
+    Done,
+}
+
 impl Api {
     pub fn create(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
-        check_field_validation(call)?;
-        let stored = self.create_object(call, payload.object()?)?;
+        let stored = self.create_object(call, call.object(payload)?)?;
         Ok(self.one(201, call, &stored))
     }
 
     /// Stores a new object, as a create request does.
-    pub fn create_object(&self, call: &Call, mut object: Value) -> ApiResult<Arc<Stored>> {
+    pub fn create_object(&self, call: &Call, object: Value) -> ApiResult<Arc<Stored>> {
+        self.create_tracked(call, object, Track::Update)
+    }
+
+    fn create_tracked(
+        &self,
+        call: &Call,
+        mut object: Value,
+        track: Track,
+    ) -> ApiResult<Arc<Stored>> {
         let kind = &call.kind;
         let dry_run = call.query.dry_run()?;
         check_type(kind, &mut object)?;
@@ -158,13 +173,13 @@ impl Api {
         for key in [
             "resourceVersion",
             "selfLink",
-            "managedFields",
             "deletionTimestamp",
             "deletionGracePeriodSeconds",
             "generation",
         ] {
             remove(metadata, key);
         }
+        drop_empty(metadata);
         metadata["uid"] = uuid().into();
         metadata["creationTimestamp"] = self.clock.now().to_string().into();
         if kind.has_generation {
@@ -189,6 +204,11 @@ impl Api {
         self.refuse(kind, &name, &causes)?;
         if is_definition(kind) {
             self.establish(&mut object)?;
+        }
+        if track == Track::Update {
+            remove(&mut object["metadata"], "managedFields");
+            let now = self.clock.now().to_string();
+            apply::update(kind, None, &mut object, &call.writer(&now));
         }
         let table = call.table();
         if dry_run {
@@ -241,8 +261,60 @@ impl Api {
         Err(error)
     }
 
+    /// A write to a kind that is stored as another.
+    pub fn write_view(
+        &self,
+        view: View,
+        verb: &str,
+        call: &Call,
+        payload: &Payload,
+    ) -> ApiResult<Response> {
+        let (group, version, plural) = view.of;
+        let kind = self.registry.find(group, version, plural).ok_or_else(failures::no_such_path)?;
+        let part = match call.subresource.as_str() {
+            "" => Part::Main,
+            "status" => Part::Status,
+            _ => return Err(failures::no_such_path()),
+        };
+        let stored_as = Call {
+            kind,
+            namespace: call.namespace.clone(),
+            name: call.name.clone(),
+            subresource: call.subresource.clone(),
+            query: call.query.clone(),
+            form: call.form,
+            warnings: Warnings::default(),
+        };
+        let own = || -> ApiResult<Value> {
+            let mut object = call.object(payload)?;
+            check_type(&call.kind, &mut object)?;
+            Ok(object)
+        };
+        let written = |mut new: Value, old: &Value| {
+            new = (view.write)(new);
+            if plural == "horizontalpodautoscalers" {
+                kinds::views::keep_metrics(&mut new, old);
+            }
+            new
+        };
+        let stored = match verb {
+            "create" => self.create_object(&stored_as, (view.write)(own()?))?,
+            "update" => {
+                let object = own()?;
+                self.modify(&stored_as, part, &|old| Ok(written(object.clone(), old)))?
+            }
+            _ => self.modify(&stored_as, part, &|old| {
+                let shown = (view.read)(old);
+                let patched =
+                    patch::apply(&call.kind, &payload.content_type, &shown, &payload.bytes)?;
+                Ok(written(call.patched(payload, patched)?, old))
+            })?,
+        };
+        Ok(self.one(if verb == "create" { 201 } else { 200 }, call, &stored))
+    }
+
     pub fn update(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
-        let object = payload.object()?;
+        let object = call.object(payload)?;
         let stored = self.update_object(call, object, Part::Main)?;
         Ok(self.one(200, call, &stored))
     }
@@ -253,14 +325,13 @@ impl Api {
     }
 
     pub fn patch(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
-        let apply = payload.content_type.starts_with("application/apply-patch");
-        if apply && self.store.get(&call.table(), &call.key(&call.name)).is_none() {
-            let empty = json!({
-                "apiVersion": call.kind.resource.api_version(), "kind": call.kind.resource.kind,
-                "metadata": { "name": call.name },
-            });
-            let object = patch::apply(&call.kind, &payload.content_type, &empty, &payload.bytes)?;
-            let stored = self.create_object(call, object)?;
+        let missing = || self.store.get(&call.table(), &call.key(&call.name)).is_none();
+        if patch::is_apply(&payload.content_type) && missing() {
+            let config = call.config(payload)?;
+            let now = self.clock.now().to_string();
+            let empty = json!({ "metadata": {} });
+            let object = apply::apply(&call.kind, &empty, &config, &call.writer(&now), true)?;
+            let stored = self.create_tracked(call, object, Track::Done)?;
             return Ok(self.one(201, call, &stored));
         }
         let stored = self.patch_object(call, payload, Part::Main)?;
@@ -274,8 +345,17 @@ impl Api {
         payload: &Payload,
         part: Part,
     ) -> ApiResult<Arc<Stored>> {
+        if patch::is_apply(&payload.content_type) {
+            let config = call.config(payload)?;
+            let now = self.clock.now().to_string();
+            let (writer, force) = (call.writer(&now), call.query.is("force"));
+            return self.modify_tracked(call, part, Track::Done, &|old| {
+                apply::apply(&call.kind, old, &config, &writer, force)
+            });
+        }
         self.modify(call, part, &|old| {
-            patch::apply(&call.kind, &payload.content_type, old, &payload.bytes)
+            let patched = patch::apply(&call.kind, &payload.content_type, old, &payload.bytes)?;
+            call.patched(payload, patched)
         })
     }
 
@@ -287,7 +367,17 @@ impl Api {
         part: Part,
         change: &dyn Fn(&Value) -> ApiResult<Value>,
     ) -> ApiResult<Arc<Stored>> {
-        check_field_validation(call)?;
+        let track = if part == Part::Raw { Track::Done } else { Track::Update };
+        self.modify_tracked(call, part, track, change)
+    }
+
+    fn modify_tracked(
+        &self,
+        call: &Call,
+        part: Part,
+        track: Track,
+        change: &dyn Fn(&Value) -> ApiResult<Value>,
+    ) -> ApiResult<Arc<Stored>> {
         let dry_run = call.query.dry_run()?;
         let (table, key) = (call.table(), call.key(&call.name));
         let resource = &call.kind.resource;
@@ -297,7 +387,11 @@ impl Api {
                 .get(&table, &key)
                 .ok_or_else(|| failures::not_found(resource, &call.name))?;
             let shown = super::read::shown(&call.kind, &old);
-            let new = self.changed(call, part, &shown, change(&shown)?)?;
+            let mut new = self.changed(call, part, &shown, change(&shown)?)?;
+            if track == Track::Update {
+                let now = self.clock.now().to_string();
+                apply::update(&call.kind, Some(&shown), &mut new, &call.writer(&now));
+            }
             if new == *shown {
                 return Ok(old);
             }
@@ -361,7 +455,7 @@ impl Api {
             carry(&mut new["metadata"], &old["metadata"], key);
         }
         remove(&mut new["metadata"], "selfLink");
-        remove(&mut new["metadata"], "managedFields");
+        drop_empty(&mut new["metadata"]);
         match part {
             Part::Main => {
                 (kind.default)(&mut new);

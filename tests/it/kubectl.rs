@@ -1,8 +1,10 @@
 //! kubectl against the sandbox, as a user types it. Skipped, and said so, where there is no kubectl.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
 
 use crate::env::*;
 
@@ -29,7 +31,21 @@ impl Kubectl {
         text
     }
 
-    async fn try_with(&self, args: &[&str], input: &str) -> (bool, String) {
+    /// Standard output and error of a command that must succeed with `input` to read.
+    async fn feed(&self, args: &[&str], input: &Value) -> String {
+        let (ok, text) = self.try_with(args, &input.to_string()).await;
+        assert!(ok, "kubectl {args:?}: {text}");
+        text
+    }
+
+    /// Standard output and error of a command that must fail.
+    async fn fail(&self, args: &[&str], input: &Value) -> String {
+        let (ok, text) = self.try_with(args, &input.to_string()).await;
+        assert!(!ok, "kubectl {args:?} succeeded: {text}");
+        text
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new("kubectl");
         command
             .arg("--kubeconfig")
@@ -39,6 +55,34 @@ impl Kubectl {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        command
+    }
+
+    /// Reads a watch until `last` has been seen, and gives the lines up to it. The watch ends by
+    /// itself after a while, and the test with it.
+    fn watch(&self, args: &[&str], last: &str) -> async_std::task::JoinHandle<Vec<String>> {
+        let mut command = self.command(args);
+        command.arg("--request-timeout=80s");
+        let last = last.to_owned();
+        async_std::task::spawn_blocking(move || {
+            let mut child = command.spawn().expect("kubectl starts");
+            let mut seen = Vec::new();
+            for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+                seen.push(line.expect("text"));
+                if seen.last().is_some_and(|line| line.contains(&last)) {
+                    break;
+                }
+            }
+            let _ = child.kill();
+            let _ = child.wait();
+            let found = seen.last().is_some_and(|line| line.contains(&last));
+            assert!(found, "the watch ended without {last:?}: {seen:#?}");
+            seen
+        })
+    }
+
+    async fn try_with(&self, args: &[&str], input: &str) -> (bool, String) {
+        let mut command = self.command(args);
         let input = input.to_owned();
         // The sandbox runs in this process: its threads must not wait for kubectl.
         let output = async_std::task::spawn_blocking(move || {
@@ -69,13 +113,10 @@ fn the_commands_of_a_users_day() {
             return env.stop().await;
         };
         let manager = env.manager("manager", &[]);
-        let yaml = serde_json::to_string(&deployment("web", 3, "web:1")).unwrap();
-        let (ok, text) = kubectl.try_with(&["apply", "-f", "-"], &yaml).await;
-        assert!(ok, "{text}");
-        has(&text, &["deployment.apps/web created"]);
-        let (ok, text) = kubectl.try_with(&["apply", "-f", "-"], &yaml).await;
-        assert!(ok, "{text}");
-        has(&text, &["deployment.apps/web unchanged"]);
+        let web = deployment("web", 3, "web:1");
+        let apply = ["apply", "-f", "-"];
+        has(&kubectl.feed(&apply, &web).await, &["deployment.apps/web created"]);
+        has(&kubectl.feed(&apply, &web).await, &["deployment.apps/web unchanged"]);
         let status = ["rollout", "status", "deployment/web", "--timeout=60s"];
         has(&kubectl.run(&status).await, &["deployment \"web\" successfully rolled out"]);
         has(&kubectl.run(&["get", "deployments"]).await, &["NAME", "UP-TO-DATE", "web", "3/3"]);
@@ -88,13 +129,32 @@ fn the_commands_of_a_users_day() {
         has(&pods, &["STATUS", "RESTARTS", "Running"]);
         has(
             &kubectl.run(&["describe", "deployment", "web"]).await,
-            &["ScalingReplicaSet", "Scaled up replica set web-", "NewReplicaSetAvailable"],
+            &[
+                "3 desired | 3 updated | 3 total | 3 available | 0 unavailable",
+                "ScalingReplicaSet",
+                "Scaled up replica set web-",
+                "NewReplicaSetAvailable",
+            ],
+        );
+        has(
+            &kubectl.run(&["describe", "replicaset"]).await,
+            &["Controlled By:  Deployment/web", "3 Running / 0 Waiting", "SuccessfulCreate"],
         );
         has(
             &kubectl.run(&["get", "events"]).await,
             &["LAST SEEN", "SuccessfulCreate", "Created pod: web-"],
         );
+        // Events are written in the background.
+        eventually(&env.clock, "the pods' own events", || async {
+            let pods = kubectl.run(&["describe", "pods"]).await;
+            let told = ["default-scheduler  Successfully assigned default/web-", "kubelet"];
+            if told.iter().all(|told| pods.contains(told)) { Ok(()) } else { Err(pods) }
+        })
+        .await;
+        let about = ["events", "--for=deployment/web"];
+        has(&kubectl.run(&about).await, &["Deployment/web", "ScalingReplicaSet"]);
 
+        let watch = kubectl.watch(&["get", "deployment", "web", "-w"], "5/5");
         has(
             &kubectl.run(&["scale", "deploy/web", "--replicas=5"]).await,
             &["deployment.apps/web scaled"],
@@ -102,24 +162,261 @@ fn the_commands_of_a_users_day() {
         let five =
             ["wait", "deploy/web", "--for=jsonpath={.status.availableReplicas}=5", "--timeout=60s"];
         has(&kubectl.run(&five).await, &["condition met"]);
+        let seen = watch.await;
+        assert!(seen[0].starts_with("NAME") && seen.len() > 2, "{seen:#?}");
+        let available = ["wait", "deploy/web", "--for=condition=Available"];
+        has(&kubectl.run(&available).await, &["condition met"]);
         let image = ["set", "image", "deployment/web", "main=web:2"];
         has(&kubectl.run(&image).await, &["deployment.apps/web image updated"]);
         kubectl.run(&status).await;
         let history = kubectl.run(&["rollout", "history", "deployment/web"]).await;
-        has(&history, &["REVISION", "1", "2"]);
+        has(&history, &["REVISION", "1 ", "2 "]);
+        let second = ["rollout", "history", "deployment/web", "--revision=2"];
+        has(&kubectl.run(&second).await, &["with revision #2", "web:2"]);
         has(&kubectl.run(&["rollout", "undo", "deployment/web"]).await, &["rolled back"]);
         kubectl.run(&status).await;
         let image_now = "-o=jsonpath={.spec.template.spec.containers[0].image}";
         assert_eq!(kubectl.run(&["get", "deploy", "web", image_now]).await, "web:1");
         has(&kubectl.run(&["rollout", "pause", "deployment/web"]).await, &["paused"]);
+        has(
+            &kubectl.fail(&["rollout", "pause", "deployment/web"], &Value::Null).await,
+            &["already paused"],
+        );
         has(&kubectl.run(&["rollout", "resume", "deployment/web"]).await, &["resumed"]);
         has(&kubectl.run(&["rollout", "restart", "deployment/web"]).await, &["restarted"]);
         kubectl.run(&status).await;
+        let restarted = "-o=jsonpath={.spec.template.metadata.annotations}";
+        has(&kubectl.run(&["get", "deploy", "web", restarted]).await, &["restartedAt"]);
         has(
             &kubectl.run(&["explain", "deployment.spec.replicas"]).await,
-            &["GROUP:", "apps", "replicas", "Number of desired pods"],
+            &["GROUP:", "apps", "replicas <integer>", "Number of desired pods"],
         );
+        has(
+            &kubectl.run(&["explain", "pods.spec.containers.imagePullPolicy"]).await,
+            &["ENUM:", "IfNotPresent"],
+        );
+        let all = kubectl.run(&["explain", "deployment", "--recursive"]).await;
+        has(&all, &["maxSurge\t<IntOrString>", "containers\t<[]Container> -required-"]);
         drop(manager);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn dependents_go_or_stay_as_delete_says() {
+    block_on(async {
+        let env = Env::new("kubectl-delete").await;
+        let home = Folder::new("kubectl-home");
+        let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
+            return env.stop().await;
+        };
+        let manager = env.manager("manager", &[]);
+        let web = deployment("web", 2, "web:1");
+        let status = ["rollout", "status", "deployment/web", "--timeout=60s"];
+        let sets = ["get", "replicasets", "-o=name"];
+
+        kubectl.feed(&["apply", "-f", "-"], &web).await;
+        kubectl.run(&status).await;
+        let set = kubectl.run(&sets).await;
+        let set = set.trim();
+        has(
+            &kubectl.run(&["delete", "deployment", "web", "--cascade=orphan"]).await,
+            &["deployment.apps \"web\" deleted"],
+        );
+        let owners = ["get", set, "-o=jsonpath={.metadata.ownerReferences}"];
+        assert_eq!(kubectl.run(&owners).await, "", "the set is nobody's");
+
+        // A new Deployment adopts it. In the foreground, delete waits for the dependents.
+        kubectl.feed(&["apply", "-f", "-"], &web).await;
+        kubectl.run(&status).await;
+        assert_eq!(kubectl.run(&sets).await.trim(), set);
+        kubectl.run(&["delete", "deployment", "web", "--cascade=foreground"]).await;
+        let left = kubectl.run(&["get", "deployments,replicasets,pods"]).await;
+        has(&left, &["No resources found in default namespace."]);
+
+        kubectl.feed(&["apply", "-f", "-"], &web).await;
+        kubectl.run(&status).await;
+        kubectl.run(&["delete", "deployment", "web", "--cascade=background"]).await;
+        kubectl.run(&["wait", "replicasets", "--all", "--for=delete", "--timeout=60s"]).await;
+        kubectl.run(&["wait", "pods", "--all", "--for=delete", "--timeout=60s"]).await;
+        let left = kubectl.run(&["get", "replicasets,pods"]).await;
+        has(&left, &["No resources found in default namespace."]);
+        drop(manager);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn what_is_wrong_is_refused_in_a_real_servers_words() {
+    block_on(async {
+        let env = Env::new("kubectl-wrong").await;
+        let home = Folder::new("kubectl-home");
+        let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
+            return env.stop().await;
+        };
+        let mut typo = deployment("web", 3, "web:1");
+        typo["spec"]["replcas"] = 3.into();
+        typo["spec"]["template"]["spec"]["containers"][0]["imag"] = "x".into();
+        let apply = ["apply", "-f", "-"];
+        has(
+            &kubectl.fail(&apply, &typo).await,
+            &["Error from server (BadRequest): error when creating \"STDIN\": \
+               Deployment in version \"v1\" cannot be handled as a Deployment: strict decoding error: \
+               unknown field \"spec.replcas\", unknown field \"spec.template.spec.containers[0].imag\""],
+        );
+        let warned = kubectl.feed(&["create", "--validate=warn", "-f", "-"], &typo).await;
+        has(&warned, &["Warning: unknown field \"spec.replcas\"", "deployment.apps/web created"]);
+        let spec = kubectl.run(&["get", "deploy", "web", "-o=jsonpath={.spec}"]).await;
+        assert!(!spec.contains("replcas") && !spec.contains("imag\""), "{spec}");
+        let mut text = deployment("b", 3, "web:1");
+        text["spec"]["replicas"] = "3".into();
+        has(
+            &kubectl.fail(&apply, &text).await,
+            &[
+                "json: cannot unmarshal string into Go struct field DeploymentSpec.spec.replicas of type int32",
+            ],
+        );
+        let moved = r#"-p={"spec":{"selector":{"matchLabels":{"a":"b"}}}}"#;
+        has(
+            &kubectl.fail(&["patch", "deploy", "web", moved], &Value::Null).await,
+            &["The Deployment \"web\" is invalid", "field is immutable"],
+        );
+        has(
+            &kubectl.fail(&["get", "deploy", "none"], &Value::Null).await,
+            &["Error from server (NotFound): deployments.apps \"none\" not found"],
+        );
+        has(
+            &kubectl.fail(&["get", "nothings"], &Value::Null).await,
+            &["the server doesn't have a resource type \"nothings\""],
+        );
+        kubectl.run(&["run", "lone", "--image=lone:1"]).await;
+        for command in [&["logs", "lone"][..], &["exec", "lone", "--", "ls"]] {
+            has(
+                &kubectl.fail(command, &Value::Null).await,
+                &["Error from server (NotImplemented): Pod \"lone\" has no "],
+            );
+        }
+        env.stop().await;
+    });
+}
+
+/// Typed clients write protobuf; what they make must be what they were told.
+#[test]
+fn what_is_created_by_flags_is_as_told() {
+    block_on(async {
+        let env = Env::new("kubectl-create").await;
+        let home = Folder::new("kubectl-home");
+        let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
+            return env.stop().await;
+        };
+        for (command, of, path, expected) in [
+            ("configmap c --from-literal=a=b", "cm/c", "{.data}", r#"{"a":"b"}"#),
+            ("secret generic s --from-literal=a=b", "secret/s", "{.type} {.data.a}", "Opaque Yg=="),
+            ("namespace n", "ns/n", "{.status.phase}", "Active"),
+            ("serviceaccount sa", "sa/sa", "{.metadata.name}", "sa"),
+            (
+                "quota q --hard=pods=3,cpu=500m",
+                "quota/q",
+                "{.spec.hard}",
+                r#"{"cpu":"500m","pods":"3"}"#,
+            ),
+            (
+                "deployment d --image=x:1 --replicas=0 --port=80",
+                "deploy/d",
+                "{.spec.replicas} {.spec.template.spec.containers[0].ports[0].containerPort}",
+                "0 80",
+            ),
+            (
+                "job j --image=x:1 -- sleep 1",
+                "job/j",
+                "{.spec.template.spec.containers[0].command}",
+                r#"["sleep","1"]"#,
+            ),
+            (
+                "cronjob cj --image=x:1 --schedule=@daily",
+                "cronjob/cj",
+                "{.spec.schedule}",
+                "@daily",
+            ),
+            ("job k --from=cronjob/cj", "job/k", "{.metadata.ownerReferences[0].name}", "cj"),
+            (
+                "service nodeport np --tcp=80:8080",
+                "svc/np",
+                "{.spec.type} {.spec.ports[0].targetPort}",
+                "NodePort 8080",
+            ),
+            (
+                "role r --verb=get,list --resource=pods",
+                "role/r",
+                "{.rules[0].verbs}",
+                r#"["get","list"]"#,
+            ),
+            ("rolebinding rb --role=r --user=bob", "rolebinding/rb", "{.subjects[0].name}", "bob"),
+            ("ingress i --rule=h/p=svc:80", "ingress/i", "{.spec.rules[0].host}", "h"),
+            (
+                "poddisruptionbudget b --selector=a=b --min-available=50%",
+                "pdb/b",
+                "{.spec.minAvailable}",
+                "50%",
+            ),
+            ("priorityclass pc --value=7", "priorityclass/pc", "{.value}", "7"),
+        ] {
+            let mut args = vec!["create"];
+            args.extend(command.split(' '));
+            has(&kubectl.run(&args).await, &[" created"]);
+            let shown = kubectl.run(&["get", of, &format!("-o=jsonpath={path}")]).await;
+            assert_eq!(shown, expected, "{command}");
+        }
+        has(&kubectl.run(&["autoscale", "deploy/d", "--max=3"]).await, &["autoscaled"]);
+        has(&kubectl.run(&["get", "hpa", "d"]).await, &["Deployment/d", "cpu: <unknown>/80%"]);
+        has(&kubectl.run(&["expose", "deploy/d", "--port=80"]).await, &["service/d exposed"]);
+        assert!(kubectl.run(&["create", "token", "sa"]).await.trim().len() > 20);
+        assert_eq!(kubectl.run(&["auth", "can-i", "create", "pods"]).await.trim(), "yes");
+        has(&kubectl.run(&["auth", "whoami"]).await, &["kubernetes-admin", "system:masters"]);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn server_side_apply_keeps_what_others_manage() {
+    block_on(async {
+        let env = Env::new("kubectl-ssa").await;
+        let home = Folder::new("kubectl-home");
+        let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
+            return env.stop().await;
+        };
+        let apply = ["apply", "--server-side", "-f", "-"];
+        let mut web = deployment("web", 3, "web:1");
+        web["metadata"]["annotations"] = json!({ "note": "hi" });
+        has(&kubectl.feed(&apply, &web).await, &["deployment.apps/web serverside-applied"]);
+        kubectl.run(&["scale", "deploy/web", "--replicas=1"]).await;
+        has(
+            &kubectl.fail(&apply, &web).await,
+            &[
+                "Apply failed with 1 conflict: conflict with \"kubectl\" with subresource \"scale\" \
+               using apps/v1: .spec.replicas",
+            ],
+        );
+        // Without the field there is no conflict, and the scaler keeps it.
+        web["spec"].as_object_mut().unwrap().remove("replicas");
+        web["metadata"].as_object_mut().unwrap().remove("annotations");
+        kubectl.feed(&apply, &web).await;
+        let now = "-o=jsonpath={.spec.replicas} {.metadata.annotations.note}";
+        assert_eq!(kubectl.run(&["get", "deploy", "web", now]).await, "1 ");
+        web["spec"]["replicas"] = 2.into();
+        let mut forced = apply.to_vec();
+        forced.push("--force-conflicts");
+        kubectl.feed(&forced, &web).await;
+        assert_eq!(kubectl.run(&["get", "deploy", "web", now]).await, "2 ");
+        // From apply on the client's side to apply on the server's.
+        let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "m" },
+            "data": { "a": "1", "b": "2" } });
+        kubectl.feed(&["apply", "-f", "-"], &map).await;
+        let mut less = map.clone();
+        less["data"] = json!({ "a": "3" });
+        kubectl.feed(&apply, &less).await;
+        let data = kubectl.run(&["get", "cm", "m", "-o=jsonpath={.data}"]).await;
+        assert_eq!(data, r#"{"a":"3"}"#);
         env.stop().await;
     });
 }

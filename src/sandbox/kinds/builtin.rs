@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::json::drop_nulls;
-use super::{Kind, Subresource, columns, core, more, pod, pod_rules, workloads};
+use super::{Kind, Subresource, columns, core, more, pod, pod_rules, views, workloads};
 use crate::objects::ResourceType;
 use crate::sandbox::status::Cause;
 
@@ -36,6 +36,7 @@ fn kind(
         field: no_field,
         columns: columns::of(group, plural),
         schema: None,
+        view: None,
     }
 }
 
@@ -120,6 +121,10 @@ fn core_kinds() -> Vec<Kind> {
             Subresource::Eviction,
             Subresource::Log,
             Subresource::Resize,
+            Subresource::Connect("attach"),
+            Subresource::Connect("exec"),
+            Subresource::Connect("portforward"),
+            Subresource::Connect("proxy"),
         ]);
     pods.default_grace = pod::grace;
     let mut namespaces = kind(G, "Namespace", "namespaces", &["ns"], false)
@@ -133,13 +138,17 @@ fn core_kinds() -> Vec<Kind> {
         .category("all")
         .status(core::prepare_service)
         .default(core::default_service)
-        .check(core::check_service, core::update_service);
+        .check(core::check_service, core::update_service)
+        .fields(core::service_field)
+        .sub([Subresource::Connect("proxy")]);
     services.prepare_update = Box::new(core::prepare_service_update);
     let named_like_plural = |mut endpoints: Kind| {
         endpoints.singular = "endpoints".to_owned();
         endpoints
     };
     vec![
+        kind(G, "Binding", "bindings", &[], true),
+        kind(G, "ComponentStatus", "componentstatuses", &["cs"], false),
         kind(G, "ConfigMap", "configmaps", &["cm"], true)
             .check(core::check_config_map, core::update_config_map),
         named_like_plural(kind(G, "Endpoints", "endpoints", &["ep"], true))
@@ -153,7 +162,8 @@ fn core_kinds() -> Vec<Kind> {
             .status(core::prepare_node)
             .default(core::default_node)
             .check(more::check_subdomain, core::update_node)
-            .fields(core::node_field),
+            .fields(core::node_field)
+            .sub([Subresource::Connect("proxy")]),
         kind(G, "PersistentVolumeClaim", "persistentvolumeclaims", &["pvc"], true)
             .status(core::prepare_claim)
             .default(core::default_claim)
@@ -229,6 +239,20 @@ fn workload_kinds() -> Vec<Kind> {
             .status(more::hpa_status)
             .default(more::default_hpa)
             .check(more::check_hpa, more::update_hpa),
+        {
+            let mut of_v1 = kind(
+                "autoscaling",
+                "HorizontalPodAutoscaler",
+                "horizontalpodautoscalers",
+                &["hpa"],
+                true,
+            )
+            .category("all");
+            of_v1.resource.version = "v1".into();
+            of_v1.subresources.push(Subresource::Status);
+            of_v1.view = Some(views::AUTOSCALER);
+            of_v1
+        },
         kind("policy", "PodDisruptionBudget", "poddisruptionbudgets", &["pdb"], true)
             .generation()
             .status(more::budget_status)
@@ -240,6 +264,10 @@ fn cluster_kinds() -> Vec<Kind> {
     const NET: &str = "networking.k8s.io";
     const RBAC: &str = "rbac.authorization.k8s.io";
     const STORAGE: &str = "storage.k8s.io";
+    const FLOW: &str = "flowcontrol.apiserver.k8s.io";
+    const DEVICES: &str = "resource.k8s.io";
+    const AUTHN: &str = "authentication.k8s.io";
+    const AUTHZ: &str = "authorization.k8s.io";
     const ADMISSION: &str = "admissionregistration.k8s.io";
     let rbac = |name, plural, namespaced| {
         kind(RBAC, name, plural, &[], namespaced)
@@ -269,6 +297,12 @@ fn cluster_kinds() -> Vec<Kind> {
             .generation()
             .default(more::default_policy),
         kind(NET, "ServiceCIDR", "servicecidrs", &[], false).status(workloads::no_status),
+        {
+            let mut events =
+                kind("events.k8s.io", "Event", "events", &["ev"], true).fields(views::event_field);
+            events.view = Some(views::EVENT);
+            events
+        },
         kind("discovery.k8s.io", "EndpointSlice", "endpointslices", &[], true)
             .generation()
             .default(more::default_slice)
@@ -291,7 +325,31 @@ fn cluster_kinds() -> Vec<Kind> {
             .generation()
             .default(more::default_priority_class)
             .check(more::check_subdomain, more::update_priority_class),
+        kind(STORAGE, "VolumeAttributesClass", "volumeattributesclasses", &["vac"], false),
+        kind(FLOW, "FlowSchema", "flowschemas", &[], false)
+            .generation()
+            .status(workloads::no_status),
+        kind(FLOW, "PriorityLevelConfiguration", "prioritylevelconfigurations", &[], false)
+            .generation()
+            .status(workloads::no_status),
+        kind(DEVICES, "DeviceClass", "deviceclasses", &[], false).generation(),
+        kind(DEVICES, "ResourceClaim", "resourceclaims", &[], true).status(workloads::no_status),
+        kind(DEVICES, "ResourceClaimTemplate", "resourceclaimtemplates", &[], true),
+        kind(DEVICES, "ResourceSlice", "resourceslices", &[], false).generation(),
+        kind(AUTHN, "SelfSubjectReview", "selfsubjectreviews", &[], false),
+        kind(AUTHN, "TokenReview", "tokenreviews", &[], false),
+        kind(AUTHZ, "LocalSubjectAccessReview", "localsubjectaccessreviews", &[], true),
+        kind(AUTHZ, "SelfSubjectAccessReview", "selfsubjectaccessreviews", &[], false),
+        kind(AUTHZ, "SelfSubjectRulesReview", "selfsubjectrulesreviews", &[], false),
+        kind(AUTHZ, "SubjectAccessReview", "subjectaccessreviews", &[], false),
         kind("node.k8s.io", "RuntimeClass", "runtimeclasses", &[], false),
+        extension(ADMISSION, "MutatingAdmissionPolicy", "mutatingadmissionpolicies", &[]),
+        extension(
+            ADMISSION,
+            "MutatingAdmissionPolicyBinding",
+            "mutatingadmissionpolicybindings",
+            &[],
+        ),
         extension(ADMISSION, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", &[])
             .default(more::default_webhooks),
         extension(ADMISSION, "ValidatingAdmissionPolicy", "validatingadmissionpolicies", &[])
@@ -344,7 +402,7 @@ mod tests {
         assert!(pairs.len() > 20);
         for (mut object, stored) in pairs {
             let name = object["kind"].as_str().unwrap().to_owned();
-            let kind = kinds.iter().find(|kind| kind.resource.kind == name).unwrap();
+            let kind = kinds.iter().find(|k| k.resource.kind == name && k.view.is_none()).unwrap();
             (kind.default)(&mut object);
             (kind.prepare_create)(&mut object);
             assert_eq!(object, stored, "{name}");

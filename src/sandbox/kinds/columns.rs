@@ -129,7 +129,7 @@ pub fn of(group: &str, plural: &str) -> Vec<Column> {
     const TEMPLATE: &str = "/spec/template/spec";
     let mut columns = match (group, plural) {
         ("", "nodes") => return nodes(),
-        ("", "events") => return events(),
+        ("" | "events.k8s.io", "events") => return events(),
         ("storage.k8s.io", "storageclasses") => return storage_classes(),
         ("networking.k8s.io", "ingressclasses") => return ingress_classes(),
         ("", "limitranges")

@@ -321,6 +321,15 @@ pub fn update_secret(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
+pub fn service_field(service: &Value, path: &str) -> Option<String> {
+    let pointer = match path {
+        "spec.clusterIP" => "/spec/clusterIP",
+        "spec.type" => "/spec/type",
+        _ => return None,
+    };
+    Some(text(service, pointer).to_owned())
+}
+
 pub fn secret_field(secret: &Value, path: &str) -> Option<String> {
     (path == "type").then(|| text(secret, "/type").to_owned())
 }

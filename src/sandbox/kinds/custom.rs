@@ -148,6 +148,7 @@ fn kind(crd: &Value, version: &Value) -> Kind {
         field: |_, _| None,
         columns: printer_columns(version),
         schema: Some(given),
+        view: None,
     }
 }
 

@@ -13,10 +13,13 @@ mod pod;
 mod pod_rules;
 mod quantity;
 pub mod schema;
+pub mod views;
 mod workloads;
 
 pub use builtin::builtin;
 pub use custom::from_crd;
+pub use json::drop_nulls;
+pub use views::View;
 
 use serde_json::Value;
 
@@ -69,6 +72,8 @@ pub struct Kind {
     pub columns: Vec<Column>,
     /// For CustomResourceDefinitions: the OpenAPI schema of the kind.
     pub schema: Option<Value>,
+    /// For a kind whose objects are stored as another's.
+    pub view: Option<View>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -88,6 +93,8 @@ pub enum Subresource {
     EphemeralContainers,
     Resize,
     Log,
+    /// What only a kubelet could answer: exec, attach, port-forward, proxy.
+    Connect(&'static str),
 }
 
 impl Subresource {
@@ -104,6 +111,7 @@ impl Subresource {
             Subresource::EphemeralContainers => "ephemeralcontainers",
             Subresource::Resize => "resize",
             Subresource::Log => "log",
+            Subresource::Connect(name) => name,
         }
     }
 }
@@ -116,6 +124,14 @@ impl Kind {
 
     /// The verbs of the resource itself, sorted, as discovery shows them.
     pub fn verbs(&self) -> Vec<&'static str> {
+        match (&*self.resource.group, &*self.resource.plural) {
+            // Questions that are answered and not stored.
+            ("authentication.k8s.io" | "authorization.k8s.io", _) | ("", "bindings") => {
+                return vec!["create"];
+            }
+            ("", "componentstatuses") => return vec!["get", "list"],
+            _ => {}
+        }
         let all =
             ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
         let namespace = self.resource.group.is_empty() && self.resource.plural == "namespaces";

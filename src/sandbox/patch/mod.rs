@@ -14,10 +14,16 @@ use super::status::{ApiError, ApiResult};
 const JSON: &str = "application/json-patch+json";
 const MERGE: &str = "application/merge-patch+json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
+const APPLY: &str = "application/apply-patch+yaml";
+
+/// Server-side apply, whose body is YAML.
+pub fn is_apply(content_type: &str) -> bool {
+    content_type.split(';').next().is_some_and(|media_type| media_type.trim() == APPLY)
+}
 
 /// `original` after `patch`, whose kind `content_type` names (parameters after `;` don't count).
 ///
-/// Errors: 415 for other types (server-side apply too, and strategic merge of custom kinds), 400
+/// Errors: 415 for other types (and for strategic merge of custom kinds), 400
 /// for a patch that can't be read, 422 for a JSON patch that does not fit the object.
 pub fn apply(kind: &Kind, content_type: &str, original: &Value, patch: &[u8]) -> ApiResult<Value> {
     let media_type = content_type.split(';').next().unwrap_or_default().trim();
@@ -38,12 +44,10 @@ pub fn apply(kind: &Kind, content_type: &str, original: &Value, patch: &[u8]) ->
 
 fn unsupported(kind: &Kind, media_type: &str) -> ApiError {
     let strategic = if kind.is_custom() { String::new() } else { format!(", {STRATEGIC}") };
-    let accepted = format!("accepted media types include: {JSON}, {MERGE}{strategic}");
-    let message = match media_type.starts_with("application/apply-patch+") {
-        true => {
-            format!("server-side apply ({media_type}) is not supported by this server - {accepted}")
-        }
-        false => format!("the body of the request was in an unknown format - {accepted}"),
+    let accepted = format!("accepted media types include: {JSON}, {MERGE}{strategic}, {APPLY}");
+    let message = match media_type {
+        APPLY => format!("server-side apply does not work in this version of {}", kind.resource),
+        _ => format!("the body of the request was in an unknown format - {accepted}"),
     };
     ApiError::new(415, "UnsupportedMediaType", message)
 }
@@ -73,15 +77,17 @@ fn json_patch(original: &Value, patch: &[u8]) -> ApiResult<Value> {
         );
         return Err(ApiError::new(413, "RequestEntityTooLarge", message));
     }
-    let misfit = |error: &dyn std::fmt::Display| {
-        let message =
-            format!("the server rejected our request due to an error in our request: {error}");
-        ApiError::new(422, "Invalid", message)
+    // Upstream does not tell what does not fit.
+    let misfit = || {
+        let message = "the server rejected our request due to an error in our request";
+        let mut error = ApiError::new(422, "Invalid", message);
+        error.details = serde_json::json!({});
+        error
     };
     let operations: json_patch::Patch =
-        serde_json::from_value(Value::Array(operations)).map_err(|error| misfit(&error))?;
+        serde_json::from_value(Value::Array(operations)).map_err(|_| misfit())?;
     let mut patched = original.clone();
-    json_patch::patch(&mut patched, &operations).map_err(|error| misfit(&error))?;
+    json_patch::patch(&mut patched, &operations).map_err(|_| misfit())?;
     Ok(patched)
 }
 
