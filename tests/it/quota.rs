@@ -8,6 +8,10 @@ use serde_json::{Value, json};
 
 use crate::env::*;
 
+/// Without those who create ConfigMaps and accounts in every namespace: what is used is what a
+/// test created.
+const ONLY: &str = "--controllers=resourcequota-controller";
+
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 const SERVICES: ResourceType = ResourceType::fixed("", "v1", "Service", "services", true);
 const WIDGETS: ResourceType = ResourceType::fixed("example.com", "v1", "Widget", "widgets", true);
@@ -109,7 +113,7 @@ fn what_is_deleted_is_free_again() {
         let long = json!({ "hard": { "pods": "4", "cpu": "2" }, "scopes": ["NotTerminating"] });
         create(client, quota("long", long)).await;
         // No full pass comes within the patience of this test: changes are told.
-        let manager = env.manager("manager", &["--resource-quota-sync-period=1h"]);
+        let manager = env.manager("manager", &[ONLY, "--resource-quota-sync-period=1h"]);
         let used = |pods: &'static str, cpu, maps, widgets, ports| {
             [
                 ("pods", pods),
@@ -157,7 +161,7 @@ fn what_is_created_is_found_by_the_next_pass() {
         let client = &env.client;
         let hard = json!({ "hard": { "count/configmaps": "9", "pods": "9", "memory": "1Gi" } });
         create(client, quota("all", hard)).await;
-        let manager = env.manager("manager", &["--resource-quota-sync-period=1s"]);
+        let manager = env.manager("manager", &[ONLY, "--resource-quota-sync-period=1s"]);
         uses(&env, "all", &[("count/configmaps", "0"), ("pods", "0"), ("memory", "0")]).await;
         create(client, object("v1", "ConfigMap", "one", json!({}))).await;
         create(client, pod("one", "1", json!({}))).await;

@@ -191,7 +191,7 @@ pub fn prune(shape: Shape<'_>, value: &mut Value, gone: &Fields, kept: &Fields) 
             Some(kept) => {
                 let filled = !is_empty_object(part);
                 prune(of, part, gone, kept);
-                named && filled && is_empty_object(part)
+                named && filled && !kept.member && is_empty_object(part)
             }
         }
     }
