@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_std::net::TcpListener;
+use hyper::header::{CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};
 use serde_json::Value;
 
 use super::configz;
@@ -16,9 +17,10 @@ use crate::objects::{ObjectKey, ResourceType};
 use crate::options::{Options, PROGRAM, VERSION, version_info};
 use crate::server::auth::{ApiReviewer, Auth, AuthConfig, Authorities, RequestHeader};
 use crate::server::health::HealthChecks;
+use crate::server::http::Server;
 use crate::server::routes::Routes;
 use crate::server::tls::{Tls, TlsOptions};
-use crate::server::{Request, Response, handler, https, zpages};
+use crate::server::{Handler, Request, Response, handler, zpages};
 use crate::task::{self, StopToken, TaskGroup};
 
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
@@ -31,10 +33,8 @@ pub fn routes(options: &Options, health: &HealthChecks, clock: &SharedClock) -> 
         let answer = move |request: &Request| health.answer(endpoint, request);
         routes.add_tree(&format!("/{endpoint}"), handler(answer));
     }
-    let metrics = |_: &Request| Response {
-        status: 200,
-        content_type: "text/plain; version=0.0.4; charset=utf-8".into(),
-        body: metrics::render(),
+    let metrics = |_: &Request| {
+        Response::new(200, "text/plain; version=0.0.4; charset=utf-8", metrics::render())
     };
     routes.add("/metrics", handler(metrics));
     let config = configz::of(options);
@@ -76,12 +76,24 @@ pub async fn serve(
     if let Ok(address) = listener.local_addr() {
         log::info!("Serving securely on {address}");
     }
-    let handler = auth.wrap(routes.handler());
-    let config = tls.config.clone();
-    tasks.spawn(https::serve(listener, config, handler, clock.clone(), stop.clone()));
+    let handler = never_cached(auth.wrap(routes.handler()));
+    let server = Server::on(listener, Some(tls.clone()), handler, clock.clone(), stop.clone())
+        .map_err(|error| format!("failed to create listener: {error}"))?;
+    tasks.spawn(server.join());
     let stop = stop.clone();
     tasks.spawn(async move { tls.reload(clock, stop).await });
     Ok(())
+}
+
+/// Upstream: `genericapifilters.WithCacheControl`.
+fn never_cached(inner: Handler) -> Handler {
+    Arc::new(move |request| {
+        let answer = inner(request);
+        Box::pin(async move {
+            let answer = answer.await.with_header(X_CONTENT_TYPE_OPTIONS, "nosniff");
+            answer.with_header(CACHE_CONTROL, "no-cache, private")
+        })
+    })
 }
 
 async fn listen(options: &Options) -> Result<TcpListener, String> {
@@ -228,15 +240,15 @@ mod tests {
         let ask = |path: &str| block_on(routes.answer(Request::get(path)));
         health.add("replicaset-controller", Arc::new(|| Ok(())));
         assert_eq!(
-            ask("/livez?verbose").body,
+            ask("/livez?verbose").content(),
             b"[+]replicaset-controller ok\nlivez check passed\n"
         );
-        assert_eq!(ask("/healthz/replicaset-controller").body, b"ok");
-        let config: Value = serde_json::from_slice(&ask("/configz").body).expect("JSON");
+        assert_eq!(ask("/healthz/replicaset-controller").content(), b"ok");
+        let config: Value = serde_json::from_slice(ask("/configz").content()).expect("JSON");
         let generic = &config["kubecontrollermanager.config.k8s.io"]["Generic"];
         assert_eq!(generic["LeaderElection"]["leaseDuration"], "15s");
         assert_eq!(ask("/debug/pprof/heap").status, 404);
-        let flags = String::from_utf8(ask("/flagz").body).expect("text");
+        let flags = String::from_utf8(ask("/flagz").content().into()).expect("text");
         assert!(flags.contains("\nconcurrent-deployment-syncs=5\n"), "{flags}");
         assert_eq!(ask("/nope").status, 404);
     }

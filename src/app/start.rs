@@ -154,11 +154,7 @@ fn served(debug: DebugHandler) -> Handler {
     handler(move |request: &Request| {
         let query = request.query_pairs().collect();
         match debug(&DebugRequest { path: &request.path, query }) {
-            Some(answer) => Response {
-                status: 200,
-                content_type: answer.content_type.into(),
-                body: answer.body.into_bytes(),
-            },
+            Some(answer) => Response::new(200, answer.content_type, answer.body),
             None => Response::text(404, "\n"),
         }
     })
@@ -292,11 +288,11 @@ mod tests {
         routes.add_debug("gc", served(controller.debug_handler().expect("it was set")));
         let ask = |path: &str| block_on(routes.answer(Request::get(path)));
         let page = ask("/debug/controllers/gc/graph?uid=a&b&uid=c");
-        assert_eq!(page.body, br#"[("uid", "a"), ("b", ""), ("uid", "c")]"#);
-        assert_eq!((page.status, &*page.content_type), (200, "text/dot"));
-        assert_eq!(ask("/debug/controllers/gc/graph").body, b"[]");
+        assert_eq!(page.content(), br#"[("uid", "a"), ("b", ""), ("uid", "c")]"#);
+        assert_eq!((page.status, page.headers[0].1.as_bytes()), (200, b"text/dot".as_slice()));
+        assert_eq!(ask("/debug/controllers/gc/graph").content(), b"[]");
         for path in ["/debug/controllers/gc", "/debug/controllers/gc/x"] {
-            assert_eq!((ask(path).status, ask(path).body), (404, b"\n".to_vec()), "{path}");
+            assert_eq!((ask(path).status, ask(path).content()), (404, b"\n".as_slice()), "{path}");
         }
     }
 

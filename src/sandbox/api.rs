@@ -393,7 +393,8 @@ mod tests {
     use super::*;
     use crate::clock::FakeClock;
     use crate::objects::Timestamp;
-    use crate::server::http::{HeaderMap, Peer, RequestBody};
+    use crate::sandbox::auth::User;
+    use crate::server::http::{Chain, HeaderMap, RequestBody};
     use futures_lite::future::block_on;
 
     fn api() -> Arc<Api> {
@@ -422,6 +423,8 @@ mod tests {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let mut headers = HeaderMap::new();
         headers.insert("content-type", hyper::header::HeaderValue::from_static(kind));
+        let bearer = format!("Bearer {}", api.auth.issue(User::new("bob", &[]), vec![], None));
+        headers.insert("authorization", bearer.parse().unwrap());
         let bytes = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         block_on(api.clone().handle(Request {
             method,
@@ -429,7 +432,7 @@ mod tests {
             query: query.to_owned(),
             headers,
             body: RequestBody::Full(bytes.into()),
-            peer: Peer::Verified { common_name: "bob".to_owned(), organizations: Vec::new() },
+            peer: Chain::default(),
         }))
     }
 

@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use crate::controllers::serviceaccount::jwt::PublicKey;
 use crate::objects::Timestamp;
-use crate::server::http::Peer;
+use crate::server::auth::Authorities;
+use crate::server::http::Chain;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
@@ -79,13 +80,16 @@ struct Token {
 pub struct Auth {
     /// What signatures of tokens in Secrets are checked against.
     pub service_account_key: Option<PublicKey>,
+    /// Whose client certificates count.
+    clients: Option<Authorities>,
     tokens: Mutex<HashMap<String, Token>>,
     authorizer: RwLock<Option<Authorizer>>,
 }
 
 impl Auth {
-    pub fn new(service_account_key: PublicKey) -> Auth {
-        Auth { service_account_key: Some(service_account_key), ..Auth::default() }
+    pub fn new(service_account_key: PublicKey, clients: Authorities) -> Auth {
+        let service_account_key = Some(service_account_key);
+        Auth { service_account_key, clients: Some(clients), ..Auth::default() }
     }
 
     /// A new token for `user`.
@@ -114,29 +118,25 @@ impl Auth {
     /// not one of ours, `other` says.
     pub fn user(
         &self,
-        peer: &Peer,
+        peer: &Chain,
         header: Option<&str>,
         now: Timestamp,
         other: impl FnOnce(&str) -> Option<User>,
     ) -> Option<User> {
-        let mut user = match peer {
-            Peer::Verified { common_name, organizations } => User {
-                name: common_name.clone(),
-                uid: String::new(),
-                groups: organizations.clone(),
-            },
-            Peer::Unverified => return None,
-            Peer::Anonymous => match header {
-                None => return Some(User::anonymous()),
-                Some(header) => {
-                    let (scheme, token) = header.split_once(' ')?;
-                    if !scheme.eq_ignore_ascii_case("bearer") {
-                        return None;
-                    }
-                    let token = token.trim();
-                    self.token(token, now).map(|known| known.0).or_else(|| other(token))?
+        let mut user = match (&self.clients, header) {
+            (Some(clients), _) if !peer.is_empty() => {
+                let user = clients.user(peer, now).ok()?;
+                User { name: user.name, uid: user.uid, groups: user.groups }
+            }
+            (_, None) => return Some(User::anonymous()),
+            (_, Some(header)) => {
+                let (scheme, token) = header.split_once(' ')?;
+                if !scheme.eq_ignore_ascii_case("bearer") {
+                    return None;
                 }
-            },
+                let token = token.trim();
+                self.token(token, now).map(|known| known.0).or_else(|| other(token))?
+            }
         };
         user.groups.push("system:authenticated".to_owned());
         Some(user)
@@ -179,17 +179,24 @@ mod tests {
 
     #[test]
     fn tokens_end_and_bad_certificates_are_nobody() {
-        let auth = Auth::default();
+        let stranger = rcgen::generate_simple_self_signed(["me".to_string()]).unwrap();
+        let ours = rcgen::generate_simple_self_signed(["ca".to_string()]).unwrap();
+        let clients = Authorities::from_pem(ours.cert.pem().as_bytes()).unwrap();
+        let auth = Auth { clients: Some(clients), ..Auth::default() };
+        let nobody = Chain::default();
         let now = Timestamp::from_secs(100);
         let token = auth.issue(User::new("bob", &[]), vec![], Some(Timestamp::from_secs(101)));
         let header = format!("Bearer {token}");
-        let user = auth.user(&Peer::Anonymous, Some(&header), now, |_| None).unwrap();
+        let user = auth.user(&nobody, Some(&header), now, |_| None).unwrap();
         assert_eq!((user.name.as_str(), user.groups.len()), ("bob", 1));
         let late = Timestamp::from_secs(101);
-        assert_eq!(auth.user(&Peer::Anonymous, Some(&header), late, |_| None), None);
-        assert_eq!(auth.user(&Peer::Anonymous, Some("Bearer nonsense"), now, |_| None), None);
-        assert_eq!(auth.user(&Peer::Unverified, Some(&header), now, |_| None), None);
-        assert_eq!(auth.user(&Peer::Anonymous, None, now, |_| None), Some(User::anonymous()));
+        assert_eq!(auth.user(&nobody, Some(&header), late, |_| None), None);
+        assert_eq!(auth.user(&nobody, Some("Bearer nonsense"), now, |_| None), None);
+        assert_eq!(
+            auth.user(&[stranger.cert.der().clone()].into(), Some(&header), now, |_| None),
+            None
+        );
+        assert_eq!(auth.user(&nobody, None, now, |_| None), Some(User::anonymous()));
     }
 
     #[test]

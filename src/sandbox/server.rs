@@ -20,7 +20,9 @@ use super::status::{ApiError, ApiResult};
 use super::store::Store;
 use crate::clock::{SharedClock, SystemClock};
 use crate::controllers::serviceaccount::jwt::Signer;
-use crate::server::http::{Handler, Server, Tls, TlsError};
+use crate::server::auth::Authorities;
+use crate::server::http::{Handler, Server};
+use crate::server::tls::Tls;
 use crate::task::StopToken;
 
 pub struct SandboxOptions {
@@ -56,7 +58,7 @@ pub enum SandboxError {
     Bind(SocketAddr, io::Error),
     Certificates(rcgen::Error),
     Key(String),
-    Tls(TlsError),
+    Tls(String),
     Objects(ApiError),
 }
 
@@ -67,7 +69,7 @@ impl fmt::Display for SandboxError {
             SandboxError::Bind(address, _) => write!(f, "cannot listen on {address}"),
             SandboxError::Certificates(_) => f.write_str("cannot make certificates"),
             SandboxError::Key(why) => write!(f, "cannot sign tokens: {why}"),
-            SandboxError::Tls(_) => f.write_str("cannot serve TLS"),
+            SandboxError::Tls(why) => write!(f, "cannot serve TLS: {why}"),
             SandboxError::Objects(error) => write!(f, "first objects: {}", error.message),
         }
     }
@@ -78,8 +80,7 @@ impl std::error::Error for SandboxError {
         match self {
             SandboxError::File(_, source) | SandboxError::Bind(_, source) => Some(source),
             SandboxError::Certificates(source) => Some(source),
-            SandboxError::Tls(source) => Some(source),
-            SandboxError::Objects(_) | SandboxError::Key(_) => None,
+            SandboxError::Objects(_) | SandboxError::Key(_) | SandboxError::Tls(_) => None,
         }
     }
 }
@@ -115,8 +116,9 @@ impl Sandbox {
         std::fs::create_dir_all(&dir).map_err(|error| SandboxError::File(dir.clone(), error))?;
         let authority = Authority::new(clock.now()).map_err(SandboxError::Certificates)?;
         let serving = authority.serving(address.ip()).map_err(SandboxError::Certificates)?;
-        let ca = authority.certificate.as_bytes();
-        let tls = Tls::new(serving.certificate.as_bytes(), serving.key.as_bytes(), Some(ca))
+        let clients =
+            Authorities::from_pem(authority.certificate.as_bytes()).map_err(SandboxError::Tls)?;
+        let tls = Tls::from_pem(serving.certificate.as_bytes(), serving.key.as_bytes())
             .map_err(SandboxError::Tls)?;
         let service_account_key = service_account_key().map_err(SandboxError::Certificates)?;
         let signer = Signer::from_pem(service_account_key.as_bytes()).map_err(SandboxError::Key)?;
@@ -124,7 +126,7 @@ impl Sandbox {
         let api = Arc::new(Api {
             store: Store::new(history),
             registry: Registry::new(own.unwrap_or_else(kinds::builtin)),
-            auth: Auth::new(signer.public_key().clone()),
+            auth: Auth::new(signer.public_key().clone(), clients),
             faults: Faults::default(),
             clock: clock.clone(),
             stop: stop.clone(),

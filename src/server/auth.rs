@@ -16,10 +16,11 @@ use rustls::server::danger::ClientCertVerifier;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::http::Chain;
 use super::{Handler, Request, Response};
 use crate::client::Client;
 use crate::clock::SharedClock;
-use crate::objects::ResourceType;
+use crate::objects::{ResourceType, Timestamp};
 
 /// Upstream: `user.Info`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -155,9 +156,11 @@ impl Authorities {
     }
 
     /// Who the first of `chain` names, when it leads to one of these authorities.
-    fn user(&self, chain: &[Vec<u8>], now: Duration) -> Result<User, String> {
-        let chain: Vec<CertificateDer<'_>> =
-            chain.iter().map(|der| CertificateDer::from(der.as_slice())).collect();
+    ///
+    /// # Errors
+    /// Why it does not, for the log.
+    pub fn user(&self, chain: &Chain, now: Timestamp) -> Result<User, String> {
+        let now = Duration::from_micros(now.as_micros().max(0) as u64);
         let (own, between) = chain.split_first().ok_or("no certificate")?;
         self.0
             .verify_client_cert(own, between, UnixTime::since_unix_epoch(now))
@@ -231,8 +234,7 @@ impl Auth {
 
     /// Who asks. `None`: credentials that are no good.
     async fn authenticate(&self, request: &Request) -> Option<User> {
-        let now = Duration::from_micros(self.clock.now().as_micros().max(0) as u64);
-        let chain = &request.peer_certificates;
+        let (now, chain) = (self.clock.now(), &request.peer);
         if !chain.is_empty() {
             if let Some(user) = self.proxied(request, now) {
                 return Some(user.authenticated());
@@ -268,31 +270,31 @@ impl Auth {
         }
     }
 
-    fn proxied(&self, request: &Request, now: Duration) -> Option<User> {
+    fn proxied(&self, request: &Request, now: Timestamp) -> Option<User> {
         let config = &self.config.request_header;
         let names = |header: &String| request.header(header).filter(|name| !name.is_empty());
         let name = config.username_headers.iter().find_map(names)?;
-        let proxy = config.ca.as_ref()?.user(&request.peer_certificates, now).ok()?;
+        let proxy = config.ca.as_ref()?.user(&request.peer, now).ok()?;
         if !config.allowed_names.is_empty() && !config.allowed_names.contains(&proxy.name) {
             return None;
         }
-        let groups = config.group_headers.iter().flat_map(|header| request.headers(header));
+        let groups = config.group_headers.iter().flat_map(|header| request.headers.get_all(header));
         let mut extra: Vec<(String, Vec<String>)> = Vec::new();
         for (header, value) in &request.headers {
-            let header = header.to_ascii_lowercase();
+            let (header, Ok(value)) = (header.as_str(), value.to_str()) else { continue };
             let mut prefixes = config.extra_prefixes.iter().map(|p| p.to_ascii_lowercase());
             let Some(key) = prefixes.find_map(|p| header.strip_prefix(&p).map(String::from)) else {
                 continue;
             };
             match extra.iter_mut().find(|(k, _)| *k == key) {
-                Some((_, values)) => values.push(value.clone()),
-                None => extra.push((key, vec![value.clone()])),
+                Some((_, values)) => values.push(value.into()),
+                None => extra.push((key, vec![value.into()])),
             }
         }
         Some(User {
             name: name.into(),
             uid: config.uid_headers.iter().find_map(names).unwrap_or_default().into(),
-            groups: groups.map(String::from).collect(),
+            groups: groups.filter_map(|value| value.to_str().ok()).map(String::from).collect(),
             extra,
         })
     }
@@ -330,7 +332,7 @@ impl Auth {
 }
 
 fn verb(request: &Request) -> String {
-    request.method.to_ascii_lowercase()
+    request.method.as_str().to_ascii_lowercase()
 }
 
 /// Answers that are kept for a time. Bounded: when full, what is over goes, then all.
@@ -367,6 +369,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use futures_lite::future::block_on;
+    use hyper::header::HeaderValue;
 
     use super::super::handler;
     use super::*;
@@ -408,14 +411,14 @@ mod tests {
     }
 
     impl Authority {
-        fn sign(&self, name: &str, group: &str) -> Vec<Vec<u8>> {
+        fn sign(&self, name: &str, group: &str) -> Chain {
             let key = rcgen::KeyPair::generate().expect("a key");
             let mut params = rcgen::CertificateParams::new([]).expect("parameters");
             params.distinguished_name.push(rcgen::DnType::CommonName, name);
             params.distinguished_name.push(rcgen::DnType::OrganizationName, group);
             params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
             let signed = params.signed_by(&key, &self.issuer).expect("a certificate");
-            vec![signed.der().to_vec()]
+            Chain::from([signed.der().clone()])
         }
         fn authorities(&self) -> Authorities {
             Authorities::from_pem(self.certificate.pem().as_bytes()).expect("authorities")
@@ -447,20 +450,22 @@ mod tests {
     fn who_may_see_what() {
         let (clients, proxies) = (authority(), authority());
         let (_, _, filter) = filter(&clients, &proxies);
-        let ask = |path: &str, header: Option<(&str, &str)>, chain: Vec<Vec<u8>>| {
-            let headers = header.map(|(n, v)| (n.into(), v.into())).into_iter().collect();
-            let request = Request { headers, peer_certificates: chain, ..Request::get(path) };
-            block_on(filter(request))
+        let ask = |path: &str, header: Option<(&'static str, &'static str)>, peer: Chain| {
+            let headers =
+                header.map(|(n, v)| (n.parse().expect("a name"), HeaderValue::from_static(v)));
+            let headers = headers.into_iter().collect();
+            block_on(filter(Request { headers, peer, ..Request::get(path) }))
         };
+        let nobody = Chain::default;
         let auth = "Authorization";
         let proxy = proxies.sign("front-proxy-client", "");
         let table = [
-            ("/healthz", None, vec![], 200),
-            ("/metrics", None, vec![], 403),
-            ("/metrics", Some((auth, "Bearer good")), vec![], 200),
-            ("/configz", Some((auth, "Bearer good")), vec![], 403),
-            ("/metrics", Some((auth, "Bearer bad")), vec![], 401),
-            ("/healthz", Some((auth, "Bearer away")), vec![], 401),
+            ("/healthz", None, nobody(), 200),
+            ("/metrics", None, nobody(), 403),
+            ("/metrics", Some((auth, "Bearer good")), nobody(), 200),
+            ("/configz", Some((auth, "Bearer good")), nobody(), 403),
+            ("/metrics", Some((auth, "Bearer bad")), nobody(), 401),
+            ("/healthz", Some((auth, "Bearer away")), nobody(), 401),
             ("/metrics", None, clients.sign("ada", "x"), 200),
             ("/configz", None, clients.sign("root", "system:masters"), 200),
             ("/configz", None, authority().sign("root", "system:masters"), 403),
@@ -472,8 +477,8 @@ mod tests {
             let response = ask(path, header, chain);
             assert_eq!(response.status, status, "{path} {header:?}");
         }
-        let refusal = ask("/metrics", None, vec![]);
-        let body: Value = serde_json::from_slice(&refusal.body).expect("a Status");
+        let refusal = ask("/metrics", None, nobody());
+        let body: Value = serde_json::from_slice(refusal.content()).expect("a Status");
         assert_eq!(
             body["message"],
             "forbidden: User \"system:anonymous\" cannot get path \"/metrics\""
@@ -485,8 +490,9 @@ mod tests {
         let (clients, proxies) = (authority(), authority());
         let (fake, clock, filter) = filter(&clients, &proxies);
         let ask = || {
-            let headers = vec![("authorization".into(), "bearer good".into())];
-            block_on(filter(Request { headers, ..Request::get("/metrics") })).status
+            let mut request = Request::get("/metrics");
+            request.headers.insert("authorization", HeaderValue::from_static("bearer good"));
+            block_on(filter(request)).status
         };
         assert_eq!((ask(), ask()), (200, 200));
         assert_eq!(fake.asked.load(Ordering::SeqCst), 1);

@@ -89,7 +89,7 @@ mod tests {
         checks.add("leaderElection", Arc::new(|| Ok(())));
         checks.add("broken", Arc::new(|| Err("secret".into())));
         let response = checks.answer("healthz", &Request::get(path));
-        (response.status, String::from_utf8(response.body).expect("text"))
+        (response.status, String::from_utf8(response.content().into()).expect("text"))
     }
 
     #[test]
@@ -124,6 +124,6 @@ mod tests {
     #[test]
     fn with_no_checks_there_is_a_ping() {
         let response = HealthChecks::new().answer("readyz", &Request::get("/readyz?verbose"));
-        assert_eq!(response.body, b"[+]ping ok\nreadyz check passed\n");
+        assert_eq!(response.content(), b"[+]ping ok\nreadyz check passed\n");
     }
 }

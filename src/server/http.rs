@@ -6,21 +6,21 @@ use std::io;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_std::net::{TcpListener, TcpStream};
-use futures_lite::{AsyncRead, AsyncWrite, FutureExt, Stream};
+use futures_lite::future::Boxed;
+use futures_lite::{AsyncRead, AsyncWrite, AsyncWriteExt, FutureExt, Stream};
 use futures_rustls::TlsAcceptor;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
-use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use hyper::rt::{Sleep, Timer};
+use rustls::pki_types::CertificateDer;
 use smol_hyper::rt::FuturesIo;
 
+use super::tls::Tls;
 use crate::clock::SharedClock;
 use crate::task::{StopToken, Task, spawn};
 
@@ -29,6 +29,12 @@ pub use hyper::{HeaderMap, Method};
 
 /// Longest time for a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a connection may idle, or take to send the head of a request.
+const IDLE: Duration = Duration::from_secs(90);
+/// How long to wait when no connection can be accepted: others will be closed.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+/// The first byte of a TLS connection: its content type, a handshake.
+const TLS_HANDSHAKE: u8 = 22;
 /// Time that requests have to end once a stop was asked for.
 const DRAIN: Duration = Duration::from_secs(2);
 
@@ -41,28 +47,42 @@ pub struct Request {
     pub query: String,
     pub headers: HeaderMap,
     pub body: RequestBody,
-    pub peer: Peer,
+    pub peer: Chain,
 }
 
+/// The client's certificates, its own first. TLS has checked that it holds the key of that, and
+/// no more; who signed it is for [`Authorities`](super::auth::Authorities) to judge.
+pub type Chain = Arc<[CertificateDer<'static>]>;
+
 impl Request {
+    /// A GET of a path with its query, from nobody.
+    pub fn get(path: &str) -> Request {
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        Request {
+            method: Method::GET,
+            path: path.into(),
+            query: query.into(),
+            headers: HeaderMap::new(),
+            body: RequestBody::Full(Bytes::new()),
+            peer: Chain::default(),
+        }
+    }
+
     /// A header as text; `None` when absent or not ASCII.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
-}
 
-/// Who is on the other side, by TLS.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Peer {
-    /// No TLS, or no client certificate.
-    #[default]
-    Anonymous,
-    /// A client certificate that no trusted CA signed, or that is out of date.
-    Unverified,
-    Verified {
-        common_name: String,
-        organizations: Vec<String>,
-    },
+    /// The parameters of the query, each with its value or an empty one, as they came.
+    pub fn query_pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.query.split('&').filter(|pair| !pair.is_empty());
+        pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+    }
+
+    /// Each value of a parameter of the query; empty where it has none.
+    pub fn query_values(&self, name: &str) -> impl Iterator<Item = &str> {
+        self.query_pairs().filter(move |(n, _)| *n == name).map(|(_, value)| value)
+    }
 }
 
 /// The body of a request.
@@ -129,12 +149,33 @@ impl Response {
         Response::new(status, "text/plain; charset=utf-8", body)
     }
 
+    pub fn json(status: u16, body: &serde_json::Value) -> Response {
+        Response::new(status, "application/json", body.to_string())
+    }
+
+    /// An error as the API tells it. Upstream: `metav1.Status`.
+    pub fn status(code: u16, reason: &str, message: &str) -> Response {
+        let body = serde_json::json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": message, "reason": reason, "code": code,
+        });
+        Response::json(code, &body)
+    }
+
     pub fn stream(status: u16, content_type: &'static str, body: BodyStream) -> Response {
         Response { body: Body::Stream(body), ..Response::new(status, content_type, Bytes::new()) }
     }
 
     pub fn abort() -> Response {
         Response { body: Body::Abort, ..Response::text(500, Bytes::new()) }
+    }
+
+    /// The whole body; empty when it is a stream.
+    pub fn content(&self) -> &[u8] {
+        match &self.body {
+            Body::Full(bytes) => bytes,
+            Body::Stream(_) | Body::Abort => &[],
+        }
     }
 
     /// Adds a header; a value that no header may hold is left out.
@@ -146,157 +187,16 @@ impl Response {
     }
 }
 
-pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+/// Answers requests, many at once. A panic in it is answered with 500. Its future is dropped when
+/// the client goes away.
+pub type Handler = Arc<dyn Fn(Request) -> Boxed<Response> + Send + Sync>;
 
-/// Answers requests. A panic in it is answered with 500. Its future is dropped when the client goes
-/// away.
-pub type Handler = Arc<dyn Fn(Request) -> BoxFuture<Response> + Send + Sync>;
-
-/// The serving certificate, and the CA of client certificates.
-#[derive(Clone)]
-pub struct Tls {
-    config: Arc<rustls::ServerConfig>,
-    clients: Option<Arc<dyn ClientCertVerifier>>,
-}
-
-/// What is wrong with the certificates.
-#[derive(Debug)]
-pub enum TlsError {
-    Pem(&'static str, rustls::pki_types::pem::Error),
-    Rustls(rustls::Error),
-    ClientCa(rustls::server::VerifierBuilderError),
-}
-
-impl std::fmt::Display for TlsError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            TlsError::Pem(what, _) => write!(f, "cannot read the {what} as PEM"),
-            TlsError::Rustls(_) => f.write_str("serving certificate and key cannot be used"),
-            TlsError::ClientCa(_) => f.write_str("client CA cannot be used"),
-        }
-    }
-}
-
-impl std::error::Error for TlsError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            TlsError::Pem(_, source) => Some(source),
-            TlsError::Rustls(source) => Some(source),
-            TlsError::ClientCa(source) => Some(source),
-        }
-    }
-}
-
-impl Tls {
-    /// All in PEM. With a client CA, clients may show a certificate; whether it is any good is
-    /// told by [`Request::peer`], never by a failed handshake.
-    pub fn new(chain: &[u8], key: &[u8], client_ca: Option<&[u8]>) -> Result<Tls, TlsError> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let chain = certificates("serving certificate", chain)?;
-        let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|source| TlsError::Pem("serving key", source))?;
-        let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()
-            .map_err(TlsError::Rustls)?;
-        let clients = match client_ca {
-            None => None,
-            Some(pem) => {
-                let mut roots = rustls::RootCertStore::empty();
-                for certificate in certificates("client CA", pem)? {
-                    roots.add(certificate).map_err(TlsError::Rustls)?;
-                }
-                let verifier =
-                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                        .allow_unauthenticated()
-                        .build()
-                        .map_err(TlsError::ClientCa)?;
-                Some(verifier)
-            }
-        };
-        let builder = match &clients {
-            None => builder.with_no_client_auth(),
-            Some(verifier) => {
-                builder.with_client_cert_verifier(Arc::new(VerifiedLater(verifier.clone())))
-            }
-        };
-        let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Rustls)?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Tls { config: Arc::new(config), clients })
-    }
-
-    fn peer(&self, connection: &rustls::ServerConnection, now: UnixTime) -> Peer {
-        let (Some(verifier), Some([leaf, rest @ ..])) =
-            (&self.clients, connection.peer_certificates())
-        else {
-            return Peer::Anonymous;
-        };
-        if verifier.verify_client_cert(leaf, rest, now).is_err() {
-            return Peer::Unverified;
-        }
-        let Ok((_, certificate)) = x509_parser::parse_x509_certificate(leaf) else {
-            return Peer::Unverified;
-        };
-        let subject = certificate.subject();
-        let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
-            attribute.as_str().unwrap_or_default().to_owned()
-        };
-        Peer::Verified {
-            common_name: subject.iter_common_name().next().map(text).unwrap_or_default(),
-            organizations: subject.iter_organization().map(text).collect(),
-        }
-    }
-}
-
-fn certificates(what: &'static str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    CertificateDer::pem_slice_iter(pem)
-        .collect::<Result<_, _>>()
-        .map_err(|source| TlsError::Pem(what, source))
-}
-
-/// Lets any certificate pass the handshake (the key's signature is still checked), as Go's
-/// `tls.RequestClientCert`: a bad one is then a 401, which the client can read.
-#[derive(Debug)]
-struct VerifiedLater(Arc<dyn ClientCertVerifier>);
-
-impl ClientCertVerifier for VerifiedLater {
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    fn root_hint_subjects(&self) -> &[rustls::DistinguishedName] {
-        self.0.root_hint_subjects()
-    }
-
-    fn verify_client_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls12_signature(message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        self.0.verify_tls13_signature(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        self.0.supported_verify_schemes()
-    }
+/// A handler that answers at once.
+pub fn handler(answer: impl Fn(&Request) -> Response + Send + Sync + 'static) -> Handler {
+    Arc::new(move |request| {
+        let response = answer(&request);
+        Box::pin(async move { response })
+    })
 }
 
 /// A server that runs. Dropping it does not stop it.
@@ -315,7 +215,17 @@ impl Server {
         clock: SharedClock,
         stop: StopToken,
     ) -> io::Result<Server> {
-        let listener = TcpListener::bind(address).await?;
+        Server::on(TcpListener::bind(address).await?, tls, handler, clock, stop)
+    }
+
+    /// The same, on a listener that is there already.
+    pub fn on(
+        listener: TcpListener,
+        tls: Option<Tls>,
+        handler: Handler,
+        clock: SharedClock,
+        stop: StopToken,
+    ) -> io::Result<Server> {
         let address = listener.local_addr()?;
         let serving = Arc::new(Serving { tls, handler, clock, stop });
         Ok(Server { address, accepting: spawn(serving.accept(listener)) })
@@ -351,10 +261,10 @@ impl Serving {
                         drop(open);
                     });
                 }
-                // Out of file descriptors, most likely: others will be closed.
+                // Out of file descriptors, most likely.
                 Err(error) => {
                     log::warn!("accepting a connection: {error}");
-                    self.clock.sleep(Duration::from_millis(50)).await;
+                    self.clock.sleep(ACCEPT_RETRY).await;
                 }
             }
         }
@@ -369,9 +279,9 @@ impl Serving {
             log::debug!("set_nodelay: {error}");
         }
         let Some(tls) = self.tls.clone() else {
-            return self.serve(stream, Peer::Anonymous).await;
+            return self.serve(stream, Chain::default()).await;
         };
-        let handshake = async { TlsAcceptor::from(tls.config.clone()).accept(stream).await };
+        let handshake = async { handshake(tls, stream).await };
         let late = async {
             self.clock.sleep(HANDSHAKE).await;
             Err(io::ErrorKind::TimedOut.into())
@@ -382,15 +292,14 @@ impl Serving {
         };
         match handshake.or(late).or(stopped).await {
             Ok(stream) => {
-                let now = Duration::from_micros(self.clock.now().as_micros().max(0) as u64);
-                let peer = tls.peer(stream.get_ref().1, UnixTime::since_unix_epoch(now));
-                self.serve(stream, peer).await;
+                let chain = stream.get_ref().1.peer_certificates().unwrap_or_default().into();
+                self.serve(stream, chain).await;
             }
             Err(error) => log::debug!("TLS handshake: {error}"),
         }
     }
 
-    async fn serve<IO>(self: Arc<Self>, io: IO, peer: Peer)
+    async fn serve<IO>(self: Arc<Self>, io: IO, peer: Chain)
     where
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -400,6 +309,8 @@ impl Serving {
         });
         let mut connection = std::pin::pin!(
             hyper::server::conn::http1::Builder::new()
+                .timer(ClockTimer(self.clock.clone()))
+                .header_read_timeout(IDLE)
                 .serve_connection(FuturesIo::new(io), service)
         );
         let ended = async { Some(connection.as_mut().await) };
@@ -424,10 +335,50 @@ impl Serving {
     }
 }
 
+type TlsStream = futures_rustls::server::TlsStream<TcpStream>;
+
+async fn handshake(tls: Tls, mut stream: TcpStream) -> io::Result<TlsStream> {
+    let mut first = [0];
+    if stream.peek(&mut first).await? == 1 && first[0] != TLS_HANDSHAKE {
+        let told =
+            b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+        stream.write_all(told).await?;
+        stream.close().await?;
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not TLS"));
+    }
+    TlsAcceptor::from(tls.config).accept(stream).await
+}
+
+/// Our clock as hyper's.
+struct ClockTimer(SharedClock);
+
+impl Timer for ClockTimer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
+        Box::pin(ClockSleep(Mutex::new(self.0.sleep(duration))))
+    }
+
+    fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn Sleep>> {
+        self.sleep(deadline.saturating_duration_since(self.now()))
+    }
+}
+
+/// In a mutex since hyper wants it `Sync`; it is never locked.
+struct ClockSleep(Mutex<Boxed<()>>);
+
+impl Future for ClockSleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner).poll(cx)
+    }
+}
+
+impl Sleep for ClockSleep {}
+
 async fn answer(
     handler: Handler,
     request: hyper::Request<Incoming>,
-    peer: Peer,
+    peer: Chain,
 ) -> Result<hyper::Response<Outgoing>, Cut> {
     let (head, body) = request.into_parts();
     let request = Request {
@@ -500,8 +451,13 @@ impl HttpBody for Outgoing {
 
 #[cfg(test)]
 mod tests {
+    use futures_rustls::TlsConnector;
+    use rustls::pki_types::PrivateKeyDer;
+
+    use super::super::tls::TlsOptions;
     use super::*;
-    use crate::clock::SystemClock;
+    use crate::clock::{FakeClock, SystemClock};
+    use crate::objects::Timestamp;
     use futures_lite::future::block_on;
     use futures_lite::{AsyncReadExt, AsyncWriteExt, stream};
 
@@ -562,6 +518,52 @@ mod tests {
             server.join().await;
             assert!(TcpStream::connect(address).await.is_err());
             drop(idle);
+        });
+    }
+
+    #[test]
+    fn over_tls_the_clients_certificate_is_known_and_plain_http_is_told() {
+        let own = rcgen::generate_simple_self_signed(["me".to_string()]).unwrap();
+        let own_der = own.cert.der().clone();
+        block_on(async {
+            let tls = Tls::new(TlsOptions::default()).unwrap();
+            let mut roots = rustls::RootCertStore::empty();
+            roots.add(tls.certificate()).unwrap();
+            let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let config = rustls::ClientConfig::builder_with_provider(provider)
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(roots)
+                .with_client_auth_cert(vec![own_der.clone()], key)
+                .unwrap();
+            let echo = handler(move |r: &Request| {
+                Response::text(201, format!("{} {} {}", r.path, r.query, r.peer[0] == own_der))
+            });
+            let (address, stop) = (SocketAddr::from(([127, 0, 0, 1], 0)), StopToken::new());
+            let clock = FakeClock::new(Timestamp::from_secs(0));
+            let server =
+                Server::start(address, Some(tls), echo, clock.clone(), stop.clone()).await.unwrap();
+            let connect = async || {
+                let socket = TcpStream::connect(server.address()).await.unwrap();
+                let name = "localhost".try_into().unwrap();
+                TlsConnector::from(Arc::new(config.clone())).connect(name, socket).await.unwrap()
+            };
+            let (mut stream, mut answer) = (connect().await, String::new());
+            for part in ["GET /healthz?ver", "bose HTTP/1.0\r\nhost: x\r\n", "\r\n"] {
+                stream.write_all(part.as_bytes()).await.unwrap();
+            }
+            stream.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.0 201 "), "{answer}");
+            assert!(answer.ends_with("\r\n\r\n/healthz verbose true"), "{answer}");
+
+            let plain = exchange(server.address(), "GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+            assert!(
+                plain.ends_with("Client sent an HTTP request to an HTTPS server.\n"),
+                "{plain}"
+            );
+            stop.stop();
+            server.join().await;
         });
     }
 }

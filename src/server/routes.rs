@@ -97,7 +97,7 @@ mod tests {
         routes.add_debug("gc", tell("gc"));
         let ask = |path: &str| {
             let response = block_on(routes.answer(Request::get(path)));
-            String::from_utf8(response.body).expect("text")
+            String::from_utf8(response.content().into()).expect("text")
         };
         assert_eq!(ask("/a"), "a:/a");
         assert_eq!(ask("/a/c"), "a:/a/c");

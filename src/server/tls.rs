@@ -37,6 +37,7 @@ pub struct TlsOptions {
 }
 
 /// The server's configuration, and the certificates behind it.
+#[derive(Clone)]
 pub struct Tls {
     pub config: Arc<ServerConfig>,
     certificates: Arc<Certificates>,
@@ -47,8 +48,33 @@ impl Tls {
     /// One line naming the file or the option.
     pub fn new(options: TlsOptions) -> Result<Tls, String> {
         let provider = provider(&options)?;
-        let certificates = Certificates::load(&options, &provider)?;
-        let certificates = Arc::new(Certificates { options, current: RwLock::new(certificates) });
+        let loaded = Certificates::load(&options, &provider)?;
+        Tls::serving(options, loaded, provider)
+    }
+
+    /// With a certificate, its chain and its key in PEM.
+    ///
+    /// # Errors
+    /// One line saying what is wrong with them.
+    pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Tls, String> {
+        let provider = Arc::new(ring::default_provider());
+        let chain = CertificateDer::pem_slice_iter(chain)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| format!("serving certificate: {error}"))?;
+        let key =
+            PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("serving key: {error}"))?;
+        let default = CertifiedKey::from_der(chain, key, &provider)
+            .map_err(|error| format!("serving certificate and key: {error}"))?;
+        let loaded = Loaded { default: Arc::new(default), named: Vec::new() };
+        Tls::serving(TlsOptions::default(), loaded, provider)
+    }
+
+    fn serving(
+        options: TlsOptions,
+        loaded: Loaded,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Tls, String> {
+        let certificates = Arc::new(Certificates { options, current: RwLock::new(loaded) });
         let oldest: &[&rustls::SupportedProtocolVersion] =
             match certificates.options.min_version.as_str() {
                 "VersionTLS13" => &[&rustls::version::TLS13],

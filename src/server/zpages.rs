@@ -55,8 +55,8 @@ mod tests {
         let routes = Routes::new();
         install_statusz(&routes, "x", "1.36.2", clock.clone());
         clock.advance(Duration::from_secs(3723));
-        let body = block_on(routes.answer(Request::get("/statusz"))).body;
-        let text = String::from_utf8(body).expect("text");
+        let answer = block_on(routes.answer(Request::get("/statusz")));
+        let text = String::from_utf8(answer.content().into()).expect("text");
         assert!(text.contains("Up: 1 hr 02 min 03 sec\n"), "{text}");
         assert!(text.contains("Started: 1970-01-01T00:00:00Z\n"), "{text}");
     }
