@@ -1,6 +1,6 @@
 //! The whole small cluster: API server, scheduler and nodes, and a controller manager beside it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -13,9 +13,19 @@ use crate::client::{Client, Config};
 use crate::clock::{SharedClock, SystemClock};
 use crate::task::{StopToken, TaskGroup};
 
+type Fault = Box<dyn std::error::Error + Send + Sync>;
+
 /// A running sandbox with its scheduler and nodes.
 pub struct Cluster {
     pub sandbox: Sandbox,
+    /// An administrator's client without a rate limit.
+    pub client: Client,
+    pub steering: Steering,
+    pub machines: Machines,
+}
+
+/// A scheduler and nodes at work for some API server.
+pub struct Machines {
     /// An administrator's client without a rate limit.
     pub client: Client,
     pub steering: Steering,
@@ -31,10 +41,32 @@ impl Cluster {
     pub async fn start(
         options: SandboxOptions,
         node_options: NodeOptions,
-    ) -> Result<Cluster, Box<dyn std::error::Error + Send + Sync>> {
+    ) -> Result<Cluster, Fault> {
         let sandbox = Sandbox::start(options).await?;
+        let machines = Machines::start(&sandbox.kubeconfig(), node_options)?;
+        let (client, steering) = (machines.client.clone(), machines.steering.clone());
+        Ok(Cluster { sandbox, client, steering, machines })
+    }
+
+    pub fn clock(&self) -> SharedClock {
+        self.machines.clock()
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.sandbox.kubeconfig()
+    }
+
+    pub async fn stop(self) {
+        self.machines.stop().await;
+        self.sandbox.stop().await;
+    }
+}
+
+impl Machines {
+    /// `kubeconfig`: an administrator's.
+    pub fn start(kubeconfig: &Path, node_options: NodeOptions) -> Result<Machines, Fault> {
         let clock = SystemClock::shared();
-        let mut config = Config::from_kubeconfig(sandbox.kubeconfig(), None, None)?;
+        let mut config = Config::from_kubeconfig(kubeconfig, None, None)?;
         config.qps = -1.0;
         config.user_agent = "sandbox".to_owned();
         let client = Client::new(config, clock.clone())?;
@@ -52,22 +84,17 @@ impl Cluster {
             tasks.spawn(async move { controller.run(stop).await });
         }
         factory.start(&stop);
-        Ok(Cluster { sandbox, client, steering, clock, stop, tasks, factory })
+        Ok(Machines { client, steering, clock, stop, tasks, factory })
     }
 
     pub fn clock(&self) -> SharedClock {
         self.clock.clone()
     }
 
-    pub fn kubeconfig(&self) -> PathBuf {
-        self.sandbox.kubeconfig()
-    }
-
     pub async fn stop(self) {
         self.stop.stop();
         self.tasks.join().await;
         self.factory.shutdown().await;
-        self.sandbox.stop().await;
     }
 }
 
@@ -88,6 +115,16 @@ impl Manager {
     ) -> std::io::Result<Manager> {
         let kubeconfig = sandbox.kubeconfig();
         let log = kubeconfig.with_file_name(format!("{name}.log"));
+        Manager::spawn_with(program, &kubeconfig, log, extra)
+    }
+
+    /// The same, for any API server: its output goes to `log`.
+    pub fn spawn_with(
+        program: &ManagerProgram,
+        kubeconfig: &Path,
+        log: PathBuf,
+        extra: &[String],
+    ) -> std::io::Result<Manager> {
         let file = std::fs::File::create(&log)?;
         let mut command = match program {
             ManagerProgram::Embedded => {

@@ -12,6 +12,7 @@ mod documents;
 mod failures;
 pub mod faults;
 pub mod kinds;
+pub mod load;
 pub mod nodes;
 pub mod openapi;
 pub mod patch;
@@ -25,6 +26,7 @@ pub mod status;
 pub mod store;
 mod subresources;
 pub mod table;
+pub mod traffic;
 mod watch;
 mod write;
 

@@ -18,6 +18,7 @@ use super::kinds::{self, Kind};
 use super::registry::Registry;
 use super::status::{ApiError, ApiResult};
 use super::store::Store;
+use super::traffic::Traffic;
 use crate::clock::{SharedClock, SystemClock};
 use crate::server::http::{Handler, Server, Tls, TlsError};
 use crate::task::StopToken;
@@ -119,6 +120,7 @@ impl Sandbox {
             registry: Registry::new(own.unwrap_or_else(kinds::builtin)),
             auth: Auth::default(),
             faults: Faults::default(),
+            traffic: Traffic::default(),
             clock: clock.clone(),
             stop: stop.clone(),
             bookmark_every,
