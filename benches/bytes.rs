@@ -2,11 +2,9 @@
 
 #[path = "../tests/heap/cost.rs"]
 mod cost;
-#[path = "../tests/heap/objects.rs"]
-mod objects;
-
 use cost::{cost, cost_in_graph};
 use kube_controller_manager::objects::{PartialObjectMetadata, Pod, ReplicaSet};
+use kube_controller_manager::sandbox::load::objects;
 
 /// Before and after a hash table has doubled, and many times over.
 const COUNTS: [usize; 4] = [100, 7_000, cost::MANY, 50_000];
@@ -25,6 +23,9 @@ fn main() {
     for size in [100, 10_000] {
         let map = |n| objects::config_map(n, size);
         let (whole, cached) = (map(0).len(), cost::<PartialObjectMetadata>(count, map));
-        println!("{:<44} {whole:>10} {cached:>10}", format!("ConfigMap by metadata, one of {count}"));
+        println!(
+            "{:<44} {whole:>10} {cached:>10}",
+            format!("ConfigMap by metadata, one of {count}")
+        );
     }
 }

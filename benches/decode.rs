@@ -1,16 +1,16 @@
 //! Lists and watches, from bytes as they arrive to objects.
 
-#[path = "../tests/heap/objects.rs"]
-mod objects;
-
 use std::sync::Arc;
 
 use divan::counter::{BytesCount, ItemsCount};
 use divan::{Bencher, black_box};
 use futures_lite::future::block_on;
 use http_client::http_types::Body;
-use kube_controller_manager::client::{ListPart, ListSplitter, ListStream, WatchEvent, WatchStream};
+use kube_controller_manager::client::{
+    ListPart, ListSplitter, ListStream, WatchEvent, WatchStream,
+};
 use kube_controller_manager::objects::{Object, PartialObjectMetadata, Pod};
+use kube_controller_manager::sandbox::load::objects;
 
 const COUNTS: [usize; 3] = [100, 1_000, 10_000];
 /// As much as the transport hands on at once.

@@ -1,8 +1,5 @@
 //! DeltaFifo, Indexer and workqueue, with sizes that show how the cost of one item grows.
 
-#[path = "../tests/heap/objects.rs"]
-mod objects;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +11,7 @@ use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::controllers::garbagecollector::graph::{Graph, Identity};
 use kube_controller_manager::controllers::ref_manager::{CONTROLLER_INDEX, by_controller};
 use kube_controller_manager::objects::{Object, ObjectKey, Pod, Uid};
+use kube_controller_manager::sandbox::load::objects;
 use kube_controller_manager::workqueue::{RateLimitingQueue, default_controller_rate_limiter};
 
 const COUNTS: [usize; 4] = [100, 1_000, 10_000, 100_000];

@@ -72,7 +72,8 @@ fn main() -> ExitCode {
     let mut sandbox = SandboxOptions::new(dir);
     sandbox.address.set_port(args.port);
     let manager = args.manager.map_or(ManagerProgram::Embedded, ManagerProgram::Path);
-    let nodes = |count| NodeOptions { count: args.nodes.unwrap_or(count), ..NodeOptions::default() };
+    let nodes =
+        |count| NodeOptions { count: args.nodes.unwrap_or(count), ..NodeOptions::default() };
     let patience = |seconds| Duration::from_secs(args.timeout.unwrap_or(seconds));
     let ended = async_std::task::block_on(async {
         let stop = StopToken::new();

@@ -11,7 +11,7 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 /// Values of one type, each kept once while something holds it.
-struct Pool<T: ?Sized> {
+pub(super) struct Pool<T: ?Sized> {
     state: Mutex<PoolState<T>>,
 }
 
@@ -24,11 +24,11 @@ struct PoolState<T: ?Sized> {
 const FIRST_SWEEP: usize = 1024;
 
 impl<T: ?Sized + Hash + Eq> Pool<T> {
-    fn new() -> Pool<T> {
+    pub fn new() -> Pool<T> {
         Pool { state: Mutex::new(PoolState { values: HashSet::new(), sweep_at: FIRST_SWEEP }) }
     }
 
-    fn intern<Q>(&self, value: Q) -> Arc<T>
+    pub fn intern<Q>(&self, value: Q) -> Arc<T>
     where
         Q: Borrow<T> + Into<Arc<T>>,
     {

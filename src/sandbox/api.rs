@@ -17,7 +17,6 @@ use super::kinds::Kind;
 use super::registry::Registry;
 use super::status::{ApiError, ApiResult};
 use super::store::Store;
-use super::traffic::{Meter, Traffic};
 use crate::clock::SharedClock;
 use crate::server::http::{Body, BodyError, Bytes, Method, Request, Response};
 use crate::task::StopToken;
@@ -31,7 +30,6 @@ pub struct Api {
     pub registry: Registry,
     pub auth: Auth,
     pub faults: Faults,
-    pub traffic: Traffic,
     pub clock: SharedClock,
     pub stop: StopToken,
     /// Between the bookmarks of an idle watch.
@@ -106,7 +104,7 @@ pub fn success(kind: &Kind, name: &str, uid: &str) -> Value {
 }
 
 /// What a request does, in the words of authorisation and of the counters.
-fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
+pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
     let collection = path.is_some_and(|path| path.name.is_empty());
     match method.as_str() {
         "GET" | "HEAD" if query.is("watch") && path.is_some() => "watch",
@@ -124,24 +122,10 @@ fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static
 impl Api {
     /// Answers one request.
     pub async fn handle(self: Arc<Self>, request: Request) -> Response {
-        let query = Query::parse(&request.query);
-        let resource = ResourcePath::parse(&request.path);
-        let verb = verb(&request.method, resource.as_ref(), &query);
-        let meter = self.traffic.meter(request.header("user-agent").unwrap_or_default(), verb);
-        meter.request();
-        let response = self.answer(request, verb, resource, query, &meter).await;
-        meter.sending(response)
-    }
-
-    async fn answer(
-        self: Arc<Self>,
-        request: Request,
-        verb: &'static str,
-        resource: Option<ResourcePath>,
-        query: Query,
-        meter: &Meter,
-    ) -> Response {
-        let Request { path, headers, body, peer, .. } = request;
+        let Request { method, path, query, headers, body, peer } = request;
+        let query = Query::parse(&query);
+        let resource = ResourcePath::parse(&path);
+        let verb = verb(&method, resource.as_ref(), &query);
         let named = resource.as_ref().map_or_else(
             || path.clone(),
             |at| match at.subresource.as_str() {
@@ -179,7 +163,6 @@ impl Api {
         }
         let payload = match body.read(BODY_LIMIT_BYTES).await {
             Ok(bytes) => {
-                meter.received(bytes.len());
                 let content_type = header("content-type").unwrap_or_default();
                 let content_type = content_type.split(';').next().unwrap_or_default().trim();
                 Payload { content_type: content_type.to_ascii_lowercase(), bytes }
@@ -372,7 +355,6 @@ mod tests {
             registry: Registry::new(crate::sandbox::kinds::builtin()),
             auth: Auth::default(),
             faults: Faults::default(),
-            traffic: Traffic::default(),
             clock: FakeClock::new(Timestamp::from_secs(1000)),
             stop: StopToken::new(),
             bookmark_every: Duration::from_secs(60),

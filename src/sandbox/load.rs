@@ -3,6 +3,7 @@
 //! The manager runs in a process of its own, so its figures are its own; what they were is read from
 //! `/proc`. The same phases run whatever the program is, so two managers can be set side by side.
 
+pub mod objects;
 mod process;
 mod report;
 
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use self::objects::template;
 use self::process::Process;
 pub use self::report::{Report, Row};
 use super::cluster::{Cluster, Machines, Manager, ManagerProgram};
@@ -27,10 +29,8 @@ use crate::task::StopToken;
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const NAMESPACE: &str = "load";
-const NAMESPACES: ResourceType =
-    ResourceType::fixed("", "v1", "Namespace", "namespaces", false);
-const CONFIG_MAPS: ResourceType =
-    ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
+const NAMESPACES: ResourceType = ResourceType::fixed("", "v1", "Namespace", "namespaces", false);
+const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 const CONFIG_MAP_BYTES: usize = 10_000;
 /// The first part of every manager's user agent.
 const PROGRAM: &str = "kube-controller-manager";
@@ -179,7 +179,7 @@ impl Server {
 
     /// What managers have asked so far; `None`: only the embedded API server tells.
     fn traffic(&self) -> Option<BTreeMap<&'static str, Count>> {
-        Some(self.sandbox()?.api().traffic.of(PROGRAM))
+        Some(self.sandbox()?.traffic().of(PROGRAM))
     }
 
     async fn stop(self) {
@@ -399,8 +399,8 @@ impl Run {
             self.clock.sleep(LOOK).await;
             self.alive(working)?;
             let now = working.process.read()?;
-            let same = (now.resident_bytes - before.resident_bytes).abs()
-                < before.resident_bytes / 100.0;
+            let same =
+                (now.resident_bytes - before.resident_bytes).abs() < before.resident_bytes / 100.0;
             let still = now.cpu_seconds - before.cpu_seconds < LOOK.as_secs_f64() / 10.0;
             quiet = if same && still { quiet + 1 } else { 0 };
             before = now;
@@ -481,7 +481,7 @@ fn namespace(name: &str) -> Value {
 fn config_map(n: usize) -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": format!("config-{n}") },
-        "data": { "app.conf": "key = value\n".repeat(CONFIG_MAP_BYTES.div_ceil(12)) },
+        "data": objects::data(CONFIG_MAP_BYTES),
     })
 }
 
@@ -492,41 +492,6 @@ fn deployment(name: &str, n: usize, replicas: usize) -> Value {
         "spec": {
             "replicas": replicas, "selector": { "matchLabels": { "app": name } },
             "template": template(name, n),
-        },
-    })
-}
-
-/// A pod template of the usual shape: one container, twelve environment variables, two probes, one
-/// volume. `n` tells templates apart.
-pub fn template(app: &str, n: usize) -> Value {
-    let env: Vec<Value> = (0..12)
-        .map(|at| json!({ "name": format!("SETTING_{at}"), "value": format!("value-of-setting-{at}") }))
-        .collect();
-    let probe = |path: &str, delay: u32| {
-        json!({
-            "httpGet": { "path": path, "port": 8080, "scheme": "HTTP" }, "initialDelaySeconds": delay,
-            "timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3,
-        })
-    };
-    json!({
-        "metadata": { "labels": { "app": app, "tier": "backend" } },
-        "spec": {
-            "volumes": [{ "name": "config", "configMap": { "name": format!("config-{n}"), "defaultMode": 420 } }],
-            "containers": [{
-                "name": "main", "image": format!("registry.example/team/app-{n}:1.27.3"),
-                "ports": [{ "name": "http", "containerPort": 8080, "protocol": "TCP" }],
-                "env": env,
-                "resources": {
-                    "limits": { "cpu": "500m", "memory": "256Mi" },
-                    "requests": { "cpu": "10m", "memory": "16Mi" },
-                },
-                "volumeMounts": [{ "name": "config", "readOnly": true, "mountPath": "/etc/app" }],
-                "livenessProbe": probe("/healthz", 10), "readinessProbe": probe("/readyz", 2),
-                "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File",
-                "imagePullPolicy": "IfNotPresent",
-            }],
-            "restartPolicy": "Always", "terminationGracePeriodSeconds": 30, "dnsPolicy": "ClusterFirst",
-            "securityContext": {}, "schedulerName": "default-scheduler",
         },
     })
 }

@@ -97,6 +97,7 @@ pub struct ClientFiles {
 /// A running API server. Dropping it does not stop it.
 pub struct Sandbox {
     api: Arc<Api>,
+    traffic: Arc<Traffic>,
     authority: Authority,
     dir: PathBuf,
     files: ClientFiles,
@@ -120,14 +121,18 @@ impl Sandbox {
             registry: Registry::new(own.unwrap_or_else(kinds::builtin)),
             auth: Auth::default(),
             faults: Faults::default(),
-            traffic: Traffic::default(),
             clock: clock.clone(),
             stop: stop.clone(),
             bookmark_every,
         });
         api.first_objects().map_err(SandboxError::Objects)?;
-        let serve = api.clone();
-        let handler: Handler = Arc::new(move |request| Box::pin(serve.clone().handle(request)));
+        let traffic = Arc::new(Traffic::default());
+        let (serve, counted) = (api.clone(), traffic.clone());
+        let handler: Handler = Arc::new(move |request| {
+            let meter = counted.meter(&request);
+            let answer = serve.clone().handle(request);
+            Box::pin(async move { meter.sending(answer.await) })
+        });
         let server = Server::start(address, Some(tls), handler, clock, stop)
             .await
             .map_err(|error| SandboxError::Bind(address, error))?;
@@ -139,8 +144,15 @@ impl Sandbox {
             key: dir.join("admin.key"),
             token: api.auth.issue(User::new("admin", &["system:masters"]), Vec::new(), None),
         };
-        let sandbox =
-            Sandbox { api, authority, dir, files, address, server: Mutex::new(Some(server)) };
+        let sandbox = Sandbox {
+            api,
+            traffic,
+            authority,
+            dir,
+            files,
+            address,
+            server: Mutex::new(Some(server)),
+        };
         sandbox.write("ca.crt", &sandbox.authority.certificate)?;
         sandbox.write_user("admin", "kubeconfig", "kubernetes-admin", &["system:masters"])?;
         Ok(sandbox)
@@ -149,6 +161,11 @@ impl Sandbox {
     /// The API itself, for what runs in the same process.
     pub fn api(&self) -> &Arc<Api> {
         &self.api
+    }
+
+    /// What programs have asked so far.
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 
     /// How tests steer and count.

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_lite::StreamExt;
 use serde::Serialize;
 
-use crate::server::http::{Body, Response};
+use super::api::verb;
+use super::call::{Query, ResourcePath};
+use crate::server::http::{Body, Request, Response};
 
 /// Requests of one verb, and the bytes of their bodies before TLS and chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -43,10 +45,18 @@ pub struct Meter {
 }
 
 impl Traffic {
-    pub fn meter(&self, user_agent: &str, verb: &'static str) -> Arc<Meter> {
-        let program = user_agent.split('/').next().unwrap_or_default().to_owned();
+    /// Counts a request; what is returned counts its answer.
+    pub fn meter(&self, request: &Request) -> Arc<Meter> {
+        let agent = request.header("user-agent").unwrap_or_default();
+        let program = agent.split('/').next().unwrap_or_default().to_owned();
+        let path = ResourcePath::parse(&request.path);
+        let verb = verb(&request.method, path.as_ref(), &Query::parse(&request.query));
+        let received = request.header("content-length").and_then(|text| text.parse().ok());
         let mut meters = self.meters.lock().unwrap_or_else(PoisonError::into_inner);
-        meters.entry((program, verb)).or_default().clone()
+        let meter = meters.entry((program, verb)).or_default();
+        meter.requests.fetch_add(1, Ordering::Relaxed);
+        meter.received.fetch_add(received.unwrap_or_default(), Ordering::Relaxed);
+        meter.clone()
     }
 
     /// What `program` has asked so far, by verb.
@@ -64,16 +74,6 @@ impl Meter {
             received_bytes: self.received.load(Ordering::Relaxed),
             sent_bytes: self.sent.load(Ordering::Relaxed),
         }
-    }
-
-    /// A request has come.
-    pub fn request(&self) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Its body has come.
-    pub fn received(&self, bytes: usize) {
-        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// The response, whose body counts as it is sent.
@@ -98,15 +98,27 @@ mod tests {
     use futures_lite::future::block_on;
 
     use super::*;
-    use crate::server::http::Bytes;
+    use crate::server::http::{Bytes, HeaderMap, Method, Peer, RequestBody};
 
     #[test]
     fn programs_are_told_apart_and_streams_count_as_they_go() {
         let traffic = Traffic::default();
-        let watch = traffic.meter("manager/v1 (linux) kubernetes/gc", "watch");
-        watch.request();
-        traffic.meter("manager/v1 kubernetes/job", "watch").request();
-        traffic.meter("kubectl/v1", "get").request();
+        let ask = |agent: &'static str, query: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("user-agent", agent.parse().unwrap());
+            headers.insert("content-length", "3".parse().unwrap());
+            traffic.meter(&Request {
+                method: Method::GET,
+                path: "/api/v1/pods".to_owned(),
+                query: query.to_owned(),
+                headers,
+                body: RequestBody::Full(Bytes::new()),
+                peer: Peer::Anonymous,
+            })
+        };
+        let watch = ask("manager/v1 (linux) kubernetes/gc", "watch=1");
+        ask("manager/v1 kubernetes/job", "watch=1");
+        ask("kubectl/v1", "");
         let chunks = ["ab", "cde"].map(|text| std::io::Result::Ok(Bytes::from(text)));
         let stream = Box::pin(futures_lite::stream::iter(chunks));
         let response = watch.sending(Response::stream(200, "text/plain", stream));
@@ -115,7 +127,7 @@ mod tests {
         let sent = |traffic: &Traffic| traffic.of("manager")["watch"].sent_bytes;
         assert_eq!(sent(&traffic), 2);
         block_on(stream.next());
-        let count = Count { requests: 2, received_bytes: 0, sent_bytes: 5 };
+        let count = Count { requests: 2, received_bytes: 6, sent_bytes: 5 };
         assert_eq!(traffic.of("manager"), BTreeMap::from([("watch", count)]));
     }
 }

@@ -1,7 +1,6 @@
 //! Budgets of heap bytes. Counted, not timed; every byte that malloc is asked for, and what it adds.
 
 mod cost;
-mod objects;
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,6 +15,7 @@ use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::controllers::ref_manager::{CONTROLLER_INDEX, by_controller};
 use kube_controller_manager::objects::{Object, PartialObjectMetadata, Pod, ReplicaSet, Resource};
+use kube_controller_manager::sandbox::load::objects;
 use kube_controller_manager::server::http::{Body, Bytes, Handler, Response, Server};
 use kube_controller_manager::task::StopToken;
 
@@ -44,8 +44,7 @@ fn a_cached_replica_set_costs_its_template_and_little_more() {
 
 #[test]
 fn what_is_read_by_its_metadata_costs_its_metadata() {
-    let cached =
-        cost::<PartialObjectMetadata>(MANY / 4, |n| objects::config_map(n, 10_000));
+    let cached = cost::<PartialObjectMetadata>(MANY / 4, |n| objects::config_map(n, 10_000));
     println!("a ConfigMap of 10 KB: {cached} bytes in the cache");
     assert!(cached < 480, "{cached} bytes");
 }
@@ -69,7 +68,10 @@ fn a_skipped_field_is_not_allocated() {
     for (there, more) in [
         (r#""value":"value-of-setting-3""#, format!(r#""value":"{long}""#)),
         (r#""fieldsType":"FieldsV1""#, format!(r#""fieldsType":"{long}""#)),
-        (r#""qosClass":"Burstable""#, format!(r#""qosClass":{{"{long}":["{long}",1.5e300,null]}}"#)),
+        (
+            r#""qosClass":"Burstable""#,
+            format!(r#""qosClass":{{"{long}":["{long}",1.5e300,null]}}"#),
+        ),
         (r#""lastState":{}"#, format!(r#""lastState":{{"terminated":{{"message":"{long}"}}}}"#)),
     ] {
         let larger = text.replacen(there, &more, 1);
@@ -77,7 +79,10 @@ fn a_skipped_field_is_not_allocated() {
         let (counts, bytes) = allocated::<Pod>(&pod);
         let (more_counts, more_bytes) = allocated::<Pod>(larger.as_bytes());
         // The decoder's own stack of open braces may grow by a step, never by what is in them.
-        assert!(more_counts <= counts + 2 && more_bytes <= bytes + 64, "{there}: {more_bytes} for {bytes} bytes");
+        assert!(
+            more_counts <= counts + 2 && more_bytes <= bytes + 64,
+            "{there}: {more_bytes} for {bytes} bytes"
+        );
     }
 }
 

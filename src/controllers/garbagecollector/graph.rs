@@ -3,11 +3,12 @@
 //! The graph only decides: what its changes wake is handed to the caller as [`Wake`]s. A node is
 //! *virtual* while it is known from others' owner references alone, and may turn out not to exist.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use super::nodes::{Dependents, Nodes};
 use crate::objects::{Istr, Meta, OwnerReference, Uid};
 
 pub const ORPHAN: &str = "orphan";
@@ -65,7 +66,7 @@ impl fmt::Display for Identity {
 pub struct Node {
     pub identity: Identity,
     pub owners: Option<Arc<[OwnerReference]>>,
-    pub dependents: HashSet<Uid>,
+    pub dependents: Dependents,
     pub being_deleted: bool,
     /// Waits, under the finalizer `foregroundDeletion`, until its dependents are gone.
     pub deleting_dependents: bool,
@@ -94,7 +95,7 @@ pub enum Wake {
 
 #[derive(Default)]
 pub struct Graph {
-    nodes: HashMap<Uid, Node>,
+    nodes: Nodes,
     absent: AbsentOwners,
 }
 
@@ -140,12 +141,12 @@ impl Graph {
                 let node = Node {
                     identity,
                     owners: new.owner_references.clone(),
-                    dependents: HashSet::new(),
+                    dependents: Dependents::default(),
                     being_deleted: new.is_being_deleted(),
                     deleting_dependents: new.is_being_deleted() && new.has_finalizer(FOREGROUND),
                     is_virtual: false,
                 };
-                self.nodes.insert(uid.clone(), node);
+                self.nodes.insert(node);
                 self.add_to_owners(&uid, new.owners(), wake);
             }
             Some(known) => {
@@ -220,12 +221,12 @@ impl Graph {
                 let virtual_owner = Node {
                     identity: Identity::of_owner(owner, &namespace),
                     owners: None,
-                    dependents: HashSet::from([uid.clone()]),
+                    dependents: Dependents::from([uid.clone()]),
                     being_deleted: false,
                     deleting_dependents: false,
                     is_virtual: true,
                 };
-                self.nodes.insert(owner.uid.clone(), virtual_owner);
+                self.nodes.insert(virtual_owner);
                 // Whether it exists at all is found out by trying to delete it.
                 wake(Wake::AttemptToDelete(owner.uid.clone()));
                 continue;
@@ -269,7 +270,7 @@ impl Graph {
         } else if starts(FOREGROUND) {
             let Some(node) = self.nodes.get_mut(uid) else { return };
             node.deleting_dependents = true;
-            for dependent in &node.dependents {
+            for dependent in node.dependents.iter() {
                 wake(Wake::AttemptToDelete(dependent.clone()));
             }
             wake(Wake::AttemptToDelete(uid.clone()));
@@ -317,7 +318,7 @@ impl Graph {
         if !node.dependents.is_empty() {
             self.absent.insert(identity.clone());
         }
-        for dependent in &node.dependents {
+        for dependent in node.dependents.iter() {
             wake(Wake::AttemptToDelete(dependent.clone()));
         }
         for owner in node.owners() {
@@ -353,8 +354,8 @@ impl Graph {
         let mut wanted: HashSet<&Uid> = HashSet::new();
         let mut open: Vec<&Uid> = uids.iter().collect();
         while let Some(uid) = open.pop() {
-            if let Some((uid, node)) = self.nodes.get_key_value(uid)
-                && wanted.insert(uid)
+            if let Some(node) = self.nodes.get(uid)
+                && wanted.insert(&node.identity.uid)
             {
                 open.extend(node.dependents.iter());
                 open.extend(node.owners().iter().map(|owner| &owner.uid));

@@ -3,6 +3,7 @@
 
 mod attempt;
 pub mod graph;
+mod nodes;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -95,8 +95,11 @@ mod tests {
             requests: Some(BTreeMap::from([("list", count)])),
             ..Row::default()
         };
-        let rows =
-            vec![row("empty", 9_000_000), Row::skipped("gone", "no reason"), row("full", 19_500_000)];
+        let rows = vec![
+            row("empty", 9_000_000),
+            Row::skipped("gone", "no reason"),
+            row("full", 19_500_000),
+        ];
         let text = Report { rows }.to_string();
         for part in ["gone                     skipped: no reason", " 19.5 ", " +10.5 "] {
             assert!(text.contains(part), "{part} is not in {text}");

@@ -1,6 +1,6 @@
-//! Objects of the usual shape, as an API server lists them: what the budget and the benches decode.
+//! Objects of the usual shape: what a load creates, and what the heap budget and the benches decode
+//! as an API server would list them.
 
-use kube_controller_manager::sandbox::load::template;
 use serde_json::{Value, json};
 
 /// Pods of one ReplicaSet, and of one Deployment.
@@ -23,6 +23,41 @@ fn suffix(n: usize) -> String {
     (0..5).map(digit).collect()
 }
 
+/// A pod template of the usual shape: one container, twelve environment variables, two probes, one
+/// volume. `n` tells templates apart.
+pub fn template(app: &str, n: usize) -> Value {
+    let env: Vec<Value> = (0..12)
+        .map(|at| json!({ "name": format!("SETTING_{at}"), "value": format!("value-of-setting-{at}") }))
+        .collect();
+    let probe = |path: &str, delay: u32| {
+        json!({
+            "httpGet": { "path": path, "port": 8080, "scheme": "HTTP" }, "initialDelaySeconds": delay,
+            "timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3,
+        })
+    };
+    json!({
+        "metadata": { "labels": { "app": app, "tier": "backend" } },
+        "spec": {
+            "volumes": [{ "name": "config", "configMap": { "name": format!("config-{n}"), "defaultMode": 420 } }],
+            "containers": [{
+                "name": "main", "image": format!("registry.example/team/app-{n}:1.27.3"),
+                "ports": [{ "name": "http", "containerPort": 8080, "protocol": "TCP" }],
+                "env": env,
+                "resources": {
+                    "limits": { "cpu": "500m", "memory": "256Mi" },
+                    "requests": { "cpu": "10m", "memory": "16Mi" },
+                },
+                "volumeMounts": [{ "name": "config", "readOnly": true, "mountPath": "/etc/app" }],
+                "livenessProbe": probe("/healthz", 10), "readinessProbe": probe("/readyz", 2),
+                "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File",
+                "imagePullPolicy": "IfNotPresent",
+            }],
+            "restartPolicy": "Always", "terminationGracePeriodSeconds": 30, "dnsPolicy": "ClusterFirst",
+            "securityContext": {}, "schedulerName": "default-scheduler",
+        },
+    })
+}
+
 /// What the API server remembers of a field's managers.
 fn managed(manager: &str, subresource: &str, fields: &Value) -> Value {
     json!({
@@ -39,12 +74,15 @@ pub fn pod(n: usize) -> Vec<u8> {
     let mut pod = template(&format!("app-{set}"), set);
     let ip = format!("10.{}.{}.{}", 64 + n / 65_536, n / 256 % 256, n % 256);
     let spec_fields: Value = (0..12)
-        .map(|n| (format!("k:{{\"name\":\"SETTING_{n}\"}}"), json!({ ".": {}, "f:name": {}, "f:value": {} })))
+        .map(|n| {
+            (
+                format!("k:{{\"name\":\"SETTING_{n}\"}}"),
+                json!({ ".": {}, "f:name": {}, "f:value": {} }),
+            )
+        })
         .collect::<serde_json::Map<_, _>>()
         .into();
-    let condition = |name: &str| {
-        json!({ "type": name, "status": "True", "lastProbeTime": null, "lastTransitionTime": "2026-05-01T10:00:09Z" })
-    };
+    let condition = |name: &str| json!({ "type": name, "status": "True", "lastProbeTime": null, "lastTransitionTime": "2026-05-01T10:00:09Z" });
     let conditions =
         ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"]
             .map(condition);
@@ -112,6 +150,11 @@ pub fn replica_set(n: usize) -> Vec<u8> {
     set.to_string().into_bytes()
 }
 
+/// `size` bytes, or a little more, as the data of a ConfigMap.
+pub fn data(size: usize) -> Value {
+    json!({ "app.conf": "key = value\n".repeat(size.div_ceil(12)) })
+}
+
 /// The `n`th ConfigMap, with `size` bytes of data.
 pub fn config_map(n: usize, size: usize) -> Vec<u8> {
     let map = json!({
@@ -120,14 +163,15 @@ pub fn config_map(n: usize, size: usize) -> Vec<u8> {
             "name": format!("app-{n}-config"), "namespace": format!("team-{}", n / 10), "uid": uid(4, n),
             "resourceVersion": (3_000_000 + n).to_string(), "creationTimestamp": "2026-05-01T10:00:00Z",
         },
-        "data": { "app.conf": "key = value\n".repeat(size.div_ceil(12)) },
+        "data": data(size),
     });
     map.to_string().into_bytes()
 }
 
 /// A list of `items` as the API server sends it.
 pub fn list(kind: &str, items: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
-    let head = r#"{"kind":"KIND","apiVersion":"v1","metadata":{"resourceVersion":"9000000"},"items":["#;
+    let head =
+        r#"{"kind":"KIND","apiVersion":"v1","metadata":{"resourceVersion":"9000000"},"items":["#;
     let mut body = head.replace("KIND", kind).into_bytes();
     for (n, item) in items.into_iter().enumerate() {
         if n > 0 {
