@@ -8,6 +8,7 @@ mod process;
 mod report;
 
 use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -97,6 +98,10 @@ impl Load {
     /// # Errors
     /// What could not be started, or a phase that did not end in time.
     pub async fn run(mut self, stop: StopToken) -> Result<Report> {
+        let manager = match &self.manager {
+            ManagerProgram::Embedded => "embedded".to_owned(),
+            ManagerProgram::Path(path) => path.display().to_string(),
+        };
         let server = Server::start(self.sandbox, self.kubeconfig, self.nodes.clone()).await?;
         // A second manager must not wait for the first one's lease.
         let mut flags = vec!["--leader-elect=false".to_owned()];
@@ -117,7 +122,14 @@ impl Load {
             started: 0,
             stop,
             server,
-            report: Report::default(),
+            report: Report {
+                manager,
+                deployments: self.size.deployments,
+                replicas: self.size.replicas,
+                config_maps: self.config_maps,
+                nodes: self.nodes.count,
+                rows: Vec::new(),
+            },
         };
         let ended = run.phases(self.config_maps, self.idle).await;
         let Run { server, report, .. } = run;
@@ -293,7 +305,9 @@ impl Run {
     async fn end(&self, working: Working) -> Result<()> {
         let log = working.manager.log.clone();
         let status = working.manager.stop(&self.clock, Duration::from_secs(30)).await?;
-        if !status.success() {
+        // SIGTERM alone ends a manager without a lease, where that has no handler for it.
+        let terminated = status.signal() == Some(15);
+        if !status.success() && !terminated {
             eprintln!("the manager ended with {status}, see {}", log.display());
         }
         Ok(())

@@ -11,8 +11,8 @@ use kube_controller_manager::objects::{Istr, Meta, Object, Resource};
 /// What an allocation costs beside its bytes: the allocator's header and what it rounds up.
 const OVERHEAD_BYTES: i64 = 16;
 
-/// Just past where a hash table has doubled to 16,384 slots: the most slack that there can be.
-pub const MANY: usize = 7_200;
+/// Just past where a hash table has doubled to 4,096 slots: the most slack that there can be.
+pub const MANY: usize = 1_800;
 
 fn bytes_held(info: &AllocationInfo) -> i64 {
     info.bytes_current + OVERHEAD_BYTES * info.count_current

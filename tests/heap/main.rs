@@ -28,23 +28,21 @@ fn a_cached_pod_costs_less_than_a_kilobyte() {
     let cached = cost::<Pod>(MANY, objects::pod);
     let graph = cost_in_graph::<Pod>(MANY, objects::pod);
     println!("a pod: {cached} bytes in the cache, {graph} in the garbage collector's graph");
-    assert!(cached < 480, "{cached} bytes in the cache");
-    assert!(graph < 240, "{graph} bytes in the garbage collector's graph");
-    assert!(cached + graph < 1000);
+    assert!(cached + graph < 1000, "{cached} bytes in the cache, {graph} in the graph");
 }
 
 /// A template is kept as it came, for one or a thousand replicas alike.
 #[test]
 fn a_cached_replica_set_costs_its_template_and_little_more() {
     let whole = objects::replica_set(0).len() as i64;
-    let cached = cost::<ReplicaSet>(MANY / 10, objects::replica_set);
+    let cached = cost::<ReplicaSet>(MANY / 4, objects::replica_set);
     println!("a ReplicaSet of {whole} bytes: {cached} bytes in the cache");
     assert!(cached < whole + 1200, "{cached} bytes");
 }
 
 #[test]
 fn what_is_read_by_its_metadata_costs_its_metadata() {
-    let cached = cost::<PartialObjectMetadata>(MANY / 4, |n| objects::config_map(n, 10_000));
+    let cached = cost::<PartialObjectMetadata>(MANY, |n| objects::config_map(n, 10_000));
     println!("a ConfigMap of 10 KB: {cached} bytes in the cache");
     assert!(cached < 480, "{cached} bytes");
 }

@@ -8,7 +8,13 @@ use serde::Serialize;
 use super::super::traffic::Count;
 
 #[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Report {
+    pub manager: String,
+    pub deployments: usize,
+    pub replicas: usize,
+    pub config_maps: usize,
+    pub nodes: usize,
     pub rows: Vec<Row>,
 }
 
@@ -43,6 +49,12 @@ fn mega(bytes: u64) -> f64 {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { manager, deployments, replicas, config_maps, nodes, .. } = self;
+        writeln!(f, "manager {manager}")?;
+        writeln!(
+            f,
+            "{deployments} Deployments of {replicas} replicas, {nodes} nodes, {config_maps} ConfigMaps\n"
+        )?;
         writeln!(
             f,
             "{:<24} {:>8} {:>8} {:>8} {:>9} {:>9} {:>8}",
@@ -100,7 +112,7 @@ mod tests {
             Row::skipped("gone", "no reason"),
             row("full", 19_500_000),
         ];
-        let text = Report { rows }.to_string();
+        let text = Report { rows, ..Report::default() }.to_string();
         for part in ["gone                     skipped: no reason", " 19.5 ", " +10.5 "] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
