@@ -37,6 +37,10 @@ impl ClientBuilder for SimpleClients {
     fn client(&self, name: &str) -> Client {
         self.connection.client(&user_agent(name))
     }
+
+    fn root_client(&self, name: &str) -> Client {
+        self.client(name)
+    }
 }
 
 /// Upstream: `DynamicControllerClientBuilder`.
@@ -53,6 +57,10 @@ impl ClientBuilder for ServiceAccountClients {
         let tokens = CachedTokens::new(Arc::new(requests), self.clock.clone());
         let agent = user_agent(&format!("system:serviceaccount:{NAMESPACE}:{name}"));
         self.connection.client_with_tokens(&agent, tokens)
+    }
+
+    fn root_client(&self, name: &str) -> Client {
+        self.connection.client(&user_agent(name))
     }
 }
 

@@ -8,7 +8,7 @@ use futures_lite::future::Boxed;
 
 use super::source::ClientSource;
 use crate::cache::Source;
-use crate::client::{Client, Config};
+use crate::client::{Client, Config, Guard};
 use crate::clock::SystemClock;
 use crate::options::VERSION;
 
@@ -23,6 +23,8 @@ pub trait Connection: Send + Sync + 'static {
     fn client(&self, user_agent: &str) -> Client;
     /// A client that holds no credentials but the source's tokens.
     fn client_with_tokens(&self, user_agent: &str, tokens: Arc<dyn TokenSource>) -> Client;
+    /// The same, which writes nothing that `guard` does not pass.
+    fn guarded(&self, guard: Guard) -> Arc<dyn Connection>;
     /// How the caches read through `client`.
     fn source(&self, client: Client) -> Arc<dyn Source>;
     /// `GET /healthz`; `Err`: why the API server is not healthy.
@@ -87,6 +89,10 @@ impl Connection for ApiServer {
                 self.client.named(user_agent)
             }
         }
+    }
+
+    fn guarded(&self, guard: Guard) -> Arc<dyn Connection> {
+        Arc::new(ApiServer { client: self.client.guarded(guard) })
     }
 
     fn source(&self, client: Client) -> Arc<dyn Source> {

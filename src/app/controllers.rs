@@ -7,6 +7,26 @@ use crate::options::{Gates, Options};
 /// Makes a controller; it starts to work when it is run.
 pub type Constructor = fn(&ControllerContext) -> Controller;
 
+/// As [`Constructor`], where there may be nothing to make (`Ok(None)`, and the log says why), or
+/// something it needs is broken: then no controller starts.
+pub type ConditionalConstructor = fn(&ControllerContext) -> Result<Option<Controller>, String>;
+
+/// How a row's controller is made.
+#[derive(Clone, Copy)]
+pub enum Build {
+    Always(Constructor),
+    Conditionally(ConditionalConstructor),
+}
+
+impl Build {
+    pub fn make(self, context: &ControllerContext) -> Result<Option<Controller>, String> {
+        match self {
+            Build::Always(constructor) => Ok(Some(constructor(context))),
+            Build::Conditionally(constructor) => constructor(context),
+        }
+    }
+}
+
 /// A row of [`CONTROLLERS`].
 #[derive(Clone, Copy)]
 pub struct Descriptor {
@@ -19,7 +39,7 @@ pub struct Descriptor {
     /// Run by a cloud controller manager, never by this one.
     pub cloud: bool,
     /// `None`: known, but not available in this build.
-    pub build: Option<Constructor>,
+    pub build: Option<Build>,
 }
 
 const fn row(name: &'static str) -> Descriptor {
@@ -41,7 +61,10 @@ impl Descriptor {
         Descriptor { cloud: true, ..self }
     }
     const fn built(self, build: Constructor) -> Descriptor {
-        Descriptor { build: Some(build), ..self }
+        Descriptor { build: Some(Build::Always(build)), ..self }
+    }
+    const fn built_if(self, build: ConditionalConstructor) -> Descriptor {
+        Descriptor { build: Some(Build::Conditionally(build)), ..self }
     }
 
     fn is(&self, name: &str) -> bool {
@@ -66,7 +89,7 @@ impl Descriptor {
 /// What is to become of a row when the controllers start.
 #[derive(Clone, Copy)]
 pub enum Start {
-    Run(Constructor),
+    Run(Build),
     /// Why not, for the log.
     Skip(&'static str),
 }
@@ -98,15 +121,25 @@ pub const TOKEN_CONTROLLER: &str = "serviceaccount-token-controller";
 
 /// In the order in which they are started.
 pub const CONTROLLERS: &[Descriptor] = &[
-    row(TOKEN_CONTROLLER).alias("serviceaccount-token"),
-    row("endpoints-controller").alias("endpoint"),
-    row("endpointslice-controller").alias("endpointslice"),
-    row("endpointslice-mirroring-controller").alias("endpointslicemirroring"),
+    row(TOKEN_CONTROLLER)
+        .alias("serviceaccount-token")
+        .built_if(controllers::serviceaccount::tokens::controller),
+    row("endpoints-controller").alias("endpoint").built(controllers::endpoint::controller),
+    row("endpointslice-controller")
+        .alias("endpointslice")
+        .built(controllers::endpointslice::controller),
+    row("endpointslice-mirroring-controller")
+        .alias("endpointslicemirroring")
+        .built(controllers::endpointslicemirroring::controller),
     row("replicationcontroller-controller").alias("replicationcontroller"),
-    row("pod-garbage-collector-controller").alias("podgc"),
-    row("resourcequota-controller").alias("resourcequota"),
-    row("namespace-controller").alias("namespace"),
-    row("serviceaccount-controller").alias("serviceaccount"),
+    row("pod-garbage-collector-controller").alias("podgc").built(controllers::podgc::controller),
+    row("resourcequota-controller")
+        .alias("resourcequota")
+        .built(controllers::resourcequota::controller),
+    row("namespace-controller").alias("namespace").built(controllers::namespace::controller),
+    row("serviceaccount-controller")
+        .alias("serviceaccount")
+        .built(controllers::serviceaccount::accounts::controller),
     row("garbage-collector-controller")
         .alias("garbagecollector")
         .built(controllers::garbagecollector::controller),
@@ -123,7 +156,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("certificatesigningrequest-approving-controller").alias("csrapproving"),
     row("certificatesigningrequest-cleaner-controller").alias("csrcleaner"),
     row("podcertificaterequest-cleaner-controller").gates(&["PodCertificateRequest"]),
-    row("ttl-controller").alias("ttl"),
+    row("ttl-controller").alias("ttl").built(controllers::ttl::controller),
     row("bootstrap-signer-controller").alias("bootstrapsigner").off(),
     row("token-cleaner-controller").alias("tokencleaner").off(),
     row("node-ipam-controller").alias("nodeipam"),
@@ -134,12 +167,16 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("persistentvolume-binder-controller").alias("persistentvolume-binder"),
     row("persistentvolume-attach-detach-controller").alias("attachdetach"),
     row("persistentvolume-expander-controller").alias("persistentvolume-expander"),
-    row("clusterrole-aggregation-controller").alias("clusterrole-aggregation"),
+    row("clusterrole-aggregation-controller")
+        .alias("clusterrole-aggregation")
+        .built(controllers::clusterroleaggregation::controller),
     row("persistentvolumeclaim-protection-controller").alias("pvc-protection"),
     row("persistentvolume-protection-controller").alias("pv-protection"),
     row("volumeattributesclass-protection-controller").gates(&["VolumeAttributesClass"]),
     row("ttl-after-finished-controller").alias("ttl-after-finished"),
-    row("root-ca-certificate-publisher-controller").alias("root-ca-cert-publisher"),
+    row("root-ca-certificate-publisher-controller")
+        .alias("root-ca-cert-publisher")
+        .built_if(controllers::rootcacertpublisher::controller),
     row("kube-apiserver-serving-clustertrustbundle-publisher-controller")
         .gates(&["ClusterTrustBundle"]),
     row("ephemeral-volume-controller").alias("ephemeral-volume"),
@@ -153,10 +190,14 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("device-taint-eviction-controller")
         .gates(&["DynamicResourceAllocation", "DRADeviceTaints"]),
     row("legacy-serviceaccount-token-cleaner-controller")
-        .alias("legacy-service-account-token-cleaner"),
-    row("validatingadmissionpolicy-status-controller"),
+        .alias("legacy-service-account-token-cleaner")
+        .built_if(controllers::serviceaccount::cleaner::controller),
+    row("validatingadmissionpolicy-status-controller")
+        .built(controllers::validatingadmissionpolicystatus::controller),
     row("taint-eviction-controller").gates(&["SeparateTaintEvictionController"]),
-    row("service-cidr-controller").gates(&["MultiCIDRServiceAllocator"]),
+    row("service-cidr-controller")
+        .gates(&["MultiCIDRServiceAllocator"])
+        .built(controllers::servicecidrs::controller),
     row("storage-version-migrator-controller").alias("svm").gates(&["StorageVersionMigrator"]),
     row("selinux-warning-controller").off().gates(&["SELinuxChangePolicy"]),
 ];

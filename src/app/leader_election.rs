@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::client::Client;
+use crate::client::{Client, Guard};
 use crate::clock::SharedClock;
 use crate::events::EventBroadcaster;
 use crate::leaderelection::{
@@ -12,7 +12,8 @@ use crate::objects::ObjectKey;
 use crate::options::{Options, PROGRAM};
 use crate::task::StopToken;
 
-/// Waits for the lease and runs `work` under it. `work` has to end when its token stops.
+/// Waits for the lease and runs `work` under it. `work` has to end when its token stops, and to
+/// write nothing that its guard does not pass.
 ///
 /// # Errors
 /// When the flags make no election that can work.
@@ -22,7 +23,7 @@ pub async fn lead<W>(
     health: &HealthzAdaptor,
     clock: SharedClock,
     stop: &StopToken,
-    work: impl FnOnce(StopToken) -> W + Send + 'static,
+    work: impl FnOnce(StopToken, Guard) -> W + Send + 'static,
 ) -> Result<Ended, String>
 where
     W: Future<Output = ()> + Send + 'static,
@@ -42,6 +43,8 @@ where
     };
     let elector = LeaderElector::new(config, clock).map_err(|error| error.to_string())?;
     health.set_leader_election(&elector);
+    let lease = elector.clone();
+    let work = |stop| work(stop, Arc::new(move || lease.holds_lease()));
     let callbacks = LeaderCallbacks::new(work, || ())
         .on_new_leader(|leader| log::info!("leaderelection: new leader {leader:?}"));
     let ended = elector.run(callbacks, stop).await;

@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::client::Guard;
 use crate::clock::SystemClock;
 use crate::leaderelection::{Ended, HealthzAdaptor};
 use crate::options::{Options, VERSION, validate};
@@ -85,7 +86,8 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         .map_err(|error| vec![error])?;
 
     let client = connection.client(&user_agent("leader-election"));
-    let started = Started { options: options.clone(), connection, health, clock: clock.clone() };
+    let started =
+        Started { options: options.clone(), connection, health, routes, clock: clock.clone() };
     if !options.leader_elect {
         let ended = start::run(started, stop).await;
         serving.stop();
@@ -97,8 +99,9 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     let leading = stop.child();
     let failure = Arc::new(Mutex::new(None));
     let (over, told) = (leading.clone(), failure.clone());
-    let work = move |stop: StopToken| async move {
-        if let Err(error) = start::run(started, stop).await {
+    let work = move |stop: StopToken, guard: Guard| async move {
+        let connection = started.connection.guarded(guard);
+        if let Err(error) = start::run(Started { connection, ..started }, stop).await {
             log::error!("{error}");
             *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         }

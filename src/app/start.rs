@@ -14,9 +14,14 @@ use super::connect::{Connection, user_agent};
 use super::controllers::{CONTROLLERS, Start};
 use crate::cache::SharedInformerFactory;
 use crate::clock::SharedClock;
-use crate::controllers::{ClientBuilder, Controller, ControllerContext, ControllerContextParts};
+use crate::controllers::{
+    ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugHandler,
+    DebugRequest,
+};
 use crate::options::{Options, show_duration};
 use crate::server::health::HealthChecks;
+use crate::server::routes::Routes;
+use crate::server::{Handler, Request, Response, handler};
 use crate::task::{StopToken, TaskGroup};
 
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,6 +36,8 @@ pub struct Started {
     pub options: Arc<Options>,
     pub connection: Arc<dyn Connection>,
     pub health: HealthChecks,
+    /// What is served; the controllers add their debug handlers.
+    pub routes: Routes,
     pub clock: SharedClock,
 }
 
@@ -39,7 +46,7 @@ pub struct Started {
 /// # Errors
 /// When the API server is not healthy in time, or controllers do not end in theirs.
 pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
-    let Started { options, connection, health, clock } = started;
+    let Started { options, connection, health, routes, clock } = started;
     let Some(healthy) = stop.unless_stopped(wait_for_api_server(&*connection, &clock)).await else {
         return Ok(());
     };
@@ -48,7 +55,8 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
     let tasks = TaskGroup::new();
     tasks.spawn(reset_discovery(connection.clone(), clock.clone(), stop.clone()));
     let source = connection.source(connection.client(&user_agent("shared-informers")));
-    let factory = SharedInformerFactory::new(source, clock.clone());
+    let factory =
+        SharedInformerFactory::with_resync(source, clock.clone(), resync_period(&options));
     let context = ControllerContext::new(ControllerContextParts {
         options: options.clone(),
         factory: factory.clone(),
@@ -57,7 +65,12 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
         stop: stop.clone(),
     });
 
-    let controllers = build(&options, &context);
+    let controllers = build(&options, &context)?;
+    for controller in &controllers {
+        if let Some(debug) = controller.debug_handler() {
+            routes.add_debug(controller.name(), served(debug));
+        }
+    }
     factory.start(&stop);
     let running = Arc::new(Mutex::new(BTreeSet::new()));
     for controller in controllers {
@@ -116,15 +129,39 @@ fn clients(
     Arc::new(ServiceAccountClients { connection, root, clock: clock.clone() })
 }
 
-fn build(options: &Options, context: &ControllerContext) -> Vec<Controller> {
+fn build(options: &Options, context: &ControllerContext) -> Result<Vec<Controller>, String> {
     let mut controllers = Vec::new();
     for row in CONTROLLERS {
         match row.start(options) {
-            Start::Run(constructor) => controllers.push(constructor(context)),
+            Start::Run(build) => match build.make(context)?.filter(|made| !made.is_idle()) {
+                Some(controller) => controllers.push(controller),
+                None => log::info!("Warning: skipping controller: {}", row.name),
+            },
             Start::Skip(reason) => log::info!("Warning: {reason}: {}", row.name),
         }
     }
-    controllers
+    Ok(controllers)
+}
+
+/// Between once and twice `--min-resync-period`, so that not all managers do it at once.
+/// Upstream: `ResyncPeriod`.
+fn resync_period(options: &Options) -> Duration {
+    options.min_resync_period.mul_f64(1.0 + fastrand::f64())
+}
+
+/// A controller's debug handler as the server's.
+fn served(debug: DebugHandler) -> Handler {
+    handler(move |request: &Request| {
+        let query = request.query_pairs().collect();
+        match debug(&DebugRequest { path: &request.path, query }) {
+            Some(answer) => Response {
+                status: 200,
+                content_type: answer.content_type.into(),
+                body: answer.body.into_bytes(),
+            },
+            None => Response::text(404, "\n"),
+        }
+    })
 }
 
 /// A controller from its start, a jittered interval from now, to its end.
@@ -183,8 +220,9 @@ mod tests {
     use super::*;
     use crate::app::connect::TokenSource;
     use crate::cache::Source;
-    use crate::client::Client;
+    use crate::client::{Client, Guard};
     use crate::clock::FakeClock;
+    use crate::controllers::DebugAnswer;
     use crate::objects::Timestamp;
 
     /// An API server that becomes healthy after so many questions.
@@ -195,6 +233,9 @@ mod tests {
             unreachable!("health is asked without a client")
         }
         fn client_with_tokens(&self, _: &str, _: Arc<dyn TokenSource>) -> Client {
+            unreachable!("health is asked without a client")
+        }
+        fn guarded(&self, _: Guard) -> Arc<dyn Connection> {
             unreachable!("health is asked without a client")
         }
         fn source(&self, _: Client) -> Arc<dyn Source> {
@@ -227,6 +268,36 @@ mod tests {
         assert_eq!(wait(3), (3, Ok(())));
         assert_eq!(wait(10), (10, Ok(())));
         assert_eq!(wait(12), (10, Err("2 left".into())));
+    }
+
+    #[test]
+    fn the_resync_period_is_jittered() {
+        let min_resync_period = Duration::from_secs(100);
+        let options = Options { min_resync_period, ..Options::default() };
+        let periods: BTreeSet<Duration> = (0..50).map(|_| resync_period(&options)).collect();
+        assert!(periods.iter().all(|p| (min_resync_period..2 * min_resync_period).contains(p)));
+        assert!(periods.len() > 1);
+        let options = Options { min_resync_period: Duration::ZERO, ..Options::default() };
+        assert_eq!(resync_period(&options), Duration::ZERO);
+    }
+
+    #[test]
+    fn debug_handlers_answer_under_the_name_of_their_controller() {
+        let mut controller = Controller::new("gc");
+        controller.debug(|request: &DebugRequest<'_>| {
+            let body = format!("{:?}", request.query);
+            (request.path == "/graph").then_some(DebugAnswer { content_type: "text/dot", body })
+        });
+        let routes = Routes::new();
+        routes.add_debug("gc", served(controller.debug_handler().expect("it was set")));
+        let ask = |path: &str| block_on(routes.answer(Request::get(path)));
+        let page = ask("/debug/controllers/gc/graph?uid=a&b&uid=c");
+        assert_eq!(page.body, br#"[("uid", "a"), ("b", ""), ("uid", "c")]"#);
+        assert_eq!((page.status, &*page.content_type), (200, "text/dot"));
+        assert_eq!(ask("/debug/controllers/gc/graph").body, b"[]");
+        for path in ["/debug/controllers/gc", "/debug/controllers/gc/x"] {
+            assert_eq!((ask(path).status, ask(path).body), (404, b"\n".to_vec()), "{path}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::any::{Any, TypeId};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::metadata::MetadataInformer;
 use super::shared_informer::SharedIndexInformer;
@@ -19,6 +20,8 @@ pub struct SharedInformerFactory {
 struct Inner {
     source: Arc<dyn Source>,
     clock: SharedClock,
+    /// Of handlers that have no wish of their own; zero: none.
+    default_resync: Duration,
     entries: Mutex<Vec<Entry>>,
     tasks: TaskGroup,
 }
@@ -53,7 +56,17 @@ impl<T: Object> AnyInformer for SharedIndexInformer<T> {
 
 impl SharedInformerFactory {
     pub fn new(source: Arc<dyn Source>, clock: SharedClock) -> SharedInformerFactory {
-        let inner = Inner { source, clock, entries: Mutex::default(), tasks: TaskGroup::new() };
+        SharedInformerFactory::with_resync(source, clock, Duration::ZERO)
+    }
+
+    /// Whose informers have `default_resync` as [`SharedIndexInformer::default_resync`]; zero: none.
+    pub fn with_resync(
+        source: Arc<dyn Source>,
+        clock: SharedClock,
+        default_resync: Duration,
+    ) -> SharedInformerFactory {
+        let (entries, tasks) = (Mutex::default(), TaskGroup::new());
+        let inner = Inner { source, clock, default_resync, entries, tasks };
         SharedInformerFactory { inner: Arc::new(inner) }
     }
 
@@ -84,6 +97,9 @@ impl SharedInformerFactory {
         }
         let source = self.inner.source.clone();
         let informer = SharedIndexInformer::new(source, scope.clone(), self.inner.clock.clone());
+        if !self.inner.default_resync.is_zero() {
+            informer.set_default_resync(self.inner.default_resync);
+        }
         let shared = Arc::new(informer.clone());
         entries.push(Entry { scope, object, informer: shared, running: None, users });
         informer

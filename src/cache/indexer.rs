@@ -248,6 +248,10 @@ impl<T: Object> Indexer<T> {
         self.read().store.in_namespace(namespace).cloned().collect()
     }
 
+    pub fn count_in(&self, namespace: &str) -> usize {
+        self.read().store.count_in(namespace)
+    }
+
     /// Panics on an index that was never added: a mistake in the program.
     pub fn by_index(&self, name: &'static str, value: &IndexValue) -> Vec<Arc<T>> {
         let state = self.read();

@@ -12,9 +12,13 @@ use crate::objects::{Meta, Object, ObjectKey};
 /// Any informer by the metadata of its objects.
 pub trait MetadataInformer: Send + Sync {
     fn scope(&self) -> &Scope;
+    /// Without resyncs.
     fn add_metadata_handler(&self, name: &str, handler: Box<dyn MetadataHandler>) -> Registration;
+    /// See [`SharedIndexInformer::remove_handler`].
+    fn remove_metadata_handler(&self, registration: &Registration);
     fn has_synced(&self) -> bool;
     fn get(&self, key: &ObjectKey) -> Option<Arc<dyn HasMeta>>;
+    fn count_in(&self, namespace: &str) -> usize;
 }
 
 /// What a metadata handler is told. See [`EventHandler`].
@@ -57,11 +61,19 @@ impl<T: Object> MetadataInformer for SharedIndexInformer<T> {
         self.add_handler(name, ByMetadata(handler), None)
     }
 
+    fn remove_metadata_handler(&self, registration: &Registration) {
+        self.remove_handler(registration);
+    }
+
     fn has_synced(&self) -> bool {
         SharedIndexInformer::has_synced(self)
     }
 
     fn get(&self, key: &ObjectKey) -> Option<Arc<dyn HasMeta>> {
         self.indexer().get(key).map(|object| object as Arc<dyn HasMeta>)
+    }
+
+    fn count_in(&self, namespace: &str) -> usize {
+        self.indexer().count_in(namespace)
     }
 }

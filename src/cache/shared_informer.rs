@@ -40,6 +40,7 @@ struct Inner<T> {
     fifo: Arc<DeltaFifo<T>>,
     processor: Processor<T>,
     transform: OnceLock<fn(&mut T)>,
+    default_resync: OnceLock<Duration>,
     synced: Event,
 }
 
@@ -62,6 +63,7 @@ impl<T: Object> SharedIndexInformer<T> {
             fifo: Arc::new(DeltaFifo::new(Some(indexer.clone()))),
             processor: Processor::new(scope.to_string(), clock.clone()),
             transform: OnceLock::new(),
+            default_resync: OnceLock::new(),
             synced: Event::new(),
             scope,
             source,
@@ -82,6 +84,18 @@ impl<T: Object> SharedIndexInformer<T> {
         if self.inner.transform.set(transform).is_err() {
             log::warn!("{}: it has a transform already", self.scope());
         }
+    }
+
+    /// The resync of handlers that have no wish of their own; the first one set stays.
+    /// Upstream: `defaultEventHandlerResyncPeriod`.
+    pub(super) fn set_default_resync(&self, period: Duration) {
+        self.inner.default_resync.get_or_init(|| period);
+    }
+
+    /// What [`SharedIndexInformer::add_handler`] is to be given for a handler that has no wish of
+    /// its own.
+    pub fn default_resync(&self) -> Option<Duration> {
+        self.inner.default_resync.get().copied()
     }
 
     /// A second index of the same name must be of the same function. May be added while running.

@@ -120,6 +120,10 @@ impl<T: Object> Store<T> {
         self.namespaces.values().flatten().map(|object| &object.0)
     }
 
+    pub fn count_in(&self, namespace: &str) -> usize {
+        self.namespaces.get(namespace).map_or(0, HashSet::len)
+    }
+
     /// Those of one namespace, in no order.
     pub fn in_namespace(&self, namespace: &str) -> impl Iterator<Item = &Arc<T>> {
         self.namespaces.get(namespace).into_iter().flatten().map(|object| &object.0)

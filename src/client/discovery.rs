@@ -43,6 +43,16 @@ impl Discovery {
         self.resources.iter().find(matches).map(|found| found.resource.clone())
     }
 
+    /// What could not be asked, in one text. Upstream: `ErrGroupDiscoveryFailed`.
+    pub fn failure(&self) -> Option<String> {
+        let mut texts: Vec<String> =
+            self.failures.iter().map(|(version, why)| format!("{version}: {why}")).collect();
+        texts.sort_unstable();
+        let all = || texts.join(", ");
+        (!texts.is_empty())
+            .then(|| format!("unable to retrieve the complete list of server APIs: {}", all()))
+    }
+
     /// Each resource once, in its preferred version.
     pub fn preferred(&self) -> impl Iterator<Item = &ApiResource> {
         self.resources.iter().filter(|found| found.preferred)
@@ -175,7 +185,7 @@ impl Client {
                         found.add(&group.name, &version, name, kind, namespaced, verbs);
                     }
                 }
-                Err(error) => found.fail(&group.name, &version, error.to_string()),
+                Err(error) => found.fail(&group.name, &version, |_| error.to_string()),
             }
         }
     }
@@ -186,7 +196,9 @@ impl Discovery {
         for AggregatedGroup { metadata: Named { name: group }, versions } in groups {
             for AggregatedVersion { version, freshness, resources } in versions {
                 if freshness == "Stale" {
-                    self.fail(&group, &version, "stale GroupVersion discovery".to_owned());
+                    self.fail(&group, &version, |name| {
+                        format!("stale GroupVersion discovery: {name}")
+                    });
                     continue;
                 }
                 for resource in resources {
@@ -220,8 +232,9 @@ impl Discovery {
         self.resources.push(ApiResource { resource, verbs, preferred: false });
     }
 
-    fn fail(&mut self, group: &str, version: &str, why: String) {
+    fn fail(&mut self, group: &str, version: &str, why: impl FnOnce(&str) -> String) {
         let name = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+        let why = why(&name);
         self.failures.insert(name, why);
     }
 
@@ -260,5 +273,12 @@ mod tests {
         assert!(found.resource_for("batch", "v1beta1", "Job").is_some());
         assert!(found.resource_for("batch", "v2", "Job").is_none());
         assert_eq!(found.failures.keys().collect::<Vec<_>>(), ["metrics/v1"]);
+        assert_eq!(
+            found.failure().as_deref(),
+            Some(
+                "unable to retrieve the complete list of server APIs: metrics/v1: stale GroupVersion discovery: metrics/v1"
+            )
+        );
+        assert_eq!(Discovery::default().failure(), None);
     }
 }

@@ -160,6 +160,11 @@ impl Error {
         matches!(self, Error::Transport { .. })
     }
 
+    /// A write that failed so may have been done all the same.
+    pub fn is_unsure(&self) -> bool {
+        self.is_timeout() || matches!(self, Error::Transport { .. } | Error::Decode { .. })
+    }
+
     /// The HTTP status code, when the server answered.
     pub fn code(&self) -> Option<u16> {
         self.failure().map(|failure| failure.code)

@@ -19,7 +19,7 @@ pub use config::{Config, Credentials, Exec, ExecEnv, Pem, Tls};
 pub use discovery::{ApiResource, Discovery};
 pub use error::{Details, Error, Failure, Result, Status, StatusCause};
 pub use options::{Delete, ListOptions, Patch, Preconditions, Propagation};
-pub use request::{Call, Client};
+pub use request::{Call, Client, Guard};
 pub use split::{DocumentSplitter, ListPiece, ListSplitter};
 pub use stream::{ListPart, ListStream, WatchEvent, WatchStream};
 
@@ -131,8 +131,11 @@ pub struct List<T> {
 }
 
 const JSON: &str = "application/json";
-const ONE_METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-const ALL_METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+/// Whole objects from servers that know no other form: they decode just as well.
+const ONE_METADATA: &str =
+    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+const ALL_METADATA: &str =
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 /// Items a page, as upstream's pager.
 const PAGE: u32 = 500;
 
@@ -332,9 +335,8 @@ impl Dynamic {
         delete: Delete,
         options: &ListOptions,
     ) -> Result<()> {
-        let mut call = self.listing("DELETE", namespace, options);
-        call.accept = JSON;
-        self.client.send(&call.body(JSON, &Options::of(&delete))?).await.map(drop)
+        let call = self.listing("DELETE", namespace, options);
+        self.client.send_and_drain(&call.body(JSON, &Options::of(&delete))?).await
     }
 }
 

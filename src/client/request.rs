@@ -4,14 +4,14 @@ use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use futures_lite::AsyncReadExt;
+use futures_lite::{AsyncBufReadExt, AsyncReadExt};
 use http_client::http_types::{self, Method, Url};
 use prometheus::{HistogramVec, IntCounterVec, register_histogram_vec, register_int_counter_vec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::auth::{Auth, TokenProvider};
-use super::config::Config;
+use super::config::{Config, Pem};
 use super::discovery::Discovery;
 use super::rate::Bucket;
 use super::tls::TlsSource;
@@ -50,6 +50,9 @@ static LIMITED: LazyLock<HistogramVec> = LazyLock::new(|| {
     .expect("registered once")
 });
 
+/// Asked before every write whether it may still be made.
+pub type Guard = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// Speaks to one API server under one identity, with one rate limiter. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
@@ -60,10 +63,11 @@ struct Inner {
     http: surf::Client,
     base: Url,
     host: String,
-    auth: Auth,
+    auth: Arc<Auth>,
     limiter: Bucket,
     config: Config,
     clock: SharedClock,
+    guard: Option<Guard>,
     discovery: Arc<Mutex<Option<Arc<Discovery>>>>,
 }
 
@@ -142,10 +146,11 @@ impl Client {
             http,
             base,
             host,
-            auth: Auth::new(&config.credentials, &config.host, &clock),
+            auth: Arc::new(Auth::new(&config.credentials, &config.host, &clock)),
             limiter: Bucket::new(config.qps, config.burst, clock.clone()),
             config,
             clock,
+            guard: None,
             discovery: Arc::default(),
         };
         Ok(Client { inner: Arc::new(inner) })
@@ -153,9 +158,26 @@ impl Client {
 
     /// The same server and credentials, under another name and with a limiter of its own.
     pub fn named(&self, user_agent: &str) -> Client {
-        let auth =
-            Auth::new(&self.inner.config.credentials, &self.inner.config.host, &self.inner.clock);
-        self.derive(user_agent, self.inner.http.clone(), auth)
+        let Inner { config, clock, .. } = &*self.inner;
+        let auth = Auth::new(&config.credentials, &config.host, clock);
+        self.derive(|derived| {
+            derived.config.user_agent = user_agent.to_owned();
+            derived.auth = Arc::new(auth);
+        })
+    }
+
+    /// The same, with a limiter of its own that lets more through: the rate and the burst so many
+    /// times as high.
+    pub fn hastened(&self, qps_times: f64, burst_times: u32) -> Client {
+        self.derive(|derived| {
+            derived.config.qps *= qps_times;
+            derived.config.burst = derived.config.burst.saturating_mul(burst_times);
+        })
+    }
+
+    /// The same, but nothing is written any more once `guard` says no; nor by clients derived from it.
+    pub fn guarded(&self, guard: Guard) -> Client {
+        self.derive(|derived| derived.guard = Some(guard))
     }
 
     /// The same server, under no credentials but `tokens`.
@@ -171,24 +193,41 @@ impl Client {
             .set_http_client(transport)
             .try_into()
             .map_err(|error| Error::Config(format!("HTTP client: {error}")))?;
-        Ok(self.derive(user_agent, http, Auth::Provider(tokens)))
+        Ok(self.derive(|derived| {
+            derived.config.user_agent = user_agent.to_owned();
+            derived.http = http;
+            derived.auth = Arc::new(Auth::Provider(tokens));
+        }))
     }
 
-    fn derive(&self, user_agent: &str, http: surf::Client, auth: Auth) -> Client {
-        let inner = &self.inner;
-        let mut config = inner.config.clone();
-        config.user_agent = user_agent.to_owned();
-        let derived = Inner {
-            http,
-            base: inner.base.clone(),
-            host: inner.host.clone(),
-            auth,
-            limiter: Bucket::new(config.qps, config.burst, inner.clock.clone()),
-            config,
-            clock: inner.clock.clone(),
-            discovery: inner.discovery.clone(),
+    /// A client that differs by `change` and has a limiter of its own.
+    fn derive(&self, change: impl FnOnce(&mut Inner)) -> Client {
+        let limiter =
+            |config: &Config| Bucket::new(config.qps, config.burst, self.inner.clock.clone());
+        let Inner { http, base, host, auth, config, clock, guard, discovery, .. } = &*self.inner;
+        let mut derived = Inner {
+            http: http.clone(),
+            base: base.clone(),
+            host: host.clone(),
+            auth: auth.clone(),
+            limiter: limiter(config),
+            config: config.clone(),
+            clock: clock.clone(),
+            guard: guard.clone(),
+            discovery: discovery.clone(),
         };
+        change(&mut derived);
+        derived.limiter = limiter(&derived.config);
         Client { inner: Arc::new(derived) }
+    }
+
+    /// The authority that vouches for the server, in PEM, if it stands in the configuration itself
+    /// and not in a file that this names. Upstream: `rest.Config.CAData`.
+    pub fn ca_data(&self) -> Option<&[u8]> {
+        match &self.inner.config.tls.ca {
+            Some(Pem::Inline(pem)) => Some(pem),
+            _ => None,
+        }
     }
 
     /// What the server serves: asked once, then from memory until [`Client::reset_discovery`].
@@ -225,6 +264,18 @@ impl Client {
         let mut answer = self.open(call).await?;
         answer.read_to_end(&mut body).await.map_err(|error| broken(call, error))?;
         Ok(body)
+    }
+
+    /// As [`Self::send`], for answers that nobody looks at: the body is read, not kept.
+    pub async fn send_and_drain(&self, call: &Call) -> Result<()> {
+        let mut answer = self.open(call).await?;
+        loop {
+            let read = answer.fill_buf().await.map_err(|error| broken(call, error))?.len();
+            if read == 0 {
+                return Ok(());
+            }
+            answer.consume(read);
+        }
     }
 
     /// The body of an answer that is not a failure, to be read as it arrives.
@@ -267,6 +318,10 @@ impl Client {
         let sent = inner.clock.monotonic();
         LIMITED.with_label_values(&labels).observe((sent - start).as_secs_f64());
         let request = self.request(call).await?;
+        if call.method != "GET" && inner.guard.as_ref().is_some_and(|guard| !guard()) {
+            let source = "not sent: the lease is not ours any more".into();
+            return Err(Error::Request { request: call.to_string(), source });
+        }
         let answer = inner.http.send(request).await;
         DURATION.with_label_values(&labels).observe((inner.clock.monotonic() - sent).as_secs_f64());
         let code = match &answer {

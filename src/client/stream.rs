@@ -86,7 +86,8 @@ impl ListStream {
         Ok(())
     }
 
-    pub(super) fn decode<O: DeserializeOwned>(&self, json: &[u8]) -> Result<O> {
+    /// An item as a type of one's own.
+    pub fn decode<O: DeserializeOwned>(&self, json: &[u8]) -> Result<O> {
         serde_json::from_slice(json)
             .map_err(|source| Error::Decode { request: self.request.clone(), source })
     }

@@ -18,6 +18,7 @@ use futures_lite::{AsyncBufReadExt, AsyncWriteExt, FutureExt, ready};
 use futures_rustls::TlsConnector;
 use http_client::http_types::{self, StatusCode};
 use http_client::{HttpClient, Request, Response};
+use pin_project::pin_project;
 use rustls::pki_types::ServerName;
 
 use super::chunks::ChunkDecoder;
@@ -143,14 +144,17 @@ impl Shared {
             io: Some(io),
             framing,
             keep: head.keep_alive && !own,
-            limit: (!own).then_some(self.timeout),
-            deadline: Mutex::default(),
-            shared: self,
+            shared: self.clone(),
             turn,
         };
         reader.finish_if_done();
-        let buffered = BufReader::with_capacity(BUFFER, reader);
-        response.set_body(http_types::Body::from_reader(buffered, None));
+        let body = if own {
+            http_types::Body::from_reader(BufReader::with_capacity(BUFFER, reader), None)
+        } else {
+            let limited = IdleLimit::new(reader, self.timeout, self.clock.clone());
+            http_types::Body::from_reader(BufReader::with_capacity(BUFFER, limited), None)
+        };
+        response.set_body(body);
         Ok(response)
     }
 
@@ -346,15 +350,47 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
     Ok(Some((Head { code, status, headers, framing, keep_alive }, length)))
 }
 
+/// Fails when the next piece takes longer than `limit`.
+#[pin_project]
+struct IdleLimit<R> {
+    #[pin]
+    reader: R,
+    limit: Duration,
+    /// When the next piece must be there; set while one is awaited. In a lock only to be `Sync`.
+    deadline: Mutex<Option<Sleep>>,
+    clock: SharedClock,
+}
+
+impl<R> IdleLimit<R> {
+    fn new(reader: R, limit: Duration, clock: SharedClock) -> IdleLimit<R> {
+        IdleLimit { reader, limit, deadline: Mutex::default(), clock }
+    }
+}
+
+impl<R: AsyncRead> AsyncRead for IdleLimit<R> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        output: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.project();
+        let deadline = this.deadline.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Poll::Ready(read) = this.reader.poll_read(context, output) {
+            *deadline = None;
+            return Poll::Ready(read);
+        }
+        let sleep = deadline.get_or_insert_with(|| this.clock.sleep(*this.limit));
+        ready!(sleep.as_mut().poll(context));
+        Poll::Ready(Err(timed_out("the answer's body")))
+    }
+}
+
 /// An answer's body. Read to its end, it gives the connection back to the pool; dropped before, it
 /// closes it.
 struct BodyReader {
     io: Option<Io>,
     framing: Framing,
     keep: bool,
-    limit: Option<Duration>,
-    /// When the next piece must be there. In a lock only to be `Sync`.
-    deadline: Mutex<Option<Sleep>>,
     shared: Arc<Shared>,
     turn: Option<SemaphoreGuardArc>,
 }
@@ -387,18 +423,7 @@ impl AsyncRead for BodyReader {
         let this = &mut *self;
         loop {
             let Some(io) = this.io.as_mut() else { return Poll::Ready(Ok(0)) };
-            let input = match Pin::new(&mut *io).poll_fill_buf(context) {
-                Poll::Ready(input) => input?,
-                Poll::Pending => {
-                    let Some(limit) = this.limit else { return Poll::Pending };
-                    let deadline = this.deadline.get_mut().unwrap_or_else(PoisonError::into_inner);
-                    let sleep = deadline.get_or_insert_with(|| this.shared.clock.sleep(limit));
-                    ready!(sleep.as_mut().poll(context));
-                    this.io = None;
-                    return Poll::Ready(Err(timed_out("the answer's body")));
-                }
-            };
-            *this.deadline.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
+            let input = ready!(Pin::new(&mut *io).poll_fill_buf(context))?;
             if input.is_empty() {
                 this.io = None;
                 return Poll::Ready(match this.framing {
@@ -461,5 +486,34 @@ mod tests {
             assert_eq!(head.keep_alive, keep, "{text}");
         }
         assert!(parse_head(b"NONSENSE\r\n\r\n").is_err());
+    }
+
+    #[test]
+    fn only_silence_counts_against_the_limit() {
+        use crate::clock::FakeClock;
+        use crate::objects::Timestamp;
+        use futures_lite::AsyncReadExt;
+
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let (mut server, body) = async_std::task::block_on(async {
+            let listener = async_std::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let body = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            (listener.accept().await.unwrap().0, body)
+        });
+        let limit = Duration::from_secs(10);
+        let mut limited = IdleLimit::new(body, limit, clock.clone());
+        async_std::task::block_on(async {
+            let mut piece = [0; 4];
+            for _ in 0..3 {
+                server.write_all(b"more").await.unwrap();
+                limited.read_exact(&mut piece).await.unwrap();
+                clock.advance(limit);
+            }
+            let mut read = Box::pin(limited.read(&mut piece));
+            assert!(futures_lite::future::poll_once(&mut read).await.is_none());
+            clock.advance(limit);
+            let error = read.await.expect_err("nothing came for so long");
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        });
     }
 }

@@ -6,7 +6,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Error;
-use crate::objects::{ObjectKey, ResourceType, Uid};
+use crate::client::{Client, ListOptions};
+use crate::objects::{ObjectKey, PartialObjectMetadata, ResourceType, Selector, Uid};
 
 /// The newest version that the cache of a resource has seen: `Lister::last_seen_version`.
 pub type SeenVersion = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -17,10 +18,19 @@ pub struct Consistency {
     writes: Mutex<HashMap<ObjectKey, Written>>,
 }
 
-/// What was written for one owner: a version by position in `stores`, 0 for none.
+/// What was written for one owner.
 struct Written {
     uid: Uid,
-    versions: Box<[u64]>,
+    /// By position in `stores`.
+    at: Box<[At]>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct At {
+    /// 0: none.
+    version: u64,
+    /// There was a write of which nobody can say whether it was done.
+    unsure: bool,
 }
 
 /// A cache that has not seen yet what was written. Upstream: `ConsistencyError`.
@@ -57,20 +67,68 @@ impl Consistency {
         self.writes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `resource` was written at `version` for the owner of this name and uid. An owner of another uid
-    /// starts anew; an older version than known is nothing new.
-    pub fn wrote_at(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType, version: u64) {
+    fn note(
+        &self,
+        owner: &ObjectKey,
+        uid: &Uid,
+        resource: &ResourceType,
+        note: impl FnOnce(&mut At),
+    ) {
         let Some(at) = self.stores.iter().position(|(known, _)| known == resource) else { return };
         let mut writes = self.writes();
-        let fresh = || Written {
-            uid: uid.clone(),
-            versions: vec![0; self.stores.len()].into_boxed_slice(),
-        };
+        let fresh =
+            || Written { uid: uid.clone(), at: vec![At::default(); self.stores.len()].into() };
         let written = writes.entry(owner.clone()).or_insert_with(fresh);
         if written.uid != *uid {
             *written = fresh();
         }
-        written.versions[at] = written.versions[at].max(version);
+        note(&mut written.at[at]);
+    }
+
+    /// `resource` was written at `version` for the owner of this name and uid. An owner of another uid
+    /// starts anew; an older version than known is nothing new.
+    pub fn wrote_at(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType, version: u64) {
+        self.note(owner, uid, resource, |at| at.version = at.version.max(version));
+    }
+
+    /// A write of `resource` for the owner may have been done: its answer was lost. The next sync is
+    /// to [`settle`](Consistency::settle) it, lest the same is written twice.
+    pub fn unsure(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType) {
+        self.note(owner, uid, resource, |at| at.unsure = true);
+    }
+
+    /// Asks the API server for the objects that may have been written though the answer was lost, so
+    /// that [`lagging`](Consistency::lagging) waits for them too. Gives whether there were any such
+    /// writes. `selector`: of what the owner owns.
+    pub async fn settle(
+        &self,
+        owner: &ObjectKey,
+        selector: &Selector,
+        client: &Client,
+    ) -> Result<bool, Error> {
+        let (uid, unsure) = match self.writes().get(owner) {
+            Some(written) => {
+                let stores = self.stores.iter().zip(&written.at);
+                let unsure = stores.filter(|(_, at)| at.unsure).map(|((of, _), _)| of.clone());
+                (written.uid.clone(), unsure.collect::<Vec<_>>())
+            }
+            None => return Ok(false),
+        };
+        let options =
+            ListOptions { label_selector: Some(selector.to_string()), ..ListOptions::default() };
+        for resource in &unsure {
+            let dynamic = client.resource(resource).metadata_only();
+            let live = dynamic
+                .list::<PartialObjectMetadata>(Some(&owner.namespace), &options)
+                .await?
+                .items;
+            let owned = live.iter().filter(|object| object.meta.is_controlled_by(&uid));
+            let version = owned.map(|object| object.meta.resource_version).max().unwrap_or(0);
+            self.note(owner, &uid, resource, |at| {
+                *at = At { version: at.version.max(version), unsure: false };
+            });
+        }
+        Ok(!unsure.is_empty())
     }
 
     /// Forgets the owner if it has this uid; whatever its uid with `None`.
@@ -86,7 +144,8 @@ impl Consistency {
     pub fn lagging(&self, owner: &ObjectKey) -> Option<Lag> {
         let mut writes = self.writes();
         let written = writes.get(owner)?;
-        for ((resource, seen), &written) in self.stores.iter().zip(&written.versions) {
+        for ((resource, seen), &At { version: written, .. }) in self.stores.iter().zip(&written.at)
+        {
             if written == 0 {
                 continue;
             }
@@ -96,7 +155,10 @@ impl Consistency {
                 return Some(Lag { resource: resource.clone(), written, seen });
             }
         }
-        writes.remove(owner);
+        // What is not settled yet is still to be asked for.
+        if written.at.iter().all(|at| !at.unsure) {
+            writes.remove(owner);
+        }
         None
     }
 

@@ -123,6 +123,9 @@ impl PodControl {
                 Ok(created)
             }
             Err(error) => {
+                if let Some(consistency) = self.written.as_ref().filter(|_| error.is_unsure()) {
+                    consistency.unsure(&meta.key(), &meta.uid, &Pod::RESOURCE);
+                }
                 let terminating = error.is_namespace_terminating();
                 let error = Error::from(error);
                 if !terminating {

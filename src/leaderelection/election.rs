@@ -13,6 +13,8 @@ pub(super) struct Election {
     lease_duration: Duration,
     observed: Record,
     observed_at: Duration,
+    /// When the attempt began that wrote the lock last, as ours.
+    written_at: Duration,
 }
 
 /// The request that an attempt makes now.
@@ -49,6 +51,7 @@ impl Election {
             lease_duration,
             observed: Record::default(),
             observed_at: Duration::ZERO,
+            written_at: Duration::ZERO,
         }
     }
 
@@ -59,6 +62,11 @@ impl Election {
 
     pub fn is_leader(&self) -> bool {
         self.observed.holder_identity == self.identity
+    }
+
+    /// Whether nobody else can have taken the lock yet, whatever they see.
+    pub fn holds_lease(&self, now: Duration) -> bool {
+        self.is_leader() && now < self.written_at + self.lease_duration
     }
 
     /// How long the record has been what it is, as far as we know.
@@ -89,6 +97,7 @@ impl Election {
                 Outcome::Written,
             ) => {
                 self.observe(record, at);
+                self.written_at = start.monotonic;
                 Break(true)
             }
             (Attempt::Renew(_), _) => Continue(Attempt::Read),
@@ -307,6 +316,12 @@ mod tests {
             let (made, ended) = requests(&mut election, start, answers);
             assert_eq!((made, ended), (expect, held), "{name}");
             assert!(held != Some(true) || election.is_leader(), "{name}");
+            let holds = |secs: i64| election.holds_lease(at(secs).monotonic);
+            assert_eq!(
+                (holds(start + 14), holds(start + 15)),
+                (held == Some(true), false),
+                "{name}"
+            );
         }
     }
 

@@ -146,6 +146,12 @@ impl LeaderElector {
         self.inner.election().is_leader()
     }
 
+    /// Whether the lock is ours for sure: nobody can have taken it since our last write. Of use to
+    /// who was suspended and does not know for how long.
+    pub fn holds_lease(&self) -> bool {
+        self.inner.election().holds_lease(self.inner.clock.monotonic())
+    }
+
     /// Fails if we lead and our lease ran out more than `tolerable` ago.
     pub(super) fn check(&self, tolerable: Duration) -> Result<(), String> {
         let inner = &self.inner;

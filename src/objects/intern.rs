@@ -171,6 +171,11 @@ impl Labels {
         Some(&pairs[at].1)
     }
 
+    /// Whether every pair of `others` is among these.
+    pub fn include(&self, others: &Labels) -> bool {
+        self == others || others.iter().all(|(key, value)| self.get(key) == Some(value))
+    }
+
     pub fn contains_key(&self, key: &str) -> bool {
         self.get(key).is_some()
     }

@@ -1,34 +1,94 @@
 //! The lean view of a Pod.
 
-use serde::Deserialize;
+use std::net::IpAddr;
+use std::sync::{Arc, LazyLock};
 
-use super::{Istr, Meta, Timestamp, resource};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::intern::Pool;
+use super::{Istr, Meta, PodQuota, ResourceList, Timestamp, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(from = "WirePod")]
 pub struct Pod {
-    #[serde(rename = "metadata")]
     pub meta: Meta,
     pub spec: PodSpec,
     pub status: PodStatus,
+    /// Of spec and status.
+    pub quota: Arc<PodQuota>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodSpec {
     pub node_name: Istr,
-    /// The names of the init containers that run as long as the pod does.
-    #[serde(rename = "initContainers", deserialize_with = "sidecars")]
-    pub sidecars: Box<[Istr]>,
+    pub hostname: Box<str>,
+    pub subdomain: Istr,
+    pub ports: NamedPorts,
+    /// The init containers that run as long as the pod does.
+    pub sidecars: Box<[Sidecar]>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sidecar {
+    pub name: Istr,
+    pub ports: NamedPorts,
+}
+
+/// The ports with a name of a list of containers, in their order; one copy for all pods that are alike.
+#[derive(Clone, Debug, Default)]
+pub struct NamedPorts(Option<Arc<[NamedPort]>>);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NamedPort {
+    pub name: Istr,
+    pub protocol: Istr,
+    pub number: i32,
+}
+
+static PORTS: LazyLock<Pool<[NamedPort]>> = LazyLock::new(Pool::new);
+
+impl NamedPorts {
+    fn of(ports: impl Iterator<Item = WirePort>) -> NamedPorts {
+        let named: Vec<NamedPort> = ports
+            .filter(|port| !port.name.is_empty())
+            .map(|WirePort { name, protocol, container_port: number }| {
+                // The API server's default.
+                let protocol = if protocol.is_empty() { "TCP".into() } else { protocol };
+                NamedPort { name, protocol, number }
+            })
+            .collect();
+        NamedPorts((!named.is_empty()).then(|| PORTS.intern(named)))
+    }
+
+    /// The number of the first port of this name and protocol.
+    pub fn find(&self, name: &str, protocol: &str) -> Option<i32> {
+        let mut ports = self.0.as_deref().unwrap_or_default().iter();
+        Some(ports.find(|port| port.name == *name && port.protocol == *protocol)?.number)
+    }
+}
+
+impl PartialEq for NamedPorts {
+    fn eq(&self, other: &NamedPorts) -> bool {
+        match (&self.0, &other.0) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a == b,
+            (None, None) => true,
+            _ => false,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodStatus {
     pub phase: PodPhase,
     /// When the Ready condition last changed, and whether it is true now. `None`: no such condition.
-    #[serde(rename = "conditions", deserialize_with = "ready_condition")]
     pub ready: Option<ReadyCondition>,
+    /// The condition DisruptionTarget is there, and true.
+    pub disruption_target: bool,
+    /// Failed because the kubelet evicted it.
+    pub evicted: bool,
+    /// In the order of the pod's families; what is not an address is left out.
+    pub ips: Box<[IpAddr]>,
     pub container_statuses: Vec<ContainerStatus>,
     pub init_container_statuses: Vec<InitContainerStatus>,
 }
@@ -51,14 +111,12 @@ pub struct ReadyCondition {
     pub last_transition_time: Option<Timestamp>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerStatus {
     pub restart_count: i32,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct InitContainerStatus {
     pub name: Istr,
     pub restart_count: i32,
@@ -97,6 +155,13 @@ impl Pod {
         !self.is_terminal() && self.meta.is_being_deleted()
     }
 
+    /// The number of the port that containers, or else sidecars, call `name`.
+    pub fn port(&self, name: &str, protocol: &str) -> Option<i32> {
+        let ports = std::iter::once(&self.spec.ports)
+            .chain(self.spec.sidecars.iter().map(|sidecar| &sidecar.ports));
+        ports.into_iter().find_map(|ports| ports.find(name, protocol))
+    }
+
     /// The most restarts of any container. Upstream: `maxContainerRestarts`.
     pub fn max_restarts(&self) -> i32 {
         self.status.container_statuses.iter().map(|c| c.restart_count).max().unwrap_or(0)
@@ -106,38 +171,273 @@ impl Pod {
     pub fn max_sidecar_restarts(&self) -> i32 {
         let sidecars = &self.spec.sidecars;
         let statuses = self.status.init_container_statuses.iter();
-        statuses.filter(|c| sidecars.contains(&c.name)).map(|c| c.restart_count).max().unwrap_or(0)
+        statuses
+            .filter(|c| sidecars.iter().any(|sidecar| sidecar.name == c.name))
+            .map(|c| c.restart_count)
+            .max()
+            .unwrap_or(0)
     }
 }
 
-fn sidecars<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Box<[Istr]>, D::Error> {
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "camelCase", default)]
-    struct InitContainer {
-        name: Istr,
-        restart_policy: Option<Istr>,
-    }
-    let containers = Option::<Vec<InitContainer>>::deserialize(from)?.unwrap_or_default();
-    let runs_on = |c: &InitContainer| c.restart_policy.as_ref().is_some_and(|p| *p == "Always");
-    Ok(containers.into_iter().filter(runs_on).map(|container| container.name).collect())
+/// A pod as it comes, with all that the view is computed from.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WirePod {
+    metadata: Meta,
+    spec: WireSpec,
+    status: WireStatus,
 }
 
-fn ready_condition<'de, D: serde::Deserializer<'de>>(
-    from: D,
-) -> Result<Option<ReadyCondition>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Condition {
-        r#type: Istr,
-        status: Istr,
-        #[serde(default)]
-        last_transition_time: Option<Timestamp>,
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireSpec {
+    node_name: Istr,
+    hostname: Box<str>,
+    subdomain: Istr,
+    pub containers: Option<Vec<WireContainer>>,
+    pub init_containers: Option<Vec<WireContainer>>,
+    pub resources: Option<WireResources>,
+    pub overhead: ResourceList,
+    pub active_deadline_seconds: Option<i64>,
+    pub priority_class_name: Istr,
+    pub affinity: Option<WireAffinity>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireContainer {
+    pub name: Istr,
+    restart_policy: Option<Istr>,
+    ports: Option<Vec<WirePort>>,
+    pub resources: Option<WireResources>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WirePort {
+    name: Istr,
+    protocol: Istr,
+    container_port: i32,
+}
+
+impl WireContainer {
+    /// Upstream: `podutil.IsRestartableInitContainer`.
+    pub fn runs_on(&self) -> bool {
+        self.restart_policy.as_ref().is_some_and(|policy| *policy == "Always")
     }
-    let conditions = Option::<Vec<Condition>>::deserialize(from)?.unwrap_or_default();
-    Ok(conditions.into_iter().find(|condition| condition.r#type == "Ready").map(|condition| {
-        ReadyCondition {
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct WireResources {
+    pub requests: ResourceList,
+    pub limits: ResourceList,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireAffinity {
+    pub pod_affinity: Option<WireTerms>,
+    pub pod_anti_affinity: Option<WireTerms>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct WireTerms {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    pub required: Option<Vec<WireTerm>>,
+    #[serde(rename = "preferredDuringSchedulingIgnoredDuringExecution")]
+    pub preferred: Option<Vec<WireWeightedTerm>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireTerm {
+    pub namespaces: Option<Vec<IgnoredAny>>,
+    pub namespace_selector: Option<IgnoredAny>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireWeightedTerm {
+    pub pod_affinity_term: WireTerm,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireStatus {
+    phase: PodPhase,
+    reason: Istr,
+    conditions: Option<Vec<WireCondition>>,
+    #[serde(rename = "podIPs")]
+    pod_ips: Option<Vec<WireAddress>>,
+    pub container_statuses: Option<Vec<WireContainerStatus>>,
+    pub init_container_statuses: Option<Vec<WireContainerStatus>>,
+    pub qos_class: Istr,
+    pub extended_resource_claim_status: Option<WireExtendedClaim>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireContainerStatus {
+    pub name: Istr,
+    restart_count: i32,
+    pub resources: Option<WireResources>,
+    pub allocated_resources: ResourceList,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireExtendedClaim {
+    pub resource_claim_name: Istr,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct WireCondition {
+    r#type: Istr,
+    status: Istr,
+    pub reason: Istr,
+    last_transition_time: Option<Timestamp>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireAddress {
+    ip: Box<str>,
+}
+
+impl WireStatus {
+    pub fn condition(&self, name: &str) -> Option<&WireCondition> {
+        self.conditions.iter().flatten().find(|condition| condition.r#type == *name)
+    }
+}
+
+impl From<WirePod> for Pod {
+    fn from(WirePod { metadata: meta, spec, status }: WirePod) -> Pod {
+        let quota = PodQuota::of(&spec, &status);
+        let named = |ports: Option<Vec<WirePort>>| NamedPorts::of(ports.into_iter().flatten());
+        let containers = spec.containers.into_iter().flatten();
+        let ports = NamedPorts::of(containers.filter_map(|c| c.ports).flatten());
+        let init = spec.init_containers.into_iter().flatten();
+        let sidecars = init
+            .filter(WireContainer::runs_on)
+            .map(|WireContainer { name, ports, .. }| Sidecar { name, ports: named(ports) })
+            .collect();
+        let ready = status.condition("Ready").map(|condition| ReadyCondition {
             is_true: condition.status == "True",
             last_transition_time: condition.last_transition_time,
+        });
+        let disruption_target = status
+            .condition("DisruptionTarget")
+            .is_some_and(|condition| condition.status == "True");
+        let ips = status.pod_ips.into_iter().flatten();
+        let containers = status.container_statuses.into_iter().flatten();
+        let init = status.init_container_statuses.into_iter().flatten();
+        Pod {
+            meta,
+            spec: PodSpec {
+                node_name: spec.node_name,
+                hostname: spec.hostname,
+                subdomain: spec.subdomain,
+                ports,
+                sidecars,
+            },
+            status: PodStatus {
+                phase: status.phase,
+                ready,
+                disruption_target,
+                ips: ips.filter_map(|address| parse_ip(&address.ip)).collect(),
+                evicted: status.phase == PodPhase::Failed && status.reason == "Evicted",
+                container_statuses: containers
+                    .map(|WireContainerStatus { restart_count, .. }| ContainerStatus {
+                        restart_count,
+                    })
+                    .collect(),
+                init_container_statuses: init
+                    .map(|WireContainerStatus { name, restart_count, .. }| InitContainerStatus {
+                        name,
+                        restart_count,
+                    })
+                    .collect(),
+            },
+            quota,
         }
-    }))
+    }
+}
+
+/// Reads an address as the API does: an IPv4 address may have leading zeros, and one that is mapped
+/// into IPv6 is one of IPv4. Upstream: `netutils.ParseIPSloppy`.
+pub fn parse_ip(text: &str) -> Option<IpAddr> {
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Some(address.to_canonical());
+    }
+    let mut octets = [0u8; 4];
+    let mut parts = text.split('.');
+    for octet in &mut octets {
+        let part = parts.next().filter(|part| part.bytes().all(|byte| byte.is_ascii_digit()))?;
+        *octet = part.parse().ok()?;
+    }
+    parts.next().is_none().then(|| octets.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn named_ports_are_found_in_containers_and_then_in_sidecars() {
+        let pod = || -> Pod {
+            let json = json!({"spec": {
+                "initContainers": [
+                    {"name": "once", "ports": [{"name": "late", "containerPort": 1}]},
+                    {"name": "proxy", "restartPolicy": "Always", "ports": [
+                        {"name": "web", "containerPort": 2, "protocol": "TCP"},
+                        {"name": "mesh", "containerPort": 3, "protocol": "TCP"},
+                    ]},
+                ],
+                "containers": [
+                    {"name": "plain"},
+                    {"name": "main", "ports": [
+                        {"containerPort": 9},
+                        {"name": "web", "containerPort": 53, "protocol": "UDP"},
+                        {"name": "web", "containerPort": 80, "protocol": "TCP"},
+                    ]},
+                ],
+            }});
+            serde_json::from_value(json).unwrap()
+        };
+        for (name, protocol, found) in [
+            ("web", "TCP", Some(80)),
+            ("web", "UDP", Some(53)),
+            ("mesh", "TCP", Some(3)),
+            ("late", "TCP", None),
+            ("", "TCP", None),
+        ] {
+            assert_eq!(pod().port(name, protocol), found, "{name}/{protocol}");
+        }
+        let (a, b) = (pod(), pod());
+        let (a, b) = (a.spec.ports.0.unwrap(), b.spec.ports.0.unwrap());
+        assert!(Arc::ptr_eq(&a, &b), "pods that are alike share them");
+    }
+
+    #[test]
+    fn addresses_are_read_as_the_api_does() {
+        for (text, read) in [
+            ("10.0.0.1", Some("10.0.0.1")),
+            ("010.000.00.01", Some("10.0.0.1")),
+            ("::ffff:1.2.3.4", Some("1.2.3.4")),
+            ("FD00:0::1", Some("fd00::1")),
+            ("1.2.3", None),
+            ("1.2.3.4.5", None),
+            ("1.2.3.256", None),
+            ("1.+2.3.4", None),
+            ("", None),
+            ("example.com", None),
+        ] {
+            assert_eq!(parse_ip(text).map(|ip| ip.to_string()).as_deref(), read, "{text}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::DeserializeOwned;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer};
 
 use super::Meta;
 
@@ -93,3 +93,10 @@ macro_rules! resource {
     };
 }
 pub(crate) use resource;
+
+/// `#[serde(deserialize_with = "null_as_default")]`: an explicit null is what an absent field is.
+pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 
 use super::auth::{Access, Auth, User};
 use super::call::{Call, Form, Query, ResourcePath};
-use super::documents;
 use super::failures;
 use super::faults::{Fault, Faults};
 use super::kinds::Kind;
 use super::registry::Registry;
 use super::status::{ApiError, ApiResult};
 use super::store::Store;
+use super::{discovery, documents};
 use crate::clock::SharedClock;
 use crate::server::http::{Body, BodyError, Bytes, Method, Request, Response};
 use crate::task::StopToken;
@@ -144,7 +144,9 @@ impl Api {
             _ => {}
         }
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        let Some(user) = self.auth.user(&peer, header("authorization"), self.clock.now()) else {
+        let legacy = |token: &str| self.legacy_token(token);
+        let now = self.clock.now();
+        let Some(user) = self.auth.user(&peer, header("authorization"), now, legacy) else {
             return failure(&failures::unauthorized());
         };
         let access = match &resource {
@@ -211,8 +213,16 @@ impl Api {
         }
         let aggregated =
             form == Form::Aggregated && matches!(path.trim_end_matches('/'), "/api" | "/apis");
-        let document =
+        let mut document =
             documents::discovery(&kinds, path, aggregated).ok_or_else(failures::no_such_path)?;
+        if aggregated && path.starts_with("/apis") {
+            let services = self
+                .store
+                .list("apiservices.apiregistration.k8s.io", "", None, usize::MAX, None, &|_| true)
+                .map_err(|_| failures::internal("the newest list is always there"))?;
+            let services = services.items.iter().map(|service| &service.value);
+            discovery::add_unavailable(&mut document, services);
+        }
         if aggregated && document["kind"] == "APIGroupDiscoveryList" {
             let body = serde_json::to_vec(&document).unwrap_or_default();
             let form = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
@@ -474,6 +484,30 @@ mod tests {
             (code, &status["details"]["causes"][0]["reason"]),
             (403, &json!("NamespaceTerminating"))
         );
+    }
+
+    #[test]
+    fn a_namespace_goes_when_its_finalizer_does() {
+        const NAMESPACE: &str = "/api/v1/namespaces/ns";
+        let api = api();
+        call(&api, Method::POST, MAPS, map("a"));
+        for _ in 0..2 {
+            let (code, namespace) = call(&api, Method::DELETE, NAMESPACE, Value::Null);
+            assert_eq!((code, &namespace["spec"]["finalizers"]), (200, &json!(["kubernetes"])));
+        }
+        let (_, mut namespace) = call(&api, Method::GET, NAMESPACE, Value::Null);
+        assert_eq!(call(&api, Method::GET, MAP, Value::Null).0, 200, "nobody has emptied it");
+        namespace["status"]["phase"] = "Active".into();
+        let (code, _) = call(&api, Method::PUT, &format!("{NAMESPACE}/status"), namespace.clone());
+        assert_eq!(code, 422);
+        namespace["spec"]["finalizers"] = json!([]);
+        let finalize = format!("{NAMESPACE}/finalize");
+        let mut stale = namespace.clone();
+        stale["metadata"]["resourceVersion"] = "1".into();
+        assert_eq!(call(&api, Method::PUT, &finalize, stale).0, 409);
+        let (code, gone) = call(&api, Method::PUT, &finalize, namespace);
+        assert_eq!((code, &gone["status"]["phase"]), (200, &json!("Terminating")));
+        assert_eq!(call(&api, Method::GET, NAMESPACE, Value::Null).0, 404);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use serde_json::{Value, json};
 
+use crate::controllers::serviceaccount::jwt::PublicKey;
 use crate::objects::Timestamp;
 use crate::server::http::Peer;
 
@@ -73,14 +74,20 @@ struct Token {
     expires: Option<Timestamp>,
 }
 
-/// Tokens live in memory and end with the process.
+/// Tokens live in memory and end with the process; those in Secrets are signed and live there.
 #[derive(Default)]
 pub struct Auth {
+    /// What signatures of tokens in Secrets are checked against.
+    pub service_account_key: Option<PublicKey>,
     tokens: Mutex<HashMap<String, Token>>,
     authorizer: RwLock<Option<Authorizer>>,
 }
 
 impl Auth {
+    pub fn new(service_account_key: PublicKey) -> Auth {
+        Auth { service_account_key: Some(service_account_key), ..Auth::default() }
+    }
+
     /// A new token for `user`.
     pub fn issue(&self, user: User, audiences: Vec<String>, expires: Option<Timestamp>) -> String {
         let token = random_text();
@@ -103,8 +110,15 @@ impl Auth {
         good.then(|| (token.user.clone(), token.audiences.clone()))
     }
 
-    /// `None`: 401. A bearer token is looked at when there is no certificate.
-    pub fn user(&self, peer: &Peer, header: Option<&str>, now: Timestamp) -> Option<User> {
+    /// `None`: 401. A bearer token is looked at when there is no certificate: whose it is, if it is
+    /// not one of ours, `other` says.
+    pub fn user(
+        &self,
+        peer: &Peer,
+        header: Option<&str>,
+        now: Timestamp,
+        other: impl FnOnce(&str) -> Option<User>,
+    ) -> Option<User> {
         let mut user = match peer {
             Peer::Verified { common_name, organizations } => User {
                 name: common_name.clone(),
@@ -119,7 +133,8 @@ impl Auth {
                     if !scheme.eq_ignore_ascii_case("bearer") {
                         return None;
                     }
-                    self.token(token.trim(), now)?.0
+                    let token = token.trim();
+                    self.token(token, now).map(|known| known.0).or_else(|| other(token))?
                 }
             },
         };
@@ -168,13 +183,13 @@ mod tests {
         let now = Timestamp::from_secs(100);
         let token = auth.issue(User::new("bob", &[]), vec![], Some(Timestamp::from_secs(101)));
         let header = format!("Bearer {token}");
-        let user = auth.user(&Peer::Anonymous, Some(&header), now).unwrap();
+        let user = auth.user(&Peer::Anonymous, Some(&header), now, |_| None).unwrap();
         assert_eq!((user.name.as_str(), user.groups.len()), ("bob", 1));
         let late = Timestamp::from_secs(101);
-        assert_eq!(auth.user(&Peer::Anonymous, Some(&header), late), None);
-        assert_eq!(auth.user(&Peer::Anonymous, Some("Bearer nonsense"), now), None);
-        assert_eq!(auth.user(&Peer::Unverified, Some(&header), now), None);
-        assert_eq!(auth.user(&Peer::Anonymous, None, now), Some(User::anonymous()));
+        assert_eq!(auth.user(&Peer::Anonymous, Some(&header), late, |_| None), None);
+        assert_eq!(auth.user(&Peer::Anonymous, Some("Bearer nonsense"), now, |_| None), None);
+        assert_eq!(auth.user(&Peer::Unverified, Some(&header), now, |_| None), None);
+        assert_eq!(auth.user(&Peer::Anonymous, None, now, |_| None), Some(User::anonymous()));
     }
 
     #[test]

@@ -13,6 +13,11 @@ pub struct Pair {
     pub key: String,
 }
 
+/// A key that signs service accounts' tokens, in PEM.
+pub fn service_account_key() -> Result<String, rcgen::Error> {
+    Ok(KeyPair::generate()?.serialize_pem())
+}
+
 /// Valid for ten years around the time it was made.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,

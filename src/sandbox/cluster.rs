@@ -13,7 +13,51 @@ use crate::client::{Client, Config};
 use crate::clock::{SharedClock, SystemClock};
 use crate::task::{StopToken, TaskGroup};
 
-type Fault = Box<dyn std::error::Error + Send + Sync>;
+/// A scheduler and nodes for any API server, the sandbox's or a real one.
+pub struct StandIns {
+    pub steering: Steering,
+    stop: StopToken,
+    tasks: TaskGroup,
+    factory: SharedInformerFactory,
+}
+
+impl StandIns {
+    /// `client`: an administrator's.
+    pub fn start(client: &Client, clock: &SharedClock, options: NodeOptions) -> StandIns {
+        let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
+        let steering = Steering::default();
+        let controllers = [
+            scheduler(&factory, client.clone()),
+            nodes(&factory, client.clone(), clock.clone(), options, steering.clone()),
+        ]
+        .map(|controller| controller.with_clock(clock.clone()));
+        let (stop, tasks) = (StopToken::new(), TaskGroup::new());
+        for controller in controllers {
+            let stop = stop.clone();
+            tasks.spawn(async move { controller.run(stop).await });
+        }
+        factory.start(&stop);
+        StandIns { steering, stop, tasks, factory }
+    }
+
+    pub async fn stop(self) {
+        self.stop.stop();
+        self.tasks.join().await;
+        self.factory.shutdown().await;
+    }
+}
+
+/// An administrator's client without a rate limit. `name`: the User-Agent.
+pub fn administrator(
+    kubeconfig: &Path,
+    name: &str,
+    clock: &SharedClock,
+) -> crate::client::Result<Client> {
+    let mut config = Config::from_kubeconfig(kubeconfig, None, None)?;
+    config.qps = -1.0;
+    config.user_agent = name.to_owned();
+    Client::new(config, clock.clone())
+}
 
 /// A running sandbox with its scheduler and nodes.
 pub struct Cluster {
@@ -21,18 +65,8 @@ pub struct Cluster {
     /// An administrator's client without a rate limit.
     pub client: Client,
     pub steering: Steering,
-    pub machines: Machines,
-}
-
-/// A scheduler and nodes at work for some API server.
-pub struct Machines {
-    /// An administrator's client without a rate limit.
-    pub client: Client,
-    pub steering: Steering,
     clock: SharedClock,
-    stop: StopToken,
-    tasks: TaskGroup,
-    factory: SharedInformerFactory,
+    stand_ins: StandIns,
 }
 
 impl Cluster {
@@ -41,15 +75,16 @@ impl Cluster {
     pub async fn start(
         options: SandboxOptions,
         node_options: NodeOptions,
-    ) -> Result<Cluster, Fault> {
+    ) -> Result<Cluster, Box<dyn std::error::Error + Send + Sync>> {
         let sandbox = Sandbox::start(options).await?;
-        let machines = Machines::start(&sandbox.kubeconfig(), node_options)?;
-        let (client, steering) = (machines.client.clone(), machines.steering.clone());
-        Ok(Cluster { sandbox, client, steering, machines })
+        let clock = SystemClock::shared();
+        let client = administrator(&sandbox.kubeconfig(), "sandbox", &clock)?;
+        let stand_ins = StandIns::start(&client, &clock, node_options);
+        Ok(Cluster { sandbox, client, steering: stand_ins.steering.clone(), clock, stand_ins })
     }
 
     pub fn clock(&self) -> SharedClock {
-        self.machines.clock()
+        self.clock.clone()
     }
 
     pub fn kubeconfig(&self) -> PathBuf {
@@ -57,44 +92,8 @@ impl Cluster {
     }
 
     pub async fn stop(self) {
-        self.machines.stop().await;
+        self.stand_ins.stop().await;
         self.sandbox.stop().await;
-    }
-}
-
-impl Machines {
-    /// `kubeconfig`: an administrator's.
-    pub fn start(kubeconfig: &Path, node_options: NodeOptions) -> Result<Machines, Fault> {
-        let clock = SystemClock::shared();
-        let mut config = Config::from_kubeconfig(kubeconfig, None, None)?;
-        config.qps = -1.0;
-        config.user_agent = "sandbox".to_owned();
-        let client = Client::new(config, clock.clone())?;
-        let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
-        let steering = Steering::default();
-        let controllers = [
-            scheduler(&factory, client.clone()),
-            nodes(&factory, client.clone(), clock.clone(), node_options, steering.clone()),
-        ]
-        .map(|controller| controller.with_clock(clock.clone()));
-        let stop = StopToken::new();
-        let tasks = TaskGroup::new();
-        for controller in controllers {
-            let stop = stop.clone();
-            tasks.spawn(async move { controller.run(stop).await });
-        }
-        factory.start(&stop);
-        Ok(Machines { client, steering, clock, stop, tasks, factory })
-    }
-
-    pub fn clock(&self) -> SharedClock {
-        self.clock.clone()
-    }
-
-    pub async fn stop(self) {
-        self.stop.stop();
-        self.tasks.join().await;
-        self.factory.shutdown().await;
     }
 }
 
@@ -105,26 +104,17 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// Starts `program` with the flags of kubeadm's manifest that fit the sandbox, then `extra`.
-    /// Its output goes to `<name>.log` beside the sandbox's kubeconfig.
+    /// Starts `program` with the flags of kubeadm's manifest that fit a manager beside the tests,
+    /// then `extra`. Beside `kubeconfig` are the CA (`ca.crt`) and the key of service accounts'
+    /// tokens (`sa.key`), and thither goes its output (`<name>.log`).
     pub fn spawn(
         program: &ManagerProgram,
-        sandbox: &Sandbox,
+        kubeconfig: &Path,
         name: &str,
         extra: &[String],
     ) -> std::io::Result<Manager> {
-        let kubeconfig = sandbox.kubeconfig();
-        let log = kubeconfig.with_file_name(format!("{name}.log"));
-        Manager::spawn_with(program, &kubeconfig, log, extra)
-    }
-
-    /// The same, for any API server: its output goes to `log`.
-    pub fn spawn_with(
-        program: &ManagerProgram,
-        kubeconfig: &Path,
-        log: PathBuf,
-        extra: &[String],
-    ) -> std::io::Result<Manager> {
+        let beside = |name: &str| kubeconfig.with_file_name(name);
+        let log = beside(&format!("{name}.log"));
         let file = std::fs::File::create(&log)?;
         let mut command = match program {
             ManagerProgram::Embedded => {
@@ -136,6 +126,8 @@ impl Manager {
         };
         let child = command
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
+            .arg(format!("--root-ca-file={}", beside("ca.crt").display()))
+            .arg(format!("--service-account-private-key-file={}", beside("sa.key").display()))
             .args(["--bind-address=127.0.0.1", "--secure-port=0", "--leader-elect=true"])
             .arg("--use-service-account-credentials=true")
             .args(extra)

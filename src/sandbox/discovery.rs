@@ -193,6 +193,25 @@ pub fn aggregated(kinds: &[Arc<Kind>], core: bool) -> Value {
     })
 }
 
+/// Adds the versions of APIServices that other servers would answer for. None does: they are stale.
+pub fn add_unavailable<'a>(groups: &mut Value, services: impl Iterator<Item = &'a Value>) {
+    for spec in services.map(|service| &service["spec"]).filter(|spec| spec["service"].is_object())
+    {
+        let stale = json!({ "version": spec["version"], "resources": [], "freshness": "Stale" });
+        let Some(groups) = groups["items"].as_array_mut() else { return };
+        match groups.iter_mut().find(|group| group["metadata"]["name"] == spec["group"]) {
+            Some(group) => {
+                if let Some(versions) = group["versions"].as_array_mut() {
+                    versions.push(stale);
+                }
+            }
+            None => groups.push(json!({
+                "metadata": { "name": spec["group"] }, "versions": [stale],
+            })),
+        }
+    }
+}
+
 fn aggregated_resource(kind: &Kind) -> Value {
     let resource = &kind.resource;
     let own = |group: &str, version: &str, name: &str| {

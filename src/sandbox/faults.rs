@@ -74,6 +74,7 @@ struct State {
     plans: Vec<Plan>,
     counts: BTreeMap<(String, String), u64>,
     away: bool,
+    stutter: bool,
     epoch: Epoch,
 }
 
@@ -126,6 +127,20 @@ impl Faults {
 
     pub fn come_back(&self) {
         self.change(|state| state.away = false);
+    }
+
+    /// While on, watches tell each change twice, and in between once more what was before it.
+    pub fn stutter(&self, on: bool) {
+        self.lock().stutter = on;
+    }
+
+    pub fn stutters(&self) -> bool {
+        self.lock().stutter
+    }
+
+    /// Faults that are planned and have not hit yet.
+    pub fn pending(&self) -> Vec<Target> {
+        self.lock().plans.iter().map(|plan| plan.target.clone()).collect()
     }
 
     /// Cuts every watch that runs now.
@@ -202,6 +217,7 @@ mod tests {
             .map(|(verb, resource)| faults.request(verb, resource))
             .collect();
         assert_eq!(hits, [Some(Fault::Cut), Some(Fault::LoseAnswer), Some(Fault::Cut), None]);
+        assert_eq!(faults.pending(), []);
         assert_eq!((faults.count("create", "*"), faults.count("*", "pods")), (3, 4));
     }
 }

@@ -9,7 +9,7 @@ mod report;
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -18,12 +18,12 @@ use serde_json::{Value, json};
 use self::objects::template;
 use self::process::Process;
 pub use self::report::{Report, Row};
-use super::cluster::{Cluster, Machines, Manager, ManagerProgram};
+use super::cluster::{Cluster, Manager, ManagerProgram, StandIns, administrator};
 use super::nodes::NodeOptions;
 use super::traffic::Count;
 use super::{Sandbox, SandboxOptions};
 use crate::client::{Client, Delete, ListOptions, Patch};
-use crate::clock::SharedClock;
+use crate::clock::{SharedClock, SystemClock};
 use crate::objects::{Deployment, ObjectKey, PartialObjectMetadata, Pod, Resource, ResourceType};
 use crate::task::StopToken;
 
@@ -113,8 +113,8 @@ impl Load {
         }
         flags.append(&mut self.manager_flags);
         let mut run = Run {
-            clock: server.machines().clock(),
-            client: server.machines().client.clone(),
+            clock: SystemClock::shared(),
+            client: server.client().clone(),
             size: self.size,
             patience: self.patience,
             program: self.manager,
@@ -141,7 +141,7 @@ impl Load {
 /// The API server, embedded or elsewhere, with a scheduler and nodes.
 enum Server {
     Embedded(Cluster),
-    Elsewhere { machines: Machines, kubeconfig: PathBuf, dir: PathBuf },
+    Elsewhere { client: Client, stand_ins: StandIns, kubeconfig: PathBuf },
 }
 
 impl Server {
@@ -153,15 +153,15 @@ impl Server {
         let Some(kubeconfig) = kubeconfig else {
             return Ok(Server::Embedded(Cluster::start(options, nodes).await?));
         };
-        std::fs::create_dir_all(&options.dir)?;
-        let machines = Machines::start(&kubeconfig, nodes)?;
-        Ok(Server::Elsewhere { machines, kubeconfig, dir: options.dir })
+        let client = administrator(&kubeconfig, "sandbox", &options.clock)?;
+        let stand_ins = StandIns::start(&client, &options.clock, nodes);
+        Ok(Server::Elsewhere { client, stand_ins, kubeconfig })
     }
 
-    fn machines(&self) -> &Machines {
+    fn client(&self) -> &Client {
         match self {
-            Server::Embedded(cluster) => &cluster.machines,
-            Server::Elsewhere { machines, .. } => machines,
+            Server::Embedded(cluster) => &cluster.client,
+            Server::Elsewhere { client, .. } => client,
         }
     }
 
@@ -176,16 +176,10 @@ impl Server {
         self.sandbox().is_some()
     }
 
-    /// The kubeconfig, and a log file called `name`.
-    fn files(&self, name: &str) -> (PathBuf, PathBuf) {
-        let log = |dir: &Path| dir.join(format!("{name}.log"));
+    fn kubeconfig(&self) -> PathBuf {
         match self {
-            Server::Embedded(cluster) => {
-                let kubeconfig = cluster.kubeconfig();
-                let log = log(kubeconfig.parent().unwrap_or(Path::new(".")));
-                (kubeconfig, log)
-            }
-            Server::Elsewhere { kubeconfig, dir, .. } => (kubeconfig.clone(), log(dir)),
+            Server::Embedded(cluster) => cluster.kubeconfig(),
+            Server::Elsewhere { kubeconfig, .. } => kubeconfig.clone(),
         }
     }
 
@@ -197,7 +191,7 @@ impl Server {
     async fn stop(self) {
         match self {
             Server::Embedded(cluster) => cluster.stop().await,
-            Server::Elsewhere { machines, .. } => machines.stop().await,
+            Server::Elsewhere { stand_ins, .. } => stand_ins.stop().await,
         }
     }
 }
@@ -296,8 +290,8 @@ impl Run {
     fn start_manager(&mut self) -> Result<Working> {
         self.started += 1;
         let name = format!("manager-{}", self.started);
-        let (kubeconfig, log) = self.server.files(&name);
-        let manager = Manager::spawn_with(&self.program, &kubeconfig, log, &self.flags)?;
+        let kubeconfig = self.server.kubeconfig();
+        let manager = Manager::spawn(&self.program, &kubeconfig, &name, &self.flags)?;
         let process = Process::new(manager.id());
         Ok(Working { manager, process })
     }

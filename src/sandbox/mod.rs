@@ -3,7 +3,7 @@
 pub mod api;
 pub mod auth;
 mod call;
-mod certs;
+pub mod certs;
 pub mod cluster;
 mod delete;
 pub mod demo;
@@ -12,6 +12,7 @@ mod documents;
 mod failures;
 pub mod faults;
 pub mod kinds;
+mod legacy_tokens;
 pub mod load;
 pub mod nodes;
 pub mod openapi;

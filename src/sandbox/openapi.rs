@@ -16,6 +16,8 @@ use super::patch::merge_rule;
 
 type Definitions = Map<String, Value>;
 const SCHEMAS: &str = "#/components/schemas/";
+const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
+const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
 /// The schemas of a built-in kind: the root type and all it refers to.
 pub struct Types {
@@ -133,6 +135,9 @@ fn builtin_group(name: &str) -> Arc<Group> {
         }
     }
     let mut definitions: Definitions = generator.take_definitions(true);
+    if let Some(quantity) = definitions.get_mut(QUANTITY) {
+        *quantity = json!({ "oneOf": [{ "type": "string" }, { "type": "number" }] });
+    }
     for (type_name, schema) in &mut definitions {
         convert(schema);
         annotate(type_name, schema);
@@ -214,12 +219,15 @@ fn gvk(kind: &Kind) -> Value {
 fn convert(schema: &mut Value) {
     match schema {
         Value::Object(members) => {
+            // Both are also names of properties, in the schema of schemas.
             if members.len() > 1
+                && members.get("$ref").is_some_and(Value::is_string)
                 && let Some(reference) = members.remove("$ref")
             {
                 members.insert("allOf".to_owned(), json!([{ "$ref": reference }]));
             }
-            if members.remove("x-kubernetes-int-or-string").is_some() {
+            if members.get("x-kubernetes-int-or-string") == Some(&Value::Bool(true)) {
+                members.remove("x-kubernetes-int-or-string");
                 members
                     .insert("oneOf".to_owned(), json!([{"type": "integer"}, {"type": "string"}]));
                 members.insert("format".to_owned(), "int-or-string".into());
@@ -323,15 +331,34 @@ fn custom_name(kind: &Kind) -> String {
 
 fn custom_schema(kind: &Kind, schema: &Value) -> Value {
     let mut schema = schema.clone();
-    let meta = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+    complete_embedded(&mut schema);
+    complete_resource(&mut schema);
+    schema["x-kubernetes-group-version-kind"] = json!([gvk(kind)]);
+    schema
+}
+
+/// Adds what every resource has.
+fn complete_resource(schema: &mut Value) {
     if !schema["properties"].is_object() {
         schema["properties"] = json!({});
     }
     schema["properties"]["apiVersion"] = json!({ "type": "string" });
     schema["properties"]["kind"] = json!({ "type": "string" });
-    schema["properties"]["metadata"] = json!({ "allOf": [{ "$ref": format!("{SCHEMAS}{meta}") }] });
-    schema["x-kubernetes-group-version-kind"] = json!([gvk(kind)]);
-    schema
+    schema["properties"]["metadata"] =
+        json!({ "allOf": [{ "$ref": format!("{SCHEMAS}{OBJECT_META}") }] });
+}
+
+/// The same for the resources within.
+fn complete_embedded(schema: &mut Value) {
+    if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
+        properties.values_mut().for_each(complete_embedded);
+    }
+    for below in ["items", "additionalProperties"] {
+        schema.get_mut(below).into_iter().for_each(complete_embedded);
+    }
+    if schema.get("x-kubernetes-embedded-resource") == Some(&Value::Bool(true)) {
+        complete_resource(schema);
+    }
 }
 
 /// The paths of a resource: kubectl looks here for what writes take, and which patches.

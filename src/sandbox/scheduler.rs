@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 use crate::cache::{Lister, Scope, SharedInformerFactory};
 use crate::client::Client;
 use crate::controllers::runner::{Change, Controller, Error, Next, Queue, SyncResult};
-use crate::objects::{Istr, Labels, Meta, ObjectKey, Resource, ResourceType, resource};
+use crate::objects::{
+    Istr, Labels, Meta, ObjectKey, Resource, ResourceList, ResourceType, resource,
+};
 
 const NAME: &str = "sandbox-scheduler";
 
@@ -49,7 +51,7 @@ struct Container {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Resources {
-    requests: Labels,
+    requests: ResourceList,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -89,7 +91,7 @@ struct Taint {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct NodeStatus {
-    allocatable: Labels,
+    allocatable: ResourceList,
 }
 
 impl crate::objects::Object for Unscheduled {
@@ -109,20 +111,19 @@ struct Room {
 
 impl Room {
     fn of_node(node: &Node) -> Room {
-        let read = |name| node.status.allocatable.get(name).map_or(0.0, quantity);
+        let read = |name| node.status.allocatable.get(name).unwrap_or_default();
         Room {
-            cpu: (read("cpu") * 1000.0) as i64,
-            memory: read("memory") as i64,
-            pods: read("pods") as i64,
+            cpu: read("cpu").milli_value(),
+            memory: read("memory").value(),
+            pods: read("pods").value(),
         }
     }
 
     fn of_pod(pod: &Unscheduled) -> Room {
-        let sum = |name| -> f64 {
-            let requests = pod.spec.containers.iter().map(|c| c.resources.requests.get(name));
-            requests.map(|q| q.map_or(0.0, quantity)).sum()
-        };
-        Room { cpu: (sum("cpu") * 1000.0) as i64, memory: sum("memory") as i64, pods: 1 }
+        let mut requests = ResourceList::default();
+        pod.spec.containers.iter().for_each(|c| requests.add(&c.resources.requests));
+        let read = |name| requests.get(name).unwrap_or_default();
+        Room { cpu: read("cpu").milli_value(), memory: read("memory").value(), pods: 1 }
     }
 
     fn fits(self, free: Room) -> bool {
@@ -134,25 +135,6 @@ impl Room {
         self.memory -= sign * used.memory;
         self.pods -= sign * used.pods;
     }
-}
-
-/// A Kubernetes quantity, near enough to place pods by.
-fn quantity(text: &str) -> f64 {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: f64 = digits.parse().unwrap_or(0.0);
-    let factor = match &text[digits.len()..] {
-        "m" => 1e-3,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "T" => 1e12,
-        "Ki" => 1024.0,
-        "Mi" => 1024f64.powi(2),
-        "Gi" => 1024f64.powi(3),
-        "Ti" => 1024f64.powi(4),
-        _ => 1.0,
-    };
-    number * factor
 }
 
 fn tolerates(pod: &Unscheduled, taint: &Taint) -> bool {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::api::Api;
 use super::auth::{Auth, User};
 use super::call::{Call, Form, Query};
-use super::certs::Authority;
+use super::certs::{Authority, service_account_key};
 use super::faults::Faults;
 use super::kinds::{self, Kind};
 use super::registry::Registry;
@@ -20,6 +20,7 @@ use super::status::{ApiError, ApiResult};
 use super::store::Store;
 use super::traffic::Traffic;
 use crate::clock::{SharedClock, SystemClock};
+use crate::controllers::serviceaccount::jwt::Signer;
 use crate::server::http::{Handler, Server, Tls, TlsError};
 use crate::task::StopToken;
 
@@ -55,6 +56,7 @@ pub enum SandboxError {
     File(PathBuf, io::Error),
     Bind(SocketAddr, io::Error),
     Certificates(rcgen::Error),
+    Key(String),
     Tls(TlsError),
     Objects(ApiError),
 }
@@ -65,6 +67,7 @@ impl fmt::Display for SandboxError {
             SandboxError::File(path, _) => write!(f, "cannot write {}", path.display()),
             SandboxError::Bind(address, _) => write!(f, "cannot listen on {address}"),
             SandboxError::Certificates(_) => f.write_str("cannot make certificates"),
+            SandboxError::Key(why) => write!(f, "cannot sign tokens: {why}"),
             SandboxError::Tls(_) => f.write_str("cannot serve TLS"),
             SandboxError::Objects(error) => write!(f, "first objects: {}", error.message),
         }
@@ -77,7 +80,7 @@ impl std::error::Error for SandboxError {
             SandboxError::File(_, source) | SandboxError::Bind(_, source) => Some(source),
             SandboxError::Certificates(source) => Some(source),
             SandboxError::Tls(source) => Some(source),
-            SandboxError::Objects(_) => None,
+            SandboxError::Objects(_) | SandboxError::Key(_) => None,
         }
     }
 }
@@ -90,6 +93,8 @@ pub struct ClientFiles {
     pub ca: PathBuf,
     pub certificate: PathBuf,
     pub key: PathBuf,
+    /// The private key that signs service accounts' tokens, for a controller manager.
+    pub service_account_key: PathBuf,
     /// Also the administrator's.
     pub token: String,
 }
@@ -115,11 +120,13 @@ impl Sandbox {
         let ca = authority.certificate.as_bytes();
         let tls = Tls::new(serving.certificate.as_bytes(), serving.key.as_bytes(), Some(ca))
             .map_err(SandboxError::Tls)?;
+        let service_account_key = service_account_key().map_err(SandboxError::Certificates)?;
+        let signer = Signer::from_pem(service_account_key.as_bytes()).map_err(SandboxError::Key)?;
         let stop = StopToken::new();
         let api = Arc::new(Api {
             store: Store::new(history),
             registry: Registry::new(own.unwrap_or_else(kinds::builtin)),
-            auth: Auth::default(),
+            auth: Auth::new(signer.public_key().clone()),
             faults: Faults::default(),
             clock: clock.clone(),
             stop: stop.clone(),
@@ -142,6 +149,7 @@ impl Sandbox {
             ca: dir.join("ca.crt"),
             certificate: dir.join("admin.crt"),
             key: dir.join("admin.key"),
+            service_account_key: dir.join("sa.key"),
             token: api.auth.issue(User::new("admin", &["system:masters"]), Vec::new(), None),
         };
         let sandbox = Sandbox {
@@ -154,6 +162,7 @@ impl Sandbox {
             server: Mutex::new(Some(server)),
         };
         sandbox.write("ca.crt", &sandbox.authority.certificate)?;
+        sandbox.write("sa.key", &service_account_key)?;
         sandbox.write_user("admin", "kubeconfig", "kubernetes-admin", &["system:masters"])?;
         Ok(sandbox)
     }
@@ -263,6 +272,7 @@ impl Api {
                 json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
             self.create_value("", "namespaces", namespace)?;
         }
+        self.track_legacy_tokens()?;
         let service = json!({
             "apiVersion": "v1", "kind": "Service",
             "metadata": {

@@ -71,13 +71,13 @@ impl Api {
             .ok_or_else(|| failures::not_found(&call.kind.resource, &call.name))
     }
 
-    /// Replaces a namespace's finalizers and nothing else.
+    /// Replaces a namespace's metadata and finalizers, but not its status.
     fn finalize(&self, call: &Call, payload: &Payload) -> ApiResult<Arc<Stored>> {
         let wanted = payload.object()?;
         self.modify(call, Part::Raw, &|old| {
-            let mut new = old.clone();
-            new["metadata"]["resourceVersion"] = wanted["metadata"]["resourceVersion"].clone();
-            new["spec"]["finalizers"] = list(&wanted, "/spec/finalizers").into();
+            let mut new = wanted.clone();
+            new["spec"] = json!({ "finalizers": list(&wanted, "/spec/finalizers") });
+            new["status"] = old["status"].clone();
             Ok(new)
         })
     }

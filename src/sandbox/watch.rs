@@ -171,8 +171,15 @@ impl Watch {
             match self.api.store.changes(&self.table, self.cursor, BATCH, self.running) {
                 Ok(found) => {
                     let none = found.changes.is_empty();
+                    let stutters = self.api.faults.stutters();
                     for change in &found.changes {
                         self.told(chunk, change);
+                        if stutters {
+                            if let Some(old) = &change.old {
+                                self.event(chunk, "MODIFIED", old);
+                            }
+                            self.told(chunk, change);
+                        }
                     }
                     self.cursor = found.version;
                     self.running = true;

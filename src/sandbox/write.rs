@@ -177,7 +177,7 @@ impl Api {
         if kind.resource.namespaced {
             self.check_namespace_open(call, &name)?;
         }
-        if kind.resource.plural == "namespaces" && kind.resource.group.is_empty() {
+        if is_namespace(kind) {
             finalized_by_kubernetes(&mut object);
         }
         (kind.default)(&mut object);
@@ -402,6 +402,9 @@ impl Api {
                 }
             }
         }
+        if part == Part::Status && is_namespace(kind) {
+            causes.extend(wrong_phase(&new));
+        }
         self.refuse(kind, &call.name, &causes)?;
         if is_definition(kind) && part == Part::Main {
             self.establish(&mut new)?;
@@ -478,6 +481,20 @@ pub fn is_definition(kind: &Kind) -> bool {
         && kind.resource.group == "apiextensions.k8s.io"
 }
 
+fn is_namespace(kind: &Kind) -> bool {
+    kind.resource.plural == "namespaces" && kind.resource.group.is_empty()
+}
+
+/// A namespace's phase says whether it is being deleted. Upstream: `ValidateNamespaceStatusUpdate`.
+fn wrong_phase(namespace: &Value) -> Option<super::status::Cause> {
+    let (right, detail) = match is_deleting(namespace) {
+        true => ("Terminating", "may only be 'Terminating' if `deletionTimestamp` is not empty"),
+        false => ("Active", "may only be 'Active' if `deletionTimestamp` is empty"),
+    };
+    let phase = text(namespace, "/status/phase");
+    (phase != right).then(|| failures::invalid_value("status.Phase", &phase.into(), detail))
+}
+
 fn finalized_by_kubernetes(namespace: &mut Value) {
     if !namespace["spec"].is_object() {
         namespace["spec"] = json!({});
@@ -499,9 +516,7 @@ fn finalized_by_kubernetes(namespace: &mut Value) {
 /// Whether an update lets the object go: deleted before, and nothing holds it any more.
 /// Upstream: `ShouldDeleteDuringUpdate`.
 pub fn goes_now(kind: &Kind, object: &Value) -> bool {
-    let held_by_spec = kind.resource.group.is_empty()
-        && kind.resource.plural == "namespaces"
-        && !list(object, "/spec/finalizers").is_empty();
+    let held_by_spec = is_namespace(kind) && !list(object, "/spec/finalizers").is_empty();
     is_deleting(object)
         && list(object, "/metadata/finalizers").is_empty()
         && object["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0

@@ -47,10 +47,15 @@ impl Request {
         headers.filter(move |(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
     }
 
+    /// The parameters of the query, each with its value or an empty one, as they came.
+    pub fn query_pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.query.split('&').filter(|pair| !pair.is_empty());
+        pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+    }
+
     /// Each value of a parameter of the query; empty where it has none.
     pub fn query_values(&self, name: &str) -> impl Iterator<Item = &str> {
-        let pairs = self.query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        pairs.filter(move |(n, _)| *n == name).map(|(_, value)| value)
+        self.query_pairs().filter(move |(n, _)| *n == name).map(|(_, value)| value)
     }
 }
 

@@ -11,8 +11,7 @@ fn image_of(set: &ReplicaSet) -> String {
 
 #[test]
 fn a_deployment_lives_its_life() {
-    block_on(async {
-        let env = Env::new("life").await;
+    everywhere("life", async |env| {
         let manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         create(client, deployment("web", 4, "web:1")).await;
@@ -57,14 +56,12 @@ fn a_deployment_lives_its_life() {
         rolled_out(client, clock, "web").await;
         let status = manager.stop(clock, PATIENCE).await.unwrap();
         assert!(status.success(), "{status}");
-        env.stop().await;
     });
 }
 
 #[test]
 fn recreate_never_runs_two_versions_at_once() {
-    block_on(async {
-        let env = Env::new("recreate").await;
+    everywhere("recreate", async |env| {
         let manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         let mut object = deployment("solo", 3, "solo:1");
@@ -84,14 +81,12 @@ fn recreate_never_runs_two_versions_at_once() {
         .await;
         rolled_out(client, clock, "solo").await;
         drop(manager);
-        env.stop().await;
     });
 }
 
 #[test]
 fn orphans_are_adopted_and_strangers_released() {
-    block_on(async {
-        let env = Env::new("adopt").await;
+    everywhere("adopt", async |env| {
         let (client, clock) = (&env.client, &env.clock);
         let orphan = json!({
             "apiVersion": "v1", "kind": "Pod",
@@ -130,17 +125,15 @@ fn orphans_are_adopted_and_strangers_released() {
         })
         .await;
         drop(manager);
-        env.stop().await;
     });
 }
 
 #[test]
 fn a_rollout_that_cannot_progress_says_so() {
-    block_on(async {
-        let env = Env::new("deadline").await;
+    everywhere("deadline", async |env| {
         let manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
-        env.cluster.steering.hold(true);
+        env.steering.hold(true);
         let mut object = deployment("stuck", 2, "stuck:1");
         object["spec"]["progressDeadlineSeconds"] = json!(1);
         object["spec"]["minReadySeconds"] = json!(0);
@@ -160,6 +153,5 @@ fn a_rollout_that_cannot_progress_says_so() {
         })
         .await;
         drop(manager);
-        env.stop().await;
     });
 }

@@ -12,10 +12,14 @@ use kube_controller_manager::objects::{
     Deployment, Object, ObjectKey, Pod, ReplicaSet, Resource, ResourceType,
 };
 use kube_controller_manager::sandbox::SandboxOptions;
-use kube_controller_manager::sandbox::cluster::{Cluster, Manager, ManagerProgram};
-use kube_controller_manager::sandbox::nodes::NodeOptions;
+use kube_controller_manager::sandbox::cluster::{
+    Cluster, Manager, ManagerProgram, StandIns, administrator,
+};
+use kube_controller_manager::sandbox::nodes::{NodeOptions, Steering};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+
+use crate::real;
 
 /// How long a condition may take before the test says that it never came. Not a measure of speed.
 pub const PATIENCE: Duration = Duration::from_secs(90);
@@ -58,43 +62,93 @@ pub fn quick_election() -> Vec<String> {
     .to_vec()
 }
 
+/// A cluster, whatever serves its API.
+pub struct Site {
+    pub client: Client,
+    pub clock: SharedClock,
+    pub steering: Steering,
+    pub kubeconfig: PathBuf,
+    _folder: Folder,
+}
+
+impl Site {
+    /// A manager of the built binary, under a log file of its own.
+    pub fn manager(&self, name: &str, extra: &[&str]) -> Manager {
+        let mut flags = quick_election();
+        flags.extend(extra.iter().map(|flag| flag.to_string()));
+        Manager::spawn(&manager_program(), &self.kubeconfig, name, &flags)
+            .expect("the manager starts")
+    }
+
+    pub async fn pods(&self) -> Vec<Pod> {
+        list(&self.client).await
+    }
+}
+
+/// Nodes that lose no time.
+fn quick_nodes() -> NodeOptions {
+    NodeOptions {
+        start_delay: Duration::ZERO,
+        stop_delay: Duration::ZERO,
+        ..NodeOptions::default()
+    }
+}
+
 /// A sandbox cluster with quick nodes.
 pub struct Env {
     pub cluster: Cluster,
-    pub client: Client,
-    pub clock: SharedClock,
-    _folder: Folder,
+    site: Site,
+}
+
+impl std::ops::Deref for Env {
+    type Target = Site;
+    fn deref(&self) -> &Site {
+        &self.site
+    }
 }
 
 impl Env {
     pub async fn new(name: &str) -> Env {
         let folder = Folder::new(name);
         let options = SandboxOptions::new(folder.0.clone());
-        let nodes = NodeOptions {
-            start_delay: Duration::ZERO,
-            stop_delay: Duration::ZERO,
-            ..NodeOptions::default()
+        let cluster = Cluster::start(options, quick_nodes()).await.expect("the sandbox starts");
+        let site = Site {
+            client: cluster.client.clone(),
+            clock: cluster.clock(),
+            steering: cluster.steering.clone(),
+            kubeconfig: cluster.kubeconfig(),
+            _folder: folder,
         };
-        let cluster = Cluster::start(options, nodes).await.expect("the sandbox starts");
-        let client = cluster.client.clone();
-        Env { cluster, client, clock: SystemClock::shared(), _folder: folder }
-    }
-
-    /// A manager of the built binary, under a log file of its own.
-    pub fn manager(&self, name: &str, extra: &[&str]) -> Manager {
-        let mut flags = quick_election();
-        flags.extend(extra.iter().map(|flag| flag.to_string()));
-        Manager::spawn(&manager_program(), &self.cluster.sandbox, name, &flags)
-            .expect("the manager starts")
+        Env { cluster, site }
     }
 
     pub async fn stop(self) {
         self.cluster.stop().await;
+        drop(self.site);
     }
+}
 
-    pub async fn pods(&self) -> Vec<Pod> {
-        list(&self.client).await
-    }
+/// Runs `scenario` on the sandbox; and on a real API server where `KUBEBUILDER_ASSETS` names the
+/// folder that holds `kube-apiserver` and `etcd`.
+pub fn everywhere(name: &str, scenario: impl AsyncFn(&Site)) {
+    block_on(async {
+        let env = Env::new(name).await;
+        scenario(&env).await;
+        env.stop().await;
+        let Some(assets) = real::assets() else { return };
+        let folder = Folder::new(name);
+        let clock = SystemClock::shared();
+        let server = real::ApiServer::start(&assets, &folder.0, &clock).await;
+        let client = administrator(&server.admin, "tests", &clock).expect("a client");
+        let stand_ins = StandIns::start(&client, &clock, quick_nodes());
+        let steering = stand_ins.steering.clone();
+        let kubeconfig = server.kubeconfig.clone();
+        let site = Site { client, clock, steering, kubeconfig, _folder: folder };
+        scenario(&site).await;
+        stand_ins.stop().await;
+        drop(server);
+        drop(site);
+    });
 }
 
 pub async fn list<T: Resource + DeserializeOwned>(client: &Client) -> Vec<T> {

@@ -1,7 +1,20 @@
 //! What a user sees, end to end: the built binary against the sandbox over HTTPS.
 
+mod accounts;
+mod aggregation;
 mod deployments;
+mod election;
+mod endpoints;
 mod env;
+mod faults;
 mod garbage;
 mod kubectl;
 mod layers;
+mod namespaces;
+mod podgc;
+mod policies;
+mod quota;
+mod real;
+mod resync;
+mod servicecidrs;
+mod ttl;

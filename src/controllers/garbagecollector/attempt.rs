@@ -2,12 +2,14 @@
 //! Upstream: `attemptToDeleteItem`, `attemptToOrphanWorker`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::GarbageCollector;
-use super::graph::{FOREGROUND, Identity, Node, ORPHAN};
+use super::graph::{FOREGROUND, Identity, ORPHAN};
 use crate::client::{Delete, Dynamic, Patch, Propagation};
+use crate::controllers::batch::together;
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Istr, Meta, ObjectKey, OwnerReference, PartialObjectMetadata, Uid};
 
@@ -21,30 +23,65 @@ enum Owner {
     WaitsForDependents,
 }
 
-/// Tries of removing a finalizer that others change too.
-const TRIES: u32 = 5;
+/// How a look at an object ended.
+enum Look {
+    Done,
+    /// The API has no such object.
+    Absent,
+    /// A cluster-scoped object names an owner that has a namespace: no second look will find it.
+    Misplaced,
+}
+
+/// Tries of removing a finalizer that others change too; the first wait, which grows, between them.
+/// Upstream: `retry.DefaultBackoff`.
+const TRIES: u32 = 4;
+const FIRST_WAIT: Duration = Duration::from_millis(10);
+const WAIT_FACTOR: u32 = 5;
+
+/// Dependents that are let go of at once.
+const ORPHANS: usize = 100;
 
 impl GarbageCollector {
     pub(super) async fn attempt_to_delete(self: Arc<Self>, uid: Uid) -> SyncResult {
         self.ready.stopped().await;
-        let Some(node) = self.graph().get(&uid).cloned() else { return Ok(Next::Done) };
-        if node.being_deleted && !node.deleting_dependents {
-            return Ok(Next::Done);
+        let (identity, waits) = match self.graph().get(&uid) {
+            None => return Ok(Next::Done),
+            Some(node) if node.being_deleted && !node.deleting_dependents => {
+                return Ok(Next::Done);
+            }
+            Some(node) => (node.identity.clone(), node.deleting_dependents),
+        };
+        match self.look(&identity, waits).await? {
+            // A virtual node is looked at until a watch has shown it.
+            Look::Done if self.graph().get(&uid).is_some_and(|node| node.is_virtual) => {
+                Ok(Next::Backoff)
+            }
+            Look::Done | Look::Misplaced => Ok(Next::Done),
+            Look::Absent => {
+                self.change(|graph, wake| graph.verified_absent(&identity, wake));
+                Ok(Next::Done)
+            }
         }
-        let (verbs, key) = self.verbs(&node.identity).await?;
+    }
+
+    /// Looks an object up, and deletes it if it has lost its owners. `waits`: it waits for its
+    /// dependents.
+    async fn look(&self, identity: &Identity, waits: bool) -> Result<Look, Error> {
+        let Some((verbs, key)) = self.verbs(identity).await? else { return Ok(Look::Misplaced) };
         let live = match verbs.get::<PartialObjectMetadata>(&key).await {
-            Ok(live) if live.meta.uid == uid => live.meta,
-            Ok(_) => return Ok(self.is_absent(&node.identity)),
-            Err(error) if error.is_not_found() => return Ok(self.is_absent(&node.identity)),
+            Ok(live) if live.meta.uid == identity.uid => live.meta,
+            Ok(_) => return Ok(Look::Absent),
+            Err(error) if error.is_not_found() => return Ok(Look::Absent),
             Err(error) => return Err(error.into()),
         };
-        if node.deleting_dependents {
-            return self.wait_for_dependents(&node).await;
+        if waits {
+            self.wait_for_dependents(identity).await?;
+            return Ok(Look::Done);
         }
         let (mut solid, mut loose, mut waiting) = (false, Vec::new(), false);
         for owner in live.owners() {
-            match self.classify(owner, &node.identity).await? {
-                None => return Ok(Next::Done),
+            match self.classify(owner, identity).await? {
+                None => return Ok(Look::Misplaced),
                 Some(Owner::Solid) => solid = true,
                 Some(Owner::Dangling) => loose.push(owner.uid.clone()),
                 Some(Owner::WaitsForDependents) => {
@@ -54,45 +91,51 @@ impl GarbageCollector {
             }
         }
         if solid && !loose.is_empty() {
-            self.drop_owners(&node.identity, &loose).await?;
+            self.drop_owners(identity, &loose).await?;
         }
         if live.owners().is_empty() || solid {
-            // A virtual node is looked at until a watch has shown it.
-            return Ok(if node.is_virtual { Next::Backoff } else { Next::Done });
+            return Ok(Look::Done);
         }
-        let policy = match &live {
-            _ if waiting && !node.dependents.is_empty() => {
-                let dependents = self.graph().dependents(&uid);
-                if dependents.iter().any(|dependent| dependent.deleting_dependents) {
-                    // A cycle of owners that wait for each other is broken here.
-                    self.unblock_owners(&node.identity, &live).await?;
-                }
-                Propagation::Foreground
-            }
-            live if live.has_finalizer(ORPHAN) => Propagation::Orphan,
-            live if live.has_finalizer(FOREGROUND) => Propagation::Foreground,
-            _ => Propagation::Background,
+        let (has_dependents, in_cycle) = {
+            let graph = self.graph();
+            let mut dependents = graph.dependents(&identity.uid).peekable();
+            (dependents.peek().is_some(), dependents.any(|node| node.deleting_dependents))
         };
-        self.delete(&node, &verbs, &key, live, policy).await
+        let policy = if waiting && has_dependents {
+            if in_cycle {
+                // A cycle of owners that wait for each other is broken here.
+                self.unblock_owners(identity, &live).await?;
+            }
+            Propagation::Foreground
+        } else if live.has_finalizer(ORPHAN) {
+            Propagation::Orphan
+        } else if live.has_finalizer(FOREGROUND) {
+            Propagation::Foreground
+        } else {
+            Propagation::Background
+        };
+        self.delete(&verbs, &key, live, policy).await
     }
 
     async fn delete(
         &self,
-        node: &Node,
         verbs: &Dynamic,
         key: &ObjectKey,
         live: Meta,
         policy: Propagation,
-    ) -> SyncResult {
+    ) -> Result<Look, Error> {
         let delete = Delete { propagation_policy: Some(policy), ..Delete::new() };
         let delete = delete.uid(live.uid.clone());
         let at_version = delete.clone().resource_version(live.resource_version);
         let mut ended = verbs.delete(key, at_version).await;
         if ended.as_ref().is_err_and(|error| error.is_conflict()) {
-            let now = verbs.get::<PartialObjectMetadata>(key).await;
-            match now {
+            match verbs.get::<PartialObjectMetadata>(key).await.map(|now| now.meta) {
                 // It changed, its owners did not: others' updates must not keep it alive.
-                Ok(now) if now.meta.uid == live.uid && now.meta.owners() == live.owners() => {
+                Ok(now)
+                    if now.uid == live.uid
+                        && now.resource_version != live.resource_version
+                        && now.owners() == live.owners() =>
+                {
                     ended = verbs.delete(key, delete).await;
                 }
                 Err(error) if error.is_not_found() => ended = Err(error),
@@ -100,19 +143,15 @@ impl GarbageCollector {
             }
         }
         match ended {
-            Ok(()) => Ok(Next::Done),
-            Err(error) if error.is_not_found() => Ok(self.is_absent(&node.identity)),
+            Ok(()) => Ok(Look::Done),
+            Err(error) if error.is_not_found() => Ok(Look::Absent),
             Err(error) => Err(error.into()),
         }
     }
 
-    fn is_absent(&self, identity: &Identity) -> Next {
-        self.change(|graph, wake| graph.verified_absent(identity, wake));
-        Next::Done
-    }
-
-    /// The verbs over an object's resource, and its key there.
-    async fn verbs(&self, identity: &Identity) -> Result<(Dynamic, ObjectKey), Error> {
+    /// The verbs over an object's resource, and its key there. `None`: objects of its kind have a
+    /// namespace, this one has none.
+    async fn verbs(&self, identity: &Identity) -> Result<Option<(Dynamic, ObjectKey)>, Error> {
         let (group, version) =
             identity.api_version.rsplit_once('/').unwrap_or(("", identity.api_version.as_str()));
         let mapper = self.client.discovery().await?;
@@ -122,14 +161,13 @@ impl GarbageCollector {
                 identity.api_version, identity.kind
             )));
         };
+        if resource.namespaced && identity.namespace.is_empty() {
+            return Ok(None);
+        }
         let namespace =
             if resource.namespaced { identity.namespace.clone() } else { Istr::default() };
         let key = ObjectKey { namespace, name: identity.name.clone() };
-        if resource.namespaced && key.namespace.is_empty() {
-            let fault = "cluster-scoped objects cannot refer to namespaced owners";
-            return Err(Error::Terminal(Box::new(Error::other(fault))));
-        }
-        Ok((self.client.resource(&resource).metadata_only(), key))
+        Ok(Some((self.client.resource(&resource).metadata_only(), key)))
     }
 
     /// `None`: a cluster-scoped object that names a namespaced owner; it is left alone.
@@ -143,12 +181,9 @@ impl GarbageCollector {
         if self.graph().is_absent(&named) || self.graph().is_absent(&cluster) {
             return Ok(Some(Owner::Dangling));
         }
-        let (verbs, key) = match self.verbs(&named).await {
-            Err(Error::Terminal(why)) => {
-                log::info!("garbage collector: {item}: {why}");
-                return Ok(None);
-            }
-            found => found?,
+        let Some((verbs, key)) = self.verbs(&named).await? else {
+            log::info!("{item} is cluster-scoped, but refers to a namespaced owner: {named}");
+            return Ok(None);
         };
         let place = Identity { namespace: key.namespace.clone(), ..named };
         match verbs.get::<PartialObjectMetadata>(&key).await {
@@ -165,30 +200,48 @@ impl GarbageCollector {
     }
 
     /// Lets go of an owner that waits, once nothing blocks it.
-    async fn wait_for_dependents(&self, node: &Node) -> SyncResult {
-        let blocking = self.graph().blocking_dependents(&node.identity.uid);
-        if blocking.is_empty() {
-            return self.remove_finalizer(&node.identity, FOREGROUND).await;
+    async fn wait_for_dependents(&self, owner: &Identity) -> Result<(), Error> {
+        {
+            let graph = self.graph();
+            let mut blocking = graph.blocking_dependents(&owner.uid).peekable();
+            if blocking.peek().is_some() {
+                for dependent in blocking.filter(|node| !node.deleting_dependents) {
+                    self.to_delete.add(dependent.identity.uid.clone());
+                }
+                return Ok(());
+            }
         }
-        for dependent in blocking.into_iter().filter(|node| !node.deleting_dependents) {
-            self.to_delete.add(dependent.identity.uid);
-        }
-        Ok(Next::Done)
+        self.remove_finalizer(owner, FOREGROUND).await
     }
 
     pub(super) async fn attempt_to_orphan(self: Arc<Self>, uid: Uid) -> SyncResult {
         self.ready.stopped().await;
-        let Some(owner) = self.graph().get(&uid).cloned() else { return Ok(Next::Done) };
-        let dependents = self.graph().dependents(&uid);
-        for dependent in dependents {
-            self.drop_owners(&dependent.identity, std::slice::from_ref(&uid)).await?;
+        let (owner, dependents): (Identity, Vec<Identity>) = {
+            let graph = self.graph();
+            let Some(owner) = graph.get(&uid) else { return Ok(Next::Done) };
+            let dependents = graph.dependents(&uid).map(|node| node.identity.clone());
+            (owner.identity.clone(), dependents.collect())
+        };
+        let mut failures = Vec::new();
+        for some in dependents.chunks(ORPHANS) {
+            let release = |dependent: &Identity| {
+                let (this, dependent, uid) = (self.clone(), dependent.clone(), uid.clone());
+                async move { this.drop_owners(&dependent, &[uid]).await }
+            };
+            failures.extend(
+                together(some.iter().map(release)).await.into_iter().filter_map(Result::err),
+            );
         }
-        self.remove_finalizer(&owner.identity, ORPHAN).await
+        if let Some(error) = Error::many(failures) {
+            return Err(Error::during("failed to orphan dependents", error));
+        }
+        self.remove_finalizer(&owner, ORPHAN).await?;
+        Ok(Next::Done)
     }
 
     /// Takes references out of an object; one that is gone has none.
     async fn drop_owners(&self, item: &Identity, owners: &[Uid]) -> Result<(), Error> {
-        let (verbs, key) = self.verbs(item).await?;
+        let Some((verbs, key)) = self.verbs(item).await? else { return Ok(()) };
         let gone: Vec<Value> =
             owners.iter().map(|uid| json!({ "$patch": "delete", "uid": uid })).collect();
         let body = json!({ "metadata": { "uid": item.uid, "ownerReferences": gone } });
@@ -206,7 +259,7 @@ impl GarbageCollector {
     }
 
     async fn unblock_owners(&self, item: &Identity, live: &Meta) -> Result<(), Error> {
-        let (verbs, key) = self.verbs(item).await?;
+        let Some((verbs, key)) = self.verbs(item).await? else { return Ok(()) };
         let blocks = |owner: &&OwnerReference| owner.block_owner_deletion == Some(true);
         let owners: Vec<Value> = live
             .owners()
@@ -249,15 +302,16 @@ impl GarbageCollector {
         Ok(())
     }
 
-    async fn remove_finalizer(&self, item: &Identity, finalizer: &str) -> SyncResult {
-        let (verbs, key) = self.verbs(item).await?;
+    async fn remove_finalizer(&self, item: &Identity, finalizer: &str) -> Result<(), Error> {
+        let Some((verbs, key)) = self.verbs(item).await? else { return Ok(()) };
+        let mut wait = FIRST_WAIT;
         for _ in 0..TRIES {
             let live = match verbs.get::<PartialObjectMetadata>(&key).await {
-                Err(error) if error.is_not_found() => return Ok(Next::Done),
+                Err(error) if error.is_not_found() => return Ok(()),
                 live => live?.meta,
             };
             if live.uid != item.uid || !live.has_finalizer(finalizer) {
-                return Ok(Next::Done);
+                return Ok(());
             }
             let left: Vec<&Istr> =
                 live.finalizers().iter().filter(|name| *name != finalizer).collect();
@@ -265,10 +319,11 @@ impl GarbageCollector {
                 "resourceVersion": live.resource_version.to_string(), "finalizers": left,
             }});
             match verbs.patch::<PartialObjectMetadata>(&key, &Patch::Merge(body)).await {
-                Err(error) if error.is_conflict() => continue,
-                Err(error) if error.is_not_found() => return Ok(Next::Done),
-                answer => return answer.map(|_| Next::Done).map_err(Error::from),
+                Err(error) if error.is_conflict() => self.clock.sleep(wait).await,
+                Err(error) if error.is_not_found() => return Ok(()),
+                answer => return answer.map(drop).map_err(Error::from),
             }
+            wait *= WAIT_FACTOR;
         }
         Err(Error::other(format!("{item}: the finalizer {finalizer} could not be removed yet")))
     }

@@ -3,9 +3,8 @@
 //! The graph only decides: what its changes wake is handed to the caller as [`Wake`]s. A node is
 //! *virtual* while it is known from others' owner references alone, and may turn out not to exist.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use super::nodes::{Dependents, Nodes};
@@ -95,7 +94,7 @@ pub enum Wake {
 
 #[derive(Default)]
 pub struct Graph {
-    nodes: Nodes,
+    pub(super) nodes: Nodes,
     absent: AbsentOwners,
 }
 
@@ -104,22 +103,20 @@ impl Graph {
         self.nodes.get(uid)
     }
 
-    pub fn dependents(&self, uid: &Uid) -> Vec<Node> {
-        let Some(node) = self.nodes.get(uid) else { return Vec::new() };
-        node.dependents.iter().filter_map(|dependent| self.nodes.get(dependent)).cloned().collect()
+    pub fn dependents(&self, uid: &Uid) -> impl Iterator<Item = &Node> {
+        let dependents = self.nodes.get(uid).map(|node| node.dependents.iter());
+        dependents.into_iter().flatten().filter_map(|dependent| self.nodes.get(dependent))
     }
 
     /// Dependents whose reference to `uid` blocks its deletion.
-    pub fn blocking_dependents(&self, uid: &Uid) -> Vec<Node> {
-        let blocks = |node: &Node| {
-            node.owners()
-                .iter()
-                .any(|owner| owner.uid == *uid && owner.block_owner_deletion == Some(true))
-        };
-        self.dependents(uid).into_iter().filter(blocks).collect()
+    pub fn blocking_dependents(&self, uid: &Uid) -> impl Iterator<Item = &Node> {
+        let blocks =
+            |owner: &OwnerReference| owner.uid == *uid && owner.block_owner_deletion == Some(true);
+        self.dependents(uid).filter(move |node| node.owners().iter().any(blocks))
     }
 
-    pub fn is_absent(&self, owner: &Identity) -> bool {
+    /// Counts as a use of what is remembered.
+    pub fn is_absent(&mut self, owner: &Identity) -> bool {
         self.absent.contains(owner)
     }
 
@@ -232,6 +229,9 @@ impl Graph {
                 continue;
             };
             known.dependents.insert(uid.clone());
+            if doubtful {
+                continue;
+            }
             let elsewhere = known.identity.namespace != namespace;
             if !known.identity.namespace.is_empty() && elsewhere {
                 if !known.is_virtual {
@@ -279,9 +279,11 @@ impl Graph {
 
     /// An object was seen to go.
     pub fn deleted(&mut self, identity: &Identity, wake: &mut dyn FnMut(Wake)) {
-        if self.nodes.contains_key(&identity.uid) {
-            self.remove(identity, wake);
+        let Some(node) = self.nodes.get(&identity.uid) else { return };
+        if node.is_virtual {
+            self.confirm(identity.clone(), wake);
         }
+        self.remove(identity, wake);
     }
 
     /// The API has no such object, though no watch has said that it went.
@@ -342,59 +344,10 @@ impl Graph {
                 matching.push(dependent.clone());
             }
             if differs {
-                others.push(dependent);
+                others.push(dependent.clone());
             }
         }
         (matching, others)
-    }
-
-    /// In the DOT language: the nodes that have owners or dependents, or those named by `uids` with
-    /// all that they own and are owned by.
-    pub fn to_dot(&self, uids: &[Uid]) -> String {
-        let mut wanted: HashSet<&Uid> = HashSet::new();
-        let mut open: Vec<&Uid> = uids.iter().collect();
-        while let Some(uid) = open.pop() {
-            if let Some(node) = self.nodes.get(uid)
-                && wanted.insert(&node.identity.uid)
-            {
-                open.extend(node.dependents.iter());
-                open.extend(node.owners().iter().map(|owner| &owner.uid));
-            }
-        }
-        let shown = |node: &&Node| match uids {
-            [] => !node.dependents.is_empty() || !node.owners().is_empty(),
-            _ => wanted.contains(&node.identity.uid),
-        };
-        let mut nodes: Vec<&Node> = self.nodes.values().filter(shown).collect();
-        nodes.sort_by(|a, b| a.identity.uid.cmp(&b.identity.uid));
-        let mut text = String::from("strict digraph full {\n  // Node definitions.\n");
-        for node in &nodes {
-            let id = &node.identity;
-            let (group, version) =
-                id.api_version.rsplit_once('/').unwrap_or(("", id.api_version.as_str()));
-            let _ = writeln!(
-                text,
-                "  \"{uid}\" [\n    label=\"uid={uid}\\nnamespace={}\\n{}.{version}.{group}/{}\\n\"\n    group=\"{group}\"\n    version=\"{version}\"\n    kind=\"{}\"\n    namespace=\"{}\"\n    name=\"{}\"\n    uid=\"{uid}\"\n    missing=\"false\"\n    beingDeleted=\"{}\"\n    deletingDependents=\"{}\"\n    virtual=\"{}\"\n  ];",
-                id.namespace,
-                id.kind,
-                id.name,
-                id.kind,
-                id.namespace,
-                id.name,
-                node.being_deleted,
-                node.deleting_dependents,
-                node.is_virtual,
-                uid = id.uid,
-            );
-        }
-        text.push_str("\n  // Edge definitions.\n");
-        for node in &nodes {
-            for owner in node.owners() {
-                let _ = writeln!(text, "  \"{}\" -> \"{}\";", node.identity.uid, owner.uid);
-            }
-        }
-        text.push_str("}\n");
-        text
     }
 }
 
@@ -433,27 +386,28 @@ fn alternate_identity(dependents: &[Node], absent: &Identity) -> Option<Identity
     following.or(others.first()).cloned()
 }
 
-/// The last owners that were found not to exist. Upstream: `ReferenceCache`.
+/// The owners that were found not to exist: of many, those that were last asked for.
+/// Upstream: `ReferenceCache`.
 #[derive(Default)]
 struct AbsentOwners {
-    known: HashSet<Identity>,
-    order: VecDeque<Identity>,
+    /// Each with the number of its last use.
+    known: HashMap<Identity, u64>,
+    uses: u64,
 }
 
 impl AbsentOwners {
-    fn contains(&self, owner: &Identity) -> bool {
-        self.known.contains(owner)
+    fn contains(&mut self, owner: &Identity) -> bool {
+        self.uses += 1;
+        self.known.get_mut(owner).map(|used| *used = self.uses).is_some()
     }
 
     fn insert(&mut self, owner: Identity) {
-        if !self.known.insert(owner.clone()) {
-            return;
-        }
-        self.order.push_back(owner);
-        if self.order.len() > ABSENT_OWNERS
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.known.remove(&oldest);
+        self.uses += 1;
+        if self.known.insert(owner, self.uses).is_none() && self.known.len() > ABSENT_OWNERS {
+            let oldest = self.known.iter().min_by_key(|(_, used)| **used);
+            if let Some(oldest) = oldest.map(|(owner, _)| owner.clone()) {
+                self.known.remove(&oldest);
+            }
         }
     }
 }
@@ -564,14 +518,14 @@ mod tests {
         let wakes = world.observe(&owner, Some(json!({})), dying.clone());
         assert_eq!(wakes, [delete("child"), delete("owner")]);
         assert_eq!(world.observe(&owner, Some(dying.clone()), dying), [], "told once");
-        assert_eq!(world.0.blocking_dependents(&owner.uid).len(), 1);
+        assert_eq!(world.0.blocking_dependents(&owner.uid).count(), 1);
         // No longer blocking: the owner is looked at again.
         let unblocked = owned_by("owner", false);
         assert_eq!(
             world.observe(&child, Some(owned_by("owner", true)), unblocked),
             [delete("owner")]
         );
-        assert!(world.0.blocking_dependents(&owner.uid).is_empty());
+        assert!(world.0.blocking_dependents(&owner.uid).next().is_none());
         assert_eq!(world.deleted(&child), [delete("owner")]);
     }
 
@@ -584,5 +538,36 @@ mod tests {
         let orphan = Wake::AttemptToOrphan(owner.uid.clone());
         assert_eq!(world.observe(&owner, None, dying.clone()), [orphan]);
         assert_eq!(world.observe(&owner, Some(dying.clone()), dying), []);
+    }
+
+    #[test]
+    fn the_absent_owners_that_are_asked_for_are_remembered() {
+        let mut graph = Graph::default();
+        let owner = |number: usize| identity("Owner", "a", &number.to_string());
+        for number in 0..ABSENT_OWNERS {
+            graph.remember_absent(owner(number));
+        }
+        assert!(graph.is_absent(&owner(0)));
+        graph.remember_absent(owner(ABSENT_OWNERS));
+        graph.remember_absent(owner(ABSENT_OWNERS));
+        assert!(graph.is_absent(&owner(0)) && !graph.is_absent(&owner(1)));
+        assert!(graph.is_absent(&owner(2)) && graph.is_absent(&owner(ABSENT_OWNERS)));
+    }
+
+    #[test]
+    fn one_wrong_reference_is_reported() {
+        let mut world = World(Graph::default(), Vec::new());
+        for owner in ["one", "two"] {
+            world.observe(&identity("Owner", "a", owner), None, json!({}));
+        }
+        let refer =
+            |uid: &str| json!({ "apiVersion": "v1", "kind": "Owner", "name": uid, "uid": uid });
+        let both = json!({ "ownerReferences": [refer("one"), refer("two")] });
+        let wakes = world.observe(&identity("Pod", "b", "child"), None, both);
+        let [Wake::InvalidNamespace { owner, .. }, woken] = &wakes[..] else {
+            panic!("{wakes:?}");
+        };
+        assert_eq!((&*owner.name, woken), ("one", &delete("child")));
+        assert_eq!(world.0.dependents(&Uid::new("two")).count(), 1);
     }
 }

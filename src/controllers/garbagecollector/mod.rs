@@ -2,28 +2,36 @@
 //! Upstream: `pkg/controller/garbagecollector`.
 
 mod attempt;
+mod dot;
 pub mod graph;
 mod nodes;
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use prometheus::{IntCounter, register_int_counter};
 
 use self::graph::{Graph, Identity, Wake};
-use super::{Controller, ControllerContext, Queue};
-use crate::cache::{MetadataHandler, Registration, SharedInformerFactory};
-use crate::client::Client;
+use super::monitors::Monitors;
+use super::{Controller, ControllerContext, DebugAnswer, DebugRequest, Queue};
+use crate::cache::MetadataHandler;
+use crate::client::{ApiResource, Client};
 use crate::clock::SharedClock;
 use crate::events::{EventType, ObjectReference, Recorder};
 use crate::objects::{Istr, Meta, ResourceType, Uid};
 use crate::task::StopToken;
 
 const NAME: &str = "garbage-collector-controller";
-/// Between two looks at discovery.
-const PERIOD: Duration = Duration::from_secs(30);
-/// How long the workers wait for the first lists.
-const PATIENCE: Duration = Duration::from_secs(30);
-const POLL: Duration = Duration::from_millis(50);
+const ACCOUNT: &str = "generic-garbage-collector";
+/// To delete an object takes two requests: to have the given rate of deletions takes twice it.
+const RATE: f64 = 2.0;
+
+static SYNC_ERRORS: LazyLock<IntCounter> = LazyLock::new(|| {
+    register_int_counter!(
+        "garbagecollector_controller_resources_sync_error_total",
+        "Number of garbage collector resources sync errors"
+    )
+    .expect("registered once, with a valid name")
+});
 
 pub fn controller(cx: &ControllerContext) -> Controller {
     let workers = usize::try_from(cx.options.concurrent_gc_syncs).unwrap_or(1);
@@ -31,13 +39,13 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     if !cx.options.enable_garbage_collector {
         return c;
     }
+    LazyLock::force(&SYNC_ERRORS);
     let to_delete = c.queue("garbage_collector_attempt_to_delete", workers);
     let to_orphan = c.queue("garbage_collector_attempt_to_orphan", workers);
     let this = Arc::new(GarbageCollector {
-        client: cx.client("generic-garbage-collector"),
-        recorder: cx.recorder(NAME),
+        client: cx.client(ACCOUNT).hastened(RATE, 1),
+        recorder: cx.recorder_as(ACCOUNT, NAME),
         clock: cx.clock(),
-        factory: cx.factory().clone(),
         graph: Mutex::default(),
         ready: StopToken::new(),
         to_delete: to_delete.clone(),
@@ -47,15 +55,39 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     c.sync(to_delete, move |uid| deleting.clone().attempt_to_delete(uid));
     let orphaning = this.clone();
     c.sync(to_orphan, move |uid| orphaning.clone().attempt_to_orphan(uid));
-    c.background(move |stop| this.follow_discovery(stop));
+    let shown = this.clone();
+    c.debug(move |request: &DebugRequest<'_>| {
+        let uids = request.query.iter().filter(|(name, _)| *name == "uid");
+        let uids: Vec<Uid> = uids.map(|(_, uid)| Uid::new(uid)).collect();
+        let answer =
+            || DebugAnswer { content_type: "text/vnd.graphviz", body: shown.graph().to_dot(&uids) };
+        (request.path == "/graph").then(answer)
+    });
+    let monitors =
+        Monitors::new(NAME, cx, this.client.clone(), wanted).counting_errors(SYNC_ERRORS.clone());
+    let ready = this.ready.clone();
+    c.background(move |stop| {
+        monitors.follow(stop, ready, move |resource, _| {
+            Box::new(Monitor {
+                api_version: resource.api_version().into(),
+                kind: Istr::new(&resource.kind),
+                collector: this.clone(),
+            })
+        })
+    });
     c
+}
+
+fn wanted(found: &ApiResource) -> bool {
+    let ResourceType { plural, group, .. } = &found.resource;
+    let is_event = plural == "events" && matches!(group.as_ref(), "" | "events.k8s.io");
+    found.supports(&["delete", "list", "watch"]) && !is_event
 }
 
 struct GarbageCollector {
     client: Client,
     recorder: Recorder,
     clock: SharedClock,
-    factory: SharedInformerFactory,
     graph: Mutex<Graph>,
     /// Set once the first lists are in the graph, or took too long, or all is over.
     ready: StopToken,
@@ -92,78 +124,6 @@ impl GarbageCollector {
                 self.recorder.event(&about, EventType::Warning, "OwnerRefInvalidNamespace", text);
             }
         });
-    }
-
-    /// Watches what discovery names, and stops watching what it names no longer.
-    async fn follow_discovery(self: Arc<Self>, stop: StopToken) {
-        let mut monitors: HashMap<ResourceType, Registration> = HashMap::new();
-        while !stop.is_stopped() {
-            self.resync_monitors(&mut monitors, &stop).await;
-            let give_up = self.clock.monotonic() + PATIENCE;
-            while !self.ready.is_stopped() && !monitors.values().all(Registration::has_synced) {
-                if self.clock.monotonic() > give_up {
-                    log::warn!("garbage collector: not all resource monitors could be synced");
-                    break;
-                }
-                if stop.unless_stopped(self.clock.sleep(POLL)).await.is_none() {
-                    break;
-                }
-            }
-            self.ready.stop();
-            stop.unless_stopped(self.clock.sleep(PERIOD)).await;
-        }
-        self.ready.stop();
-    }
-
-    async fn resync_monitors(
-        self: &Arc<Self>,
-        monitors: &mut HashMap<ResourceType, Registration>,
-        stop: &StopToken,
-    ) {
-        let found = match self.client.discover().await {
-            Ok(found) => found,
-            Err(error) => return log::warn!("garbage collector: discovery: {error}"),
-        };
-        let ignored = |resource: &ResourceType| {
-            resource.plural == "events" && matches!(&*resource.group, "" | "events.k8s.io")
-        };
-        let wanted: Vec<ResourceType> = found
-            .preferred()
-            .filter(|found| found.supports(&["delete", "list", "watch"]))
-            .map(|found| found.resource.clone())
-            .filter(|resource| !ignored(resource))
-            .collect();
-        if wanted.is_empty() {
-            return;
-        }
-        let failed = |resource: &ResourceType| found.failures.contains_key(&resource.api_version());
-        let gone: Vec<ResourceType> = monitors
-            .keys()
-            .filter(|known| !wanted.contains(known) && !failed(known))
-            .cloned()
-            .collect();
-        let fresh: Vec<ResourceType> =
-            wanted.into_iter().filter(|resource| !monitors.contains_key(resource)).collect();
-        if gone.is_empty() && fresh.is_empty() {
-            return;
-        }
-        self.client.reset_discovery();
-        for resource in gone {
-            log::info!("garbage collector: {resource} is served no longer");
-            self.factory.release(&resource);
-            monitors.remove(&resource);
-        }
-        for resource in fresh {
-            let monitor = Monitor {
-                api_version: resource.api_version().into(),
-                kind: Istr::new(&resource.kind),
-                collector: self.clone(),
-            };
-            let informer = self.factory.metadata(&resource);
-            let registration = informer.add_metadata_handler(NAME, Box::new(monitor));
-            monitors.insert(resource, registration);
-        }
-        self.factory.start(stop);
     }
 }
 

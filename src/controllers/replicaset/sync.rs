@@ -96,6 +96,10 @@ impl ReplicaSets {
             }
         };
 
+        if self.consistency.settle(&key, &selector, &self.client).await? {
+            self.consistency.ensure_ready(&key)?;
+        }
+
         let all = owned_or_orphaned(&self.pods, &set.meta);
         let terminating = all
             .iter()

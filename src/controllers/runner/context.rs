@@ -15,6 +15,8 @@ use crate::task::{StopToken, TaskGroup};
 pub trait ClientBuilder: Send + Sync {
     /// A client under the name of a controller. Asked at most once for a name.
     fn client(&self, name: &str) -> Client;
+    /// A client under the manager's own credentials, whatever the others have, and under this name.
+    fn root_client(&self, name: &str) -> Client;
 }
 
 /// What a context is made of.
@@ -74,13 +76,25 @@ impl ControllerContext {
         client
     }
 
+    /// A new client under the manager's own credentials: for what makes other controllers'.
+    /// Upstream: `rootClientBuilder`.
+    pub fn root_client(&self, name: &str) -> Client {
+        self.builder.root_client(name)
+    }
+
     /// Events of `component`, sent with the client of the same name.
     pub fn recorder(&self, component: &str) -> Recorder {
-        let client = self.client(component);
+        self.recorder_as(component, component)
+    }
+
+    /// Events of `component`, sent with the client `name`: where upstream gives the two different
+    /// names, only the account of that name may write events.
+    pub fn recorder_as(&self, name: &str, component: &str) -> Recorder {
+        let client = self.client(name);
         self.broadcasters
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .entry(component.to_owned())
+            .entry(name.to_owned())
             .or_insert_with(|| EventBroadcaster::new(client, self.clock.clone()))
             .recorder(component)
     }

@@ -21,9 +21,6 @@ use crate::task::{StopToken, TaskGroup};
 use crate::workqueue::Key;
 use queue::{BoxSync, ControllerClock, caught, log_job};
 
-/// How often to ask whether a handler has been handed its initial list.
-const SYNC_POLL: Duration = Duration::from_millis(10);
-
 /// One event of an informer, as mappers see it. A delete-and-recreate that the watch missed
 /// (`on_update` with another uid) is told as `Deleted` and then `Added`.
 pub enum Change<'a, T> {
@@ -110,7 +107,7 @@ impl Health {
     }
 }
 
-type Wait = Box<dyn FnOnce(SharedClock) -> BoxFuture<'static, ()> + Send>;
+type Wait = BoxFuture<'static, ()>;
 type Start = Box<dyn FnOnce(&TaskGroup, &StopToken) + Send>;
 
 /// A controller: what it watches, its queues, its syncs.
@@ -121,7 +118,23 @@ pub struct Controller {
     waits: Vec<Wait>,
     starts: Vec<Start>,
     queues: ShutDown,
+    debug: Option<DebugHandler>,
 }
+
+/// What is asked of a controller below `/debug/controllers/NAME`.
+pub struct DebugRequest<'a> {
+    /// Without the part that names the controller: `/graph`.
+    pub path: &'a str,
+    pub query: Vec<(&'a str, &'a str)>,
+}
+
+pub struct DebugAnswer {
+    pub content_type: &'static str,
+    pub body: String,
+}
+
+/// `None`: there is no such page. Upstream: `controller.Debuggable`.
+pub type DebugHandler = Arc<dyn Fn(&DebugRequest<'_>) -> Option<DebugAnswer> + Send + Sync>;
 
 /// Shuts the queues down when dropped: no queue outlives its controller's end, however that comes.
 #[derive(Default)]
@@ -153,6 +166,7 @@ impl Controller {
             waits: Vec::new(),
             starts: Vec::new(),
             queues: ShutDown::default(),
+            debug: None,
         }
     }
 
@@ -162,6 +176,24 @@ impl Controller {
 
     pub fn health(&self) -> Health {
         self.health.clone()
+    }
+
+    /// It has nothing to do: flags or the environment left it without work. It is then not started.
+    /// Upstream: a constructor that returns no controller.
+    pub fn is_idle(&self) -> bool {
+        self.starts.is_empty()
+    }
+
+    /// What to answer below `/debug/controllers/NAME`, to whoever may see it.
+    pub fn debug(
+        &mut self,
+        answer: impl Fn(&DebugRequest<'_>) -> Option<DebugAnswer> + Send + Sync + 'static,
+    ) {
+        self.debug = Some(Arc::new(answer));
+    }
+
+    pub fn debug_handler(&self) -> Option<DebugHandler> {
+        self.debug.clone()
     }
 
     /// Another clock than the system's. Before any queue is used, so before the informers start.
@@ -184,8 +216,20 @@ impl Controller {
         queue: &Queue<K>,
         mapper: impl Mapper<T, K>,
     ) {
+        self.watch_resyncing(informer, informer.default_resync(), queue, mapper);
+    }
+
+    /// As [`Controller::watch`], with a resync of its own in place of the informer's default.
+    /// Upstream: `AddEventHandlerWithResyncPeriod`.
+    pub fn watch_resyncing<T: Object, K: Key>(
+        &mut self,
+        informer: &SharedIndexInformer<T>,
+        resync: Option<Duration>,
+        queue: &Queue<K>,
+        mapper: impl Mapper<T, K>,
+    ) {
         let handler = Mapped { mapper, queue: queue.clone() };
-        let registration = informer.add_handler(self.health.name, handler, None);
+        let registration = informer.add_handler(self.health.name, handler, resync);
         self.wait_for(informer, Some(registration));
     }
 
@@ -200,15 +244,11 @@ impl Controller {
         registration: Option<Registration>,
     ) {
         let informer = informer.clone();
-        self.waits.push(Box::new(move |clock| {
-            Box::pin(async move {
-                informer.synced().await;
-                if let Some(registration) = registration {
-                    while !registration.has_synced() {
-                        clock.sleep(SYNC_POLL).await;
-                    }
-                }
-            })
+        self.waits.push(Box::pin(async move {
+            informer.synced().await;
+            if let Some(registration) = registration {
+                registration.synced().await;
+            }
         }));
     }
 
@@ -268,13 +308,12 @@ impl Controller {
     /// and this resolves when the running syncs have ended: the caller bounds that wait. Dropped
     /// half-way, it stops all the same, without waiting.
     pub async fn run(self, stop: StopToken) {
-        let Controller { clock, health, waits, starts, queues } = self;
+        let Controller { health, waits, starts, queues, .. } = self;
         let stop = StopOnDrop(stop.child());
         log::info!("Starting {}", health.name);
-        let clock = clock.get();
         let synced = async {
             for wait in waits {
-                wait(clock.clone()).await;
+                wait.await;
             }
         };
         if stop.0.unless_stopped(synced).await.is_none() {
@@ -380,6 +419,15 @@ mod tests {
         }
         assert_eq!(queue::panics("test-retries"), 1);
         assert!(!health.is_running());
+    }
+
+    #[test]
+    fn a_controller_without_work_is_idle() {
+        let mut c = Controller::new("test-idle");
+        let queue = c.queue::<String>("test_idle", 1);
+        assert!(c.is_idle(), "nobody takes what is queued");
+        c.sync(queue, |_| async { Ok(Next::Done) });
+        assert!(!c.is_idle());
     }
 
     #[test]

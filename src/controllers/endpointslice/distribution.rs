@@ -1,0 +1,125 @@
+//! Hints for a Service's `trafficDistribution`. Upstream: `k8s.io/endpointslice/trafficdist`.
+
+use std::sync::Arc;
+
+use super::pack::Plan;
+use crate::objects::{Endpoint, EndpointHints, Hint, Istr, Service};
+
+/// Where an endpoint's traffic should come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Near {
+    Zone,
+    Node,
+}
+
+/// What `trafficDistribution` asks for; `None`: nothing, or nothing that is known.
+pub fn asked_for(service: &Service) -> Option<Near> {
+    match service.spec.traffic_distribution.as_deref()? {
+        "PreferClose" | "PreferSameZone" => Some(Near::Zone),
+        "PreferSameNode" => Some(Near::Node),
+        _ => None,
+    }
+}
+
+/// Gives every ready endpoint the hints that `near` asks for, and has the slices updated whose hints
+/// are others. The hints of what is not ready are left alone.
+pub fn hint(plan: &mut Plan, near: Near) {
+    plan.update_also(|slice| {
+        slice.endpoints.iter().filter(|e| e.is_ready()).any(|endpoint| !has_hints(endpoint, near))
+    });
+    // Endpoints of one zone and node share their hints.
+    let mut last: Option<Arc<EndpointHints>> = None;
+    for slice in plan.written() {
+        for endpoint in slice.endpoints.iter_mut().filter(|endpoint| endpoint.is_ready()) {
+            let hints = wanted(endpoint, near);
+            let known = last.take().filter(|last| hints.as_ref() == Some(last));
+            endpoint.hints = known.or_else(|| hints.map(Arc::new));
+            last = endpoint.hints.clone();
+        }
+    }
+}
+
+fn wanted(endpoint: &Endpoint, near: Near) -> Option<EndpointHints> {
+    let hint = |name: Option<&Istr>| name.map(|name| Hint { name: name.clone() });
+    let for_nodes = endpoint.node_name.as_ref().filter(|_| near == Near::Node);
+    let hints = EndpointHints {
+        for_zones: hint(endpoint.zone.as_ref()).into_iter().collect(),
+        for_nodes: hint(for_nodes).into_iter().collect(),
+    };
+    (hints != EndpointHints::default()).then_some(hints)
+}
+
+fn has_hints(endpoint: &Endpoint, near: Near) -> bool {
+    let none = EndpointHints::default();
+    let has = endpoint.hints.as_deref().unwrap_or(&none);
+    *has == wanted(endpoint, near).unwrap_or_default()
+}
+
+/// Takes all hints away. Upstream: `RemoveHintsFromSlices`.
+pub fn remove(plan: &mut Plan) {
+    plan.update_also(|slice| slice.endpoints.iter().any(|endpoint| endpoint.hints.is_some()));
+    for slice in plan.written() {
+        slice.endpoints.iter_mut().for_each(|endpoint| endpoint.hints = None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::objects::EndpointSlice;
+
+    fn slice(ready: bool, zone: Value, node: Value, hints: Value) -> Arc<EndpointSlice> {
+        let json = json!({"endpoints": [{
+            "conditions": {"ready": ready}, "zone": zone, "nodeName": node, "hints": hints,
+        }]});
+        Arc::new(serde_json::from_value(json).unwrap())
+    }
+
+    #[test]
+    fn ready_endpoints_get_the_hints_asked_for() {
+        let (zone, node) =
+            (json!({"forZones": [{"name": "z"}]}), json!({"forNodes": [{"name": "n"}]}));
+        let both = json!({"forZones": [{"name": "z"}], "forNodes": [{"name": "n"}]});
+        let elsewhere = json!({"forZones": [{"name": "y"}]});
+        let (z, n, no) = (json!("z"), json!("n"), Value::Null);
+        for (near, slice, hints) in [
+            (Near::Zone, slice(true, z.clone(), n.clone(), no.clone()), Some(zone.clone())),
+            (Near::Zone, slice(true, z.clone(), n.clone(), both.clone()), Some(zone.clone())),
+            (Near::Zone, slice(true, z.clone(), n.clone(), elsewhere.clone()), Some(zone.clone())),
+            (Near::Zone, slice(true, z.clone(), n.clone(), zone.clone()), None),
+            (Near::Zone, slice(true, no.clone(), n.clone(), zone.clone()), Some(no.clone())),
+            (Near::Zone, slice(true, no.clone(), n.clone(), no.clone()), None),
+            (Near::Zone, slice(false, z.clone(), n.clone(), elsewhere.clone()), None),
+            (Near::Node, slice(true, z.clone(), n.clone(), zone.clone()), Some(both.clone())),
+            (Near::Node, slice(true, no.clone(), n.clone(), no.clone()), Some(node)),
+            (Near::Node, slice(true, z.clone(), n, both.clone()), None),
+            (Near::Node, slice(true, z, no, both), Some(zone)),
+        ] {
+            let mut plan = Plan { unchanged: vec![slice.clone()], ..Plan::default() };
+            hint(&mut plan, near);
+            let written = plan
+                .update
+                .first()
+                .map(|slice| serde_json::to_value(&slice.endpoints[0].hints).unwrap());
+            assert_eq!(written, hints, "{near:?}: {slice:?}");
+        }
+    }
+
+    #[test]
+    fn hints_go_when_nothing_asks_for_them() {
+        let (z, n) = (json!("z"), json!("n"));
+        let hinted = || slice(false, z.clone(), n.clone(), json!({"forZones": [{"name": "z"}]}));
+        let plain = slice(true, z.clone(), n.clone(), Value::Null);
+        let mut plan = Plan {
+            create: vec![(*hinted()).clone()],
+            unchanged: vec![hinted(), plain.clone()],
+            ..Plan::default()
+        };
+        remove(&mut plan);
+        assert_eq!((plan.update.len(), plan.unchanged), (1, vec![plain]));
+        assert!(plan.create[0].endpoints[0].hints.is_none());
+        assert!(plan.update[0].endpoints[0].hints.is_none());
+    }
+}

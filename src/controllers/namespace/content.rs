@@ -1,0 +1,339 @@
+//! What a namespace holds of one resource, and how it goes.
+//! Upstream: `deleteAllContentForGroupVersionResource`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::client::{self, ApiResource, Client, Delete, Dynamic, ListOptions, ListPart};
+use crate::controllers::Error;
+use crate::objects::{Istr, ObjectKey, PodPhase, ResourceType, Timestamp};
+
+/// How long the finalizers of what is being deleted are given.
+const FINALIZERS: Duration = Duration::from_secs(15);
+/// Finalizers that a delete in the background takes off.
+const COLLECTORS: [&str; 2] = ["orphan", "foregroundDeletion"];
+
+/// An object, as far as its deletion goes: decoded from the whole or from its metadata.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Item {
+    metadata: ItemMeta,
+    spec: ItemSpec,
+    status: ItemStatus,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ItemMeta {
+    name: String,
+    deletion_timestamp: Option<Timestamp>,
+    deletion_grace_period_seconds: Option<i64>,
+    finalizers: Vec<Istr>,
+}
+
+/// Of a Pod.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ItemSpec {
+    node_name: Istr,
+    termination_grace_period_seconds: Option<i64>,
+}
+
+/// Of a Pod.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ItemStatus {
+    phase: PodPhase,
+}
+
+impl Item {
+    fn has_ended(&self) -> bool {
+        matches!(self.status.phase, PodPhase::Succeeded | PodPhase::Failed)
+    }
+
+    /// It is being deleted, and a further delete would change nothing about it.
+    fn is_settled(&self) -> bool {
+        let ItemMeta { deletion_timestamp, deletion_grace_period_seconds, finalizers, .. } =
+            &self.metadata;
+        if deletion_timestamp.is_none()
+            || finalizers.iter().any(|finalizer| COLLECTORS.contains(&finalizer.as_str()))
+        {
+            return false;
+        }
+        match deletion_grace_period_seconds.unwrap_or(0) {
+            // Its time is up: only finalizers can hold it.
+            0 => !finalizers.is_empty(),
+            // Without a node, or ended, a Pod gets no time any more; nor more than its own.
+            left => {
+                let own = self.spec.termination_grace_period_seconds.unwrap_or(0);
+                !self.spec.node_name.is_empty() && !self.has_ended() && left <= own
+            }
+        }
+    }
+}
+
+/// What a namespace holds of a resource.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Content {
+    pub count: usize,
+    /// By finalizer: how many objects have it.
+    pub finalizers: BTreeMap<Istr, usize>,
+    /// Objects that a delete would do something about.
+    pub(super) unsettled: usize,
+    /// The longest grace period of a Pod that has not ended.
+    pub(super) grace: Duration,
+}
+
+impl Content {
+    fn add(&mut self, item: Item) {
+        self.count += 1;
+        self.unsettled += usize::from(!item.is_settled());
+        if !item.has_ended()
+            && let Some(grace) = item.spec.termination_grace_period_seconds
+        {
+            let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+            self.grace = self.grace.max(grace);
+        }
+        for finalizer in item.metadata.finalizers {
+            *self.finalizers.entry(finalizer).or_default() += 1;
+        }
+    }
+}
+
+/// How an attempt to delete ended.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// When what is left may be gone. Zero: unknown.
+    pub estimate: Duration,
+    pub left: Content,
+    pub error: Option<Error>,
+}
+
+impl Outcome {
+    fn failed(estimate: Duration, error: client::Error) -> Outcome {
+        Outcome { estimate, left: Content::default(), error: Some(error.into()) }
+    }
+
+    /// What is still there after all was deleted that can be.
+    fn of(left: Content, estimate: Duration, namespace: &str, resource: &ResourceType) -> Outcome {
+        if left.count == 0 {
+            return Outcome::default();
+        }
+        if !estimate.is_zero() {
+            return Outcome { estimate, left, error: None };
+        }
+        if !left.finalizers.is_empty() {
+            return Outcome { estimate: FINALIZERS, left, error: None };
+        }
+        let ResourceType { group, version, plural, .. } = resource;
+        let error = format!(
+            "unexpected items still remain in namespace: {namespace} for gvr: {group}/{version}, Resource={plural}"
+        );
+        Outcome { estimate, left, error: Some(Error::other(error)) }
+    }
+}
+
+pub fn is_pods(resource: &ResourceType) -> bool {
+    resource.group.is_empty() && resource.version == "v1" && resource.plural == "pods"
+}
+
+/// Deletes the objects of a resource in `namespace`, which has been waiting for that for `age`.
+///
+/// Looks before it deletes, unlike upstream: most resources have nothing in a namespace, and what
+/// only waits for its time or its finalizers needs no second delete. What is gone is told by a list
+/// in either case.
+pub async fn delete_all(
+    client: &Client,
+    found: &ApiResource,
+    namespace: &str,
+    age: Duration,
+) -> Outcome {
+    let resource = &found.resource;
+    let whole = client.resource(resource);
+    let verbs = whole.clone().metadata_only();
+    let listed = found.supports(&["list"]);
+    // How long a Pod may take is not in its metadata.
+    let before = match (listed, is_pods(resource)) {
+        (false, _) => Ok(None),
+        (true, true) => content(&whole, namespace).await,
+        (true, false) => content(&verbs, namespace).await,
+    };
+    let mut left = match before {
+        Ok(left) => left,
+        Err(error) => return Outcome::failed(Duration::ZERO, error),
+    };
+    let grace = left.as_ref().map_or(Duration::ZERO, |left| left.grace);
+    let estimate = if age < grace { grace } else { Duration::ZERO };
+    if left.as_ref().is_none_or(|left| left.unsettled > 0) {
+        if let Err(error) = delete(&verbs, found, namespace).await {
+            return Outcome::failed(estimate, error);
+        }
+        if listed {
+            left = match content(&verbs, namespace).await {
+                Ok(left) => left,
+                Err(error) => return Outcome::failed(estimate, error),
+            };
+        }
+    }
+    match left {
+        Some(left) => Outcome::of(left, estimate, namespace, resource),
+        None => Outcome { estimate, ..Outcome::default() },
+    }
+}
+
+/// At once where the server can, else one by one.
+async fn delete(verbs: &Dynamic, found: &ApiResource, namespace: &str) -> client::Result<()> {
+    if found.supports(&["deletecollection"]) {
+        // The namespace goes only when all is gone: nothing needs to be orphaned or waited for.
+        let all = ListOptions::default();
+        match verbs.delete_collection(Some(namespace), Delete::background(), &all).await {
+            Err(error) if is_unsupported(&error) => {}
+            done => return done,
+        }
+    }
+    if !found.supports(&["list"]) {
+        return Ok(());
+    }
+    let mut names = Vec::new();
+    each(verbs, namespace, |item| names.push(item.metadata.name)).await?;
+    for name in names {
+        let key = ObjectKey::new(namespace, &name);
+        match verbs.delete(&key, Delete::background()).await {
+            Err(error) if !is_unsupported(&error) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The resource does not know the verb, or is served no longer.
+fn is_unsupported(error: &client::Error) -> bool {
+    error.is_method_not_supported() || error.is_not_found()
+}
+
+/// `None`: the resource can't be listed.
+async fn content(verbs: &Dynamic, namespace: &str) -> client::Result<Option<Content>> {
+    let mut content = Content::default();
+    let listed = each(verbs, namespace, |item| content.add(item)).await?;
+    Ok(listed.then_some(content))
+}
+
+/// Looks at the objects as they arrive. `false`: the resource can't be listed.
+async fn each(
+    verbs: &Dynamic,
+    namespace: &str,
+    mut look: impl FnMut(Item) + Send,
+) -> client::Result<bool> {
+    let mut list = match verbs.list_page(Some(namespace), &ListOptions::default(), None).await {
+        Err(error) if is_unsupported(&error) => return Ok(false),
+        list => list?,
+    };
+    while let ListPart::Item(json) = list.next().await? {
+        look(list.decode(&json)?);
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn content_of(items: &[Value]) -> Content {
+        let mut content = Content::default();
+        for item in items {
+            content.add(Item::deserialize(item).unwrap());
+        }
+        content
+    }
+
+    #[test]
+    fn only_what_a_delete_would_change_is_deleted_again() {
+        let deleting = |grace: i64, finalizers: &[&str]| {
+            json!({ "metadata": {
+                "name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z",
+                "deletionGracePeriodSeconds": grace, "finalizers": finalizers,
+            }})
+        };
+        let pod = |node: &str, phase: &str, own: i64, left: i64| {
+            let mut pod = deleting(left, &[]);
+            pod["spec"] = json!({ "nodeName": node, "terminationGracePeriodSeconds": own });
+            pod["status"] = json!({ "phase": phase });
+            pod
+        };
+        for (item, unsettled) in [
+            (json!({ "metadata": { "name": "a" } }), 1),
+            (json!({ "metadata": { "name": "a", "finalizers": ["x/y"] } }), 1),
+            (deleting(0, &["x/y"]), 0),
+            (deleting(0, &[]), 1),
+            (deleting(0, &["x/y", "orphan"]), 1),
+            (deleting(0, &["foregroundDeletion"]), 1),
+            (deleting(30, &["x/y"]), 1),
+            (pod("n", "Running", 30, 30), 0),
+            (pod("n", "Running", 30, 5), 0),
+            (pod("n", "Running", 30, 60), 1),
+            (pod("", "Pending", 30, 30), 1),
+            (pod("n", "Failed", 30, 30), 1),
+        ] {
+            assert_eq!(content_of(std::slice::from_ref(&item)).unsettled, unsettled, "{item}");
+        }
+    }
+
+    #[test]
+    fn the_longest_grace_of_what_runs_counts() {
+        let pod = |phase: &str, grace: Option<i64>| {
+            json!({
+                "metadata": { "name": "a", "finalizers": ["x/y"] },
+                "spec": { "nodeName": "n", "terminationGracePeriodSeconds": grace },
+                "status": { "phase": phase },
+            })
+        };
+        let pods = content_of(&[
+            pod("Running", Some(20)),
+            pod("Pending", Some(30)),
+            pod("Succeeded", Some(600)),
+            pod("Running", Some(-1)),
+            pod("Running", None),
+        ]);
+        assert_eq!((pods.count, pods.grace), (5, Duration::from_secs(30)));
+        assert_eq!(pods.finalizers, BTreeMap::from([(Istr::new("x/y"), 5)]));
+    }
+
+    #[test]
+    fn what_is_left_is_waited_for_or_an_error() {
+        let jobs = ResourceType::fixed("batch", "v1", "Job", "jobs", true);
+        let pods = ResourceType::fixed("", "v1", "Pod", "pods", true);
+        let plain = || content_of(&[json!({ "metadata": { "name": "a" } })]);
+        let held = || content_of(&[json!({ "metadata": { "name": "a", "finalizers": ["x/y"] } })]);
+        let seconds = Duration::from_secs;
+        for (left, estimate, resource, wanted, error) in [
+            (Content::default(), seconds(30), &pods, seconds(0), None),
+            (plain(), seconds(30), &pods, seconds(30), None),
+            (held(), seconds(30), &pods, seconds(30), None),
+            (held(), seconds(0), &pods, seconds(15), None),
+            (
+                plain(),
+                seconds(0),
+                &pods,
+                seconds(0),
+                Some("unexpected items still remain in namespace: ns for gvr: /v1, Resource=pods"),
+            ),
+            (
+                plain(),
+                seconds(0),
+                &jobs,
+                seconds(0),
+                Some(
+                    "unexpected items still remain in namespace: ns for gvr: batch/v1, Resource=jobs",
+                ),
+            ),
+        ] {
+            let outcome = Outcome::of(left, estimate, "ns", resource);
+            assert_eq!(outcome.estimate, wanted);
+            assert_eq!(outcome.error.map(|error| error.to_string()).as_deref(), error);
+        }
+    }
+}

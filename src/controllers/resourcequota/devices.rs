@@ -1,0 +1,130 @@
+//! ResourceClaims, by the classes of the devices they ask for.
+//! Upstream: `quota/v1/evaluator/core/resource_claims.go`.
+
+use std::sync::Arc;
+
+use super::evaluator::{Evaluator, Objects, in_no_scope};
+use super::pods::{charge, is_extended_request};
+use crate::cache::{IndexValue, Lister, SharedIndexInformer};
+use crate::clock::SharedClock;
+use crate::objects::{DeviceClass, Istr, ObjectKey, Pod, Quantity, ResourceClaim, ResourceList};
+
+const COUNT: &str = "count/resourceclaims.resource.k8s.io";
+const DEVICES_OF_CLASS: &str = ".deviceclass.resource.k8s.io/devices";
+const REQUESTS: &str = "requests.";
+const CLASS: &str = "deviceclass.resource.kubernetes.io/";
+/// On claims made for the extended resources that a pod asks for.
+const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
+const OWNER_INDEX: &str = "extendedResourceClaimPodUIDOwner";
+
+/// What is read for claims that stand for extended resources: gate `DRAExtendedResource`.
+pub struct Extended {
+    pub classes: Lister<DeviceClass>,
+    pub pods: Lister<Pod>,
+    pub clock: SharedClock,
+}
+
+pub fn resource_claims(
+    informer: SharedIndexInformer<ResourceClaim>,
+    extended: Option<Extended>,
+) -> Arc<dyn Evaluator> {
+    informer.add_index(OWNER_INDEX, by_owner);
+    let extended = extended.map(Arc::new);
+    let (claims, classes) = (informer.lister(), extended.clone());
+    Arc::new(Objects {
+        informer,
+        measures: move |name: &str| {
+            name == COUNT
+                || name.ends_with(DEVICES_OF_CLASS)
+                || classes.as_ref().is_some_and(|extended| extended.measures(name))
+        },
+        in_scope: in_no_scope::<ResourceClaim>,
+        charge: move |claim: &ResourceClaim, usage: &mut ResourceList| {
+            usage.add_to(&COUNT.into(), Quantity::ONE);
+            for (class, count) in &claim.spec.devices {
+                let name = format!("{class}{DEVICES_OF_CLASS}");
+                usage.add_to(&name.into(), Quantity::new(*count));
+            }
+            if let Some(extended) = &extended {
+                usage.add(&extended.charge(claim, &claims));
+            }
+        },
+    })
+}
+
+/// The pod for whose extended resources the claim was made.
+fn owner(claim: &ResourceClaim) -> Option<&crate::objects::OwnerReference> {
+    claim.meta.annotations.get(EXTENDED).filter(|value| *value == "true")?;
+    claim.meta.controller().filter(|owner| owner.kind == "Pod" && owner.api_version == "v1")
+}
+
+fn by_owner(claim: &ResourceClaim, add: &mut dyn FnMut(IndexValue)) {
+    if let Some(owner) = owner(claim) {
+        add(IndexValue::Uid(owner.uid.clone()));
+    }
+}
+
+impl Extended {
+    /// Upstream: `GetExtendedResource`.
+    fn resource_of(&self, class: &str) -> Option<Istr> {
+        let class = self.classes.get(&ObjectKey::cluster(class))?;
+        class.spec.extended_resource_name.clone().filter(|name| !name.is_empty())
+    }
+
+    fn measures(&self, name: &str) -> bool {
+        let Some(resource) = name.strip_prefix(REQUESTS) else { return false };
+        let class = resource.strip_prefix(CLASS);
+        class.is_some_and(|class| self.classes.get(&ObjectKey::cluster(class)).is_some())
+            || is_extended_request(name)
+                && self
+                    .classes
+                    .list()
+                    .iter()
+                    .any(|class| class.spec.extended_resource_name.as_deref() == Some(resource))
+    }
+
+    /// The claim's devices under the names of extended resources, less what the claim's pod is
+    /// charged already. Upstream: `addExtendedResourceQuota`.
+    fn charge(&self, claim: &ResourceClaim, claims: &Lister<ResourceClaim>) -> ResourceList {
+        let mut usage = ResourceList::default();
+        let pod = self.verified_pod(claim, claims);
+        for (class, count) in claim.spec.devices.iter().filter(|(class, _)| !class.is_empty()) {
+            let explicit = self.resource_of(class);
+            let names = explicit.map(|name| format!("{REQUESTS}{name}"));
+            for name in names.into_iter().chain([format!("{REQUESTS}{CLASS}{class}")]) {
+                let name = Istr::from(name);
+                let charged = pod.as_ref().map(|pod| charge(pod, &name, self.clock.now()));
+                let rest = Quantity::new(*count) - charged.unwrap_or_default();
+                if rest.is_positive() {
+                    usage.insert(name, rest);
+                }
+            }
+        }
+        usage
+    }
+
+    /// The pod that is charged for the claim's devices. Upstream: `getVerifiedPodUsage`.
+    fn verified_pod(
+        &self,
+        claim: &ResourceClaim,
+        claims: &Lister<ResourceClaim>,
+    ) -> Option<Arc<Pod>> {
+        let owner = owner(claim)?;
+        let pod = self.pods.get(&ObjectKey::new(&claim.meta.namespace, &owner.name))?;
+        if pod.meta.uid != owner.uid {
+            return None;
+        }
+        let is_its_claim = match &pod.quota.extended_claim {
+            Some(name) => **name == *claim.meta.name,
+            // Not named yet: the first of those made for the pod is taken to be it.
+            None => {
+                let age = |claim: &ResourceClaim| {
+                    (claim.meta.creation_timestamp, claim.meta.name.clone())
+                };
+                let siblings = claims.by_index(OWNER_INDEX, &IndexValue::Uid(owner.uid.clone()));
+                siblings.iter().all(|sibling| age(sibling) >= age(claim))
+            }
+        };
+        is_its_claim.then_some(pod)
+    }
+}

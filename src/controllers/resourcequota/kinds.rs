@@ -1,0 +1,210 @@
+//! Services and PersistentVolumeClaims. Upstream: `quota/v1/evaluator/core`.
+
+use std::sync::Arc;
+
+use super::evaluator::{Evaluator, Objects, in_no_scope};
+use crate::cache::SharedIndexInformer;
+use crate::objects::{
+    Istr, Labels, PersistentVolumeClaim, Quantity, ResourceList, ScopeRequirement, SelectorError,
+    Service,
+};
+
+const SERVICES: [&str; 4] =
+    ["count/services", "services", "services.nodeports", "services.loadbalancers"];
+const CLAIMS: [&str; 3] =
+    ["count/persistentvolumeclaims", "persistentvolumeclaims", "requests.storage"];
+const STORAGE_CLASS: &str = ".storageclass.storage.k8s.io/";
+
+pub fn services(informer: SharedIndexInformer<Service>) -> Arc<dyn Evaluator> {
+    Arc::new(Objects {
+        informer,
+        measures: |name: &str| SERVICES.contains(&name),
+        in_scope: in_no_scope::<Service>,
+        charge: charge_service,
+    })
+}
+
+fn charge_service(service: &Service, usage: &mut ResourceList) {
+    let ports = &service.spec.ports;
+    let (node_ports, balancers) = match service.spec.r#type.as_str() {
+        "NodePort" => (ports.len(), 0),
+        "LoadBalancer" if service.spec.allocate_load_balancer_node_ports == Some(false) => {
+            (ports.iter().filter(|port| port.node_port != 0).count(), 1)
+        }
+        "LoadBalancer" => (ports.len(), 1),
+        _ => (0, 0),
+    };
+    for (name, count) in SERVICES.iter().zip([1, 1, node_ports as i64, balancers]) {
+        usage.add_to(&Istr::new(name), Quantity::new(count));
+    }
+}
+
+/// Whether the quota's view of the service's type changes. Upstream: `GetQuotaServiceType`.
+pub fn service_changes_usage(old: &Service, new: &Service) -> bool {
+    let charged = |service: &Service| {
+        let r#type = &service.spec.r#type;
+        matches!(r#type.as_str(), "NodePort" | "LoadBalancer").then(|| r#type.clone())
+    };
+    charged(old) != charged(new)
+}
+
+pub fn volume_claims(informer: SharedIndexInformer<PersistentVolumeClaim>) -> Arc<dyn Evaluator> {
+    Arc::new(Objects {
+        informer,
+        measures: measures_claims,
+        in_scope: claim_in_scope,
+        charge: charge_claim,
+    })
+}
+
+fn measures_claims(name: &str) -> bool {
+    let by_class =
+        |resource| name.strip_suffix(resource).is_some_and(|class| class.ends_with(STORAGE_CLASS));
+    CLAIMS.contains(&name) || CLAIMS[1..].iter().copied().any(by_class)
+}
+
+fn charge_claim(claim: &PersistentVolumeClaim, usage: &mut ResourceList) {
+    let class = claim.storage_class();
+    let mut charge = |name: &str, amount: Quantity| {
+        usage.add_to(&name.into(), amount);
+        if !class.is_empty() {
+            usage.add_to(&format!("{class}{STORAGE_CLASS}{name}").into(), amount);
+        }
+    };
+    charge("persistentvolumeclaims", Quantity::ONE);
+    if let Some(storage) = storage_of(claim) {
+        charge("requests.storage", storage);
+    }
+    usage.add_to(&CLAIMS[0].into(), Quantity::ONE);
+}
+
+/// Whole bytes: what is asked for, or what an expansion has set aside if that is more.
+fn storage_of(claim: &PersistentVolumeClaim) -> Option<Quantity> {
+    let asked = claim.spec.storage?.rounded_up();
+    let allocated = claim.status.allocated_storage.filter(|amount| amount.compare(asked).is_gt());
+    Some(allocated.map_or(asked, Quantity::rounded_up))
+}
+
+/// Upstream: `pvcMatchesScopeFunc`.
+fn claim_in_scope(
+    claim: &PersistentVolumeClaim,
+    scope: &ScopeRequirement,
+) -> Result<bool, SelectorError> {
+    if scope.scope_name != "VolumeAttributesClass" {
+        return Ok(false);
+    }
+    let classes = claim.volume_attributes_classes();
+    if scope.only_asks_for_existence() {
+        return Ok(!classes.is_empty());
+    }
+    let selector = scope.selector()?;
+    if classes.is_empty() {
+        return Ok(selector.matches(&Labels::default()));
+    }
+    let label = |class: &Istr| [(scope.scope_name.as_str(), class.as_str())].into_iter().collect();
+    Ok(classes.into_iter().any(|class| selector.matches(&label(class))))
+}
+
+/// Upstream: `RequiresQuotaReplenish`.
+pub fn claim_changes_usage(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim) -> bool {
+    storage_of(old) != storage_of(new)
+        || old.volume_attributes_classes() != new.volume_attributes_classes()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn text(usage: &ResourceList) -> String {
+        usage.iter().map(|(name, amount)| format!("{name}={amount}")).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn services_are_charged_by_their_type() {
+        for (spec, expected) in [
+            (json!({ "type": "ClusterIP", "ports": [{}, {}] }), [1, 0, 0]),
+            (json!({ "type": "NodePort", "ports": [{}, {}] }), [1, 2, 0]),
+            (json!({ "type": "LoadBalancer", "ports": [{}] }), [1, 1, 1]),
+            (
+                json!({
+                    "type": "LoadBalancer", "allocateLoadBalancerNodePorts": false,
+                    "ports": [{ "nodePort": 30000 }, {}, {}],
+                }),
+                [1, 1, 1],
+            ),
+        ] {
+            let service: Service = serde_json::from_value(json!({ "spec": spec })).unwrap();
+            let mut usage = ResourceList::default();
+            charge_service(&service, &mut usage);
+            let [services, node_ports, balancers] = expected;
+            assert_eq!(
+                text(&usage),
+                format!(
+                    "count/services={services} services={services} \
+                     services.loadbalancers={balancers} services.nodeports={node_ports}"
+                )
+            );
+        }
+    }
+
+    fn claim(spec: Value, status: Value) -> PersistentVolumeClaim {
+        serde_json::from_value(json!({ "spec": spec, "status": status })).unwrap()
+    }
+
+    #[test]
+    fn volume_claims_are_charged_by_class() {
+        let asks = |storage: &str| json!({ "resources": { "requests": { "storage": storage } } });
+        let mut gold = asks("1Gi");
+        gold["storageClassName"] = "gold".into();
+        for (claim, expected) in [
+            (
+                claim(asks("1500m"), json!({})),
+                "count/persistentvolumeclaims=1 persistentvolumeclaims=1 requests.storage=2",
+            ),
+            (
+                claim(gold, json!({ "allocatedResources": { "storage": "2Gi" } })),
+                "count/persistentvolumeclaims=1 \
+                 gold.storageclass.storage.k8s.io/persistentvolumeclaims=1 \
+                 gold.storageclass.storage.k8s.io/requests.storage=2Gi \
+                 persistentvolumeclaims=1 requests.storage=2Gi",
+            ),
+            (
+                claim(json!({}), json!({ "allocatedResources": { "storage": "2Gi" } })),
+                "count/persistentvolumeclaims=1 persistentvolumeclaims=1",
+            ),
+        ] {
+            let mut usage = ResourceList::default();
+            charge_claim(&claim, &mut usage);
+            assert_eq!(text(&usage), expected);
+            assert!(usage.iter().all(|(name, _)| measures_claims(name)));
+        }
+        assert!(!measures_claims("gold.storageclass.storage.k8s.io/pods"));
+    }
+
+    #[test]
+    fn volume_claims_are_scoped_by_attributes_class() {
+        let scope = |operator: &str, values: &[&str]| ScopeRequirement {
+            scope_name: "VolumeAttributesClass".into(),
+            operator: operator.into(),
+            values: values.iter().map(|value| Istr::new(value)).collect(),
+        };
+        let moving = claim(
+            json!({ "volumeAttributesClassName": "fast" }),
+            json!({ "currentVolumeAttributesClassName": "slow" }),
+        );
+        let plain = claim(json!({}), json!({ "currentVolumeAttributesClassName": "" }));
+        for (scope, expected) in [
+            (scope("Exists", &[]), (true, false)),
+            (scope("In", &["slow"]), (true, false)),
+            (scope("In", &["other"]), (false, false)),
+            (scope("NotIn", &["slow"]), (true, true)),
+            (scope("DoesNotExist", &[]), (false, true)),
+        ] {
+            let matches = [&moving, &plain].map(|claim| claim_in_scope(claim, &scope).unwrap());
+            assert_eq!((matches[0], matches[1]), expected, "{scope:?}");
+        }
+        assert!(claim_in_scope(&moving, &scope("Near", &[])).is_err());
+    }
+}

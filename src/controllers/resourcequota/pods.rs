@@ -1,0 +1,221 @@
+//! Pods, and what they ask for. Upstream: `quota/v1/evaluator/core/pods.go`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::evaluator::Evaluator;
+use crate::cache::SharedIndexInformer;
+use crate::clock::SharedClock;
+use crate::controllers::Error;
+use crate::objects::{
+    Istr, Labels, Pod, PodQuota, Quantity, ResourceList, ScopeRequirement, SelectorError, Timestamp,
+};
+
+const COUNT: &str = "count/pods";
+const NAMES: [&str; 11] = [
+    COUNT,
+    "cpu",
+    "memory",
+    "ephemeral-storage",
+    "requests.cpu",
+    "requests.memory",
+    "requests.ephemeral-storage",
+    "limits.cpu",
+    "limits.memory",
+    "limits.ephemeral-storage",
+    "pods",
+];
+
+pub struct Pods {
+    pub informer: SharedIndexInformer<Pod>,
+    pub clock: SharedClock,
+}
+
+impl Evaluator for Pods {
+    fn measures(&self, name: &str) -> bool {
+        NAMES.contains(&name)
+            || name.starts_with("hugepages-")
+            || name.starts_with("requests.hugepages-")
+            || is_extended_request(name)
+    }
+
+    fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error> {
+        if !self.informer.has_synced() {
+            return Err(Error::Stale("failed to list content: pods not yet synced".into()));
+        }
+        let now = self.clock.now();
+        Ok(sum(&self.informer.lister().in_namespace(namespace), scopes, now))
+    }
+}
+
+/// What the pods that match use. Those of one template are added up at once.
+fn sum(pods: &[Arc<Pod>], scopes: &[ScopeRequirement], now: Timestamp) -> ResourceList {
+    let mut alike: HashMap<*const PodQuota, (&PodQuota, u64, u64)> = HashMap::new();
+    for pod in pods {
+        let (_, stored, live) = alike.entry(Arc::as_ptr(&pod.quota)).or_insert((&pod.quota, 0, 0));
+        *stored += 1;
+        *live += u64::from(is_charged(pod, now));
+    }
+    let mut usage = ResourceList::default();
+    for (quota, stored, live) in alike.into_values() {
+        let mut matches = scopes.iter().map(|scope| in_scope(quota, scope));
+        match matches.find(|matches| !matches!(matches, Ok(true))) {
+            Some(Ok(_)) => continue,
+            // A selector that cannot be read ends the count without an error, as upstream.
+            Some(Err(_)) => break,
+            None => {}
+        }
+        usage.add_to(&COUNT.into(), Quantity::ONE.times(stored));
+        if live > 0 {
+            for (name, amount) in quota.usage.iter() {
+                usage.add_to(name, amount.times(live));
+            }
+        }
+    }
+    usage
+}
+
+/// A resource that the system itself does not know, or a device class. Upstream:
+/// `isExtendedResourceNameForQuota`.
+pub fn is_extended_request(name: &str) -> bool {
+    let is_native = !name.contains('/') || name.contains("kubernetes.io/");
+    name.starts_with("requests.deviceclass.resource.kubernetes.io/")
+        || !is_native && name.starts_with("requests.")
+}
+
+/// Whether the pod uses more than its place in the store: it has not ended, and is not stuck on its
+/// way out. Upstream: `QuotaV1Pod`.
+pub fn is_charged(pod: &Pod, now: Timestamp) -> bool {
+    let overdue = match (pod.meta.deletion_timestamp, pod.meta.deletion_grace_period_seconds) {
+        (Some(deadline), Some(grace)) => {
+            now > deadline + Duration::from_secs(u64::try_from(grace).unwrap_or(0))
+        }
+        _ => false,
+    };
+    !pod.is_terminal() && !overdue
+}
+
+/// Upstream: `podMatchesScopeFunc`.
+fn in_scope(pod: &PodQuota, scope: &ScopeRequirement) -> Result<bool, SelectorError> {
+    Ok(match scope.scope_name.as_str() {
+        "Terminating" => pod.has_deadline,
+        "NotTerminating" => !pod.has_deadline,
+        "BestEffort" => pod.is_best_effort,
+        "NotBestEffort" => !pod.is_best_effort,
+        "CrossNamespacePodAffinity" => pod.has_cross_namespace_affinity,
+        "PriorityClass" if scope.only_asks_for_existence() => !pod.priority_class.is_empty(),
+        "PriorityClass" => {
+            let class = Some(&pod.priority_class).filter(|class| !class.is_empty());
+            let label = class.map(|class| (scope.scope_name.as_str(), class.as_str()));
+            scope.selector()?.matches(&label.into_iter().collect::<Labels>())
+        }
+        _ => false,
+    })
+}
+
+/// Whether a quota may have room again, or be used up, after this change.
+/// Upstream: `DefaultUpdateFilter`.
+pub fn changes_usage(old: &Pod, new: &Pod, now: Timestamp) -> bool {
+    old.quota.usage != new.quota.usage
+        || old.quota.has_deadline != new.quota.has_deadline
+        || is_charged(old, now) && !is_charged(new, now)
+}
+
+/// What a pod is charged of `name`. Upstream: `PodUsageFunc`.
+pub fn charge(pod: &Pod, name: &Istr, now: Timestamp) -> Quantity {
+    let charged = Some(&pod.quota.usage).filter(|_| is_charged(pod, now));
+    charged.and_then(|usage| usage.get(name)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(name: &str, spec: Value, status: Value) -> Arc<Pod> {
+        let pod = json!({ "metadata": { "name": name }, "spec": spec, "status": status });
+        Arc::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn spec(cpu: &str, class: &str) -> Value {
+        json!({
+            "priorityClassName": class,
+            "containers": [{ "name": "a", "resources": { "requests": { "cpu": cpu } } }],
+        })
+    }
+
+    fn scope(name: &str, operator: &str, values: &[&str]) -> ScopeRequirement {
+        ScopeRequirement {
+            scope_name: name.into(),
+            operator: operator.into(),
+            values: values.iter().map(|value| Istr::new(value)).collect(),
+        }
+    }
+
+    #[test]
+    fn pods_are_added_up_within_their_scopes() {
+        let ended = json!({ "phase": "Succeeded" });
+        let mut limited = spec("10m", "");
+        limited["activeDeadlineSeconds"] = 5.into();
+        let pods = [
+            pod("a", spec("100m", ""), json!({})),
+            pod("b", spec("100m", ""), json!({})),
+            pod("c", spec("100m", ""), ended),
+            pod("d", spec("1", "high"), json!({})),
+            pod("e", json!({ "containers": [{ "name": "a" }] }), json!({})),
+            pod("f", limited, json!({})),
+        ];
+        let used = |scopes: &[ScopeRequirement]| {
+            let usage = sum(&pods, scopes, Timestamp::from_secs(0));
+            ["count/pods", "pods", "requests.cpu"]
+                .map(|name| usage.get(name).unwrap_or_default().to_string())
+        };
+        for (scopes, expected) in [
+            (vec![], ["6", "5", "1210m"]),
+            (vec![scope("BestEffort", "Exists", &[])], ["1", "1", "0"]),
+            (vec![scope("NotBestEffort", "Exists", &[])], ["5", "4", "1210m"]),
+            (vec![scope("Terminating", "Exists", &[])], ["1", "1", "10m"]),
+            (vec![scope("NotTerminating", "Exists", &[])], ["5", "4", "1200m"]),
+            (vec![scope("PriorityClass", "Exists", &[])], ["1", "1", "1"]),
+            (vec![scope("PriorityClass", "In", &["high", "low"])], ["1", "1", "1"]),
+            (vec![scope("PriorityClass", "NotIn", &["high"])], ["5", "4", "210m"]),
+            (vec![scope("PriorityClass", "DoesNotExist", &[])], ["5", "4", "210m"]),
+            (vec![scope("PriorityClass", "In", &[])], ["0", "0", "0"]),
+            (vec![scope("CrossNamespacePodAffinity", "Exists", &[])], ["0", "0", "0"]),
+            (vec![scope("VolumeAttributesClass", "Exists", &[])], ["0", "0", "0"]),
+            (
+                vec![scope("NotBestEffort", "Exists", &[]), scope("Terminating", "Exists", &[])],
+                ["1", "1", "10m"],
+            ),
+        ] {
+            assert_eq!(used(&scopes), expected, "{scopes:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_should_be_gone_is_charged_no_longer() {
+        let mut pod = Pod::default();
+        let charged = |pod: &Pod, second| is_charged(pod, Timestamp::from_secs(second));
+        assert!(charged(&pod, 1000));
+        pod.meta.deletion_timestamp = Some(Timestamp::from_secs(30));
+        pod.meta.deletion_grace_period_seconds = Some(30);
+        assert!(charged(&pod, 60));
+        assert!(!charged(&pod, 61));
+    }
+
+    #[test]
+    fn names_that_are_measured() {
+        for (name, expected) in [
+            ("requests.example.com/gpu", true),
+            ("example.com/gpu", false),
+            ("limits.example.com/gpu", false),
+            ("requests.kubernetes.io/x", false),
+            ("requests.deviceclass.resource.kubernetes.io/x", true),
+            ("requests.storage", false),
+        ] {
+            assert_eq!(is_extended_request(name), expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The authority that vouches for the API server, for those who hand it to others.
+//! Upstream: `getKubeAPIServerCAFileContents`, `readCA`.
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+use crate::client::Client;
+
+/// `file`'s content in PEM; without a file, what stands in `client`'s own configuration itself.
+/// Empty when nothing is known.
+///
+/// # Errors
+/// When the file can't be read, or holds anything but certificates that can be.
+pub fn root_ca(file: &str, client: &Client) -> Result<Vec<u8>, String> {
+    if file.is_empty() {
+        return Ok(client.ca_data().unwrap_or_default().to_vec());
+    }
+    let fault = |why: String| format!("error parsing root-ca-file at {file}: {why}");
+    let pem = std::fs::read(file).map_err(|error| fault(error.to_string()))?;
+    check(&pem).map_err(fault)?;
+    Ok(pem)
+}
+
+fn check(pem: &[u8]) -> Result<(), String> {
+    let mut any = false;
+    for der in CertificateDer::pem_slice_iter(pem) {
+        let der = der.map_err(|error| error.to_string())?;
+        x509_parser::parse_x509_certificate(&der).map_err(|error| error.to_string())?;
+        any = true;
+    }
+    any.then_some(())
+        .ok_or_else(|| "data does not contain any valid RSA or ECDSA certificates".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_but_certificates_will_do() {
+        let certificate = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap().cert.pem();
+        assert_eq!(check(certificate.as_bytes()), Ok(()));
+        assert!(check(b"").is_err());
+        let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        assert!(check(format!("{certificate}{broken}").as_bytes()).is_err());
+    }
+}

@@ -1,0 +1,157 @@
+//! The endpoints that are wanted, found by what identifies them.
+//! Upstream: `k8s.io/endpointslice/util.EndpointSet`.
+
+use std::borrow::Cow;
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use crate::objects::{Endpoint, TargetRef};
+
+/// Endpoints, each once. Two are the same when their addresses, their hostname and the name of what
+/// is behind them are; the rest may change in place.
+pub struct EndpointSet {
+    /// In the order of [`compare`], each with whether it is taken.
+    endpoints: Vec<(Endpoint, bool)>,
+    left: usize,
+    /// Everything before it is taken.
+    next: usize,
+}
+
+impl EndpointSet {
+    /// Of two that are the same the last counts.
+    pub fn new(mut endpoints: Vec<Endpoint>) -> EndpointSet {
+        for endpoint in &mut endpoints {
+            if !endpoint.addresses.is_sorted() {
+                endpoint.addresses.sort();
+            }
+        }
+        endpoints.reverse();
+        endpoints.sort_by(compare);
+        endpoints.dedup_by(|later, kept| compare(later, kept).is_eq());
+        let left = endpoints.len();
+        let endpoints = endpoints.into_iter().map(|endpoint| (endpoint, false)).collect();
+        EndpointSet { endpoints, left, next: 0 }
+    }
+
+    pub fn len(&self) -> usize {
+        self.left
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.left == 0
+    }
+
+    fn find(&self, like: &Endpoint) -> Option<usize> {
+        let at = self.endpoints.binary_search_by(|(endpoint, _)| compare(endpoint, like)).ok()?;
+        (!self.endpoints[at].1).then_some(at)
+    }
+
+    pub fn get(&self, like: &Endpoint) -> Option<&Endpoint> {
+        self.find(like).map(|at| &self.endpoints[at].0)
+    }
+
+    fn take_at(&mut self, at: usize) -> Endpoint {
+        let (endpoint, taken) = &mut self.endpoints[at];
+        *taken = true;
+        self.left -= 1;
+        endpoint.clone()
+    }
+
+    pub fn take(&mut self, like: &Endpoint) -> Option<Endpoint> {
+        self.find(like).map(|at| self.take_at(at))
+    }
+
+    /// The first that is left.
+    pub fn pop(&mut self) -> Option<Endpoint> {
+        self.next += self.endpoints[self.next..].iter().position(|(_, taken)| !taken)?;
+        Some(self.take_at(self.next))
+    }
+
+    /// Moves endpoints to `endpoints` until there are `max` of them.
+    pub fn fill(&mut self, endpoints: &mut Vec<Endpoint>, max: usize) {
+        let room = max.saturating_sub(endpoints.len()).min(self.left);
+        endpoints.reserve_exact(room);
+        endpoints.extend(std::iter::from_fn(|| self.pop()).take(room));
+    }
+}
+
+/// By what identifies an endpoint.
+fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
+    fn sorted(endpoint: &Endpoint) -> Cow<'_, [Arc<str>]> {
+        if endpoint.addresses.is_sorted() {
+            return Cow::Borrowed(&endpoint.addresses);
+        }
+        let mut addresses = endpoint.addresses.to_vec();
+        addresses.sort();
+        Cow::Owned(addresses)
+    }
+    fn names(endpoint: &Endpoint) -> (&str, &str, &str) {
+        let (namespace, name) = endpoint
+            .target_ref
+            .as_deref()
+            .map_or(("", ""), |target| (target.namespace.as_str(), &*target.name));
+        (endpoint.hostname.as_deref().unwrap_or_default(), namespace, name)
+    }
+    sorted(a).cmp(&sorted(b)).then_with(|| names(a).cmp(&names(b)))
+}
+
+/// Whether two endpoints that are the same are also equal in the rest, hints and the version of what
+/// is behind them aside. Upstream: `EndpointsEqualBeyondHash`.
+pub fn equal(a: &Endpoint, b: &Endpoint) -> bool {
+    a.node_name == b.node_name
+        && a.zone == b.zone
+        && a.conditions == b.conditions
+        && TargetRef::same(a.target_ref.as_deref(), b.target_ref.as_deref())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn endpoint(json: Value) -> Endpoint {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn endpoints_are_found_by_identity_and_taken_once() {
+        let plain = |ip: &str| endpoint(json!({"addresses": [ip]}));
+        let mut set = EndpointSet::new(vec![
+            plain("10.0.0.2"),
+            endpoint(json!({"addresses": ["10.0.0.1"], "zone": "old"})),
+            endpoint(json!({"addresses": ["10.0.0.1"], "zone": "new"})),
+            endpoint(json!({"addresses": ["10.0.0.1"], "hostname": "h"})),
+            endpoint(json!({"addresses": ["10.0.0.1"], "targetRef": {"name": "p"}})),
+            endpoint(json!({"addresses": ["b", "a"]})),
+        ]);
+        assert_eq!(set.len(), 5);
+        assert_eq!(set.get(&plain("10.0.0.1")).unwrap().zone.as_deref(), Some("new"));
+        let turned = endpoint(json!({"addresses": ["b", "a"], "nodeName": "n"}));
+        assert_eq!(*set.take(&turned).unwrap().addresses, ["a".into(), "b".into()]);
+        assert!(set.take(&turned).is_none() && set.get(&plain("10.0.0.3")).is_none());
+        let mut filled = vec![Endpoint::default()];
+        set.fill(&mut filled, 3);
+        assert_eq!((filled.len(), set.len()), (3, 2));
+        set.fill(&mut filled, 9);
+        assert!(set.is_empty() && set.pop().is_none());
+        assert_eq!(filled.len(), 5);
+        assert_eq!(&*filled[4].addresses[0], "10.0.0.2");
+    }
+
+    #[test]
+    fn what_differs_beyond_identity() {
+        let base = json!({"addresses": ["a"], "conditions": {"ready": true}, "nodeName": "n"});
+        for (part, value, same) in [
+            ("hints", json!({"forZones": [{"name": "z"}]}), true),
+            ("conditions", json!({"ready": true, "serving": true}), false),
+            ("nodeName", json!("m"), false),
+            ("zone", json!("z"), false),
+            ("targetRef", json!({"name": "p"}), false),
+        ] {
+            let mut other = base.clone();
+            other[part] = value;
+            assert_eq!(equal(&endpoint(base.clone()), &endpoint(other)), same, "{part}");
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! What the controllers of Services' endpoints share: which pods are a Service's, what one of them
+//! offers, and what is to be known between two syncs.
+//! Upstream: `k8s.io/endpointslice/util`, `pkg/api/v1/endpoints`.
+
+pub mod counts;
+pub mod endpoint_set;
+pub mod hash;
+pub mod repack;
+pub mod slices;
+pub mod tracker;
+pub mod trigger_time;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::cache::Lister;
+use crate::clock::SharedClock;
+use crate::controllers::Queue;
+use crate::controllers::runner::{Change, Mapper};
+use crate::objects::{
+    Labels, Object, ObjectKey, Pod, Resource, Service, ServicePort, TargetPort, TargetRef,
+};
+use crate::workqueue::{
+    BucketRateLimiter, MaxOfRateLimiter, RateLimiter, exponential_failure_rate_limiter,
+};
+
+/// The label of EndpointSlices and Endpoints of headless Services. Upstream: `v1.IsHeadlessService`.
+pub const HEADLESS: &str = "service.kubernetes.io/headless";
+/// The annotation that says when a change happened that an object now shows.
+/// Upstream: `v1.EndpointsLastChangeTriggerTime`.
+pub const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+/// Endpoints that carry it are a lock. Upstream: `resourcelock.LeaderElectionRecordAnnotationKey`.
+pub const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
+
+/// A key is given up after so many failures in a row. Upstream: `maxRetries`.
+pub const MAX_RETRIES: u32 = 15;
+
+/// An object with its `apiVersion` and `kind`, as it is sent.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Body<'a, T> {
+    api_version: String,
+    kind: &'static str,
+    #[serde(flatten)]
+    object: &'a T,
+}
+
+impl<'a, T: Resource> Body<'a, T> {
+    pub fn of(object: &'a T) -> Body<'a, T> {
+        let kind = match T::RESOURCE.kind {
+            std::borrow::Cow::Borrowed(kind) => kind,
+            std::borrow::Cow::Owned(_) => "",
+        };
+        Body { api_version: T::RESOURCE.api_version(), kind, object }
+    }
+}
+
+/// 1 s doubling to `max` for each key, and 10 a second, 100 at once, for all: writing the endpoints
+/// of a large Service is work for the API server.
+pub fn slow_retries(max: Duration, clock: SharedClock) -> Arc<dyn RateLimiter<ObjectKey>> {
+    Arc::new(MaxOfRateLimiter::new(vec![
+        exponential_failure_rate_limiter(Duration::from_secs(1), max),
+        Arc::new(BucketRateLimiter::new(10.0, 100, clock)),
+    ]))
+}
+
+/// The labels with some set (`Some`) and some removed (`None`).
+pub fn relabelled(labels: &Labels, changes: &[(&str, Option<&str>)]) -> Labels {
+    let kept = labels.iter().filter(|(key, _)| changes.iter().all(|(changed, _)| changed != key));
+    kept.chain(changes.iter().filter_map(|(key, value)| Some((*key, (*value)?)))).collect()
+}
+
+/// The pods that `service` selects, in no order.
+pub fn pods_of(pods: &Lister<Pod>, service: &Service) -> Vec<Arc<Pod>> {
+    let mut all = pods.in_namespace(&service.meta.namespace);
+    // Pods of one owner share one map, so the last answer often holds for the next pod.
+    let mut last: Option<(Labels, bool)> = None;
+    all.retain(|pod| {
+        let labels = &pod.meta.labels;
+        match &last {
+            Some((same, selected)) if same == labels => *selected,
+            _ => {
+                let selected = service.selects(labels);
+                last = Some((labels.clone(), selected));
+                selected
+            }
+        }
+    });
+    all
+}
+
+/// Whether a pod has a place among endpoints. Upstream: `ShouldPodBeInEndpoints`.
+pub fn belongs(pod: &Pod, include_terminating: bool) -> bool {
+    !pod.is_terminal()
+        && !pod.status.ips.is_empty()
+        && (include_terminating || !pod.meta.is_being_deleted())
+}
+
+/// The name under which DNS knows the pod, if it is one of `service`'s. Upstream: `ShouldSetHostname`.
+pub fn hostname(pod: &Pod, service: &Service) -> Option<Arc<str>> {
+    let named = !pod.spec.hostname.is_empty() && *pod.spec.subdomain == *service.meta.name;
+    named.then(|| pod.spec.hostname.as_ref().into())
+}
+
+/// The port of `pod` that a Service's port leads to; `None`: it has none of that name.
+/// Upstream: `FindPort`.
+pub fn port_number(pod: &Pod, port: &ServicePort) -> Option<i32> {
+    match &port.target_port {
+        TargetPort::Number(number) => Some(*number),
+        TargetPort::Name(name) => pod.port(name, &port.protocol),
+    }
+}
+
+pub fn target_ref(pod: &Pod) -> Arc<TargetRef> {
+    Arc::new(TargetRef {
+        kind: "Pod".into(),
+        namespace: pod.meta.namespace.clone(),
+        name: pod.meta.name.clone(),
+        uid: pod.meta.uid.clone(),
+        ..TargetRef::default()
+    })
+}
+
+/// A pod that changed in a way that endpoints show wakes the Services that select it, and one whose
+/// labels changed those that did, `period` later.
+/// Upstream: `GetPodUpdateProjectionKey`, `GetServicesToUpdate`.
+pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, ObjectKey> {
+    move |change: Change<'_, Pod>, wake: &Queue| {
+        let selecting = |pod: &Pod| -> HashSet<ObjectKey> {
+            let services = services.in_namespace(&pod.meta.namespace);
+            let selects = |service: &&Arc<Service>| service.selects(&pod.meta.labels);
+            services.iter().filter(selects).map(|service| service.meta.key()).collect()
+        };
+        let woken = match change {
+            Change::Resync { .. } => return,
+            Change::Added { new, .. } => selecting(new),
+            Change::Deleted(deleted) => selecting(deleted.object()),
+            Change::Updated { old, new } => match (endpoint_changed(old, new), moved(old, new)) {
+                (false, false) => return,
+                (true, false) => selecting(new),
+                (true, true) => &selecting(old) | &selecting(new),
+                (false, true) => &selecting(old) ^ &selecting(new),
+            },
+        };
+        for service in woken {
+            wake.add_after(service, period);
+        }
+    }
+}
+
+/// Whether another set of Services may be concerned.
+fn moved(old: &Pod, new: &Pod) -> bool {
+    old.meta.labels != new.meta.labels
+        || old.spec.hostname != new.spec.hostname
+        || old.spec.subdomain != new.spec.subdomain
+}
+
+/// Whether the Services of the pod show something else now.
+fn endpoint_changed(old: &Pod, new: &Pod) -> bool {
+    // Every change of a pod that goes counts: its end is one that readiness may not tell.
+    old.meta().is_being_deleted()
+        || new.meta().is_being_deleted()
+        || old.is_ready() != new.is_ready()
+        || old.status.ips != new.status.ips
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cache::{Deleted, Indexer};
+    use crate::clock::FakeClock;
+    use crate::objects::Timestamp;
+
+    fn pod(version: u64, labels: Value, ready: bool, ip: &str) -> Arc<Pod> {
+        let json = json!({
+            "metadata": {
+                "namespace": "ns", "name": "p", "resourceVersion": version.to_string(),
+                "labels": labels,
+            },
+            "status": {
+                "podIPs": [{"ip": ip}],
+                "conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}],
+            },
+        });
+        Arc::new(serde_json::from_value(json).unwrap())
+    }
+
+    #[test]
+    fn pods_wake_the_services_that_show_them() {
+        let services = Arc::new(Indexer::new());
+        for (name, selector) in
+            [("a", json!({"a": "1"})), ("b", json!({"b": "1"})), ("none", json!({}))]
+        {
+            let json = json!({
+                "metadata": {"namespace": "ns", "name": name}, "spec": {"selector": selector},
+            });
+            services.insert(Arc::new(serde_json::from_value(json).unwrap()));
+        }
+        let mut mapper = of_pods(Lister::new(services), Duration::ZERO);
+        let queue = Queue::for_test(FakeClock::new(Timestamp::from_secs(0)));
+        let mut wakes = |change: Change<'_, Pod>| {
+            mapper.map(change, &queue);
+            let mut names: Vec<String> = queue.drain().iter().map(|k| k.name.to_string()).collect();
+            names.sort();
+            names
+        };
+        let (a, b, both) = (json!({"a": "1"}), json!({"b": "1"}), json!({"a": "1", "b": "1"}));
+        let of_a = pod(1, a.clone(), true, "10.0.0.1");
+        assert_eq!(wakes(Change::Added { new: &of_a, initial: true }), ["a"]);
+        assert_eq!(wakes(Change::Deleted(&Deleted::Known(of_a.clone()))), ["a"]);
+        assert!(wakes(Change::Resync { object: &of_a }).is_empty());
+        for (new, woken) in [
+            (pod(2, a.clone(), true, "10.0.0.1"), vec![]),
+            (pod(2, a.clone(), false, "10.0.0.1"), vec!["a"]),
+            (pod(2, a.clone(), true, "10.0.0.2"), vec!["a"]),
+            (pod(2, b.clone(), true, "10.0.0.1"), vec!["a", "b"]),
+            (pod(2, both.clone(), true, "10.0.0.1"), vec!["b"]),
+            (pod(2, both.clone(), false, "10.0.0.1"), vec!["a", "b"]),
+            (pod(2, json!({}), true, "10.0.0.1"), vec!["a"]),
+        ] {
+            assert_eq!(wakes(Change::Updated { old: &of_a, new: &new }), woken, "{new:?}");
+        }
+        let going = |version| {
+            let mut pod = Arc::unwrap_or_clone(pod(version, a.clone(), false, "10.0.0.1"));
+            pod.meta.deletion_timestamp = Some(Timestamp::from_secs(1));
+            Arc::new(pod)
+        };
+        assert_eq!(wakes(Change::Updated { old: &going(2), new: &going(3) }), ["a"]);
+    }
+}

@@ -1,0 +1,313 @@
+//! Marks token Secrets that were made for an account by itself and that nobody has used for long,
+//! and deletes them when nobody has missed them for as long again.
+//! Upstream: `legacy_serviceaccount_token_cleaner.go`.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use serde_json::{Value, json};
+
+use super::mounts::Mounts;
+use super::token_secrets;
+use crate::cache::Lister;
+use crate::client::{self, Client, Delete, ListOptions, Patch};
+use crate::clock::SharedClock;
+use crate::controllers::{Controller, ControllerContext, Error};
+use crate::objects::{Istr, ObjectKey, ResourceType, ServiceAccount, Timestamp, TokenSecret};
+
+/// Labels of token Secrets, with dates.
+const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
+const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
+/// Tells since when the API server labels tokens that are used.
+const TRACKING: &str = "kube-apiserver-legacy-service-account-token-tracking";
+const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
+
+const EVERY: Duration = Duration::from_secs(24 * 3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+struct Cleaner {
+    client: Client,
+    /// Reads pods, with the permissions that the caches have.
+    reader: Client,
+    clock: SharedClock,
+    accounts: Lister<ServiceAccount>,
+    secrets: Lister<TokenSecret>,
+    patience: Duration,
+}
+
+/// The controller `legacy-serviceaccount-token-cleaner-controller`.
+///
+/// # Errors
+/// When `--legacy-service-account-token-clean-up-period` is zero.
+pub fn controller(cx: &ControllerContext) -> Result<Option<Controller>, String> {
+    let patience = cx.options.legacy_service_account_token_clean_up_period;
+    if patience.is_zero() {
+        return Err("failed to init the legacy service account token cleaner: \
+                    invalid CleanUpPeriod: 0s"
+            .into());
+    }
+    let (accounts, secrets) = (cx.informer::<ServiceAccount>(), token_secrets(cx));
+    let this = Arc::new(Cleaner {
+        client: cx.client("legacy-service-account-token-cleaner"),
+        reader: cx.root_client("shared-informers"),
+        clock: cx.clock(),
+        accounts: accounts.lister(),
+        secrets: secrets.lister(),
+        patience,
+    });
+    let mut c = Controller::new("legacy-serviceaccount-token-cleaner-controller");
+    c.reads(&accounts);
+    c.reads(&secrets);
+    c.every(EVERY, move || this.clone().clean());
+    Ok(Some(c))
+}
+
+impl Cleaner {
+    async fn clean(self: Arc<Self>) -> Result<(), Error> {
+        let now = self.clock.now();
+        let tracking: Value = self
+            .client
+            .resource(&CONFIG_MAPS)
+            .get(&ObjectKey::new("kube-system", TRACKING))
+            .await?;
+        let since = tracking["data"]["since"].as_str();
+        let since = since.ok_or_else(|| Error::other("configMap does not have since label"))?;
+        let Some(rule) = Rule::new(since, now, self.patience).map_err(Error::other)? else {
+            return Ok(());
+        };
+        let mut mounted = HashMap::new();
+        for secret in self.secrets.list() {
+            let account =
+                self.accounts.get(&ObjectKey::new(&secret.meta.namespace, secret.account_name()));
+            if !rule.is_unused(&secret, account.as_deref()) {
+                continue;
+            }
+            let cleaned = async {
+                let namespace = &secret.meta.namespace;
+                if self.mounted_in(namespace, &mut mounted).await?.contains(&*secret.meta.name) {
+                    return Ok(());
+                }
+                self.carry_out(rule.next(&secret), &secret).await
+            };
+            // One that fails is not to keep the others: it is looked at again another day.
+            let cleaned: client::Result<()> = cleaned.await;
+            if let Err(error) = cleaned {
+                log::error!("legacy service account token {}: {error}", secret.meta.key());
+            }
+        }
+        Ok(())
+    }
+
+    /// The Secrets that the pods of a namespace name. Read when it comes to that, which is seldom,
+    /// so that no cached pod has to carry them.
+    async fn mounted_in<'a>(
+        &self,
+        namespace: &Istr,
+        known: &'a mut HashMap<Istr, HashSet<String>>,
+    ) -> client::Result<&'a HashSet<String>> {
+        if !known.contains_key(namespace) {
+            let pods: Vec<Mounts> =
+                self.reader.list(Some(namespace), &ListOptions::default()).await?;
+            known.insert(namespace.clone(), pods.into_iter().flat_map(Mounts::names).collect());
+        }
+        Ok(&known[namespace])
+    }
+
+    async fn carry_out(&self, step: Step, secret: &TokenSecret) -> client::Result<()> {
+        let (meta, key) = (&secret.meta, secret.meta.key());
+        match step {
+            Step::Wait => Ok(()),
+            Step::Invalidate { since } => {
+                log::info!("Mark the auto-generated service account token {key} as invalid");
+                let patch = json!({
+                    "apiVersion": "v1", "kind": "Secret",
+                    "metadata": {
+                        "name": &*meta.name, "namespace": &*meta.namespace, "uid": meta.uid,
+                        "labels": { INVALID_SINCE: since },
+                    },
+                });
+                self.client.patch::<TokenSecret>(&key, &Patch::Merge(patch)).await.map(drop)
+            }
+            Step::Delete => {
+                log::info!("Delete auto-generated service account token {key}");
+                let unchanged = Delete::new().resource_version(meta.resource_version);
+                match self.client.delete::<TokenSecret>(&key, unchanged).await {
+                    Err(error) if error.is_conflict() || error.is_not_found() => Ok(()),
+                    other => other,
+                }
+            }
+        }
+    }
+}
+
+/// What becomes of a token that nobody uses.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    /// It was marked not long ago.
+    Wait,
+    Invalidate {
+        since: String,
+    },
+    Delete,
+}
+
+/// What counts as long ago.
+struct Rule {
+    today: String,
+    /// What was made at this time or later stays.
+    limit: Timestamp,
+    /// What was used or marked on this date or later stays.
+    limit_date: String,
+}
+
+impl Rule {
+    /// `None`: uses have been tracked since `tracked_since`, which is not long enough to tell.
+    fn new(
+        tracked_since: &str,
+        now: Timestamp,
+        patience: Duration,
+    ) -> Result<Option<Rule>, String> {
+        let first = date(tracked_since)
+            .and_then(|first| first.to_zoned(TimeZone::UTC).ok())
+            .ok_or_else(|| format!("error parsing trackedSince time: {tracked_since:?}"))?;
+        // On that day not every use was seen.
+        let tracked = Timestamp::from(first.timestamp()) + DAY;
+        if now < tracked + patience {
+            return Ok(None);
+        }
+        let limit = now - patience;
+        Ok(Some(Rule { today: date_of(now), limit, limit_date: date_of(limit) }))
+    }
+
+    /// Whether this is a token that its account, `account`, was given by itself long ago, and that
+    /// nobody has used for long.
+    fn is_unused(&self, secret: &TokenSecret, account: Option<&ServiceAccount>) -> bool {
+        let meta = &secret.meta;
+        if meta.creation_timestamp.is_some_and(|made| made >= self.limit) || meta.is_being_deleted()
+        {
+            return false;
+        }
+        if let Some(last_used) = meta.labels.get(LAST_USED) {
+            if date(last_used).is_none() {
+                log::error!("{}: label {LAST_USED} is no date: {last_used:?}", meta.key());
+                return false;
+            }
+            if *last_used >= *self.limit_date {
+                return false;
+            }
+        }
+        account.is_some_and(|account| {
+            secret.is_for(&account.meta.name, &account.meta.uid) && account.names_secret(&meta.name)
+        })
+    }
+
+    fn next(&self, secret: &TokenSecret) -> Step {
+        let since = secret.meta.labels.get(INVALID_SINCE).filter(|since| date(since).is_some());
+        match since {
+            None => Step::Invalidate { since: self.today.clone() },
+            Some(since) if *since >= *self.limit_date => Step::Wait,
+            Some(_) => Step::Delete,
+        }
+    }
+}
+
+/// Of the form `2006-01-02` and no other.
+fn date(text: &str) -> Option<Date> {
+    let bytes = text.as_bytes();
+    let formed = bytes.len() == 10 && bytes[4] == b'-' && bytes[7] == b'-';
+    if formed { text.parse().ok() } else { None }
+}
+
+fn date_of(time: Timestamp) -> String {
+    time.to_jiff().strftime("%Y-%m-%d").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Clock, FakeClock};
+
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+    fn time(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    fn account(secrets: Value) -> ServiceAccount {
+        let metadata = json!({ "namespace": "ns", "name": "robot", "uid": "u-1" });
+        serde_json::from_value(json!({ "metadata": metadata, "secrets": secrets })).unwrap()
+    }
+
+    /// Made at `made`, with these two labels where they are not empty.
+    fn secret(made: &str, last_used: &str, invalid_since: &str) -> TokenSecret {
+        let labels: serde_json::Map<String, Value> =
+            [(LAST_USED, last_used), (INVALID_SINCE, invalid_since)]
+                .into_iter()
+                .filter(|(_, value)| !value.is_empty())
+                .map(|(key, value)| (key.to_owned(), value.into()))
+                .collect();
+        serde_json::from_value(json!({ "metadata": {
+            "namespace": "ns", "name": "s", "creationTimestamp": made, "labels": labels,
+            "annotations": { TokenSecret::ACCOUNT_NAME: "robot", TokenSecret::ACCOUNT_UID: "u-1" },
+        } }))
+        .unwrap()
+    }
+
+    #[test]
+    fn nothing_is_judged_before_uses_were_tracked_for_long_enough() {
+        let rule = |since: &str, now: &str| Rule::new(since, time(now), YEAR).map(|r| r.is_some());
+        assert_eq!(rule("2025-01-01", "2026-01-01T23:59:59Z"), Ok(false));
+        assert_eq!(rule("2025-01-01", "2026-01-02T00:00:00Z"), Ok(true));
+        for bad in ["", "2025-1-1", "20250101", "2025-13-01", "yesterday!"] {
+            assert!(rule(bad, "2026-01-02T00:00:00Z").is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_token_stays_while_anything_speaks_for_it() {
+        let now = time("2026-06-15T12:00:00Z");
+        let rule = Rule::new("2020-01-01", now, YEAR).unwrap().unwrap();
+        let owner = account(json!([{ "name": "s" }]));
+        let old = "2024-01-01T00:00:00Z";
+        for (made, last_used, unused) in [
+            (old, "", true),
+            (old, "2025-06-14", true),
+            (old, "2025-06-15", false),
+            (old, "2025-6-14", false),
+            ("2025-06-15T11:59:59Z", "", true),
+            ("2025-06-15T12:00:00Z", "", false),
+        ] {
+            let secret = secret(made, last_used, "");
+            assert_eq!(rule.is_unused(&secret, Some(&owner)), unused, "{made} {last_used}");
+        }
+        let unused = secret(old, "", "");
+        assert!(!rule.is_unused(&unused, None), "the account is gone");
+        assert!(!rule.is_unused(&unused, Some(&account(json!([])))), "made by hand");
+        let mut again = owner.clone();
+        again.meta.uid = "u-2".into();
+        assert!(!rule.is_unused(&unused, Some(&again)), "of another account of that name");
+        let mut going = unused.clone();
+        going.meta.deletion_timestamp = Some(now);
+        assert!(!rule.is_unused(&going, Some(&owner)));
+    }
+
+    #[test]
+    fn a_token_is_marked_and_a_period_later_deleted() {
+        let clock = FakeClock::new(time("2026-06-15T12:00:00Z"));
+        let rule = |clock: &FakeClock| {
+            Rule::new("2020-01-01", clock.now(), YEAR).unwrap().expect("tracked for long enough")
+        };
+        let old = "2024-01-01T00:00:00Z";
+        let marked = Step::Invalidate { since: "2026-06-15".into() };
+        assert_eq!(rule(&clock).next(&secret(old, "", "")), marked);
+        assert_eq!(rule(&clock).next(&secret(old, "", "no date")), marked);
+        let secret = secret(old, "", "2026-06-15");
+        clock.advance(YEAR);
+        assert_eq!(rule(&clock).next(&secret), Step::Wait);
+        clock.advance(DAY);
+        assert_eq!(rule(&clock).next(&secret), Step::Delete);
+    }
+}

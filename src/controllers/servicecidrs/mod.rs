@@ -1,0 +1,269 @@
+//! Says of each ServiceCIDR whether it is ready, and keeps one that is deleted until no Service
+//! would lose its address with it. Upstream: `pkg/controller/servicecidrs`.
+
+mod prefix;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use serde_json::{Value, json};
+
+use self::prefix::Prefix;
+use crate::cache::Lister;
+use crate::client::{Client, Patch};
+use crate::clock::SharedClock;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult};
+use crate::events::Recorder;
+use crate::objects::{IPAddress, Object, ObjectKey, Resource, ServiceCIDR};
+
+const NAME: &str = "service-cidr-controller";
+/// Its service account has a plural in its name.
+const ACCOUNT: &str = "service-cidrs-controller";
+const WORKERS: usize = 5;
+const MAX_RETRIES: u32 = 15;
+
+const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
+/// How long the API servers may take to learn that they must not use the subnet any more.
+const GRACE: Duration = Duration::from_secs(10);
+
+const READY: &str = "Ready";
+const FAMILY_LABEL: &str = "ipaddress.kubernetes.io/ip-family";
+const MANAGED_BY_LABEL: &str = "ipaddress.kubernetes.io/managed-by";
+/// The API server's own allocator.
+const ALLOCATOR: &str = "ipallocator.k8s.io";
+
+/// The controller `service-cidr-controller`.
+pub fn controller(cx: &ControllerContext) -> Controller {
+    let (cidrs, addresses) = (cx.informer::<ServiceCIDR>(), cx.informer::<IPAddress>());
+    let this = Arc::new(ServiceCidrs {
+        client: cx.client(ACCOUNT),
+        recorder: cx.recorder_as(ACCOUNT, NAME),
+        cidrs: cidrs.lister(),
+        addresses: addresses.lister(),
+        clock: cx.clock(),
+    });
+    let mut c = Controller::new(NAME);
+    let queue = c.queue("ipaddresses", WORKERS).max_retries(MAX_RETRIES);
+    let lister = cidrs.lister();
+    c.watch(&cidrs, &queue, move |change: Change<'_, ServiceCIDR>, wake: &Queue| {
+        wake.add(change.object().meta().key());
+        if let Change::Added { new, .. } = change {
+            // It may hold the addresses for which another waits.
+            let all = lister.list();
+            for prefix in prefixes(new) {
+                for other in those(&all, |subnet| subnet.overlaps(&prefix)) {
+                    wake.add(other.meta().key());
+                }
+            }
+        }
+    });
+    let lister = cidrs.lister();
+    c.watch(&addresses, &queue, move |change: Change<'_, IPAddress>, wake: &Queue| {
+        let meta = change.object().meta();
+        if matches!(change, Change::Added { .. } | Change::Deleted(_))
+            && meta.labels.get(MANAGED_BY_LABEL) == Some(ALLOCATOR)
+            && let Ok(address) = meta.name.parse::<IpAddr>()
+        {
+            for cidr in those(&lister.list(), |subnet| subnet.gives(address)) {
+                wake.add(cidr.meta().key());
+            }
+        }
+    });
+    c.sync(queue, move |key| this.clone().sync(key));
+    c
+}
+
+struct ServiceCidrs {
+    client: Client,
+    recorder: Recorder,
+    cidrs: Lister<ServiceCIDR>,
+    addresses: Lister<IPAddress>,
+    clock: SharedClock,
+}
+
+impl ServiceCidrs {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(cidr) = self.cidrs.get(&key) else { return Ok(Next::Done) };
+        let Some(deleted) = cidr.meta.deletion_timestamp else {
+            self.keep(&cidr).await?;
+            if let Err(error) = self.set_ready(&cidr, IS_READY).await {
+                let text = "The ServiceCIDR Status can not be set to Ready=True";
+                self.recorder.warning(&*cidr, "KubernetesServiceCIDRError", text);
+                return Err(error);
+            }
+            return Ok(Next::Done);
+        };
+        if !may_go(&cidr, &self.cidrs.list(), || self.addresses.list()) {
+            // Whatever changes that wakes it again.
+            self.set_ready(&cidr, IS_NEEDED).await?;
+            return Ok(Next::Done);
+        }
+        let left = GRACE.saturating_sub(self.clock.now().duration_since(deleted));
+        if !left.is_zero() {
+            return Ok(Next::After(left));
+        }
+        self.let_go(&cidr).await?;
+        Ok(Next::Done)
+    }
+
+    async fn keep(&self, cidr: &ServiceCIDR) -> Result<(), Error> {
+        if cidr.meta.has_finalizer(FINALIZER) {
+            return Ok(());
+        }
+        self.patch(cidr, json!({ "metadata": { "finalizers": [FINALIZER] } })).await
+    }
+
+    async fn let_go(&self, cidr: &ServiceCIDR) -> Result<(), Error> {
+        if !cidr.meta.has_finalizer(FINALIZER) {
+            return Ok(());
+        }
+        let body = json!({ "metadata": { "$deleteFromPrimitiveList/finalizers": [FINALIZER] } });
+        self.patch(cidr, body).await
+    }
+
+    async fn patch(&self, cidr: &ServiceCIDR, body: Value) -> Result<(), Error> {
+        let patch = Patch::StrategicMerge(body);
+        match self.client.patch::<ServiceCIDR>(&cidr.meta.key(), &patch).await {
+            Err(error) if !error.is_not_found() => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the condition Ready say what is `wanted`.
+    async fn set_ready(&self, cidr: &ServiceCIDR, wanted: Ready) -> Result<(), Error> {
+        let conditions = cidr.status.conditions.as_deref().unwrap_or_default();
+        let current = conditions.iter().find(|condition| condition.type_ == READY);
+        let (status, reason, message) = wanted;
+        if current.is_some_and(|now| (&*now.status, &*now.reason, &*now.message) == wanted) {
+            return Ok(());
+        }
+        let ready = Condition {
+            type_: READY.into(),
+            status: status.into(),
+            reason: reason.into(),
+            message: message.into(),
+            last_transition_time: self.clock.now().to_api(),
+            observed_generation: None,
+        };
+        let body = json!({
+            "apiVersion": ServiceCIDR::RESOURCE.api_version(), "kind": ServiceCIDR::RESOURCE.kind,
+            "metadata": { "name": cidr.meta.name }, "status": { "conditions": [ready] },
+        });
+        let verbs = self.client.resource(&ServiceCIDR::RESOURCE).subresource("status");
+        let patch = Patch::Apply { manager: NAME.into(), force: true, body };
+        match verbs.patch::<ServiceCIDR>(&cidr.meta.key(), &patch).await {
+            // A server without server-side apply.
+            Err(error) if error.code() == Some(415) => {
+                let others = conditions.iter().filter(|condition| condition.type_ != READY);
+                let all: Vec<&Condition> = others.chain([&ready]).collect();
+                self.client.update_status(cidr, &json!({ "conditions": all })).await?;
+            }
+            applied => drop(applied?),
+        }
+        Ok(())
+    }
+}
+
+/// What the condition Ready says: status, reason and message.
+type Ready = (&'static str, &'static str, &'static str);
+
+const IS_READY: Ready = ("True", "", "Kubernetes Service CIDR is ready");
+const IS_NEEDED: Ready = (
+    "False",
+    "Terminating",
+    "There are still IPAddresses referencing the ServiceCIDR, \
+     please remove them or create a new ServiceCIDR",
+);
+
+fn prefixes(cidr: &ServiceCIDR) -> impl Iterator<Item = Prefix> {
+    cidr.spec.cidrs.iter().filter_map(|text| text.parse().ok())
+}
+
+/// Those of `all` that have a subnet like that.
+fn those(
+    all: &[Arc<ServiceCIDR>],
+    like: impl Fn(&Prefix) -> bool,
+) -> impl Iterator<Item = &Arc<ServiceCIDR>> {
+    all.iter().filter(move |cidr| prefixes(cidr).any(|prefix| like(&prefix)))
+}
+
+/// Whether no address depends on `cidr` alone: `all` others hold its subnets, or the addresses that
+/// are in use. Upstream: `canDeleteCIDR`.
+fn may_go(
+    cidr: &ServiceCIDR,
+    all: &[Arc<ServiceCIDR>],
+    addresses: impl FnOnce() -> Vec<Arc<IPAddress>>,
+) -> bool {
+    let is_other = |other: &Arc<ServiceCIDR>| other.meta.name != cidr.meta.name;
+    let held = |subnet: Prefix| those(all, |larger| larger.contains(&subnet)).any(is_other);
+    if prefixes(cidr).all(held) {
+        return true;
+    }
+    let depends = |name: &str| {
+        let Ok(address) = name.parse::<IpAddr>() else { return false };
+        let mut holders = those(all, |subnet| subnet.gives(address)).peekable();
+        holders.peek().is_some() && !holders.any(is_other)
+    };
+    let families: Vec<&str> =
+        prefixes(cidr).map(|prefix| if prefix.is_ipv4() { "IPv4" } else { "IPv6" }).collect();
+    !addresses().iter().any(|address| {
+        let labels = &address.meta.labels;
+        labels.get(MANAGED_BY_LABEL) == Some(ALLOCATOR)
+            && labels.get(FAMILY_LABEL).is_some_and(|family| families.contains(&family))
+            && depends(&address.meta.name)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cidr(name: &str, cidrs: &[&str]) -> Arc<ServiceCIDR> {
+        let object = json!({ "metadata": { "name": name }, "spec": { "cidrs": cidrs } });
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    fn address(name: &str, by: &str) -> Arc<IPAddress> {
+        let family = if name.contains(':') { "IPv6" } else { "IPv4" };
+        let labels = json!({ FAMILY_LABEL: family, MANAGED_BY_LABEL: by });
+        let object = json!({ "metadata": { "name": name, "labels": labels } });
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    #[test]
+    fn a_subnet_goes_when_nobody_needs_it() {
+        let dual = &["192.168.0.0/24", "2001:db2::/64"][..];
+        let v4 = &["192.168.0.0/24"][..];
+        // The subnets to be deleted; those of others; addresses in use; whether it may go.
+        for (own, others, addresses, goes) in [
+            (v4, &[][..], &[][..], true),
+            (v4, &[], &["192.168.0.1"], false),
+            (v4, &[], &["192.168.1.1", "2001:db2::1"], true),
+            // Its first and last address are never given to a Service.
+            (v4, &[], &["192.168.0.0", "192.168.0.255"], true),
+            (v4, &[v4], &["192.168.0.1"], true),
+            (v4, &[dual], &["192.168.0.1"], true),
+            (v4, &[&["192.168.0.0/16"]], &["192.168.0.1"], true),
+            // A smaller one holds just some.
+            (v4, &[&["192.168.0.0/28"]], &["192.168.0.1"], true),
+            (v4, &[&["192.168.0.0/28"]], &["192.168.0.1", "192.168.0.19"], false),
+            (v4, &[&["192.168.0.0/28"]], &["192.168.0.15"], false),
+            (dual, &[v4], &["192.168.0.1"], true),
+            (dual, &[v4], &["192.168.0.1", "2001:db2::1"], false),
+            (dual, &[v4, &["2001:db2::/48"]], &["2001:db2::1"], true),
+            (&["broken"], &[], &["192.168.0.1"], true),
+        ] {
+            let own = cidr("own", own);
+            let mut all = vec![own.clone()];
+            all.extend(others.iter().map(|cidrs| cidr("other", cidrs)));
+            let used = || addresses.iter().map(|name| address(name, ALLOCATOR)).collect();
+            assert_eq!(may_go(&own, &all, used), goes, "{own:?} beside {others:?}: {addresses:?}");
+        }
+        let own = cidr("own", v4);
+        let foreign = || vec![address("192.168.0.1", "somebody")];
+        assert!(may_go(&own, std::slice::from_ref(&own), foreign), "not the allocator's address");
+    }
+}

@@ -1,0 +1,140 @@
+//! Tells the kubelets how long they may keep a Secret or a ConfigMap before they look again: the
+//! longer, the more nodes there are. Upstream: `pkg/controller/ttl`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::json;
+
+use crate::cache::Lister;
+use crate::client::{Client, Patch};
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, ControllerContext, Next, Queue, SyncResult};
+use crate::objects::{Node, Object, ObjectKey};
+
+const NAME: &str = "ttl-controller";
+const WORKERS: usize = 5;
+/// Upstream: `v1.ObjectTTLAnnotationKey`.
+const ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
+
+/// Sizes of clusters: the fewest and the most nodes, and the seconds. They overlap, so that a
+/// cluster at a boundary does not go back and forth.
+const STEPS: &[(u32, u32, u32)] = &[
+    (0, 100, 0),
+    (90, 500, 15),
+    (450, 1000, 30),
+    (900, 2000, 60),
+    (1800, i32::MAX.unsigned_abs(), 300),
+];
+
+/// The controller `ttl-controller`.
+pub fn controller(cx: &ControllerContext) -> Controller {
+    let nodes = cx.informer::<Node>();
+    let ttl = Arc::new(Ttl {
+        client: cx.client(NAME),
+        nodes: nodes.lister(),
+        seconds: AtomicU32::new(STEPS[0].2),
+    });
+    let mut c = Controller::new(NAME);
+    let queue = c.queue("ttlcontroller", WORKERS);
+    let (counted, mut size) = (ttl.clone(), Size::default());
+    // The other nodes follow with their next change: kubelets write their status all the time.
+    c.watch(&nodes, &queue, move |change: Change<'_, Node>, wake: &Queue| {
+        match change {
+            Change::Added { .. } => size.grow(),
+            Change::Deleted(_) => size.shrink(),
+            Change::Updated { .. } | Change::Resync { .. } => {}
+        }
+        counted.seconds.store(size.seconds(), Ordering::Relaxed);
+        if !matches!(change, Change::Deleted(_)) {
+            wake.add(change.object().meta().key());
+        }
+    });
+    c.sync(queue, move |key| ttl.clone().sync(key));
+    c
+}
+
+struct Ttl {
+    client: Client,
+    nodes: Lister<Node>,
+    /// What every node is to carry.
+    seconds: AtomicU32,
+}
+
+impl Ttl {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
+        let wanted = self.seconds.load(Ordering::Relaxed);
+        let current = node.meta.annotations.get(ANNOTATION).and_then(|text| text.parse().ok());
+        if current != Some(i64::from(wanted)) {
+            let annotations = json!({ ANNOTATION: wanted.to_string() });
+            let body = json!({ "metadata": { "annotations": annotations } });
+            self.client.patch::<Node>(&key, &Patch::StrategicMerge(body)).await?;
+        }
+        Ok(Next::Done)
+    }
+}
+
+/// How many nodes there are, and which step that makes.
+#[derive(Default)]
+struct Size {
+    nodes: u32,
+    step: usize,
+}
+
+impl Size {
+    fn grow(&mut self) {
+        self.nodes += 1;
+        if self.nodes > STEPS[self.step].1 {
+            self.step += 1;
+        }
+    }
+
+    fn shrink(&mut self) {
+        self.nodes = self.nodes.saturating_sub(1);
+        if self.nodes < STEPS[self.step].0 {
+            self.step -= 1;
+        }
+    }
+
+    fn seconds(&self) -> u32 {
+        STEPS[self.step].2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_step_changes_late_in_both_directions() {
+        let mut size = Size::default();
+        // The size to go to, and the seconds there.
+        for (nodes, seconds) in [
+            (0, 0),
+            (100, 0),
+            (101, 15),
+            (90, 15),
+            (89, 0),
+            (100, 0),
+            (500, 15),
+            (501, 30),
+            (450, 30),
+            (449, 15),
+            (1001, 60),
+            (2001, 300),
+            (1800, 300),
+            (1799, 60),
+            (899, 30),
+            (0, 0),
+        ] {
+            while size.nodes < nodes {
+                size.grow();
+            }
+            while size.nodes > nodes {
+                size.shrink();
+            }
+            assert_eq!(size.seconds(), seconds, "{nodes} nodes");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! A parsed expression, macros expanded.
+
+/// Names a node: an index into the positions of the source, and into the types the checker found.
+pub type Id = u32;
+
+#[derive(Clone, Debug)]
+pub struct Expr {
+    pub id: Id,
+    pub node: Node,
+    /// Of the tree below: what walks it recursively relies on the parser's bound.
+    pub depth: u32,
+}
+
+#[derive(Clone, Debug)]
+pub enum Node {
+    Literal(Literal),
+    Ident(String),
+    Select {
+        operand: Box<Expr>,
+        field: String,
+        /// `has(operand.field)`
+        test_only: bool,
+    },
+    Call {
+        function: String,
+        target: Option<Box<Expr>>,
+        args: Vec<Expr>,
+    },
+    List(Vec<Element>),
+    Map(Vec<Entry>),
+    Struct {
+        name: String,
+        fields: Vec<Field>,
+    },
+    Comprehension(Box<Comprehension>),
+}
+
+/// The type of a literal; its value where something depends on it.
+#[derive(Clone, Debug)]
+pub enum Literal {
+    Null,
+    Bool,
+    Int,
+    Uint,
+    Double,
+    Bytes,
+    String(String),
+}
+
+#[derive(Clone, Debug)]
+pub struct Element {
+    pub value: Expr,
+    pub optional: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub key: Expr,
+    pub value: Expr,
+    pub optional: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Field {
+    pub id: Id,
+    pub name: String,
+    pub value: Expr,
+    pub optional: bool,
+}
+
+/// What the macros over lists and maps become.
+#[derive(Clone, Debug)]
+pub struct Comprehension {
+    pub range: Expr,
+    pub var: String,
+    pub var2: Option<String>,
+    pub accu: String,
+    pub init: Expr,
+    pub condition: Expr,
+    pub step: Expr,
+    pub result: Expr,
+}
+
+impl Expr {
+    pub fn new(id: Id, node: Node) -> Expr {
+        let mut deepest = 0;
+        node.children(&mut |child| deepest = deepest.max(child.depth));
+        Expr { id, node, depth: deepest + 1 }
+    }
+
+    /// `a.b.c` as one name, where it could be one. Upstream: `containers.ToQualifiedName`.
+    pub fn qualified_name(&self) -> Option<String> {
+        match &self.node {
+            Node::Ident(name) => Some(name.clone()),
+            Node::Select { operand, field, test_only: false } => {
+                let mut name = operand.qualified_name()?;
+                name.push('.');
+                name.push_str(field);
+                Some(name)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Node {
+    pub fn children<'a>(&'a self, visit: &mut dyn FnMut(&'a Expr)) {
+        match self {
+            Node::Literal(_) | Node::Ident(_) => {}
+            Node::Select { operand, .. } => visit(operand),
+            Node::Call { target, args, .. } => {
+                target.as_deref().into_iter().chain(args).for_each(visit);
+            }
+            Node::List(elements) => elements.iter().for_each(|element| visit(&element.value)),
+            Node::Map(entries) => {
+                for entry in entries {
+                    visit(&entry.key);
+                    visit(&entry.value);
+                }
+            }
+            Node::Struct { fields, .. } => fields.iter().for_each(|field| visit(&field.value)),
+            Node::Comprehension(c) => {
+                [&c.range, &c.init, &c.condition, &c.step, &c.result].into_iter().for_each(visit);
+            }
+        }
+    }
+
+    pub fn children_mut(&mut self, visit: &mut dyn FnMut(&mut Expr)) {
+        match self {
+            Node::Literal(_) | Node::Ident(_) => {}
+            Node::Select { operand, .. } => visit(operand),
+            Node::Call { target, args, .. } => {
+                target.as_deref_mut().into_iter().chain(args).for_each(visit);
+            }
+            Node::List(elements) => {
+                elements.iter_mut().for_each(|element| visit(&mut element.value));
+            }
+            Node::Map(entries) => {
+                for entry in entries {
+                    visit(&mut entry.key);
+                    visit(&mut entry.value);
+                }
+            }
+            Node::Struct { fields, .. } => {
+                fields.iter_mut().for_each(|field| visit(&mut field.value));
+            }
+            Node::Comprehension(c) => {
+                let Comprehension { range, init, condition, step, result, .. } = &mut **c;
+                [range, init, condition, step, result].into_iter().for_each(visit);
+            }
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The type checker of the Common Expression Language: from an expression and the types of its
+//! variables to the type of the whole, or to what is wrong with it in the words of cel-go.
+//! Nothing is evaluated. Upstream: cel-go's `cel.Env.Compile`.
+//!
+//! The parser is our own, for the places it gives to nodes and the macros it expands must be those
+//! of cel-go: the crate `cel` knows neither comprehensions of two variables nor optional mapping,
+//! and brings a run time for generated parsers.
+
+mod ast;
+mod checker;
+mod issues;
+mod lexer;
+mod library;
+mod macros;
+mod parser;
+mod types;
+mod validate;
+
+use std::collections::{BTreeMap, HashMap};
+
+pub use self::library::named_type;
+pub use self::parser::RESERVED;
+pub use self::types::{Fields, LazyFields, Type};
+
+/// The variables that an expression may name, and the types that it may name and make.
+#[derive(Default)]
+pub struct Environment {
+    pub variables: HashMap<&'static str, Type>,
+    /// Types with fields, by their names.
+    pub types: BTreeMap<String, Type>,
+}
+
+impl Environment {
+    fn lookup(&self, name: &str) -> Option<Type> {
+        let of_type = || self.types.get(name).cloned().or_else(|| named_type(name));
+        self.variables.get(name).cloned().or_else(|| of_type().map(Type::type_of))
+    }
+
+    /// The type of `source`, or all that is wrong with it as a text of several lines. Recursive: see
+    /// [`on_deep_stack`].
+    pub fn compile(&self, source: &str) -> Result<Type, String> {
+        let parsed = parser::parse(source).map_err(|issue| issues::display(source, vec![issue]))?;
+        let types =
+            checker::check(&parsed, self).map_err(|found| issues::display(source, found))?;
+        let found = validate::validate(&parsed, &types);
+        if !found.is_empty() {
+            return Err(issues::display(source, found));
+        }
+        Ok(types.of(&parsed.expr).clone())
+    }
+}
+
+/// Does `work` where expressions may be as deep as the parser lets them be: a worker's stack is
+/// small, and most of this one is never touched.
+pub fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> std::io::Result<T> {
+    const STACK_BYTES: usize = 32 << 20;
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
+        let thread = thread.spawn_scoped(scope, work)?;
+        thread.join().map_err(|_| std::io::Error::other("a type check panicked"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn environment() -> Environment {
+        let mut environment = Environment::default();
+        let fields = [("name", Type::String), ("count", Type::Int), ("flag", Type::Bool)];
+        let fields = fields.map(|(name, of)| (name.to_owned(), of)).into();
+        let object = Type::structure("Thing", Fields::Known(fields));
+        environment.types.insert("Thing".into(), object.clone());
+        environment.variables.insert("things", Type::list(object.clone()));
+        environment.variables.insert("labels", Type::map(Type::String, Type::String));
+        environment.variables.insert("object", object);
+        environment.variables.insert("any", Type::Dyn);
+        environment
+    }
+
+    #[test]
+    fn expressions_have_types() {
+        for (source, expected) in [
+            ("1 + 2 * 3 - -4", "int"),
+            ("1 < 2 == true && !object.flag || any", "bool"),
+            ("object.flag ? any : 1", "dyn"),
+            ("things.map(t, t.name)", "list(string)"),
+            ("things.map(t, t.flag, {t.name: t.count})", "list(map(string, int))"),
+            ("labels.transformMap(k, v, v.size())", "map(string, int)"),
+            ("labels.transformMapEntry(k, v, {v: k.size()})", "map(string, int)"),
+            ("things.transformList(i, t, t.flag, i)", "list(int)"),
+            ("things.sortBy(t, t.count)", "list(Thing)"),
+            ("things.filter(t, t.flag).first().optMap(t, t.count)", "optional_type(int)"),
+            ("labels[?'a'].optFlatMap(v, optional.of(v.size()))", "optional_type(int)"),
+            ("labels.?a.orValue('')", "string"),
+            ("object.?name.or(any.?name)", "optional_type(dyn)"),
+            ("[?labels.?a, 'b']", "list(string)"),
+            ("[]", "list(dyn)"),
+            ("[[], [1u]]", "list(list(uint))"),
+            ("any.foo.bar[0].size()", "int"),
+            ("type(object)", "type(Thing)"),
+            ("type(1) == int", "bool"),
+            ("Thing{name: 'a', ?count: optional.none()}.count", "int"),
+            ("'%d %s'.format([object.count, object.name])", "string"),
+            ("duration('1s') + timestamp(0)", "timestamp"),
+            ("any + 1", "int"),
+            ("ip('::1').family() in [4, 6]", "bool"),
+            ("url('https://a').getQuery()['x'][0]", "string"),
+            ("things.all(object, object.count > 0) && object.name == ''", "bool"),
+        ] {
+            let found = environment().compile(source).map(|of| of.to_string());
+            assert_eq!(found.as_deref(), Ok(expected), "{source}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told_in_the_words_of_cel_go() {
+        for (source, expected) in [
+            ("nope.x", "1:1: undeclared reference to 'nope' (in container '')"),
+            ("nope(1)", "1:5: undeclared reference to 'nope' (in container '')"),
+            ("object.name.nope()", "1:17: undeclared reference to 'nope' (in container '')"),
+            (
+                "object.flag ? 1 : 'x'",
+                "1:13: found no matching overload for '_?_:_' applied to '(bool, int, string)'",
+            ),
+            (
+                "object.name.split(',').join(1)",
+                "1:28: found no matching overload for 'join' applied to 'list(string).(int)'",
+            ),
+            ("url('https://x').host", "1:17: unexpected failed resolution of 'kubernetes.URL'"),
+            (
+                "quantity('1').sign()",
+                "1:19: found no matching overload for 'sign' applied to 'kubernetes.Quantity.()'",
+            ),
+            (
+                "labels[?'a'].optMap(v, 1).orValue('x')",
+                "1:34: found no matching overload for 'orValue' applied to 'optional_type(int).(string)'",
+            ),
+            (
+                "object.?name.size()",
+                "1:18: found no matching overload for 'size' applied to 'optional_type(string).()'",
+            ),
+            (
+                "any.exists_one(c, c + 1 == 'x')",
+                "1:25: found no matching overload for '_==_' applied to '(int, string)'",
+            ),
+            (
+                "any.a[?'b'].optMap(v, v + any).orValue('x')",
+                "1:39: found no matching overload for 'orValue' applied to 'optional_type(bytes).(string)'",
+            ),
+            ("any && {}", "1:8: expected type 'bool' but found 'map(_var0, _var1)'"),
+            ("[any, [any]]", "1:7: expected type 'dyn' but found 'list(dyn)'"),
+            ("[?object.name]", "1:9: expected type 'optional_type(string)' but found 'string'"),
+            ("[object.count, object.name]", "1:22: expected type 'int' but found 'string'"),
+            (
+                "{'a': object.count, 1: object.count}",
+                "1:21: expected type 'string' but found 'int'",
+            ),
+            (
+                "Thing{name: 1}",
+                "1:11: expected type of field 'name' is 'string' but provided type is 'int'",
+            ),
+            ("Thing{nope: 1}", "1:11: undefined field 'nope'"),
+            ("Nope{}", "1:5: undeclared reference to 'Nope' (in container '')"),
+            ("object{}", "1:7: 'Thing' is not a type"),
+            ("int{}", "1:4: 'int' is not a message type"),
+            (
+                "sets.contains(labels, [1])",
+                "1:14: found no matching overload for 'sets.contains' applied to '(map(string, string), list(int))'",
+            ),
+            ("things.all(t, t.name)", "1:16: expected type 'bool' but found 'string'"),
+            (
+                "'%d'.format([object.name])",
+                "1:20: error during formatting: decimal clause can only be used on integers, was given string",
+            ),
+        ] {
+            let issues = environment().compile(source).unwrap_err();
+            let first = issues.lines().next().unwrap_or_default();
+            assert_eq!(first, format!("ERROR: <input>:{expected}"), "{source}");
+        }
+    }
+
+    #[test]
+    fn all_issues_are_told_in_the_order_of_the_source() {
+        let issues = environment().compile("!(object.a || object.count) && 1 > object.name");
+        let found = issues.unwrap_err();
+        let heads: Vec<&str> = found.lines().filter(|line| line.starts_with("ERROR")).collect();
+        assert_eq!(
+            heads,
+            [
+                "ERROR: <input>:1:9: undefined field 'a'",
+                "ERROR: <input>:1:21: expected type 'bool' but found 'int'",
+                "ERROR: <input>:1:34: found no matching overload for '_>_' applied to '(int, string)'",
+            ]
+        );
+    }
+
+    #[test]
+    fn every_cut_has_a_type_or_issues() {
+        for source in [
+            "things.all(t, has(t.name) ? t.count > 1.5e3 : !(any in {'k': b''})) || -1u == \u{e9}",
+            "labels[?'a'].optMap(v, Thing{name: v, ?count: none}).orValue(object).name",
+            "'%.2f %s'.format([object.count, {'a': [any]}]).matches(r'\\d') && [?any] == []",
+            "things.sortBy(t, t.name).transformMap(i, t, i > 0, t).exists_one(k, v, k == v)",
+        ] {
+            for (end, _) in source.char_indices() {
+                let _ = environment().compile(&source[..end]);
+            }
+        }
+    }
+
+    #[test]
+    fn depth_is_bounded() {
+        let deep = |source: String| {
+            on_deep_stack(|| environment().compile(&source)).unwrap().map(|of| of.to_string())
+        };
+        for fine in [
+            format!("{}any", "1 + ".repeat(250)),
+            format!("any{}", ".a".repeat(250)),
+            format!("{}any{}", "(".repeat(240), ")".repeat(240)),
+            format!("{}any{}", "[".repeat(240), "]".repeat(240)),
+            format!("{}true{}", "any.all(x, ".repeat(70), ")".repeat(70)),
+            format!("{}true", "true || false && ".repeat(2000)),
+            format!("{}1 == any", "-".repeat(5000)),
+        ] {
+            let found = deep(fine.clone());
+            assert!(found.is_ok(), "{}: {found:?}", &fine[..20]);
+        }
+        for excess in [
+            format!("{}any", "1 + ".repeat(5000)),
+            format!("any{}", ".a".repeat(5000)),
+            format!("{}any{}", "(".repeat(5000), ")".repeat(5000)),
+            format!("{}true{}", "any.all(x, ".repeat(200), ")".repeat(200)),
+            format!("any{}", ".optMap(x, x)".repeat(40)),
+        ] {
+            let found = deep(excess.clone()).unwrap_err();
+            assert!(found.contains("recursion"), "{}: {found}", &excess[..20]);
+        }
+    }
+}

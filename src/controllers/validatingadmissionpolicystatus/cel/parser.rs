@@ -1,0 +1,531 @@
+//! Tokens to an [`Expr`], macros expanded on the way. A node is placed where cel-go places it: an
+//! operator at its sign, a selection at the dot, a call at the bracket.
+//! Upstream: cel-go's `parser`.
+
+use super::ast::{Element, Entry, Expr, Field, Id, Literal, Node};
+use super::issues::Issue;
+use super::lexer::{self, Placed, Token};
+use super::macros;
+
+/// Of brackets and operators. Upstream: the option `MaxRecursionDepth`.
+const MAX_NESTING: u32 = 250;
+/// Of the tree with its macros expanded.
+const MAX_DEPTH: u32 = 300;
+/// Of nodes: macros that copy what they are called on grow fast.
+const MAX_NODES: usize = 200_000;
+/// In characters. Upstream: `ExpressionSizeCodePointLimit`.
+const MAX_LENGTH: usize = 100_000;
+
+/// A binary operator: the higher it binds, the tighter.
+#[derive(Clone, Copy)]
+struct Operator {
+    symbol: &'static str,
+    function: &'static str,
+    binds: u8,
+}
+
+const fn operator(symbol: &'static str, function: &'static str, binds: u8) -> Operator {
+    Operator { symbol, function, binds }
+}
+
+/// Operators that bind so or less may be taken in any order.
+const LOGIC: u8 = 2;
+const OPERATORS: [Operator; 14] = [
+    operator("||", "_||_", 1),
+    operator("&&", "_&&_", 2),
+    operator("<", "_<_", 3),
+    operator("<=", "_<=_", 3),
+    operator(">=", "_>=_", 3),
+    operator(">", "_>_", 3),
+    operator("==", "_==_", 3),
+    operator("!=", "_!=_", 3),
+    operator("in", "@in", 3),
+    operator("+", "_+_", 4),
+    operator("-", "_-_", 4),
+    operator("*", "_*_", 5),
+    operator("/", "_/_", 5),
+    operator("%", "_%_", 5),
+];
+
+/// Words that may be fields but not variables.
+pub const RESERVED: [&str; 21] = [
+    "as",
+    "break",
+    "const",
+    "continue",
+    "else",
+    "false",
+    "for",
+    "function",
+    "if",
+    "import",
+    "in",
+    "let",
+    "loop",
+    "package",
+    "namespace",
+    "null",
+    "return",
+    "true",
+    "var",
+    "void",
+    "while",
+];
+
+/// An expression and where its nodes are, in characters, by [`Id`].
+pub struct Parsed {
+    pub expr: Expr,
+    pub positions: Vec<u32>,
+}
+
+type Result<T> = std::result::Result<T, Issue>;
+
+/// Stops at the first fault.
+pub fn parse(source: &str) -> Result<Parsed> {
+    let length = source.chars().count();
+    if length > MAX_LENGTH {
+        return whole(format!(
+            "expression code point size exceeds limit: size: {length}, limit {MAX_LENGTH}"
+        ));
+    }
+    let tokens = lexer::tokens(source)?;
+    let mut parser = Parser { tokens, at: 0, positions: Vec::new(), nesting: 0 };
+    let expr = parser.expr()?;
+    match parser.peek() {
+        Token::End => Ok(Parsed { expr, positions: parser.positions }),
+        _ => parser.unexpected(),
+    }
+}
+
+fn whole<T>(message: String) -> Result<T> {
+    Err(Issue { offset: None, message })
+}
+
+/// Makes nodes, and remembers where they are.
+pub struct Parser {
+    tokens: Vec<Placed>,
+    at: usize,
+    positions: Vec<u32>,
+    nesting: u32,
+}
+
+impl Parser {
+    /// A node at `offset`.
+    pub fn node(&mut self, offset: u32, node: Node) -> Expr {
+        let id = self.id(offset);
+        Expr::new(id, node)
+    }
+
+    pub fn id(&mut self, offset: u32) -> Id {
+        self.positions.push(offset);
+        self.positions.len() as Id - 1
+    }
+
+    pub fn position(&self, id: Id) -> u32 {
+        self.positions[id as usize]
+    }
+
+    pub fn call(&mut self, offset: u32, function: &str, args: Vec<Expr>) -> Expr {
+        self.node(offset, Node::Call { function: function.to_owned(), target: None, args })
+    }
+
+    /// The same again, at the same places.
+    pub fn copy(&mut self, expr: &Expr) -> Expr {
+        let mut copy = expr.clone();
+        self.renumber(&mut copy);
+        copy
+    }
+
+    fn renumber(&mut self, expr: &mut Expr) {
+        expr.id = self.id(self.position(expr.id));
+        if let Node::Struct { fields, .. } = &mut expr.node {
+            for field in fields {
+                field.id = self.id(self.position(field.id));
+            }
+        }
+        expr.node.children_mut(&mut |child| self.renumber(child));
+    }
+
+    /// Within what the recursion over trees can bear.
+    fn bounded(&self, expr: Expr) -> Result<Expr> {
+        if expr.depth > MAX_DEPTH || self.positions.len() > MAX_NODES {
+            return whole("max recursion depth exceeded".to_owned());
+        }
+        Ok(expr)
+    }
+
+    fn peek(&self) -> &Token {
+        &self.tokens[self.at].0
+    }
+
+    fn offset(&self) -> u32 {
+        self.tokens[self.at].1
+    }
+
+    fn next(&mut self) -> Token {
+        let token = self.tokens[self.at].0.clone();
+        self.at = (self.at + 1).min(self.tokens.len() - 1);
+        token
+    }
+
+    fn is(&self, symbol: &str) -> bool {
+        matches!(self.peek(), Token::Symbol(found) if *found == symbol)
+    }
+
+    /// Skips a symbol, if it stands here: where it was.
+    fn accept(&mut self, symbol: &str) -> Option<u32> {
+        let offset = self.is(symbol).then(|| self.offset())?;
+        self.next();
+        Some(offset)
+    }
+
+    fn expect(&mut self, symbol: &str) -> Result<u32> {
+        match self.accept(symbol) {
+            Some(offset) => Ok(offset),
+            None => self.unexpected(),
+        }
+    }
+
+    fn unexpected<T>(&self) -> Result<T> {
+        let found = match self.peek() {
+            Token::End => "<EOF>".to_owned(),
+            Token::Symbol(text) => (*text).to_owned(),
+            Token::Ident(text) | Token::Int(text) | Token::Uint(text) | Token::Double(text) => {
+                text.clone()
+            }
+            Token::String(_) | Token::Bytes => "string".to_owned(),
+        };
+        self.fail(self.offset(), format!("Syntax error: unexpected '{found}'"))
+    }
+
+    fn fail<T>(&self, offset: u32, message: String) -> Result<T> {
+        Err(Issue { offset: Some(offset), message })
+    }
+
+    fn expr(&mut self) -> Result<Expr> {
+        self.nesting += 1;
+        if self.nesting > MAX_NESTING {
+            return whole(format!("expression recursion limit exceeded: {MAX_NESTING}"));
+        }
+        let mut result = self.operation()?;
+        if let Some(offset) = self.accept("?") {
+            let yes = self.operation()?;
+            self.expect(":")?;
+            let no = self.expr()?;
+            result = self.call(offset, "_?_:_", vec![result, yes, no]);
+        }
+        self.nesting -= 1;
+        self.bounded(result)
+    }
+
+    /// Operands and binary operators, on stacks of their own: recursion is for brackets alone.
+    fn operation(&mut self) -> Result<Expr> {
+        let mut operands = vec![self.unary()?];
+        let mut operators: Vec<(Operator, u32)> = Vec::new();
+        while let Some(operator) = self.operator() {
+            let offset = self.offset();
+            self.next();
+            self.reduce(&mut operands, &mut operators, operator.binds)?;
+            operators.push((operator, offset));
+            operands.push(self.unary()?);
+        }
+        self.reduce(&mut operands, &mut operators, 0)?;
+        Ok(operands.remove(0))
+    }
+
+    fn operator(&self) -> Option<Operator> {
+        let Token::Symbol(symbol) = self.peek() else { return None };
+        OPERATORS.iter().find(|operator| operator.symbol == *symbol).copied()
+    }
+
+    /// Makes calls of the operators on top that bind tighter than one that `binds` so, or as tight
+    /// when they go from left to right. Chains of `||` and of `&&` become balanced trees.
+    fn reduce(
+        &mut self,
+        operands: &mut Vec<Expr>,
+        operators: &mut Vec<(Operator, u32)>,
+        binds: u8,
+    ) -> Result<()> {
+        while let Some((top, _)) = operators.last().copied() {
+            let balanced = top.binds <= LOGIC;
+            if top.binds < binds || (balanced && top.binds == binds) {
+                break;
+            }
+            let same = |(operator, _): &&(Operator, u32)| operator.binds == top.binds;
+            let count = if balanced { operators.iter().rev().take_while(same).count() } else { 1 };
+            let offsets = operators.split_off(operators.len() - count);
+            let mut terms = operands.split_off(operands.len() - count - 1).into_iter();
+            let call = self.balanced(&mut terms, &offsets);
+            operands.push(self.bounded(call)?);
+        }
+        Ok(())
+    }
+
+    /// A tree as flat as can be, of terms in their order.
+    fn balanced(
+        &mut self,
+        terms: &mut std::vec::IntoIter<Expr>,
+        operators: &[(Operator, u32)],
+    ) -> Expr {
+        let middle = operators.len() / 2;
+        let Some(&(operator, offset)) = operators.get(middle) else {
+            return terms.next().expect("one more term than operators");
+        };
+        let left = self.balanced(terms, &operators[..middle]);
+        let right = self.balanced(terms, &operators[middle + 1..]);
+        self.call(offset, operator.function, vec![left, right])
+    }
+
+    fn unary(&mut self) -> Result<Expr> {
+        let offset = self.offset();
+        for (symbol, function) in [("!", "!_"), ("-", "-_")] {
+            let mut count = 0;
+            let signed =
+                matches!(self.tokens.get(self.at + 1), Some((Token::Int(_) | Token::Double(_), _)));
+            // One minus before a number is part of the literal.
+            if symbol == "-" && self.is("-") && signed {
+                break;
+            }
+            while self.accept(symbol).is_some() {
+                count += 1;
+            }
+            if count > 0 {
+                let operand = self.member()?;
+                return Ok(match count % 2 {
+                    0 => operand,
+                    _ => self.call(offset, function, vec![operand]),
+                });
+            }
+        }
+        self.member()
+    }
+
+    fn member(&mut self) -> Result<Expr> {
+        let mut result = self.primary()?;
+        loop {
+            if let Some(dot) = self.accept(".") {
+                let optional = self.accept("?").is_some();
+                let (field, at) = self.field_name()?;
+                result = match self.accept("(") {
+                    Some(open) if !optional => {
+                        let args = self.arguments()?;
+                        macros::member_call(self, open, result, field, args)?
+                    }
+                    Some(open) => {
+                        return self.fail(open, "Syntax error: unexpected '('".to_owned());
+                    }
+                    None if optional => {
+                        let name = self.node(at, Node::Literal(Literal::String(field)));
+                        self.call(dot, "_?._", vec![result, name])
+                    }
+                    None => {
+                        let operand = Box::new(result);
+                        self.node(dot, Node::Select { operand, field, test_only: false })
+                    }
+                };
+            } else if let Some(open) = self.accept("[") {
+                let function = if self.accept("?").is_some() { "_[?_]" } else { "_[_]" };
+                let index = self.expr()?;
+                self.expect("]")?;
+                result = self.call(open, function, vec![result, index]);
+            } else {
+                return Ok(result);
+            }
+            result = self.bounded(result)?;
+        }
+    }
+
+    fn field_name(&mut self) -> Result<(String, u32)> {
+        let offset = self.offset();
+        match self.peek() {
+            Token::Ident(_) => {}
+            Token::Symbol("`") => return self.fail(offset, "unsupported syntax: '`'".to_owned()),
+            _ => return self.unexpected(),
+        }
+        match self.next() {
+            Token::Ident(name) => Ok((name, offset)),
+            _ => self.unexpected(),
+        }
+    }
+
+    /// After the opening bracket, up to and with the closing one.
+    fn arguments(&mut self) -> Result<Vec<Expr>> {
+        let mut args = Vec::new();
+        if self.accept(")").is_some() {
+            return Ok(args);
+        }
+        loop {
+            args.push(self.expr()?);
+            if self.accept(",").is_none() {
+                self.expect(")")?;
+                return Ok(args);
+            }
+        }
+    }
+
+    fn primary(&mut self) -> Result<Expr> {
+        let offset = self.offset();
+        if self.accept("(").is_some() {
+            let inner = self.expr()?;
+            self.expect(")")?;
+            return Ok(inner);
+        }
+        if self.accept("[").is_some() {
+            return self.list(offset);
+        }
+        if self.accept("{").is_some() {
+            return self.map(offset);
+        }
+        if self.is(".") || matches!(self.peek(), Token::Ident(_)) {
+            return self.name();
+        }
+        let negative = self.accept("-").is_some();
+        let literal = match self.peek().clone() {
+            Token::Int(text) => {
+                let (text, radix) = match text.strip_prefix("0x") {
+                    Some(digits) => (digits, 16),
+                    None => (text.as_str(), 10),
+                };
+                let sign = if negative { "-" } else { "" };
+                if i64::from_str_radix(&format!("{sign}{text}"), radix).is_err() {
+                    return self.fail(offset, "invalid int literal".to_owned());
+                }
+                Literal::Int
+            }
+            Token::Double(_) => Literal::Double,
+            Token::Uint(text) if !negative => {
+                let parsed = match text.strip_prefix("0x") {
+                    Some(digits) => u64::from_str_radix(digits, 16),
+                    None => text.parse(),
+                };
+                if parsed.is_err() {
+                    return self.fail(offset, "invalid uint literal".to_owned());
+                }
+                Literal::Uint
+            }
+            Token::String(text) if !negative => Literal::String(text),
+            Token::Bytes if !negative => Literal::Bytes,
+            Token::Symbol("true" | "false") if !negative => Literal::Bool,
+            Token::Symbol("null") if !negative => Literal::Null,
+            _ => return self.unexpected(),
+        };
+        self.next();
+        Ok(self.node(offset, Node::Literal(literal)))
+    }
+
+    /// What starts with a name: a variable, a call, a message.
+    fn name(&mut self) -> Result<Expr> {
+        let dot = if self.accept(".").is_some() { "." } else { "" };
+        let offset = self.offset();
+        if let Some(words) = self.message_name() {
+            let open = self.expect("{")?;
+            return self.message(open, format!("{dot}{}", words.join(".")));
+        }
+        let Token::Ident(word) = self.peek().clone() else { return self.unexpected() };
+        self.next();
+        if RESERVED.contains(&word.as_str()) {
+            return self.fail(offset, format!("reserved identifier: {word}"));
+        }
+        let name = format!("{dot}{word}");
+        match self.accept("(") {
+            Some(open) => {
+                let args = self.arguments()?;
+                macros::global_call(self, open, name, args)
+            }
+            None => Ok(self.node(offset, Node::Ident(name))),
+        }
+    }
+
+    /// Skips `a.b.C` where a brace follows.
+    fn message_name(&mut self) -> Option<Vec<String>> {
+        let mut words = Vec::new();
+        let mut at = self.at;
+        loop {
+            let Token::Ident(word) = &self.tokens.get(at)?.0 else { return None };
+            words.push(word.clone());
+            match &self.tokens.get(at + 1)?.0 {
+                Token::Symbol("{") => {
+                    self.at = at + 1;
+                    return Some(words);
+                }
+                Token::Symbol(".") => at += 2,
+                _ => return None,
+            }
+        }
+    }
+
+    fn message(&mut self, open: u32, name: String) -> Result<Expr> {
+        let mut fields = Vec::new();
+        while self.accept("}").is_none() {
+            let optional = self.accept("?").is_some();
+            let (name, _) = self.field_name()?;
+            let colon = self.expect(":")?;
+            let value = self.expr()?;
+            let id = self.id(colon);
+            fields.push(Field { id, name, value, optional });
+            self.separator("}")?;
+        }
+        Ok(self.node(open, Node::Struct { name, fields }))
+    }
+
+    fn list(&mut self, open: u32) -> Result<Expr> {
+        let mut elements = Vec::new();
+        while self.accept("]").is_none() {
+            let optional = self.accept("?").is_some();
+            elements.push(Element { value: self.expr()?, optional });
+            self.separator("]")?;
+        }
+        Ok(self.node(open, Node::List(elements)))
+    }
+
+    fn map(&mut self, open: u32) -> Result<Expr> {
+        let mut entries = Vec::new();
+        while self.accept("}").is_none() {
+            let optional = self.accept("?").is_some();
+            let key = self.expr()?;
+            self.expect(":")?;
+            let value = self.expr()?;
+            entries.push(Entry { key, value, optional });
+            self.separator("}")?;
+        }
+        Ok(self.node(open, Node::Map(entries)))
+    }
+
+    /// A comma, or the end that may as well follow one.
+    fn separator(&mut self, end: &str) -> Result<()> {
+        if self.accept(",").is_some() || self.is(end) {
+            return Ok(());
+        }
+        self.unexpected()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_expression_is_told() {
+        let cases = [
+            ("a +", Some(3), "Syntax error: unexpected '<EOF>'"),
+            ("a b", Some(2), "Syntax error: unexpected 'b'"),
+            ("namespace == 'x'", Some(0), "reserved identifier: namespace"),
+            ("a.`b`", Some(2), "unsupported syntax: '`'"),
+            ("9223372036854775808", Some(0), "invalid int literal"),
+            ("[1, 2", Some(5), "Syntax error: unexpected '<EOF>'"),
+            ("has(a)", Some(4), "invalid argument to has() macro"),
+            ("a.all(b.c, true)", Some(7), "argument must be a simple name"),
+            ("a.map(1, true)", Some(6), "argument is not an identifier"),
+            ("a.all(k, k, true)", Some(9), "duplicate variable name: k"),
+        ];
+        for (source, offset, message) in cases {
+            let issue = parse(source).map(|_| ()).unwrap_err();
+            assert_eq!((issue.offset, issue.message.as_str()), (offset, message), "{source}");
+        }
+        assert!(parse("-9223372036854775808 + --1 - -x").is_ok());
+        for source in ["a.b.c{d: 1, ?e: 2,}.f", "[?a, b,]", "{?'a': b, c: d,}", "a[?b].?c", ".a(b)"]
+        {
+            assert!(parse(source).is_ok(), "{source}");
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! Types, how they print, and which fits which. Upstream: cel-go's `common/types.Type`,
+//! `checker.FormatCELType`, `checker.isAssignable`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// A type of CEL.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Type {
+    Bool,
+    Bytes,
+    Double,
+    Duration,
+    Dyn,
+    /// Of what is wrong already, and fits everything.
+    Error,
+    Int,
+    Null,
+    String,
+    Timestamp,
+    Uint,
+    List(Arc<Type>),
+    Map(Arc<(Type, Type)>),
+    /// Known by name alone, with parameters: `optional_type(V)`, `net.IP`.
+    Opaque(&'static str, Arc<[Type]>),
+    Struct(Arc<Struct>),
+    /// The type of a type.
+    Kind(Option<Arc<Type>>),
+    /// Not yet known.
+    Param(u32),
+}
+
+/// A type with fields. Its name tells it from others.
+#[derive(Debug)]
+pub struct Struct {
+    pub name: String,
+    pub fields: Fields,
+}
+
+pub enum Fields {
+    /// Nothing is known about them: to ask for one is a fault of its own.
+    Unknown,
+    Known(BTreeMap<String, Type>),
+    /// Looked up when asked for.
+    Lazy(Box<dyn LazyFields>),
+}
+
+/// Fields that would be too many to lay out.
+pub trait LazyFields: Send + Sync {
+    /// The type of the field `name` of the type that is called `of`.
+    fn field(&self, of: &str, name: &str) -> Option<Type>;
+}
+
+impl fmt::Debug for Fields {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fields")
+    }
+}
+
+impl PartialEq for Struct {
+    fn eq(&self, other: &Struct) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Struct {
+    /// `None`: no such field.
+    pub fn field(&self, name: &str) -> Option<Type> {
+        match &self.fields {
+            Fields::Unknown => None,
+            Fields::Known(fields) => fields.get(name).cloned(),
+            Fields::Lazy(fields) => fields.field(&self.name, name),
+        }
+    }
+}
+
+impl Type {
+    pub fn list(of: Type) -> Type {
+        Type::List(Arc::new(of))
+    }
+
+    pub fn map(key: Type, value: Type) -> Type {
+        Type::Map(Arc::new((key, value)))
+    }
+
+    pub fn optional(of: Type) -> Type {
+        Type::Opaque(OPTIONAL, Arc::new([of]))
+    }
+
+    pub fn type_of(of: Type) -> Type {
+        Type::Kind(Some(Arc::new(of)))
+    }
+
+    pub fn structure(name: impl Into<String>, fields: Fields) -> Type {
+        Type::Struct(Arc::new(Struct { name: name.into(), fields }))
+    }
+
+    pub fn is_dyn(&self) -> bool {
+        *self == Type::Dyn
+    }
+
+    pub fn is_dyn_or_error(&self) -> bool {
+        self.is_dyn() || *self == Type::Error
+    }
+
+    /// What an optional holds; `None`: it is none.
+    pub fn unwrap_optional(&self) -> Option<&Type> {
+        match self {
+            Type::Opaque(OPTIONAL, params) => params.first(),
+            _ => None,
+        }
+    }
+
+    /// The name without parameters. Upstream: `TypeName`.
+    pub fn name(&self) -> &str {
+        match self {
+            Type::Bool => "bool",
+            Type::Bytes => "bytes",
+            Type::Double => "double",
+            Type::Duration => "google.protobuf.Duration",
+            Type::Dyn => "dyn",
+            Type::Error => "error",
+            Type::Int => "int",
+            Type::Null => "null_type",
+            Type::String => "string",
+            Type::Timestamp => "google.protobuf.Timestamp",
+            Type::Uint => "uint",
+            Type::List(_) => "list",
+            Type::Map(_) => "map",
+            Type::Opaque(name, _) => name,
+            Type::Struct(of) => &of.name,
+            Type::Kind(_) => "type",
+            Type::Param(_) => "param",
+        }
+    }
+
+    fn params(&self) -> &[Type] {
+        match self {
+            Type::List(of) | Type::Kind(Some(of)) => std::slice::from_ref(of),
+            Type::Opaque(_, params) => params,
+            _ => &[],
+        }
+    }
+
+    /// Both without parameters that are not yet known.
+    fn less_specific_than(&self, other: &Type) -> bool {
+        if self.is_dyn() || matches!(self, Type::Param(_)) {
+            return true;
+        }
+        if other.is_dyn() || matches!(other, Type::Param(_)) {
+            return false;
+        }
+        match (self, other) {
+            (Type::Opaque(a, p), Type::Opaque(b, q)) => {
+                a == b
+                    && p.len() == q.len()
+                    && p.iter().zip(q.iter()).all(|(a, b)| a.less_specific_than(b))
+            }
+            (Type::List(a), Type::List(b)) => a.less_specific_than(b),
+            (Type::Map(a), Type::Map(b)) => {
+                a.0.less_specific_than(&b.0) && a.1.less_specific_than(&b.1)
+            }
+            (Type::Kind(_), Type::Kind(_)) => true,
+            _ => self == other,
+        }
+    }
+
+    /// The more general of two that fit.
+    pub fn most_general<'a>(&'a self, other: &'a Type) -> &'a Type {
+        if self.less_specific_than(other) { self } else { other }
+    }
+
+    fn is_nullable(&self) -> bool {
+        matches!(
+            self,
+            Type::Null | Type::Opaque(..) | Type::Struct(_) | Type::Duration | Type::Timestamp
+        )
+    }
+}
+
+const OPTIONAL: &str = "optional_type";
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Type::Duration => f.write_str("duration"),
+            Type::Error => f.write_str("!error!"),
+            Type::Null => f.write_str("null"),
+            Type::Timestamp => f.write_str("timestamp"),
+            Type::Param(n) => write!(f, "_var{n}"),
+            Type::Map(of) => write!(f, "map({}, {})", of.0, of.1),
+            other => {
+                f.write_str(other.name())?;
+                if let Some((first, rest)) = other.params().split_first() {
+                    write!(f, "({first}")?;
+                    rest.iter().try_for_each(|param| write!(f, ", {param}"))?;
+                    f.write_str(")")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What is known about the parameters so far.
+#[derive(Default)]
+pub struct Substitutions {
+    known: Vec<Option<Type>>,
+    /// What was there before each change, for when an attempt fails.
+    journal: Vec<(u32, Option<Type>)>,
+}
+
+impl Substitutions {
+    /// A parameter that nothing is known about.
+    pub fn fresh(&mut self) -> u32 {
+        self.known.push(None);
+        self.known.len() as u32 - 1
+    }
+
+    fn find(&self, param: u32) -> Option<&Type> {
+        self.known.get(param as usize)?.as_ref()
+    }
+
+    fn set(&mut self, param: u32, to: Type) {
+        if let Some(known) = self.known.get_mut(param as usize) {
+            self.journal.push((param, known.replace(to)));
+        }
+    }
+
+    /// Whether each of `types` fits its place. Learns from it when all do.
+    pub fn assign_all(&mut self, types: &[Type], places: &[Type]) -> bool {
+        self.journal.clear();
+        if self.fits_all(types, places) {
+            return true;
+        }
+        while let Some((param, before)) = self.journal.pop() {
+            self.known[param as usize] = before;
+        }
+        false
+    }
+
+    pub fn assign(&mut self, this: &Type, place: &Type) -> bool {
+        self.assign_all(std::slice::from_ref(this), std::slice::from_ref(place))
+    }
+
+    fn fits_all(&mut self, types: &[Type], places: &[Type]) -> bool {
+        types.len() == places.len()
+            && types.iter().zip(places).all(|(this, place)| self.fits(this, place))
+    }
+
+    fn fits(&mut self, this: &Type, place: &Type) -> bool {
+        if let Type::Param(param) = place {
+            let (valid, known) = self.substitutes(this, *param);
+            if valid || known {
+                return valid;
+            }
+        }
+        if let Type::Param(param) = this {
+            return self.substitutes(place, *param).0;
+        }
+        if this.is_dyn_or_error() || place.is_dyn_or_error() {
+            return true;
+        }
+        match (this, place) {
+            (Type::Null, other) | (other, Type::Null) => other.is_nullable(),
+            (Type::Kind(_), Type::Kind(_)) => true,
+            (Type::List(a), Type::List(b)) => self.fits(a, b),
+            (Type::Map(a), Type::Map(b)) => self.fits(&a.0, &b.0) && self.fits(&a.1, &b.1),
+            (Type::Opaque(a, p), Type::Opaque(b, q)) => a == b && self.fits_all(p, q),
+            _ => this == place,
+        }
+    }
+
+    /// Whether `param` may stand for `this`, and whether something was known about it.
+    fn substitutes(&mut self, this: &Type, param: u32) -> (bool, bool) {
+        if *this == Type::Param(param) {
+            return (true, true);
+        }
+        if let Some(known) = self.find(param).cloned() {
+            if *this == known {
+                return (true, true);
+            }
+            if self.fits(this, &known) {
+                let general = this.most_general(&known);
+                if self.is_free_of(param, general) {
+                    self.set(param, general.clone());
+                }
+                return (true, true);
+            }
+            return (false, true);
+        }
+        if self.is_free_of(param, this) {
+            self.set(param, this.clone());
+            return (true, false);
+        }
+        (false, false)
+    }
+
+    fn is_free_of(&self, param: u32, within: &Type) -> bool {
+        match within {
+            Type::Param(other) if *other == param => false,
+            Type::Param(other) => match self.find(*other) {
+                Some(known) => self.is_free_of(param, known),
+                None => true,
+            },
+            Type::Map(of) => self.is_free_of(param, &of.0) && self.is_free_of(param, &of.1),
+            other => other.params().iter().all(|inner| self.is_free_of(param, inner)),
+        }
+    }
+
+    /// `of` with all that is known filled in.
+    pub fn resolve(&self, of: &Type) -> Type {
+        self.replace(of, &|param| Type::Param(param))
+    }
+
+    /// The same; what is not known becomes dynamic.
+    pub fn finish(&self, of: &Type) -> Type {
+        self.replace(of, &|_| Type::Dyn)
+    }
+
+    fn replace(&self, of: &Type, unknown: &dyn Fn(u32) -> Type) -> Type {
+        match of {
+            Type::Param(param) => match self.find(*param) {
+                Some(known) => self.replace(known, unknown),
+                None => unknown(*param),
+            },
+            other => other.map_params(&mut |inner| self.replace(inner, unknown)),
+        }
+    }
+}
+
+impl Type {
+    /// The same with other parameters.
+    pub fn map_params(&self, change: &mut dyn FnMut(&Type) -> Type) -> Type {
+        match self {
+            Type::List(of) => Type::list(change(of)),
+            Type::Map(of) => Type::map(change(&of.0), change(&of.1)),
+            Type::Opaque(name, params) => Type::Opaque(name, params.iter().map(change).collect()),
+            Type::Kind(Some(of)) => Type::type_of(change(of)),
+            other => other.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_print_as_in_cel_go() {
+        let url = Type::structure("kubernetes.URL", Fields::Unknown);
+        for (of, text) in [
+            (Type::map(Type::String, Type::list(Type::Timestamp)), "map(string, list(timestamp))"),
+            (Type::optional(Type::Param(3)), "optional_type(_var3)"),
+            (Type::type_of(url), "type(kubernetes.URL)"),
+            (Type::Kind(None), "type"),
+            (Type::Opaque("net.IP", Arc::new([])), "net.IP"),
+        ] {
+            assert_eq!(of.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_failed_attempt_teaches_nothing() {
+        let mut known = Substitutions::default();
+        let (a, b) = (Type::Param(known.fresh()), Type::Param(known.fresh()));
+        assert!(!known.assign_all(&[Type::Int, Type::Bool], &[a.clone(), Type::String]));
+        assert_eq!(known.resolve(&a), a);
+        assert!(known.assign_all(&[Type::list(a.clone()), Type::Int], &[b.clone(), a.clone()]));
+        assert_eq!(known.finish(&b), Type::list(Type::Int));
+        assert!(!known.assign(&Type::String, &a));
+        assert!(!known.assign(&Type::list(b.clone()), &b), "a type within itself");
+    }
+}

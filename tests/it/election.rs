@@ -1,0 +1,132 @@
+//! Two managers, one lease.
+
+use std::process::{Command, ExitStatus};
+
+use kube_controller_manager::objects::{Deployment, ObjectKey, ResourceType};
+use kube_controller_manager::sandbox::cluster::Manager;
+use serde_json::{Value, json};
+
+use crate::env::*;
+use crate::faults::Births;
+
+const LEASES: ResourceType =
+    ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
+
+async fn holder(env: &Env) -> Result<String, String> {
+    let key = ObjectKey::new("kube-system", "kube-controller-manager");
+    let lease: Value =
+        env.client.resource(&LEASES).get(&key).await.map_err(|error| error.to_string())?;
+    Ok(lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned())
+}
+
+/// Waits until somebody holds the lease who did not before.
+async fn new_holder(env: &Env, before: &str) -> String {
+    eventually(&env.clock, "the lease changes hands", || async {
+        let now = holder(env).await?;
+        if now.is_empty() || now == before { Err(format!("held by {now:?}")) } else { Ok(now) }
+    })
+    .await
+}
+
+fn signal(manager: &Manager, name: &str) {
+    let status = Command::new("kill").args([name, &manager.id().to_string()]).status();
+    assert!(status.unwrap().success());
+}
+
+async fn ended(env: &Env, manager: &mut Manager) -> ExitStatus {
+    eventually(&env.clock, "the manager ends", || {
+        let ended = manager.ended().unwrap();
+        async move { ended.ok_or("it runs".to_owned()) }
+    })
+    .await
+}
+
+async fn births(env: &Env) -> Vec<usize> {
+    let mut births = Births::default();
+    births.look(&env.cluster.sandbox.api().store);
+    let mut counts = births.counts();
+    counts.sort_unstable();
+    counts
+}
+
+#[test]
+fn a_killed_leader_is_replaced_in_the_middle_of_a_rollout() {
+    block_on(async {
+        let env = Env::new("killed").await;
+        let (client, clock) = (&env.client, &env.clock);
+        let first = env.manager("first", &[]);
+        let leader = new_holder(&env, "").await;
+        let second = env.manager("second", &[]);
+        create(client, deployment("web", 6, "web:1")).await;
+        rolled_out(client, clock, "web").await;
+
+        env.cluster.steering.hold(true);
+        merge::<Deployment>(client, "web", set_image("web:2")).await;
+        eventually(clock, "the rollout has begun", || async {
+            let counts = births(&env).await;
+            if counts.len() == 2 { Ok(()) } else { Err(format!("{counts:?}")) }
+        })
+        .await;
+        drop(first);
+        env.cluster.steering.hold(false);
+        new_holder(&env, &leader).await;
+        rolled_out(client, clock, "web").await;
+        assert_eq!(births(&env).await, [6, 6]);
+
+        let status = second.stop(clock, PATIENCE).await.unwrap();
+        assert!(status.success(), "{status}");
+        assert_eq!(holder(&env).await.unwrap(), "", "the lease is released");
+        env.stop().await;
+    });
+}
+
+#[test]
+fn a_leader_that_was_cut_off_gives_up_and_does_no_harm() {
+    block_on(async {
+        let env = Env::new("stopped").await;
+        let (client, clock) = (&env.client, &env.clock);
+        let mut first = env.manager("first", &[]);
+        let leader = new_holder(&env, "").await;
+        let second = env.manager("second", &[]);
+        create(client, deployment("web", 6, "web:1")).await;
+        rolled_out(client, clock, "web").await;
+
+        // It wakes up later and believes that no time has passed.
+        signal(&first, "-STOP");
+        merge::<Deployment>(client, "web", set_image("web:2")).await;
+        new_holder(&env, &leader).await;
+        merge::<Deployment>(client, "web", json!({ "spec": { "replicas": 4 } })).await;
+        signal(&first, "-CONT");
+        let status = ended(&env, &mut first).await;
+        assert!(!status.success(), "who lost the lease ends with a failure: {status}");
+        rolled_out(client, clock, "web").await;
+        let counts = births(&env).await;
+        assert!(counts[0] <= 6 && counts[1] == 6, "{counts:?}");
+        drop(second);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn a_leader_without_an_api_server_ends_and_its_successor_goes_on() {
+    block_on(async {
+        let env = Env::new("cutoff").await;
+        let (client, clock) = (&env.client, &env.clock);
+        let faults = env.cluster.sandbox.faults();
+        let mut first = env.manager("first", &[]);
+        create(client, deployment("web", 3, "web:1")).await;
+        rolled_out(client, clock, "web").await;
+        faults.go_away();
+        let status = ended(&env, &mut first).await;
+        assert!(!status.success(), "{status}");
+        let log = std::fs::read_to_string(&first.log).unwrap();
+        assert!(log.contains("leaderelection lost"), "{log}");
+        faults.come_back();
+        let second = env.manager("second", &[]);
+        merge::<Deployment>(client, "web", json!({ "spec": { "replicas": 5 } })).await;
+        rolled_out(client, clock, "web").await;
+        assert_eq!(births(&env).await, [5]);
+        drop(second);
+        env.stop().await;
+    });
+}

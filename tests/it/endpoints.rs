@@ -1,0 +1,263 @@
+//! What Services lead to: Endpoints and EndpointSlices.
+
+use std::collections::BTreeSet;
+
+use kube_controller_manager::client::Delete;
+use kube_controller_manager::objects::{
+    Deployment, EndpointSlice, Endpoints, ObjectKey, Pod, Resource, Service,
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::env::*;
+
+fn service(name: &str, spec: Value) -> Value {
+    let metadata = json!({"name": name, "namespace": "default", "labels": {"team": "x"}});
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec})
+}
+
+/// A Deployment whose container calls port 8080 `web`.
+fn with_port(name: &str, replicas: i32, behavior: &str) -> Value {
+    let mut deployment = deployment(name, replicas, "web:1");
+    let template = &mut deployment["spec"]["template"];
+    template["metadata"]["annotations"] = json!({"sandbox/behavior": behavior});
+    template["spec"]["containers"][0]["ports"] = json!([{"name": "web", "containerPort": 8080}]);
+    deployment
+}
+
+type Addresses = BTreeSet<String>;
+
+/// What a Service's Endpoints and slices show: the ready addresses, the others, and the ports.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Shown {
+    ready: Addresses,
+    not_ready: Addresses,
+    ports: BTreeSet<i32>,
+}
+
+async fn get<T: Resource + DeserializeOwned>(env: &Env, name: &str) -> Result<T, String> {
+    env.client.get(&ObjectKey::new("default", name)).await.map_err(|error| error.to_string())
+}
+
+async fn in_endpoints(env: &Env, name: &str) -> Result<Shown, String> {
+    let endpoints: Endpoints = get(env, name).await?;
+    let mut shown = Shown::default();
+    for subset in &endpoints.subsets {
+        shown.ready.extend(subset.addresses.iter().map(|address| address.ip.to_string()));
+        let not_ready = subset.not_ready_addresses.iter();
+        shown.not_ready.extend(not_ready.map(|address| address.ip.to_string()));
+        shown.ports.extend(subset.ports.iter().map(|port| port.port));
+    }
+    Ok(shown)
+}
+
+async fn slices(env: &Env, name: &str) -> Vec<EndpointSlice> {
+    let mut slices: Vec<EndpointSlice> = list(&env.client).await;
+    slices.retain(|slice| slice.meta.labels.get("kubernetes.io/service-name") == Some(name));
+    slices
+}
+
+fn in_slices(slices: &[EndpointSlice]) -> Shown {
+    let mut shown = Shown::default();
+    for slice in slices {
+        for endpoint in &slice.endpoints {
+            let of = if endpoint.is_ready() { &mut shown.ready } else { &mut shown.not_ready };
+            of.extend(endpoint.addresses.iter().map(|address| address.to_string()));
+        }
+        shown.ports.extend(slice.ports.iter().filter_map(|port| port.port));
+    }
+    shown
+}
+
+/// Waits until both show just this, and gives the slices.
+async fn shows(env: &Env, name: &str, wanted: &Shown) -> Vec<EndpointSlice> {
+    eventually(&env.clock, &format!("{name} shows {wanted:?}"), || async {
+        let (endpoints, slices) = (in_endpoints(env, name).await?, slices(env, name).await);
+        let found = in_slices(&slices);
+        if endpoints == *wanted && found == *wanted {
+            return Ok(slices);
+        }
+        Err(format!("Endpoints: {endpoints:?}, slices: {found:?}"))
+    })
+    .await
+}
+
+async fn pods_of(env: &Env, app: &str) -> Addresses {
+    let pods: Vec<Pod> = list(&env.client).await;
+    let of_app = pods.iter().filter(|pod| pod.meta.labels.get("app") == Some(app));
+    of_app.filter(|pod| pod.is_active()).map(|pod| pod.status.ips[0].to_string()).collect()
+}
+
+async fn nothing_left(env: &Env, name: &str) {
+    eventually(&env.clock, "Endpoints and slices go with their Service", || async {
+        let slices = slices(env, name).await.len();
+        match env.client.get::<Endpoints>(&ObjectKey::new("default", name)).await {
+            Err(error) if error.is_not_found() && slices == 0 => Ok(()),
+            other => Err(format!("{slices} slices, {other:?}")),
+        }
+    })
+    .await;
+}
+
+#[test]
+fn ready_addresses_follow_the_pods() {
+    block_on(async {
+        let env = Env::new("endpoints").await;
+        let manager = env.manager("manager", &["--max-endpoints-per-slice=2"]);
+        let (client, clock) = (&env.client, &env.clock);
+        let spec = json!({
+            "selector": {"app": "web"},
+            "ports": [{"name": "http", "port": 80, "targetPort": "web"}],
+        });
+        let made = create(client, service("web", spec)).await;
+        let placeholder = shows(&env, "web", &Shown::default()).await;
+        assert!(
+            placeholder[0]
+                .meta
+                .annotations
+                .contains_key("endpoints.kubernetes.io/last-change-trigger-time")
+        );
+
+        create(client, with_port("web", 3, "ready")).await;
+        for replicas in [3, 5, 1] {
+            let scale = json!({"spec": {"replicas": replicas}});
+            merge::<Deployment>(client, "web", scale).await;
+            rolled_out(client, clock, "web").await;
+            let wanted = Shown {
+                ready: pods_of(&env, "web").await,
+                not_ready: Addresses::new(),
+                ports: [8080].into(),
+            };
+            assert_eq!(wanted.ready.len(), replicas as usize);
+            let slices = shows(&env, "web", &wanted).await;
+            assert!(slices.iter().all(|slice| slice.endpoints.len() <= 2), "{slices:?}");
+            for slice in &slices {
+                let labels = &slice.meta.labels;
+                assert_eq!(
+                    labels.get("endpointslice.kubernetes.io/managed-by"),
+                    Some("endpointslice-controller.k8s.io")
+                );
+                assert_eq!((labels.get("team"), &*slice.address_type), (Some("x"), "IPv4"));
+                let owner = slice.meta.controller().expect("a controller");
+                assert_eq!(owner.uid.to_string(), made["metadata"]["uid"]);
+            }
+        }
+        let pods: Vec<Pod> = list(client).await;
+        let endpoints: Endpoints = get(&env, "web").await.unwrap();
+        let target = endpoints.subsets[0].addresses[0].target_ref.as_ref().unwrap();
+        assert_eq!((&*target.kind, &target.uid), ("Pod", &pods[0].meta.uid));
+        assert_eq!(endpoints.meta.labels.get("team"), Some("x"));
+
+        // A label of the Service is one of its slices.
+        let label = json!({"metadata": {"labels": {"team": "y"}}});
+        merge::<Service>(client, "web", label).await;
+        eventually(clock, "labels follow", || async {
+            let endpoints: Endpoints = get(&env, "web").await?;
+            let slices = slices(&env, "web").await;
+            let team = |labels: &kube_controller_manager::objects::Labels| {
+                labels.get("team").map(str::to_owned)
+            };
+            let found = (team(&endpoints.meta.labels), team(&slices[0].meta.labels));
+            let y = || Some("y".to_owned());
+            if found == (y(), y()) { Ok(()) } else { Err(format!("{found:?}")) }
+        })
+        .await;
+
+        client.delete::<Service>(&ObjectKey::new("default", "web"), Delete::new()).await.unwrap();
+        nothing_left(&env, "web").await;
+        drop(manager);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn pods_that_are_not_ready_are_published_where_asked() {
+    block_on(async {
+        let env = Env::new("publish").await;
+        let manager = env.manager("manager", &[]);
+        let client = &env.client;
+        let spec = |published: bool| {
+            json!({
+                "selector": {"app": "slow"}, "publishNotReadyAddresses": published,
+                "clusterIP": if published { "None" } else { "" },
+                "ports": [{"port": 80, "targetPort": 9090}],
+            })
+        };
+        create(client, service("plain", spec(false))).await;
+        create(client, service("published", spec(true))).await;
+        create(client, with_port("slow", 2, "unready")).await;
+        let addresses = eventually(&env.clock, "the pods run", || async {
+            let pods: Vec<Pod> = list(client).await;
+            let with_address = pods.iter().filter(|pod| !pod.status.ips.is_empty()).count();
+            if with_address < 2 {
+                return Err(format!("{with_address} with an address"));
+            }
+            Ok(pods_of(&env, "slow").await)
+        })
+        .await;
+        let not_ready =
+            Shown { not_ready: addresses.clone(), ports: [9090].into(), ..Shown::default() };
+        shows(&env, "plain", &not_ready).await;
+        let ready = Shown { ready: addresses, ports: [9090].into(), ..Shown::default() };
+        let slices = shows(&env, "published", &ready).await;
+        assert!(slices[0].meta.labels.contains_key("service.kubernetes.io/headless"));
+        assert!(slices[0].endpoints.iter().all(|e| e.conditions.serving == Some(false)));
+        drop(manager);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn endpoints_of_a_service_without_a_selector_are_mirrored() {
+    block_on(async {
+        let env = Env::new("mirror").await;
+        let manager = env.manager("manager", &[]);
+        let client = &env.client;
+        create(client, service("outside", json!({"ports": [{"port": 80}]}))).await;
+        let subsets = |ready: &[&str], not_ready: &[&str]| {
+            let of = |ips: &[&str]| ips.iter().map(|ip| json!({"ip": ip})).collect::<Vec<_>>();
+            json!([{
+                "addresses": of(ready), "notReadyAddresses": of(not_ready),
+                "ports": [{"port": 443}],
+            }])
+        };
+        // The sandbox names this kind's resource like the kind.
+        let endpoints = json!({
+            "apiVersion": "v1", "kind": "Endpoints",
+            "metadata": {
+                "name": "outside", "namespace": "default", "labels": {"kept": "yes"},
+                "annotations": {"kept": "too"},
+            },
+            "subsets": subsets(&["192.0.2.7"], &["192.0.2.8"]),
+        });
+        let _: Value =
+            client.resource(&Endpoints::RESOURCE).create("default", &endpoints).await.unwrap();
+        let shown = |ready: &[&str], not_ready: &[&str]| Shown {
+            ready: ready.iter().map(|ip| ip.to_string()).collect(),
+            not_ready: not_ready.iter().map(|ip| ip.to_string()).collect(),
+            ports: [443].into(),
+        };
+        let slices = shows(&env, "outside", &shown(&["192.0.2.7"], &["192.0.2.8"])).await;
+        let meta = &slices[0].meta;
+        assert_eq!(
+            meta.labels.get("endpointslice.kubernetes.io/managed-by"),
+            Some("endpointslicemirroring-controller.k8s.io")
+        );
+        assert_eq!(
+            (meta.labels.get("kept"), meta.annotations.get("kept")),
+            (Some("yes"), Some("too"))
+        );
+        assert_eq!(&*meta.controller().expect("a controller").kind, "Endpoints");
+
+        let patch = json!({"subsets": subsets(&["192.0.2.8", "192.0.2.9"], &[])});
+        merge::<Endpoints>(client, "outside", patch).await;
+        let slices = shows(&env, "outside", &shown(&["192.0.2.8", "192.0.2.9"], &[])).await;
+        assert_eq!((slices.len(), &slices[0].meta.name), (1, &meta.name), "changed in place");
+
+        let key = ObjectKey::new("default", "outside");
+        client.delete::<Service>(&key, Delete::new()).await.unwrap();
+        nothing_left(&env, "outside").await;
+        drop(manager);
+        env.stop().await;
+    });
+}

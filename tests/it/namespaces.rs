@@ -1,0 +1,248 @@
+//! How a namespace goes: emptied in order, held by what can't go, with conditions that say why.
+
+use kube_controller_manager::client::{Delete, ListOptions, Patch};
+use kube_controller_manager::objects::{Namespace, ObjectKey, ResourceType};
+use kube_controller_manager::sandbox::faults::Fault;
+use kube_controller_manager::sandbox::status::ApiError;
+use serde_json::{Value, json};
+
+use crate::env::*;
+
+const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
+const SECRETS: ResourceType = ResourceType::fixed("", "v1", "Secret", "secrets", true);
+const PODS: ResourceType = ResourceType::fixed("", "v1", "Pod", "pods", true);
+const DEPLOYMENTS: ResourceType =
+    ResourceType::fixed("apps", "v1", "Deployment", "deployments", true);
+const REPLICA_SETS: ResourceType =
+    ResourceType::fixed("apps", "v1", "ReplicaSet", "replicasets", true);
+const WIDGETS: ResourceType = ResourceType::fixed("example.com", "v1", "Widget", "widgets", true);
+const NAMESPACES: ResourceType = ResourceType::fixed("", "v1", "Namespace", "namespaces", false);
+const DEFINITIONS: ResourceType = ResourceType::fixed(
+    "apiextensions.k8s.io",
+    "v1",
+    "CustomResourceDefinition",
+    "customresourcedefinitions",
+    false,
+);
+const SERVICES: ResourceType =
+    ResourceType::fixed("apiregistration.k8s.io", "v1", "APIService", "apiservices", false);
+
+const HOLD: &str = "example.com/hold";
+
+/// Creates `object` in a namespace.
+async fn make(env: &Env, resource: &ResourceType, namespace: &str, mut object: Value) {
+    object["apiVersion"] = resource.api_version().into();
+    object["kind"] = (&*resource.kind).into();
+    let verbs = env.client.resource(resource);
+    verbs.create::<Value>(namespace, &object).await.expect("create");
+}
+
+async fn make_namespace(env: &Env, name: &str) {
+    make(env, &NAMESPACES, "", json!({ "metadata": { "name": name } })).await;
+}
+
+async fn delete_namespace(env: &Env, name: &str) {
+    let key = ObjectKey::cluster(name);
+    env.client.delete::<Namespace>(&key, Delete::new()).await.expect("delete");
+}
+
+async fn items(env: &Env, resource: &ResourceType, namespace: &str) -> Vec<Value> {
+    let verbs = env.client.resource(resource);
+    verbs.list(Some(namespace), &ListOptions::default()).await.expect("list").items
+}
+
+async fn let_go(env: &Env, resource: &ResourceType, namespace: &str, name: &str) {
+    let patch = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+    let verbs = env.client.resource(resource);
+    verbs.patch::<Value>(&ObjectKey::new(namespace, name), &patch).await.expect("patch");
+}
+
+/// Waits for a namespace whose conditions that are true are these: type, reason and message.
+async fn waits_with(env: &Env, name: &str, wanted: &[[&str; 3]]) {
+    eventually(&env.clock, &format!("namespace {name} says why it waits"), || async {
+        let namespace: Namespace =
+            env.client.get(&ObjectKey::cluster(name)).await.map_err(|error| error.to_string())?;
+        let conditions = namespace.status.conditions.unwrap_or_default();
+        let faults: Vec<[&str; 3]> = conditions
+            .iter()
+            .filter(|condition| condition.status == "True")
+            .map(|condition| {
+                let [reason, message] = [&condition.reason, &condition.message];
+                [&condition.type_, reason.as_deref().unwrap(), message.as_deref().unwrap()]
+            })
+            .collect();
+        let all = conditions.len() == 5 && faults == wanted;
+        if all { Ok(()) } else { Err(format!("{conditions:#?}")) }
+    })
+    .await;
+}
+
+async fn goes(env: &Env, name: &str) {
+    eventually(&env.clock, &format!("namespace {name} goes"), || async {
+        match env.client.get::<Namespace>(&ObjectKey::cluster(name)).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            other => Err(format!("{other:#?}")),
+        }
+    })
+    .await;
+}
+
+#[test]
+fn pods_go_before_anything_else() {
+    block_on(async {
+        let env = Env::new("namespace-order").await;
+        let manager =
+            env.manager("manager", &["--controllers=*,-root-ca-certificate-publisher-controller"]);
+        let all = [&PODS, &CONFIG_MAPS, &DEPLOYMENTS, &REPLICA_SETS, &WIDGETS];
+        let definition = json!({
+            "metadata": { "name": "widgets.example.com" },
+            "spec": {
+                "group": "example.com", "scope": "Namespaced",
+                "names": { "plural": "widgets", "kind": "Widget" },
+                "versions": [{
+                    "name": "v1", "served": true, "storage": true,
+                    "schema": { "openAPIV3Schema": { "type": "object" } },
+                }],
+            },
+        });
+        make(&env, &DEFINITIONS, "", definition).await;
+        make_namespace(&env, "ns").await;
+        make(&env, &CONFIG_MAPS, "ns", json!({ "metadata": { "name": "a" } })).await;
+        make(&env, &WIDGETS, "ns", json!({ "metadata": { "name": "a" } })).await;
+        let mut web = deployment("web", 2, "web:1");
+        web["metadata"]["namespace"] = "ns".into();
+        make(&env, &DEPLOYMENTS, "ns", web).await;
+        let held = json!({
+            "metadata": { "name": "held", "finalizers": [HOLD] },
+            "spec": {
+                "terminationGracePeriodSeconds": 1,
+                "containers": [{ "name": "main", "image": "web:1" }],
+            },
+        });
+        make(&env, &PODS, "ns", held).await;
+        eventually(&env.clock, "the pods run", || async {
+            let pods = items(&env, &PODS, "ns").await;
+            let running = pods.iter().filter(|pod| pod["status"]["phase"] == "Running").count();
+            if running == 3 { Ok(()) } else { Err(format!("{running} of 3")) }
+        })
+        .await;
+
+        delete_namespace(&env, "ns").await;
+        let late = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "b" } });
+        let refused = env.client.resource(&CONFIG_MAPS).create::<Value>("ns", &late).await;
+        assert!(refused.is_err_and(|error| error.is_namespace_terminating()));
+        eventually(&env.clock, "one pod is left", || async {
+            let pods = items(&env, &PODS, "ns").await;
+            let names: Vec<&Value> = pods.iter().map(|pod| &pod["metadata"]["name"]).collect();
+            if names == ["held"] { Ok(()) } else { Err(format!("{names:?}")) }
+        })
+        .await;
+        // As long as it is there the conditions tell of no failure, and nothing else is touched.
+        waits_with(&env, "ns", &[]).await;
+        for resource in &all[1..] {
+            let left = items(&env, resource, "ns").await;
+            assert_eq!(left.len(), 1, "{resource}: {left:#?}");
+            assert!(left[0]["metadata"]["deletionTimestamp"].is_null(), "{resource}");
+        }
+        let_go(&env, &PODS, "ns", "held").await;
+        goes(&env, "ns").await;
+        for resource in all {
+            assert_eq!(items(&env, resource, "ns").await, [] as [Value; 0], "{resource}");
+        }
+        drop(manager);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn a_finalizer_holds_it_and_the_conditions_say_so() {
+    block_on(async {
+        let env = Env::new("namespace-held").await;
+        let manager = env.manager("manager", &[]);
+        make_namespace(&env, "ns").await;
+        for name in ["a", "b"] {
+            let object = json!({ "metadata": { "name": name, "finalizers": [HOLD] } });
+            make(&env, &CONFIG_MAPS, "ns", object).await;
+        }
+        make(&env, &SECRETS, "ns", json!({ "metadata": { "name": "a" } })).await;
+        // This server can't delete them all at once.
+        let faults = env.cluster.sandbox.faults();
+        let unsupported = ApiError::new(405, "MethodNotAllowed", "not allowed on this resource");
+        faults.next(1000, "deletecollection", "secrets", Fault::Fail(unsupported));
+        delete_namespace(&env, "ns").await;
+        let remaining = |count: u32| {
+            [
+                [
+                    "NamespaceContentRemaining".to_owned(),
+                    "SomeResourcesRemain".to_owned(),
+                    format!(
+                        "Some resources are remaining: configmaps. has {count} resource instances"
+                    ),
+                ],
+                [
+                    "NamespaceFinalizersRemaining".to_owned(),
+                    "SomeFinalizersRemain".to_owned(),
+                    format!(
+                        "Some content in the namespace has finalizers remaining: {HOLD} in {count} resource instances"
+                    ),
+                ],
+            ]
+        };
+        for (count, name) in [(2, "a"), (1, "b")] {
+            let wanted = remaining(count);
+            let wanted = wanted.each_ref().map(|texts| texts.each_ref().map(String::as_str));
+            waits_with(&env, "ns", &wanted).await;
+            assert_eq!(items(&env, &SECRETS, "ns").await, [] as [Value; 0]);
+            let_go(&env, &CONFIG_MAPS, "ns", name).await;
+        }
+        goes(&env, "ns").await;
+        assert_eq!(faults.count("delete", "secrets"), 1);
+        assert_eq!(faults.count("deletecollection", "configmaps"), 1, "once is enough");
+        drop(manager);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn what_is_not_known_or_fails_holds_it() {
+    block_on(async {
+        let env = Env::new("namespace-unknown").await;
+        let manager = env.manager("manager", &[]);
+        make_namespace(&env, "ns").await;
+        for resource in [&CONFIG_MAPS, &SECRETS] {
+            make(&env, resource, "ns", json!({ "metadata": { "name": "a" } })).await;
+        }
+        let service = json!({
+            "metadata": { "name": "v1beta1.metrics.example.com" },
+            "spec": {
+                "group": "metrics.example.com", "version": "v1beta1",
+                "service": { "namespace": "default", "name": "metrics" },
+                "groupPriorityMinimum": 100, "versionPriority": 100,
+            },
+        });
+        make(&env, &SERVICES, "", service).await;
+        let faults = env.cluster.sandbox.faults();
+        faults.next(1000, "deletecollection", "secrets", Fault::code(500, None));
+        delete_namespace(&env, "ns").await;
+        let undiscovered = [
+            "NamespaceDeletionDiscoveryFailure",
+            "DiscoveryFailed",
+            "Discovery failed for some groups, 1 failing: unable to retrieve the complete list of server APIs: metrics.example.com/v1beta1: stale GroupVersion discovery: metrics.example.com/v1beta1",
+        ];
+        let failed = [
+            "NamespaceDeletionContentFailure",
+            "ContentDeletionFailed",
+            "Failed to delete all resource types, 1 remaining: fault on purpose: InternalError",
+        ];
+        waits_with(&env, "ns", &[undiscovered, failed]).await;
+        assert_eq!(items(&env, &CONFIG_MAPS, "ns").await, [] as [Value; 0], "the rest goes");
+        faults.clear();
+        waits_with(&env, "ns", &[undiscovered]).await;
+        assert_eq!(items(&env, &SECRETS, "ns").await, [] as [Value; 0]);
+        let key = ObjectKey::cluster("v1beta1.metrics.example.com");
+        env.client.resource(&SERVICES).delete(&key, Delete::new()).await.expect("delete");
+        goes(&env, "ns").await;
+        drop(manager);
+        env.stop().await;
+    });
+}

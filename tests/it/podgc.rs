@@ -1,0 +1,124 @@
+//! Pods that nobody but the pod garbage collector deletes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube_controller_manager::app::source::ClientSource;
+use kube_controller_manager::cache::SharedInformerFactory;
+use kube_controller_manager::client::{Client, Delete, Patch};
+use kube_controller_manager::clock::{Clock, FakeClock};
+use kube_controller_manager::controllers::{
+    ClientBuilder, ControllerContext, ControllerContextParts, podgc,
+};
+use kube_controller_manager::objects::{ObjectKey, Pod, Resource};
+use kube_controller_manager::options::Options;
+use kube_controller_manager::task::{StopToken, spawn};
+use serde_json::{Value, json};
+
+use crate::env::*;
+
+struct OneClient(Client);
+
+impl ClientBuilder for OneClient {
+    fn root_client(&self, name: &str) -> Client {
+        self.client(name)
+    }
+    fn client(&self, _: &str) -> Client {
+        self.0.clone()
+    }
+}
+
+/// A pod that neither scheduler nor kubelet looks at, and that stays until it is let go.
+fn pod(name: &str, node: Option<&str>) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": "default", "finalizers": ["test/stay"] },
+        "spec": {
+            "schedulerName": "nobody", "nodeName": node,
+            "containers": [{ "name": "main", "image": "x:1" }],
+        },
+    })
+}
+
+#[test]
+fn pods_that_nobody_else_deletes_go() {
+    block_on(async {
+        let env = Env::new("podgc").await;
+        let client = &env.client;
+        for (name, phase) in [("a-old", "Failed"), ("b-new", "Succeeded")] {
+            create(client, pod(name, None)).await;
+            let status = client.resource(&Pod::RESOURCE).subresource("status");
+            let patch = Patch::Merge(json!({ "status": { "phase": phase } }));
+            status.patch::<Value>(&ObjectKey::new("default", name), &patch).await.expect("patch");
+        }
+        for (name, node) in [("unscheduled", None), ("orphan", Some("no-such-node"))] {
+            create(client, pod(name, node)).await;
+        }
+        let to_go = ObjectKey::new("default", "unscheduled");
+        client.delete::<Pod>(&to_go, Delete::new()).await.expect("delete");
+
+        let clock = FakeClock::new(env.clock.now());
+        let stop = StopToken::new();
+        let source = ClientSource::new(client.clone());
+        let factory = SharedInformerFactory::new(source, env.clock.clone());
+        // All four end up terminated, and the oldest is one too many.
+        let options = Options { terminated_pod_gc_threshold: 3, ..Options::default() };
+        let cx = ControllerContext::new(ControllerContextParts {
+            options: Arc::new(options),
+            factory: factory.clone(),
+            clients: Arc::new(OneClient(client.clone())),
+            clock: clock.clone(),
+            stop: stop.clone(),
+        });
+        let controller = podgc::controller(&cx).with_clock(clock.clone());
+        factory.start(&stop);
+        let running = spawn(controller.run(stop.clone()));
+
+        let pods = || async {
+            let pods: Vec<Value> = client
+                .resource(&Pod::RESOURCE)
+                .list(Some("default"), &Default::default())
+                .await
+                .expect("list")
+                .items;
+            pods
+        };
+        let reached = eventually(&env.clock, "three of four pods go", || async {
+            let pods = pods().await;
+            let going = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_string());
+            let phase = |pod: &Value| pod["status"]["phase"].as_str().map(str::to_owned);
+            let failed = going.filter(|pod| phase(pod).as_deref() != Some("Pending")).count();
+            if failed == 3 {
+                return Ok(pods);
+            }
+            clock.advance(Duration::from_secs(5));
+            Err(format!("{pods:#?}"))
+        })
+        .await;
+        let named = |name: &str| reached.iter().find(|pod| pod["metadata"]["name"] == name);
+        assert!(named("b-new").unwrap()["metadata"]["deletionTimestamp"].is_null(), "it may stay");
+        assert!(named("a-old").is_some());
+        let orphan = &named("orphan").unwrap()["status"];
+        assert_eq!(orphan["phase"], "Failed");
+        let conditions = orphan["conditions"].as_array().unwrap();
+        let target = conditions.iter().find(|c| c["type"] == "DisruptionTarget").unwrap();
+        assert_eq!(
+            [&target["status"], &target["reason"], &target["message"]],
+            ["True", "DeletionByPodGC", "PodGC: node no longer exists"]
+        );
+        assert_eq!(target["lastTransitionTime"], clock_text(&clock, &target["lastTransitionTime"]));
+        assert_eq!(named("unscheduled").unwrap()["status"]["phase"], "Failed");
+        stop.stop();
+        running.await;
+        factory.shutdown().await;
+        env.stop().await;
+    });
+}
+
+/// `text` if it is a time that `clock` has shown.
+fn clock_text(clock: &FakeClock, text: &Value) -> String {
+    let time: kube_controller_manager::objects::Timestamp =
+        text.as_str().unwrap_or_default().parse().expect("a time");
+    assert!(time <= clock.now());
+    time.to_string()
+}

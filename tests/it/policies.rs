@@ -1,0 +1,196 @@
+//! What the authors of ValidatingAdmissionPolicies are told about their expressions.
+
+use kube_controller_manager::client::Patch;
+use kube_controller_manager::objects::{
+    ExpressionWarning, ObjectKey, Resource, ResourceType, TypeChecking, ValidatingAdmissionPolicy,
+};
+use serde_json::{Value, json};
+
+use crate::env::*;
+
+/// Policies, and the warnings that the Go manager 1.36 gave for them on a real API server. The
+/// numbers in names of types, which are different each time, are 0.
+const WARNINGS: &str = include_str!("../../fixtures/policies.json");
+
+const ONLY: &str = "--controllers=validatingadmissionpolicy-status-controller";
+
+#[derive(serde::Deserialize)]
+struct Case {
+    spec: Value,
+    warnings: Vec<ExpressionWarning>,
+}
+
+/// A custom kind with a field of every sort.
+const WIDGETS: &str = r#"{
+  "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+  "metadata": { "name": "widgets.example.com" },
+  "spec": {
+    "group": "example.com", "scope": "Namespaced",
+    "names": { "kind": "Widget", "plural": "widgets", "singular": "widget" },
+    "versions": [{
+      "name": "v1", "served": true, "storage": true,
+      "schema": { "openAPIV3Schema": { "type": "object", "properties": { "spec": {
+        "type": "object",
+        "properties": {
+          "count": { "type": "integer" },
+          "ratio": { "type": "number" },
+          "limit": { "x-kubernetes-int-or-string": true },
+          "free": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
+          "open": { "x-kubernetes-preserve-unknown-fields": true },
+          "embedded": { "type": "object", "x-kubernetes-embedded-resource": true,
+                        "x-kubernetes-preserve-unknown-fields": true },
+          "foo-bar": { "type": "string" },
+          "foo_bar": { "type": "string" },
+          "namespace": { "type": "string" },
+          "when": { "type": "string", "format": "date-time" },
+          "day": { "type": "string", "format": "date" },
+          "span": { "type": "string", "format": "duration" },
+          "bin": { "type": "string", "format": "byte" },
+          "flags": { "type": "object", "additionalProperties": { "type": "boolean" } },
+          "nested": { "type": "object", "additionalProperties": { "type": "array",
+            "items": { "type": "object", "properties": { "deep": { "type": "string" } } } } },
+          "matrix": { "type": "array",
+                      "items": { "type": "array", "items": { "type": "integer" } } }
+        }
+      } } } }
+    }]
+  }
+}"#;
+
+/// `Deployment123456.spec` as `Deployment0.spec`.
+fn without_numbers(text: &str) -> String {
+    let mut result = String::new();
+    let mut word = String::new();
+    for character in text.chars().chain(['\n']) {
+        if character.is_alphanumeric() {
+            word.push(character);
+            continue;
+        }
+        let name = word.trim_end_matches(|c: char| c.is_ascii_digit());
+        let named = name.starts_with(|c: char| c.is_ascii_uppercase());
+        if named && word.len() >= name.len() + 3 {
+            word.replace_range(name.len().., "0");
+        }
+        result.push_str(&word);
+        result.push(character);
+        word.clear();
+    }
+    result.pop();
+    result
+}
+
+async fn create_policy(env: &Env, name: &str, spec: &Value) {
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+        "metadata": { "name": name }, "spec": spec,
+    });
+    let resource = env.client.resource(&ValidatingAdmissionPolicy::RESOURCE);
+    let _: Value = resource.create("", &policy).await.expect("create");
+}
+
+/// The warnings about the newest generation, once they are there.
+async fn warnings(env: &Env, name: &str) -> (i64, Vec<ExpressionWarning>) {
+    let key = ObjectKey::new("", name);
+    eventually(&env.clock, &format!("policy {name} is checked"), || async {
+        let policy: ValidatingAdmissionPolicy =
+            env.client.get(&key).await.map_err(|error| error.to_string())?;
+        let generation = policy.meta.generation;
+        match policy.status.type_checking {
+            Some(TypeChecking { expression_warnings })
+                if policy.status.observed_generation == generation =>
+            {
+                Ok((generation, expression_warnings))
+            }
+            _ => Err(format!("generation {generation}: {:?}", policy.status)),
+        }
+    })
+    .await
+}
+
+#[test]
+fn a_typo_is_told_until_it_is_corrected() {
+    block_on(async {
+        let env = Env::new("policies").await;
+        let manager = env.manager("manager", &[ONLY]);
+        let spec = json!({
+            "matchConstraints": { "resourceRules": [{
+                "apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["CREATE"],
+                "resources": ["deployments"],
+            }] },
+            "validations": [
+                { "expression": "object.spec.replicass > 5" },
+                { "expression": "object.spec.replicas > 5",
+                  "messageExpression": "'replicas: ' + object.spec.replicas" },
+            ],
+        });
+        create_policy(&env, "replicas", &spec).await;
+        let (first, found) = warnings(&env, "replicas").await;
+        let expected = [
+            (
+                "spec.validations[0].expression",
+                "apps/v1, Kind=Deployment: ERROR: <input>:1:12: undefined field 'replicass'\n \
+                 | object.spec.replicass > 5\n | ...........^\n",
+            ),
+            (
+                "spec.validations[1].messageExpression",
+                "apps/v1, Kind=Deployment: ERROR: <input>:1:14: found no matching overload for \
+                 '_+_' applied to '(string, int)'\n | 'replicas: ' + object.spec.replicas\n \
+                 | .............^\n",
+            ),
+        ];
+        let told: Vec<(&str, &str)> = found
+            .iter()
+            .map(|warning| (warning.field_ref.as_str(), warning.warning.as_str()))
+            .collect();
+        assert_eq!(told, expected);
+
+        let fixed = json!({ "spec": { "validations": [
+            { "expression": "object.spec.replicas > 5",
+              "messageExpression": "'replicas: ' + string(object.spec.replicas)" },
+        ] } });
+        let key = ObjectKey::new("", "replicas");
+        let patch = Patch::Merge(fixed);
+        env.client.patch::<ValidatingAdmissionPolicy>(&key, &patch).await.expect("patch");
+        let (second, found) = warnings(&env, "replicas").await;
+        assert!(second > first, "generation {second} follows {first}");
+        assert_eq!(found, [], "nothing is wrong any more");
+        drop(manager);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn warnings_are_those_of_the_go_manager() {
+    block_on(async {
+        let env = Env::new("policies").await;
+        let crds = ResourceType::fixed(
+            "apiextensions.k8s.io",
+            "v1",
+            "CustomResourceDefinition",
+            "customresourcedefinitions",
+            false,
+        );
+        let widgets: Value = serde_json::from_str(WIDGETS).unwrap();
+        let _: Value = env.client.resource(&crds).create("", &widgets).await.expect("create");
+        let flags = [ONLY, "--kube-api-qps=1000", "--kube-api-burst=1000"];
+        let manager = env.manager("manager", &flags);
+        let cases: Vec<Case> = serde_json::from_str(WARNINGS).unwrap();
+        assert!(cases.len() > 150);
+        for (n, case) in cases.iter().enumerate() {
+            create_policy(&env, &format!("policy-{n}"), &case.spec).await;
+        }
+        let mut different = Vec::new();
+        for (n, Case { spec, warnings: expected }) in cases.iter().enumerate() {
+            let (_, mut found) = warnings(&env, &format!("policy-{n}")).await;
+            for warning in &mut found {
+                warning.warning = without_numbers(&warning.warning);
+            }
+            if found != *expected {
+                different.push(format!("{spec}\nis     {found:#?}\nnot {expected:#?}"));
+            }
+        }
+        assert!(different.is_empty(), "{}", different.join("\n\n"));
+        drop(manager);
+        env.stop().await;
+    });
+}

@@ -1,0 +1,168 @@
+//! What is used of what ResourceQuotas limit.
+
+use std::collections::BTreeMap;
+
+use kube_controller_manager::client::{Client, Delete};
+use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ResourceQuota, ResourceType};
+use serde_json::{Value, json};
+
+use crate::env::*;
+
+const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
+const SERVICES: ResourceType = ResourceType::fixed("", "v1", "Service", "services", true);
+const WIDGETS: ResourceType = ResourceType::fixed("example.com", "v1", "Widget", "widgets", true);
+const DEFINITIONS: ResourceType = ResourceType::fixed(
+    "apiextensions.k8s.io",
+    "v1",
+    "CustomResourceDefinition",
+    "customresourcedefinitions",
+    false,
+);
+
+fn object(api_version: &str, kind: &str, name: &str, rest: Value) -> Value {
+    let mut object = json!({
+        "apiVersion": api_version, "kind": kind,
+        "metadata": { "name": name, "namespace": "default" },
+    });
+    object.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+    object
+}
+
+fn pod(name: &str, cpu: &str, extra: Value) -> Value {
+    let mut spec = json!({
+        "schedulerName": "nobody",
+        "containers": [{
+            "name": "main", "image": "x:1", "resources": { "requests": { "cpu": cpu } },
+        }],
+    });
+    spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    object("v1", "Pod", name, json!({ "spec": spec }))
+}
+
+fn quota(name: &str, spec: Value) -> Value {
+    object("v1", "ResourceQuota", name, json!({ "spec": spec }))
+}
+
+/// Waits until the quota says that just this is used.
+async fn uses(env: &Env, name: &str, used: &[(&str, &str)]) {
+    let status = env.client.resource(&ResourceQuota::RESOURCE);
+    let wanted: BTreeMap<&str, &str> = used.iter().copied().collect();
+    let wanted = serde_json::to_value(wanted).unwrap();
+    eventually(&env.clock, &format!("{name} uses {wanted}"), || async {
+        let key = ObjectKey::new("default", name);
+        let quota: Value = status.get(&key).await.map_err(|error| error.to_string())?;
+        let is_whole = quota["status"]["hard"] == quota["spec"]["hard"];
+        if is_whole && quota["status"]["used"] == wanted {
+            return Ok(());
+        }
+        Err(quota.to_string())
+    })
+    .await;
+}
+
+async fn delete(client: &Client, resource: &ResourceType, name: &str) {
+    let key = ObjectKey::new("default", name);
+    client.resource(resource).delete(&key, Delete::new()).await.expect("delete");
+}
+
+/// A kind of object that the API server did not know.
+async fn define_widgets(env: &Env) {
+    let definition = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": "widgets.example.com" },
+        "spec": {
+            "group": "example.com", "scope": "Namespaced",
+            "names": { "kind": "Widget", "plural": "widgets" },
+            "versions": [{
+                "name": "v1", "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": { "type": "object" } },
+            }],
+        },
+    });
+    env.client.resource(&DEFINITIONS).create::<Value>("", &definition).await.expect("create");
+    eventually(&env.clock, "widgets are served", || async {
+        let widget = object("example.com/v1", "Widget", "first", json!({}));
+        let created = env.client.resource(&WIDGETS).create::<Value>("default", &widget).await;
+        created.map(drop).map_err(|error| error.to_string())
+    })
+    .await;
+}
+
+#[test]
+fn what_is_deleted_is_free_again() {
+    block_on(async {
+        let env = Env::new("quota").await;
+        let client = &env.client;
+        define_widgets(&env).await;
+        for name in ["one", "two"] {
+            create(client, object("v1", "ConfigMap", name, json!({}))).await;
+            create(client, pod(name, "600m", json!({}))).await;
+        }
+        create(client, pod("short", "1", json!({ "activeDeadlineSeconds": 600 }))).await;
+        let node_port = json!({ "spec": { "type": "NodePort", "ports": [{ "port": 80 }] } });
+        create(client, object("v1", "Service", "web", node_port)).await;
+        let all = json!({ "hard": {
+            "pods": "10", "requests.cpu": "4", "count/configmaps": "5", "count/pods": "10",
+            "count/widgets.example.com": "3", "services.nodeports": "1", "count/unknown.io": "1",
+        } });
+        create(client, quota("all", all)).await;
+        let long = json!({ "hard": { "pods": "4", "cpu": "2" }, "scopes": ["NotTerminating"] });
+        create(client, quota("long", long)).await;
+        // No full pass comes within the patience of this test: changes are told.
+        let manager = env.manager("manager", &["--resource-quota-sync-period=1h"]);
+        let used = |pods: &'static str, cpu, maps, widgets, ports| {
+            [
+                ("pods", pods),
+                ("requests.cpu", cpu),
+                ("count/configmaps", maps),
+                ("count/pods", pods),
+                ("count/widgets.example.com", widgets),
+                ("services.nodeports", ports),
+            ]
+        };
+        uses(&env, "all", &used("3", "2200m", "2", "1", "1")).await;
+        uses(&env, "long", &[("pods", "2"), ("cpu", "1200m")]).await;
+
+        delete(client, &Pod::RESOURCE, "one").await;
+        delete(client, &CONFIG_MAPS, "one").await;
+        delete(client, &WIDGETS, "first").await;
+        delete(client, &SERVICES, "web").await;
+        uses(&env, "all", &used("2", "1600m", "1", "0", "0")).await;
+        uses(&env, "long", &[("pods", "1"), ("cpu", "600m")]).await;
+
+        // A pod that has ended is stored, and uses nothing.
+        let status = client.resource(&Pod::RESOURCE).subresource("status");
+        let ended = kube_controller_manager::client::Patch::Merge(
+            json!({ "status": { "phase": "Succeeded" } }),
+        );
+        status.patch::<Value>(&ObjectKey::new("default", "two"), &ended).await.expect("patch");
+        uses(&env, "long", &[("pods", "0"), ("cpu", "0")]).await;
+        let mut ended = used("1", "1", "1", "0", "0");
+        ended[3].1 = "2";
+        uses(&env, "all", &ended).await;
+
+        // Another limit is looked at at once.
+        merge::<ResourceQuota>(client, "long", json!({ "spec": { "hard": { "cpu": null } } }))
+            .await;
+        uses(&env, "long", &[("pods", "0")]).await;
+        drop(manager);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn what_is_created_is_found_by_the_next_pass() {
+    block_on(async {
+        let env = Env::new("quota-resync").await;
+        let client = &env.client;
+        let hard = json!({ "hard": { "count/configmaps": "9", "pods": "9", "memory": "1Gi" } });
+        create(client, quota("all", hard)).await;
+        let manager = env.manager("manager", &["--resource-quota-sync-period=1s"]);
+        uses(&env, "all", &[("count/configmaps", "0"), ("pods", "0"), ("memory", "0")]).await;
+        create(client, object("v1", "ConfigMap", "one", json!({}))).await;
+        create(client, pod("one", "1", json!({}))).await;
+        uses(&env, "all", &[("count/configmaps", "1"), ("pods", "1"), ("memory", "0")]).await;
+        drop(manager);
+        env.stop().await;
+    });
+}

@@ -1,0 +1,153 @@
+//! A real kube-apiserver and its etcd, as envtest runs them.
+
+use std::fs;
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::sandbox::certs::{Authority, Pair};
+use kube_controller_manager::sandbox::cluster::administrator;
+use serde_json::json;
+
+use crate::env::eventually;
+
+/// The folder that holds the binaries; tells once that there is none.
+pub fn assets() -> Option<PathBuf> {
+    static TOLD: Once = Once::new();
+    let assets = std::env::var_os("KUBEBUILDER_ASSETS").filter(|assets| !assets.is_empty());
+    if assets.is_none() {
+        // Not by a macro: the test harness would keep it to itself.
+        let text = "skipped on a real kube-apiserver: KUBEBUILDER_ASSETS is not set\n";
+        TOLD.call_once(|| std::io::stderr().write_all(text.as_bytes()).unwrap_or_default());
+    }
+    assets.map(PathBuf::from)
+}
+
+/// Runs until dropped. One at a time: they are heavy.
+pub struct ApiServer {
+    /// Of an administrator.
+    pub admin: PathBuf,
+    /// Of the manager, which has the rights that every cluster gives it.
+    pub kubeconfig: PathBuf,
+    processes: Vec<Child>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        // The API server before its etcd.
+        for process in self.processes.iter_mut().rev() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// A port that nobody listens on just now.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    listener.local_addr().expect("its number").port()
+}
+
+fn write_pair(folder: &Path, name: &str, pair: &Pair) {
+    fs::write(folder.join(format!("{name}.crt")), &pair.certificate).expect("written");
+    fs::write(folder.join(format!("{name}.key")), &pair.key).expect("written");
+}
+
+fn spawn(program: PathBuf, folder: &Path, flags: &[String]) -> Child {
+    let name = program.file_name().expect("a program").to_string_lossy().into_owned();
+    let log = fs::File::create(folder.join(format!("{name}.log"))).expect("a log file");
+    Command::new(&program)
+        .args(flags)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("the log file"))
+        .stderr(log)
+        .spawn()
+        .unwrap_or_else(|error| panic!("{}: {error}", program.display()))
+}
+
+impl ApiServer {
+    /// Everything that it writes goes to `folder`.
+    pub async fn start(assets: &Path, folder: &Path, clock: &SharedClock) -> ApiServer {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let authority = Authority::new(clock.now()).expect("a CA");
+        let file = |name: &str| folder.join(name).display().to_string();
+        fs::write(folder.join("ca.crt"), &authority.certificate).expect("written");
+        let serving = authority.serving(Ipv4Addr::LOCALHOST.into()).expect("signed");
+        write_pair(folder, "apiserver", &serving);
+        // One key for both ends: what it signs, the certificate's public key verifies.
+        fs::write(folder.join("sa.key"), &serving.key).expect("written");
+        let admin = authority.client("admin", &["system:masters"]).expect("signed");
+        write_pair(folder, "admin", &admin);
+        let manager = authority.client("system:kube-controller-manager", &[]).expect("signed");
+        write_pair(folder, "manager", &manager);
+
+        let [etcd, peer, port] = [free_port(), free_port(), free_port()];
+        let (etcd, peer) = (format!("http://127.0.0.1:{etcd}"), format!("http://127.0.0.1:{peer}"));
+        let store = spawn(
+            assets.join("etcd"),
+            folder,
+            &[
+                format!("--data-dir={}", file("etcd")),
+                format!("--listen-client-urls={etcd}"),
+                format!("--advertise-client-urls={etcd}"),
+                format!("--listen-peer-urls={peer}"),
+                format!("--initial-advertise-peer-urls={peer}"),
+                format!("--initial-cluster=default={peer}"),
+                "--unsafe-no-fsync".into(),
+            ],
+        );
+        let server = spawn(
+            assets.join("kube-apiserver"),
+            folder,
+            &[
+                format!("--etcd-servers={etcd}"),
+                format!("--secure-port={port}"),
+                "--bind-address=127.0.0.1".into(),
+                "--advertise-address=192.0.2.1".into(),
+                format!("--tls-cert-file={}", file("apiserver.crt")),
+                format!("--tls-private-key-file={}", file("apiserver.key")),
+                format!("--client-ca-file={}", file("ca.crt")),
+                format!("--service-account-key-file={}", file("apiserver.crt")),
+                format!("--service-account-signing-key-file={}", file("sa.key")),
+                "--service-account-issuer=https://kubernetes.default.svc".into(),
+                "--service-cluster-ip-range=10.96.0.0/16".into(),
+                "--authorization-mode=RBAC".into(),
+                // As envtest: pods need no service account.
+                "--disable-admission-plugins=ServiceAccount".into(),
+            ],
+        );
+        let [admin, kubeconfig] = ["admin", "manager"].map(|user| {
+            let config = json!({
+                "apiVersion": "v1", "kind": "Config", "current-context": "real",
+                "clusters": [{ "name": "real", "cluster": {
+                    "server": format!("https://127.0.0.1:{port}"),
+                    "certificate-authority": file("ca.crt"),
+                }}],
+                "users": [{ "name": user, "user": {
+                    "client-certificate": file(&format!("{user}.crt")),
+                    "client-key": file(&format!("{user}.key")),
+                }}],
+                "contexts": [{ "name": "real", "context": { "cluster": "real", "user": user } }],
+            });
+            let path = folder.join(format!("{user}.conf"));
+            fs::write(&path, config.to_string()).expect("written");
+            path
+        });
+        let processes = vec![store, server];
+        let started = ApiServer { admin, kubeconfig, processes, _turn: turn };
+        let client = administrator(&started.admin, "tests", clock).expect("a client");
+        eventually(clock, "the API server is ready", || async {
+            let said = fs::read_to_string(folder.join("kube-apiserver.log")).unwrap_or_default();
+            let last = said.lines().last().unwrap_or_default();
+            client.get_path("/readyz").await.map_err(|error| format!("{error}: {last}"))
+        })
+        .await;
+        started
+    }
+}
