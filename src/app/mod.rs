@@ -7,7 +7,7 @@ pub mod connect;
 pub mod controllers;
 mod leader_election;
 mod logging;
-mod process_metrics;
+pub mod process_metrics;
 pub mod serving;
 mod signals;
 pub mod source;

@@ -47,14 +47,17 @@ struct Process {
 /// A gauge's part of a reading.
 type Pick = fn(&Reading) -> f64;
 
-/// What `/proc/self` says now.
+/// What `/proc` says of a process now.
 #[derive(Debug, Default, PartialEq)]
-struct Reading {
-    cpu_seconds: f64,
-    start_seconds: f64,
-    resident_bytes: f64,
-    virtual_bytes: f64,
-    open_fds: f64,
+pub struct Reading {
+    pub cpu_seconds: f64,
+    pub start_seconds: f64,
+    pub resident_bytes: f64,
+    /// The most that was ever resident.
+    pub peak_bytes: f64,
+    pub virtual_bytes: f64,
+    pub threads: f64,
+    pub open_fds: f64,
 }
 
 impl Process {
@@ -96,7 +99,8 @@ impl Collector for Process {
     }
 }
 
-fn read(stat: &str, status: &str, system: &str) -> Reading {
+/// From the texts of a process's `stat` and `status`, and of the system's `stat`.
+pub fn read(stat: &str, status: &str, system: &str) -> Reading {
     // The second field is the program's name, which may hold spaces and parentheses.
     let fields: Vec<&str> =
         stat.rsplit_once(')').map_or(Vec::new(), |(_, rest)| rest.split_whitespace().collect());
@@ -111,7 +115,9 @@ fn read(stat: &str, status: &str, system: &str) -> Reading {
         cpu_seconds: (ticks(14) + ticks(15)) / TICKS,
         start_seconds: number(system, "btime") + ticks(22) / TICKS,
         resident_bytes: number(status, "VmRSS:") * 1024.0,
+        peak_bytes: number(status, "VmHWM:") * 1024.0,
         virtual_bytes: number(status, "VmSize:") * 1024.0,
+        threads: ticks(20),
         open_fds: 0.0,
     }
 }
@@ -123,12 +129,18 @@ mod tests {
     #[test]
     fn proc_is_read_past_a_strange_name() {
         let stat = "1 (a) b) S 0 1 1 0 -1 4194560 1 0 0 0 250 50 0 0 20 0 1 0 700 1 1 1";
-        let reading = read(stat, "Name:\tx\nVmSize:\t 20 kB\nVmRSS:\t 10 kB\n", "btime 1000\n");
+        let reading = read(
+            stat,
+            "Name:\tx\nVmSize:\t 20 kB\nVmHWM:\t 15 kB\nVmRSS:\t 10 kB\n",
+            "btime 1000\n",
+        );
         let expected = Reading {
             cpu_seconds: 3.0,
             start_seconds: 1007.0,
             resident_bytes: 10240.0,
+            peak_bytes: 15360.0,
             virtual_bytes: 20480.0,
+            threads: 1.0,
             open_fds: 0.0,
         };
         assert_eq!(reading, expected);

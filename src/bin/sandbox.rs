@@ -11,6 +11,7 @@ use kube_controller_manager::options::{self, Command};
 use kube_controller_manager::sandbox::SandboxOptions;
 use kube_controller_manager::sandbox::cluster::{EMBEDDED, ManagerProgram};
 use kube_controller_manager::sandbox::demo::Demo;
+use kube_controller_manager::sandbox::load::{Load, Size};
 use kube_controller_manager::sandbox::nodes::NodeOptions;
 use kube_controller_manager::task::{self, StopToken};
 
@@ -21,12 +22,27 @@ struct Args {
     /// end when the fixture has rolled out: 0, or 1 with the reason why it has not
     #[argh(switch)]
     once: bool,
-    /// how many nodes (3)
-    #[argh(option, default = "3")]
-    nodes: usize,
-    /// seconds that the fixture may take to roll out (120)
-    #[argh(option, default = "120")]
-    timeout: u64,
+    /// how many nodes (3; 100 under a load)
+    #[argh(option)]
+    nodes: Option<usize>,
+    /// load the manager and print what it costs: deployments=100,replicas=100
+    #[argh(option)]
+    load: Option<Size>,
+    /// with --load: ConfigMaps of 10 KB (0)
+    #[argh(option, default = "0")]
+    configmaps: usize,
+    /// with --load: seconds to watch the idle manager (20)
+    #[argh(option, default = "20")]
+    idle: u64,
+    /// with --load: an administrator's kubeconfig, to load another API server than the embedded one
+    #[argh(option)]
+    kubeconfig: Option<PathBuf>,
+    /// with --load: print JSON
+    #[argh(switch)]
+    json: bool,
+    /// seconds that the fixture may take to roll out (120), or a phase of a load (1800)
+    #[argh(option)]
+    timeout: Option<u64>,
     /// YAML to apply instead of the built-in demo
     #[argh(option)]
     fixture: Option<PathBuf>,
@@ -55,19 +71,42 @@ fn main() -> ExitCode {
     });
     let mut sandbox = SandboxOptions::new(dir);
     sandbox.address.set_port(args.port);
-    let demo = Demo {
-        sandbox,
-        nodes: NodeOptions { count: args.nodes, ..NodeOptions::default() },
-        fixture: args.fixture,
-        manager: args.manager.map_or(ManagerProgram::Embedded, ManagerProgram::Path),
-        manager_flags: args.manager_flags,
-        once: args.once,
-        patience: Duration::from_secs(args.timeout),
-    };
+    let manager = args.manager.map_or(ManagerProgram::Embedded, ManagerProgram::Path);
+    let nodes =
+        |count| NodeOptions { count: args.nodes.unwrap_or(count), ..NodeOptions::default() };
+    let patience = |seconds| Duration::from_secs(args.timeout.unwrap_or(seconds));
     let ended = async_std::task::block_on(async {
         let stop = StopToken::new();
         stop_on_signals(&stop)?;
-        demo.run(stop).await
+        let Some(size) = args.load else {
+            let demo = Demo {
+                sandbox,
+                nodes: nodes(3),
+                fixture: args.fixture,
+                manager,
+                manager_flags: args.manager_flags,
+                once: args.once,
+                patience: patience(120),
+            };
+            return demo.run(stop).await;
+        };
+        let load = Load {
+            sandbox,
+            kubeconfig: args.kubeconfig,
+            nodes: nodes(100),
+            size,
+            config_maps: args.configmaps,
+            idle: Duration::from_secs(args.idle),
+            manager,
+            manager_flags: args.manager_flags,
+            patience: patience(1800),
+        };
+        let report = load.run(stop).await?;
+        match args.json {
+            true => println!("{}", serde_json::to_string_pretty(&report)?),
+            false => print!("{report}"),
+        }
+        Ok(())
     });
     match ended {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,12 +1,28 @@
 //! Cuts JSON that arrives in pieces: a list's body into its items, a watch's into its events.
 
-/// Follows strings and nesting, byte by byte.
+use memchr::memchr2;
+
+/// Follows strings and nesting.
 #[derive(Debug, Default)]
 struct Scanner {
     depth: usize,
     in_string: bool,
     escaped: bool,
 }
+
+/// Strings longer than this are worth the start of a vector search.
+const SHORT: usize = 16;
+
+/// What matters outside of strings.
+const STRUCTURE: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut at = 0;
+    while at < 5 {
+        table[b"\"{}[]"[at] as usize] = true;
+        at += 1;
+    }
+    table
+};
 
 impl Scanner {
     fn step(&mut self, byte: u8) {
@@ -26,6 +42,32 @@ impl Scanner {
             _ => {}
         }
     }
+
+    /// Goes on to the end of the value that stands or begins at depth `floor`: how many bytes of it
+    /// are here, and whether that is all.
+    fn finish(&mut self, bytes: &[u8], floor: usize) -> (usize, bool) {
+        let mut at = 0;
+        while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
+            let found = if !self.in_string {
+                rest.iter().position(|byte| STRUCTURE[usize::from(*byte)])
+            } else if self.escaped {
+                Some(0)
+            } else {
+                let ends = |byte: &u8| matches!(byte, b'"' | b'\\');
+                rest.iter().take(SHORT).position(ends).or_else(|| {
+                    let long = rest.get(SHORT..)?;
+                    memchr2(b'"', b'\\', long).map(|found| found + SHORT)
+                })
+            };
+            let Some(found) = found else { break };
+            at += found + 1;
+            self.step(rest[found]);
+            if self.depth == floor && !self.in_string {
+                return (at, true);
+            }
+        }
+        (bytes.len(), false)
+    }
 }
 
 /// One top-level JSON object after another, as in a watch's body.
@@ -37,27 +79,27 @@ pub struct DocumentSplitter {
 
 impl DocumentSplitter {
     /// Calls `found` with each document that ends in `bytes`.
-    pub fn feed(&mut self, bytes: &[u8], found: &mut dyn FnMut(&[u8])) {
-        let mut start = 0;
-        for (at, byte) in bytes.iter().enumerate() {
-            let was_inside = self.scanner.depth > 0;
-            self.scanner.step(*byte);
-            let is_inside = self.scanner.depth > 0;
-            if !was_inside && is_inside {
-                start = at;
-            } else if was_inside && !is_inside {
-                if self.document.is_empty() {
-                    found(&bytes[start..=at]);
-                } else {
-                    self.document.extend_from_slice(&bytes[start..=at]);
-                    found(&self.document);
-                    self.document.clear();
-                    self.document.shrink_to(64 << 10);
-                }
+    pub fn feed(&mut self, mut bytes: &[u8], found: &mut dyn FnMut(&[u8])) {
+        while !bytes.is_empty() {
+            if self.scanner.depth == 0 {
+                let Some(start) = bytes.iter().position(|byte| matches!(byte, b'{' | b'[')) else {
+                    return;
+                };
+                bytes = &bytes[start..];
             }
-        }
-        if self.scanner.depth > 0 {
-            self.document.extend_from_slice(&bytes[start..]);
+            let (count, whole) = self.scanner.finish(bytes, 0);
+            let (part, rest) = bytes.split_at(count);
+            bytes = rest;
+            if whole && self.document.is_empty() {
+                found(part);
+                continue;
+            }
+            self.document.extend_from_slice(part);
+            if whole {
+                found(&self.document);
+                self.document.clear();
+                self.document.shrink_to(64 << 10);
+            }
         }
     }
 
@@ -100,70 +142,87 @@ pub struct ListSplitter {
 
 impl ListSplitter {
     /// Calls `found` with each piece that ends in `bytes`, items in their order.
-    pub fn feed(&mut self, bytes: &[u8], found: &mut dyn FnMut(ListPiece)) {
-        let mut start = 0;
-        for (at, byte) in bytes.iter().enumerate() {
-            let before = self.scanner.depth;
-            let was_string = self.scanner.in_string;
-            self.scanner.step(*byte);
-            let depth = self.scanner.depth;
-            match self.inside {
-                Inside::Nothing => match byte {
-                    b'"' if depth == 1 => {
-                        self.key.clear();
-                        self.inside = Inside::Key;
+    pub fn feed(&mut self, mut bytes: &[u8], found: &mut dyn FnMut(ListPiece)) {
+        while let [byte, rest @ ..] = bytes {
+            let floor = match self.inside {
+                Inside::Item => 2,
+                Inside::Metadata => 1,
+                // The first byte of an item or of the metadata is looked at once more, as its part.
+                _ => {
+                    if self.outside(*byte, found) {
+                        bytes = rest;
                     }
-                    b'}' if depth == 0 && before == 1 => {
-                        self.done = true;
-                        found(ListPiece::End);
-                    }
-                    _ => {}
-                },
-                Inside::Key if self.scanner.in_string => self.key.push(*byte),
-                Inside::Key => self.inside = Inside::Other,
-                // The value of a field: what it is shows in its first byte.
-                Inside::Other => match byte {
-                    b'[' if depth == 2 && self.key == b"items" => self.inside = Inside::Items,
-                    b'{' if depth == 2 && before == 1 && self.key == b"metadata" => {
-                        start = at;
-                        self.inside = Inside::Metadata;
-                    }
-                    b',' if depth == 1 && !was_string => self.inside = Inside::Nothing,
-                    b'}' if depth == 0 && before == 1 => {
-                        self.done = true;
-                        self.inside = Inside::Nothing;
-                        found(ListPiece::End);
-                    }
-                    _ => {}
-                },
-                Inside::Items => match byte {
-                    b'{' if depth == 3 => {
-                        start = at;
-                        self.inside = Inside::Item;
-                    }
-                    b']' if depth == 1 => {
-                        self.key.clear();
-                        self.inside = Inside::Other;
-                    }
-                    _ => {}
-                },
-                Inside::Item if depth == 2 => {
-                    self.captured.extend_from_slice(&bytes[start..=at]);
-                    found(ListPiece::Item(std::mem::take(&mut self.captured)));
-                    self.inside = Inside::Items;
+                    continue;
                 }
-                Inside::Metadata if depth == 1 => {
-                    self.captured.extend_from_slice(&bytes[start..=at]);
-                    found(ListPiece::Metadata(std::mem::take(&mut self.captured)));
-                    self.key.clear();
-                    self.inside = Inside::Other;
-                }
-                Inside::Item | Inside::Metadata => {}
+            };
+            let (count, whole) = self.scanner.finish(bytes, floor);
+            self.captured.extend_from_slice(&bytes[..count]);
+            bytes = &bytes[count..];
+            if !whole {
+                continue;
+            }
+            let captured = std::mem::take(&mut self.captured);
+            if self.inside == Inside::Item {
+                found(ListPiece::Item(captured));
+                self.inside = Inside::Items;
+            } else {
+                found(ListPiece::Metadata(captured));
+                self.key.clear();
+                self.inside = Inside::Other;
             }
         }
-        if matches!(self.inside, Inside::Item | Inside::Metadata) {
-            self.captured.extend_from_slice(&bytes[start..]);
+    }
+
+    /// One byte that is part of neither an item nor the metadata. `false`: it is the first of one.
+    fn outside(&mut self, byte: u8, found: &mut dyn FnMut(ListPiece)) -> bool {
+        let (before, was_string) = (self.scanner.depth, self.scanner.in_string);
+        if byte == b'{' && !was_string {
+            match self.inside {
+                Inside::Items if before == 2 => self.inside = Inside::Item,
+                Inside::Other if before == 1 && self.key == b"metadata" => {
+                    self.inside = Inside::Metadata;
+                }
+                _ => {}
+            }
+            if matches!(self.inside, Inside::Item | Inside::Metadata) {
+                return false;
+            }
         }
+        self.scanner.step(byte);
+        let depth = self.scanner.depth;
+        match self.inside {
+            Inside::Nothing => match byte {
+                b'"' if depth == 1 => {
+                    self.key.clear();
+                    self.inside = Inside::Key;
+                }
+                b'}' if depth == 0 && before == 1 => self.end(found),
+                _ => {}
+            },
+            Inside::Key if self.scanner.in_string => self.key.push(byte),
+            Inside::Key => self.inside = Inside::Other,
+            // The value of a field: what it is shows in its first byte.
+            Inside::Other => match byte {
+                b'[' if depth == 2 && before == 1 && self.key == b"items" => {
+                    self.inside = Inside::Items;
+                }
+                b',' if depth == 1 && !was_string => self.inside = Inside::Nothing,
+                b'}' if depth == 0 && before == 1 => self.end(found),
+                _ => {}
+            },
+            Inside::Items if byte == b']' && depth == 1 => {
+                self.key.clear();
+                self.inside = Inside::Other;
+            }
+            Inside::Items | Inside::Item | Inside::Metadata => {}
+        }
+        true
+    }
+
+    fn end(&mut self, found: &mut dyn FnMut(ListPiece)) {
+        self.done = true;
+        self.inside = Inside::Nothing;
+        found(ListPiece::End);
     }
 
     /// The whole list has come.

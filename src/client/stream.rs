@@ -40,7 +40,8 @@ struct ListMeta {
 }
 
 impl ListStream {
-    pub(super) fn new(request: String, body: http_types::Body) -> ListStream {
+    /// `request`: what the body answers, for errors.
+    pub fn new(request: String, body: http_types::Body) -> ListStream {
         let (splitter, found) = (ListSplitter::default(), VecDeque::new());
         ListStream { request, body: body.into_reader(), splitter, found, meta: ListMeta::default() }
     }
@@ -61,6 +62,14 @@ impl ListStream {
                 }
                 None => self.read().await?,
             }
+        }
+    }
+
+    /// The first item, and no more of the list.
+    pub async fn first<O: DeserializeOwned>(mut self) -> Result<Option<O>> {
+        match self.next().await? {
+            ListPart::Item(item) => self.decode(&item).map(Some),
+            ListPart::End { .. } => Ok(None),
         }
     }
 
@@ -109,7 +118,8 @@ struct Envelope<'a> {
 }
 
 impl WatchStream {
-    pub(super) fn new(request: String, body: http_types::Body) -> WatchStream {
+    /// `request`: what the body answers, for errors.
+    pub fn new(request: String, body: http_types::Body) -> WatchStream {
         let (splitter, found) = (DocumentSplitter::default(), VecDeque::new());
         WatchStream { request, body: body.into_reader(), splitter, found }
     }

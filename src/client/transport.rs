@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use async_lock::{Semaphore, SemaphoreGuardArc};
 use async_std::net::TcpStream;
 use futures_lite::io::{AsyncBufRead, AsyncRead, AsyncWrite, BufReader};
 use futures_lite::{AsyncBufReadExt, AsyncWriteExt, FutureExt, ready};
@@ -29,8 +30,11 @@ use crate::clock::{SharedClock, Sleep};
 pub struct OwnConnection;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Idle connections kept.
+/// Idle connections kept, and connections in use before a request rather waits for one of them: a
+/// handshake costs both sides more than many requests.
 const POOL_SIZE: usize = 32;
+/// How long it waits, so that slow answers hold up nobody.
+const WAIT_FOR_CONNECTION: Duration = Duration::from_millis(500);
 const IDLE_LIFETIME: Duration = Duration::from_secs(90);
 const HEAD_LIMIT: usize = 64 << 10;
 const BUFFER: usize = 16 << 10;
@@ -53,6 +57,7 @@ struct Shared {
     /// For an answer's head, and between two pieces of a body that is not a watch's.
     timeout: Duration,
     idle: Mutex<Vec<(Io, Duration)>>,
+    in_use: Arc<Semaphore>,
 }
 
 impl fmt::Debug for Transport {
@@ -63,7 +68,8 @@ impl fmt::Debug for Transport {
 
 impl Transport {
     pub fn new(tls: TlsSource, clock: SharedClock, timeout: Duration) -> Transport {
-        let shared = Shared { tls, clock, timeout, idle: Mutex::default() };
+        let (idle, in_use) = (Mutex::default(), Arc::new(Semaphore::new(POOL_SIZE)));
+        let shared = Shared { tls, clock, timeout, idle, in_use };
         Transport { shared: Arc::new(shared), config: http_client::Config::default() }
     }
 }
@@ -110,6 +116,7 @@ impl Shared {
         let own = request.ext().get::<OwnConnection>().is_some();
         let body = request.take_body().into_bytes().await.map_err(io::Error::other)?;
         let head = head_of(&request, body.len())?;
+        let turn = if own { None } else { self.turn().await };
         let pooled = if own { None } else { self.take_idle() };
         let mut io = match pooled {
             Some(io) => io,
@@ -138,6 +145,7 @@ impl Shared {
             framing,
             keep: head.keep_alive && !own,
             shared: self.clone(),
+            turn,
         };
         reader.finish_if_done();
         let body = if own {
@@ -148,6 +156,18 @@ impl Shared {
         };
         response.set_body(body);
         Ok(response)
+    }
+
+    /// A place among the connections in use; `None` when there was none for too long.
+    async fn turn(&self) -> Option<SemaphoreGuardArc> {
+        if let Some(turn) = self.in_use.try_acquire_arc() {
+            return Some(turn);
+        }
+        let late = async {
+            self.clock.sleep(WAIT_FOR_CONNECTION).await;
+            None
+        };
+        async { Some(self.in_use.acquire_arc().await) }.or(late).await
     }
 
     fn take_idle(&self) -> Option<Io> {
@@ -372,6 +392,7 @@ struct BodyReader {
     framing: Framing,
     keep: bool,
     shared: Arc<Shared>,
+    turn: Option<SemaphoreGuardArc>,
 }
 
 impl BodyReader {
@@ -386,6 +407,9 @@ impl BodyReader {
             && self.keep
         {
             self.shared.put_idle(io);
+        }
+        if done {
+            self.turn = None;
         }
     }
 }

@@ -1,9 +1,13 @@
 //! Object metadata as the cache holds it.
 
-use std::sync::Arc;
+use std::fmt;
+use std::hash::Hash;
+use std::sync::{Arc, LazyLock};
 
+use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::intern::Pool;
 use super::{Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Timestamp, Uid};
 
 /// `metav1.ObjectMeta` without `managedFields` and `selfLink`.
@@ -33,9 +37,10 @@ pub struct Meta {
     pub labels: Labels,
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub annotations: Labels,
-    #[serde(skip_serializing_if = "none_or_empty")]
+    /// One copy for all that one owner has.
+    #[serde(skip_serializing_if = "none_or_empty", deserialize_with = "owner_references")]
     pub owner_references: Option<Arc<[OwnerReference]>>,
-    #[serde(skip_serializing_if = "none_or_empty")]
+    #[serde(skip_serializing_if = "none_or_empty", deserialize_with = "finalizer_list")]
     pub finalizers: Option<Arc<[Istr]>>,
 }
 
@@ -103,8 +108,43 @@ fn none_or_empty<T>(list: &Option<Arc<[T]>>) -> bool {
     list.as_ref().is_none_or(|list| list.is_empty())
 }
 
+/// Straight into its one allocation.
 fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<str>, D::Error> {
-    Ok(Option::<Arc<str>>::deserialize(from)?.unwrap_or_default())
+    struct Text;
+    impl Visitor<'_> for Text {
+        type Value = Arc<str>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a name")
+        }
+        fn visit_str<E: Error>(self, text: &str) -> Result<Arc<str>, E> {
+            Ok(text.into())
+        }
+        fn visit_unit<E: Error>(self) -> Result<Arc<str>, E> {
+            Ok(Arc::default())
+        }
+    }
+    from.deserialize_any(Text)
+}
+
+fn owner_references<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Arc<[OwnerReference]>>, D::Error> {
+    static OWNERS: LazyLock<Pool<[OwnerReference]>> = LazyLock::new(Pool::new);
+    shared(&OWNERS, from)
+}
+
+fn finalizer_list<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Arc<[Istr]>>, D::Error> {
+    static FINALIZERS: LazyLock<Pool<[Istr]>> = LazyLock::new(Pool::new);
+    shared(&FINALIZERS, from)
+}
+
+/// The pool's copy of a list; `None` for an empty one.
+fn shared<'de, T: Deserialize<'de> + Eq + Hash, D: Deserializer<'de>>(
+    pool: &Pool<[T]>,
+    from: D,
+) -> Result<Option<Arc<[T]>>, D::Error> {
+    let list = Option::<Vec<T>>::deserialize(from)?.unwrap_or_default();
+    Ok((!list.is_empty()).then(|| pool.intern(list)))
 }
 
 mod resource_version {

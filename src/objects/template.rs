@@ -1,22 +1,54 @@
 //! Pod templates, kept as the JSON they came in.
 
-use std::sync::Arc;
+use std::hash::{Hash, Hasher};
+use std::ops::Deref;
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use serde::de::{Deserialize, Deserializer};
 use serde::ser::{Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::intern::Pool;
 use super::{Istr, Labels};
 
 /// A pod template: every byte that the API sent, and a lens on the few fields that are read. So a
-/// field that this build has never heard of still reaches the pods.
+/// field that this build has never heard of still reaches the pods. There is one copy of each text,
+/// however many objects, and versions of them, hold it.
 #[derive(Clone, Debug)]
-pub struct Template {
-    json: Arc<RawValue>,
+pub struct Template(Arc<Shared>);
+
+/// What the lens shows of a [`Template`], which derefs to it.
+#[derive(Debug)]
+pub struct Shared {
+    json: Box<RawValue>,
     pub labels: Labels,
     pub annotations: Labels,
     pub finalizers: Vec<Istr>,
+    digest: OnceLock<u128>,
+}
+
+static TEMPLATES: LazyLock<Pool<Shared>> = LazyLock::new(Pool::new);
+
+impl PartialEq for Shared {
+    fn eq(&self, other: &Shared) -> bool {
+        self.json.get() == other.json.get()
+    }
+}
+
+impl Eq for Shared {}
+
+impl Hash for Shared {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.json.get().hash(state);
+    }
+}
+
+impl Deref for Template {
+    type Target = Shared;
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
 }
 
 #[derive(serde::Deserialize, Default)]
@@ -51,26 +83,29 @@ impl Template {
     fn from_raw(json: Box<RawValue>) -> Result<Template, serde_json::Error> {
         let Lens { metadata: LensMeta { labels, annotations, finalizers } } =
             serde_json::from_str(json.get())?;
-        Ok(Template { json: json.into(), labels, annotations, finalizers })
+        let digest = OnceLock::new();
+        Ok(Template(TEMPLATES.intern(Shared { json, labels, annotations, finalizers, digest })))
+    }
+
+    /// What `compute` makes of the template: computed once for all that hold it, so every caller
+    /// must ask for the same.
+    pub fn digest(&self, compute: impl FnOnce(&Template) -> u128) -> u128 {
+        *self.0.digest.get_or_init(|| compute(self))
     }
 }
 
 impl Default for Template {
     fn default() -> Template {
-        let json = RawValue::from_string("{}".to_owned()).expect("an empty object is JSON");
-        Template {
-            json: json.into(),
-            labels: Labels::default(),
-            annotations: Labels::default(),
-            finalizers: Vec::new(),
-        }
+        static EMPTY: LazyLock<Template> =
+            LazyLock::new(|| serde_json::from_str("{}").expect("an empty object is a template"));
+        EMPTY.clone()
     }
 }
 
 /// Equal as JSON values: key order and white space do not count.
 impl PartialEq for Template {
     fn eq(&self, other: &Template) -> bool {
-        self.json.get() == other.json.get() || self.to_value() == other.to_value()
+        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0 || self.to_value() == other.to_value()
     }
 }
 
@@ -103,5 +138,8 @@ mod tests {
         .unwrap();
         assert_eq!(template, reordered);
         assert_ne!(template, Template::default());
+        let again: Template = serde_json::from_str(text).unwrap();
+        assert!(Arc::ptr_eq(&template.0, &again.0), "the same text is kept once");
+        assert_eq!((again.digest(|_| 1), template.digest(|_| 2)), (1, 1));
     }
 }

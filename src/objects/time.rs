@@ -1,6 +1,7 @@
 //! Points in time as integers.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::ops::{Add, Sub};
 use std::str::FromStr;
 use std::time::Duration;
@@ -10,8 +11,25 @@ use serde::ser::{Serialize, Serializer};
 
 /// Microseconds since 1970. Written as `metav1.Time` (whole seconds); [`micro_time`] writes
 /// `metav1.MicroTime`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Timestamp(i64);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(
+    /// Moved up by 2^63, so in the same order, and never zero: an `Option` takes no more room.
+    NonZeroU64,
+);
+
+const SIGN: u64 = 1 << 63;
+
+impl Default for Timestamp {
+    fn default() -> Timestamp {
+        Timestamp::from_micros(0)
+    }
+}
+
+impl fmt::Debug for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Timestamp({})", self.as_micros())
+    }
+}
 
 #[derive(Debug)]
 pub struct ParseTimestampError {
@@ -32,21 +50,25 @@ impl std::error::Error for ParseTimestampError {
 }
 
 impl Timestamp {
+    /// The very least of all numbers is taken for the one after it.
     pub const fn from_micros(micros: i64) -> Timestamp {
-        Timestamp(micros)
+        match NonZeroU64::new(micros.cast_unsigned() ^ SIGN) {
+            Some(moved) => Timestamp(moved),
+            None => Timestamp(NonZeroU64::MIN),
+        }
     }
 
     pub const fn from_secs(secs: i64) -> Timestamp {
-        Timestamp(secs * 1_000_000)
+        Timestamp::from_micros(secs * 1_000_000)
     }
 
     pub const fn as_micros(self) -> i64 {
-        self.0
+        (self.0.get() ^ SIGN).cast_signed()
     }
 
     /// Whole seconds since 1970, rounded down.
     pub const fn as_secs(self) -> i64 {
-        self.0.div_euclid(1_000_000)
+        self.as_micros().div_euclid(1_000_000)
     }
 
     /// Without the part below a second, as the API stores `metav1.Time`.
@@ -56,7 +78,8 @@ impl Timestamp {
 
     /// The time from `earlier` to here; zero when `earlier` is later.
     pub fn duration_since(self, earlier: Timestamp) -> Duration {
-        Duration::from_micros(self.0.saturating_sub(earlier.0).max(0) as u64)
+        let micros = self.as_micros().saturating_sub(earlier.as_micros());
+        Duration::from_micros(micros.max(0).cast_unsigned())
     }
 
     /// As `k8s-openapi`'s types want it.
@@ -65,7 +88,7 @@ impl Timestamp {
     }
 
     pub fn to_jiff(self) -> jiff::Timestamp {
-        jiff::Timestamp::from_microsecond(self.0).unwrap_or(jiff::Timestamp::UNIX_EPOCH)
+        jiff::Timestamp::from_microsecond(self.as_micros()).unwrap_or(jiff::Timestamp::UNIX_EPOCH)
     }
 
     /// `2006-01-02T15:04:05.000000Z`
@@ -76,21 +99,25 @@ impl Timestamp {
 
 impl From<jiff::Timestamp> for Timestamp {
     fn from(time: jiff::Timestamp) -> Timestamp {
-        Timestamp(time.as_microsecond())
+        Timestamp::from_micros(time.as_microsecond())
     }
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
 impl Add<Duration> for Timestamp {
     type Output = Timestamp;
     fn add(self, duration: Duration) -> Timestamp {
-        Timestamp(self.0.saturating_add(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)))
+        Timestamp::from_micros(self.as_micros().saturating_add(micros(duration)))
     }
 }
 
 impl Sub<Duration> for Timestamp {
     type Output = Timestamp;
     fn sub(self, duration: Duration) -> Timestamp {
-        Timestamp(self.0.saturating_sub(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)))
+        Timestamp::from_micros(self.as_micros().saturating_sub(micros(duration)))
     }
 }
 
@@ -165,5 +192,15 @@ mod tests {
         }
         assert_eq!(Timestamp::from_micros(1).to_micro_string(), "1970-01-01T00:00:00.000001Z");
         assert!("yesterday".parse::<Timestamp>().is_err());
+    }
+
+    #[test]
+    fn every_number_keeps_its_place() {
+        let all = [i64::MIN + 1, -1, 0, 1, i64::MAX].map(Timestamp::from_micros);
+        assert!(all.is_sorted());
+        assert_eq!(all.map(Timestamp::as_micros), [i64::MIN + 1, -1, 0, 1, i64::MAX]);
+        assert_eq!(Timestamp::from_micros(i64::MIN), all[0]);
+        assert_eq!(Timestamp::default().as_micros(), 0);
+        assert_eq!(size_of::<Option<Timestamp>>(), 8);
     }
 }

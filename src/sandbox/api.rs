@@ -110,7 +110,7 @@ pub fn success(kind: &Kind, name: &str, uid: &str) -> Value {
 }
 
 /// What a request does, in the words of authorisation and of the counters.
-fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
+pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
     let collection = path.is_some_and(|path| path.name.is_empty());
     match method.as_str() {
         "GET" | "HEAD" if query.is("watch") && path.is_some() => "watch",

@@ -18,6 +18,7 @@ use super::kinds::{self, Kind};
 use super::registry::Registry;
 use super::status::{ApiError, ApiResult};
 use super::store::Store;
+use super::traffic::Traffic;
 use crate::clock::{SharedClock, SystemClock};
 use crate::controllers::serviceaccount::jwt::Signer;
 use crate::server::auth::Authorities;
@@ -102,6 +103,7 @@ pub struct ClientFiles {
 /// A running API server. Dropping it does not stop it.
 pub struct Sandbox {
     api: Arc<Api>,
+    traffic: Arc<Traffic>,
     authority: Authority,
     dir: PathBuf,
     files: ClientFiles,
@@ -133,8 +135,13 @@ impl Sandbox {
             bookmark_every,
         });
         api.first_objects().map_err(SandboxError::Objects)?;
-        let serve = api.clone();
-        let handler: Handler = Arc::new(move |request| Box::pin(serve.clone().handle(request)));
+        let traffic = Arc::new(Traffic::default());
+        let (serve, counted) = (api.clone(), traffic.clone());
+        let handler: Handler = Arc::new(move |request| {
+            let meter = counted.meter(&request);
+            let answer = serve.clone().handle(request);
+            Box::pin(async move { meter.sending(answer.await) })
+        });
         let server = Server::start(address, Some(tls), handler, clock, stop)
             .await
             .map_err(|error| SandboxError::Bind(address, error))?;
@@ -147,8 +154,15 @@ impl Sandbox {
             service_account_key: dir.join("sa.key"),
             token: api.auth.issue(User::new("admin", &["system:masters"]), Vec::new(), None),
         };
-        let sandbox =
-            Sandbox { api, authority, dir, files, address, server: Mutex::new(Some(server)) };
+        let sandbox = Sandbox {
+            api,
+            traffic,
+            authority,
+            dir,
+            files,
+            address,
+            server: Mutex::new(Some(server)),
+        };
         sandbox.write("ca.crt", &sandbox.authority.certificate)?;
         sandbox.write("sa.key", &service_account_key)?;
         sandbox.write_user("admin", "kubeconfig", "kubernetes-admin", &["system:masters"])?;
@@ -158,6 +172,11 @@ impl Sandbox {
     /// The API itself, for what runs in the same process.
     pub fn api(&self) -> &Arc<Api> {
         &self.api
+    }
+
+    /// What programs have asked so far.
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 
     /// How tests steer and count.

@@ -135,8 +135,8 @@ impl Graph {
         let mut joined = HashSet::new();
         let mut open: Vec<&Uid> = uids.iter().collect();
         while let Some(uid) = open.pop() {
-            if let Some((uid, node)) = self.nodes.get_key_value(uid)
-                && joined.insert(uid)
+            if let Some(node) = self.nodes.get(uid)
+                && joined.insert(&node.identity.uid)
             {
                 open.extend(node.dependents.iter());
                 open.extend(node.owners().iter().map(|owner| &owner.uid));

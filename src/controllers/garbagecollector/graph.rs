@@ -3,10 +3,11 @@
 //! The graph only decides: what its changes wake is handed to the caller as [`Wake`]s. A node is
 //! *virtual* while it is known from others' owner references alone, and may turn out not to exist.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
+use super::nodes::{Dependents, Nodes};
 use crate::objects::{Istr, Meta, OwnerReference, Uid};
 
 pub const ORPHAN: &str = "orphan";
@@ -64,7 +65,7 @@ impl fmt::Display for Identity {
 pub struct Node {
     pub identity: Identity,
     pub owners: Option<Arc<[OwnerReference]>>,
-    pub dependents: HashSet<Uid>,
+    pub dependents: Dependents,
     pub being_deleted: bool,
     /// Waits, under the finalizer `foregroundDeletion`, until its dependents are gone.
     pub deleting_dependents: bool,
@@ -93,7 +94,7 @@ pub enum Wake {
 
 #[derive(Default)]
 pub struct Graph {
-    pub(super) nodes: HashMap<Uid, Node>,
+    pub(super) nodes: Nodes,
     absent: AbsentOwners,
 }
 
@@ -137,12 +138,12 @@ impl Graph {
                 let node = Node {
                     identity,
                     owners: new.owner_references.clone(),
-                    dependents: HashSet::new(),
+                    dependents: Dependents::default(),
                     being_deleted: new.is_being_deleted(),
                     deleting_dependents: new.is_being_deleted() && new.has_finalizer(FOREGROUND),
                     is_virtual: false,
                 };
-                self.nodes.insert(uid.clone(), node);
+                self.nodes.insert(node);
                 self.add_to_owners(&uid, new.owners(), wake);
             }
             Some(known) => {
@@ -217,12 +218,12 @@ impl Graph {
                 let virtual_owner = Node {
                     identity: Identity::of_owner(owner, &namespace),
                     owners: None,
-                    dependents: HashSet::from([uid.clone()]),
+                    dependents: Dependents::from([uid.clone()]),
                     being_deleted: false,
                     deleting_dependents: false,
                     is_virtual: true,
                 };
-                self.nodes.insert(owner.uid.clone(), virtual_owner);
+                self.nodes.insert(virtual_owner);
                 // Whether it exists at all is found out by trying to delete it.
                 wake(Wake::AttemptToDelete(owner.uid.clone()));
                 continue;
@@ -269,7 +270,7 @@ impl Graph {
         } else if starts(FOREGROUND) {
             let Some(node) = self.nodes.get_mut(uid) else { return };
             node.deleting_dependents = true;
-            for dependent in &node.dependents {
+            for dependent in node.dependents.iter() {
                 wake(Wake::AttemptToDelete(dependent.clone()));
             }
             wake(Wake::AttemptToDelete(uid.clone()));
@@ -319,7 +320,7 @@ impl Graph {
         if !node.dependents.is_empty() {
             self.absent.insert(identity.clone());
         }
-        for dependent in &node.dependents {
+        for dependent in node.dependents.iter() {
             wake(Wake::AttemptToDelete(dependent.clone()));
         }
         for owner in node.owners() {

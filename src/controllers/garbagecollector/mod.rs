@@ -4,6 +4,7 @@
 mod attempt;
 mod dot;
 pub mod graph;
+mod nodes;
 
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 

@@ -25,6 +25,9 @@ static PANICS: LazyLock<IntCounterVec> = LazyLock::new(|| {
     .expect("registered once, with a valid name")
 });
 
+/// How soon a key is looked at again whose cache lagged behind its own writes.
+const STALE_RETRY: Duration = Duration::from_millis(100);
+
 /// The clock of a controller: the system's, unless another was set before the first look.
 #[derive(Clone, Default)]
 pub(super) struct ControllerClock(Arc<OnceLock<SharedClock>>);
@@ -160,8 +163,13 @@ impl<K: Key> Queue<K> {
             );
             return queue.forget(key);
         }
-        let level = if error.is_stale() { log::Level::Debug } else { log::Level::Error };
-        log::log!(level, "{controller}: Error syncing {key}: {}", Chain(&error));
+        if error.is_stale() {
+            // The key did nothing wrong. A turn in the bucket that all failures share could be long
+            // in coming, after a storm of writes, when the cache is up to date within milliseconds.
+            log::debug!("{controller}: Error syncing {key}: {}", Chain(&error));
+            return queue.add_after(key.clone(), STALE_RETRY);
+        }
+        log::error!("{controller}: Error syncing {key}: {}", Chain(&error));
         queue.add_rate_limited(key.clone());
     }
 }

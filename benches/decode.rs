@@ -1,0 +1,107 @@
+//! Lists and watches, from bytes as they arrive to objects.
+
+use std::sync::Arc;
+
+use divan::counter::{BytesCount, ItemsCount};
+use divan::{Bencher, black_box};
+use futures_lite::future::block_on;
+use http_client::http_types::Body;
+use kube_controller_manager::client::{
+    ListPart, ListSplitter, ListStream, WatchEvent, WatchStream,
+};
+use kube_controller_manager::objects::{Object, PartialObjectMetadata, Pod};
+use kube_controller_manager::sandbox::load::objects;
+
+const COUNTS: [usize; 3] = [100, 1_000, 10_000];
+/// As much as the transport hands on at once.
+const PIECE_BYTES: usize = 16 << 10;
+
+fn main() {
+    divan::main();
+}
+
+fn decode<T: Object>(json: &[u8]) -> Arc<T> {
+    Arc::new(serde_json::from_slice(json).expect("an object"))
+}
+
+/// A body that cannot be had all at once.
+fn body(bytes: &[u8]) -> Body {
+    let reader = futures_lite::io::BufReader::with_capacity(
+        PIECE_BYTES,
+        futures_lite::io::Cursor::new(bytes.to_vec()),
+    );
+    Body::from_reader(reader, None)
+}
+
+fn read_list<T: Object>(body: Body) -> Vec<Arc<T>> {
+    let mut list = ListStream::new("GET".to_owned(), body);
+    let mut all = Vec::new();
+    while let ListPart::Item(item) = block_on(list.next()).expect("a whole list") {
+        all.push(decode(&item));
+    }
+    all
+}
+
+#[divan::bench(args = COUNTS)]
+fn pod_list(bencher: Bencher, count: usize) {
+    let list = objects::list("PodList", (0..count).map(objects::pod));
+    bencher
+        .counter(BytesCount::new(list.len()))
+        .counter(ItemsCount::new(count))
+        .with_inputs(|| body(&list))
+        .bench_values(read_list::<Pod>);
+}
+
+/// The share of finding where each item ends.
+#[divan::bench(args = COUNTS)]
+fn pod_list_cut_only(bencher: Bencher, count: usize) {
+    let list = objects::list("PodList", (0..count).map(objects::pod));
+    bencher.counter(BytesCount::new(list.len())).counter(ItemsCount::new(count)).bench(|| {
+        let mut splitter = ListSplitter::default();
+        for piece in list.chunks(PIECE_BYTES) {
+            splitter.feed(piece, &mut |piece| drop(black_box(piece)));
+        }
+        assert!(splitter.is_done());
+    });
+}
+
+/// The share of serde.
+#[divan::bench(args = COUNTS)]
+fn pod_list_decode_only(bencher: Bencher, count: usize) {
+    let pods: Vec<Vec<u8>> = (0..count).map(objects::pod).collect();
+    let bytes: usize = pods.iter().map(Vec::len).sum();
+    bencher
+        .counter(BytesCount::new(bytes))
+        .counter(ItemsCount::new(count))
+        .bench(|| pods.iter().map(|json| decode::<Pod>(json)).collect::<Vec<_>>());
+}
+
+/// Of ConfigMaps of 10 KB, their metadata alone.
+#[divan::bench(args = [100, 1_000])]
+fn config_map_list_by_metadata(bencher: Bencher, count: usize) {
+    let list = objects::list("ConfigMapList", (0..count).map(|n| objects::config_map(n, 10_000)));
+    bencher
+        .counter(BytesCount::new(list.len()))
+        .counter(ItemsCount::new(count))
+        .with_inputs(|| body(&list))
+        .bench_values(read_list::<PartialObjectMetadata>);
+}
+
+/// Events a second.
+#[divan::bench(args = COUNTS)]
+fn pod_watch(bencher: Bencher, count: usize) {
+    let events: Vec<u8> =
+        (0..count).flat_map(|n| objects::event("MODIFIED", &objects::pod(n))).collect();
+    bencher
+        .counter(BytesCount::new(events.len()))
+        .counter(ItemsCount::new(count))
+        .with_inputs(|| WatchStream::new("GET".to_owned(), body(&events)))
+        .bench_values(|mut watch| {
+            let mut all: Vec<Arc<Pod>> = Vec::new();
+            while let Some(event) = block_on(watch.next()) {
+                let Ok(WatchEvent::Modified(json)) = event else { panic!("no such event") };
+                all.push(decode(&json));
+            }
+            all
+        });
+}

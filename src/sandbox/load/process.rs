@@ -1,0 +1,25 @@
+//! A process as `/proc` shows it.
+
+use std::io;
+
+use crate::app::process_metrics::{Reading, read};
+
+pub struct Process {
+    id: u32,
+}
+
+impl Process {
+    pub fn new(id: u32) -> Process {
+        Process { id }
+    }
+
+    pub fn read(&self) -> io::Result<Reading> {
+        let text = |name: &str| std::fs::read_to_string(format!("/proc/{}/{name}", self.id));
+        Ok(read(&text("stat")?, &text("status")?, ""))
+    }
+
+    /// From now on the peak is that of what follows, where the kernel lets us.
+    pub fn forget_peak(&self) {
+        let _ = std::fs::write(format!("/proc/{}/clear_refs", self.id), "5");
+    }
+}

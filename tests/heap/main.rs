@@ -1,0 +1,160 @@
+//! Budgets of heap bytes. Counted, not timed; every byte that malloc is asked for, and what it adds.
+
+mod cost;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use allocation_counter::measure;
+use futures_lite::future::block_on;
+use futures_lite::{FutureExt, StreamExt};
+use kube_controller_manager::app::source::ClientSource;
+use kube_controller_manager::cache::{Scope, SharedIndexInformer};
+use kube_controller_manager::client::{Client, Config};
+use kube_controller_manager::clock::SystemClock;
+use kube_controller_manager::controllers::ref_manager::{CONTROLLER_INDEX, by_controller};
+use kube_controller_manager::objects::{Object, PartialObjectMetadata, Pod, ReplicaSet, Resource};
+use kube_controller_manager::sandbox::load::objects;
+use kube_controller_manager::server::http::{Body, Bytes, Handler, Response, Server};
+use kube_controller_manager::task::StopToken;
+
+use cost::{MANY, cost, cost_in_graph, decode};
+
+#[test]
+fn a_cached_pod_costs_less_than_a_kilobyte() {
+    let size = objects::pod(0).len();
+    assert!((4_300..5_300).contains(&size), "the usual shape is of 4.8 KB, not {size} bytes");
+    let cached = cost::<Pod>(MANY, objects::pod);
+    let graph = cost_in_graph::<Pod>(MANY, objects::pod);
+    println!("a pod: {cached} bytes in the cache, {graph} in the garbage collector's graph");
+    assert!(cached + graph < 1000, "{cached} bytes in the cache, {graph} in the graph");
+}
+
+/// A template is kept as it came, for one or a thousand replicas alike.
+#[test]
+fn a_cached_replica_set_costs_its_template_and_little_more() {
+    let whole = objects::replica_set(0).len() as i64;
+    let cached = cost::<ReplicaSet>(MANY / 4, objects::replica_set);
+    println!("a ReplicaSet of {whole} bytes: {cached} bytes in the cache");
+    assert!(cached < whole + 1200, "{cached} bytes");
+}
+
+#[test]
+fn what_is_read_by_its_metadata_costs_its_metadata() {
+    let cached = cost::<PartialObjectMetadata>(MANY, |n| objects::config_map(n, 10_000));
+    println!("a ConfigMap of 10 KB: {cached} bytes in the cache");
+    assert!(cached < 480, "{cached} bytes");
+}
+
+/// Decoding touches the heap as often, and for as many bytes, whatever a skipped field holds.
+#[test]
+fn a_skipped_field_is_not_allocated() {
+    fn allocated<T: Object>(json: &[u8]) -> (u64, u64) {
+        drop(decode::<T>(json));
+        let info = measure(|| drop(decode::<T>(json)));
+        (info.count_total, info.bytes_total)
+    }
+    let small = objects::config_map(1, 1);
+    let large = objects::config_map(1, 1_000_000);
+    let metadata = allocated::<PartialObjectMetadata>;
+    assert_eq!(metadata(&small), metadata(&large));
+
+    let pod = objects::pod(1);
+    let text = String::from_utf8(pod.clone()).expect("JSON");
+    let long = "\\\"ü".repeat(10_000);
+    for (there, more) in [
+        (r#""value":"value-of-setting-3""#, format!(r#""value":"{long}""#)),
+        (r#""fieldsType":"FieldsV1""#, format!(r#""fieldsType":"{long}""#)),
+        (
+            r#""schedulerName":"default-scheduler""#,
+            format!(r#""schedulerName":{{"{long}":["{long}",1.5e300,null]}}"#),
+        ),
+        (r#""lastState":{}"#, format!(r#""lastState":{{"terminated":{{"message":"{long}"}}}}"#)),
+    ] {
+        let larger = text.replacen(there, &more, 1);
+        assert!(larger.len() > text.len(), "{there} is not in a pod");
+        let (counts, bytes) = allocated::<Pod>(&pod);
+        let (more_counts, more_bytes) = allocated::<Pod>(larger.as_bytes());
+        // The decoder's own stack of open braces may grow by a step, never by what is in them.
+        assert!(
+            more_counts <= counts + 2 && more_bytes <= bytes + 64,
+            "{there}: {more_bytes} for {bytes} bytes"
+        );
+    }
+}
+
+/// How a server answers the two ways of listing.
+#[derive(Clone, Copy)]
+enum Lists {
+    ByWatch,
+    AtOnce,
+}
+
+/// Serves `count` pods over plain HTTP, made as they are sent.
+async fn serve(count: usize, lists: Lists, stop: StopToken) -> SocketAddr {
+    let handler: Handler = Arc::new(move |request| {
+        let streamed = request.query.contains("sendInitialEvents=true");
+        Box::pin(async move {
+            match (streamed, lists) {
+                (true, Lists::AtOnce) => Response::new(400, "application/json", "{}"),
+                (true, Lists::ByWatch) => {
+                    let end = br#"{"metadata":{"resourceVersion":"9000000","annotations":{"k8s.io/initial-events-end":"true"}}}"#;
+                    let pods = (0..count).map(|n| objects::event("ADDED", &objects::pod(n)));
+                    chunked(pods.chain([objects::event("BOOKMARK", end)]), true)
+                }
+                (false, _) if request.query.contains("watch=true") => chunked([].into_iter(), true),
+                (false, _) => {
+                    let parts = objects::list("PodList", []);
+                    let (head, tail) = parts.split_at(parts.len() - 3);
+                    let (head, tail) = (head.to_vec(), tail.to_vec());
+                    let pods = (0..count).map(|n| {
+                        let mut pod = objects::pod(n);
+                        if n > 0 {
+                            pod.insert(0, b',');
+                        }
+                        pod
+                    });
+                    chunked([head].into_iter().chain(pods).chain([tail]), false)
+                }
+            }
+        })
+    });
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let server = Server::start(address, None, handler, SystemClock::shared(), stop).await;
+    server.expect("a free port").address()
+}
+
+fn chunked(parts: impl Iterator<Item = Vec<u8>> + Send + 'static, goes_on: bool) -> Response {
+    let parts = futures_lite::stream::iter(parts.map(|part| io::Result::Ok(Bytes::from(part))));
+    let stream = match goes_on {
+        true => parts.chain(futures_lite::stream::pending()).boxed(),
+        false => parts.boxed(),
+    };
+    Response { body: Body::Stream(stream), ..Response::new(200, "application/json", Bytes::new()) }
+}
+
+/// What an informer's cache holds when it has synced, and the most that was held until then.
+fn settled_and_peak(count: usize, lists: Lists) -> (i64, i64) {
+    let stop = StopToken::new();
+    let address = block_on(serve(count, lists, stop.clone()));
+    let clock = SystemClock::shared();
+    let client = Client::new(Config::new(format!("http://{address}")), clock.clone());
+    let source = ClientSource::new(client.expect("a client"));
+    let informer = SharedIndexInformer::<Pod>::new(source, Scope::all(Pod::RESOURCE), clock);
+    informer.add_index(CONTROLLER_INDEX, by_controller::<Pod>);
+    // The counter counts this thread alone, so all of the client's work is done on it.
+    let info = measure(|| block_on(informer.run(stop.clone()).or(informer.synced())));
+    assert_eq!(informer.lister().len(), count);
+    stop.stop();
+    (info.bytes_current, info.bytes_max as i64)
+}
+
+#[test]
+fn a_list_is_never_held_whole() {
+    for lists in [Lists::ByWatch, Lists::AtOnce] {
+        let (settled, peak) = settled_and_peak(MANY, lists);
+        println!("{MANY} pods listed: {settled} bytes settled, {peak} at the most");
+        assert!(peak * 10 <= settled * 13, "{peak} bytes at the most, {settled} settled");
+    }
+}
