@@ -291,11 +291,26 @@ impl Store {
 
     /// Forgets the history of every table: watches and lists of older versions get 410.
     pub fn compact(&self) {
+        self.lock().compact();
+    }
+
+    /// The same, if nothing has happened after `version`; whether that is so.
+    pub fn compact_at(&self, version: u64) -> bool {
         let mut state = self.lock();
+        let unchanged = state.version == version;
+        if unchanged {
+            state.compact();
+        }
+        unchanged
+    }
+}
+
+impl State {
+    fn compact(&mut self) {
         // Those at the newest version lose nothing; so the number is moved on first.
-        state.version += 1;
-        let version = state.version;
-        for table in state.tables.values_mut() {
+        self.version += 1;
+        let version = self.version;
+        for table in self.tables.values_mut() {
             if let Some(last) = table.history.back() {
                 table.lost = last.version;
             }
