@@ -601,6 +601,56 @@ mod tests {
     }
 
     #[test]
+    fn an_idle_connection_is_closed_though_nobody_asks_for_it() {
+        use crate::clock::FakeClock;
+        use crate::objects::Timestamp;
+        use futures_lite::AsyncReadExt;
+        use futures_lite::future::{yield_now, zip};
+
+        async_std::task::block_on(async {
+            let listener = async_std::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let url = format!("http://{}/", listener.local_addr().unwrap());
+            let clock = FakeClock::new(Timestamp::from_secs(0));
+            let tls = TlsSource::new(super::super::config::Tls::default(), None).unwrap();
+            let transport = Transport::new(tls, None, clock.clone(), Duration::from_secs(10));
+            let request = Request::new(http_types::Method::Get, url.as_str());
+            let serve = async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut piece = [0; 1024];
+                assert_ne!(stream.read(&mut piece).await.unwrap(), 0);
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+                stream
+            };
+            let (answer, mut server) = zip(transport.send(request), serve).await;
+            drop(answer.unwrap());
+            assert_eq!(transport.shared.idle().connections.len(), 1);
+            for _ in 0..1_000_000 {
+                if clock.sleepers() > 0 {
+                    break;
+                }
+                yield_now().await;
+            }
+            assert_eq!(clock.sleepers(), 1, "whoever closes it waits");
+            clock.advance(IDLE_LIFETIME);
+            assert_eq!(server.read(&mut [0; 8]).await.unwrap(), 0, "it is closed");
+            assert!(transport.shared.idle().connections.is_empty());
+        });
+    }
+
+    #[test]
+    fn a_silent_peer_is_probed() {
+        async_std::task::block_on(async {
+            let listener = async_std::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let tcp = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            probe_when_silent(&tcp).unwrap();
+            assert!(sockopt::socket_keepalive(&tcp).unwrap());
+            let times = [sockopt::tcp_keepidle(&tcp), sockopt::tcp_keepintvl(&tcp)];
+            assert_eq!(times.map(Result::unwrap), [KEEP_ALIVE_AFTER, KEEP_ALIVE_EVERY]);
+            assert_eq!(sockopt::tcp_keepcnt(&tcp).unwrap(), KEEP_ALIVE_PROBES);
+        });
+    }
+
+    #[test]
     fn only_silence_counts_against_the_limit() {
         use crate::clock::FakeClock;
         use crate::objects::Timestamp;
