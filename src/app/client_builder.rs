@@ -156,10 +156,14 @@ impl CachedTokens {
 }
 
 impl TokenSource for CachedTokens {
-    fn token(&self) -> Boxed<Result<String, String>> {
+    fn token(&self, refused: Option<String>) -> Boxed<Result<String, String>> {
         let state = self.state.clone();
         Box::pin(async move {
             let mut current = state.current.lock().await;
+            // Its account may have been deleted and made again.
+            if refused.is_some() && refused.as_ref() == current.as_ref().map(|(text, _)| text) {
+                *current = None;
+            }
             if let Some((text, until)) = current.as_ref()
                 && state.clock.monotonic() < *until
             {
@@ -236,12 +240,16 @@ mod tests {
             failing: AtomicI64::new(0),
         });
         let tokens = CachedTokens::new(fake.clone(), clock.clone());
-        let ask = || block_on(tokens.token());
+        let ask = || block_on(tokens.token(None));
         assert_eq!((ask(), ask()), (Ok("1".into()), Ok("1".into())));
         clock.advance(Duration::from_secs(2879));
         assert_eq!(ask(), Ok("1".into()));
         clock.advance(Duration::from_secs(1));
         assert_eq!(ask(), Ok("2".into()));
+        for (refused, next) in [("1", "2"), ("2", "3"), ("2", "3")] {
+            let token = block_on(tokens.token(Some(refused.into())));
+            assert_eq!(token, Ok(next.into()), "after {refused} was refused");
+        }
     }
 
     #[test]
@@ -254,7 +262,7 @@ mod tests {
         });
         let tokens = CachedTokens::new(fake.clone(), clock.clone());
         let run = |waits: &[u64]| {
-            let mut asked = tokens.token();
+            let mut asked = tokens.token(None);
             for wait in waits {
                 assert_eq!(block_on(poll_once(&mut asked)), None);
                 clock.advance(Duration::from_millis(*wait));

@@ -14,7 +14,8 @@ use crate::options::VERSION;
 
 /// Bearer tokens that change. Asked before each request: answers from memory where it can.
 pub trait TokenSource: Send + Sync + 'static {
-    fn token(&self) -> Boxed<Result<String, String>>;
+    /// `refused`: what the server did not take; it is not given again.
+    fn token(&self, refused: Option<String>) -> Boxed<Result<String, String>>;
 }
 
 /// One API server and our own credentials for it.
@@ -62,8 +63,13 @@ pub fn connect(target: &Target<'_>) -> Result<Arc<dyn Connection>, String> {
     let load = || {
         let mut config =
             Config::load(given(target.kubeconfig).map(Path::new), given(target.master))?;
-        config.qps = target.qps.into();
-        config.burst = u32::try_from(target.burst).unwrap_or(0);
+        // As client-go, which takes zero for its own default.
+        if target.qps != 0.0 {
+            config.qps = target.qps.into();
+        }
+        if target.burst != 0 {
+            config.burst = u32::try_from(target.burst).unwrap_or(0);
+        }
         Client::new(config, SystemClock::shared())
     };
     let client = load().map_err(|error: crate::client::Error| error.to_string())?;
@@ -80,7 +86,7 @@ impl Connection for ApiServer {
     }
 
     fn client_with_tokens(&self, user_agent: &str, tokens: Arc<dyn TokenSource>) -> Client {
-        let provider = Arc::new(move || tokens.token());
+        let provider = Arc::new(move |refused| tokens.token(refused));
         match self.client.with_tokens(user_agent, provider) {
             Ok(client) => client,
             // The same certificates were read when this connection was made.

@@ -48,6 +48,16 @@ fn translate(error: client::Error) -> Error {
     }
 }
 
+/// Of an open watch. A Status in it is the server's word that the next change cannot be sent; after
+/// anything else the watch may go on where it was.
+fn broken_off(error: client::Error) -> Error {
+    let told = error.code().is_some();
+    match translate(error) {
+        Error::Failed(cause) if told => Error::Ended(cause),
+        other => other,
+    }
+}
+
 impl Source for ClientSource {
     fn list<'a>(&'a self, scope: &'a Scope, request: ListRequest) -> Answer<'a, RawListPart> {
         Box::pin(async move {
@@ -95,7 +105,7 @@ impl Source for ClientSource {
                     Ok(WatchEvent::Bookmark(json)) => {
                         (Ok(RawWatchEvent::Bookmark(json)), Some(watch))
                     }
-                    Err(error) => (Err(translate(error)), None),
+                    Err(error) => (Err(broken_off(error)), None),
                 })
             });
             Ok(events.boxed() as BoxStream<_>)

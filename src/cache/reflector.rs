@@ -57,7 +57,7 @@ pub enum Outcome {
     Closed,
     /// So soon, and without an event, that something is wrong. Upstream: `VeryShortWatchError`.
     Short,
-    /// What came cannot be understood.
+    /// What came cannot be understood, or cannot be sent: it would be no other the next time.
     Garbled,
     Expired,
     TooLarge,
@@ -77,6 +77,7 @@ impl From<&Error> for Outcome {
             Error::TooLarge => Outcome::TooLarge,
             Error::Busy { after } => Outcome::Busy { after: *after },
             Error::Unsupported => Outcome::Unsupported,
+            Error::Ended(_) => Outcome::Garbled,
             Error::Failed(_) if error.is_decode() => Outcome::Garbled,
             Error::Failed(_) => Outcome::Failed,
         }

@@ -1,23 +1,21 @@
 //! The `Authorization` header: tokens, token files, credential plugins.
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use base64::Engine;
 use futures_lite::future::Boxed;
-use serde::Deserialize;
-use serde_json::json;
 
-use super::config::{Credentials, Exec, read};
+use super::config::{Credentials, read};
+use super::exec::{Issued, Plugin};
 use super::{Error, Result};
 use crate::clock::SharedClock;
-use crate::objects::Timestamp;
-use crate::task;
 
-/// Gives a bearer token, fresh for each request. `Err`: why there is none.
-pub type TokenProvider = Arc<dyn Fn() -> Boxed<std::result::Result<String, String>> + Send + Sync>;
+/// Gives a bearer token, fresh for each request. It is given the token that the server has refused
+/// since it was asked last, if there is one: that must not be given again. `Err`: why there is none.
+pub type TokenProvider =
+    Arc<dyn Fn(Option<String>) -> Boxed<std::result::Result<String, String>> + Send + Sync>;
 
 /// How long a token file's content is taken to be current.
 const FILE_LIFETIME: Duration = Duration::from_secs(60);
@@ -26,19 +24,29 @@ pub(super) enum Auth {
     None,
     Fixed(String),
     File { path: PathBuf, clock: SharedClock, read: Mutex<Option<(String, Duration)>> },
-    Exec { exec: Box<Exec>, host: String, clock: SharedClock, had: Mutex<Option<Had>> },
-    Provider(TokenProvider),
+    Exec(Arc<Plugin>),
+    Provider { provider: TokenProvider, refused: Mutex<Option<String>> },
 }
 
-/// A plugin's answer.
-#[derive(Clone)]
-pub(super) struct Had {
-    token: String,
-    expires: Option<Timestamp>,
+/// What a request shows of us.
+#[derive(Default)]
+pub(super) struct Shown {
+    /// The header's value, where there is to be one.
+    pub header: Option<String>,
+    issued: Option<Arc<Issued>>,
+}
+
+fn bearer(token: &str) -> Option<String> {
+    Some(format!("Bearer {token}"))
 }
 
 impl Auth {
-    pub fn new(credentials: &Credentials, host: &str, clock: &SharedClock) -> Auth {
+    /// `plugin`: of [`Credentials::Exec`].
+    pub fn new(
+        credentials: &Credentials,
+        plugin: Option<&Arc<Plugin>>,
+        clock: &SharedClock,
+    ) -> Auth {
         match credentials {
             Credentials::None => Auth::None,
             Credentials::Token(token) => Auth::Fixed(format!("Bearer {}", token.trim())),
@@ -50,126 +58,82 @@ impl Auth {
             Credentials::TokenFile(path) => {
                 Auth::File { path: path.clone(), clock: clock.clone(), read: Mutex::default() }
             }
-            Credentials::Exec(exec) => Auth::Exec {
-                exec: exec.clone(),
-                host: host.to_owned(),
-                clock: clock.clone(),
-                had: Mutex::default(),
-            },
+            Credentials::Exec(_) => plugin.map_or(Auth::None, |plugin| Auth::Exec(plugin.clone())),
         }
     }
 
-    /// The header's value, where there is to be one.
-    pub async fn header(&self) -> Result<Option<String>> {
-        match self {
-            Auth::None => Ok(None),
-            Auth::Fixed(value) => Ok(Some(value.clone())),
-            Auth::Provider(provider) => {
-                let token = provider().await.map_err(|error| Error::Credentials(error.into()))?;
-                Ok(Some(format!("Bearer {token}")))
+    pub fn provider(provider: TokenProvider) -> Auth {
+        Auth::Provider { provider, refused: Mutex::default() }
+    }
+
+    pub async fn show(&self) -> Result<Shown> {
+        let header = match self {
+            Auth::None => None,
+            Auth::Fixed(value) => Some(value.clone()),
+            Auth::Provider { provider, refused } => {
+                let refused = refused.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let token =
+                    provider(refused).await.map_err(|error| Error::Credentials(error.into()))?;
+                bearer(&token)
             }
             Auth::File { path, clock, read: known } => {
                 let now = clock.monotonic();
                 let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some((token, until)) = known.as_ref()
-                    && now < *until
-                {
-                    return Ok(Some(format!("Bearer {token}")));
-                }
-                match read(path) {
-                    Ok(bytes) => {
-                        let token = String::from_utf8_lossy(&bytes).trim().to_owned();
-                        *known = Some((token, now + FILE_LIFETIME));
+                if known.as_ref().is_none_or(|(_, until)| now >= *until) {
+                    match token_of(path) {
+                        Ok(token) => *known = Some((token, now + FILE_LIFETIME)),
+                        // The old token may still be good: the server decides.
+                        Err(error) if known.is_some() => log::warn!("token file: {error}"),
+                        Err(error) => return Err(error),
                     }
-                    // The old token may still be good: the server decides.
-                    Err(error) if known.is_some() => log::warn!("token file: {error}"),
-                    Err(error) => return Err(error),
                 }
-                Ok(known.as_ref().map(|(token, _)| format!("Bearer {token}")))
+                known.as_ref().and_then(|(token, _)| bearer(token))
             }
-            Auth::Exec { exec, host, clock, had } => {
-                let known = had.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                let now = clock.now();
-                let current = known.filter(|had| {
-                    had.expires.is_none_or(|end| now + Duration::from_secs(10) < end)
-                });
-                let had_now = match current {
-                    Some(current) => current,
-                    None => {
-                        let (exec, host) = (exec.clone(), host.clone());
-                        let fresh = task::blocking(move || run(&exec, &host)).await?;
-                        *had.lock().unwrap_or_else(PoisonError::into_inner) = Some(fresh.clone());
-                        fresh
-                    }
-                };
-                Ok((!had_now.token.is_empty()).then(|| format!("Bearer {}", had_now.token)))
+            Auth::Exec(plugin) => {
+                let issued = plugin.credentials().await?;
+                let header = issued.token.as_deref().and_then(bearer);
+                return Ok(Shown { header, issued: Some(issued) });
             }
-        }
+        };
+        Ok(Shown { header, issued: None })
     }
 
-    /// The server refused what `header` gave: the next one is had anew.
-    pub fn refused(&self) {
+    /// The server refused what was shown: the next is had anew.
+    pub async fn refused(&self, shown: &Shown) {
         match self {
             Auth::File { read, .. } => {
                 *read.lock().unwrap_or_else(PoisonError::into_inner) = None;
             }
-            Auth::Exec { had, .. } => *had.lock().unwrap_or_else(PoisonError::into_inner) = None,
-            Auth::None | Auth::Fixed(_) | Auth::Provider(_) => {}
+            Auth::Exec(plugin) => {
+                if let Some(issued) = &shown.issued {
+                    plugin.refused(issued).await;
+                }
+            }
+            Auth::Provider { refused, .. } => {
+                let token = shown.header.as_deref().and_then(|h| h.strip_prefix("Bearer "));
+                *refused.lock().unwrap_or_else(PoisonError::into_inner) =
+                    token.map(ToOwned::to_owned);
+            }
+            Auth::None | Auth::Fixed(_) => {}
         }
     }
 }
 
-#[derive(Deserialize)]
-struct ExecCredential {
-    #[serde(default)]
-    status: ExecStatus,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct ExecStatus {
-    token: String,
-    expiration_timestamp: Option<Timestamp>,
-}
-
-fn run(exec: &Exec, host: &str) -> Result<Had> {
-    let fault = |what: String| {
-        let hint = match exec.install_hint.as_str() {
-            "" => String::new(),
-            hint => format!(" ({hint})"),
-        };
-        Error::Credentials(format!("exec plugin {}: {what}{hint}", exec.command).into())
-    };
-    let mut spec = json!({ "interactive": false });
-    if exec.provide_cluster_info {
-        spec["cluster"] = json!({ "server": host });
+fn token_of(path: &std::path::Path) -> Result<String> {
+    let bytes = read(path)?;
+    match String::from_utf8_lossy(&bytes).trim() {
+        "" => Err(Error::Config(format!("{}: read empty token", path.display()))),
+        token => Ok(token.to_owned()),
     }
-    let info = json!({ "apiVersion": exec.api_version, "kind": "ExecCredential", "spec": spec })
-        .to_string();
-    let output = Command::new(&exec.command)
-        .args(&exec.args)
-        .envs(exec.env.iter().map(|pair| (&pair.name, &pair.value)))
-        .env("KUBERNETES_EXEC_INFO", info)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| fault(error.to_string()))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(fault(format!("{}: {said}", output.status)));
-    }
-    let answer: ExecCredential = serde_json::from_slice(&output.stdout)
-        .map_err(|error| fault(format!("its answer does not decode: {error}")))?;
-    let ExecStatus { token, expiration_timestamp } = answer.status;
-    if token.is_empty() {
-        return Err(fault("its answer holds no token".to_owned()));
-    }
-    Ok(Had { token, expires: expiration_timestamp })
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_lite::future::block_on;
+
     use super::*;
     use crate::clock::FakeClock;
+    use crate::objects::Timestamp;
 
     #[test]
     fn a_token_file_is_read_again_after_a_minute() {
@@ -177,37 +141,38 @@ mod tests {
         let path = std::env::temp_dir().join(format!("token-{}", std::process::id()));
         std::fs::write(&path, "one\n").unwrap();
         let shared: SharedClock = clock.clone();
-        let auth = Auth::new(&Credentials::TokenFile(path.clone()), "", &shared);
-        let header = || futures_lite::future::block_on(auth.header()).unwrap().unwrap();
+        let auth = Auth::new(&Credentials::TokenFile(path.clone()), None, &shared);
+        let header = || block_on(auth.show()).unwrap().header.unwrap();
         assert_eq!(header(), "Bearer one");
         std::fs::write(&path, "two").unwrap();
         assert_eq!(header(), "Bearer one");
         clock.advance(FILE_LIFETIME);
         assert_eq!(header(), "Bearer two");
+        std::fs::write(&path, "\n").unwrap();
+        clock.advance(FILE_LIFETIME);
+        assert_eq!(header(), "Bearer two", "what is there now is no token");
+        block_on(auth.refused(&Shown::default()));
+        assert!(block_on(auth.show()).is_err());
         std::fs::remove_file(&path).unwrap();
-        auth.refused();
-        assert!(futures_lite::future::block_on(auth.header()).is_err());
+        assert!(block_on(auth.show()).is_err());
     }
 
     #[test]
-    fn a_plugin_gives_a_token_until_it_expires() {
-        let clock = FakeClock::new(Timestamp::from_secs(100));
-        let answer = r#"{"kind":"ExecCredential","status":{"token":"t","expirationTimestamp":"1970-01-01T00:05:00Z"}}"#;
-        let exec = Exec {
-            command: "sh".into(),
-            args: vec![
-                "-c".into(),
-                format!("test -n \"$KUBERNETES_EXEC_INFO\" && echo '{answer}'"),
-            ],
-            ..Exec::default()
-        };
-        let had = run(&exec, "https://h").unwrap();
-        assert_eq!((had.token.as_str(), had.expires), ("t", Some(Timestamp::from_secs(300))));
-        let broken =
-            Exec { command: "sh".into(), args: vec!["-c".into(), "exit 3".into()], ..exec };
-        assert!(run(&broken, "").is_err());
-        let shared: SharedClock = clock;
-        let auth = Auth::new(&Credentials::Exec(Box::new(broken)), "", &shared);
-        assert!(futures_lite::future::block_on(auth.header()).is_err());
+    fn a_provider_hears_once_which_token_was_refused() {
+        let heard: Arc<Mutex<Vec<Option<String>>>> = Arc::default();
+        let auth = Auth::provider({
+            let heard = heard.clone();
+            Arc::new(move |refused| {
+                heard.lock().unwrap().push(refused);
+                Box::pin(async { Ok("t".to_owned()) })
+            })
+        });
+        let shown = block_on(auth.show()).unwrap();
+        assert_eq!(shown.header.as_deref(), Some("Bearer t"));
+        block_on(auth.refused(&shown));
+        for _ in 0..2 {
+            block_on(auth.show()).unwrap();
+        }
+        assert_eq!(*heard.lock().unwrap(), [None, Some("t".to_owned()), None]);
     }
 }

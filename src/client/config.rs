@@ -63,6 +63,11 @@ pub struct Exec {
     pub env: Vec<ExecEnv>,
     pub install_hint: String,
     pub provide_cluster_info: bool,
+    /// `Never`, `IfAvailable` or `Always`: there is nobody here to ask, so a plugin never does.
+    pub interactive_mode: String,
+    /// The cluster's extension for plugins, told with the rest of the cluster.
+    #[serde(skip)]
+    pub cluster_config: serde_json::Value,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -70,6 +75,33 @@ pub struct Exec {
 pub struct ExecEnv {
     pub name: String,
     pub value: String,
+}
+
+impl Exec {
+    /// `Err`: what is wrong with it. Upstream: `clientcmd.validateAuthInfo`.
+    fn check(&self) -> std::result::Result<(), String> {
+        const PREFIX: &str = "client.authentication.k8s.io/";
+        let known = |version: &str| matches!(version, "v1" | "v1beta1");
+        if self.command.is_empty() {
+            return Err("has no command".to_owned());
+        }
+        if !self.api_version.strip_prefix(PREFIX).is_some_and(known) {
+            return Err(format!(
+                "has apiVersion {:?}, not {PREFIX}v1 or {PREFIX}v1beta1",
+                self.api_version
+            ));
+        }
+        if self.env.iter().any(|pair| pair.name.is_empty()) {
+            return Err("has a variable without a name".to_owned());
+        }
+        match self.interactive_mode.as_str() {
+            "Never" | "IfAvailable" => Ok(()),
+            // Before v1 it could be left out.
+            "" if self.api_version.ends_with("/v1beta1") => Ok(()),
+            "Always" => Err("wants to be interactive, and nobody is here to answer".to_owned()),
+            other => Err(format!("has interactiveMode {other:?}")),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -82,6 +114,8 @@ pub struct Config {
     pub qps: f64,
     pub burst: u32,
     pub user_agent: String,
+    /// An HTTP proxy's address; `None`: what the environment says.
+    pub proxy: Option<String>,
     /// For an answer that is not a watch's.
     pub timeout: Duration,
 }
@@ -96,6 +130,7 @@ impl Config {
             qps: 5.0,
             burst: 10,
             user_agent: "kube-controller-manager".to_owned(),
+            proxy: None,
             timeout: Duration::from_secs(75),
         }
     }
@@ -127,11 +162,12 @@ impl Config {
             None if name.is_empty() && master.is_some() => Context::default(),
             None => return Err(fault(format!("context {name:?} does not exist"))),
         };
-        let cluster = match file.clusters.into_iter().find(|entry| entry.name == context.cluster) {
-            Some(entry) => entry.cluster,
-            None if master.is_some() => Cluster::default(),
-            None => return Err(fault(format!("cluster {:?} does not exist", context.cluster))),
-        };
+        let mut cluster =
+            match file.clusters.into_iter().find(|entry| entry.name == context.cluster) {
+                Some(entry) => entry.cluster,
+                None if master.is_some() => Cluster::default(),
+                None => return Err(fault(format!("cluster {:?} does not exist", context.cluster))),
+            };
         let user = match file.users.into_iter().find(|entry| entry.name == context.user) {
             Some(entry) => entry.user,
             None if context.user.is_empty() => User::default(),
@@ -152,6 +188,7 @@ impl Config {
             Ok((!file.is_empty()).then(|| Pem::File(folder.join(file))))
         };
         let mut config = Config::new(address(host));
+        config.proxy = Some(cluster.proxy_url.clone()).filter(|url| !url.is_empty());
         config.tls = Tls {
             ca: pem(
                 "certificate-authority",
@@ -159,7 +196,7 @@ impl Config {
                 &cluster.certificate_authority,
             )?,
             insecure: cluster.insecure_skip_tls_verify,
-            server_name: Some(cluster.tls_server_name).filter(|name| !name.is_empty()),
+            server_name: Some(cluster.tls_server_name.clone()).filter(|name| !name.is_empty()),
             certificate: pem(
                 "client-certificate",
                 &user.client_certificate_data,
@@ -174,10 +211,13 @@ impl Config {
             )));
         }
         config.credentials = match user {
-            User { exec: Some(exec), .. } => {
-                if exec.command.is_empty() {
-                    return Err(fault(format!("user {:?}: exec has no command", context.user)));
+            User { exec: Some(mut exec), .. } => {
+                exec.check()
+                    .map_err(|what| fault(format!("user {:?}: exec {what}", context.user)))?;
+                if exec.command.contains('/') {
+                    exec.command = folder.join(&exec.command).to_string_lossy().into_owned();
                 }
+                exec.cluster_config = cluster.take_exec_config();
                 Credentials::Exec(exec)
             }
             User { token_file, .. } if !token_file.is_empty() => {
@@ -260,6 +300,24 @@ struct Cluster {
     certificate_authority_data: String,
     insecure_skip_tls_verify: bool,
     tls_server_name: String,
+    proxy_url: String,
+    #[serde(deserialize_with = "null_is_empty")]
+    extensions: Vec<Extension>,
+}
+
+impl Cluster {
+    fn take_exec_config(&mut self) -> serde_json::Value {
+        let name = "client.authentication.k8s.io/exec";
+        let found = self.extensions.iter_mut().find(|extension| extension.name == name);
+        found.map(|found| std::mem::take(&mut found.extension)).unwrap_or_default()
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Extension {
+    name: String,
+    extension: serde_json::Value,
 }
 
 #[derive(Deserialize)]
@@ -334,6 +392,38 @@ users: [{name: u, user: {client-certificate: pki/c.crt, client-key: /abs/c.key, 
         assert_eq!(config.tls.key, Some(Pem::File("/abs/c.key".into())));
         assert_eq!(config.credentials, Credentials::TokenFile(folder.join("t")));
         assert_eq!(load(WHOLE, Some("other:8080")).unwrap().host, "http://other:8080");
+    }
+
+    #[test]
+    fn an_exec_plugin_is_checked_and_found_beside_its_file() {
+        let text = WHOLE
+            .replace(
+                "client-certificate: pki/c.crt, client-key: /abs/c.key, tokenFile: t",
+                "exec: {apiVersion: client.authentication.k8s.io/v1, command: bin/p, args: null, \
+                 env: [{name: A, value: b}], interactiveMode: IfAvailable, provideClusterInfo: true}",
+            )
+            .replace(
+                "Q0E=",
+                "Q0E=, proxy-url: 'http://p:1', extensions: [{name: client.authentication.k8s.io/exec, \
+                 extension: {a: b}}]",
+            );
+        let config = load(&text, None).unwrap();
+        assert_eq!(config.proxy.as_deref(), Some("http://p:1"));
+        let Credentials::Exec(exec) = config.credentials else { panic!("no plugin") };
+        assert_eq!(std::path::PathBuf::from(&exec.command), std::env::temp_dir().join("bin/p"));
+        assert_eq!(exec.cluster_config, serde_json::json!({ "a": "b" }));
+        assert!(exec.provide_cluster_info);
+        for (from, to, expected) in [
+            ("command: bin/p", "command: ''", "exec has no command"),
+            ("k8s.io/v1,", "k8s.io/v1alpha1,", "exec has apiVersion"),
+            ("name: A", "name: ''", "a variable without a name"),
+            ("IfAvailable", "Sometimes", "exec has interactiveMode \"Sometimes\""),
+            ("IfAvailable", "Always", "exec wants to be interactive"),
+            ("interactiveMode: IfAvailable,", "", "exec has interactiveMode \"\""),
+        ] {
+            let error = load(&text.replace(from, to), None).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]

@@ -10,9 +10,11 @@ use prometheus::{HistogramVec, IntCounterVec, register_histogram_vec, register_i
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::auth::{Auth, TokenProvider};
-use super::config::{Config, Pem};
+use super::auth::{Auth, Shown, TokenProvider};
+use super::config::{Config, Credentials, Pem, Tls};
 use super::discovery::Discovery;
+use super::exec::Plugin;
+use super::proxy;
 use super::rate::Bucket;
 use super::tls::TlsSource;
 use super::transport::{OwnConnection, Transport};
@@ -69,6 +71,8 @@ struct Inner {
     clock: SharedClock,
     guard: Option<Guard>,
     discovery: Arc<Mutex<Option<Arc<Discovery>>>>,
+    /// Connections without a client certificate: all who have tokens of their own share them.
+    anonymous: Arc<Mutex<Option<surf::Client>>>,
 }
 
 /// One request, before it is sent.
@@ -132,12 +136,12 @@ impl Client {
     pub fn new(config: Config, clock: SharedClock) -> Result<Client> {
         let base = Url::parse(&config.host)
             .map_err(|error| Error::Config(format!("server {:?}: {error}", config.host)))?;
-        let transport =
-            Transport::new(TlsSource::new(config.tls.clone())?, clock.clone(), config.timeout);
-        let http = surf::Config::new()
-            .set_http_client(transport)
-            .try_into()
-            .map_err(|error| Error::Config(format!("HTTP client: {error}")))?;
+        let plugin = match &config.credentials {
+            Credentials::Exec(exec) => Some(Arc::new(Plugin::new(exec, &config, &clock)?)),
+            _ => None,
+        };
+        let auth = Auth::new(&config.credentials, plugin.as_ref(), &clock);
+        let http = connections(&base, config.tls.clone(), plugin, &config, &clock)?;
         let host = match (base.host_str(), base.port_or_known_default()) {
             (Some(host), Some(port)) => format!("{host}:{port}"),
             _ => return Err(Error::Config(format!("server {:?}: no host", config.host))),
@@ -146,24 +150,20 @@ impl Client {
             http,
             base,
             host,
-            auth: Arc::new(Auth::new(&config.credentials, &config.host, &clock)),
+            auth: Arc::new(auth),
             limiter: Bucket::new(config.qps, config.burst, clock.clone()),
             config,
             clock,
             guard: None,
             discovery: Arc::default(),
+            anonymous: Arc::default(),
         };
         Ok(Client { inner: Arc::new(inner) })
     }
 
     /// The same server and credentials, under another name and with a limiter of its own.
     pub fn named(&self, user_agent: &str) -> Client {
-        let Inner { config, clock, .. } = &*self.inner;
-        let auth = Auth::new(&config.credentials, &config.host, clock);
-        self.derive(|derived| {
-            derived.config.user_agent = user_agent.to_owned();
-            derived.auth = Arc::new(auth);
-        })
+        self.derive(|derived| derived.config.user_agent = user_agent.to_owned())
     }
 
     /// The same, with a limiter of its own that lets more through: the rate and the burst so many
@@ -182,21 +182,21 @@ impl Client {
 
     /// The same server, under no credentials but `tokens`.
     pub fn with_tokens(&self, user_agent: &str, tokens: TokenProvider) -> Result<Client> {
-        let mut tls = self.inner.config.tls.clone();
-        (tls.certificate, tls.key) = (None, None);
-        let transport = Transport::new(
-            TlsSource::new(tls)?,
-            self.inner.clock.clone(),
-            self.inner.config.timeout,
-        );
-        let http = surf::Config::new()
-            .set_http_client(transport)
-            .try_into()
-            .map_err(|error| Error::Config(format!("HTTP client: {error}")))?;
+        let Inner { base, config, clock, .. } = &*self.inner;
+        let http = {
+            let mut shared = self.inner.anonymous.lock().unwrap_or_else(|p| p.into_inner());
+            match &*shared {
+                Some(http) => http.clone(),
+                None => {
+                    let tls = Tls { certificate: None, key: None, ..config.tls.clone() };
+                    shared.insert(connections(base, tls, None, config, clock)?).clone()
+                }
+            }
+        };
         Ok(self.derive(|derived| {
             derived.config.user_agent = user_agent.to_owned();
             derived.http = http;
-            derived.auth = Arc::new(Auth::Provider(tokens));
+            derived.auth = Arc::new(Auth::provider(tokens));
         }))
     }
 
@@ -204,7 +204,7 @@ impl Client {
     fn derive(&self, change: impl FnOnce(&mut Inner)) -> Client {
         let limiter =
             |config: &Config| Bucket::new(config.qps, config.burst, self.inner.clock.clone());
-        let Inner { http, base, host, auth, config, clock, guard, discovery, .. } = &*self.inner;
+        let Inner { http, base, host, auth, config, clock, guard, .. } = &*self.inner;
         let mut derived = Inner {
             http: http.clone(),
             base: base.clone(),
@@ -214,7 +214,8 @@ impl Client {
             config: config.clone(),
             clock: clock.clone(),
             guard: guard.clone(),
-            discovery: discovery.clone(),
+            discovery: self.inner.discovery.clone(),
+            anonymous: self.inner.anonymous.clone(),
         };
         change(&mut derived);
         derived.limiter = limiter(&derived.config);
@@ -284,7 +285,8 @@ impl Client {
         let mut renewed = false;
         loop {
             tries += 1;
-            let error = match self.attempt(call).await {
+            let mut shown = Shown::default();
+            let error = match self.attempt(call, &mut shown).await {
                 Ok(body) => return Ok(body),
                 Err(error) => error,
             };
@@ -295,7 +297,7 @@ impl Client {
                 }
                 Error::Status(failure) if failure.code == 401 && !renewed => {
                     renewed = true;
-                    self.inner.auth.refused();
+                    self.inner.auth.refused(&shown).await;
                     Some(Duration::ZERO)
                 }
                 Error::Transport { .. } if call.method == "GET" && !call.is_watch && tries < 3 => {
@@ -310,14 +312,15 @@ impl Client {
         }
     }
 
-    async fn attempt(&self, call: &Call) -> Result<http_types::Body> {
+    async fn attempt(&self, call: &Call, shown: &mut Shown) -> Result<http_types::Body> {
         let inner = &self.inner;
         let labels = [call.method, inner.host.as_str()];
         let start = inner.clock.monotonic();
         inner.limiter.take().await;
         let sent = inner.clock.monotonic();
         LIMITED.with_label_values(&labels).observe((sent - start).as_secs_f64());
-        let request = self.request(call).await?;
+        *shown = inner.auth.show().await?;
+        let request = self.request(call, shown)?;
         if call.method != "GET" && inner.guard.as_ref().is_some_and(|guard| !guard()) {
             let source = "not sent: the lease is not ours any more".into();
             return Err(Error::Request { request: call.to_string(), source });
@@ -343,7 +346,7 @@ impl Client {
         Err(Error::from_answer(call.to_string(), code, retry_after, &body))
     }
 
-    async fn request(&self, call: &Call) -> Result<http_types::Request> {
+    fn request(&self, call: &Call, shown: &Shown) -> Result<http_types::Request> {
         let inner = &self.inner;
         let mut url = inner.base.clone();
         let path = format!("{}{}", inner.base.path().trim_end_matches('/'), call.path);
@@ -362,14 +365,30 @@ impl Client {
         }
         request.insert_header("accept", call.accept);
         request.insert_header("user-agent", inner.config.user_agent.as_str());
-        if let Some(value) = inner.auth.header().await? {
-            request.insert_header("authorization", value);
+        if let Some(value) = &shown.header {
+            request.insert_header("authorization", value.as_str());
         }
         if call.is_watch {
             request.ext_mut().insert(OwnConnection);
         }
         Ok(request)
     }
+}
+
+/// A pool of connections to `base`.
+fn connections(
+    base: &Url,
+    tls: Tls,
+    plugin: Option<Arc<Plugin>>,
+    config: &Config,
+    clock: &SharedClock,
+) -> Result<surf::Client> {
+    let proxy =
+        proxy::before(base, config.proxy.as_deref(), |name: &str| std::env::var(name).ok())?;
+    let tls = TlsSource::new(tls, plugin)?;
+    let transport = Transport::new(tls, proxy, clock.clone(), config.timeout);
+    let http = surf::Config::new().set_http_client(transport);
+    http.try_into().map_err(|error| Error::Config(format!("HTTP client: {error}")))
 }
 
 pub(super) fn broken(call: &impl fmt::Display, error: std::io::Error) -> Error {

@@ -10,22 +10,27 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 use super::config::{Pem, Tls};
+use super::exec::{Pair, Plugin};
 use super::{Error, Result};
 
-/// A configuration, and when its files were last changed.
-type Made = (Vec<Option<SystemTime>>, Arc<ClientConfig>);
+/// What a configuration is made of: when its files were last changed and how long they are, and
+/// what the plugin gave.
+type Ingredients = ([Option<(SystemTime, u64)>; 3], Option<Pair>);
 
-/// Makes rustls's configuration, anew when one of its files has changed.
-pub struct TlsSource {
+/// Makes rustls's configuration, anew when one of its files or the plugin's certificate has changed.
+/// Until then it is the very same: whoever has another one is out of date.
+pub(super) struct TlsSource {
     tls: Tls,
-    made: Mutex<Option<Made>>,
+    plugin: Option<Arc<Plugin>>,
+    made: Mutex<Option<(Ingredients, Arc<ClientConfig>)>>,
 }
 
 impl TlsSource {
-    /// Fails where a certificate or key can't be read or used.
-    pub fn new(tls: Tls) -> Result<TlsSource> {
-        let source = TlsSource { tls, made: Mutex::default() };
-        source.config()?;
+    /// Fails where a certificate or key can't be read or used. `plugin`: its certificate stands
+    /// before that of `tls`.
+    pub fn new(tls: Tls, plugin: Option<Arc<Plugin>>) -> Result<TlsSource> {
+        let source = TlsSource { tls, plugin, made: Mutex::default() };
+        source.config_with(None)?;
         Ok(source)
     }
 
@@ -33,38 +38,42 @@ impl TlsSource {
         self.tls.server_name.as_deref()
     }
 
-    pub fn config(&self) -> Result<Arc<ClientConfig>> {
-        let changed: Vec<Option<SystemTime>> = [&self.tls.ca, &self.tls.certificate, &self.tls.key]
-            .iter()
-            .map(|pem| match pem {
-                Some(Pem::File(path)) => std::fs::metadata(path).and_then(|m| m.modified()).ok(),
-                _ => None,
-            })
-            .collect();
+    pub async fn config(&self) -> Result<Arc<ClientConfig>> {
+        let pair = match &self.plugin {
+            Some(plugin) => plugin.credentials().await?.pair.clone(),
+            None => None,
+        };
+        self.config_with(pair)
+    }
+
+    fn config_with(&self, pair: Option<Pair>) -> Result<Arc<ClientConfig>> {
+        let changed = [&self.tls.ca, &self.tls.certificate, &self.tls.key].map(|pem| match pem {
+            Some(Pem::File(path)) => {
+                std::fs::metadata(path).and_then(|file| Ok((file.modified()?, file.len()))).ok()
+            }
+            _ => None,
+        });
+        let ingredients = (changed, pair);
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, config)) = made.as_ref()
-            && *at == changed
+        if let Some((of, config)) = made.as_ref()
+            && *of == ingredients
         {
             return Ok(config.clone());
         }
-        match self.make() {
-            Ok(config) => {
-                let config = Arc::new(config);
-                *made = Some((changed, config.clone()));
-                Ok(config)
+        let config = match (self.make(ingredients.1.as_ref()), made.as_ref()) {
+            (Ok(config), _) => Arc::new(config),
+            // Files in the middle of being replaced: what was good goes on till they change again.
+            (Err(error), Some((_, config))) if ingredients.1.is_none() => {
+                log::warn!("TLS files changed but can't be used yet: {error}");
+                config.clone()
             }
-            // A file in the middle of being replaced: what was good goes on.
-            Err(error) => match made.as_ref() {
-                Some((_, config)) => {
-                    log::warn!("TLS files changed but can't be used yet: {error}");
-                    Ok(config.clone())
-                }
-                None => Err(error),
-            },
-        }
+            (Err(error), _) => return Err(error),
+        };
+        *made = Some((ingredients, config.clone()));
+        Ok(config)
     }
 
-    fn make(&self) -> Result<ClientConfig> {
+    fn make(&self, issued: Option<&Pair>) -> Result<ClientConfig> {
         let fault =
             |what: &str, error: &dyn std::fmt::Display| Error::Config(format!("{what}: {error}"));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -76,17 +85,24 @@ impl TlsSource {
         } else {
             builder.with_root_certificates(self.roots()?)
         };
-        let mut config = match (&self.tls.certificate, &self.tls.key) {
-            (Some(certificate), Some(key)) => {
-                let chain = certificates(&certificate.read()?)
+        let pair = match (issued, &self.tls.certificate, &self.tls.key) {
+            (Some(issued), ..) => Some(issued.clone()),
+            (None, Some(certificate), Some(key)) => {
+                Some(Pair { certificate: certificate.read()?, key: key.read()? })
+            }
+            _ => None,
+        };
+        let mut config = match pair {
+            Some(Pair { certificate, key }) => {
+                let chain = certificates(&certificate)
                     .map_err(|error| fault("client certificate", &error))?;
-                let key = PrivateKeyDer::from_pem_slice(&key.read()?)
+                let key = PrivateKeyDer::from_pem_slice(&key)
                     .map_err(|error| fault("client key", &error))?;
                 builder
                     .with_client_auth_cert(chain, key)
                     .map_err(|error| fault("client certificate and key", &error))?
             }
-            _ => builder.with_no_client_auth(),
+            None => builder.with_no_client_auth(),
         };
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)

@@ -2,12 +2,13 @@
 //!
 //! A request marked [`OwnConnection`] (a watch) opens a connection that never counts against the
 //! pool. A pooled connection that the server has closed is noticed before it is used, and a request
-//! is never sent twice.
+//! is never sent twice. A peer that is gone without a word is noticed by TCP's keep-alive, so that a
+//! watch does not wait for it: HTTP/1.1 has no ping as the one of HTTP/2 that client-go sends.
 
 use std::fmt;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -19,11 +20,15 @@ use futures_rustls::TlsConnector;
 use http_client::http_types::{self, StatusCode};
 use http_client::{HttpClient, Request, Response};
 use pin_project::pin_project;
+use rustix::net::sockopt;
+use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 
 use super::chunks::ChunkDecoder;
+use super::proxy::Proxy;
 use super::tls::TlsSource;
 use crate::clock::{SharedClock, Sleep};
+use crate::task;
 
 /// In a request's extensions: do not use the pool.
 #[derive(Clone, Copy)]
@@ -35,7 +40,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const POOL_SIZE: usize = 32;
 /// How long it waits, so that slow answers hold up nobody.
 const WAIT_FOR_CONNECTION: Duration = Duration::from_millis(500);
-const IDLE_LIFETIME: Duration = Duration::from_secs(90);
+/// Shorter than the 90 s after which the API server closes a connection that is idle.
+const IDLE_LIFETIME: Duration = Duration::from_secs(75);
+/// A connection without a byte for the first of these is probed, and is dead after so many probes
+/// without an answer: 45 s in all, as client-go's pings.
+const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(30);
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
+const KEEP_ALIVE_PROBES: u32 = 3;
 const HEAD_LIMIT: usize = 64 << 10;
 const BUFFER: usize = 16 << 10;
 
@@ -43,6 +54,20 @@ trait ReadWrite: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> ReadWrite for T {}
 
 type Io = BufReader<Box<dyn ReadWrite>>;
+
+struct Connection {
+    io: Io,
+    /// Made with this; a newer one may have another client certificate. `None`: without TLS.
+    tls: Option<Arc<ClientConfig>>,
+}
+
+#[derive(Default)]
+struct Idle {
+    /// And since when.
+    connections: Vec<(Connection, Duration)>,
+    /// A task is about to close those that nobody came for.
+    reaped: bool,
+}
 
 /// One server's connections.
 #[derive(Clone)]
@@ -53,10 +78,11 @@ pub struct Transport {
 
 struct Shared {
     tls: TlsSource,
+    proxy: Option<Proxy>,
     clock: SharedClock,
     /// For an answer's head, and between two pieces of a body that is not a watch's.
     timeout: Duration,
-    idle: Mutex<Vec<(Io, Duration)>>,
+    idle: Mutex<Idle>,
     in_use: Arc<Semaphore>,
 }
 
@@ -67,9 +93,14 @@ impl fmt::Debug for Transport {
 }
 
 impl Transport {
-    pub fn new(tls: TlsSource, clock: SharedClock, timeout: Duration) -> Transport {
+    pub fn new(
+        tls: TlsSource,
+        proxy: Option<Proxy>,
+        clock: SharedClock,
+        timeout: Duration,
+    ) -> Transport {
         let (idle, in_use) = (Mutex::default(), Arc::new(Semaphore::new(POOL_SIZE)));
-        let shared = Shared { tls, clock, timeout, idle, in_use };
+        let shared = Shared { tls, proxy, clock, timeout, idle, in_use };
         Transport { shared: Arc::new(shared), config: http_client::Config::default() }
     }
 }
@@ -116,11 +147,15 @@ impl Shared {
         let own = request.ext().get::<OwnConnection>().is_some();
         let body = request.take_body().into_bytes().await.map_err(io::Error::other)?;
         let head = head_of(&request, body.len())?;
+        let tls = match request.url().scheme() {
+            "http" => None,
+            _ => Some(self.tls.config().await.map_err(io::Error::other)?),
+        };
         let turn = if own { None } else { self.turn().await };
-        let pooled = if own { None } else { self.take_idle() };
-        let mut io = match pooled {
-            Some(io) => io,
-            None => self.connect(request.url()).await?,
+        let pooled = if own { None } else { self.take_idle(tls.as_ref()) };
+        let Connection { mut io, tls } = match pooled {
+            Some(connection) => connection,
+            None => self.connect(request.url(), tls).await?,
         };
         let is_head = request.method() == http_types::Method::Head;
         let work = async {
@@ -141,7 +176,7 @@ impl Shared {
             framing => framing,
         };
         let mut reader = BodyReader {
-            io: Some(io),
+            connection: Some(Connection { io, tls }),
             framing,
             keep: head.keep_alive && !own,
             shared: self.clone(),
@@ -170,42 +205,71 @@ impl Shared {
         async { Some(self.in_use.acquire_arc().await) }.or(late).await
     }
 
-    fn take_idle(&self) -> Option<Io> {
+    fn idle(&self) -> MutexGuard<'_, Idle> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `tls`: what a new connection would be made with. Those made with another are closed: who we
+    /// are, or whom we trust, has changed since.
+    fn take_idle(&self, tls: Option<&Arc<ClientConfig>>) -> Option<Connection> {
         let now = self.clock.monotonic();
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|(_, since)| now < *since + IDLE_LIFETIME);
-        while let Some((mut io, _)) = idle.pop() {
+        let mut idle = self.idle();
+        idle.connections.retain(|(connection, since)| {
+            let same = match (&connection.tls, tls) {
+                (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+                (one, other) => one.is_none() && other.is_none(),
+            };
+            same && now < *since + IDLE_LIFETIME
+        });
+        while let Some((mut connection, _)) = idle.connections.pop() {
             // Anything to be read now is the server's goodbye.
             let mut context = Context::from_waker(Waker::noop());
-            if Pin::new(&mut io).poll_fill_buf(&mut context).is_pending() {
-                return Some(io);
+            if Pin::new(&mut connection.io).poll_fill_buf(&mut context).is_pending() {
+                return Some(connection);
             }
         }
         None
     }
 
-    fn put_idle(&self, io: Io) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if io.buffer().is_empty() && idle.len() < POOL_SIZE {
-            idle.push((io, self.clock.monotonic()));
+    fn put_idle(self: &Arc<Self>, connection: Connection) {
+        let mut idle = self.idle();
+        if connection.io.buffer().is_empty() && idle.connections.len() < POOL_SIZE {
+            idle.connections.push((connection, self.clock.monotonic()));
+            if !std::mem::replace(&mut idle.reaped, true) {
+                task::spawn(reap(Arc::downgrade(self), self.clock.clone()));
+            }
         }
     }
 
-    async fn connect(&self, url: &http_types::Url) -> io::Result<Io> {
+    async fn connect(
+        &self,
+        url: &http_types::Url,
+        tls: Option<Arc<ClientConfig>>,
+    ) -> io::Result<Connection> {
         let bad =
             |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{url}: {what}"));
         let host = url.host_str().ok_or_else(|| bad("no host"))?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let port = url.port_or_known_default().ok_or_else(|| bad("no port"))?;
         let work = async {
-            let tcp = TcpStream::connect((host.as_str(), port)).await.map_err(|error| {
-                io::Error::new(error.kind(), format!("connect to {host}:{port}: {error}"))
+            let (peer, peer_port) = match &self.proxy {
+                Some(proxy) => (proxy.host.as_str(), proxy.port),
+                None => (host.as_str(), port),
+            };
+            let mut tcp = TcpStream::connect((peer, peer_port)).await.map_err(|error| {
+                io::Error::new(error.kind(), format!("connect to {peer}:{peer_port}: {error}"))
             })?;
             tcp.set_nodelay(true)?;
-            if url.scheme() == "http" {
-                return Ok(Box::new(tcp) as Box<dyn ReadWrite>);
+            if let Err(error) = probe_when_silent(&tcp) {
+                log::debug!("{peer}:{peer_port}: no keep-alive: {error}");
             }
-            let config = self.tls.config().map_err(io::Error::other)?;
+            if let Some(proxy) = &self.proxy {
+                let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+                tcp = tunnel(tcp, proxy, &format!("{host}:{port}")).await?;
+            }
+            let Some(config) = tls.clone() else {
+                return Ok(Box::new(tcp) as Box<dyn ReadWrite>);
+            };
             let name = self.tls.server_name().unwrap_or(&host).to_owned();
             let name = ServerName::try_from(name).map_err(io::Error::other)?;
             let tls = TlsConnector::from(config).connect(name, tcp).await.map_err(|error| {
@@ -214,8 +278,54 @@ impl Shared {
             Ok(Box::new(tls) as Box<dyn ReadWrite>)
         };
         let io = self.within(CONNECT_TIMEOUT, "the connection", work).await?;
-        Ok(BufReader::with_capacity(BUFFER, io))
+        Ok(Connection { io: BufReader::with_capacity(BUFFER, io), tls })
     }
+}
+
+/// Closes what is idle for too long, though no request comes by. Ends with the last of them.
+async fn reap(shared: Weak<Shared>, clock: SharedClock) {
+    loop {
+        clock.sleep(IDLE_LIFETIME).await;
+        let Some(shared) = shared.upgrade() else { return };
+        let now = clock.monotonic();
+        let mut idle = shared.idle();
+        idle.connections.retain(|(_, since)| now < *since + IDLE_LIFETIME);
+        if idle.connections.is_empty() {
+            *idle = Idle::default();
+            return;
+        }
+    }
+}
+
+fn probe_when_silent(tcp: &TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_socket_keepalive(tcp, true)?;
+    sockopt::set_tcp_keepidle(tcp, KEEP_ALIVE_AFTER)?;
+    sockopt::set_tcp_keepintvl(tcp, KEEP_ALIVE_EVERY)?;
+    sockopt::set_tcp_keepcnt(tcp, KEEP_ALIVE_PROBES)
+}
+
+/// Asks `proxy` for a way to `target`.
+async fn tunnel(mut tcp: TcpStream, proxy: &Proxy, target: &str) -> io::Result<TcpStream> {
+    let mut ask = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n");
+    if let Some(value) = &proxy.authorization {
+        ask.push_str(&format!("proxy-authorization: {value}\r\n"));
+    }
+    ask.push_str("\r\n");
+    tcp.write_all(ask.as_bytes()).await?;
+    let mut reader = BufReader::new(tcp);
+    let Head { code, .. } = read_head(&mut reader).await?;
+    let refused = |what: String| {
+        let text = format!("proxy {}:{}: {what}", proxy.host, proxy.port);
+        io::Error::new(io::ErrorKind::ConnectionRefused, text)
+    };
+    if !(200..300).contains(&code) {
+        return Err(refused(format!("CONNECT {target}: {code}")));
+    }
+    // The server speaks second: nothing can be here yet.
+    if !reader.buffer().is_empty() {
+        return Err(refused("it sent more than an answer".to_owned()));
+    }
+    Ok(reader.into_inner())
 }
 
 fn head_of(request: &Request, length: usize) -> io::Result<Vec<u8>> {
@@ -270,7 +380,7 @@ struct Head {
     keep_alive: bool,
 }
 
-async fn read_head(io: &mut Io) -> io::Result<Head> {
+async fn read_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head> {
     loop {
         let head = read_one_head(io).await?;
         // 1xx are only on the way to the answer.
@@ -280,7 +390,7 @@ async fn read_head(io: &mut Io) -> io::Result<Head> {
     }
 }
 
-async fn read_one_head(io: &mut Io) -> io::Result<Head> {
+async fn read_one_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head> {
     let mut bytes = Vec::new();
     loop {
         let there = io.fill_buf().await?;
@@ -388,7 +498,7 @@ impl<R: AsyncRead> AsyncRead for IdleLimit<R> {
 /// An answer's body. Read to its end, it gives the connection back to the pool; dropped before, it
 /// closes it.
 struct BodyReader {
-    io: Option<Io>,
+    connection: Option<Connection>,
     framing: Framing,
     keep: bool,
     shared: Arc<Shared>,
@@ -403,10 +513,10 @@ impl BodyReader {
             Framing::UntilClose => false,
         };
         if done
-            && let Some(io) = self.io.take()
+            && let Some(connection) = self.connection.take()
             && self.keep
         {
-            self.shared.put_idle(io);
+            self.shared.put_idle(connection);
         }
         if done {
             self.turn = None;
@@ -422,10 +532,12 @@ impl AsyncRead for BodyReader {
     ) -> Poll<io::Result<usize>> {
         let this = &mut *self;
         loop {
-            let Some(io) = this.io.as_mut() else { return Poll::Ready(Ok(0)) };
+            let Some(Connection { io, .. }) = this.connection.as_mut() else {
+                return Poll::Ready(Ok(0));
+            };
             let input = ready!(Pin::new(&mut *io).poll_fill_buf(context))?;
             if input.is_empty() {
-                this.io = None;
+                this.connection = None;
                 return Poll::Ready(match this.framing {
                     Framing::UntilClose => Ok(0),
                     _ => Err(io::Error::new(
@@ -486,6 +598,56 @@ mod tests {
             assert_eq!(head.keep_alive, keep, "{text}");
         }
         assert!(parse_head(b"NONSENSE\r\n\r\n").is_err());
+    }
+
+    #[test]
+    fn an_idle_connection_is_closed_though_nobody_asks_for_it() {
+        use crate::clock::FakeClock;
+        use crate::objects::Timestamp;
+        use futures_lite::AsyncReadExt;
+        use futures_lite::future::{yield_now, zip};
+
+        async_std::task::block_on(async {
+            let listener = async_std::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let url = format!("http://{}/", listener.local_addr().unwrap());
+            let clock = FakeClock::new(Timestamp::from_secs(0));
+            let tls = TlsSource::new(super::super::config::Tls::default(), None).unwrap();
+            let transport = Transport::new(tls, None, clock.clone(), Duration::from_secs(10));
+            let request = Request::new(http_types::Method::Get, url.as_str());
+            let serve = async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut piece = [0; 1024];
+                assert_ne!(stream.read(&mut piece).await.unwrap(), 0);
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+                stream
+            };
+            let (answer, mut server) = zip(transport.send(request), serve).await;
+            drop(answer.unwrap());
+            assert_eq!(transport.shared.idle().connections.len(), 1);
+            for _ in 0..1_000_000 {
+                if clock.sleepers() > 0 {
+                    break;
+                }
+                yield_now().await;
+            }
+            assert_eq!(clock.sleepers(), 1, "whoever closes it waits");
+            clock.advance(IDLE_LIFETIME);
+            assert_eq!(server.read(&mut [0; 8]).await.unwrap(), 0, "it is closed");
+            assert!(transport.shared.idle().connections.is_empty());
+        });
+    }
+
+    #[test]
+    fn a_silent_peer_is_probed() {
+        async_std::task::block_on(async {
+            let listener = async_std::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let tcp = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            probe_when_silent(&tcp).unwrap();
+            assert!(sockopt::socket_keepalive(&tcp).unwrap());
+            let times = [sockopt::tcp_keepidle(&tcp), sockopt::tcp_keepintvl(&tcp)];
+            assert_eq!(times.map(Result::unwrap), [KEEP_ALIVE_AFTER, KEEP_ALIVE_EVERY]);
+            assert_eq!(sockopt::tcp_keepcnt(&tcp).unwrap(), KEEP_ALIVE_PROBES);
+        });
     }
 
     #[test]

@@ -60,8 +60,9 @@ fn write_error(error: client::Error) -> WriteError {
         return WriteError::NotFound(message);
     }
     match error.code() {
-        None => WriteError::Unreachable(message),
-        Some(_) => WriteError::Rejected {
+        // Nothing that was not sent is sent next time.
+        None if !matches!(error, client::Error::Request { .. }) => WriteError::Unreachable(message),
+        _ => WriteError::Rejected {
             message,
             expected: error.is_already_exists() || error.is_namespace_terminating(),
         },

@@ -2,6 +2,7 @@
 
 mod accounts;
 mod aggregation;
+mod credentials;
 mod deployments;
 mod election;
 mod endpoints;

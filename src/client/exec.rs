@@ -1,0 +1,269 @@
+//! Credential plugins: programs that print a token, a client certificate, or both.
+//! Upstream: `plugin/pkg/client/auth/exec`.
+
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use async_lock::Mutex;
+use base64::Engine;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::config::{Config, Exec};
+use super::{Error, Result};
+use crate::clock::SharedClock;
+use crate::objects::Timestamp;
+use crate::task;
+
+/// A client certificate with its chain, and its key, both in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pair {
+    pub certificate: Vec<u8>,
+    pub key: Vec<u8>,
+}
+
+/// What a plugin printed; one of them at least is there.
+#[derive(Debug)]
+pub(super) struct Issued {
+    pub token: Option<String>,
+    pub pair: Option<Pair>,
+    expires: Option<Timestamp>,
+}
+
+/// A plugin, and what it printed last. It runs once at a time, and again when that has expired or
+/// was refused.
+pub(super) struct Plugin {
+    exec: Exec,
+    /// For `KUBERNETES_EXEC_INFO`.
+    cluster: Option<Value>,
+    clock: SharedClock,
+    current: Mutex<Option<Arc<Issued>>>,
+}
+
+impl Plugin {
+    pub fn new(exec: &Exec, config: &Config, clock: &SharedClock) -> Result<Plugin> {
+        let cluster = exec.provide_cluster_info.then(|| cluster_of(exec, config)).transpose()?;
+        Ok(Plugin { exec: exec.clone(), cluster, clock: clock.clone(), current: Mutex::default() })
+    }
+
+    pub async fn credentials(&self) -> Result<Arc<Issued>> {
+        let mut current = self.current.lock().await;
+        let now = self.clock.now();
+        if let Some(known) = current.as_ref().filter(|known| known.is_current(now)) {
+            return Ok(known.clone());
+        }
+        let (exec, cluster) = (self.exec.clone(), self.cluster.clone());
+        let fresh = Arc::new(task::blocking(move || run(&exec, cluster)).await?);
+        *current = Some(fresh.clone());
+        Ok(fresh)
+    }
+
+    /// The server did not take `shown`: unless others came since, the plugin runs again.
+    pub async fn refused(&self, shown: &Arc<Issued>) {
+        let mut current = self.current.lock().await;
+        if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, shown)) {
+            *current = None;
+        }
+    }
+}
+
+impl Issued {
+    fn is_current(&self, now: Timestamp) -> bool {
+        self.expires.is_none_or(|end| now <= end)
+    }
+}
+
+/// Upstream: `rest.ConfigToExecCluster`.
+fn cluster_of(exec: &Exec, config: &Config) -> Result<Value> {
+    let mut cluster = json!({ "server": config.host, "config": exec.cluster_config });
+    if let Some(name) = &config.tls.server_name {
+        cluster["tls-server-name"] = name.as_str().into();
+    }
+    if config.tls.insecure {
+        cluster["insecure-skip-tls-verify"] = true.into();
+    }
+    if let Some(ca) = &config.tls.ca {
+        let encoded = base64::engine::general_purpose::STANDARD.encode(ca.read()?);
+        cluster["certificate-authority-data"] = encoded.into();
+    }
+    if let Some(proxy) = &config.proxy {
+        cluster["proxy-url"] = proxy.as_str().into();
+    }
+    Ok(cluster)
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ExecCredential {
+    api_version: String,
+    kind: String,
+    status: Option<Status>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Status {
+    token: String,
+    client_certificate_data: String,
+    client_key_data: String,
+    expiration_timestamp: Option<Timestamp>,
+}
+
+fn run(exec: &Exec, cluster: Option<Value>) -> Result<Issued> {
+    let fault = |what: String| {
+        let hint = match exec.install_hint.as_str() {
+            "" => String::new(),
+            hint => format!(" ({hint})"),
+        };
+        Error::Credentials(format!("exec plugin {}: {what}{hint}", exec.command).into())
+    };
+    let mut spec = json!({ "interactive": false });
+    if let Some(cluster) = cluster {
+        spec["cluster"] = cluster;
+    }
+    let info = json!({ "apiVersion": exec.api_version, "kind": "ExecCredential", "spec": spec })
+        .to_string();
+    let output = Command::new(&exec.command)
+        .args(&exec.args)
+        .envs(exec.env.iter().map(|pair| (&pair.name, &pair.value)))
+        .env("KUBERNETES_EXEC_INFO", info)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| fault(error.to_string()))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(fault(format!("{}: {said}", output.status)));
+    }
+    issued(&exec.api_version, &output.stdout).map_err(fault)
+}
+
+/// `Err`: what is wrong with the answer.
+fn issued(api_version: &str, answer: &[u8]) -> std::result::Result<Issued, String> {
+    let answer: ExecCredential = serde_json::from_slice(answer)
+        .map_err(|error| format!("its answer does not decode: {error}"))?;
+    if answer.kind != "ExecCredential" {
+        return Err(format!("its answer is of kind {:?}, not ExecCredential", answer.kind));
+    }
+    if answer.api_version != api_version {
+        return Err(format!(
+            "it is configured to use API version {api_version}, but returned version {}",
+            answer.api_version
+        ));
+    }
+    let Some(status) = answer.status else {
+        return Err("its answer has no status".to_owned());
+    };
+    let Status { token, client_certificate_data, client_key_data, expiration_timestamp } = status;
+    let pair = match (client_certificate_data.is_empty(), client_key_data.is_empty()) {
+        (true, true) if token.is_empty() => {
+            return Err("its answer holds neither a token nor a certificate and key".to_owned());
+        }
+        (true, true) => None,
+        (false, false) => Some(Pair {
+            certificate: client_certificate_data.into_bytes(),
+            key: client_key_data.into_bytes(),
+        }),
+        _ => return Err("its answer holds only a certificate or a key, not both".to_owned()),
+    };
+    let token = Some(token).filter(|token| !token.is_empty());
+    Ok(Issued { token, pair, expires: expiration_timestamp })
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::block_on;
+
+    use super::*;
+    use crate::clock::FakeClock;
+
+    const V1: &str = "client.authentication.k8s.io/v1";
+
+    fn shell(script: String) -> Exec {
+        let args = vec!["-c".into(), script];
+        Exec { api_version: V1.into(), command: "sh".into(), args, ..Exec::default() }
+    }
+
+    fn answer(status: &str) -> String {
+        format!(r#"{{"apiVersion":"{V1}","kind":"ExecCredential","status":{status}}}"#)
+    }
+
+    #[test]
+    fn an_answer_is_whole_or_refused() {
+        let pair = r#"{"clientCertificateData":"C","clientKeyData":"K"}"#;
+        let found = issued(V1, answer(pair).as_bytes()).unwrap();
+        assert_eq!(found.pair, Some(Pair { certificate: b"C".to_vec(), key: b"K".to_vec() }));
+        assert_eq!(found.token, None);
+        let whole = r#"{"token":"t","expirationTimestamp":"1970-01-01T00:05:00Z"}"#;
+        let found = issued(V1, answer(whole).as_bytes()).unwrap();
+        assert_eq!(found.token.as_deref(), Some("t"));
+        assert!(found.is_current(Timestamp::from_secs(300)));
+        assert!(!found.is_current(Timestamp::from_secs(301)));
+        for (text, expected) in [
+            (answer("{}"), "neither a token nor"),
+            (answer("null"), "no status"),
+            (answer(r#"{"token":"t","clientKeyData":"K"}"#), "not both"),
+            (answer(r#"{"clientCertificateData":"C"}"#), "not both"),
+            (answer(whole).replace("/v1\"", "/v1beta1\""), "returned version client."),
+            (answer(whole).replace("ExecCredential", "Pod"), "of kind \"Pod\""),
+            ("oops".to_owned(), "does not decode"),
+        ] {
+            let error = issued(V1, text.as_bytes()).expect_err(&text);
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_plugin_runs_again_when_its_answer_expired_or_was_refused() {
+        let folder = std::env::temp_dir().join(format!("plugin-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let count = folder.join("count");
+        // The token is how often it ran.
+        let script = format!(
+            "echo >> {0}; n=$(wc -l < {0} | tr -d ' '); echo '{1}' | sed s/N/$n/",
+            count.display(),
+            answer(r#"{"token":"N","expirationTimestamp":"1970-01-01T00:05:00Z"}"#)
+        );
+        let clock = FakeClock::new(Timestamp::from_secs(100));
+        let shared: SharedClock = clock.clone();
+        let plugin = Plugin::new(&shell(script), &Config::new("https://h"), &shared).unwrap();
+        let ask = || block_on(plugin.credentials()).unwrap();
+        let token = || ask().token.clone().unwrap();
+        assert_eq!([token(), token()], ["1", "1"]);
+        let first = ask();
+        block_on(plugin.refused(&first));
+        assert_eq!(token(), "2");
+        block_on(plugin.refused(&first));
+        assert_eq!(token(), "2", "others had it replaced already");
+        clock.advance(std::time::Duration::from_secs(201));
+        assert_eq!(token(), "3", "expired");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_plugin_is_told_of_the_cluster_and_its_failure_is_told() {
+        let clock: SharedClock = FakeClock::new(Timestamp::from_secs(0));
+        let mut config = Config::new("https://h:1");
+        config.tls.ca = Some(super::super::config::Pem::Inline(b"CA".to_vec()));
+        config.tls.server_name = Some("n".to_owned());
+        let mut exec = shell("echo \"$KUBERNETES_EXEC_INFO\" >&2; exit 3".to_owned());
+        exec.install_hint = "get it".to_owned();
+        exec.provide_cluster_info = true;
+        exec.cluster_config = json!({ "audience": "a" });
+        let plugin = Plugin::new(&exec, &config, &clock).unwrap();
+        let error = block_on(plugin.credentials()).unwrap_err().to_string();
+        for expected in [
+            "exit status: 3",
+            "(get it)",
+            r#""server":"https://h:1""#,
+            r#""certificate-authority-data":"Q0E=""#,
+            r#""tls-server-name":"n""#,
+            r#""config":{"audience":"a"}"#,
+        ] {
+            assert!(error.contains(expected), "{expected} in {error}");
+        }
+        exec.command = "/no/such/plugin".to_owned();
+        let plugin = Plugin::new(&exec, &config, &clock).unwrap();
+        let error = block_on(plugin.credentials()).unwrap_err().to_string();
+        assert!(error.contains("/no/such/plugin"), "{error}");
+    }
+}

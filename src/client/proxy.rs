@@ -1,0 +1,203 @@
+//! The way out through an HTTP proxy. Upstream: `http.ProxyFromEnvironment`, `rest.Config.Proxy`.
+
+use std::net::IpAddr;
+
+use base64::Engine;
+use http_client::http_types::Url;
+
+use super::{Error, Result};
+
+/// A proxy that is asked, by CONNECT, for a tunnel to the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Proxy {
+    pub host: String,
+    pub port: u16,
+    /// `Proxy-Authorization`
+    pub authorization: Option<String>,
+}
+
+/// The proxy before `server`: `configured` (a kubeconfig's `proxy-url`), else, for HTTPS, what the
+/// environment's HTTPS_PROXY says unless NO_PROXY names the server.
+///
+/// # Errors
+/// The proxy's address is none, or is of another kind than `http`.
+pub(super) fn before(
+    server: &Url,
+    configured: Option<&str>,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Result<Option<Proxy>> {
+    let either = |upper: &str, lower: &str| {
+        [upper, lower].into_iter().filter_map(&environment).find(|value| !value.is_empty())
+    };
+    if let Some(address) = configured {
+        return parse("proxy-url", address).map(Some);
+    }
+    if server.scheme() != "https" {
+        return Ok(None);
+    }
+    let Some(address) = either("HTTPS_PROXY", "https_proxy") else { return Ok(None) };
+    let (host, port) = (bare_host(server), server.port_or_known_default().unwrap_or(443));
+    let is_local = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    let exempt = either("NO_PROXY", "no_proxy").unwrap_or_default();
+    if is_local || exempt.split(',').any(|rule| exempts(rule, &host, port)) {
+        return Ok(None);
+    }
+    parse("HTTPS_PROXY", &address).map(Some)
+}
+
+fn bare_host(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_ascii_lowercase()
+}
+
+fn parse(what: &str, address: &str) -> Result<Proxy> {
+    let fault = |why: &str| Error::Config(format!("{what} {address:?}: {why}"));
+    let whole = match address.contains("://") {
+        true => address.to_owned(),
+        false => format!("http://{address}"),
+    };
+    let url = Url::parse(&whole).map_err(|error| fault(&error.to_string()))?;
+    if url.scheme() != "http" {
+        return Err(fault("only proxies that are spoken to by http are supported"));
+    }
+    let host = bare_host(&url);
+    if host.is_empty() {
+        return Err(fault("no host"));
+    }
+    let authorization = (!url.username().is_empty() || url.password().is_some()).then(|| {
+        let mut pair = unescape(url.username());
+        pair.push(b':');
+        pair.extend(unescape(url.password().unwrap_or_default()));
+        format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(pair))
+    });
+    Ok(Proxy { host, port: url.port().unwrap_or(80), authorization })
+}
+
+fn unescape(text: &str) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((&byte, tail)) = rest.split_first() {
+        let escaped = tail
+            .get(..2)
+            .filter(|_| byte == b'%')
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+        bytes.push(escaped.unwrap_or(byte));
+        rest = if escaped.is_some() { &tail[2..] } else { tail };
+    }
+    bytes
+}
+
+/// Whether one entry of NO_PROXY names the server: `*`, an address, a network, a domain with all
+/// below it, or with a dot before it only what is below it; a port narrows it.
+fn exempts(rule: &str, host: &str, port: u16) -> bool {
+    let rule = rule.trim().to_ascii_lowercase();
+    if rule.is_empty() || rule == "*" {
+        return rule == "*";
+    }
+    let address: Option<IpAddr> = host.parse().ok();
+    if let Some((network, bits)) = rule.split_once('/') {
+        let network = network.parse::<IpAddr>().ok().zip(bits.parse::<u32>().ok());
+        return address.zip(network).is_some_and(|(ip, (net, bits))| is_within(ip, net, bits));
+    }
+    let bare = rule.trim_start_matches('[').trim_end_matches(']');
+    if let Ok(named) = bare.parse::<IpAddr>() {
+        return address == Some(named);
+    }
+    let (name, only_port) = match rule.rsplit_once(':') {
+        Some((name, digits)) => (name, digits.parse::<u16>().ok()),
+        None => (rule.as_str(), None),
+    };
+    if only_port.is_some_and(|only| only != port) {
+        return false;
+    }
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    if let (Ok(named), Some(address)) = (name.parse::<IpAddr>(), address) {
+        return named == address;
+    }
+    let name = name.strip_prefix('*').filter(|rest| rest.starts_with('.')).unwrap_or(name);
+    match name.strip_prefix('.') {
+        Some(below) => host.strip_suffix(below).is_some_and(|rest| rest.ends_with('.')),
+        None => host.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.')),
+    }
+}
+
+fn is_within(address: IpAddr, network: IpAddr, bits: u32) -> bool {
+    match (address, network) {
+        (IpAddr::V4(address), IpAddr::V4(network)) if bits <= 32 => {
+            let mask = u32::MAX.checked_shl(32 - bits).unwrap_or(0);
+            address.to_bits() & mask == network.to_bits() & mask
+        }
+        (IpAddr::V6(address), IpAddr::V6(network)) if bits <= 128 => {
+            let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0);
+            address.to_bits() & mask == network.to_bits() & mask
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(server: &str, configured: Option<&str>, vars: &[(&str, &str)]) -> Result<String> {
+        let environment = |name: &str| {
+            vars.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        let found = before(&Url::parse(server).unwrap(), configured, environment)?;
+        Ok(found.map_or("direct".to_owned(), |proxy| {
+            let authorization =
+                proxy.authorization.map_or(String::new(), |value| " ".to_owned() + &value);
+            format!("{}:{}{authorization}", proxy.host, proxy.port)
+        }))
+    }
+
+    #[test]
+    fn the_environment_and_the_kubeconfig_name_the_proxy() {
+        let proxy = ("HTTPS_PROXY", "p:3128");
+        for (server, configured, vars, expected) in [
+            ("https://k.example:6443", None, &[][..], "direct"),
+            ("https://k.example:6443", None, &[proxy], "p:3128"),
+            (
+                "https://k.example",
+                None,
+                &[("https_proxy", "http://u%40:w@p")],
+                "p:80 Basic dUA6dw==",
+            ),
+            ("http://k.example", None, &[proxy], "direct"),
+            ("https://127.0.0.1:6443", None, &[proxy], "direct"),
+            ("https://[::1]:6443", None, &[proxy], "direct"),
+            ("https://localhost", None, &[proxy], "direct"),
+            ("https://k.example", Some("http://q:1"), &[proxy, ("NO_PROXY", "*")], "q:1"),
+        ] {
+            assert_eq!(chosen(server, configured, vars).unwrap(), expected, "{server} {vars:?}");
+        }
+        for bad in ["socks5://p:1", "https://p", "http://"] {
+            let error = chosen("https://k", None, &[("HTTPS_PROXY", bad)]).unwrap_err();
+            assert!(error.to_string().starts_with("HTTPS_PROXY "), "{error}");
+        }
+    }
+
+    #[test]
+    fn no_proxy_names_hosts_domains_addresses_and_networks() {
+        for (rules, server, expected) in [
+            ("example.com", "https://example.com", "direct"),
+            ("example.com", "https://k.example.com", "direct"),
+            ("example.com", "https://badexample.com", "p:3128"),
+            (".example.com", "https://example.com", "p:3128"),
+            ("*.example.com", "https://k.example.com", "direct"),
+            ("other, K.Example.com:6443", "https://k.example.com:6443", "direct"),
+            ("k.example.com:6443", "https://k.example.com", "p:3128"),
+            ("10.0.0.0/8", "https://10.1.2.3:6443", "direct"),
+            ("10.0.0.0/8", "https://11.1.2.3:6443", "p:3128"),
+            ("0.0.0.0/0", "https://11.1.2.3:6443", "direct"),
+            ("10.0.0.0/99,fd00::/8", "https://[fd00::7]:6443", "direct"),
+            ("10.1.2.3", "https://10.1.2.3:6443", "direct"),
+            ("10.1.2.3:1", "https://10.1.2.3:6443", "p:3128"),
+            ("fd00::7", "https://[fd00::7]:6443", "direct"),
+            ("*", "https://k", "direct"),
+            (" , ", "https://k", "p:3128"),
+        ] {
+            let found = chosen(server, None, &[("HTTPS_PROXY", "p:3128"), ("NO_PROXY", rules)]);
+            assert_eq!(found.unwrap(), expected, "{rules} {server}");
+        }
+    }
+}
