@@ -30,6 +30,11 @@ impl Limits {
         .unwrap_or_default();
         Limits { max_surge, max_unavailable: max_unavailable.min(desired) }
     }
+
+    /// The most pods that a Deployment of `desired` may have at a time.
+    pub fn max_replicas(self, desired: i32) -> i32 {
+        desired.saturating_add(self.max_surge)
+    }
 }
 
 pub(super) fn is_rolling_update(deployment: &Deployment) -> bool {
@@ -105,5 +110,9 @@ mod tests {
         assert_eq!(limits(with("RollingUpdate", 3)), (2, 3));
         assert_eq!(limits(with("RollingUpdate", 0)), (0, 0));
         assert_eq!(limits(with("Recreate", 10)), (0, 0));
+        // Any number passes validation as a surge.
+        for (max_surge, most) in [(0, 3), (2, 5), (i32::MAX - 3, i32::MAX), (i32::MAX, i32::MAX)] {
+            assert_eq!(Limits { max_surge, max_unavailable: 0 }.max_replicas(3), most);
+        }
     }
 }

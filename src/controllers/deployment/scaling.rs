@@ -55,7 +55,8 @@ fn fraction(share: Share, desired: i32, max_surge: i32, status_replicas: i32) ->
         _ if status_replicas != 0 => status_replicas,
         _ => return 0,
     };
-    let scaled = f64::from(share.replicas) * f64::from(desired + max_surge) / f64::from(before);
+    let scaled = f64::from(share.replicas) * f64::from(desired.saturating_add(max_surge))
+        / f64::from(before);
     // Halves go away from zero; the cast saturates.
     scaled.round() as i32 - share.replicas
 }
@@ -97,7 +98,8 @@ pub(super) struct Shrink {
 /// at least `min_available` stay. Pods of the new ReplicaSet that are not available yet cost no old
 /// ones. `old`: those that should have pods, oldest first. Upstream: `reconcileOldReplicaSets`.
 pub(super) fn shrink(old: &[Old], new: Old, min_available: i32) -> Shrink {
-    let total = old.iter().map(|set| set.replicas).sum::<i32>() + new.replicas;
+    let sizes = old.iter().map(|set| set.replicas);
+    let total = sizes.fold(new.replicas, i32::saturating_add);
     let limit = total - min_available - (new.replicas - new.available);
     if limit <= 0 {
         return Shrink::default();

@@ -238,7 +238,7 @@ impl DeploymentController {
         }
         let mut active: Owned = sets.active().cloned().collect();
         let max_surge = Limits::of(deployment).max_surge;
-        let total = active.iter().map(|set| set.replicas()).sum();
+        let total = sets.replicas();
         let to_add = scaling::to_add(desired, max_surge, total);
         match to_add {
             1.. => active.sort_by(|a, b| by_size_newer(a, b)),
@@ -266,7 +266,7 @@ impl DeploymentController {
     ) -> Result<Option<Arc<ReplicaSet>>, Error> {
         let before = set.replicas();
         let desired = deployment.replicas();
-        let notes = annotations::sizes(desired, desired + Limits::of(deployment).max_surge);
+        let notes = annotations::sizes(desired, Limits::of(deployment).max_replicas(desired));
         let noted =
             notes.iter().all(|(key, value)| set.meta.annotations.get(key) == Some(value.as_str()));
         if before == size && (noted || !annotate) {
@@ -409,9 +409,9 @@ fn new_replica_set(
     selector.match_labels = annotations::with(&selector.match_labels, HASH_LABEL, hash);
     let mut notes = annotations::of_newest(&meta.annotations, &Default::default(), revision)
         .unwrap_or_default();
-    let max_surge = Limits::of(deployment).max_surge;
     let desired = deployment.replicas();
-    notes.extend(annotations::sizes(desired, desired + max_surge).map(|(k, v)| (k.to_owned(), v)));
+    let sizes = annotations::sizes(desired, Limits::of(deployment).max_replicas(desired));
+    notes.extend(sizes.map(|(key, value)| (key.to_owned(), value)));
     let mut body = json!({
         "apiVersion": ReplicaSet::RESOURCE.api_version(),
         "kind": ReplicaSet::RESOURCE.kind,
