@@ -31,9 +31,10 @@ impl Limits {
         Limits { max_surge, max_unavailable: max_unavailable.min(desired) }
     }
 
-    /// The most pods that a Deployment of `desired` may have at a time.
+    /// The most pods that a Deployment of `desired` may have at a time. Any number is valid as a
+    /// surge; where the sum is too large it wraps, as upstream's does, and the rollout stands still.
     pub fn max_replicas(self, desired: i32) -> i32 {
-        desired.saturating_add(self.max_surge)
+        desired.wrapping_add(self.max_surge)
     }
 }
 
@@ -110,8 +111,9 @@ mod tests {
         assert_eq!(limits(with("RollingUpdate", 3)), (2, 3));
         assert_eq!(limits(with("RollingUpdate", 0)), (0, 0));
         assert_eq!(limits(with("Recreate", 10)), (0, 0));
-        // Any number passes validation as a surge.
-        for (max_surge, most) in [(0, 3), (2, 5), (i32::MAX - 3, i32::MAX), (i32::MAX, i32::MAX)] {
+        for (max_surge, most) in
+            [(0, 3), (2, 5), (i32::MAX - 3, i32::MAX), (i32::MAX, i32::MIN + 2)]
+        {
             assert_eq!(Limits { max_surge, max_unavailable: 0 }.max_replicas(3), most);
         }
     }
