@@ -131,7 +131,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("endpointslice-mirroring-controller")
         .alias("endpointslicemirroring")
         .built(controllers::endpointslicemirroring::controller),
-    row("replicationcontroller-controller").alias("replicationcontroller"),
+    row("replicationcontroller-controller")
+        .alias("replicationcontroller")
+        .built(controllers::replicaset::replication_controller),
     row("pod-garbage-collector-controller").alias("podgc").built(controllers::podgc::controller),
     row("resourcequota-controller")
         .alias("resourcequota")

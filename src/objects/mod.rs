@@ -21,6 +21,7 @@ mod pod_quota;
 mod policy;
 mod quantity;
 mod replicaset;
+mod replication_controller;
 mod resource;
 mod resource_claim;
 mod resource_list;
@@ -60,6 +61,7 @@ pub use policy::{
 };
 pub use quantity::{Format, Quantity, QuantityError, stored_quantity};
 pub use replicaset::{ReplicaSet, ReplicaSetSpec, ReplicaSetStatus};
+pub use replication_controller::ReplicationController;
 pub use resource::{Object, Resource, ResourceType};
 pub(crate) use resource::{null_as_default, resource};
 pub use resource_claim::ResourceClaim;

@@ -1,6 +1,9 @@
 //! Deployments and ReplicaSets, through the whole of the machinery.
 
-use kube_controller_manager::objects::{Deployment, ObjectKey, Pod, ReplicaSet};
+use kube_controller_manager::client::Delete;
+use kube_controller_manager::objects::{
+    Deployment, ObjectKey, Pod, ReplicaSet, ReplicaSetStatus, ReplicationController,
+};
 use serde_json::json;
 
 use crate::env::*;
@@ -150,6 +153,64 @@ fn a_rollout_that_cannot_progress_says_so() {
                     && condition.reason.as_deref() == Some("ProgressDeadlineExceeded")
             });
             if found { Ok(()) } else { Err(format!("{conditions:?}")) }
+        })
+        .await;
+        drop(manager);
+    });
+}
+
+#[test]
+fn a_replication_controller_keeps_its_pods() {
+    everywhere("replication", async |env| {
+        let manager = env.manager("manager", &[]);
+        let (client, clock) = (&env.client, &env.clock);
+        let spec = deployment("old", 3, "old:1")["spec"].take();
+        create(
+            client,
+            json!({
+                "apiVersion": "v1", "kind": "ReplicationController",
+                "metadata": { "name": "old", "namespace": "default" },
+                "spec": { "replicas": 3, "selector": { "app": "old" }, "template": spec["template"] },
+            }),
+        )
+        .await;
+        let key = ObjectKey::new("default", "old");
+        let settled = async |wanted: i32| {
+            eventually(clock, "the status tells of the pods", || async {
+                let live: ReplicationController =
+                    client.get(&key).await.map_err(|e| e.to_string())?;
+                let expected = ReplicaSetStatus {
+                    replicas: wanted,
+                    fully_labeled_replicas: wanted,
+                    ready_replicas: wanted,
+                    available_replicas: wanted,
+                    observed_generation: live.meta.generation,
+                    ..ReplicaSetStatus::default()
+                };
+                let pods = env.pods().await;
+                let owned = pods.iter().filter(|pod| pod.meta.is_controlled_by(&live.meta.uid));
+                let owned = owned.filter(|pod| pod.is_active()).count();
+                if live.status == expected && i32::try_from(owned) == Ok(wanted) {
+                    Ok(())
+                } else {
+                    Err(format!("{owned} pods, {:?}", live.status))
+                }
+            })
+            .await;
+        };
+        settled(3).await;
+        let name = env.pods().await[0].meta.name.to_string();
+        let relabel = json!({ "metadata": { "labels": { "app": "stranger" } } });
+        merge::<Pod>(client, &name, relabel).await;
+        settled(3).await;
+        let released: Pod = client.get(&ObjectKey::new("default", &name)).await.expect("get");
+        assert!(released.meta.controller().is_none(), "a stranger now");
+        merge::<ReplicationController>(client, "old", json!({ "spec": { "replicas": 1 } })).await;
+        settled(1).await;
+        client.delete::<ReplicationController>(&key, Delete::new()).await.expect("delete");
+        eventually(clock, "its pods go with it", || async {
+            let left = env.pods().await.len();
+            if left == 1 { Ok(()) } else { Err(format!("{left} left")) }
         })
         .await;
         drop(manager);

@@ -30,6 +30,12 @@ impl Limits {
         .unwrap_or_default();
         Limits { max_surge, max_unavailable: max_unavailable.min(desired) }
     }
+
+    /// The most pods that a Deployment of `desired` may have at a time. Any number is valid as a
+    /// surge; where the sum is too large it wraps, as upstream's does, and the rollout stands still.
+    pub fn max_replicas(self, desired: i32) -> i32 {
+        desired.wrapping_add(self.max_surge)
+    }
 }
 
 pub(super) fn is_rolling_update(deployment: &Deployment) -> bool {
@@ -105,5 +111,10 @@ mod tests {
         assert_eq!(limits(with("RollingUpdate", 3)), (2, 3));
         assert_eq!(limits(with("RollingUpdate", 0)), (0, 0));
         assert_eq!(limits(with("Recreate", 10)), (0, 0));
+        for (max_surge, most) in
+            [(0, 3), (2, 5), (i32::MAX - 3, i32::MAX), (i32::MAX, i32::MIN + 2)]
+        {
+            assert_eq!(Limits { max_surge, max_unavailable: 0 }.max_replicas(3), most);
+        }
     }
 }

@@ -36,8 +36,8 @@ impl DeploymentController {
         let size = if new.replicas() >= desired {
             desired
         } else {
-            let max_surge = Limits::of(deployment).max_surge;
-            scaling::newest(desired, max_surge, sets.replicas(), new.replicas())
+            let most = Limits::of(deployment).max_replicas(desired);
+            scaling::newest(desired, most, sets.replicas(), new.replicas())
         };
         Ok(self.scale_replica_set(deployment, new, size, false).await?.is_some())
     }

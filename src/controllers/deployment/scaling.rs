@@ -9,9 +9,10 @@ pub(super) struct Share {
     pub max_before: Option<i32>,
 }
 
-/// What the Deployment may grow by or has to shrink by, over all its ReplicaSets.
-pub(super) fn to_add(desired: i32, max_surge: i32, total: i32) -> i32 {
-    let allowed = if desired > 0 { desired.saturating_add(max_surge) } else { 0 };
+/// What the Deployment may grow by or has to shrink by, over all its ReplicaSets. `most`: here and
+/// below, [`super::limits::Limits::max_replicas`].
+pub(super) fn to_add(desired: i32, most: i32, total: i32) -> i32 {
+    let allowed = if desired > 0 { most } else { 0 };
     allowed.saturating_sub(total)
 }
 
@@ -22,7 +23,7 @@ pub(super) fn proportional(
     shares: &[Share],
     to_add: i32,
     desired: i32,
-    max_surge: i32,
+    most: i32,
     status_replicas: i32,
 ) -> Vec<i32> {
     let mut added = 0;
@@ -32,20 +33,20 @@ pub(super) fn proportional(
         let fraction = match allowed {
             _ if to_add == 0 || share.replicas == 0 => 0,
             0 => 0,
-            _ if to_add > 0 => fraction(*share, desired, max_surge, status_replicas).min(allowed),
-            _ => fraction(*share, desired, max_surge, status_replicas).max(allowed),
+            _ if to_add > 0 => fraction(*share, desired, most, status_replicas).min(allowed),
+            _ => fraction(*share, desired, most, status_replicas).max(allowed),
         };
         sizes.push(share.replicas + fraction);
         added += fraction;
     }
     if let (Some(first), true) = (sizes.first_mut(), to_add != 0) {
-        *first = (*first + to_add - added).max(0);
+        *first = first.saturating_add(to_add - added).max(0);
     }
     sizes
 }
 
 /// What one ReplicaSet changes by so that its part of the whole stays the same.
-fn fraction(share: Share, desired: i32, max_surge: i32, status_replicas: i32) -> i32 {
+fn fraction(share: Share, desired: i32, most: i32, status_replicas: i32) -> i32 {
     if desired == 0 {
         return -share.replicas;
     }
@@ -55,19 +56,18 @@ fn fraction(share: Share, desired: i32, max_surge: i32, status_replicas: i32) ->
         _ if status_replicas != 0 => status_replicas,
         _ => return 0,
     };
-    let scaled = f64::from(share.replicas) * f64::from(desired + max_surge) / f64::from(before);
+    let scaled = f64::from(share.replicas) * f64::from(most) / f64::from(before);
     // Halves go away from zero; the cast saturates.
-    scaled.round() as i32 - share.replicas
+    (scaled.round() as i32).saturating_sub(share.replicas)
 }
 
 /// The size of the newest ReplicaSet in the next step of a rolling update.
 /// Upstream: `NewRSNewReplicas`.
-pub(super) fn newest(desired: i32, max_surge: i32, total: i32, current: i32) -> i32 {
-    let room = desired.saturating_add(max_surge) - total;
-    if room <= 0 {
+pub(super) fn newest(desired: i32, most: i32, total: i32, current: i32) -> i32 {
+    if total >= most {
         return current;
     }
-    current + room.min(desired - current)
+    current + (most - total).min(desired - current)
 }
 
 /// An old ReplicaSet as a rolling update sees it.
@@ -97,7 +97,8 @@ pub(super) struct Shrink {
 /// at least `min_available` stay. Pods of the new ReplicaSet that are not available yet cost no old
 /// ones. `old`: those that should have pods, oldest first. Upstream: `reconcileOldReplicaSets`.
 pub(super) fn shrink(old: &[Old], new: Old, min_available: i32) -> Shrink {
-    let total = old.iter().map(|set| set.replicas).sum::<i32>() + new.replicas;
+    let sizes = old.iter().map(|set| set.replicas);
+    let total = sizes.fold(new.replicas, i32::saturating_add);
     let limit = total - min_available - (new.replicas - new.available);
     if limit <= 0 {
         return Shrink::default();
@@ -187,8 +188,8 @@ mod tests {
                 .map(|replicas| Share { replicas: *replicas, max_before: Some(before) })
                 .collect();
             let total = sizes.iter().sum();
-            let add = to_add(desired, surge, total);
-            let got = proportional(&shares, add, desired, surge, 0);
+            let add = to_add(desired, desired + surge, total);
+            let got = proportional(&shares, add, desired, desired + surge, 0);
             assert_eq!(got, expected, "{sizes:?} {desired} {surge}");
             let sum: i32 = got.iter().sum();
             assert_eq!(sum, total + add, "{sizes:?} {desired} {surge}");
@@ -199,13 +200,27 @@ mod tests {
     fn the_status_stands_in_for_a_lost_annotation() {
         let share = |max_before| Share { replicas: 5, max_before };
         for lost in [None, Some(0)] {
-            assert_eq!(proportional(&[share(lost); 2], 10, 20, 0, 10), [10, 10]);
+            assert_eq!(proportional(&[share(lost); 2], 10, 20, 20, 10), [10, 10]);
         }
     }
 
     #[test]
+    fn numbers_without_sense_do_no_harm() {
+        let share = Share { replicas: 2, max_before: Some(1) };
+        for most in [i32::MIN, i32::MIN + 2, i32::MAX] {
+            for desired in [1, i32::MAX] {
+                let add = to_add(desired, most, 4);
+                assert_eq!(proportional(&[share; 2], add, desired, most, 0).len(), 2);
+            }
+            assert_eq!(newest(3, most, 4, 2), if most > 4 { 3 } else { 2 });
+        }
+        let old = Old { replicas: i32::MAX, available: 0 };
+        assert!(shrink(&[old, old], old, i32::MAX).steps.is_empty());
+    }
+
+    #[test]
     fn the_newest_grows_into_the_room_there_is() {
-        // desired, surge, total, current, next
+        // desired, surge, total, current, next; the most there may be is desired and surge
         for (desired, surge, total, current, next) in [
             (10, 0, 0, 0, 10),
             (10, 3, 10, 0, 3),
@@ -216,7 +231,7 @@ mod tests {
             (10, 5, 10, 9, 10),
         ] {
             assert_eq!(
-                newest(desired, surge, total, current),
+                newest(desired, desired + surge, total, current),
                 next,
                 "{desired} {surge} {total} {current}"
             );
@@ -274,7 +289,8 @@ mod tests {
                 rounds += 1;
                 assert!(rounds < 1000, "{desired} {surge} {unavailable}: stuck at {new:?} {old:?}");
                 let total = |old: &[Old]| old.iter().map(|set| set.replicas).sum::<i32>();
-                let size = newest(desired, surge, total(&old) + new.replicas, new.replicas);
+                let size =
+                    newest(desired, desired + surge, total(&old) + new.replicas, new.replicas);
                 if size == new.replicas {
                     for step in shrink(&old, new, desired - unavailable).steps {
                         old[step.index].replicas = step.size;

@@ -132,9 +132,9 @@ impl DeploymentController {
         let hash = hash(&deployment.spec.template, deployment.status.collision_count);
         let name = replica_set_name(&deployment.meta.name, &hash);
         let desired = deployment.replicas();
-        let max_surge = Limits::of(deployment).max_surge;
+        let most = Limits::of(deployment).max_replicas(desired);
         let size = if is_rolling_update(deployment) {
-            scaling::newest(desired, max_surge, sets.replicas(), 0)
+            scaling::newest(desired, most, sets.replicas(), 0)
         } else {
             desired
         };
@@ -237,9 +237,9 @@ impl DeploymentController {
             return Ok(());
         }
         let mut active: Owned = sets.active().cloned().collect();
-        let max_surge = Limits::of(deployment).max_surge;
-        let total = active.iter().map(|set| set.replicas()).sum();
-        let to_add = scaling::to_add(desired, max_surge, total);
+        let most = Limits::of(deployment).max_replicas(desired);
+        let total = sets.replicas();
+        let to_add = scaling::to_add(desired, most, total);
         match to_add {
             1.. => active.sort_by(|a, b| by_size_newer(a, b)),
             0 => {}
@@ -247,7 +247,7 @@ impl DeploymentController {
         }
         let shares: Vec<Share> = active.iter().map(|set| Share::from(&**set)).collect();
         let current = deployment.status.replicas.unwrap_or(0);
-        let sizes = scaling::proportional(&shares, to_add, desired, max_surge, current);
+        let sizes = scaling::proportional(&shares, to_add, desired, most, current);
         for (set, size) in active.iter().zip(sizes) {
             self.scale_replica_set(deployment, set, size, true).await?;
         }
@@ -266,7 +266,7 @@ impl DeploymentController {
     ) -> Result<Option<Arc<ReplicaSet>>, Error> {
         let before = set.replicas();
         let desired = deployment.replicas();
-        let notes = annotations::sizes(desired, desired + Limits::of(deployment).max_surge);
+        let notes = annotations::sizes(desired, Limits::of(deployment).max_replicas(desired));
         let noted =
             notes.iter().all(|(key, value)| set.meta.annotations.get(key) == Some(value.as_str()));
         if before == size && (noted || !annotate) {
@@ -409,9 +409,9 @@ fn new_replica_set(
     selector.match_labels = annotations::with(&selector.match_labels, HASH_LABEL, hash);
     let mut notes = annotations::of_newest(&meta.annotations, &Default::default(), revision)
         .unwrap_or_default();
-    let max_surge = Limits::of(deployment).max_surge;
     let desired = deployment.replicas();
-    notes.extend(annotations::sizes(desired, desired + max_surge).map(|(k, v)| (k.to_owned(), v)));
+    let sizes = annotations::sizes(desired, Limits::of(deployment).max_replicas(desired));
+    notes.extend(sizes.map(|(key, value)| (key.to_owned(), value)));
     let mut body = json!({
         "apiVersion": ReplicaSet::RESOURCE.api_version(),
         "kind": ReplicaSet::RESOURCE.kind,

@@ -90,10 +90,8 @@ fn ready_since(pod: &Pod) -> Option<Timestamp> {
 /// Of an annotation that is no proper number: 0. Upstream: `GetDeletionCostFromPodAnnotations`.
 fn deletion_cost(pod: &Pod) -> i32 {
     let Some(text) = pod.meta.annotations.get(DELETION_COST) else { return 0 };
-    // The API server refuses "+1" and leading zeros.
-    let digits = text.strip_prefix('-').unwrap_or(text);
-    let proper = digits == "0" && !text.starts_with('-')
-        || digits.starts_with(|first: char| matches!(first, '1'..='9'));
+    // Upstream refuses "+1" and leading zeros, the latter not behind a minus.
+    let proper = text == "0" || text.starts_with(|first: char| matches!(first, '-' | '1'..='9'));
     if proper { text.parse().unwrap_or(0) } else { 0 }
 }
 
@@ -184,7 +182,7 @@ mod tests {
     #[test]
     fn deletion_costs_are_proper_numbers() {
         for (text, cost) in
-            [("5", 5), ("-5", -5), ("0", 0), ("+5", 0), ("05", 0), ("-0", 0), ("x", 0), ("", 0)]
+            [("5", 5), ("-5", -5), ("-05", -5), ("0", 0), ("+5", 0), ("05", 0), ("-x", 0), ("", 0)]
         {
             let pod = pod("a", |p| p["metadata"]["annotations"][DELETION_COST] = json!(text));
             assert_eq!(deletion_cost(&pod), cost, "{text:?}");

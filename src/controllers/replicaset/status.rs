@@ -6,29 +6,30 @@ use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ReplicaSetCondition;
 
+use super::Replicating;
 use crate::controllers::Error;
-use crate::objects::{Pod, ReplicaSet, ReplicaSetStatus, Selector, Timestamp};
+use crate::objects::{Pod, ReplicaSetStatus, Selector, Timestamp};
 
 const REPLICA_FAILURE: &str = "ReplicaFailure";
 
 /// The status after a sync that found these `active` pods, and as many that `terminating` counts.
 /// `failure`: what creating or deleting pods failed with. Upstream: `calculateStatus`.
-pub fn calculate(
-    set: &ReplicaSet,
+pub fn calculate<S: Replicating>(
+    set: &S,
     active: &[Arc<Pod>],
     terminating: usize,
     failure: Option<&Error>,
     now: Timestamp,
 ) -> ReplicaSetStatus {
-    let template = Selector::from_labels(&set.spec.template.labels);
+    let template = Selector::from_labels(&set.spec().template.labels);
     let count = |test: &dyn Fn(&Pod) -> bool| number(active.iter().filter(|pod| test(pod)).count());
     ReplicaSetStatus {
         replicas: number(active.len()),
         fully_labeled_replicas: count(&|pod| template.matches(&pod.meta.labels)),
         ready_replicas: count(&Pod::is_ready),
-        available_replicas: count(&|pod| pod.is_available(set.spec.min_ready_seconds, now)),
-        terminating_replicas: Some(number(terminating)),
-        observed_generation: set.status.observed_generation,
+        available_replicas: count(&|pod| pod.is_available(set.spec().min_ready_seconds, now)),
+        terminating_replicas: S::COUNTS_TERMINATING.then(|| number(terminating)),
+        observed_generation: set.status().observed_generation,
         conditions: conditions(set, active.len(), failure, now),
     }
 }
@@ -39,12 +40,12 @@ fn number(count: usize) -> i32 {
 
 /// A failure that is already told keeps the words it was told with.
 fn conditions(
-    set: &ReplicaSet,
+    set: &impl Replicating,
     active: usize,
     failure: Option<&Error>,
     now: Timestamp,
 ) -> Vec<ReplicaSetCondition> {
-    let mut conditions = set.status.conditions.clone();
+    let mut conditions = set.status().conditions.clone();
     let told = conditions.iter().any(|condition| condition.type_ == REPLICA_FAILURE);
     match failure {
         None => conditions.retain(|condition| condition.type_ != REPLICA_FAILURE),
@@ -69,12 +70,12 @@ fn conditions(
 
 /// Whether the API must be told of `status`: it differs, or it does not say yet that this generation
 /// was seen.
-pub fn must_write(set: &ReplicaSet, status: &ReplicaSetStatus) -> bool {
-    set.meta.generation != set.status.observed_generation
+pub fn must_write(set: &impl Replicating, status: &ReplicaSetStatus) -> bool {
+    set.meta().generation != set.status().observed_generation
         || ReplicaSetStatus {
-            observed_generation: set.status.observed_generation,
+            observed_generation: set.status().observed_generation,
             ..status.clone()
-        } != set.status
+        } != *set.status()
 }
 
 /// How long from `now` until another of the `active` pods counts as available, of those that did not
@@ -96,6 +97,7 @@ pub fn next_availability_check(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::ReplicaSet;
     use serde_json::json;
 
     const NOW: Timestamp = Timestamp::from_secs(1000);

@@ -8,7 +8,7 @@ use prometheus::{
     register_int_counter_vec,
 };
 
-use super::{BURST_REPLICAS, ReplicaSets, ranking, status};
+use super::{BURST_REPLICAS, ReplicaSets, Replicating, ranking, status};
 use crate::cache::IndexValue;
 use crate::controllers::batch::{SLOW_START_INITIAL_BATCH_SIZE, slow_start, together};
 use crate::controllers::pod_control::{NewPod, is_gone};
@@ -16,9 +16,7 @@ use crate::controllers::ref_manager::{
     CONTROLLER_INDEX, ControllerRefManager, owned_or_orphaned, recheck_deletion_timestamp,
 };
 use crate::controllers::{Error, Next, SyncResult};
-use crate::objects::{
-    ObjectKey, Pod, ReplicaSet, ReplicaSetStatus, Resource, Selector, Timestamp, Uid,
-};
+use crate::objects::{ObjectKey, Pod, ReplicaSetStatus, Selector, Timestamp, Uid};
 
 static STALE_SYNC_SKIPS: LazyLock<IntCounterVec> = LazyLock::new(|| {
     register_int_counter_vec!(
@@ -73,7 +71,7 @@ fn plan(
     }
 }
 
-impl ReplicaSets {
+impl<S: Replicating> ReplicaSets<S> {
     /// Upstream: `syncReplicaSet`.
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         if let Some(lag) = self.consistency.lagging(&key) {
@@ -87,11 +85,11 @@ impl ReplicaSets {
             return Ok(Next::Done);
         };
         let satisfied = self.expectations.satisfied(&key);
-        let selector = match Selector::try_from(set.spec.selector.as_ref()) {
+        let selector = match Selector::try_from(set.spec().selector.as_ref()) {
             Ok(selector) => selector,
             Err(error) => {
                 // Only a new spec can mend it, and that wakes the set.
-                log::error!("error converting pod selector to selector for rs {key}: {error}");
+                log::error!("error converting pod selector to selector for {key}: {error}");
                 return Ok(Next::Done);
             }
         };
@@ -100,29 +98,29 @@ impl ReplicaSets {
             self.consistency.ensure_ready(&key)?;
         }
 
-        let all = owned_or_orphaned(&self.pods, &set.meta);
+        let all = owned_or_orphaned(&self.pods, set.meta());
         let terminating = all
             .iter()
             .filter(|pod| pod.is_terminating())
-            .filter(|pod| pod.meta.is_controlled_by(&set.meta.uid))
+            .filter(|pod| pod.meta.is_controlled_by(&set.meta().uid))
             .filter(|pod| selector.matches(&pod.meta.labels))
             .count();
         let active = all.into_iter().filter(|pod| pod.is_active()).collect();
         let active = self.claim(&set, &selector, active).await?;
 
-        let failure = match satisfied && !set.meta.is_being_deleted() {
+        let failure = match satisfied && !set.meta().is_being_deleted() {
             true => self.manage(&key, &set, &active).await.err(),
             false => None,
         };
         // The status, and when to look again, speak of the same moment.
         let now = self.clock.now();
-        let status = status::calculate(&set, &active, terminating, failure.as_ref(), now);
+        let status = status::calculate(&*set, &active, terminating, failure.as_ref(), now);
         let written = self.write_status(&key, &set, status).await?;
         if let Some(failure) = failure {
             return Err(failure);
         }
-        let min_ready = written.spec.min_ready_seconds;
-        let ReplicaSetStatus { ready_replicas, available_replicas, .. } = written.status;
+        let min_ready = written.spec().min_ready_seconds;
+        let ReplicaSetStatus { ready_replicas, available_replicas, .. } = *written.status();
         if min_ready > 0 && ready_replicas != available_replicas {
             let next = status::next_availability_check(&active, min_ready, now, self.clock.now());
             // Whatever happens, the status is right after that period at the latest.
@@ -134,14 +132,14 @@ impl ReplicaSets {
 
     async fn claim(
         &self,
-        set: &ReplicaSet,
+        set: &S,
         selector: &Selector,
         active: Vec<Arc<Pod>>,
     ) -> Result<Vec<Arc<Pod>>, Error> {
         let manager = ControllerRefManager {
             client: &self.client,
-            owner: &set.meta,
-            owner_ref: set.meta.controller_ref::<ReplicaSet>(),
+            owner: set.meta(),
+            owner_ref: set.meta().controller_ref::<S>(),
             selector,
             finalizers: &[],
         };
@@ -151,10 +149,10 @@ impl ReplicaSets {
             .map(|pod| pod.meta.uid.clone())
             .collect();
         // The cache may not know yet that the set is going, or is another by now.
-        let recheck = recheck_deletion_timestamp::<ReplicaSet>(&self.client, &set.meta);
+        let recheck = recheck_deletion_timestamp::<S>(&self.client, set.meta());
         let claimed = manager.claim(active, |_| true, || recheck).await?;
         for adopted in claimed.iter().filter(|pod| orphans.contains(&pod.meta.uid)) {
-            self.pod_control.wrote(&set.meta, adopted);
+            self.pod_control.wrote(set.meta(), adopted);
         }
         Ok(claimed)
     }
@@ -164,7 +162,7 @@ impl ReplicaSets {
     async fn manage(
         &self,
         key: &ObjectKey,
-        set: &Arc<ReplicaSet>,
+        set: &Arc<S>,
         active: &[Arc<Pod>],
     ) -> Result<(), Error> {
         let now = self.clock.now();
@@ -180,13 +178,8 @@ impl ReplicaSets {
         }
     }
 
-    async fn create(
-        &self,
-        key: &ObjectKey,
-        set: &Arc<ReplicaSet>,
-        count: usize,
-    ) -> Result<(), Error> {
-        let pod = Arc::new(NewPod::of::<ReplicaSet>(&set.meta, &set.spec.template)?);
+    async fn create(&self, key: &ObjectKey, set: &Arc<S>, count: usize) -> Result<(), Error> {
+        let pod = Arc::new(NewPod::of::<S>(set.meta(), &set.spec().template)?);
         log::debug!("{key}: too few replicas, need {}, creating {count}", set.replicas());
         self.expectations.expect_creations(key, count);
         let (created, failure) = slow_start(count, SLOW_START_INITIAL_BATCH_SIZE, || {
@@ -213,7 +206,7 @@ impl ReplicaSets {
     async fn delete(
         &self,
         key: &ObjectKey,
-        set: &Arc<ReplicaSet>,
+        set: &Arc<S>,
         pods: Vec<Arc<Pod>>,
     ) -> Result<(), Error> {
         log::debug!("{key}: too many replicas, need {}, deleting {}", set.replicas(), pods.len());
@@ -239,16 +232,16 @@ impl ReplicaSets {
 
     /// The pods that this set, and the other sets of its owner, select.
     /// Upstream: `getIndirectlyRelatedPods`.
-    fn related(&self, set: &ReplicaSet) -> Vec<Arc<Pod>> {
-        let Some(owner) = set.meta.controller() else { return Vec::new() };
+    fn related(&self, set: &S) -> Vec<Arc<Pod>> {
+        let Some(owner) = set.meta().controller() else { return Vec::new() };
         let sets = self.sets.by_index(CONTROLLER_INDEX, &IndexValue::Uid(owner.uid.clone()));
         // A selector that is broken matches nothing.
         let selectors: Vec<Selector> = sets
             .iter()
-            .filter(|other| other.meta.namespace == set.meta.namespace)
-            .filter_map(|other| Selector::try_from(other.spec.selector.as_ref()).ok())
+            .filter(|other| other.meta().namespace == set.meta().namespace)
+            .filter_map(|other| Selector::try_from(other.spec().selector.as_ref()).ok())
             .collect();
-        let mut pods = self.pods.in_namespace(&set.meta.namespace);
+        let mut pods = self.pods.in_namespace(&set.meta().namespace);
         pods.retain(|pod| selectors.iter().any(|selector| selector.matches(&pod.meta.labels)));
         pods
     }
@@ -258,26 +251,26 @@ impl ReplicaSets {
     async fn write_status(
         &self,
         key: &ObjectKey,
-        set: &Arc<ReplicaSet>,
+        set: &Arc<S>,
         mut status: ReplicaSetStatus,
-    ) -> Result<Arc<ReplicaSet>, Error> {
-        if !status::must_write(set, &status) {
+    ) -> Result<Arc<S>, Error> {
+        if !status::must_write(&**set, &status) {
             return Ok(set.clone());
         }
         // The generation that was acted on, even when the live set is ahead of it.
-        status.observed_generation = set.meta.generation;
+        status.observed_generation = set.meta().generation;
         let updated = match self.client.update_status(&**set, &status).await {
             Ok(updated) => updated,
             Err(error) => {
-                let live: ReplicaSet = self.client.get(key).await?;
-                if live.meta.uid != set.meta.uid {
+                let live: S = self.client.get(key).await?;
+                if live.meta().uid != set.meta().uid {
                     return Err(error.into());
                 }
                 self.client.update_status(&live, &status).await?
             }
         };
-        let version = updated.meta.resource_version;
-        self.consistency.wrote_at(key, &set.meta.uid, &ReplicaSet::RESOURCE, version);
+        let version = updated.meta().resource_version;
+        self.consistency.wrote_at(key, &set.meta().uid, &S::RESOURCE, version);
         Ok(Arc::new(updated))
     }
 }
