@@ -42,8 +42,7 @@ fn pod(name: &str, node: Option<&str>) -> Value {
 
 #[test]
 fn pods_that_nobody_else_deletes_go() {
-    block_on(async {
-        let env = Env::new("podgc").await;
+    everywhere("podgc", async |env| {
         let client = &env.client;
         for (name, phase) in [("a-old", "Failed"), ("b-new", "Succeeded")] {
             create(client, pod(name, None)).await;
@@ -111,7 +110,6 @@ fn pods_that_nobody_else_deletes_go() {
         stop.stop();
         running.await;
         factory.shutdown().await;
-        env.stop().await;
     });
 }
 
