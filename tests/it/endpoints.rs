@@ -109,13 +109,15 @@ fn ready_addresses_follow_the_pods() {
             "ports": [{"name": "http", "port": 80, "targetPort": "web"}],
         });
         let made = create(client, service("web", spec)).await;
-        let placeholder = shows(env, "web", &Shown::default()).await;
-        assert!(
-            placeholder[0]
-                .meta
-                .annotations
-                .contains_key("endpoints.kubernetes.io/last-change-trigger-time")
-        );
+        eventually(clock, "there is a slice of no pods", || async {
+            let slices = slices(env, "web").await;
+            let trigger = "endpoints.kubernetes.io/last-change-trigger-time";
+            let marked = |slice: &EndpointSlice| slice.meta.annotations.contains_key(trigger);
+            let placeholder = slices.len() == 1 && slices.iter().all(marked);
+            if placeholder { Ok(()) } else { Err(format!("{slices:?}")) }
+        })
+        .await;
+        shows(env, "web", &Shown::default()).await;
 
         create(client, with_port("web", 3, "ready")).await;
         for replicas in [3, 5, 1] {
