@@ -1,9 +1,15 @@
 //! Service accounts, their tokens in Secrets, and the API server's authority in every namespace.
 
+use std::time::Duration;
+
 use kube_controller_manager::client::{Client, Config, Credentials, Delete, Patch};
+use kube_controller_manager::clock::{Clock, FakeClock};
+use kube_controller_manager::controllers::serviceaccount::cleaner;
 use kube_controller_manager::objects::{
     Namespace, ObjectKey, Resource, ResourceType, ServiceAccount, TokenSecret,
 };
+use kube_controller_manager::options::Options;
+use kube_controller_manager::task::spawn;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -168,5 +174,64 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         .await;
         gone(env, secrets, &key).await;
         drop(manager);
+    });
+}
+
+#[test]
+fn a_token_that_nobody_uses_is_marked_and_a_year_later_it_goes() {
+    everywhere("cleaner", async |env| {
+        const YEAR: Duration = Duration::from_secs(370 * 24 * 3600);
+        let (client, secrets) = (&env.client, &TokenSecret::RESOURCE);
+        let account = json!({
+            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "robot" },
+            "secrets": [{ "name": "unused" }, { "name": "mounted" }],
+        });
+        create(client, account).await;
+        for name in ["unused", "mounted", "manual"] {
+            create(client, secret(name, json!({ TokenSecret::ACCOUNT_NAME: "robot" }))).await;
+        }
+        let volume = json!({ "name": "token", "secret": { "secretName": "mounted" } });
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "user" },
+            "spec": {
+                "schedulerName": "nobody", "volumes": [volume],
+                "containers": [{ "name": "main", "image": "x:1" }],
+            },
+        });
+        create(client, pod).await;
+        let tracking =
+            ObjectKey::new("kube-system", "kube-apiserver-legacy-service-account-token-tracking");
+        object(env, &CONFIG_MAPS, &tracking, |map| map["data"]["since"].is_string()).await;
+
+        // Uses have been tracked since today, says the API server.
+        let clock = FakeClock::new(env.clock.now() + YEAR);
+        let InProcess { cx, factory, stop } =
+            InProcess::new(env, clock.clone(), Options::default());
+        let controller = cleaner::controller(&cx).unwrap().unwrap().with_clock(clock.clone());
+        factory.start(&stop);
+        let running = spawn(controller.run(stop.clone()));
+        let since = |secret: &Value| {
+            let labels = &secret["metadata"]["labels"];
+            labels["kubernetes.io/legacy-token-invalid-since"].as_str().map(str::to_owned)
+        };
+        let unused = ObjectKey::new("default", "unused");
+        let marked = object(env, secrets, &unused, |secret| since(secret).is_some()).await;
+        assert!(clock.now().to_string().starts_with(&since(&marked).unwrap()));
+        eventually(&env.clock, "the token goes", || async {
+            clock.advance(YEAR);
+            match client.get::<TokenSecret>(&unused).await {
+                Err(error) if error.is_not_found() => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+        for name in ["mounted", "manual"] {
+            let key = ObjectKey::new("default", name);
+            let left = client.resource(secrets).get::<Value>(&key).await.expect("it stays");
+            assert_eq!(since(&left), None, "{name} is not the controller's to judge");
+        }
+        stop.stop();
+        running.await;
+        factory.shutdown().await;
     });
 }

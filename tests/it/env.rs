@@ -6,17 +6,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use kube_controller_manager::app::source::ClientSource;
+use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::client::{Client, Delete, ListOptions, Patch};
 use kube_controller_manager::clock::{Clock, SharedClock, SystemClock};
+use kube_controller_manager::controllers::{
+    ClientBuilder, ControllerContext, ControllerContextParts,
+};
 use kube_controller_manager::objects::{
     Deployment, Object, ObjectKey, Pod, ReplicaSet, Resource, ResourceType,
 };
+use kube_controller_manager::options::Options;
 use kube_controller_manager::sandbox::SandboxOptions;
 use kube_controller_manager::sandbox::cluster::{
     Cluster, Manager, ManagerProgram, StandIns, administrator,
 };
 use kube_controller_manager::sandbox::faults::{Fault, Faults};
 use kube_controller_manager::sandbox::nodes::{NodeOptions, Steering};
+use kube_controller_manager::task::StopToken;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -146,6 +153,41 @@ impl Site {
                 self.client.resource(&WEBHOOKS).delete(&key, Delete::new()).await.expect("delete");
             }
         }
+    }
+}
+
+/// What a controller needs that runs in the test's own process, by the test's own clock.
+pub struct InProcess {
+    pub cx: ControllerContext,
+    pub factory: SharedInformerFactory,
+    pub stop: StopToken,
+}
+
+impl InProcess {
+    pub fn new(site: &Site, clock: SharedClock, options: Options) -> InProcess {
+        let client = site.client.clone();
+        let factory =
+            SharedInformerFactory::new(ClientSource::new(client.clone()), site.clock.clone());
+        let stop = StopToken::new();
+        let cx = ControllerContext::new(ControllerContextParts {
+            options: Arc::new(options),
+            factory: factory.clone(),
+            clients: Arc::new(OneClient(client)),
+            clock,
+            stop: stop.clone(),
+        });
+        InProcess { cx, factory, stop }
+    }
+}
+
+struct OneClient(Client);
+
+impl ClientBuilder for OneClient {
+    fn root_client(&self, name: &str) -> Client {
+        self.client(name)
+    }
+    fn client(&self, _: &str) -> Client {
+        self.0.clone()
     }
 }
 
