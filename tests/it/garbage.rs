@@ -5,6 +5,7 @@ use kube_controller_manager::objects::{
     ClusterRole, Deployment, Meta, ObjectKey, PartialObjectMetadata, Pod, ReplicaSet, Resource,
     ResourceType,
 };
+use kube_controller_manager::sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -287,6 +288,62 @@ fn what_may_not_be_deleted_yet_is_deleted_later() {
         objects.gone(maps, "default/refused").await;
         objects.release(&ACCOUNTS, "default/allowed").await;
         drop(manager);
+    });
+}
+
+#[test]
+fn failures_only_delay_it() {
+    block_on(async {
+        let env = Env::new("garbage-failures").await;
+        let manager = env.manager("manager", &[]);
+        let (objects, maps) = (Objects(&env), &CONFIG_MAPS);
+        for how in ["background", "foreground", "orphan"] {
+            let owner = objects.make(maps, &format!("default/{how}"), json!({})).await;
+            let mut blocking = owner.clone();
+            blocking["blockOwnerDeletion"] = json!(true);
+            for number in 0..5 {
+                let key = format!("default/{how}-{number}");
+                objects.make(maps, &key, json!({ "ownerReferences": [blocking] })).await;
+            }
+        }
+        for (how, delete) in [
+            ("background", Delete::background()),
+            ("foreground", Delete::foreground()),
+            ("orphan", Delete::orphan()),
+        ] {
+            objects.delete(maps, &format!("default/{how}"), delete).await;
+            let faults = env.cluster.sandbox.faults();
+            // More conflicts than one removal of a finalizer puts up with.
+            for (verb, times, fault) in [
+                ("get", 2, Fault::code(500, None)),
+                ("patch", 6, Fault::code(409, None)),
+                ("delete", 2, Fault::code(409, None)),
+                ("patch", 1, Fault::LoseAnswer),
+                ("delete", 2, Fault::LoseAnswer),
+                ("delete", 1, Fault::code(429, Some(1))),
+                ("get", 1, Fault::Cut),
+            ] {
+                faults.next(times, verb, "configmaps", fault);
+            }
+            faults.cut_watches();
+            faults.expire_watches();
+            eventually(&env.clock, &format!("{how}: it is done"), || async {
+                let (verbs, options) = (env.client.resource(maps), ListOptions::default());
+                let all = verbs.list::<PartialObjectMetadata>(Some("default"), &options).await;
+                let mut all = all.map_err(|error| error.to_string())?.items;
+                all.retain(|map| map.meta.name.starts_with(how));
+                let free = all.iter().filter(|map| map.meta.owners().is_empty()).count();
+                let wanted = if how == "orphan" { 5 } else { 0 };
+                if (all.len(), free) == (wanted, wanted) {
+                    return Ok(());
+                }
+                Err(format!("{all:?}"))
+            })
+            .await;
+            faults.clear();
+        }
+        drop(manager);
+        env.stop().await;
     });
 }
 
