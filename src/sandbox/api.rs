@@ -31,7 +31,7 @@ pub struct Api {
     pub store: Store,
     pub registry: Registry,
     pub auth: Auth,
-    pub faults: Faults,
+    pub faults: Arc<Faults>,
     pub clock: SharedClock,
     pub stop: StopToken,
     /// Between the bookmarks of an idle watch.
@@ -402,7 +402,7 @@ mod tests {
             store: Store::new(100),
             registry: Registry::new(crate::sandbox::kinds::builtin()),
             auth: Auth::default(),
-            faults: Faults::default(),
+            faults: Arc::default(),
             clock: FakeClock::new(Timestamp::from_secs(1000)),
             stop: StopToken::new(),
             bookmark_every: Duration::from_secs(60),

@@ -129,7 +129,7 @@ impl Sandbox {
             store: Store::new(history),
             registry: Registry::new(own.unwrap_or_else(kinds::builtin)),
             auth: Auth::new(signer.public_key().clone(), clients),
-            faults: Faults::default(),
+            faults: Arc::default(),
             clock: clock.clone(),
             stop: stop.clone(),
             bookmark_every,
@@ -180,7 +180,7 @@ impl Sandbox {
     }
 
     /// How tests steer and count.
-    pub fn faults(&self) -> &Faults {
+    pub fn faults(&self) -> &Arc<Faults> {
         &self.api.faults
     }
 

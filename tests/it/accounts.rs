@@ -1,9 +1,15 @@
 //! Service accounts, their tokens in Secrets, and the API server's authority in every namespace.
 
+use std::time::Duration;
+
 use kube_controller_manager::client::{Client, Config, Credentials, Delete, Patch};
+use kube_controller_manager::clock::{Clock, FakeClock};
+use kube_controller_manager::controllers::serviceaccount::cleaner;
 use kube_controller_manager::objects::{
     Namespace, ObjectKey, Resource, ResourceType, ServiceAccount, TokenSecret,
 };
+use kube_controller_manager::options::Options;
+use kube_controller_manager::task::spawn;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -25,7 +31,7 @@ async fn make_namespace(client: &Client, name: &str) {
 
 /// The object, once it is there and `good`.
 async fn object(
-    env: &Env,
+    env: &Site,
     resource: &ResourceType,
     key: &ObjectKey,
     good: impl Fn(&Value) -> bool,
@@ -39,7 +45,7 @@ async fn object(
     .await
 }
 
-async fn gone(env: &Env, resource: &ResourceType, key: &ObjectKey) {
+async fn gone(env: &Site, resource: &ResourceType, key: &ObjectKey) {
     eventually(&env.clock, &format!("{resource} {key} goes"), || async {
         match env.client.resource(resource).get::<Value>(key).await {
             Err(error) if error.is_not_found() => Ok(()),
@@ -51,23 +57,21 @@ async fn gone(env: &Env, resource: &ResourceType, key: &ObjectKey) {
 
 #[test]
 fn every_namespace_has_its_account_and_the_authority() {
-    block_on(async {
-        let env = Env::new("accounts").await;
+    everywhere("accounts", async |env| {
         let manager = env.manager("manager", &[]);
         let client = &env.client;
         make_namespace(client, "later").await;
-        let files = env.cluster.sandbox.client_config();
-        let authority = std::fs::read_to_string(&files.ca).unwrap();
+        let authority = std::fs::read_to_string(env.kubeconfig.with_file_name("ca.crt")).unwrap();
         let good = |map: &Value| map["data"] == json!({ "ca.crt": authority });
         for namespace in ["kube-system", "later"] {
             let account = ObjectKey::new(namespace, "default");
-            let first = object(&env, &ServiceAccount::RESOURCE, &account, |_| true).await;
+            let first = object(env, &ServiceAccount::RESOURCE, &account, |_| true).await;
             client.delete::<ServiceAccount>(&account, Delete::new()).await.unwrap();
             let other = |again: &Value| again["metadata"]["uid"] != first["metadata"]["uid"];
-            object(&env, &ServiceAccount::RESOURCE, &account, other).await;
+            object(env, &ServiceAccount::RESOURCE, &account, other).await;
 
             let key = ObjectKey::new(namespace, "kube-root-ca.crt");
-            let map = object(&env, &CONFIG_MAPS, &key, good).await;
+            let map = object(env, &CONFIG_MAPS, &key, good).await;
             let about = &map["metadata"]["annotations"]["kubernetes.io/description"];
             assert!(about.as_str().unwrap().starts_with("Contains a CA bundle"), "{about}");
             let maps = client.resource(&CONFIG_MAPS);
@@ -75,20 +79,19 @@ fn every_namespace_has_its_account_and_the_authority() {
                 "labels": { "kept": "yes" }, "annotations": { "kubernetes.io/description": null },
             } });
             maps.patch::<Value>(&key, &Patch::Merge(wrong)).await.unwrap();
-            let map = object(&env, &CONFIG_MAPS, &key, good).await;
+            let map = object(env, &CONFIG_MAPS, &key, good).await;
             assert_eq!(map["metadata"]["labels"]["kept"], "yes");
             maps.delete(&key, Delete::new()).await.unwrap();
             let fresh = |map: &Value| good(map) && map["metadata"]["labels"].is_null();
-            object(&env, &CONFIG_MAPS, &key, fresh).await;
+            object(env, &CONFIG_MAPS, &key, fresh).await;
         }
         drop(manager);
-        env.stop().await;
     });
 }
 
 /// Who the bearer of `token` is to the API server.
-async fn who(env: &Env, token: &str) -> Result<Value, String> {
-    let mut config = Config::from_kubeconfig(env.cluster.kubeconfig(), None, None).unwrap();
+async fn who(env: &Site, token: &str) -> Result<Value, String> {
+    let mut config = Config::from_kubeconfig(&env.kubeconfig, None, None).unwrap();
     (config.tls.certificate, config.tls.key) = (None, None);
     config.credentials = Credentials::Token(token.to_owned());
     let client = Client::new(config, env.clock.clone()).unwrap();
@@ -112,8 +115,7 @@ fn token_of(secret: &Value) -> Option<String> {
 
 #[test]
 fn a_token_secret_authenticates_until_its_account_goes() {
-    block_on(async {
-        let env = Env::new("tokens").await;
+    everywhere("tokens", async |env| {
         let manager = env.manager("manager", &[]);
         let client = &env.client;
         let account = json!({
@@ -125,13 +127,13 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         create(client, secret("token", name.clone())).await;
         let key = ObjectKey::new("default", "token");
         let secrets = &TokenSecret::RESOURCE;
-        let filled = object(&env, secrets, &key, |secret| token_of(secret).is_some()).await;
+        let filled = object(env, secrets, &key, |secret| token_of(secret).is_some()).await;
         assert!(filled["data"]["ca.crt"].is_string());
         assert_eq!(filled["data"]["namespace"], "ZGVmYXVsdA==");
         let uid = &account["metadata"]["uid"];
         assert_eq!(filled["metadata"]["annotations"][TokenSecret::ACCOUNT_UID], *uid);
         let token = token_of(&filled).unwrap();
-        let user = who(&env, &token).await.unwrap();
+        let user = who(env, &token).await.unwrap();
         assert_eq!(
             (&user["username"], &user["uid"]),
             (&json!("system:serviceaccount:default:robot"), uid)
@@ -139,7 +141,7 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         let used = |secret: &Value| {
             secret["metadata"]["labels"]["kubernetes.io/legacy-token-last-used"].is_string()
         };
-        object(&env, secrets, &key, used).await;
+        object(env, secrets, &key, used).await;
 
         // What is taken out is put back.
         let patch = Patch::Merge(json!({ "data": { "token": null, "ca.crt": "b2xk" } }));
@@ -147,27 +149,89 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         let whole = |secret: &Value| {
             token_of(secret).is_some() && secret["data"]["ca.crt"] == filled["data"]["ca.crt"]
         };
-        object(&env, secrets, &key, whole).await;
+        object(env, secrets, &key, whole).await;
 
         // A Secret for another account of that name is nobody's.
         let stranger =
             json!({ TokenSecret::ACCOUNT_NAME: "robot", TokenSecret::ACCOUNT_UID: "other" });
         create(client, secret("stranger", stranger)).await;
-        gone(&env, secrets, &ObjectKey::new("default", "stranger")).await;
+        gone(env, secrets, &ObjectKey::new("default", "stranger")).await;
 
         // A deleted Secret is taken off the account's list.
         let referenced = ObjectKey::new("default", "referenced");
         create(client, secret("referenced", name)).await;
-        object(&env, secrets, &referenced, |secret| token_of(secret).is_some()).await;
+        object(env, secrets, &referenced, |secret| token_of(secret).is_some()).await;
         client.delete::<TokenSecret>(&referenced, Delete::new()).await.unwrap();
         let robot = ObjectKey::new("default", "robot");
         let left = |account: &Value| account["secrets"] == json!([{ "name": "other" }]);
-        object(&env, &ServiceAccount::RESOURCE, &robot, left).await;
+        object(env, &ServiceAccount::RESOURCE, &robot, left).await;
 
         client.delete::<ServiceAccount>(&robot, Delete::new()).await.unwrap();
-        assert!(who(&env, &token).await.is_err(), "its account is gone");
-        gone(&env, secrets, &key).await;
+        // An API server may know a token for a while.
+        eventually(&env.clock, "the token is worth nothing", || async {
+            who(env, &token).await.map_or(Ok(()), |user| Err(user.to_string()))
+        })
+        .await;
+        gone(env, secrets, &key).await;
         drop(manager);
-        env.stop().await;
+    });
+}
+
+#[test]
+fn a_token_that_nobody_uses_is_marked_and_a_year_later_it_goes() {
+    everywhere("cleaner", async |env| {
+        const YEAR: Duration = Duration::from_secs(370 * 24 * 3600);
+        let (client, secrets) = (&env.client, &TokenSecret::RESOURCE);
+        let account = json!({
+            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "robot" },
+            "secrets": [{ "name": "unused" }, { "name": "mounted" }],
+        });
+        create(client, account).await;
+        for name in ["unused", "mounted", "manual"] {
+            create(client, secret(name, json!({ TokenSecret::ACCOUNT_NAME: "robot" }))).await;
+        }
+        let volume = json!({ "name": "token", "secret": { "secretName": "mounted" } });
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "user" },
+            "spec": {
+                "schedulerName": "nobody", "volumes": [volume],
+                "containers": [{ "name": "main", "image": "x:1" }],
+            },
+        });
+        create(client, pod).await;
+        let tracking =
+            ObjectKey::new("kube-system", "kube-apiserver-legacy-service-account-token-tracking");
+        object(env, &CONFIG_MAPS, &tracking, |map| map["data"]["since"].is_string()).await;
+
+        // Uses have been tracked since today, says the API server.
+        let clock = FakeClock::new(env.clock.now() + YEAR);
+        let InProcess { cx, factory, stop } =
+            InProcess::new(env, clock.clone(), Options::default());
+        let controller = cleaner::controller(&cx).unwrap().unwrap().with_clock(clock.clone());
+        factory.start(&stop);
+        let running = spawn(controller.run(stop.clone()));
+        let since = |secret: &Value| {
+            let labels = &secret["metadata"]["labels"];
+            labels["kubernetes.io/legacy-token-invalid-since"].as_str().map(str::to_owned)
+        };
+        let unused = ObjectKey::new("default", "unused");
+        let marked = object(env, secrets, &unused, |secret| since(secret).is_some()).await;
+        assert!(clock.now().to_string().starts_with(&since(&marked).unwrap()));
+        eventually(&env.clock, "the token goes", || async {
+            clock.advance(YEAR);
+            match client.get::<TokenSecret>(&unused).await {
+                Err(error) if error.is_not_found() => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+        for name in ["mounted", "manual"] {
+            let key = ObjectKey::new("default", name);
+            let left = client.resource(secrets).get::<Value>(&key).await.expect("it stays");
+            assert_eq!(since(&left), None, "{name} is not the controller's to judge");
+        }
+        stop.stop();
+        running.await;
+        factory.shutdown().await;
     });
 }

@@ -8,8 +8,7 @@ use crate::env::*;
 
 #[test]
 fn a_role_follows_those_that_it_selects() {
-    block_on(async {
-        let env = Env::new("aggregation").await;
+    everywhere("aggregation", async |env| {
         let manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         let role = |name: &str, labels: Value, more: Value| {
@@ -55,6 +54,5 @@ fn a_role_follows_those_that_it_selects() {
         }
         holds(&[]).await;
         drop(manager);
-        env.stop().await;
     });
 }

@@ -6,16 +6,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kube_controller_manager::client::{Client, ListOptions, Patch};
+use kube_controller_manager::app::source::ClientSource;
+use kube_controller_manager::cache::SharedInformerFactory;
+use kube_controller_manager::client::{Client, Delete, ListOptions, Patch};
 use kube_controller_manager::clock::{Clock, SharedClock, SystemClock};
+use kube_controller_manager::controllers::{
+    ClientBuilder, ControllerContext, ControllerContextParts,
+};
 use kube_controller_manager::objects::{
     Deployment, Object, ObjectKey, Pod, ReplicaSet, Resource, ResourceType,
 };
+use kube_controller_manager::options::Options;
 use kube_controller_manager::sandbox::SandboxOptions;
 use kube_controller_manager::sandbox::cluster::{
     Cluster, Manager, ManagerProgram, StandIns, administrator,
 };
+use kube_controller_manager::sandbox::faults::{Fault, Faults};
 use kube_controller_manager::sandbox::nodes::{NodeOptions, Steering};
+use kube_controller_manager::task::StopToken;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -68,8 +76,23 @@ pub struct Site {
     pub clock: SharedClock,
     pub steering: Steering,
     pub kubeconfig: PathBuf,
+    /// Of the sandbox; a real server has none on demand.
+    pub faults: Option<Arc<Faults>>,
     _folder: Folder,
 }
+
+const WEBHOOKS: ResourceType = ResourceType::fixed(
+    "admissionregistration.k8s.io",
+    "v1",
+    "ValidatingWebhookConfiguration",
+    "validatingwebhookconfigurations",
+    false,
+);
+/// A webhook that cannot be reached, and what the API server says of it.
+const WEBHOOK: &str = "refuse.example.com";
+const UNREACHABLE: &str = "Internal error occurred: failed calling webhook \"refuse.example.com\": \
+    failed to call webhook: Post \"https://127.0.0.1:1/?timeout=5s\": \
+    dial tcp 127.0.0.1:1: connect: connection refused";
 
 impl Site {
     /// A manager of the built binary, under a log file of its own.
@@ -82,6 +105,89 @@ impl Site {
 
     pub async fn pods(&self) -> Vec<Pod> {
         list(&self.client).await
+    }
+
+    /// Has the API server refuse to delete objects of this resource, which need no more than a name:
+    /// by a fault, or by a webhook that cannot be reached. Gives the text of its refusals.
+    pub async fn refuse_deletes(&self, resource: &ResourceType) -> &'static str {
+        if let Some(faults) = &self.faults {
+            for verb in ["delete", "deletecollection"] {
+                faults.next(usize::MAX, verb, &resource.plural, Fault::code(500, None));
+            }
+            return "fault on purpose: InternalError";
+        }
+        let rule = json!({
+            "apiGroups": [resource.group], "apiVersions": [resource.version],
+            "resources": [resource.plural], "operations": ["DELETE"],
+        });
+        let body = json!({
+            "apiVersion": WEBHOOKS.api_version(), "kind": WEBHOOKS.kind,
+            "metadata": { "name": WEBHOOK },
+            "webhooks": [{
+                "name": WEBHOOK, "rules": [rule], "failurePolicy": "Fail", "timeoutSeconds": 5,
+                "sideEffects": "None", "admissionReviewVersions": ["v1"],
+                "clientConfig": { "url": "https://127.0.0.1:1/" },
+            }],
+        });
+        self.client.resource(&WEBHOOKS).create::<Value>("", &body).await.expect("create");
+        let (verbs, key) = (self.client.resource(resource), ObjectKey::new("default", "probe"));
+        let probe = json!({
+            "apiVersion": resource.api_version(), "kind": resource.kind,
+            "metadata": { "name": "probe" },
+        });
+        eventually(&self.clock, "deletes are refused", || async {
+            let _ = verbs.create::<Value>("default", &probe).await;
+            match verbs.delete(&key, Delete::new()).await {
+                Err(error) if error.message() == Some(UNREACHABLE) => Ok(UNREACHABLE),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
+    }
+
+    pub async fn allow_deletes(&self) {
+        match &self.faults {
+            Some(faults) => faults.clear(),
+            None => {
+                let key = ObjectKey::cluster(WEBHOOK);
+                self.client.resource(&WEBHOOKS).delete(&key, Delete::new()).await.expect("delete");
+            }
+        }
+    }
+}
+
+/// What a controller needs that runs in the test's own process, by the test's own clock.
+pub struct InProcess {
+    pub cx: ControllerContext,
+    pub factory: SharedInformerFactory,
+    pub stop: StopToken,
+}
+
+impl InProcess {
+    pub fn new(site: &Site, clock: SharedClock, options: Options) -> InProcess {
+        let client = site.client.clone();
+        let factory =
+            SharedInformerFactory::new(ClientSource::new(client.clone()), site.clock.clone());
+        let stop = StopToken::new();
+        let cx = ControllerContext::new(ControllerContextParts {
+            options: Arc::new(options),
+            factory: factory.clone(),
+            clients: Arc::new(OneClient(client)),
+            clock,
+            stop: stop.clone(),
+        });
+        InProcess { cx, factory, stop }
+    }
+}
+
+struct OneClient(Client);
+
+impl ClientBuilder for OneClient {
+    fn root_client(&self, name: &str) -> Client {
+        self.client(name)
+    }
+    fn client(&self, _: &str) -> Client {
+        self.0.clone()
     }
 }
 
@@ -117,6 +223,7 @@ impl Env {
             clock: cluster.clock(),
             steering: cluster.steering.clone(),
             kubeconfig: cluster.kubeconfig(),
+            faults: Some(cluster.sandbox.faults().clone()),
             _folder: folder,
         };
         Env { cluster, site }
@@ -143,7 +250,7 @@ pub fn everywhere(name: &str, scenario: impl AsyncFn(&Site)) {
         let stand_ins = StandIns::start(&client, &clock, quick_nodes());
         let steering = stand_ins.steering.clone();
         let kubeconfig = server.kubeconfig.clone();
-        let site = Site { client, clock, steering, kubeconfig, _folder: folder };
+        let site = Site { client, clock, steering, kubeconfig, faults: None, _folder: folder };
         scenario(&site).await;
         stand_ins.stop().await;
         drop(server);

@@ -5,6 +5,7 @@ use kube_controller_manager::objects::{
     ClusterRole, Deployment, Meta, ObjectKey, PartialObjectMetadata, Pod, ReplicaSet, Resource,
     ResourceType,
 };
+use kube_controller_manager::sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -58,11 +59,22 @@ fn dependents_go_with_their_owner_or_stay_as_asked() {
 }
 
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
+const ACCOUNTS: ResourceType =
+    ResourceType::fixed("", "v1", "ServiceAccount", "serviceaccounts", true);
 const EVENTS: ResourceType = ResourceType::fixed("", "v1", "Event", "events", true);
+const API_SERVICES: ResourceType =
+    ResourceType::fixed("apiregistration.k8s.io", "v1", "APIService", "apiservices", false);
+const DEFINITIONS: ResourceType = ResourceType::fixed(
+    "apiextensions.k8s.io",
+    "v1",
+    "CustomResourceDefinition",
+    "customresourcedefinitions",
+    false,
+);
 const WIDGETS: ResourceType = ResourceType::fixed("test.io", "v1", "Widget", "widgets", true);
 
 /// Objects without content, of any kind.
-struct Objects<'a>(&'a Env);
+struct Objects<'a>(&'a Site);
 
 impl Objects<'_> {
     /// Makes one, `key.name`, with more metadata; gives the reference that names it as an owner.
@@ -120,10 +132,9 @@ impl Objects<'_> {
 
 #[test]
 fn an_owner_is_who_its_reference_says() {
-    block_on(async {
-        let env = Env::new("garbage-owners").await;
+    everywhere("garbage-owners", async |env| {
         let manager = env.manager("manager", &[]);
-        let objects = Objects(&env);
+        let objects = Objects(env);
         let (maps, roles) = (&CONFIG_MAPS, &ClusterRole::RESOURCE);
         let owner = objects.make(maps, "default/owner", json!({})).await;
         let role = objects.make(roles, "role", json!({})).await;
@@ -176,16 +187,14 @@ fn an_owner_is_who_its_reference_says() {
             assert!(left.is_some_and(|meta| !meta.is_being_deleted()), "{key} stays");
         }
         drop(manager);
-        env.stop().await;
     });
 }
 
 #[test]
 fn an_owner_in_the_foreground_waits_for_what_blocks_it() {
-    block_on(async {
-        let env = Env::new("garbage-foreground").await;
+    everywhere("garbage-foreground", async |env| {
         let manager = env.manager("manager", &[]);
-        let (objects, maps) = (Objects(&env), &CONFIG_MAPS);
+        let (objects, maps) = (Objects(env), &CONFIG_MAPS);
         let owner = objects.make(maps, "default/owner", json!({})).await;
         let mut blocking = owner.clone();
         blocking["blockOwnerDeletion"] = json!(true);
@@ -208,62 +217,201 @@ fn an_owner_in_the_foreground_waits_for_what_blocks_it() {
         objects.release(maps, "default/free").await;
         objects.gone(maps, "default/free").await;
         drop(manager);
-        env.stop().await;
     });
 }
 
 #[test]
-fn custom_resources_are_collected_though_their_kind_came_later() {
+fn owners_that_own_each_other_go() {
+    everywhere("garbage-cycle", async |env| {
+        let manager = env.manager("manager", &[]);
+        let (objects, maps) = (Objects(env), &CONFIG_MAPS);
+        let blocks = |mut owner: Value| {
+            owner["blockOwnerDeletion"] = json!(true);
+            json!({ "ownerReferences": [owner] })
+        };
+        let one = objects.make(maps, "default/one", json!({})).await;
+        let two = objects.make(maps, "default/two", blocks(one)).await;
+        let three = objects.make(maps, "default/three", blocks(two)).await;
+        let back = Patch::Merge(json!({ "metadata": blocks(three) }));
+        let first = ObjectKey::new("default", "one");
+        env.client.resource(maps).patch::<Value>(&first, &back).await.expect("patch");
+        // Owners come in any order, each blocks the next: nobody could go first.
+        objects.delete(maps, "default/one", Delete::foreground()).await;
+        for key in ["default/one", "default/two", "default/three"] {
+            objects.gone(maps, key).await;
+        }
+        drop(manager);
+    });
+}
+
+#[test]
+fn who_comes_after_the_orphans_goes_with_the_owner() {
+    everywhere("garbage-late", async |env| {
+        let manager = env.manager("manager", &[]);
+        let (objects, maps) = (Objects(env), &CONFIG_MAPS);
+        let hold = json!({ "finalizers": ["test.io/hold"] });
+        let owner = objects.make(maps, "default/owner", hold).await;
+        let owned = json!({ "ownerReferences": [owner] });
+        objects.make(maps, "default/early", owned.clone()).await;
+        objects.delete(maps, "default/owner", Delete::orphan()).await;
+        let is_free = |meta: &Meta| meta.owners().is_empty();
+        objects.is(maps, "default/early", "an orphan", is_free).await;
+        let is_let_go = |meta: &Meta| meta.is_being_deleted() && !meta.has_finalizer("orphan");
+        objects.is(maps, "default/owner", "done with its orphans", is_let_go).await;
+        objects.make(maps, "default/late", owned).await;
+        objects.release(maps, "default/owner").await;
+        objects.gone(maps, "default/owner").await;
+        objects.gone(maps, "default/late").await;
+        let early = objects.get(maps, "default/early").await.expect("it stays");
+        assert!(!early.is_being_deleted());
+        drop(manager);
+    });
+}
+
+#[test]
+fn what_may_not_be_deleted_yet_is_deleted_later() {
+    everywhere("garbage-refused", async |env| {
+        let manager = env.manager("manager", &[]);
+        let (objects, maps, roles) = (Objects(env), &CONFIG_MAPS, &ClusterRole::RESOURCE);
+        let owner = objects.make(roles, "owner", json!({})).await;
+        let mut owned = json!({ "ownerReferences": [owner] });
+        objects.make(maps, "default/refused", owned.clone()).await;
+        owned["finalizers"] = json!(["test.io/hold"]);
+        objects.make(&ACCOUNTS, "default/allowed", owned).await;
+        env.refuse_deletes(maps).await;
+        objects.delete(roles, "owner", Delete::background()).await;
+        // What is allowed is not held up.
+        objects.is(&ACCOUNTS, "default/allowed", "being deleted", Meta::is_being_deleted).await;
+        let refused = objects.get(maps, "default/refused").await;
+        assert!(refused.is_some_and(|meta| !meta.is_being_deleted()));
+        env.allow_deletes().await;
+        objects.gone(maps, "default/refused").await;
+        objects.release(&ACCOUNTS, "default/allowed").await;
+        drop(manager);
+    });
+}
+
+#[test]
+fn failures_only_delay_it() {
     block_on(async {
-        let env = Env::new("garbage-custom").await;
+        let env = Env::new("garbage-failures").await;
         let manager = env.manager("manager", &[]);
         let (objects, maps) = (Objects(&env), &CONFIG_MAPS);
+        for how in ["background", "foreground", "orphan"] {
+            let owner = objects.make(maps, &format!("default/{how}"), json!({})).await;
+            let mut blocking = owner.clone();
+            blocking["blockOwnerDeletion"] = json!(true);
+            for number in 0..5 {
+                let key = format!("default/{how}-{number}");
+                objects.make(maps, &key, json!({ "ownerReferences": [blocking] })).await;
+            }
+        }
+        for (how, delete) in [
+            ("background", Delete::background()),
+            ("foreground", Delete::foreground()),
+            ("orphan", Delete::orphan()),
+        ] {
+            objects.delete(maps, &format!("default/{how}"), delete).await;
+            let faults = env.cluster.sandbox.faults();
+            // More conflicts than one removal of a finalizer puts up with.
+            for (verb, times, fault) in [
+                ("get", 2, Fault::code(500, None)),
+                ("patch", 6, Fault::code(409, None)),
+                ("delete", 2, Fault::code(409, None)),
+                ("patch", 1, Fault::LoseAnswer),
+                ("delete", 2, Fault::LoseAnswer),
+                ("delete", 1, Fault::code(429, Some(1))),
+                ("get", 1, Fault::Cut),
+            ] {
+                faults.next(times, verb, "configmaps", fault);
+            }
+            faults.cut_watches();
+            faults.expire_watches();
+            eventually(&env.clock, &format!("{how}: it is done"), || async {
+                let (verbs, options) = (env.client.resource(maps), ListOptions::default());
+                let all = verbs.list::<PartialObjectMetadata>(Some("default"), &options).await;
+                let mut all = all.map_err(|error| error.to_string())?.items;
+                all.retain(|map| map.meta.name.starts_with(how));
+                let free = all.iter().filter(|map| map.meta.owners().is_empty()).count();
+                let wanted = if how == "orphan" { 5 } else { 0 };
+                if (all.len(), free) == (wanted, wanted) {
+                    return Ok(());
+                }
+                Err(format!("{all:?}"))
+            })
+            .await;
+            faults.clear();
+        }
+        drop(manager);
+        env.stop().await;
+    });
+}
+
+/// The kind `Widget`, which the API server serves once this has ended.
+async fn serve_widgets(env: &Site) {
+    let crd = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": "widgets.test.io" },
+        "spec": {
+            "group": "test.io", "scope": "Namespaced",
+            "names": { "kind": "Widget", "plural": "widgets", "singular": "widget" },
+            "versions": [{ "name": "v1", "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": { "type": "object" } } }],
+        },
+    });
+    env.client.resource(&DEFINITIONS).create::<Value>("", &crd).await.expect("create");
+    eventually(&env.clock, "widgets are served", || async {
+        let widgets = env.client.resource(&WIDGETS);
+        let listed = widgets.list::<Value>(Some("default"), &ListOptions::default()).await;
+        listed.map(drop).map_err(|error| error.to_string())
+    })
+    .await;
+}
+
+#[test]
+fn custom_resources_are_collected_as_their_kind_comes_and_goes() {
+    everywhere("garbage-custom", async |env| {
+        // Of one group it is never known what it serves.
+        let away = json!({
+            "apiVersion": API_SERVICES.api_version(), "kind": API_SERVICES.kind,
+            "metadata": { "name": "v1.away.test.io" },
+            "spec": {
+                "group": "away.test.io", "version": "v1",
+                "service": { "namespace": "default", "name": "away" },
+                "groupPriorityMinimum": 100, "versionPriority": 100,
+            },
+        });
+        env.client.resource(&API_SERVICES).create::<Value>("", &away).await.expect("create");
+        let manager = env.manager("manager", &[]);
+        let (objects, maps) = (Objects(env), &CONFIG_MAPS);
         // The collector works, with what was served until now.
         let absent = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x" });
         objects.make(maps, "default/first", json!({ "ownerReferences": [absent] })).await;
         objects.gone(maps, "default/first").await;
 
-        let crd = json!({
-            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": { "name": "widgets.test.io" },
-            "spec": {
-                "group": "test.io", "scope": "Namespaced",
-                "names": { "kind": "Widget", "plural": "widgets", "singular": "widget" },
-                "versions": [{ "name": "v1", "served": true, "storage": true,
-                    "schema": { "openAPIV3Schema": { "type": "object" } } }],
-            },
-        });
-        let crds = ResourceType::fixed(
-            "apiextensions.k8s.io",
-            "v1",
-            "CustomResourceDefinition",
-            "customresourcedefinitions",
-            false,
-        );
-        env.client.resource(&crds).create::<Value>("", &crd).await.unwrap();
-        eventually(&env.clock, "widgets are served", || async {
-            let widgets = env.client.resource(&WIDGETS);
-            let listed = widgets.list::<Value>(Some("default"), &ListOptions::default()).await;
-            listed.map(drop).map_err(|error| error.to_string())
-        })
-        .await;
-        for owner in ["background", "orphan"] {
-            let key = |name: &str| format!("default/{owner}-{name}");
-            let parent = objects.make(&WIDGETS, &key("parent"), json!({})).await;
-            let owned = json!({ "ownerReferences": [parent] });
-            objects.make(&WIDGETS, &key("child"), owned.clone()).await;
-            objects.make(maps, &key("map"), owned).await;
-        }
-        objects.delete(&WIDGETS, "default/background-parent", Delete::background()).await;
-        objects.delete(&WIDGETS, "default/orphan-parent", Delete::orphan()).await;
-        objects.gone(&WIDGETS, "default/background-child").await;
-        objects.gone(maps, "default/background-map").await;
-        objects.gone(&WIDGETS, "default/orphan-parent").await;
-        for (kind, key) in [(&WIDGETS, "default/orphan-child"), (maps, "default/orphan-map")] {
-            let left = objects.get(kind, key).await.expect("an orphan stays");
-            assert!(left.owners().is_empty() && !left.is_being_deleted(), "{left:?}");
+        for round in ["one", "two"] {
+            serve_widgets(env).await;
+            let key = |name: &str| format!("default/{round}-{name}");
+            for owner in ["background", "orphan", "last"] {
+                let parent = objects.make(&WIDGETS, &key(owner), json!({})).await;
+                let owned = json!({ "ownerReferences": [parent] });
+                objects.make(&WIDGETS, &key(&format!("{owner}-child")), owned.clone()).await;
+                objects.make(maps, &key(&format!("{owner}-map")), owned).await;
+            }
+            objects.delete(&WIDGETS, &key("background"), Delete::background()).await;
+            objects.delete(&WIDGETS, &key("orphan"), Delete::orphan()).await;
+            objects.gone(&WIDGETS, &key("background-child")).await;
+            objects.gone(maps, &key("background-map")).await;
+            objects.gone(&WIDGETS, &key("orphan")).await;
+            for (kind, name) in [(&WIDGETS, "orphan-child"), (maps, "orphan-map")] {
+                let left = objects.get(kind, &key(name)).await.expect("an orphan stays");
+                assert!(left.owners().is_empty() && !left.is_being_deleted(), "{left:?}");
+            }
+            // With the kind go its objects, and what they own.
+            objects.delete(&DEFINITIONS, "widgets.test.io", Delete::new()).await;
+            objects.gone(&DEFINITIONS, "widgets.test.io").await;
+            objects.gone(maps, &key("last-map")).await;
         }
         drop(manager);
-        env.stop().await;
     });
 }

@@ -30,35 +30,35 @@ const SERVICES: ResourceType =
 const HOLD: &str = "example.com/hold";
 
 /// Creates `object` in a namespace.
-async fn make(env: &Env, resource: &ResourceType, namespace: &str, mut object: Value) {
+async fn make(env: &Site, resource: &ResourceType, namespace: &str, mut object: Value) {
     object["apiVersion"] = resource.api_version().into();
     object["kind"] = (&*resource.kind).into();
     let verbs = env.client.resource(resource);
     verbs.create::<Value>(namespace, &object).await.expect("create");
 }
 
-async fn make_namespace(env: &Env, name: &str) {
+async fn make_namespace(env: &Site, name: &str) {
     make(env, &NAMESPACES, "", json!({ "metadata": { "name": name } })).await;
 }
 
-async fn delete_namespace(env: &Env, name: &str) {
+async fn delete_namespace(env: &Site, name: &str) {
     let key = ObjectKey::cluster(name);
     env.client.delete::<Namespace>(&key, Delete::new()).await.expect("delete");
 }
 
-async fn items(env: &Env, resource: &ResourceType, namespace: &str) -> Vec<Value> {
+async fn items(env: &Site, resource: &ResourceType, namespace: &str) -> Vec<Value> {
     let verbs = env.client.resource(resource);
     verbs.list(Some(namespace), &ListOptions::default()).await.expect("list").items
 }
 
-async fn let_go(env: &Env, resource: &ResourceType, namespace: &str, name: &str) {
+async fn let_go(env: &Site, resource: &ResourceType, namespace: &str, name: &str) {
     let patch = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
     let verbs = env.client.resource(resource);
     verbs.patch::<Value>(&ObjectKey::new(namespace, name), &patch).await.expect("patch");
 }
 
 /// Waits for a namespace whose conditions that are true are these: type, reason and message.
-async fn waits_with(env: &Env, name: &str, wanted: &[[&str; 3]]) {
+async fn waits_with(env: &Site, name: &str, wanted: &[[&str; 3]]) {
     eventually(&env.clock, &format!("namespace {name} says why it waits"), || async {
         let namespace: Namespace =
             env.client.get(&ObjectKey::cluster(name)).await.map_err(|error| error.to_string())?;
@@ -77,7 +77,7 @@ async fn waits_with(env: &Env, name: &str, wanted: &[[&str; 3]]) {
     .await;
 }
 
-async fn goes(env: &Env, name: &str) {
+async fn goes(env: &Site, name: &str) {
     eventually(&env.clock, &format!("namespace {name} goes"), || async {
         match env.client.get::<Namespace>(&ObjectKey::cluster(name)).await {
             Err(error) if error.is_not_found() => Ok(()),
@@ -89,8 +89,7 @@ async fn goes(env: &Env, name: &str) {
 
 #[test]
 fn pods_go_before_anything_else() {
-    block_on(async {
-        let env = Env::new("namespace-order").await;
+    everywhere("namespace-order", async |env| {
         let manager =
             env.manager("manager", &["--controllers=*,-root-ca-certificate-publisher-controller"]);
         let all = [&PODS, &CONFIG_MAPS, &DEPLOYMENTS, &REPLICA_SETS, &WIDGETS];
@@ -105,13 +104,19 @@ fn pods_go_before_anything_else() {
                 }],
             },
         });
-        make(&env, &DEFINITIONS, "", definition).await;
-        make_namespace(&env, "ns").await;
-        make(&env, &CONFIG_MAPS, "ns", json!({ "metadata": { "name": "a" } })).await;
-        make(&env, &WIDGETS, "ns", json!({ "metadata": { "name": "a" } })).await;
+        make(env, &DEFINITIONS, "", definition).await;
+        make_namespace(env, "ns").await;
+        make(env, &CONFIG_MAPS, "ns", json!({ "metadata": { "name": "a" } })).await;
+        eventually(&env.clock, "widgets are served", || async {
+            let widgets = env.client.resource(&WIDGETS);
+            let listed = widgets.list::<Value>(None, &ListOptions::default()).await;
+            listed.map(drop).map_err(|error| error.to_string())
+        })
+        .await;
+        make(env, &WIDGETS, "ns", json!({ "metadata": { "name": "a" } })).await;
         let mut web = deployment("web", 2, "web:1");
         web["metadata"]["namespace"] = "ns".into();
-        make(&env, &DEPLOYMENTS, "ns", web).await;
+        make(env, &DEPLOYMENTS, "ns", web).await;
         let held = json!({
             "metadata": { "name": "held", "finalizers": [HOLD] },
             "spec": {
@@ -119,57 +124,56 @@ fn pods_go_before_anything_else() {
                 "containers": [{ "name": "main", "image": "web:1" }],
             },
         });
-        make(&env, &PODS, "ns", held).await;
+        make(env, &PODS, "ns", held).await;
         eventually(&env.clock, "the pods run", || async {
-            let pods = items(&env, &PODS, "ns").await;
+            let pods = items(env, &PODS, "ns").await;
             let running = pods.iter().filter(|pod| pod["status"]["phase"] == "Running").count();
             if running == 3 { Ok(()) } else { Err(format!("{running} of 3")) }
         })
         .await;
 
-        delete_namespace(&env, "ns").await;
+        delete_namespace(env, "ns").await;
         let late = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "b" } });
         let refused = env.client.resource(&CONFIG_MAPS).create::<Value>("ns", &late).await;
         assert!(refused.is_err_and(|error| error.is_namespace_terminating()));
         eventually(&env.clock, "one pod is left", || async {
-            let pods = items(&env, &PODS, "ns").await;
+            let pods = items(env, &PODS, "ns").await;
             let names: Vec<&Value> = pods.iter().map(|pod| &pod["metadata"]["name"]).collect();
             if names == ["held"] { Ok(()) } else { Err(format!("{names:?}")) }
         })
         .await;
         // As long as it is there the conditions tell of no failure, and nothing else is touched.
-        waits_with(&env, "ns", &[]).await;
+        waits_with(env, "ns", &[]).await;
         for resource in &all[1..] {
-            let left = items(&env, resource, "ns").await;
+            let left = items(env, resource, "ns").await;
             assert_eq!(left.len(), 1, "{resource}: {left:#?}");
             assert!(left[0]["metadata"]["deletionTimestamp"].is_null(), "{resource}");
         }
-        let_go(&env, &PODS, "ns", "held").await;
-        goes(&env, "ns").await;
+        let_go(env, &PODS, "ns", "held").await;
+        goes(env, "ns").await;
         for resource in all {
-            assert_eq!(items(&env, resource, "ns").await, [] as [Value; 0], "{resource}");
+            assert_eq!(items(env, resource, "ns").await, [] as [Value; 0], "{resource}");
         }
         drop(manager);
-        env.stop().await;
     });
 }
 
 #[test]
 fn a_finalizer_holds_it_and_the_conditions_say_so() {
-    block_on(async {
-        let env = Env::new("namespace-held").await;
+    everywhere("namespace-held", async |env| {
         let manager = env.manager("manager", &[]);
-        make_namespace(&env, "ns").await;
+        make_namespace(env, "ns").await;
         for name in ["a", "b"] {
             let object = json!({ "metadata": { "name": name, "finalizers": [HOLD] } });
-            make(&env, &CONFIG_MAPS, "ns", object).await;
+            make(env, &CONFIG_MAPS, "ns", object).await;
         }
-        make(&env, &SECRETS, "ns", json!({ "metadata": { "name": "a" } })).await;
-        // This server can't delete them all at once.
-        let faults = env.cluster.sandbox.faults();
-        let unsupported = ApiError::new(405, "MethodNotAllowed", "not allowed on this resource");
-        faults.next(1000, "deletecollection", "secrets", Fault::Fail(unsupported));
-        delete_namespace(&env, "ns").await;
+        make(env, &SECRETS, "ns", json!({ "metadata": { "name": "a" } })).await;
+        // A server that can't delete them all at once.
+        if let Some(faults) = &env.faults {
+            let refused = ApiError::new(405, "MethodNotAllowed", "not allowed on this resource");
+            faults.next(1000, "deletecollection", "secrets", Fault::Fail(refused));
+        }
+        delete_namespace(env, "ns").await;
         let remaining = |count: u32| {
             [
                 [
@@ -191,26 +195,26 @@ fn a_finalizer_holds_it_and_the_conditions_say_so() {
         for (count, name) in [(2, "a"), (1, "b")] {
             let wanted = remaining(count);
             let wanted = wanted.each_ref().map(|texts| texts.each_ref().map(String::as_str));
-            waits_with(&env, "ns", &wanted).await;
-            assert_eq!(items(&env, &SECRETS, "ns").await, [] as [Value; 0]);
-            let_go(&env, &CONFIG_MAPS, "ns", name).await;
+            waits_with(env, "ns", &wanted).await;
+            assert_eq!(items(env, &SECRETS, "ns").await, [] as [Value; 0]);
+            let_go(env, &CONFIG_MAPS, "ns", name).await;
         }
-        goes(&env, "ns").await;
-        assert_eq!(faults.count("delete", "secrets"), 1);
-        assert_eq!(faults.count("deletecollection", "configmaps"), 1, "once is enough");
+        goes(env, "ns").await;
+        if let Some(faults) = &env.faults {
+            assert_eq!(faults.count("delete", "secrets"), 1);
+            assert_eq!(faults.count("deletecollection", "configmaps"), 1, "once is enough");
+        }
         drop(manager);
-        env.stop().await;
     });
 }
 
 #[test]
-fn what_is_not_known_or_fails_holds_it() {
-    block_on(async {
-        let env = Env::new("namespace-unknown").await;
+fn what_is_not_known_or_refused_holds_it() {
+    everywhere("namespace-unknown", async |env| {
         let manager = env.manager("manager", &[]);
-        make_namespace(&env, "ns").await;
+        make_namespace(env, "ns").await;
         for resource in [&CONFIG_MAPS, &SECRETS] {
-            make(&env, resource, "ns", json!({ "metadata": { "name": "a" } })).await;
+            make(env, resource, "ns", json!({ "metadata": { "name": "a" } })).await;
         }
         let service = json!({
             "metadata": { "name": "v1beta1.metrics.example.com" },
@@ -220,10 +224,9 @@ fn what_is_not_known_or_fails_holds_it() {
                 "groupPriorityMinimum": 100, "versionPriority": 100,
             },
         });
-        make(&env, &SERVICES, "", service).await;
-        let faults = env.cluster.sandbox.faults();
-        faults.next(1000, "deletecollection", "secrets", Fault::code(500, None));
-        delete_namespace(&env, "ns").await;
+        make(env, &SERVICES, "", service).await;
+        let refusal = env.refuse_deletes(&SECRETS).await;
+        delete_namespace(env, "ns").await;
         let undiscovered = [
             "NamespaceDeletionDiscoveryFailure",
             "DiscoveryFailed",
@@ -232,17 +235,16 @@ fn what_is_not_known_or_fails_holds_it() {
         let failed = [
             "NamespaceDeletionContentFailure",
             "ContentDeletionFailed",
-            "Failed to delete all resource types, 1 remaining: fault on purpose: InternalError",
+            &format!("Failed to delete all resource types, 1 remaining: {refusal}"),
         ];
-        waits_with(&env, "ns", &[undiscovered, failed]).await;
-        assert_eq!(items(&env, &CONFIG_MAPS, "ns").await, [] as [Value; 0], "the rest goes");
-        faults.clear();
-        waits_with(&env, "ns", &[undiscovered]).await;
-        assert_eq!(items(&env, &SECRETS, "ns").await, [] as [Value; 0]);
+        waits_with(env, "ns", &[undiscovered, failed]).await;
+        assert_eq!(items(env, &CONFIG_MAPS, "ns").await, [] as [Value; 0], "the rest goes");
+        env.allow_deletes().await;
+        waits_with(env, "ns", &[undiscovered]).await;
+        assert_eq!(items(env, &SECRETS, "ns").await, [] as [Value; 0]);
         let key = ObjectKey::cluster("v1beta1.metrics.example.com");
         env.client.resource(&SERVICES).delete(&key, Delete::new()).await.expect("delete");
-        goes(&env, "ns").await;
+        goes(env, "ns").await;
         drop(manager);
-        env.stop().await;
     });
 }

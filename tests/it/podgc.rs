@@ -1,32 +1,16 @@
 //! Pods that nobody but the pod garbage collector deletes.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use kube_controller_manager::app::source::ClientSource;
-use kube_controller_manager::cache::SharedInformerFactory;
-use kube_controller_manager::client::{Client, Delete, Patch};
+use kube_controller_manager::client::{Delete, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock};
-use kube_controller_manager::controllers::{
-    ClientBuilder, ControllerContext, ControllerContextParts, podgc,
-};
+use kube_controller_manager::controllers::podgc;
 use kube_controller_manager::objects::{ObjectKey, Pod, Resource};
 use kube_controller_manager::options::Options;
-use kube_controller_manager::task::{StopToken, spawn};
+use kube_controller_manager::task::spawn;
 use serde_json::{Value, json};
 
 use crate::env::*;
-
-struct OneClient(Client);
-
-impl ClientBuilder for OneClient {
-    fn root_client(&self, name: &str) -> Client {
-        self.client(name)
-    }
-    fn client(&self, _: &str) -> Client {
-        self.0.clone()
-    }
-}
 
 /// A pod that neither scheduler nor kubelet looks at, and that stays until it is let go.
 fn pod(name: &str, node: Option<&str>) -> Value {
@@ -42,8 +26,7 @@ fn pod(name: &str, node: Option<&str>) -> Value {
 
 #[test]
 fn pods_that_nobody_else_deletes_go() {
-    block_on(async {
-        let env = Env::new("podgc").await;
+    everywhere("podgc", async |env| {
         let client = &env.client;
         for (name, phase) in [("a-old", "Failed"), ("b-new", "Succeeded")] {
             create(client, pod(name, None)).await;
@@ -58,18 +41,9 @@ fn pods_that_nobody_else_deletes_go() {
         client.delete::<Pod>(&to_go, Delete::new()).await.expect("delete");
 
         let clock = FakeClock::new(env.clock.now());
-        let stop = StopToken::new();
-        let source = ClientSource::new(client.clone());
-        let factory = SharedInformerFactory::new(source, env.clock.clone());
         // All four end up terminated, and the oldest is one too many.
         let options = Options { terminated_pod_gc_threshold: 3, ..Options::default() };
-        let cx = ControllerContext::new(ControllerContextParts {
-            options: Arc::new(options),
-            factory: factory.clone(),
-            clients: Arc::new(OneClient(client.clone())),
-            clock: clock.clone(),
-            stop: stop.clone(),
-        });
+        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
         let controller = podgc::controller(&cx).with_clock(clock.clone());
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
@@ -111,7 +85,6 @@ fn pods_that_nobody_else_deletes_go() {
         stop.stop();
         running.await;
         factory.shutdown().await;
-        env.stop().await;
     });
 }
 

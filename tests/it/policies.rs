@@ -79,7 +79,7 @@ fn without_numbers(text: &str) -> String {
     result
 }
 
-async fn create_policy(env: &Env, name: &str, spec: &Value) {
+async fn create_policy(env: &Site, name: &str, spec: &Value) {
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
         "metadata": { "name": name }, "spec": spec,
@@ -89,7 +89,7 @@ async fn create_policy(env: &Env, name: &str, spec: &Value) {
 }
 
 /// The warnings about the newest generation, once they are there.
-async fn warnings(env: &Env, name: &str) -> (i64, Vec<ExpressionWarning>) {
+async fn warnings(env: &Site, name: &str) -> (i64, Vec<ExpressionWarning>) {
     let key = ObjectKey::new("", name);
     eventually(&env.clock, &format!("policy {name} is checked"), || async {
         let policy: ValidatingAdmissionPolicy =
@@ -109,8 +109,7 @@ async fn warnings(env: &Env, name: &str) -> (i64, Vec<ExpressionWarning>) {
 
 #[test]
 fn a_typo_is_told_until_it_is_corrected() {
-    block_on(async {
-        let env = Env::new("policies").await;
+    everywhere("policies", async |env| {
         let manager = env.manager("manager", &[ONLY]);
         let spec = json!({
             "matchConstraints": { "resourceRules": [{
@@ -123,8 +122,8 @@ fn a_typo_is_told_until_it_is_corrected() {
                   "messageExpression": "'replicas: ' + object.spec.replicas" },
             ],
         });
-        create_policy(&env, "replicas", &spec).await;
-        let (first, found) = warnings(&env, "replicas").await;
+        create_policy(env, "replicas", &spec).await;
+        let (first, found) = warnings(env, "replicas").await;
         let expected = [
             (
                 "spec.validations[0].expression",
@@ -151,18 +150,16 @@ fn a_typo_is_told_until_it_is_corrected() {
         let key = ObjectKey::new("", "replicas");
         let patch = Patch::Merge(fixed);
         env.client.patch::<ValidatingAdmissionPolicy>(&key, &patch).await.expect("patch");
-        let (second, found) = warnings(&env, "replicas").await;
+        let (second, found) = warnings(env, "replicas").await;
         assert!(second > first, "generation {second} follows {first}");
         assert_eq!(found, [], "nothing is wrong any more");
         drop(manager);
-        env.stop().await;
     });
 }
 
 #[test]
 fn warnings_are_those_of_the_go_manager() {
-    block_on(async {
-        let env = Env::new("policies").await;
+    everywhere("policies", async |env| {
         let crds = ResourceType::fixed(
             "apiextensions.k8s.io",
             "v1",
@@ -177,11 +174,11 @@ fn warnings_are_those_of_the_go_manager() {
         let cases: Vec<Case> = serde_json::from_str(WARNINGS).unwrap();
         assert!(cases.len() > 150);
         for (n, case) in cases.iter().enumerate() {
-            create_policy(&env, &format!("policy-{n}"), &case.spec).await;
+            create_policy(env, &format!("policy-{n}"), &case.spec).await;
         }
         let mut different = Vec::new();
         for (n, Case { spec, warnings: expected }) in cases.iter().enumerate() {
-            let (_, mut found) = warnings(&env, &format!("policy-{n}")).await;
+            let (_, mut found) = warnings(env, &format!("policy-{n}")).await;
             for warning in &mut found {
                 warning.warning = without_numbers(&warning.warning);
             }
@@ -191,6 +188,5 @@ fn warnings_are_those_of_the_go_manager() {
         }
         assert!(different.is_empty(), "{}", different.join("\n\n"));
         drop(manager);
-        env.stop().await;
     });
 }

@@ -48,7 +48,7 @@ fn quota(name: &str, spec: Value) -> Value {
 }
 
 /// Waits until the quota says that just this is used.
-async fn uses(env: &Env, name: &str, used: &[(&str, &str)]) {
+async fn uses(env: &Site, name: &str, used: &[(&str, &str)]) {
     let status = env.client.resource(&ResourceQuota::RESOURCE);
     let wanted: BTreeMap<&str, &str> = used.iter().copied().collect();
     let wanted = serde_json::to_value(wanted).unwrap();
@@ -70,7 +70,7 @@ async fn delete(client: &Client, resource: &ResourceType, name: &str) {
 }
 
 /// A kind of object that the API server did not know.
-async fn define_widgets(env: &Env) {
+async fn define_widgets(env: &Site) {
     let definition = json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": { "name": "widgets.example.com" },
@@ -94,10 +94,9 @@ async fn define_widgets(env: &Env) {
 
 #[test]
 fn what_is_deleted_is_free_again() {
-    block_on(async {
-        let env = Env::new("quota").await;
+    everywhere("quota", async |env| {
         let client = &env.client;
-        define_widgets(&env).await;
+        define_widgets(env).await;
         for name in ["one", "two"] {
             create(client, object("v1", "ConfigMap", name, json!({}))).await;
             create(client, pod(name, "600m", json!({}))).await;
@@ -124,15 +123,15 @@ fn what_is_deleted_is_free_again() {
                 ("services.nodeports", ports),
             ]
         };
-        uses(&env, "all", &used("3", "2200m", "2", "1", "1")).await;
-        uses(&env, "long", &[("pods", "2"), ("cpu", "1200m")]).await;
+        uses(env, "all", &used("3", "2200m", "2", "1", "1")).await;
+        uses(env, "long", &[("pods", "2"), ("cpu", "1200m")]).await;
 
         delete(client, &Pod::RESOURCE, "one").await;
         delete(client, &CONFIG_MAPS, "one").await;
         delete(client, &WIDGETS, "first").await;
         delete(client, &SERVICES, "web").await;
-        uses(&env, "all", &used("2", "1600m", "1", "0", "0")).await;
-        uses(&env, "long", &[("pods", "1"), ("cpu", "600m")]).await;
+        uses(env, "all", &used("2", "1600m", "1", "0", "0")).await;
+        uses(env, "long", &[("pods", "1"), ("cpu", "600m")]).await;
 
         // A pod that has ended is stored, and uses nothing.
         let status = client.resource(&Pod::RESOURCE).subresource("status");
@@ -140,33 +139,30 @@ fn what_is_deleted_is_free_again() {
             json!({ "status": { "phase": "Succeeded" } }),
         );
         status.patch::<Value>(&ObjectKey::new("default", "two"), &ended).await.expect("patch");
-        uses(&env, "long", &[("pods", "0"), ("cpu", "0")]).await;
+        uses(env, "long", &[("pods", "0"), ("cpu", "0")]).await;
         let mut ended = used("1", "1", "1", "0", "0");
         ended[3].1 = "2";
-        uses(&env, "all", &ended).await;
+        uses(env, "all", &ended).await;
 
         // Another limit is looked at at once.
         merge::<ResourceQuota>(client, "long", json!({ "spec": { "hard": { "cpu": null } } }))
             .await;
-        uses(&env, "long", &[("pods", "0")]).await;
+        uses(env, "long", &[("pods", "0")]).await;
         drop(manager);
-        env.stop().await;
     });
 }
 
 #[test]
 fn what_is_created_is_found_by_the_next_pass() {
-    block_on(async {
-        let env = Env::new("quota-resync").await;
+    everywhere("quota-resync", async |env| {
         let client = &env.client;
-        let hard = json!({ "hard": { "count/configmaps": "9", "pods": "9", "memory": "1Gi" } });
+        let hard = json!({ "hard": { "count/configmaps": "9", "pods": "9", "cpu": "4" } });
         create(client, quota("all", hard)).await;
         let manager = env.manager("manager", &[ONLY, "--resource-quota-sync-period=1s"]);
-        uses(&env, "all", &[("count/configmaps", "0"), ("pods", "0"), ("memory", "0")]).await;
+        uses(env, "all", &[("count/configmaps", "0"), ("pods", "0"), ("cpu", "0")]).await;
         create(client, object("v1", "ConfigMap", "one", json!({}))).await;
         create(client, pod("one", "1", json!({}))).await;
-        uses(&env, "all", &[("count/configmaps", "1"), ("pods", "1"), ("memory", "0")]).await;
+        uses(env, "all", &[("count/configmaps", "1"), ("pods", "1"), ("cpu", "1")]).await;
         drop(manager);
-        env.stop().await;
     });
 }

@@ -10,8 +10,7 @@ use crate::env::*;
 
 #[test]
 fn a_subnet_stays_while_an_address_needs_it() {
-    block_on(async {
-        let env = Env::new("servicecidrs").await;
+    everywhere("servicecidrs", async |env| {
         let manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         let subnet = json!({
@@ -60,6 +59,5 @@ fn a_subnet_stays_while_an_address_needs_it() {
         let waited = clock.now().duration_since(dying.meta.deletion_timestamp.unwrap());
         assert!(waited >= Duration::from_secs(10), "the API servers had time to hear of it");
         drop(manager);
-        env.stop().await;
     });
 }

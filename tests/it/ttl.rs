@@ -11,8 +11,7 @@ const ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
 
 #[test]
 fn every_node_carries_the_ttl_of_a_small_cluster() {
-    block_on(async {
-        let env = Env::new("ttl").await;
+    everywhere("ttl", async |env| {
         let manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         let all_carry_it = || async {
@@ -29,6 +28,5 @@ fn every_node_carries_the_ttl_of_a_small_cluster() {
         }
         eventually(clock, "what others wrote is put right", all_carry_it).await;
         drop(manager);
-        env.stop().await;
     });
 }

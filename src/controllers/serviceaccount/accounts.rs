@@ -30,12 +30,18 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     });
     let mut c = Controller::new("serviceaccount-controller");
     let queue = c.queue("serviceaccount", 1);
-    c.watch(&accounts, &queue, |change: Change<'_, ServiceAccount>, wake: &Queue| {
-        if let Change::Deleted(account) = change {
-            wake.add(ObjectKey::cluster(&account.object().meta.namespace));
-        }
-    });
-    c.watch(&namespaces, &queue, keys::of_current(|_: &Namespace| true));
+    // Without resyncs, as upstream's defaults have it.
+    c.watch_resyncing(
+        &accounts,
+        None,
+        &queue,
+        |change: Change<'_, ServiceAccount>, wake: &Queue| {
+            if let Change::Deleted(account) = change {
+                wake.add(ObjectKey::cluster(&account.object().meta.namespace));
+            }
+        },
+    );
+    c.watch_resyncing(&namespaces, None, &queue, keys::of_current(|_: &Namespace| true));
     c.sync(queue, move |key| this.clone().sync(key));
     c
 }

@@ -102,22 +102,33 @@ pub fn controller(cx: &ControllerContext) -> Result<Option<Controller>, String> 
     let workers = usize::try_from(cx.options.concurrent_serviceaccount_token_syncs).unwrap_or(1);
     let mut c = Controller::new(NAME);
     let gone = c.queue("serviceaccount_tokens_service", workers).max_retries(MAX_RETRIES);
-    c.watch(&accounts, &gone, |change: Change<'_, ServiceAccount>, wake: &Queue<AccountKey>| {
-        let meta = &change.object().meta;
-        wake.add(AccountKey { account: meta.key(), uid: meta.uid.clone() });
-    });
+    // Without resyncs, as the Go manager is built.
+    c.watch_resyncing(
+        &accounts,
+        None,
+        &gone,
+        |change: Change<'_, ServiceAccount>, wake: &Queue<AccountKey>| {
+            let meta = &change.object().meta;
+            wake.add(AccountKey { account: meta.key(), uid: meta.uid.clone() });
+        },
+    );
     let filled = c.queue("serviceaccount_tokens_service", workers).max_retries(MAX_RETRIES);
-    c.watch(&secrets, &filled, |change: Change<'_, TokenSecret>, wake: &Queue<SecretKey>| {
-        let secret = change.object();
-        if !secret.account_name().is_empty() {
-            wake.add(SecretKey {
-                secret: secret.meta.key(),
-                uid: secret.meta.uid.clone(),
-                account: Istr::new(secret.account_name()),
-                account_uid: secret.account_uid(),
-            });
-        }
-    });
+    c.watch_resyncing(
+        &secrets,
+        None,
+        &filled,
+        |change: Change<'_, TokenSecret>, wake: &Queue<SecretKey>| {
+            let secret = change.object();
+            if !secret.account_name().is_empty() {
+                wake.add(SecretKey {
+                    secret: secret.meta.key(),
+                    uid: secret.meta.uid.clone(),
+                    account: Istr::new(secret.account_name()),
+                    account_uid: secret.account_uid(),
+                });
+            }
+        },
+    );
     let accounts = this.clone();
     c.sync(gone, move |key| accounts.clone().sync_account(key));
     c.sync(filled, move |key| this.clone().sync_secret(key));
