@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::annotations::{self, MAX_REPLICAS};
 use super::scaling::{Old, Share};
-use super::template::canonical;
+use super::template::equal_ignoring_hash;
 use crate::objects::{ReplicaSet, Template};
 
 /// What a Deployment owns, told apart.
@@ -22,8 +22,7 @@ impl Sets {
     /// Upstream: `FindNewReplicaSet`, `FindOldReplicaSets`.
     pub fn of(template: &Template, owned: &mut [Arc<ReplicaSet>]) -> Sets {
         owned.sort_by(|a, b| by_creation(a, b));
-        let wanted = canonical(template);
-        let at = owned.iter().position(|set| canonical(&set.spec.template) == wanted);
+        let at = owned.iter().position(|set| equal_ignoring_hash(&set.spec.template, template));
         let old = owned.iter().enumerate().filter(|(index, _)| Some(*index) != at);
         Sets { new: at.map(|at| owned[at].clone()), old: old.map(|(_, set)| set.clone()).collect() }
     }
