@@ -5,14 +5,33 @@ use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use async_global_executor::GlobalExecutorConfig;
 use event_listener::Event;
 use futures_lite::FutureExt;
+use futures_lite::future::block_on;
 
 /// A running task. Dropping it lets the task go on; `await` joins it.
 pub type Task<T> = async_std::task::JoinHandle<T>;
 
 pub fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Task<T> {
     async_std::task::spawn(future)
+}
+
+/// Runs a program's future on `threads` threads to its end, and all that it spawns beside it;
+/// `ASYNC_STD_THREAD_COUNT` in the environment overrides the number.
+///
+/// The calling thread only waits: were it to poll too, it would take every other event of the
+/// sockets away from the thread whose tasks wait for it, and then have to wake that one.
+pub fn run<T: Send + 'static>(
+    threads: usize,
+    future: impl Future<Output = T> + Send + 'static,
+) -> T {
+    let config = GlobalExecutorConfig::default()
+        .with_env_var("ASYNC_STD_THREAD_COUNT")
+        .with_min_threads(threads)
+        .with_thread_name_fn(|| "executor".to_owned());
+    async_global_executor::init_with_config(config);
+    block_on(spawn(future))
 }
 
 /// Runs blocking work (files, child processes) away from the executor's threads.

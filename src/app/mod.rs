@@ -30,6 +30,10 @@ use start::Started;
 /// How long past its lease's end a leader that can't renew counts as healthy.
 const ELECTION_TOLERANCE: Duration = Duration::from_secs(20);
 
+/// What all tasks of the manager run on. One thread does the work of a large cluster with time to
+/// spare, and a second one costs a fifth more CPU: see `docs/performance.md`.
+pub const THREADS: usize = 1;
+
 /// Runs the manager with `options` until a signal, a lost lease or an error; errors are told on
 /// stderr, a line each.
 pub async fn run(options: Options, connect: Connect) -> ExitCode {

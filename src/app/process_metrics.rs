@@ -60,6 +60,14 @@ pub struct Reading {
     pub open_fds: f64,
 }
 
+/// How often the threads of a process went to sleep by themselves: the `status` of each of them, in
+/// a row.
+pub fn sleeps(statuses: &str) -> u64 {
+    let count =
+        |line: &str| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok();
+    statuses.lines().filter_map(count).sum()
+}
+
 impl Process {
     fn new() -> Option<Process> {
         let gauge = |name: &str, help: &str, read: Pick| Some((Gauge::new(name, help).ok()?, read));
@@ -145,5 +153,8 @@ mod tests {
         };
         assert_eq!(reading, expected);
         assert_eq!(read("", "", ""), Reading::default());
+        let two =
+            "Name:\tx\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t7\n".repeat(2);
+        assert_eq!(sleeps(&two), 10);
     }
 }

@@ -5,12 +5,13 @@ use std::process::ExitCode;
 
 use kube_controller_manager::app;
 use kube_controller_manager::options::{self, Command};
+use kube_controller_manager::task;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match options::parse(&args) {
         Ok(Command::Run(options)) => {
-            async_std::task::block_on(app::run(options, app::connect::connect))
+            task::run(app::THREADS, app::run(options, app::connect::connect))
         }
         Ok(Command::Help) => print(&options::usage()),
         Ok(Command::Version(how)) => print(&options::version(&how)),

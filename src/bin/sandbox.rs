@@ -73,9 +73,10 @@ fn main() -> ExitCode {
     sandbox.address.set_port(args.port);
     let manager = args.manager.map_or(ManagerProgram::Embedded, ManagerProgram::Path);
     let nodes =
-        |count| NodeOptions { count: args.nodes.unwrap_or(count), ..NodeOptions::default() };
-    let patience = |seconds| Duration::from_secs(args.timeout.unwrap_or(seconds));
-    let ended = async_std::task::block_on(async {
+        move |count| NodeOptions { count: args.nodes.unwrap_or(count), ..NodeOptions::default() };
+    let patience = move |seconds| Duration::from_secs(args.timeout.unwrap_or(seconds));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let ended = task::run(threads, async move {
         let stop = StopToken::new();
         stop_on_signals(&stop)?;
         let Some(size) = args.load else {
@@ -132,7 +133,7 @@ fn stop_on_signals(stop: &StopToken) -> std::io::Result<()> {
 fn manager(args: &[String]) -> ExitCode {
     match options::parse(args) {
         Ok(Command::Run(options)) => {
-            async_std::task::block_on(app::run(options, app::connect::connect))
+            task::run(app::THREADS, app::run(options, app::connect::connect))
         }
         Ok(Command::Help | Command::Version(_)) => ExitCode::SUCCESS,
         Err(error) => {

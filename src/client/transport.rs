@@ -48,6 +48,8 @@ const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_PROBES: u32 = 3;
 const HEAD_LIMIT: usize = 64 << 10;
+/// A request's head has room here, a token of a service account included.
+const HEAD_CAPACITY: usize = 2 << 10;
 const BUFFER: usize = 16 << 10;
 
 trait ReadWrite: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
@@ -166,10 +168,8 @@ impl Shared {
         };
         let head = self.within(self.timeout, "the answer", work).await?;
         let mut response = Response::new(head.status);
-        for (name, value) in &head.headers {
-            // A header that http-types can't hold is one that nobody here reads.
-            let _ = http_types::headers::HeaderValue::from_bytes(value.clone())
-                .map(|value| response.append_header(name.as_str(), value));
+        if let Some(value) = &head.retry_after {
+            response.insert_header("retry-after", value.as_str());
         }
         let framing = match head.framing {
             _ if is_head || matches!(head.code, 100..=199 | 204 | 304) => Framing::Length(0),
@@ -330,18 +330,17 @@ async fn tunnel(mut tcp: TcpStream, proxy: &Proxy, target: &str) -> io::Result<T
 
 fn head_of(request: &Request, length: usize) -> io::Result<Vec<u8>> {
     let url = request.url();
-    let mut head = format!("{} {}", request.method(), url.path());
+    let mut head = String::with_capacity(HEAD_CAPACITY);
+    let mut push = |parts: &[&str]| parts.iter().for_each(|part| head.push_str(part));
+    push(&[request.method().as_ref(), " ", url.path()]);
     if let Some(query) = url.query() {
-        head.push('?');
-        head.push_str(query);
+        push(&["?", query]);
     }
-    let host = url.host_str().unwrap_or_default();
-    head.push_str(" HTTP/1.1\r\nhost: ");
-    head.push_str(host);
+    push(&[" HTTP/1.1\r\nhost: ", url.host_str().unwrap_or_default()]);
     if let Some(port) = url.port() {
-        head.push_str(&format!(":{port}"));
+        push(&[":", &port.to_string()]);
     }
-    head.push_str("\r\n");
+    push(&["\r\n"]);
     for (name, values) in request.iter() {
         // http-types gives even an empty body a type, and the API server refuses it for discovery.
         if length == 0 && name.as_str() == "content-type" {
@@ -351,7 +350,7 @@ fn head_of(request: &Request, length: usize) -> io::Result<Vec<u8>> {
             if value.as_str().contains(['\r', '\n']) {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("header {name}")));
             }
-            head.push_str(&format!("{name}: {value}\r\n"));
+            push(&[name.as_str(), ": ", value.as_str(), "\r\n"]);
         }
     }
     let has_body = matches!(
@@ -359,9 +358,9 @@ fn head_of(request: &Request, length: usize) -> io::Result<Vec<u8>> {
         http_types::Method::Post | http_types::Method::Put | http_types::Method::Patch
     );
     if length > 0 || has_body {
-        head.push_str(&format!("content-length: {length}\r\n"));
+        push(&["content-length: ", &length.to_string(), "\r\n"]);
     }
-    head.push_str("\r\n");
+    push(&["\r\n"]);
     Ok(head.into_bytes())
 }
 
@@ -375,7 +374,8 @@ enum Framing {
 struct Head {
     code: u16,
     status: StatusCode,
-    headers: Vec<(String, Vec<u8>)>,
+    /// The one header that anybody reads.
+    retry_after: Option<String>,
     framing: Framing,
     keep_alive: bool,
 }
@@ -452,12 +452,8 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
     let closes = find("connection").is_some_and(|value| value.contains("close"));
     let keep_alive =
         response.version == Some(1) && !closes && !matches!(framing, Framing::UntilClose);
-    let headers = response
-        .headers
-        .iter()
-        .map(|header| (header.name.to_ascii_lowercase(), header.value.to_vec()))
-        .collect();
-    Ok(Some((Head { code, status, headers, framing, keep_alive }, length)))
+    let retry_after = find("retry-after").filter(|value| value.is_ascii());
+    Ok(Some((Head { code, status, retry_after, framing, keep_alive }, length)))
 }
 
 /// Fails when the next piece takes longer than `limit`.

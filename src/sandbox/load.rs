@@ -220,6 +220,7 @@ struct Working {
 struct Mark {
     at: Duration,
     cpu_seconds: f64,
+    wakeups: u64,
     traffic: Option<BTreeMap<&'static str, Count>>,
 }
 
@@ -308,14 +309,15 @@ impl Run {
     }
 
     fn mark(&self, working: Option<&Working>) -> Result<Mark> {
-        let cpu_seconds = match working {
-            None => 0.0,
+        let (cpu_seconds, wakeups) = match working {
+            None => (0.0, 0),
             Some(working) => {
                 working.process.forget_peak();
-                working.process.read()?.cpu_seconds
+                (working.process.read()?.cpu_seconds, working.process.wakeups()?)
             }
         };
-        Ok(Mark { at: self.clock.monotonic(), cpu_seconds, traffic: self.server.traffic() })
+        let (at, traffic) = (self.clock.monotonic(), self.server.traffic());
+        Ok(Mark { at, cpu_seconds, wakeups, traffic })
     }
 
     fn row(&mut self, phase: &str, working: &Working, since: Mark) -> Result<()> {
@@ -335,6 +337,7 @@ impl Run {
             resident_bytes: now.resident_bytes as u64,
             peak_bytes: now.peak_bytes as u64,
             threads: now.threads as u64,
+            wakeups: working.process.wakeups()?.saturating_sub(since.wakeups),
             requests,
             skipped: None,
         });

@@ -31,6 +31,8 @@ pub struct Row {
     /// The most that was resident in this phase.
     pub peak_bytes: u64,
     pub threads: u64,
+    /// How often one of its threads was woken in this phase.
+    pub wakeups: u64,
     /// The manager's, by verb; `None` where the API server does not tell.
     pub requests: Option<BTreeMap<&'static str, Count>>,
     /// Why there are no figures.
@@ -57,8 +59,8 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "{:<24} {:>8} {:>8} {:>8} {:>9} {:>9} {:>8}",
-            "PHASE", "SECONDS", "CPU S", "RSS MB", "ADDED MB", "PEAK MB", "THREADS"
+            "{:<24} {:>8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8}",
+            "PHASE", "SECONDS", "CPU S", "RSS MB", "ADDED MB", "PEAK MB", "THREADS", "WAKEUPS"
         )?;
         let mut before = None;
         for row in &self.rows {
@@ -73,13 +75,14 @@ impl fmt::Display for Report {
             before = Some(row.resident_bytes);
             writeln!(
                 f,
-                "{:<24} {:>8.2} {:>8.2} {:>8.1} {added:>9} {:>9.1} {:>8}",
+                "{:<24} {:>8.2} {:>8.2} {:>8.1} {added:>9} {:>9.1} {:>8} {:>8}",
                 row.phase,
                 row.seconds,
                 row.cpu_seconds,
                 mega(row.resident_bytes),
                 mega(row.peak_bytes),
                 row.threads,
+                row.wakeups,
             )?;
         }
         for row in self.rows.iter().filter(|row| row.requests.is_some()) {
