@@ -24,17 +24,16 @@ pub struct Group {
 impl Gates {
     /// Whether a gate is on. Gates that nobody knows are off.
     pub fn enabled(&self, name: &str) -> bool {
-        let given = |name: &str| self.0.iter().rev().find(|(n, _)| n == name).map(|&(_, on)| on);
         let Some(group) = group_of(name) else { return false };
         if group.locked {
             return group.default;
         }
         let all = match group.stage {
-            Stage::Alpha => given("AllAlpha"),
-            Stage::Beta => given("AllBeta"),
+            Stage::Alpha => self.given("AllAlpha"),
+            Stage::Beta => self.given("AllBeta"),
             Stage::Ga | Stage::Deprecated => None,
         };
-        given(name).or(all).unwrap_or(group.default)
+        self.given(name).or(all).unwrap_or(group.default)
     }
 
     /// What is wrong with the gates that were given, a line each.
@@ -49,6 +48,53 @@ impl Gates {
             Some(_) => None,
         };
         self.0.iter().filter_map(problem).collect()
+    }
+}
+
+impl Gates {
+    /// What the log is told about gates that were given, a line each.
+    pub fn warnings(&self) -> Vec<String> {
+        let warning = |(name, on): &(String, bool)| {
+            let stage = match group_of(name)?.stage {
+                Stage::Ga => "GA",
+                Stage::Deprecated => "deprecated",
+                Stage::Alpha | Stage::Beta => return None,
+            };
+            Some(format!(
+                "Warning: setting {stage} feature gate {name}={on}. It will be removed in a future \
+                 release."
+            ))
+        };
+        self.0.iter().filter_map(warning).collect()
+    }
+
+    /// What was said about a gate on the command line.
+    pub fn given(&self, name: &str) -> Option<bool> {
+        self.0.iter().rev().find(|(n, _)| n == name).map(|&(_, on)| on)
+    }
+}
+
+/// Every gate's name, its stage and whether it is on when nothing is said about it; those that
+/// stand for all of a stage too. Sorted by name.
+pub fn all() -> Vec<(&'static str, Stage, bool)> {
+    let stages = [("AllAlpha", Stage::Alpha, false), ("AllBeta", Stage::Beta, false)];
+    let rows = GROUPS
+        .iter()
+        .flat_map(|group| group.names.iter().map(|name| (*name, group.stage, group.default)));
+    let mut all: Vec<_> = rows.chain(stages).collect();
+    all.sort_unstable_by_key(|(name, ..)| *name);
+    all
+}
+
+impl Stage {
+    /// As `--help` and metrics call it. Upstream: `featuregate.prerelease`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Alpha => "ALPHA",
+            Stage::Beta => "BETA",
+            Stage::Ga => "",
+            Stage::Deprecated => "DEPRECATED",
+        }
     }
 }
 
@@ -100,7 +146,6 @@ pub const GROUPS: &[Group] = &[
             "PodsAPI",
             "QOSReserved",
             "ReduceDefaultCrashLoopBackOffDecay",
-            "RuntimeClassInImageCriAPI",
             "RuntimeClassInImageCriApi",
             "ShardedListAndWatch",
             "StorageCapacityScoring",
@@ -387,6 +432,15 @@ mod tests {
             );
             assert!(gates.enabled(ga));
         }
+    }
+
+    #[test]
+    fn gates_that_will_go_are_warned_of() {
+        let gates = gates(&[("DRAPrioritizedList", true), ("KMSv1", true), ("AtomicFIFO", true)]);
+        let told = gates.warnings();
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert!(told[0].starts_with("Warning: setting GA feature gate DRAPrioritizedList=true."));
+        assert!(told[1].starts_with("Warning: setting deprecated feature gate KMSv1=true."));
     }
 
     #[test]

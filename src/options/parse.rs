@@ -21,7 +21,7 @@ pub enum Command {
     Version(String),
 }
 
-/// Parses the arguments after the program's name.
+/// Parses the arguments after the program's name. Deprecated flags are told of on stderr.
 ///
 /// # Errors
 /// One line naming the flag, as pflag words it where it does.
@@ -48,6 +48,21 @@ struct Normal {
     args: Vec<String>,
     positional: Vec<String>,
     help: bool,
+}
+
+impl Normal {
+    fn push(&mut self, info: &FlagInfo, value: String) -> Result<(), String> {
+        let name = info.name();
+        (info.check)(&value).map_err(|error| {
+            let short = if name == "v" { "-v, " } else { "" };
+            format!("invalid argument {value:?} for \"{short}--{name}\" flag: {error}")
+        })?;
+        if let Some(told) = info.deprecated() {
+            eprintln!("Flag --{name} has been deprecated, {told}");
+        }
+        self.args.extend([format!("--{name}"), value]);
+        Ok(())
+    }
 }
 
 fn normalize(args: &[String]) -> Result<Normal, String> {
@@ -79,7 +94,7 @@ fn normalize(args: &[String]) -> Result<Normal, String> {
                 .or_else(|| info.alone.map(String::from))
                 .or_else(|| args.next().cloned())
                 .ok_or_else(|| format!("flag needs an argument: --{name}"))?;
-            normal.args.extend([format!("--{name}"), value]);
+            normal.push(info, value)?;
         } else if let Some(letters) = arg.strip_prefix('-').filter(|letters| !letters.is_empty()) {
             match (letters.chars().next(), letters.get(1..).unwrap_or_default()) {
                 (Some('h'), "") => normal.help = true,
@@ -91,7 +106,8 @@ fn normalize(args: &[String]) -> Result<Normal, String> {
                     };
                     let value =
                         value.ok_or_else(|| format!("flag needs an argument: 'v' in {arg}"))?;
-                    normal.args.extend(["--v".into(), value]);
+                    let info = known.get("v").ok_or("unknown flag: --v")?;
+                    normal.push(info, value)?;
                 }
                 (letter, _) => {
                     let letter = letter.unwrap_or('-');
@@ -149,6 +165,8 @@ mod tests {
             (&["-v4"], with(|o| o.v.0 = 4)),
             (&["--v=4"], with(|o| o.v.0 = 4)),
             (&["--"], Options::default()),
+            (&["--node-sync-period=1s"], with(|o| o.node_sync_period = Duration::from_secs(1))),
+            (&["--version=v1.36.2-x"], with(|o| o.version.0 = "v1.36.2-x".into())),
         ];
         for (args, expected) in table {
             assert_eq!(run(args).as_ref(), Ok(expected), "{args:?}");
@@ -176,8 +194,23 @@ mod tests {
             ),
             (
                 &["--secure-port=x"],
-                "Error parsing option '--secure-port' with value 'x': \
-                 not a whole number of 32 bits",
+                "invalid argument \"x\" for \"--secure-port\" flag: not a whole number of 32 bits",
+            ),
+            (&["-v", "x"], "invalid argument \"x\" for \"-v, --v\" flag: not a whole number"),
+            (
+                &["--min_resync_period=5"],
+                "invalid argument \"5\" for \"--min-resync-period\" flag: \
+                 time: missing unit in duration \"5\"",
+            ),
+            (
+                &["--version=v1.37.0"],
+                "invalid argument \"v1.37.0\" for \"--version\" flag: version \"v1.37.0\" must \
+                 match major/minor/patch of default version \"v1.36.2\"",
+            ),
+            (
+                &["--feature-gates=wardle:A=true"],
+                "invalid argument \"wardle:A=true\" for \"--feature-gates\" flag: \
+                 component not registered: wardle",
             ),
         ];
         for (args, expected) in table {

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use futures_lite::future::Boxed;
@@ -179,9 +179,15 @@ impl Authorities {
     }
 }
 
-pub struct AuthConfig {
+/// Whose certificates count, for clients and for proxies.
+#[derive(Clone, Debug, Default)]
+pub struct Trust {
     pub client_ca: Option<Authorities>,
     pub request_header: RequestHeader,
+}
+
+pub struct AuthConfig {
+    pub trust: Trust,
     pub reviewer: Arc<dyn Reviewer>,
     pub token_ttl: Duration,
     pub authorized_ttl: Duration,
@@ -193,6 +199,7 @@ pub struct AuthConfig {
 /// The filter before all handlers.
 pub struct Auth {
     config: AuthConfig,
+    trust: RwLock<Arc<Trust>>,
     clock: SharedClock,
     tokens: Cache<[u8; 32], Option<User>>,
     access: Cache<(User, String, String), bool>,
@@ -200,7 +207,18 @@ pub struct Auth {
 
 impl Auth {
     pub fn new(config: AuthConfig, clock: SharedClock) -> Arc<Auth> {
-        Arc::new(Auth { config, clock, tokens: Cache::default(), access: Cache::default() })
+        let trust = RwLock::new(Arc::new(config.trust.clone()));
+        let (tokens, access) = (Cache::default(), Cache::default());
+        Arc::new(Auth { config, trust, clock, tokens, access })
+    }
+
+    /// Trusts these authorities from now on, and no others.
+    pub fn set_trust(&self, trust: Trust) {
+        *self.trust.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(trust);
+    }
+
+    fn trust(&self) -> Arc<Trust> {
+        self.trust.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// `inner`, for who may.
@@ -218,10 +236,17 @@ impl Auth {
 
     /// The answer for who may not, `None` for who may.
     async fn check(&self, request: &Request) -> Option<Response> {
-        let Some(user) = self.authenticate(request).await else {
+        let since = self.clock.monotonic();
+        let user = self.authenticate(request).await;
+        let took = self.clock.monotonic().saturating_sub(since);
+        metrics::authenticated(user.as_ref().map(|user| user.name.as_str()), took);
+        let Some(user) = user else {
             return Some(Response::status(401, "Unauthorized", "Unauthorized"));
         };
-        if self.authorize(&user, request).await {
+        let since = self.clock.monotonic();
+        let allowed = self.authorize(&user, request).await;
+        metrics::authorized(allowed, self.clock.monotonic().saturating_sub(since));
+        if allowed {
             return None;
         }
         let (verb, path) = (verb(request), &request.path);
@@ -236,10 +261,11 @@ impl Auth {
     async fn authenticate(&self, request: &Request) -> Option<User> {
         let (now, chain) = (self.clock.now(), &request.peer);
         if !chain.is_empty() {
-            if let Some(user) = self.proxied(request, now) {
+            let trust = self.trust();
+            if let Some(user) = proxied(&trust.request_header, request, now) {
                 return Some(user.authenticated());
             }
-            match self.config.client_ca.as_ref().map(|ca| ca.user(chain, now)) {
+            match trust.client_ca.as_ref().map(|ca| ca.user(chain, now)) {
                 Some(Ok(user)) if !user.name.is_empty() => return Some(user.authenticated()),
                 Some(Err(error)) => log::debug!("client certificate refused: {error}"),
                 _ => (),
@@ -268,35 +294,6 @@ impl Auth {
                 None
             }
         }
-    }
-
-    fn proxied(&self, request: &Request, now: Timestamp) -> Option<User> {
-        let config = &self.config.request_header;
-        let names = |header: &String| request.header(header).filter(|name| !name.is_empty());
-        let name = config.username_headers.iter().find_map(names)?;
-        let proxy = config.ca.as_ref()?.user(&request.peer, now).ok()?;
-        if !config.allowed_names.is_empty() && !config.allowed_names.contains(&proxy.name) {
-            return None;
-        }
-        let groups = config.group_headers.iter().flat_map(|header| request.headers.get_all(header));
-        let mut extra: Vec<(String, Vec<String>)> = Vec::new();
-        for (header, value) in &request.headers {
-            let (header, Ok(value)) = (header.as_str(), value.to_str()) else { continue };
-            let mut prefixes = config.extra_prefixes.iter().map(|p| p.to_ascii_lowercase());
-            let Some(key) = prefixes.find_map(|p| header.strip_prefix(&p).map(String::from)) else {
-                continue;
-            };
-            match extra.iter_mut().find(|(k, _)| *k == key) {
-                Some((_, values)) => values.push(value.into()),
-                None => extra.push((key, vec![value.into()])),
-            }
-        }
-        Some(User {
-            name: name.into(),
-            uid: config.uid_headers.iter().find_map(names).unwrap_or_default().into(),
-            groups: groups.filter_map(|value| value.to_str().ok()).map(String::from).collect(),
-            extra,
-        })
     }
 
     async fn authorize(&self, user: &User, request: &Request) -> bool {
@@ -331,6 +328,35 @@ impl Auth {
     }
 }
 
+/// The user whom a trusted proxy names.
+fn proxied(config: &RequestHeader, request: &Request, now: Timestamp) -> Option<User> {
+    let names = |header: &String| request.header(header).filter(|name| !name.is_empty());
+    let name = config.username_headers.iter().find_map(names)?;
+    let proxy = config.ca.as_ref()?.user(&request.peer, now).ok()?;
+    if !config.allowed_names.is_empty() && !config.allowed_names.contains(&proxy.name) {
+        return None;
+    }
+    let groups = config.group_headers.iter().flat_map(|header| request.headers.get_all(header));
+    let mut extra: Vec<(String, Vec<String>)> = Vec::new();
+    for (header, value) in &request.headers {
+        let (header, Ok(value)) = (header.as_str(), value.to_str()) else { continue };
+        let mut prefixes = config.extra_prefixes.iter().map(|p| p.to_ascii_lowercase());
+        let Some(key) = prefixes.find_map(|p| header.strip_prefix(&p).map(String::from)) else {
+            continue;
+        };
+        match extra.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, values)) => values.push(value.into()),
+            None => extra.push((key, vec![value.into()])),
+        }
+    }
+    Some(User {
+        name: name.into(),
+        uid: config.uid_headers.iter().find_map(names).unwrap_or_default().into(),
+        groups: groups.filter_map(|value| value.to_str().ok()).map(String::from).collect(),
+        extra,
+    })
+}
+
 fn verb(request: &Request) -> String {
     request.method.as_str().to_ascii_lowercase()
 }
@@ -361,6 +387,91 @@ impl<K: Eq + Hash, V: Clone> Cache<K, V> {
             cache.clear();
         }
         cache.insert(key, (value, until));
+    }
+}
+
+/// Upstream: `apiserver/pkg/endpoints/filters/metrics.go`.
+mod metrics {
+    use std::sync::LazyLock;
+    use std::time::Duration;
+
+    use prometheus::{
+        HistogramVec, IntCounterVec, exponential_buckets, histogram_opts, register_histogram_vec,
+        register_int_counter_vec,
+    };
+
+    struct Metrics {
+        users: IntCounterVec,
+        authentications: IntCounterVec,
+        authentication_seconds: HistogramVec,
+        authorizations: IntCounterVec,
+        authorization_seconds: HistogramVec,
+    }
+
+    static METRICS: LazyLock<Option<Metrics>> = LazyLock::new(|| {
+        let seconds = |name: &str, help: &str| {
+            let opts = histogram_opts!(name, help, exponential_buckets(0.001, 2.0, 15)?);
+            register_histogram_vec!(opts, &["result"])
+        };
+        let register = || -> prometheus::Result<Metrics> {
+            Ok(Metrics {
+                users: register_int_counter_vec!(
+                    "authenticated_user_requests",
+                    "[ALPHA] Counter of authenticated requests broken out by username.",
+                    &["username"]
+                )?,
+                authentications: register_int_counter_vec!(
+                    "authentication_attempts",
+                    "[ALPHA] Counter of authenticated attempts.",
+                    &["result"]
+                )?,
+                authentication_seconds: seconds(
+                    "authentication_duration_seconds",
+                    "[ALPHA] Authentication duration in seconds broken out by result.",
+                )?,
+                authorizations: register_int_counter_vec!(
+                    "authorization_attempts_total",
+                    "[ALPHA] Counter of authorization attempts broken down by result. It can be \
+                     either 'allowed', 'denied', 'no-opinion' or 'error'.",
+                    &["result"]
+                )?,
+                authorization_seconds: seconds(
+                    "authorization_duration_seconds",
+                    "[ALPHA] Authorization duration in seconds broken out by result.",
+                )?,
+            })
+        };
+        register().inspect_err(|error| log::error!("authentication: no metrics: {error}")).ok()
+    });
+
+    pub fn authenticated(user: Option<&str>, took: Duration) {
+        let Some(metrics) = METRICS.as_ref() else { return };
+        let result = if user.is_some() { "success" } else { "failure" };
+        metrics.authentications.with_label_values(&[result]).inc();
+        metrics.authentication_seconds.with_label_values(&[result]).observe(took.as_secs_f64());
+        if let Some(user) = user {
+            metrics.users.with_label_values(&[category(user)]).inc();
+        }
+    }
+
+    pub fn authorized(allowed: bool, took: Duration) {
+        let Some(metrics) = METRICS.as_ref() else { return };
+        let result = if allowed { "allowed" } else { "no-opinion" };
+        metrics.authorizations.with_label_values(&[result]).inc();
+        metrics.authorization_seconds.with_label_values(&[result]).observe(took.as_secs_f64());
+    }
+
+    /// Few values, and nobody's name. Upstream: `compressUsername`.
+    fn category(user: &str) -> &str {
+        match user {
+            "admin"
+            | "client"
+            | "kube_proxy"
+            | "kubelet"
+            | "system:serviceaccount:kube-system:default" => user,
+            _ if user.contains('@') => "email_id",
+            _ => "other",
+        }
     }
 }
 
@@ -425,10 +536,8 @@ mod tests {
         }
     }
 
-    fn filter(clients: &Authority, proxies: &Authority) -> (Arc<Fake>, Arc<FakeClock>, Handler) {
-        let fake = Arc::new(Fake::default());
-        let clock = FakeClock::new(Timestamp::from_secs(1_800_000_000));
-        let config = AuthConfig {
+    fn trust(clients: &Authority, proxies: &Authority) -> Trust {
+        Trust {
             client_ca: Some(clients.authorities()),
             request_header: RequestHeader {
                 ca: Some(proxies.authorities()),
@@ -436,14 +545,26 @@ mod tests {
                 username_headers: vec!["x-remote-user".into()],
                 ..RequestHeader::default()
             },
+        }
+    }
+
+    fn filter(clients: &Authority, proxies: &Authority) -> (Arc<Fake>, Arc<FakeClock>, Handler) {
+        let (fake, clock, auth) = auth(clients, proxies);
+        (fake, clock, auth.wrap(handler(|_| Response::text(200, "ok"))))
+    }
+
+    fn auth(clients: &Authority, proxies: &Authority) -> (Arc<Fake>, Arc<FakeClock>, Arc<Auth>) {
+        let fake = Arc::new(Fake::default());
+        let clock = FakeClock::new(Timestamp::from_secs(1_800_000_000));
+        let config = AuthConfig {
+            trust: trust(clients, proxies),
             reviewer: fake.clone(),
             token_ttl: Duration::from_secs(10),
             authorized_ttl: Duration::from_secs(10),
             unauthorized_ttl: Duration::from_secs(10),
             always_allow: vec!["/healthz".into()],
         };
-        let inner = handler(|_| Response::text(200, "ok"));
-        (fake, clock.clone(), Auth::new(config, clock as Arc<dyn Clock>).wrap(inner))
+        (fake, clock.clone(), Auth::new(config, clock as Arc<dyn Clock>))
     }
 
     #[test]
@@ -483,6 +604,19 @@ mod tests {
             body["message"],
             "forbidden: User \"system:anonymous\" cannot get path \"/metrics\""
         );
+    }
+
+    #[test]
+    fn authorities_may_change_while_serving() {
+        let (old, new, proxies) = (authority(), authority(), authority());
+        let (_, _, auth) = auth(&old, &proxies);
+        let filter = auth.clone().wrap(handler(|_| Response::text(200, "ok")));
+        let ask =
+            |peer: Chain| block_on(filter(Request { peer, ..Request::get("/configz") })).status;
+        let root = |authority: &Authority| authority.sign("root", "system:masters");
+        assert_eq!((ask(root(&old)), ask(root(&new))), (200, 403));
+        auth.set_trust(trust(&new, &proxies));
+        assert_eq!((ask(root(&old)), ask(root(&new))), (403, 200));
     }
 
     #[test]
