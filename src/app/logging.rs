@@ -93,9 +93,9 @@ struct Klog {
 
 impl Klog {
     fn passes(&self, record: &Record<'_>) -> bool {
-        let (stem, _) = file(record);
+        let name = module(record);
         let modules = &self.verbosity.modules;
-        let module = modules.iter().find(|(pattern, _)| glob(pattern, &stem));
+        let module = modules.iter().find(|(pattern, _)| glob(pattern, name));
         let verbosity = module.map_or_else(|| self.verbosity.get(), |(_, v)| *v);
         let ours = record.target().starts_with(env!("CARGO_CRATE_NAME"));
         let most = match ours || verbosity >= OTHERS {
@@ -126,10 +126,16 @@ impl Log for Klog {
     }
 }
 
-/// The file's name without and with what follows its dot.
-fn file(record: &Record<'_>) -> (String, String) {
-    let name = record.file().unwrap_or("-").rsplit('/').next().unwrap_or("-");
-    (name.trim_end_matches(".rs").into(), name.into())
+/// The file's name.
+fn file<'a>(record: &Record<'a>) -> &'a str {
+    record.file().unwrap_or("-").rsplit('/').next().unwrap_or("-")
+}
+
+/// What `--vmodule` calls a file: its name without `.rs`, or its folder's where it is `mod.rs`.
+fn module<'a>(record: &Record<'a>) -> &'a str {
+    let path = record.file().unwrap_or("-");
+    let path = path.strip_suffix("/mod.rs").unwrap_or(path);
+    path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs")
 }
 
 /// `I1121 05:02:33.123456       1 file.rs:10] message`, in UTC.
@@ -141,12 +147,12 @@ fn text_line(now: Timestamp, record: &Record<'_>) -> String {
     };
     let time = now.to_jiff().strftime("%m%d %H:%M:%S%.6f").to_string();
     let (pid, line) = (std::process::id(), record.line().unwrap_or_default());
-    format!("{letter}{time} {pid:>7} {}:{line}] {}", file(record).1, record.args())
+    format!("{letter}{time} {pid:>7} {}:{line}] {}", file(record), record.args())
 }
 
 /// Upstream: `component-base/logs/json`.
 fn json_line(now: Timestamp, record: &Record<'_>) -> String {
-    let caller = format!("{}:{}", file(record).1, record.line().unwrap_or_default());
+    let caller = format!("{}:{}", file(record), record.line().unwrap_or_default());
     let mut line = serde_json::json!({
         "ts": now.as_micros() as f64 / 1000.0,
         "caller": caller,
@@ -213,6 +219,7 @@ mod tests {
         assert!(!passes("src/job.rs", "kube_controller_manager::x", Level::Debug));
         assert!(passes("src/job.rs", "kube_controller_manager::x", Level::Info));
         assert!(!passes("src/conn.rs", "rustls::conn", Level::Info));
+        assert!(passes("src/gc/mod.rs", "kube_controller_manager::x", Level::Debug));
         assert_eq!(verbosity.most(), LevelFilter::Debug);
         verbosity.general.store(6, Ordering::Relaxed);
         assert!(passes("src/job.rs", "kube_controller_manager::x", Level::Trace));

@@ -92,7 +92,10 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         qps: options.kube_api_qps,
         burst: options.kube_api_burst,
     };
-    let connection = connect(&target).map_err(|error| vec![error])?;
+    let connection = connect(&target).map_err(|error| match options.kubeconfig.as_str() {
+        "" => vec![error],
+        _ => vec![format!("--kubeconfig: {error}")],
+    })?;
 
     let health = HealthChecks::new();
     let checked = |name: &str| {

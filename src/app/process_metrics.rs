@@ -38,9 +38,9 @@ pub struct Reading {
     pub virtual_bytes: f64,
     pub threads: f64,
     pub open_fds: f64,
-    /// The limit of open files; infinite where there is none.
+    /// The limit of open files; the most that 64 bits hold where there is none.
     pub max_fds: f64,
-    /// The limit of virtual memory; infinite where there is none.
+    /// The limit of virtual memory; the same.
     pub virtual_max_bytes: f64,
 }
 
@@ -125,7 +125,8 @@ fn limits(text: &str) -> (f64, f64) {
     let soft = |name: &str| -> f64 {
         let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
         match line.split_whitespace().next() {
-            Some("unlimited") => f64::INFINITY,
+            // As Go's collector shows it.
+            Some("unlimited") => u64::MAX as f64,
             other => other.and_then(|text| text.parse().ok()).unwrap_or_default(),
         }
     };
@@ -158,6 +159,6 @@ mod tests {
         let text = "Limit                     Soft Limit           Hard Limit           Units\n\
                     Max open files            1024                 524288               files\n\
                     Max address space         unlimited            unlimited            bytes\n";
-        assert_eq!(limits(text), (1024.0, f64::INFINITY));
+        assert_eq!(limits(text), (1024.0, u64::MAX as f64));
     }
 }

@@ -151,14 +151,16 @@ struct Certificates {
 impl Certificates {
     fn load(options: &TlsOptions, provider: &CryptoProvider) -> Result<Loaded, String> {
         let default = match &options.files {
-            Some((cert, key)) => load(cert, key, provider)?,
+            Some((cert, key)) => load(cert, key, provider)
+                .map_err(|error| format!("--tls-cert-file, --tls-private-key-file: {error}"))?,
             None => {
                 let (cert, key) = self_signed(options.address)?;
                 certified(&cert, &key, provider)?
             }
         };
         let named = options.named.iter().map(|(cert, key, names)| {
-            let loaded = load(cert, key, provider)?;
+            let loaded = load(cert, key, provider)
+                .map_err(|error| format!("--tls-sni-cert-key: {error}"))?;
             let names = match names.is_empty() {
                 true => own_names(&loaded.cert[0]),
                 false => names.iter().map(|name| name.to_ascii_lowercase()).collect(),
@@ -396,7 +398,7 @@ mod tests {
     fn a_file_that_is_not_there_is_named() {
         let files = Some((PathBuf::from("/nowhere/tls.crt"), PathBuf::from("/nowhere/tls.key")));
         let error = Tls::new(TlsOptions { files, ..TlsOptions::default() }).err();
-        assert!(error.is_some_and(|error| error.starts_with("/nowhere/tls.crt: ")));
+        assert!(error.is_some_and(|error| error.contains("file: /nowhere/tls.crt: ")));
     }
 
     /// A folder of this test's own, gone with it.
