@@ -108,9 +108,12 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     let second = migration.as_ref().map(|_| checked(MIGRATION_CHECK));
     let (serving, tasks) = (StopToken::new(), TaskGroup::new());
     let routes = serving::routes(&options, migration.as_ref(), &health, &verbosity, &clock);
-    serving::serve(&options, &routes, connect, clock.clone(), &tasks, &serving)
-        .await
-        .map_err(|error| vec![error])?;
+    let served = serving::serve(&options, &routes, connect, clock.clone(), &tasks, &serving);
+    // It asks the API server, which may be silent.
+    match stop.unless_stopped(served).await {
+        Some(served) => served.map_err(|error| vec![error])?,
+        None => return Ok(()),
+    }
 
     let client = connection.client(&user_agent("leader-election"));
     let started = Started {

@@ -37,7 +37,8 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
     match options.version.0.as_str() {
         version @ ("true" | "raw") => Ok(Command::Version(version.into())),
         _ if !normal.positional.is_empty() => {
-            Err(format!("{PROGRAM:?} does not take any arguments, got {:?}", normal.positional))
+            let shown: Vec<_> = normal.positional.iter().map(|arg| format!("{arg:?}")).collect();
+            Err(format!("{PROGRAM:?} does not take any arguments, got [{}]", shown.join(" ")))
         }
         _ => Ok(Command::Run(options)),
     }
@@ -187,7 +188,10 @@ mod tests {
             (&["-leader-elect"], "unknown shorthand flag: 'l' in -leader-elect"),
             (&["--cluster-name"], "flag needs an argument: --cluster-name"),
             (&["--=1"], "bad flag syntax: --=1"),
-            (&["a"], "\"kube-controller-manager\" does not take any arguments, got [\"a\"]"),
+            (
+                &["a", "b"],
+                "\"kube-controller-manager\" does not take any arguments, got [\"a\" \"b\"]",
+            ),
             (
                 &["--leader-elect", "false"],
                 "\"kube-controller-manager\" does not take any arguments, got [\"false\"]",

@@ -137,6 +137,12 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
             format!("--tls-cipher-suites: cipher suite {suite} not supported or doesn't exist"),
         );
     }
+    for path in &o.authorization_always_allow_paths {
+        refuse(
+            path.trim_end_matches('*').contains('*') || path.ends_with("**"),
+            format!("--authorization-always-allow-paths: only trailing * allowed in {path:?}"),
+        );
+    }
     for (flag, values) in [
         ("requestheader-username-headers", &o.requestheader_username_headers),
         ("requestheader-group-headers", &o.requestheader_group_headers),
@@ -444,6 +450,10 @@ mod tests {
             (
                 |o| o.tls_cipher_suites.push("X".into()),
                 "--tls-cipher-suites: cipher suite X not supported or doesn't exist",
+            ),
+            (
+                |o| o.authorization_always_allow_paths = vec!["/ok*".into(), "/a*b".into()],
+                "--authorization-always-allow-paths: only trailing * allowed in \"/a*b\"",
             ),
             (
                 |o| o.emulated_version = vec!["1.30".into()],

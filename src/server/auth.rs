@@ -50,6 +50,8 @@ impl User {
 
 /// Asks the API server. Errors are for the log.
 pub trait Reviewer: Send + Sync {
+    /// Whether there is anybody to ask about tokens.
+    fn knows_tokens(&self) -> bool;
     /// `None`: the token is nobody's.
     fn token(&self, token: &str) -> Boxed<Result<Option<User>, String>>;
     fn access(&self, user: &User, verb: &str, path: &str) -> Boxed<Result<bool, String>>;
@@ -65,13 +67,17 @@ const ACCESS_REVIEW: ResourceType = ResourceType::fixed(
     false,
 );
 
-/// Reviews by a kube-apiserver. A side without a client says no.
+/// Reviews by a kube-apiserver. Without a client there is nobody to ask about tokens, and no access.
 pub struct ApiReviewer {
     pub authentication: Option<Client>,
     pub authorization: Option<Client>,
 }
 
 impl Reviewer for ApiReviewer {
+    fn knows_tokens(&self) -> bool {
+        self.authentication.is_some()
+    }
+
     fn token(&self, token: &str) -> Boxed<Result<Option<User>, String>> {
         let body = json!({
             "apiVersion": TOKEN_REVIEW.api_version(), "kind": "TokenReview",
@@ -257,17 +263,21 @@ impl Auth {
         ))
     }
 
-    /// Who asks. `None`: credentials that are no good.
+    /// Who asks. `None`: credentials that are no good. Any good one is enough; who has none at all
+    /// is anonymous.
     async fn authenticate(&self, request: &Request) -> Option<User> {
         let (now, chain) = (self.clock.now(), &request.peer);
+        let mut faults = Vec::new();
         if !chain.is_empty() {
             let trust = self.trust();
-            if let Some(user) = proxied(&trust.request_header, request, now) {
-                return Some(user.authenticated());
+            match proxied(&trust.request_header, request, now) {
+                Ok(Some(user)) => return Some(user.authenticated()),
+                Ok(None) => (),
+                Err(fault) => faults.push(fault),
             }
             match trust.client_ca.as_ref().map(|ca| ca.user(chain, now)) {
                 Some(Ok(user)) if !user.name.is_empty() => return Some(user.authenticated()),
-                Some(Err(error)) => log::debug!("client certificate refused: {error}"),
+                Some(Err(fault)) => faults.push(fault),
                 _ => (),
             }
         }
@@ -275,9 +285,19 @@ impl Auth {
             let (scheme, token) = value.trim().split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
         });
-        let Some(token) = bearer.filter(|token| !token.is_empty()) else {
-            return Some(User::anonymous());
-        };
+        // Where nobody can judge tokens, one is as good as none.
+        let token = bearer.filter(|token| !token.is_empty() && self.config.reviewer.knows_tokens());
+        match token {
+            Some(token) => self.owner(token).await,
+            None if faults.is_empty() => Some(User::anonymous()),
+            None => {
+                log::error!("Unable to authenticate the request: {}", faults.join(", "));
+                None
+            }
+        }
+    }
+
+    async fn owner(&self, token: &str) -> Option<User> {
         let key: [u8; 32] = Sha256::digest(token.as_bytes()).into();
         if let Some(known) = self.tokens.get(&key, self.clock.monotonic()) {
             return known;
@@ -298,9 +318,10 @@ impl Auth {
 
     async fn authorize(&self, user: &User, request: &Request) -> bool {
         let path = &request.path;
-        let allowed = |rule: &String| match rule.strip_suffix('*') {
-            Some(start) => path.starts_with(start),
-            None => path.trim_start_matches('/') == rule.trim_start_matches('/'),
+        let bare = |path: &str| path.strip_prefix('/').unwrap_or(path).to_string();
+        let allowed = |rule: &String| match bare(rule).strip_suffix('*') {
+            Some(start) => bare(path).starts_with(start),
+            None => bare(path) == bare(rule),
         };
         if self.config.always_allow.iter().any(allowed)
             || user.groups.iter().any(|group| group == "system:masters")
@@ -328,14 +349,22 @@ impl Auth {
     }
 }
 
-/// The user whom a trusted proxy names.
-fn proxied(config: &RequestHeader, request: &Request, now: Timestamp) -> Option<User> {
-    let names = |header: &String| request.header(header).filter(|name| !name.is_empty());
-    let name = config.username_headers.iter().find_map(names)?;
-    let proxy = config.ca.as_ref()?.user(&request.peer, now).ok()?;
-    if !config.allowed_names.is_empty() && !config.allowed_names.contains(&proxy.name) {
-        return None;
+/// The user whom a trusted proxy names. `Err`: the certificate is no trusted proxy's.
+fn proxied(
+    config: &RequestHeader,
+    request: &Request,
+    now: Timestamp,
+) -> Result<Option<User>, String> {
+    let Some(ca) = &config.ca else { return Ok(None) };
+    let proxy = ca.user(&request.peer, now)?.name;
+    if !config.allowed_names.is_empty() && !config.allowed_names.contains(&proxy) {
+        let allowed = &config.allowed_names;
+        return Err(format!(
+            "x509: subject with cn={proxy} is not in the allowed list: {allowed:?}"
+        ));
     }
+    let names = |header: &String| request.header(header).filter(|name| !name.is_empty());
+    let Some(name) = config.username_headers.iter().find_map(names) else { return Ok(None) };
     let groups = config.group_headers.iter().flat_map(|header| request.headers.get_all(header));
     let mut extra: Vec<(String, Vec<String>)> = Vec::new();
     for (header, value) in &request.headers {
@@ -349,12 +378,12 @@ fn proxied(config: &RequestHeader, request: &Request, now: Timestamp) -> Option<
             None => extra.push((key, vec![value.into()])),
         }
     }
-    Some(User {
+    Ok(Some(User {
         name: name.into(),
         uid: config.uid_headers.iter().find_map(names).unwrap_or_default().into(),
         groups: groups.filter_map(|value| value.to_str().ok()).map(String::from).collect(),
         extra,
-    })
+    }))
 }
 
 fn verb(request: &Request) -> String {
@@ -477,7 +506,7 @@ mod metrics {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use futures_lite::future::block_on;
     use hyper::header::HeaderValue;
@@ -490,9 +519,13 @@ mod tests {
     #[derive(Default)]
     struct Fake {
         asked: AtomicUsize,
+        silent: AtomicBool,
     }
 
     impl Reviewer for Fake {
+        fn knows_tokens(&self) -> bool {
+            !self.silent.load(Ordering::SeqCst)
+        }
         fn token(&self, token: &str) -> Boxed<Result<Option<User>, String>> {
             self.asked.fetch_add(1, Ordering::SeqCst);
             let user = match token {
@@ -562,7 +595,7 @@ mod tests {
             token_ttl: Duration::from_secs(10),
             authorized_ttl: Duration::from_secs(10),
             unauthorized_ttl: Duration::from_secs(10),
-            always_allow: vec!["/healthz".into()],
+            always_allow: vec!["/healthz".into(), "open*".into()],
         };
         (fake, clock.clone(), Auth::new(config, clock as Arc<dyn Clock>))
     }
@@ -589,10 +622,16 @@ mod tests {
             ("/healthz", Some((auth, "Bearer away")), nobody(), 401),
             ("/metrics", None, clients.sign("ada", "x"), 200),
             ("/configz", None, clients.sign("root", "system:masters"), 200),
-            ("/configz", None, authority().sign("root", "system:masters"), 403),
+            ("/configz", None, authority().sign("root", "system:masters"), 401),
+            ("/healthz", None, authority().sign("root", "system:masters"), 401),
+            ("/metrics", Some((auth, "Bearer good")), authority().sign("root", ""), 200),
             ("/metrics", Some(("X-Remote-User", "ada")), proxy.clone(), 200),
             ("/metrics", Some(("X-Remote-User", "bob")), proxy, 403),
-            ("/metrics", Some(("X-Remote-User", "ada")), proxies.sign("other", ""), 403),
+            ("/metrics", Some(("X-Remote-User", "ada")), proxies.sign("other", ""), 401),
+            ("/metrics", Some(("X-Remote-User", "ada")), clients.sign("bob", ""), 403),
+            ("/open", None, nobody(), 200),
+            ("/openly/more", None, nobody(), 200),
+            ("/ope", None, nobody(), 403),
         ];
         for (path, header, chain, status) in table {
             let response = ask(path, header, chain);
@@ -614,9 +653,9 @@ mod tests {
         let ask =
             |peer: Chain| block_on(filter(Request { peer, ..Request::get("/configz") })).status;
         let root = |authority: &Authority| authority.sign("root", "system:masters");
-        assert_eq!((ask(root(&old)), ask(root(&new))), (200, 403));
+        assert_eq!((ask(root(&old)), ask(root(&new))), (200, 401));
         auth.set_trust(trust(&new, &proxies));
-        assert_eq!((ask(root(&old)), ask(root(&new))), (403, 200));
+        assert_eq!((ask(root(&old)), ask(root(&new))), (401, 200));
     }
 
     #[test]
@@ -633,5 +672,7 @@ mod tests {
         clock.advance(Duration::from_secs(10));
         assert_eq!(ask(), 200);
         assert_eq!(fake.asked.load(Ordering::SeqCst), 2);
+        fake.silent.store(true, Ordering::SeqCst);
+        assert_eq!(ask(), 403, "with nobody to ask, who has a token is anonymous");
     }
 }
