@@ -40,16 +40,56 @@ impl Gates {
     pub(super) fn problems(&self) -> Vec<String> {
         let problem = |(name, on): &(String, bool)| match group_of(name) {
             _ if matches!(name.as_str(), "AllAlpha" | "AllBeta") => None,
-            None => Some(format!("unrecognized feature gate: {name}")),
+            None => Some(format!("--feature-gates: unrecognized feature gate: {name}")),
             Some(group) if group.locked && group.default != *on => Some(format!(
-                "cannot set feature gate {name} to {on}, feature is locked to {}",
+                "--feature-gates: cannot set feature gate {name} to {on}, feature is locked to {}",
                 group.default
             )),
             Some(_) => None,
         };
-        self.0.iter().filter_map(problem).collect()
+        let mut problems: Vec<String> = self.0.iter().filter_map(problem).collect();
+        for (gate, needed) in DEPENDENCIES.iter().filter(|(gate, _)| self.enabled(gate)) {
+            let off: Vec<&str> =
+                needed.iter().copied().filter(|gate| !self.enabled(gate)).collect();
+            if !off.is_empty() {
+                let off = off.join(" ");
+                problems.push(format!(
+                    "--feature-gates: {gate} is enabled, but depends on features that are \
+                     disabled: [{off}]"
+                ));
+            }
+        }
+        problems
     }
 }
+
+/// What a gate needs to be on, where that can be off. Sorted.
+/// Upstream: `defaultKubernetesFeatureGateDependencies`.
+const DEPENDENCIES: &[(&str, &[&str])] = &[
+    ("ClusterTrustBundleProjection", &["ClusterTrustBundle"]),
+    ("DRADeviceBindingConditions", &["DRAResourceClaimDeviceStatus"]),
+    ("DRADeviceTaintRules", &["DRADeviceTaints"]),
+    ("DRAResourceClaimGranularStatusAuthorization", &["DRAResourceClaimDeviceStatus"]),
+    ("DRAWorkloadResourceClaims", &["GenericWorkload"]),
+    ("ExtendWebSocketsToKubelet", &["NodeDeclaredFeatures"]),
+    ("GangScheduling", &["GenericWorkload"]),
+    ("GracefulNodeShutdownBasedOnPodPriority", &["GracefulNodeShutdown"]),
+    ("InPlacePodLevelResourcesVerticalScaling", &["PodLevelResources", "NodeDeclaredFeatures"]),
+    ("InPlacePodVerticalScalingInitContainers", &["NodeDeclaredFeatures"]),
+    ("MatchLabelKeysInPodTopologySpreadSelectorMerge", &["MatchLabelKeysInPodTopologySpread"]),
+    ("PodLevelResourceManagers", &["PodLevelResources"]),
+    ("ResourceHealthStatusMessage", &["ResourceHealthStatus"]),
+    ("RestartAllContainersOnContainerExits", &["ContainerRestartRules", "NodeDeclaredFeatures"]),
+    ("StaleControllerConsistencyDaemonSet", &["AtomicFIFO"]),
+    ("StaleControllerConsistencyJob", &["AtomicFIFO"]),
+    ("StaleControllerConsistencyReplicaSet", &["AtomicFIFO"]),
+    ("StaleControllerConsistencyStatefulSet", &["AtomicFIFO"]),
+    ("TopologyAwareWorkloadScheduling", &["GenericWorkload"]),
+    ("UserNamespacesHostNetworkSupport", &["NodeDeclaredFeatures"]),
+    ("WindowsGracefulNodeShutdown", &["GracefulNodeShutdown"]),
+    ("WorkloadAwarePreemption", &["GangScheduling"]),
+    ("WorkloadWithJob", &["GenericWorkload"]),
+];
 
 impl Gates {
     /// What the log is told about gates that were given, a line each.
@@ -303,10 +343,14 @@ pub const GROUPS: &[Group] = &[
         stage: Stage::Deprecated,
         default: true,
         locked: true,
+        names: &["AggregatedDiscoveryRemoveBetaType", "DisableNodeKubeProxyVersion"],
+    },
+    Group {
+        stage: Stage::Deprecated,
+        default: false,
+        locked: true,
         names: &[
-            "AggregatedDiscoveryRemoveBetaType",
             "AllowOverwriteTerminationGracePeriodSeconds",
-            "DisableNodeKubeProxyVersion",
             "GitRepoVolumeDriver",
             "SeparateCacheWatchRPC",
         ],
@@ -317,8 +361,9 @@ pub const GROUPS: &[Group] = &[
         locked: false,
         names: &[
             "AllowServiceExternalIPs",
-            "CPUCFSQuotaPeriod",
+            "CustomCPUCFSQuotaPeriod",
             "DRAPrioritizedList",
+            "InformerResourceVersion",
             "MutatingAdmissionPolicy",
         ],
     },
@@ -346,6 +391,7 @@ pub const GROUPS: &[Group] = &[
             "ExternalServiceAccountTokenSigner",
             "ImageMaximumGCAge",
             "ImageVolume",
+            "InOrderInformers",
             "InPlacePodVerticalScaling",
             "JobBackoffLimitPerIndex",
             "JobManagedBy",
@@ -435,6 +481,30 @@ mod tests {
     }
 
     #[test]
+    fn a_gate_needs_those_it_builds_upon() {
+        let problems = |given: &[(&str, bool)]| gates(given).problems();
+        assert_eq!(
+            problems(&[("WorkloadAwarePreemption", true), ("PodLevelResources", false)]),
+            [
+                "--feature-gates: InPlacePodLevelResourcesVerticalScaling is enabled, but depends \
+                 on features that are disabled: [PodLevelResources]",
+                "--feature-gates: WorkloadAwarePreemption is enabled, but depends on features that \
+                 are disabled: [GangScheduling]",
+            ]
+        );
+        let none: &[String] = &[];
+        for all in ["AllAlpha", "AllBeta"] {
+            assert_eq!(problems(&[(all, true)]), none);
+            assert_eq!(problems(&[(all, false)]), none);
+        }
+        assert!(DEPENDENCIES.is_sorted());
+        let names = DEPENDENCIES.iter().flat_map(|(gate, needed)| [&[*gate][..], needed].concat());
+        for name in names {
+            assert!(group_of(name).is_some_and(|group| !group.locked), "{name}");
+        }
+    }
+
+    #[test]
     fn gates_that_will_go_are_warned_of() {
         let gates = gates(&[("DRAPrioritizedList", true), ("KMSv1", true), ("AtomicFIFO", true)]);
         let told = gates.warnings();
@@ -445,13 +515,18 @@ mod tests {
 
     #[test]
     fn unknown_and_locked_gates_are_refused() {
-        let gates =
-            gates(&[("Nope", true), ("DynamicResourceAllocation", false), ("AllBeta", true)]);
+        let gates = gates(&[
+            ("Nope", true),
+            ("DynamicResourceAllocation", false),
+            ("InOrderInformers", true),
+            ("GitRepoVolumeDriver", false),
+            ("AllBeta", true),
+        ]);
         assert_eq!(
             gates.problems(),
             [
-                "unrecognized feature gate: Nope",
-                "cannot set feature gate DynamicResourceAllocation to false, feature is locked to true",
+                "--feature-gates: unrecognized feature gate: Nope",
+                "--feature-gates: cannot set feature gate DynamicResourceAllocation to false, feature is locked to true",
             ]
         );
     }

@@ -442,7 +442,10 @@ mod tests {
                 "--leader-elect-renew-deadline must be greater than \
                  --leader-elect-retry-period*1.2",
             ),
-            (|o| o.feature_gates.0.push(("Nope".into(), true)), "unrecognized feature gate: Nope"),
+            (
+                |o| o.feature_gates.0.push(("Nope".into(), true)),
+                "--feature-gates: unrecognized feature gate: Nope",
+            ),
             (
                 |o| o.cluster_signing_legacy_unknown_key_file = "k".into(),
                 "--cluster-signing-legacy-unknown-{cert,key}-file: cannot specify key without cert",
