@@ -95,19 +95,37 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
     }
     stop.stopped().await;
 
+    let waiting = tell_who_still_runs(&running, options, clock);
     let ended = within(clock, options.controller_shutdown_timeout, async {
         tasks.join().await;
         log::info!("All controllers terminated");
         context.shutdown_events().await;
         factory.shutdown().await;
     });
-    if ended.await.is_some() {
+    if ended.or(waiting).await.is_some() {
         return Ok(());
     }
     let running = running.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let timeout = show_duration(options.controller_shutdown_timeout);
     log::info!("Controller shutdown timeout {timeout} reached, still running: {running:?}");
     Err("controller shutdown timeout reached".into())
+}
+
+/// Tells now and then which controllers have not ended yet, for ever.
+async fn tell_who_still_runs<T>(
+    running: &Mutex<BTreeSet<&'static str>>,
+    options: &Options,
+    clock: &SharedClock,
+) -> T {
+    let period = match options.controller_shutdown_timeout / 3 {
+        Duration::ZERO => Duration::from_secs(5),
+        third => third,
+    };
+    loop {
+        clock.sleep(period).await;
+        let running = running.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        log::info!("Still waiting for some controllers to terminate: {running:?}");
+    }
 }
 
 async fn wait_for_api_server(

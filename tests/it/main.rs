@@ -17,4 +17,5 @@ mod quota;
 mod real;
 mod resync;
 mod servicecidrs;
+mod serving;
 mod ttl;
