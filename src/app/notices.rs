@@ -32,10 +32,6 @@ pub fn of(o: &Options) -> Vec<String> {
             .into(),
     );
     tell(
-        o.permit_port_sharing,
-        "--permit-port-sharing has no effect in this build: the port is ours alone".into(),
-    );
-    tell(
         o.contention_profiling,
         "--contention-profiling has no effect in this build: it records no profiles".into(),
     );
@@ -73,7 +69,7 @@ mod tests {
                 "feature gate CoordinatedLeaderElection is on",
             ),
             (|o| o.emulated_version = vec!["kube=1.35".into()], "--emulated-version=1.35 "),
-            (|o| o.permit_port_sharing = true, "--permit-port-sharing "),
+            (|o| o.contention_profiling = true, "--contention-profiling "),
         ];
         for (change, start) in table {
             assert!(told(*change).starts_with(start), "{}", told(*change));

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_std::net::TcpListener;
 use hyper::header::{CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};
+use rustix::net;
 use serde_json::Value;
 
 use super::configz;
@@ -30,6 +31,9 @@ const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "co
 
 /// How often the authorities of client certificates are read again.
 const RELOAD: Duration = Duration::from_secs(60);
+
+/// Connections that may wait to be accepted; as the standard library has it.
+const BACKLOG: i32 = 128;
 
 /// The most bytes that a value of a flag may have.
 const FLAG_BYTES: usize = 1024;
@@ -163,15 +167,31 @@ async fn listen(options: &Options) -> Result<TcpListener, String> {
         true => SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port),
         false => address,
     };
-    let listening = match TcpListener::bind(first).await {
+    let listening = match bind(first, options.permit_port_sharing).await {
         Err(error) if first != address && error.kind() != std::io::ErrorKind::AddrInUse => {
-            TcpListener::bind(address).await
+            bind(address, options.permit_port_sharing).await
         }
         other => other,
     };
     listening.map_err(|error| {
         format!("failed to create listener: failed to listen on {address} (--secure-port): {error}")
     })
+}
+
+/// `shared`: other processes that say so too may bind the same address.
+async fn bind(address: SocketAddr, shared: bool) -> std::io::Result<TcpListener> {
+    if !shared {
+        return TcpListener::bind(address).await;
+    }
+    let family =
+        if address.is_ipv4() { net::AddressFamily::INET } else { net::AddressFamily::INET6 };
+    let flags = net::SocketFlags::CLOEXEC;
+    let socket = net::socket_with(family, net::SocketType::STREAM, flags, None)?;
+    net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    net::sockopt::set_socket_reuseport(&socket, true)?;
+    net::bind(&socket, &address)?;
+    net::listen(&socket, BACKLOG)?;
+    Ok(std::net::TcpListener::from(socket).into())
 }
 
 fn tls_options(options: &Options) -> Result<TlsOptions, String> {
@@ -357,6 +377,16 @@ mod tests {
         let status = String::from_utf8(ask("/statusz").content().into()).expect("text");
         let paths = "Paths: /configz /flagz /healthz /livez /metrics /readyz /version\n";
         assert!(status.ends_with(paths), "{status}");
+    }
+
+    #[test]
+    fn a_port_is_shared_only_where_that_is_permitted() {
+        let any = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+        let listen = |address, shared| block_on(bind(address, shared));
+        let first = listen(any, true).expect("a port");
+        let address = first.local_addr().expect("its number");
+        assert!(listen(address, true).is_ok());
+        assert!(listen(address, false).is_err());
     }
 
     #[test]

@@ -199,6 +199,18 @@ fn served(debug: DebugHandler) -> Handler {
     })
 }
 
+/// When dropped, by a panic too, before the stop: the controller has failed.
+struct TellEnd {
+    failed: Arc<AtomicBool>,
+    stop: StopToken,
+}
+
+impl Drop for TellEnd {
+    fn drop(&mut self) {
+        self.failed.store(!self.stop.is_stopped(), Ordering::SeqCst);
+    }
+}
+
 /// A controller from its start, a jittered interval from now, to its end.
 fn run_one(
     controller: Controller,
@@ -224,10 +236,11 @@ fn run_one(
         log::info!("Controller starting: {name}");
         running.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
         RunningControllers::set(name, true);
-        controller.run(stop.clone()).await;
+        let ended = TellEnd { failed, stop: stop.clone() };
+        controller.run(stop).await;
+        drop(ended);
         running.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
         RunningControllers::set(name, false);
-        failed.store(!stop.is_stopped(), Ordering::SeqCst);
         log::info!("Controller terminated: {name}");
     }
 }
