@@ -60,10 +60,10 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
             refuse(true, problem);
         }
     }
-    for name in &o.controllers {
-        let name = name.strip_prefix('-').unwrap_or(name);
+    for item in o.controllers.iter().filter(|item| *item != "*") {
+        let name = item.strip_prefix('-').unwrap_or(item);
         refuse(
-            name != "*" && !known_controller(name),
+            !known_controller(name),
             format!("--controllers: {name:?} is not in the list of known controllers"),
         );
     }
@@ -405,6 +405,10 @@ mod tests {
             (
                 |o| o.controllers = vec!["*".into(), "-nope".into(), "deployment".into()],
                 "--controllers: \"nope\" is not in the list of known controllers",
+            ),
+            (
+                |o| o.controllers = vec!["*".into(), "-*".into()],
+                "--controllers: \"*\" is not in the list of known controllers",
             ),
             (
                 |o| o.concurrent_deployment_syncs = 0,
