@@ -153,6 +153,19 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
         let empty = values.iter().any(|value| value.trim().is_empty());
         refuse(empty, format!("--{flag}: empty value"));
     }
+    let uid_headers = &o.requestheader_uid_headers;
+    refuse(
+        !uid_headers.is_empty() && !o.feature_gates.enabled("RemoteRequestHeaderUID"),
+        "--requestheader-uid-headers requires the \"RemoteRequestHeaderUID\" feature to be enabled"
+            .into(),
+    );
+    refuse(
+        !uid_headers.is_empty()
+            && !uid_headers.iter().any(|header| header.eq_ignore_ascii_case("X-Remote-Uid")),
+        "--requestheader-uid-headers is set without specifying the standard X-Remote-Uid header - \
+         API aggregation will not work"
+            .into(),
+    );
 
     let cidrs: Vec<&str> = o.cluster_cidr.split(',').filter(|cidr| !cidr.is_empty()).collect();
     if o.allocate_node_cidrs {
@@ -457,6 +470,11 @@ mod tests {
             (
                 |o| o.tls_cipher_suites.push("X".into()),
                 "--tls-cipher-suites: cipher suite X not supported or doesn't exist",
+            ),
+            (
+                |o| o.requestheader_uid_headers = vec!["X-Uid".into()],
+                "--requestheader-uid-headers is set without specifying the standard X-Remote-Uid \
+                 header - API aggregation will not work",
             ),
             (
                 |o| o.authorization_always_allow_paths = vec!["/ok*".into(), "/a*b".into()],
