@@ -1,106 +1,256 @@
 //! /configz: the flags in the shape of `KubeControllerManagerConfiguration`.
 //! Upstream: `kube-controller-manager/config/v1alpha1`.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
+use super::controllers::canonical;
+use super::leader_migration::LeaderMigration;
 use crate::options::{Options, show_duration};
 
-/// What is served under `/configz`.
-pub fn of(o: &Options) -> Value {
-    let configuration = json!({
-        "kind": "KubeControllerManagerConfiguration",
-        "apiVersion": "kubecontrollermanager.config.k8s.io/v1alpha1",
+/// What is served under `/configz`. `migration`: what `--enable-leader-migration` asks for.
+pub fn of(o: &Options, migration: Option<&LeaderMigration>) -> Value {
+    let mut configuration = serde_json::Map::new();
+    configuration.insert("kind".into(), "KubeControllerManagerConfiguration".into());
+    let version = "kubecontrollermanager.config.k8s.io/v1alpha1";
+    configuration.insert("apiVersion".into(), version.into());
+    for part in [shared(o, migration), volumes_and_certificates(o), controllers(o)] {
+        if let Value::Object(part) = part {
+            configuration.extend(part);
+        }
+    }
+    json!({ "kubecontrollermanager.config.k8s.io": configuration })
+}
+
+fn time(duration: Duration) -> String {
+    show_duration(duration)
+}
+
+/// The shortest number that reads as the same 32 bits: 0.55, not 0.550000011920929.
+fn short(number: f32) -> Value {
+    number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
+fn shared(o: &Options, migration: Option<&LeaderMigration>) -> Value {
+    json!({
         "Generic": {
             "Port": 0,
-            "Address": o.bind_address.to_string(),
-            "MinResyncPeriod": show_duration(o.min_resync_period),
+            // As upstream: what --bind-address says stands nowhere in the configuration.
+            "Address": "0.0.0.0",
+            "MinResyncPeriod": time(o.min_resync_period),
             "ClientConnection": {
                 "kubeconfig": o.kubeconfig,
                 "acceptContentTypes": "",
                 "contentType": o.kube_api_content_type,
-                "qps": o.kube_api_qps,
+                "qps": short(o.kube_api_qps),
                 "burst": o.kube_api_burst,
             },
-            "ControllerStartInterval": show_duration(o.controller_start_interval),
+            "ControllerStartInterval": time(o.controller_start_interval),
             "LeaderElection": {
                 "leaderElect": o.leader_elect,
-                "leaseDuration": show_duration(o.leader_elect_lease_duration),
-                "renewDeadline": show_duration(o.leader_elect_renew_deadline),
-                "retryPeriod": show_duration(o.leader_elect_retry_period),
+                "leaseDuration": time(o.leader_elect_lease_duration),
+                "renewDeadline": time(o.leader_elect_renew_deadline),
+                "retryPeriod": time(o.leader_elect_retry_period),
                 "resourceLock": o.leader_elect_resource_lock,
                 "resourceName": o.leader_elect_resource_name,
                 "resourceNamespace": o.leader_elect_resource_namespace,
             },
-            "Controllers": o.controllers,
+            "Controllers": canonical(&o.controllers),
             "Debugging": {
                 "enableProfiling": o.profiling,
                 "enableContentionProfiling": o.contention_profiling,
             },
             "LeaderMigrationEnabled": o.enable_leader_migration,
+            "LeaderMigration": match migration {
+                Some(migration) => migration.configz(),
+                None => json!({ "leaderName": "", "resourceLock": "", "controllerLeaders": null }),
+            },
         },
         "KubeCloudShared": {
             "CloudProvider": { "Name": o.cloud_provider, "CloudConfigFile": o.cloud_config },
             "ExternalCloudVolumePlugin": o.external_cloud_volume_plugin,
             "UseServiceAccountCredentials": o.use_service_account_credentials,
-            "RouteReconciliationPeriod": show_duration(o.route_reconciliation_period),
-            "NodeMonitorPeriod": show_duration(o.node_monitor_period),
+            "AllowUntaggedCloud": o.allow_untagged_cloud,
+            "RouteReconciliationPeriod": time(o.route_reconciliation_period),
+            "NodeMonitorPeriod": time(o.node_monitor_period),
             "ClusterName": o.cluster_name,
             "ClusterCIDR": o.cluster_cidr,
             "AllocateNodeCIDRs": o.allocate_node_cidrs,
             "CIDRAllocatorType": o.cidr_allocator_type,
             "ConfigureCloudRoutes": o.configure_cloud_routes,
+            "NodeSyncPeriod": time(o.node_sync_period),
         },
-        "DeploymentController": { "ConcurrentDeploymentSyncs": o.concurrent_deployment_syncs },
-        "ReplicaSetController": { "ConcurrentRSSyncs": o.concurrent_replicaset_syncs },
-        "ReplicationController": { "ConcurrentRCSyncs": o.concurrent_rc_syncs },
-        "StatefulSetController": { "ConcurrentStatefulSetSyncs": o.concurrent_statefulset_syncs },
-        "DaemonSetController": { "ConcurrentDaemonSetSyncs": o.concurrent_daemonset_syncs },
-        "JobController": { "ConcurrentJobSyncs": o.concurrent_job_syncs },
-        "CronJobController": { "ConcurrentCronJobSyncs": o.concurrent_cron_job_syncs },
-        "EndpointController": {
-            "ConcurrentEndpointSyncs": o.concurrent_endpoint_syncs,
-            "EndpointUpdatesBatchPeriod": show_duration(o.endpoint_updates_batch_period),
+        "ServiceController": { "ConcurrentServiceSyncs": o.concurrent_service_syncs },
+        "DeprecatedController": {},
+    })
+}
+
+fn volumes_and_certificates(o: &Options) -> Value {
+    let signer = |cert: &str, key: &str| json!({ "CertFile": cert, "KeyFile": key });
+    json!({
+        "AttachDetachController": {
+            "DisableAttachDetachReconcilerSync": o.disable_attach_detach_reconcile_sync,
+            "ReconcilerSyncLoopPeriod": time(o.attach_detach_reconcile_sync_period),
+            "disableForceDetachOnTimeout": o.disable_force_detach_on_timeout,
         },
-        "EndpointSliceController": {
-            "ConcurrentServiceEndpointSyncs": o.concurrent_service_endpoint_syncs,
-            "MaxEndpointsPerSlice": o.max_endpoints_per_slice,
-            "EndpointUpdatesBatchPeriod": show_duration(o.endpointslice_updates_batch_period),
+        "CSRSigningController": {
+            "ClusterSigningCertFile": o.cluster_signing_cert_file,
+            "ClusterSigningKeyFile": o.cluster_signing_key_file,
+            "KubeletServingSignerConfiguration": signer(
+                &o.cluster_signing_kubelet_serving_cert_file,
+                &o.cluster_signing_kubelet_serving_key_file,
+            ),
+            "KubeletClientSignerConfiguration": signer(
+                &o.cluster_signing_kubelet_client_cert_file,
+                &o.cluster_signing_kubelet_client_key_file,
+            ),
+            "KubeAPIServerClientSignerConfiguration": signer(
+                &o.cluster_signing_kube_apiserver_client_cert_file,
+                &o.cluster_signing_kube_apiserver_client_key_file,
+            ),
+            "LegacyUnknownSignerConfiguration": signer(
+                &o.cluster_signing_legacy_unknown_cert_file,
+                &o.cluster_signing_legacy_unknown_key_file,
+            ),
+            "ClusterSigningDuration": time(o.cluster_signing_duration),
         },
-        "GarbageCollectorController": {
-            "EnableGarbageCollector": o.enable_garbage_collector,
-            "ConcurrentGCSyncs": o.concurrent_gc_syncs,
+        "EphemeralVolumeController": {
+            "ConcurrentEphemeralVolumeSyncs": o.concurrent_ephemeralvolume_syncs,
         },
-        "NamespaceController": {
-            "NamespaceSyncPeriod": show_duration(o.namespace_sync_period),
-            "ConcurrentNamespaceSyncs": o.concurrent_namespace_syncs,
-        },
-        "NodeIPAMController": {
-            "ServiceCIDR": o.service_cluster_ip_range,
-            "NodeCIDRMaskSize": o.node_cidr_mask_size,
-            "NodeCIDRMaskSizeIPv4": o.node_cidr_mask_size_ipv4,
-            "NodeCIDRMaskSizeIPv6": o.node_cidr_mask_size_ipv6,
-        },
-        "NodeLifecycleController": {
-            "NodeEvictionRate": o.node_eviction_rate,
-            "SecondaryNodeEvictionRate": o.secondary_node_eviction_rate,
-            "NodeStartupGracePeriod": show_duration(o.node_startup_grace_period),
-            "NodeMonitorGracePeriod": show_duration(o.node_monitor_grace_period),
-            "LargeClusterSizeThreshold": o.large_cluster_size_threshold,
-            "UnhealthyZoneThreshold": o.unhealthy_zone_threshold,
-        },
-        "PodGCController": { "TerminatedPodGCThreshold": o.terminated_pod_gc_threshold },
-        "ResourceQuotaController": {
-            "ResourceQuotaSyncPeriod": show_duration(o.resource_quota_sync_period),
-            "ConcurrentResourceQuotaSyncs": o.concurrent_resource_quota_syncs,
+        "PersistentVolumeBinderController": {
+            "PVClaimBinderSyncPeriod": time(o.pvclaimbinder_sync_period),
+            "VolumeConfiguration": {
+                "EnableHostPathProvisioning": o.enable_hostpath_provisioner,
+                "EnableDynamicProvisioning": o.enable_dynamic_provisioning,
+                "PersistentVolumeRecyclerConfiguration": {
+                    "MaximumRetry": 3,
+                    "MinimumTimeoutNFS": o.pv_recycler_minimum_timeout_nfs,
+                    "PodTemplateFilePathNFS": o.pv_recycler_pod_template_filepath_nfs,
+                    "IncrementTimeoutNFS": o.pv_recycler_increment_timeout_nfs,
+                    "PodTemplateFilePathHostPath": o.pv_recycler_pod_template_filepath_hostpath,
+                    "MinimumTimeoutHostPath": o.pv_recycler_minimum_timeout_hostpath,
+                    "IncrementTimeoutHostPath": o.pv_recycler_timeout_increment_hostpath,
+                },
+                "FlexVolumePluginDir": o.flex_volume_plugin_dir,
+            },
         },
         "SAController": {
             "ServiceAccountKeyFile": o.service_account_private_key_file,
             "ConcurrentSATokenSyncs": o.concurrent_serviceaccount_token_syncs,
             "RootCAFile": o.root_ca_file,
         },
+        "LegacySATokenCleaner": {
+            "CleanUpPeriod": time(o.legacy_service_account_token_clean_up_period),
+        },
+    })
+}
+
+fn controllers(o: &Options) -> Value {
+    let (service, secondary) =
+        o.service_cluster_ip_range.split_once(',').unwrap_or((&o.service_cluster_ip_range, ""));
+    json!({
+        "DaemonSetController": { "ConcurrentDaemonSetSyncs": o.concurrent_daemonset_syncs },
+        "DeploymentController": { "ConcurrentDeploymentSyncs": o.concurrent_deployment_syncs },
+        "StatefulSetController": { "ConcurrentStatefulSetSyncs": o.concurrent_statefulset_syncs },
+        "ReplicaSetController": { "ConcurrentRSSyncs": o.concurrent_replicaset_syncs },
+        "ReplicationController": { "ConcurrentRCSyncs": o.concurrent_rc_syncs },
+        "JobController": { "ConcurrentJobSyncs": o.concurrent_job_syncs },
+        "CronJobController": { "ConcurrentCronJobSyncs": o.concurrent_cron_job_syncs },
         "TTLAfterFinishedController": {
             "ConcurrentTTLSyncs": o.concurrent_ttl_after_finished_syncs,
         },
-    });
-    json!({ "kubecontrollermanager.config.k8s.io": configuration })
+        "EndpointController": {
+            "ConcurrentEndpointSyncs": o.concurrent_endpoint_syncs,
+            "EndpointUpdatesBatchPeriod": time(o.endpoint_updates_batch_period),
+        },
+        "EndpointSliceController": {
+            "ConcurrentServiceEndpointSyncs": o.concurrent_service_endpoint_syncs,
+            "MaxEndpointsPerSlice": o.max_endpoints_per_slice,
+            "EndpointUpdatesBatchPeriod": time(o.endpointslice_updates_batch_period),
+        },
+        "EndpointSliceMirroringController": {
+            "MirroringConcurrentServiceEndpointSyncs":
+                o.mirroring_concurrent_service_endpoint_syncs,
+            "MirroringMaxEndpointsPerSubset": o.mirroring_max_endpoints_per_subset,
+            "MirroringEndpointUpdatesBatchPeriod":
+                time(o.mirroring_endpointslice_updates_batch_period),
+        },
+        "GarbageCollectorController": {
+            "EnableGarbageCollector": o.enable_garbage_collector,
+            "ConcurrentGCSyncs": o.concurrent_gc_syncs,
+            "GCIgnoredResources": [
+                { "Group": "", "Resource": "events" },
+                { "Group": "events.k8s.io", "Resource": "events" },
+            ],
+        },
+        "HPAController": {
+            "ConcurrentHorizontalPodAutoscalerSyncs": o.concurrent_horizontal_pod_autoscaler_syncs,
+            "HorizontalPodAutoscalerSyncPeriod": time(o.horizontal_pod_autoscaler_sync_period),
+            "HorizontalPodAutoscalerDownscaleStabilizationWindow":
+                time(o.horizontal_pod_autoscaler_downscale_stabilization),
+            "HorizontalPodAutoscalerTolerance": o.horizontal_pod_autoscaler_tolerance,
+            "HorizontalPodAutoscalerCPUInitializationPeriod":
+                time(o.horizontal_pod_autoscaler_cpu_initialization_period),
+            "HorizontalPodAutoscalerInitialReadinessDelay":
+                time(o.horizontal_pod_autoscaler_initial_readiness_delay),
+        },
+        "NamespaceController": {
+            "NamespaceSyncPeriod": time(o.namespace_sync_period),
+            "ConcurrentNamespaceSyncs": o.concurrent_namespace_syncs,
+        },
+        "NodeIPAMController": {
+            "ServiceCIDR": service,
+            "SecondaryServiceCIDR": secondary,
+            "NodeCIDRMaskSize": o.node_cidr_mask_size,
+            "NodeCIDRMaskSizeIPv4": o.node_cidr_mask_size_ipv4,
+            "NodeCIDRMaskSizeIPv6": o.node_cidr_mask_size_ipv6,
+        },
+        "NodeLifecycleController": {
+            "NodeEvictionRate": short(o.node_eviction_rate),
+            "SecondaryNodeEvictionRate": short(o.secondary_node_eviction_rate),
+            "NodeStartupGracePeriod": time(o.node_startup_grace_period),
+            "NodeMonitorGracePeriod": time(o.node_monitor_grace_period),
+            "PodEvictionTimeout": "0s",
+            "LargeClusterSizeThreshold": o.large_cluster_size_threshold,
+            "UnhealthyZoneThreshold": short(o.unhealthy_zone_threshold),
+        },
+        "PodGCController": { "TerminatedPodGCThreshold": o.terminated_pod_gc_threshold },
+        "ResourceQuotaController": {
+            "ResourceQuotaSyncPeriod": time(o.resource_quota_sync_period),
+            "ConcurrentResourceQuotaSyncs": o.concurrent_resource_quota_syncs,
+        },
+        "ValidatingAdmissionPolicyStatusController": {
+            "ConcurrentPolicySyncs": o.concurrent_validating_admission_policy_status_syncs,
+        },
+        "DeviceTaintEvictionController": {
+            "ConcurrentSyncs": o.concurrent_device_taint_eviction_syncs,
+        },
+        "ResourceClaimController": { "ConcurrentSyncs": o.concurrent_resourceclaim_syncs },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_as_the_go_manager_shows_them() {
+        let mut options = Options::default();
+        options.controllers.push("podgc".into());
+        options.service_cluster_ip_range = "10.0.0.0/16,fd00::/108".into();
+        let whole = of(&options, None);
+        let config = &whole["kubecontrollermanager.config.k8s.io"];
+        for (pointer, expected) in [
+            ("/Generic/LeaderElection/leaseDuration", json!("15s")),
+            ("/Generic/Controllers", json!(["*", "pod-garbage-collector-controller"])),
+            ("/Generic/LeaderMigration/controllerLeaders", Value::Null),
+            ("/NodeLifecycleController/UnhealthyZoneThreshold", json!(0.55)),
+            ("/NodeIPAMController/ServiceCIDR", json!("10.0.0.0/16")),
+            ("/NodeIPAMController/SecondaryServiceCIDR", json!("fd00::/108")),
+            ("/CSRSigningController/ClusterSigningDuration", json!("8760h0m0s")),
+        ] {
+            assert_eq!(config.pointer(pointer), Some(&expected), "{pointer}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use super::source::ClientSource;
 use crate::cache::Source;
 use crate::client::{Client, Config, Guard};
 use crate::clock::SystemClock;
-use crate::options::VERSION;
+use crate::options::{PROGRAM, git_version, platform};
 
 /// Bearer tokens that change. Asked before each request: answers from memory where it can.
 pub trait TokenSource: Send + Sync + 'static {
@@ -50,8 +50,7 @@ pub type Connect = fn(&Target<'_>) -> Result<Arc<dyn Connection>, String>;
 
 /// As upstream's, so that audit logs read the same. `name`: the controller or the part of ours.
 pub fn user_agent(name: &str) -> String {
-    let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
-    format!("kube-controller-manager/{VERSION} ({os}/{arch}) kubernetes/{name}")
+    format!("{PROGRAM}/{} ({}) kubernetes/{name}", git_version(), platform())
 }
 
 /// Connects by kubeconfig, by address, or from within a Pod.

@@ -116,6 +116,29 @@ pub fn is_known(name: &str) -> bool {
     CONTROLLERS.iter().any(|row| row.is(name))
 }
 
+/// The names that `--controllers` may name, sorted; and those of them that are off by default.
+pub fn names() -> (Vec<&'static str>, Vec<&'static str>) {
+    let sorted = |rows: &mut dyn Iterator<Item = &Descriptor>| {
+        let mut names: Vec<&str> = rows.map(|row| row.name).collect();
+        names.sort_unstable();
+        names
+    };
+    let off = sorted(&mut CONTROLLERS.iter().filter(|row| !row.on_by_default));
+    (sorted(&mut CONTROLLERS.iter()), off)
+}
+
+/// `list` with the names that its items have today in place of older ones.
+pub fn canonical(list: &[String]) -> Vec<String> {
+    let today = |item: &String| {
+        let (sign, name) = item.strip_prefix('-').map_or(("", item.as_str()), |name| ("-", name));
+        match CONTROLLERS.iter().find(|row| row.is(name)) {
+            Some(row) => format!("{sign}{}", row.name),
+            None => item.clone(),
+        }
+    };
+    list.iter().map(today).collect()
+}
+
 /// Started first: it makes the tokens that other controllers may need.
 pub const TOKEN_CONTROLLER: &str = "serviceaccount-token-controller";
 
@@ -231,6 +254,25 @@ mod tests {
             !running(&["-deployment-controller", "deployment"]).contains(&"deployment-controller")
         );
         assert_eq!(running(&[]), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn older_names_become_todays() {
+        let list: Vec<String> = ["*", "bootstrapsigner", "-podgc"].map(String::from).into();
+        assert_eq!(
+            canonical(&list),
+            ["*", "bootstrap-signer-controller", "-pod-garbage-collector-controller"]
+        );
+        let (all, off) = names();
+        assert!(all.is_sorted() && all.len() == CONTROLLERS.len());
+        assert_eq!(
+            off,
+            [
+                "bootstrap-signer-controller",
+                "selinux-warning-controller",
+                "token-cleaner-controller"
+            ]
+        );
     }
 
     #[test]

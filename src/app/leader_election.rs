@@ -1,4 +1,4 @@
-//! Holding the lease while the controllers run.
+//! Holding a lease while the controllers run.
 
 use std::sync::Arc;
 
@@ -6,50 +6,65 @@ use crate::client::{Client, Guard};
 use crate::clock::SharedClock;
 use crate::events::EventBroadcaster;
 use crate::leaderelection::{
-    Config, Ended, HealthzAdaptor, LeaderCallbacks, LeaderElector, LeaseLock, new_identity,
+    Config, Ended, HealthzAdaptor, LeaderCallbacks, LeaderElector, LeaseLock,
 };
 use crate::objects::ObjectKey;
 use crate::options::{Options, PROGRAM};
 use crate::task::StopToken;
 
-/// Waits for the lease and runs `work` under it. `work` has to end when its token stops, and to
-/// write nothing that its guard does not pass.
-///
-/// # Errors
-/// When the flags make no election that can work.
-pub async fn lead<W>(
-    options: &Options,
-    client: &Client,
-    health: &HealthzAdaptor,
-    clock: SharedClock,
-    stop: &StopToken,
-    work: impl FnOnce(StopToken, Guard) -> W + Send + 'static,
-) -> Result<Ended, String>
-where
-    W: Future<Output = ()> + Send + 'static,
-{
-    let name = &options.leader_elect_resource_name;
-    let key = ObjectKey::new(&options.leader_elect_resource_namespace, name);
-    let events = EventBroadcaster::new(client.clone(), clock.clone());
-    let recorder = events.recorder(PROGRAM);
-    let lock = LeaseLock::new(client, key, new_identity(), Some(recorder));
-    let config = Config {
-        lock: Arc::new(lock),
-        lease_duration: options.leader_elect_lease_duration,
-        renew_deadline: options.leader_elect_renew_deadline,
-        retry_period: options.leader_elect_retry_period,
-        release_on_cancel: true,
-        name: name.clone(),
-    };
-    let elector = LeaderElector::new(config, clock).map_err(|error| error.to_string())?;
-    health.set_leader_election(&elector);
-    let lease = elector.clone();
-    let work = |stop| work(stop, Arc::new(move || lease.holds_lease()));
-    let callbacks = LeaderCallbacks::new(work, || ())
-        .on_new_leader(|leader| log::info!("leaderelection: new leader {leader:?}"));
-    let ended = elector.run(callbacks, stop).await;
-    if ended != Ended::Lost {
-        events.shutdown().await;
+/// Upstream gives no lease back unless this gate is on. Here a lease is given back as long as the
+/// gate is not turned off: the next leader need not wait for it to run out.
+const RELEASE_GATE: &str = "ControllerManagerReleaseLeaderElectionLockOnExit";
+
+/// What the elections of a process have in common.
+pub struct Contender<'a> {
+    pub options: &'a Options,
+    pub client: &'a Client,
+    pub clock: &'a SharedClock,
+    pub identity: &'a str,
+    /// Ends all of them.
+    pub stop: &'a StopToken,
+}
+
+impl Contender<'_> {
+    /// Waits for the lease `name` and runs `work` under it. `work` has to end when its token stops,
+    /// and to write nothing that its guard does not pass.
+    ///
+    /// # Errors
+    /// When the flags make no election that can work.
+    pub async fn lead<W>(
+        &self,
+        name: &str,
+        health: &HealthzAdaptor,
+        work: impl FnOnce(StopToken, Guard) -> W + Send + 'static,
+    ) -> Result<Ended, String>
+    where
+        W: Future<Output = ()> + Send + 'static,
+    {
+        let options = self.options;
+        let key = ObjectKey::new(&options.leader_elect_resource_namespace, name);
+        let events = EventBroadcaster::new(self.client.clone(), self.clock.clone());
+        let recorder = events.recorder(PROGRAM);
+        let lock = LeaseLock::new(self.client, key, self.identity.into(), Some(recorder));
+        let config = Config {
+            lock: Arc::new(lock),
+            lease_duration: options.leader_elect_lease_duration,
+            renew_deadline: options.leader_elect_renew_deadline,
+            retry_period: options.leader_elect_retry_period,
+            release_on_cancel: options.feature_gates.given(RELEASE_GATE) != Some(false),
+            name: name.into(),
+        };
+        let elector =
+            LeaderElector::new(config, self.clock.clone()).map_err(|error| error.to_string())?;
+        health.set_leader_election(&elector);
+        let lease = elector.clone();
+        let work = |stop| work(stop, Arc::new(move || lease.holds_lease()));
+        let callbacks = LeaderCallbacks::new(work, || ())
+            .on_new_leader(|leader| log::info!("leaderelection: new leader {leader:?}"));
+        let ended = elector.run(callbacks, self.stop).await;
+        if ended != Ended::Lost {
+            events.shutdown().await;
+        }
+        Ok(ended)
     }
-    Ok(ended)
 }

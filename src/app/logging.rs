@@ -1,6 +1,8 @@
 //! Logs in klog's format, or as JSON lines. Upstream: `component-base/logs`, `klog`.
 
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use env_logger::{Builder, Logger, Target};
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -12,8 +14,43 @@ use crate::options::Options;
 /// Verbosity from which other crates may say more than warnings.
 const OTHERS: i32 = 8;
 
+/// How much is logged, which may change while the process runs.
+#[derive(Clone)]
+pub struct Verbosity {
+    general: Arc<AtomicI32>,
+    modules: Arc<[(String, i32)]>,
+}
+
+impl Verbosity {
+    pub fn new(general: i32, modules: &[(String, i32)]) -> Verbosity {
+        Verbosity { general: Arc::new(AtomicI32::new(general)), modules: modules.into() }
+    }
+
+    fn get(&self) -> i32 {
+        self.general.load(Ordering::Relaxed)
+    }
+
+    /// Sets what `-v` set at the start. `Ok`: what to tell who asked for it.
+    ///
+    /// # Errors
+    /// When `text` is no verbosity. Upstream: `logs.GlogSetter`.
+    pub fn set(&self, text: &str) -> Result<String, String> {
+        let Some(general) = text.parse().ok().filter(|v| *v >= 0) else {
+            return Err(format!("failed to set klog.logging.verbosity {text}: not a whole number"));
+        };
+        self.general.store(general, Ordering::Relaxed);
+        log::set_max_level(self.most());
+        Ok(format!("successfully set klog.logging.verbosity to {text}"))
+    }
+
+    /// The most that any file may log.
+    fn most(&self) -> LevelFilter {
+        level_of(self.modules.iter().map(|(_, v)| *v).fold(self.get(), i32::max))
+    }
+}
+
 /// Logs as the flags say, from now on. Does nothing when a logger is there already.
-pub fn init(options: &Options, clock: SharedClock) {
+pub fn init(options: &Options, clock: SharedClock) -> Verbosity {
     let json = options.logging_format == "json";
     let split = if json { options.log_json_split_stream } else { options.log_text_split_stream };
     let logger = |target: Target| {
@@ -27,16 +64,16 @@ pub fn init(options: &Options, clock: SharedClock) {
             })
             .build()
     };
+    let verbosity = Verbosity::new(options.v.0, &options.vmodule.0);
     let klog = Klog {
-        verbosity: options.v.0,
-        modules: options.vmodule.0.clone(),
+        verbosity: verbosity.clone(),
         errors: logger(Target::Stderr),
         rest: logger(if split { Target::Stdout } else { Target::Stderr }),
     };
-    let most = klog.modules.iter().map(|(_, v)| *v).fold(klog.verbosity, i32::max);
     if log::set_boxed_logger(Box::new(klog)).is_ok() {
-        log::set_max_level(level_of(most));
+        log::set_max_level(verbosity.most());
     }
+    verbosity
 }
 
 /// The most that `-v` lets through.
@@ -49,17 +86,17 @@ fn level_of(verbosity: i32) -> LevelFilter {
 }
 
 struct Klog {
-    verbosity: i32,
-    modules: Vec<(String, i32)>,
+    verbosity: Verbosity,
     errors: Logger,
     rest: Logger,
 }
 
 impl Klog {
     fn passes(&self, record: &Record<'_>) -> bool {
-        let (stem, _) = file(record);
-        let module = self.modules.iter().find(|(pattern, _)| glob(pattern, &stem));
-        let verbosity = module.map_or(self.verbosity, |(_, v)| *v);
+        let name = module(record);
+        let modules = &self.verbosity.modules;
+        let module = modules.iter().find(|(pattern, _)| glob(pattern, name));
+        let verbosity = module.map_or_else(|| self.verbosity.get(), |(_, v)| *v);
         let ours = record.target().starts_with(env!("CARGO_CRATE_NAME"));
         let most = match ours || verbosity >= OTHERS {
             true => level_of(verbosity),
@@ -89,10 +126,16 @@ impl Log for Klog {
     }
 }
 
-/// The file's name without and with what follows its dot.
-fn file(record: &Record<'_>) -> (String, String) {
-    let name = record.file().unwrap_or("-").rsplit('/').next().unwrap_or("-");
-    (name.trim_end_matches(".rs").into(), name.into())
+/// The file's name.
+fn file<'a>(record: &Record<'a>) -> &'a str {
+    record.file().unwrap_or("-").rsplit('/').next().unwrap_or("-")
+}
+
+/// What `--vmodule` calls a file: its name without `.rs`, or its folder's where it is `mod.rs`.
+fn module<'a>(record: &Record<'a>) -> &'a str {
+    let path = record.file().unwrap_or("-");
+    let path = path.strip_suffix("/mod.rs").unwrap_or(path);
+    path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs")
 }
 
 /// `I1121 05:02:33.123456       1 file.rs:10] message`, in UTC.
@@ -104,12 +147,12 @@ fn text_line(now: Timestamp, record: &Record<'_>) -> String {
     };
     let time = now.to_jiff().strftime("%m%d %H:%M:%S%.6f").to_string();
     let (pid, line) = (std::process::id(), record.line().unwrap_or_default());
-    format!("{letter}{time} {pid:>7} {}:{line}] {}", file(record).1, record.args())
+    format!("{letter}{time} {pid:>7} {}:{line}] {}", file(record), record.args())
 }
 
 /// Upstream: `component-base/logs/json`.
 fn json_line(now: Timestamp, record: &Record<'_>) -> String {
-    let caller = format!("{}:{}", file(record).1, record.line().unwrap_or_default());
+    let caller = format!("{}:{}", file(record), record.line().unwrap_or_default());
     let mut line = serde_json::json!({
         "ts": now.as_micros() as f64 / 1000.0,
         "caller": caller,
@@ -167,8 +210,8 @@ mod tests {
     #[test]
     fn verbosity_by_file_goes_first() {
         let logger = || Builder::new().build();
-        let modules = vec![("gc*".into(), 4)];
-        let klog = Klog { verbosity: 0, modules, errors: logger(), rest: logger() };
+        let verbosity = Verbosity::new(0, &[("gc*".into(), 4)]);
+        let klog = Klog { verbosity: verbosity.clone(), errors: logger(), rest: logger() };
         let passes = |file, target, level| {
             klog.passes(&Record::builder().level(level).file(Some(file)).target(target).build())
         };
@@ -176,6 +219,15 @@ mod tests {
         assert!(!passes("src/job.rs", "kube_controller_manager::x", Level::Debug));
         assert!(passes("src/job.rs", "kube_controller_manager::x", Level::Info));
         assert!(!passes("src/conn.rs", "rustls::conn", Level::Info));
+        assert!(passes("src/gc/mod.rs", "kube_controller_manager::x", Level::Debug));
+        assert_eq!(verbosity.most(), LevelFilter::Debug);
+        verbosity.general.store(6, Ordering::Relaxed);
+        assert!(passes("src/job.rs", "kube_controller_manager::x", Level::Trace));
+        assert!(!passes("src/gc_graph.rs", "kube_controller_manager::x", Level::Trace));
+        for text in ["", "x", "-1"] {
+            assert!(verbosity.set(text).is_err(), "{text}");
+        }
+        assert_eq!(verbosity.get(), 6);
         assert!(glob("a?c*", "abcd") && !glob("a?c", "abcd") && glob("*", ""));
     }
 }

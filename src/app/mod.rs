@@ -2,11 +2,14 @@
 //! the lease, and under it the controllers. Upstream: `cmd/kube-controller-manager/app`.
 
 pub mod client_builder;
+mod component_metrics;
 mod configz;
 pub mod connect;
 pub mod controllers;
 mod leader_election;
+mod leader_migration;
 mod logging;
+mod notices;
 pub mod process_metrics;
 pub mod serving;
 mod signals;
@@ -19,13 +22,19 @@ use std::time::Duration;
 
 use crate::client::Guard;
 use crate::clock::SystemClock;
-use crate::leaderelection::{Ended, HealthzAdaptor};
-use crate::options::{Options, VERSION, validate};
+use crate::leaderelection::{Ended, HealthzAdaptor, new_identity};
+use crate::options::{self, Options, validate};
 use crate::server::health::HealthChecks;
 use crate::task::{StopToken, TaskGroup};
 
 use connect::{Connect, Target, user_agent};
+use futures_lite::future;
+use leader_election::Contender;
+use leader_migration::{LeaderMigration, Lease};
 use start::Started;
+
+/// The name of the health check of the second lease.
+const MIGRATION_CHECK: &str = "leaderMigration";
 
 /// How long past its lease's end a leader that can't renew counts as healthy.
 const ELECTION_TOLERANCE: Duration = Duration::from_secs(20);
@@ -53,21 +62,33 @@ pub async fn run(options: Options, connect: Connect) -> ExitCode {
     }
 }
 
+/// The text of `--help`.
+pub fn usage() -> String {
+    let (all, off) = controllers::names();
+    options::usage(&all, &off)
+}
+
 async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec<String>> {
     let clock = SystemClock::shared();
-    logging::init(&options, clock.clone());
+    if options.version.0.starts_with('v') {
+        options::report_version(&options.version.0);
+    }
+    let verbosity = logging::init(&options, clock.clone());
+    crate::metrics::disable(&options.disabled_metrics);
     process_metrics::register();
+    component_metrics::register(&options);
     if options.v.0 >= 1 {
         for (name, value) in options.pairs() {
             log::info!("FLAG: --{name}={value:?}");
         }
     }
-    log::info!("Starting version {VERSION}");
+    log::info!("Starting version {}", options::git_version());
+    for notice in notices::of(&options) {
+        log::warn!("{notice}");
+    }
     let stop = signals::stop_on_signal().map_err(|error| vec![format!("signals: {error}")])?;
     let options = Arc::new(options);
-    if options.enable_leader_migration {
-        log::warn!("--enable-leader-migration: no controller migrates in this build");
-    }
+    let migration = LeaderMigration::of(&options).map_err(|error| vec![error])?;
 
     let target = Target {
         kubeconfig: &options.kubeconfig,
@@ -75,55 +96,98 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         qps: options.kube_api_qps,
         burst: options.kube_api_burst,
     };
-    let connection = connect(&target).map_err(|error| vec![error])?;
+    let connection = connect(&target).map_err(|error| match options.kubeconfig.as_str() {
+        "" => vec![error],
+        _ => vec![format!("--kubeconfig: {error}")],
+    })?;
 
     let health = HealthChecks::new();
-    let election = Arc::new(HealthzAdaptor::new(ELECTION_TOLERANCE));
-    if options.leader_elect {
-        let election = election.clone();
-        health.add(HealthzAdaptor::NAME, Arc::new(move || election.check()));
-    }
+    let checked = |name: &str| {
+        let election = Arc::new(HealthzAdaptor::new(ELECTION_TOLERANCE));
+        let asked = election.clone();
+        health.add(name, Arc::new(move || asked.check()));
+        election
+    };
+    let main = options.leader_elect.then(|| checked(HealthzAdaptor::NAME));
+    let second = migration.as_ref().map(|_| checked(MIGRATION_CHECK));
     let (serving, tasks) = (StopToken::new(), TaskGroup::new());
-    let routes = serving::routes(&options, &health, &clock);
-    serving::serve(&options, &routes, connect, clock.clone(), &tasks, &serving)
-        .await
-        .map_err(|error| vec![error])?;
+    let routes = serving::routes(&options, migration.as_ref(), &health, &verbosity, &clock);
+    let served = serving::serve(&options, &routes, connect, clock.clone(), &tasks, &serving);
+    // It asks the API server, which may be silent.
+    match stop.unless_stopped(served).await {
+        Some(served) => served.map_err(|error| vec![error])?,
+        None => return Ok(()),
+    }
 
     let client = connection.client(&user_agent("leader-election"));
-    let started =
-        Started { options: options.clone(), connection, health, routes, clock: clock.clone() };
-    if !options.leader_elect {
+    let started = Started {
+        options: options.clone(),
+        connection,
+        health: health.clone(),
+        routes,
+        clock: clock.clone(),
+        migration: migration.clone(),
+        lease: Lease::Main,
+        running: StopToken::new(),
+    };
+    let Some(main) = main else {
         let ended = start::run(started, stop).await;
         serving.stop();
         tasks.join().await;
         return ended.map_err(|error| vec![error]);
-    }
+    };
 
     // Stops with the signal, and when the work ends by itself.
     let leading = stop.child();
     let failure = Arc::new(Mutex::new(None));
-    let (over, told) = (leading.clone(), failure.clone());
-    let work = move |stop: StopToken, guard: Guard| async move {
-        let connection = started.connection.guarded(guard);
-        if let Err(error) = start::run(Started { connection, ..started }, stop).await {
-            log::error!("{error}");
-            *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    let under = |lease: Lease| {
+        let (over, told) = (leading.clone(), failure.clone());
+        let started = Started { lease, ..started.clone() };
+        move |stop: StopToken, guard: Guard| async move {
+            let connection = started.connection.guarded(guard);
+            if let Err(error) = start::run(Started { connection, ..started }, stop).await {
+                log::error!("{error}");
+                *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+            over.stop();
         }
-        over.stop();
     };
-    let ended = leader_election::lead(&options, &client, &election, clock, &leading, work).await;
-    match ended {
-        Err(error) => return Err(vec![error]),
-        Ok(Ended::Lost) => {
-            log::error!("leaderelection lost");
-            return Err(vec!["leaderelection lost".into()]);
+    let identity = new_identity();
+    let contender = Contender {
+        options: &options,
+        client: &client,
+        clock: &clock,
+        identity: &identity,
+        stop: &leading,
+    };
+    let name = &options.leader_elect_resource_name;
+    let led = async { settled(contender.lead(name, &main, under(Lease::Main)).await) };
+    let migrated = async {
+        let (Some(migration), Some(health)) = (&migration, &second) else { return Ok(()) };
+        // Who holds the first lease takes the second too: never one manager each.
+        if leading.unless_stopped(started.running.stopped()).await.is_none() {
+            return Ok(());
         }
-        Ok(Ended::NeverLed | Ended::Stopped) => log::info!("Requested to terminate. Exiting."),
-    }
+        let name = &migration.leader_name;
+        settled(contender.lead(name, health, under(Lease::Migration)).await)
+    };
+    future::try_zip(led, migrated).await.map_err(|error| vec![error])?;
+    log::info!("Requested to terminate. Exiting.");
     serving.stop();
     tasks.join().await;
     match failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
         Some(error) => Err(vec![error]),
         None => Ok(()),
+    }
+}
+
+/// `Err`: the process has to end at once.
+fn settled(ended: Result<Ended, String>) -> Result<(), String> {
+    match ended? {
+        Ended::NeverLed | Ended::Stopped => Ok(()),
+        Ended::Lost => {
+            log::error!("leaderelection lost");
+            Err("leaderelection lost".into())
+        }
     }
 }

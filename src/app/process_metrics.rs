@@ -1,13 +1,11 @@
 //! The process's own metrics, read from `/proc` when they are asked for.
-//! Upstream: `prometheus/client_golang` process collector, `component-base/metrics/prometheus/version`.
+//! Upstream: `prometheus/client_golang` process collector.
 
 use std::fs;
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{Gauge, GaugeVec, Opts};
-
-use crate::options::version_info;
+use prometheus::{Counter, Gauge};
 
 /// Clock ticks a second in `/proc`: the same on every Linux that Rust runs on.
 const TICKS: f64 = 100.0;
@@ -15,32 +13,14 @@ const TICKS: f64 = 100.0;
 /// Registers them; a second call does nothing.
 pub fn register() {
     let Some(process) = Process::new() else { return };
-    if prometheus::register(Box::new(process)).is_ok()
-        && let Err(error) = register_build_info()
-    {
-        log::error!("metrics: {error}");
+    match prometheus::register(Box::new(process)) {
+        Ok(()) | Err(prometheus::Error::AlreadyReg) => (),
+        Err(error) => log::error!("metrics: {error}"),
     }
 }
 
-fn register_build_info() -> prometheus::Result<()> {
-    let info = version_info();
-    let names = ["build_date", "compiler", "git_commit", "git_tree_state", "git_version"];
-    let more = ["go_version", "major", "minor", "platform"];
-    let fields = ["buildDate", "compiler", "gitCommit", "gitTreeState", "gitVersion"];
-    let more_fields = ["goVersion", "major", "minor", "platform"];
-    let labels: Vec<&str> = names.into_iter().chain(more).collect();
-    let values: Vec<&str> = fields
-        .into_iter()
-        .chain(more_fields)
-        .map(|field| info[field].as_str().unwrap_or_default())
-        .collect();
-    let help = "A metric with a constant '1' value labeled by the version that was built.";
-    let gauge = GaugeVec::new(Opts::new("kubernetes_build_info", help), &labels)?;
-    gauge.with_label_values(&values).set(1.0);
-    prometheus::register(Box::new(gauge))
-}
-
 struct Process {
+    cpu: Counter,
     gauges: Vec<(Gauge, Pick)>,
 }
 
@@ -58,6 +38,10 @@ pub struct Reading {
     pub virtual_bytes: f64,
     pub threads: f64,
     pub open_fds: f64,
+    /// The limit of open files; the most that 64 bits hold where there is none.
+    pub max_fds: f64,
+    /// The limit of virtual memory; the same.
+    pub virtual_max_bytes: f64,
 }
 
 /// How often the threads of a process went to sleep by themselves: the `status` of each of them, in
@@ -71,19 +55,27 @@ pub fn sleeps(statuses: &str) -> u64 {
 impl Process {
     fn new() -> Option<Process> {
         let gauge = |name: &str, help: &str, read: Pick| Some((Gauge::new(name, help).ok()?, read));
+        let cpu = "Total user and system CPU time spent in seconds.";
+        let start = "Start time of the process since unix epoch in seconds.";
         Some(Process {
+            cpu: Counter::new("process_cpu_seconds_total", cpu).ok()?,
             gauges: vec![
-                gauge("process_cpu_seconds_total", "CPU time spent, in seconds.", |r| {
-                    r.cpu_seconds
+                gauge("process_start_time_seconds", start, |r| r.start_seconds)?,
+                gauge("process_resident_memory_bytes", "Resident memory size in bytes.", |r| {
+                    r.resident_bytes
+                })?,
+                gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", |r| {
+                    r.virtual_bytes
                 })?,
                 gauge(
-                    "process_start_time_seconds",
-                    "When it started, in seconds since 1970.",
-                    |r| r.start_seconds,
+                    "process_virtual_memory_max_bytes",
+                    "Maximum amount of virtual memory available in bytes.",
+                    |r| r.virtual_max_bytes,
                 )?,
-                gauge("process_resident_memory_bytes", "Resident memory.", |r| r.resident_bytes)?,
-                gauge("process_virtual_memory_bytes", "Virtual memory.", |r| r.virtual_bytes)?,
-                gauge("process_open_fds", "Open file descriptors.", |r| r.open_fds)?,
+                gauge("process_open_fds", "Number of open file descriptors.", |r| r.open_fds)?,
+                gauge("process_max_fds", "Maximum number of open file descriptors.", |r| {
+                    r.max_fds
+                })?,
             ],
         })
     }
@@ -91,7 +83,8 @@ impl Process {
 
 impl Collector for Process {
     fn desc(&self) -> Vec<&Desc> {
-        self.gauges.iter().flat_map(|(gauge, _)| gauge.desc()).collect()
+        let gauges = self.gauges.iter().flat_map(|(gauge, _)| gauge.desc());
+        self.cpu.desc().into_iter().chain(gauges).collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
@@ -99,11 +92,16 @@ impl Collector for Process {
         let mut reading =
             read(&text("/proc/self/stat"), &text("/proc/self/status"), &text("/proc/stat"));
         reading.open_fds = fs::read_dir("/proc/self/fd").map_or(0.0, |dir| dir.count() as f64);
-        let families = self.gauges.iter().flat_map(|(gauge, value)| {
+        (reading.max_fds, reading.virtual_max_bytes) = limits(&text("/proc/self/limits"));
+        // The system counts; ours is set to what it says.
+        self.cpu.reset();
+        self.cpu.inc_by(reading.cpu_seconds);
+        let mut families = self.cpu.collect();
+        families.extend(self.gauges.iter().flat_map(|(gauge, value)| {
             gauge.set(value(&reading));
             gauge.collect()
-        });
-        families.collect()
+        }));
+        families
     }
 }
 
@@ -126,8 +124,21 @@ pub fn read(stat: &str, status: &str, system: &str) -> Reading {
         peak_bytes: number(status, "VmHWM:") * 1024.0,
         virtual_bytes: number(status, "VmSize:") * 1024.0,
         threads: ticks(20),
-        open_fds: 0.0,
+        ..Reading::default()
     }
+}
+
+/// The soft limits of open files and of virtual memory, from the text of `limits`.
+fn limits(text: &str) -> (f64, f64) {
+    let soft = |name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        match line.split_whitespace().next() {
+            // As Go's collector shows it.
+            Some("unlimited") => u64::MAX as f64,
+            other => other.and_then(|text| text.parse().ok()).unwrap_or_default(),
+        }
+    };
+    (soft("Max open files"), soft("Max address space"))
 }
 
 #[cfg(test)]
@@ -149,12 +160,16 @@ mod tests {
             peak_bytes: 15360.0,
             virtual_bytes: 20480.0,
             threads: 1.0,
-            open_fds: 0.0,
+            ..Reading::default()
         };
         assert_eq!(reading, expected);
         assert_eq!(read("", "", ""), Reading::default());
         let two =
             "Name:\tx\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t7\n".repeat(2);
         assert_eq!(sleeps(&two), 10);
+        let text = "Limit                     Soft Limit           Hard Limit           Units\n\
+                    Max open files            1024                 524288               files\n\
+                    Max address space         unlimited            unlimited            bytes\n";
+        assert_eq!(limits(text), (1024.0, u64::MAX as f64));
     }
 }

@@ -1,57 +1,109 @@
 //! What the manager serves, and to whom. Upstream: `controller-manager/app/serve.go`.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_std::net::TcpListener;
 use hyper::header::{CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};
+use rustix::net;
 use serde_json::Value;
 
 use super::configz;
 use super::connect::{Connect, Target, user_agent};
+use super::leader_migration::LeaderMigration;
+use super::logging::Verbosity;
 use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::metrics;
 use crate::objects::{ObjectKey, ResourceType};
-use crate::options::{Options, PROGRAM, VERSION, version_info};
-use crate::server::auth::{ApiReviewer, Auth, AuthConfig, Authorities, RequestHeader};
+use crate::options::{Options, PROGRAM, VERSION, emulated, version_info};
+use crate::server::auth::{ApiReviewer, Auth, AuthConfig, Authorities, RequestHeader, Trust};
 use crate::server::health::HealthChecks;
-use crate::server::http::Server;
+use crate::server::http::{Method, Server};
 use crate::server::routes::Routes;
-use crate::server::tls::{Tls, TlsOptions};
+use crate::server::tls::{Tls, TlsOptions, pair_in};
 use crate::server::{Handler, Request, Response, handler, zpages};
 use crate::task::{self, StopToken, TaskGroup};
 
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 
+/// How often the authorities of client certificates are read again.
+const RELOAD: Duration = Duration::from_secs(60);
+
+/// Connections that may wait to be accepted; as the standard library has it.
+const BACKLOG: i32 = 128;
+
+/// The most bytes that a value of a flag may have.
+const FLAG_BYTES: usize = 1024;
+
+/// The pages below /debug/pprof that are no profiles.
+const NO_PROFILES: &str = "Unknown profile: this build records none\n";
+
 /// Everything that is served, before authentication.
-pub fn routes(options: &Options, health: &HealthChecks, clock: &SharedClock) -> Routes {
+pub fn routes(
+    options: &Options,
+    migration: Option<&LeaderMigration>,
+    health: &HealthChecks,
+    verbosity: &Verbosity,
+    clock: &SharedClock,
+) -> Routes {
     let routes = Routes::new();
     for endpoint in ["healthz", "livez", "readyz"] {
         let health = health.clone();
         let answer = move |request: &Request| health.answer(endpoint, request);
         routes.add_tree(&format!("/{endpoint}"), handler(answer));
     }
-    let metrics = |_: &Request| {
-        Response::new(200, "text/plain; version=0.0.4; charset=utf-8", metrics::render())
-    };
+    let metrics = |_: &Request| Response::new(200, metrics::CONTENT_TYPE, metrics::render());
     routes.add("/metrics", handler(metrics));
-    let config = configz::of(options);
+    let results = health.results().clone();
+    routes.add_unlisted("/metrics/slis", handler(move |request| results.answer(request)));
+    let config = configz::of(options, migration);
     routes.add("/configz", handler(move |_| Response::json(200, &config)));
     zpages::install_version(&routes, version_info());
     if options.feature_gates.enabled("ComponentFlagz") {
         zpages::install_flagz(&routes, PROGRAM, &options.pairs());
     }
     if options.feature_gates.enabled("ComponentStatusz") {
-        let version = VERSION.trim_start_matches('v');
-        zpages::install_statusz(&routes, PROGRAM, version, clock.clone());
+        let build = zpages::Build {
+            component: PROGRAM.into(),
+            binary_version: VERSION.trim_start_matches('v').into(),
+            emulation_version: format!("1.{}", emulated(options)),
+        };
+        zpages::install_statusz(&routes, build, clock.clone());
     }
     if options.profiling {
-        let none = |_: &Request| Response::text(404, "this build records no profiles\n");
-        routes.add_tree("/debug/pprof", handler(none));
+        let cmdline = |_: &Request| {
+            let args: Vec<String> = std::env::args().collect();
+            Response::text(200, args.join("\0"))
+        };
+        routes.add_unlisted("/debug/pprof", handler(|_| Response::text(404, NO_PROFILES)));
+        routes.add_unlisted("/debug/pprof/cmdline", handler(cmdline));
+        routes.add_unlisted("/debug/flags/v", verbosity_flag(verbosity));
     }
     routes
+}
+
+/// PUT sets `-v`. Upstream: `routes.StringFlagPutHandler`.
+fn verbosity_flag(verbosity: &Verbosity) -> Handler {
+    let verbosity = verbosity.clone();
+    Arc::new(move |request| {
+        let verbosity = verbosity.clone();
+        Box::pin(async move {
+            if request.method != Method::PUT {
+                return Response::new(406, "text/plain", "unsupported http method");
+            }
+            let set = match request.body.read(FLAG_BYTES).await {
+                Ok(body) => verbosity.set(String::from_utf8_lossy(&body).trim()),
+                Err(error) => Err(format!("error reading request body: {error:?}")),
+            };
+            match set {
+                Ok(told) => Response::new(200, "text/plain", told),
+                Err(error) => Response::new(400, "text/plain", error),
+            }
+        })
+    })
 }
 
 /// Serves until stopped, if `--secure-port` says so.
@@ -59,7 +111,7 @@ pub fn routes(options: &Options, health: &HealthChecks, clock: &SharedClock) -> 
 /// # Errors
 /// One line naming the flag or the file: an address in use, a certificate that can't be read ...
 pub async fn serve(
-    options: &Options,
+    options: &Arc<Options>,
     routes: &Routes,
     connect: Connect,
     clock: SharedClock,
@@ -69,19 +121,30 @@ pub async fn serve(
     if options.secure_port == 0 {
         return Ok(());
     }
-    let tls_options = tls_options(options);
-    let tls = task::blocking(move || Tls::new(tls_options)).await?;
-    let auth = Auth::new(auth_config(options, connect).await?, clock.clone());
+    let given = options.clone();
+    let tls = task::blocking(move || Tls::new(tls_options(&given)?)).await?;
+    let lookup = Lookup::new(options.clone(), connect)?;
+    let auth = Auth::new(auth_config(options, connect, &lookup).await?, clock.clone());
     let listener = listen(options).await?;
     if let Ok(address) = listener.local_addr() {
         log::info!("Serving securely on {address}");
     }
-    let handler = never_cached(auth.wrap(routes.handler()));
+    let handler = never_cached(auth.clone().wrap(routes.handler()));
     let server = Server::on(listener, Some(tls.clone()), handler, clock.clone(), stop.clone())
         .map_err(|error| format!("failed to create listener: {error}"))?;
     tasks.spawn(server.join());
+    let (timer, stopped) = (clock.clone(), stop.clone());
+    tasks.spawn(async move { tls.reload(timer, stopped).await });
     let stop = stop.clone();
-    tasks.spawn(async move { tls.reload(clock, stop).await });
+    tasks.spawn(async move {
+        while stop.unless_stopped(clock.sleep(RELOAD)).await.is_some() {
+            match stop.unless_stopped(lookup.trust()).await {
+                Some(Ok(trust)) => auth.set_trust(trust),
+                Some(Err(error)) => log::error!("authorities of clients not reloaded: {error}"),
+                None => return,
+            }
+        }
+    });
     Ok(())
 }
 
@@ -104,9 +167,9 @@ async fn listen(options: &Options) -> Result<TcpListener, String> {
         true => SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port),
         false => address,
     };
-    let listening = match TcpListener::bind(first).await {
+    let listening = match bind(first, options.permit_port_sharing).await {
         Err(error) if first != address && error.kind() != std::io::ErrorKind::AddrInUse => {
-            TcpListener::bind(address).await
+            bind(address, options.permit_port_sharing).await
         }
         other => other,
     };
@@ -115,75 +178,128 @@ async fn listen(options: &Options) -> Result<TcpListener, String> {
     })
 }
 
-fn tls_options(options: &Options) -> TlsOptions {
-    let files = (!options.tls_cert_file.is_empty()).then(|| {
-        (PathBuf::from(&options.tls_cert_file), PathBuf::from(&options.tls_private_key_file))
-    });
+/// `shared`: other processes that say so too may bind the same address.
+async fn bind(address: SocketAddr, shared: bool) -> std::io::Result<TcpListener> {
+    if !shared {
+        return TcpListener::bind(address).await;
+    }
+    let family =
+        if address.is_ipv4() { net::AddressFamily::INET } else { net::AddressFamily::INET6 };
+    let flags = net::SocketFlags::CLOEXEC;
+    let socket = net::socket_with(family, net::SocketType::STREAM, flags, None)?;
+    net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    net::sockopt::set_socket_reuseport(&socket, true)?;
+    net::bind(&socket, &address)?;
+    net::listen(&socket, BACKLOG)?;
+    Ok(std::net::TcpListener::from(socket).into())
+}
+
+fn tls_options(options: &Options) -> Result<TlsOptions, String> {
+    let address = Some(options.bind_address).filter(|address| !address.is_unspecified());
+    let files = match (options.tls_cert_file.as_str(), options.cert_dir.as_str()) {
+        ("", "") => None,
+        ("", folder) => Some(
+            pair_in(Path::new(folder), PROGRAM, address)
+                .map_err(|error| format!("--cert-dir: {error}"))?,
+        ),
+        (cert, _) => Some((cert.into(), PathBuf::from(&options.tls_private_key_file))),
+    };
     let named = options.tls_sni_cert_key.0.iter();
-    TlsOptions {
+    Ok(TlsOptions {
         files,
+        address,
         named: named
             .map(|item| (item.cert.clone().into(), item.key.clone().into(), item.names.clone()))
             .collect(),
         cipher_suites: options.tls_cipher_suites.clone(),
         curves: options.tls_curve_preferences.clone(),
         min_version: options.tls_min_version.clone(),
-    }
+    })
 }
 
-async fn auth_config(options: &Options, connect: Connect) -> Result<AuthConfig, String> {
-    let client = |kubeconfig: &str, flag: &str| -> Result<Option<Client>, String> {
-        if kubeconfig.is_empty() {
-            return Ok(None);
-        }
-        let target = Target { kubeconfig, qps: -1.0, ..Target::default() };
-        let connection = connect(&target).map_err(|error| format!("--{flag}: {error}"))?;
-        Ok(Some(connection.client(&user_agent("delegated-auth"))))
-    };
-    let authentication = client(&options.authentication_kubeconfig, "authentication-kubeconfig")?;
-    let authorization = client(&options.authorization_kubeconfig, "authorization-kubeconfig")?;
-    let mut client_ca = authorities(&options.client_ca_file, "client-ca-file").await?;
-    let mut request_header = RequestHeader {
-        ca: authorities(&options.requestheader_client_ca_file, "requestheader-client-ca-file")
-            .await?,
-        allowed_names: options.requestheader_allowed_names.clone(),
-        username_headers: options.requestheader_username_headers.clone(),
-        uid_headers: options.requestheader_uid_headers.clone(),
-        group_headers: options.requestheader_group_headers.clone(),
-        extra_prefixes: options.requestheader_extra_headers_prefix.clone(),
-    };
-    let missing = client_ca.is_none() || request_header.ca.is_none();
-    if let Some(client) = &authentication
-        && missing
-        && !options.authentication_skip_lookup
-    {
-        match look_up(client).await {
-            Ok((ca, header)) => {
-                client_ca = client_ca.or(ca);
-                if request_header.ca.is_none() {
-                    request_header = header.unwrap_or(request_header);
-                }
-            }
-            Err(error) if options.authentication_tolerate_lookup_failure => {
-                log::warn!("Error looking up in-cluster authentication configuration: {error}");
-            }
-            Err(error) => {
-                return Err(format!(
-                    "unable to load configmap based client CA: {error} \
-                     (see --authentication-skip-lookup)"
-                ));
-            }
-        }
+/// A client for reviews; `None` where the flag names no kubeconfig.
+fn reviewing(connect: Connect, kubeconfig: &str, flag: &str) -> Result<Option<Client>, String> {
+    if kubeconfig.is_empty() {
+        return Ok(None);
     }
+    let target = Target { kubeconfig, qps: -1.0, ..Target::default() };
+    let connection = connect(&target).map_err(|error| format!("--{flag}: {error}"))?;
+    Ok(Some(connection.client(&user_agent("delegated-auth"))))
+}
+
+async fn auth_config(
+    options: &Options,
+    connect: Connect,
+    lookup: &Lookup,
+) -> Result<AuthConfig, String> {
+    let authorization =
+        reviewing(connect, &options.authorization_kubeconfig, "authorization-kubeconfig")?;
+    let trust = match lookup.trust().await {
+        Err(error) if options.authentication_tolerate_lookup_failure => {
+            log::warn!("Error looking up in-cluster authentication configuration: {error}");
+            lookup.files().await?
+        }
+        other => other?,
+    };
+    let authentication = lookup.client.clone();
     Ok(AuthConfig {
-        client_ca,
-        request_header,
+        trust,
         reviewer: Arc::new(ApiReviewer { authentication, authorization }),
         token_ttl: options.authentication_token_webhook_cache_ttl,
         authorized_ttl: options.authorization_webhook_cache_authorized_ttl,
         unauthorized_ttl: options.authorization_webhook_cache_unauthorized_ttl,
         always_allow: options.authorization_always_allow_paths.clone(),
     })
+}
+
+/// Where the authorities of clients stand: in files, and for what no flag names in the cluster.
+struct Lookup {
+    options: Arc<Options>,
+    client: Option<Client>,
+}
+
+impl Lookup {
+    fn new(options: Arc<Options>, connect: Connect) -> Result<Lookup, String> {
+        let kubeconfig = &options.authentication_kubeconfig;
+        let client = reviewing(connect, kubeconfig, "authentication-kubeconfig")?;
+        Ok(Lookup { options, client })
+    }
+
+    async fn trust(&self) -> Result<Trust, String> {
+        let mut trust = self.files().await?;
+        let missing = trust.client_ca.is_none() || trust.request_header.ca.is_none();
+        let client = self.client.as_ref().filter(|_| !self.options.authentication_skip_lookup);
+        if let (Some(client), true) = (client, missing) {
+            let (ca, header) = look_up(client).await.map_err(|error| {
+                format!(
+                    "unable to load configmap based client CA: {error} \
+                     (see --authentication-skip-lookup)"
+                )
+            })?;
+            trust.client_ca = trust.client_ca.or(ca);
+            if trust.request_header.ca.is_none() {
+                trust.request_header = header.unwrap_or(trust.request_header);
+            }
+        }
+        Ok(trust)
+    }
+
+    /// What the flags name.
+    async fn files(&self) -> Result<Trust, String> {
+        let o = &self.options;
+        let proxies = "requestheader-client-ca-file";
+        Ok(Trust {
+            client_ca: authorities(&o.client_ca_file, "client-ca-file").await?,
+            request_header: RequestHeader {
+                ca: authorities(&o.requestheader_client_ca_file, proxies).await?,
+                allowed_names: o.requestheader_allowed_names.clone(),
+                username_headers: o.requestheader_username_headers.clone(),
+                uid_headers: o.requestheader_uid_headers.clone(),
+                group_headers: o.requestheader_group_headers.clone(),
+                extra_prefixes: o.requestheader_extra_headers_prefix.clone(),
+            },
+        })
+    }
 }
 
 async fn authorities(file: &str, flag: &str) -> Result<Option<Authorities>, String> {
@@ -231,12 +347,14 @@ mod tests {
     use super::*;
     use crate::clock::FakeClock;
     use crate::objects::Timestamp;
+    use crate::server::http::RequestBody;
 
     #[test]
     fn the_paths_that_are_served() {
         let clock: SharedClock = FakeClock::new(Timestamp::from_secs(0));
         let health = HealthChecks::new();
-        let routes = routes(&Options::default(), &health, &clock);
+        let verbosity = Verbosity::new(0, &[]);
+        let routes = routes(&Options::default(), None, &health, &verbosity, &clock);
         let ask = |path: &str| block_on(routes.answer(Request::get(path)));
         health.add("replicaset-controller", Arc::new(|| Ok(())));
         assert_eq!(
@@ -251,6 +369,24 @@ mod tests {
         let flags = String::from_utf8(ask("/flagz").content().into()).expect("text");
         assert!(flags.contains("\nconcurrent-deployment-syncs=5\n"), "{flags}");
         assert_eq!(ask("/nope").status, 404);
+        assert_eq!(ask("/debug/flags/v").status, 406);
+        let body = RequestBody::Full("x".into());
+        let bad = Request { method: Method::PUT, body, ..Request::get("/debug/flags/v") };
+        assert_eq!(block_on(routes.answer(bad)).status, 400);
+        assert!(ask("/metrics/slis").content().starts_with(b"# HELP kubernetes_healthcheck "));
+        let status = String::from_utf8(ask("/statusz").content().into()).expect("text");
+        let paths = "Paths: /configz /flagz /healthz /livez /metrics /readyz /version\n";
+        assert!(status.ends_with(paths), "{status}");
+    }
+
+    #[test]
+    fn a_port_is_shared_only_where_that_is_permitted() {
+        let any = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+        let listen = |address, shared| block_on(bind(address, shared));
+        let first = listen(any, true).expect("a port");
+        let address = first.local_addr().expect("its number");
+        assert!(listen(address, true).is_ok());
+        assert!(listen(address, false).is_err());
     }
 
     #[test]

@@ -10,8 +10,10 @@ use std::time::Duration;
 use futures_lite::FutureExt;
 
 use super::client_builder::{ServiceAccountClients, SimpleClients};
+use super::component_metrics::RunningControllers;
 use super::connect::{Connection, user_agent};
-use super::controllers::{CONTROLLERS, Start};
+use super::controllers::{CONTROLLERS, Descriptor, Start};
+use super::leader_migration::{LeaderMigration, Lease};
 use crate::cache::SharedInformerFactory;
 use crate::clock::SharedClock;
 use crate::controllers::{
@@ -39,6 +41,18 @@ pub struct Started {
     /// What is served; the controllers add their debug handlers.
     pub routes: Routes,
     pub clock: SharedClock,
+    pub migration: Option<LeaderMigration>,
+    /// The lease that is ours: which controllers run.
+    pub lease: Lease,
+    /// Stops, once for all clones, when controllers have been started under the main lease.
+    pub running: StopToken,
+}
+
+impl Started {
+    fn runs(&self, row: &Descriptor) -> bool {
+        let lease = self.migration.as_ref().map_or(Lease::Main, |m| m.lease_of(row.name));
+        lease == self.lease
+    }
 }
 
 /// Runs the controllers until stopped.
@@ -46,8 +60,8 @@ pub struct Started {
 /// # Errors
 /// When the API server is not healthy in time, or controllers do not end in theirs.
 pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
-    let Started { options, connection, health, routes, clock } = started;
-    let Some(healthy) = stop.unless_stopped(wait_for_api_server(&*connection, &clock)).await else {
+    let Started { options, connection, health, routes, clock, .. } = &started;
+    let Some(healthy) = stop.unless_stopped(wait_for_api_server(&**connection, clock)).await else {
         return Ok(());
     };
     healthy.map_err(|error| format!("failed to wait for apiserver being healthy: {error}"))?;
@@ -55,17 +69,17 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
     let tasks = TaskGroup::new();
     tasks.spawn(reset_discovery(connection.clone(), clock.clone(), stop.clone()));
     let source = connection.source(connection.client(&user_agent("shared-informers")));
-    let factory =
-        SharedInformerFactory::with_resync(source, clock.clone(), resync_period(&options));
+    let factory = SharedInformerFactory::with_resync(source, clock.clone(), resync_period(options));
     let context = ControllerContext::new(ControllerContextParts {
         options: options.clone(),
         factory: factory.clone(),
-        clients: clients(&options, &connection, &clock),
+        clients: clients(options, connection, clock),
         clock: clock.clone(),
         stop: stop.clone(),
     });
 
-    let controllers = build(&options, &context)?;
+    let rows = CONTROLLERS.iter().filter(|row| started.runs(row));
+    let controllers = build(rows, options, &context)?;
     for controller in &controllers {
         if let Some(debug) = controller.debug_handler() {
             routes.add_debug(controller.name(), served(debug));
@@ -74,23 +88,44 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
     factory.start(&stop);
     let running = Arc::new(Mutex::new(BTreeSet::new()));
     for controller in controllers {
-        tasks.spawn(run_one(controller, &options, &health, &running, &clock, &stop));
+        tasks.spawn(run_one(controller, options, health, &running, clock, &stop));
+    }
+    if started.lease == Lease::Main {
+        started.running.stop();
     }
     stop.stopped().await;
 
-    let ended = within(&clock, options.controller_shutdown_timeout, async {
+    let waiting = tell_who_still_runs(&running, options, clock);
+    let ended = within(clock, options.controller_shutdown_timeout, async {
         tasks.join().await;
         log::info!("All controllers terminated");
         context.shutdown_events().await;
         factory.shutdown().await;
     });
-    if ended.await.is_some() {
+    if ended.or(waiting).await.is_some() {
         return Ok(());
     }
     let running = running.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let timeout = show_duration(options.controller_shutdown_timeout);
     log::info!("Controller shutdown timeout {timeout} reached, still running: {running:?}");
     Err("controller shutdown timeout reached".into())
+}
+
+/// Tells now and then which controllers have not ended yet, for ever.
+async fn tell_who_still_runs<T>(
+    running: &Mutex<BTreeSet<&'static str>>,
+    options: &Options,
+    clock: &SharedClock,
+) -> T {
+    let period = match options.controller_shutdown_timeout / 3 {
+        Duration::ZERO => Duration::from_secs(5),
+        third => third,
+    };
+    loop {
+        clock.sleep(period).await;
+        let running = running.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        log::info!("Still waiting for some controllers to terminate: {running:?}");
+    }
 }
 
 async fn wait_for_api_server(
@@ -129,9 +164,13 @@ fn clients(
     Arc::new(ServiceAccountClients { connection, root, clock: clock.clone() })
 }
 
-fn build(options: &Options, context: &ControllerContext) -> Result<Vec<Controller>, String> {
+fn build<'a>(
+    rows: impl Iterator<Item = &'a Descriptor>,
+    options: &Options,
+    context: &ControllerContext,
+) -> Result<Vec<Controller>, String> {
     let mut controllers = Vec::new();
-    for row in CONTROLLERS {
+    for row in rows {
         match row.start(options) {
             Start::Run(build) => match build.make(context)?.filter(|made| !made.is_idle()) {
                 Some(controller) => controllers.push(controller),
@@ -160,6 +199,18 @@ fn served(debug: DebugHandler) -> Handler {
     })
 }
 
+/// When dropped, by a panic too, before the stop: the controller has failed.
+struct TellEnd {
+    failed: Arc<AtomicBool>,
+    stop: StopToken,
+}
+
+impl Drop for TellEnd {
+    fn drop(&mut self) {
+        self.failed.store(!self.stop.is_stopped(), Ordering::SeqCst);
+    }
+}
+
 /// A controller from its start, a jittered interval from now, to its end.
 fn run_one(
     controller: Controller,
@@ -184,9 +235,12 @@ fn run_one(
         }
         log::info!("Controller starting: {name}");
         running.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
-        controller.run(stop.clone()).await;
+        RunningControllers::set(name, true);
+        let ended = TellEnd { failed, stop: stop.clone() };
+        controller.run(stop).await;
+        drop(ended);
         running.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
-        failed.store(!stop.is_stopped(), Ordering::SeqCst);
+        RunningControllers::set(name, false);
         log::info!("Controller terminated: {name}");
     }
 }

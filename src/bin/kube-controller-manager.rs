@@ -13,7 +13,7 @@ fn main() -> ExitCode {
         Ok(Command::Run(options)) => {
             task::run(app::THREADS, app::run(options, app::connect::connect))
         }
-        Ok(Command::Help) => print(&options::usage()),
+        Ok(Command::Help) => print(&app::usage()),
         Ok(Command::Version(how)) => print(&options::version(&how)),
         Err(error) => {
             eprintln!("Error: {error}");

@@ -120,6 +120,17 @@ pub struct Config {
     pub timeout: Duration,
 }
 
+/// What is wrong with a file, without the value that is wrong: it may be a token or a key.
+fn without_value(error: &serde_yaml_ng::Error) -> String {
+    let text = error.to_string();
+    match (text.find("string \""), text.rfind("\", expected")) {
+        (Some(start), Some(end)) if start < end => {
+            format!("{}string{}", &text[..start], &text[end + 1..])
+        }
+        _ => text,
+    }
+}
+
 impl Config {
     /// Speaks to `host` with client-go's defaults and no credentials.
     pub fn new(host: impl Into<String>) -> Config {
@@ -154,7 +165,7 @@ impl Config {
         let fault = |what: String| Error::Config(format!("kubeconfig {}: {what}", path.display()));
         let text = read(path)?;
         let file: File =
-            serde_yaml_ng::from_slice(&text).map_err(|error| fault(error.to_string()))?;
+            serde_yaml_ng::from_slice(&text).map_err(|error| fault(without_value(&error)))?;
         let name = context.unwrap_or(&file.current_context);
         let chosen = file.contexts.iter().find(|entry| entry.name == name);
         let context = match chosen {
@@ -381,6 +392,18 @@ contexts: [{name: c, context: {cluster: a, user: u, namespace: n}}]
 clusters: [{name: a, cluster: {server: "https://h:1/", certificate-authority-data: Q0E=}}]
 users: [{name: u, user: {client-certificate: pki/c.crt, client-key: /abs/c.key, tokenFile: t}}]
 "#;
+
+    #[test]
+    fn a_file_that_is_no_kubeconfig_is_not_told_in_full() {
+        for (text, told) in [
+            ("--- |\n  a \"secret\" key\n", "invalid type: string, expected struct File"),
+            ("users: \"secret\"\n", "users: invalid type: string, expected a sequence"),
+        ] {
+            let error = serde_yaml_ng::from_str::<File>(text).err().expect("no kubeconfig");
+            let without = without_value(&error);
+            assert!(without.starts_with(told) && !without.contains("secret"), "{without}");
+        }
+    }
 
     #[test]
     fn a_kubeconfig_is_read_whole() {

@@ -25,12 +25,17 @@ use crate::clock::SharedClock;
 const TRIES: u32 = 10;
 
 static REQUESTS: LazyLock<IntCounterVec> = LazyLock::new(|| {
-    let help = "Number of HTTP requests, partitioned by status code, method, and host.";
+    let help = "[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.";
     register_int_counter_vec!("rest_client_requests_total", help, &["code", "method", "host"])
         .expect("registered once")
 });
+static RETRIES: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    let help = "[ALPHA] Number of request retries, partitioned by status code, verb, and host.";
+    register_int_counter_vec!("rest_client_request_retries_total", help, &["code", "verb", "host"])
+        .expect("registered once")
+});
 static DURATION: LazyLock<HistogramVec> = LazyLock::new(|| {
-    let help = "Request latency in seconds. Broken down by verb, and host.";
+    let help = "[ALPHA] Request latency in seconds. Broken down by verb, and host.";
     let buckets = vec![0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
     register_histogram_vec!(
         "rest_client_request_duration_seconds",
@@ -41,7 +46,8 @@ static DURATION: LazyLock<HistogramVec> = LazyLock::new(|| {
     .expect("registered once")
 });
 static LIMITED: LazyLock<HistogramVec> = LazyLock::new(|| {
-    let help = "Client side rate limiter latency in seconds. Broken down by verb, and host.";
+    let help =
+        "[ALPHA] Client side rate limiter latency in seconds. Broken down by verb, and host.";
     let buckets = vec![0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
     register_histogram_vec!(
         "rest_client_rate_limiter_duration_seconds",
@@ -305,10 +311,11 @@ impl Client {
                 }
                 _ => None,
             };
-            match wait {
-                Some(wait) if tries < TRIES => self.inner.clock.sleep(wait).await,
-                _ => return Err(error),
-            }
+            let Some(wait) = wait.filter(|_| tries < TRIES) else { return Err(error) };
+            let code = error.code().map_or_else(|| "<error>".to_owned(), |code| code.to_string());
+            let labels = [code.as_str(), call.method, self.inner.host.as_str()];
+            RETRIES.with_label_values(&labels).inc();
+            self.inner.clock.sleep(wait).await;
         }
     }
 

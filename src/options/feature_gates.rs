@@ -24,31 +24,117 @@ pub struct Group {
 impl Gates {
     /// Whether a gate is on. Gates that nobody knows are off.
     pub fn enabled(&self, name: &str) -> bool {
-        let given = |name: &str| self.0.iter().rev().find(|(n, _)| n == name).map(|&(_, on)| on);
         let Some(group) = group_of(name) else { return false };
         if group.locked {
             return group.default;
         }
         let all = match group.stage {
-            Stage::Alpha => given("AllAlpha"),
-            Stage::Beta => given("AllBeta"),
+            Stage::Alpha => self.given("AllAlpha"),
+            Stage::Beta => self.given("AllBeta"),
             Stage::Ga | Stage::Deprecated => None,
         };
-        given(name).or(all).unwrap_or(group.default)
+        self.given(name).or(all).unwrap_or(group.default)
     }
 
     /// What is wrong with the gates that were given, a line each.
     pub(super) fn problems(&self) -> Vec<String> {
         let problem = |(name, on): &(String, bool)| match group_of(name) {
             _ if matches!(name.as_str(), "AllAlpha" | "AllBeta") => None,
-            None => Some(format!("unrecognized feature gate: {name}")),
+            None => Some(format!("--feature-gates: unrecognized feature gate: {name}")),
             Some(group) if group.locked && group.default != *on => Some(format!(
-                "cannot set feature gate {name} to {on}, feature is locked to {}",
+                "--feature-gates: cannot set feature gate {name} to {on}, feature is locked to {}",
                 group.default
             )),
             Some(_) => None,
         };
-        self.0.iter().filter_map(problem).collect()
+        let mut problems: Vec<String> = self.0.iter().filter_map(problem).collect();
+        for (gate, needed) in DEPENDENCIES.iter().filter(|(gate, _)| self.enabled(gate)) {
+            let off: Vec<&str> =
+                needed.iter().copied().filter(|gate| !self.enabled(gate)).collect();
+            if !off.is_empty() {
+                let off = off.join(" ");
+                problems.push(format!(
+                    "--feature-gates: {gate} is enabled, but depends on features that are \
+                     disabled: [{off}]"
+                ));
+            }
+        }
+        problems
+    }
+}
+
+/// What a gate needs to be on, where that can be off. Sorted.
+/// Upstream: `defaultKubernetesFeatureGateDependencies`.
+const DEPENDENCIES: &[(&str, &[&str])] = &[
+    ("ClusterTrustBundleProjection", &["ClusterTrustBundle"]),
+    ("DRADeviceBindingConditions", &["DRAResourceClaimDeviceStatus"]),
+    ("DRADeviceTaintRules", &["DRADeviceTaints"]),
+    ("DRAResourceClaimGranularStatusAuthorization", &["DRAResourceClaimDeviceStatus"]),
+    ("DRAWorkloadResourceClaims", &["GenericWorkload"]),
+    ("ExtendWebSocketsToKubelet", &["NodeDeclaredFeatures"]),
+    ("GangScheduling", &["GenericWorkload"]),
+    ("GracefulNodeShutdownBasedOnPodPriority", &["GracefulNodeShutdown"]),
+    ("InPlacePodLevelResourcesVerticalScaling", &["PodLevelResources", "NodeDeclaredFeatures"]),
+    ("InPlacePodVerticalScalingInitContainers", &["NodeDeclaredFeatures"]),
+    ("MatchLabelKeysInPodTopologySpreadSelectorMerge", &["MatchLabelKeysInPodTopologySpread"]),
+    ("PodLevelResourceManagers", &["PodLevelResources"]),
+    ("ResourceHealthStatusMessage", &["ResourceHealthStatus"]),
+    ("RestartAllContainersOnContainerExits", &["ContainerRestartRules", "NodeDeclaredFeatures"]),
+    ("StaleControllerConsistencyDaemonSet", &["AtomicFIFO"]),
+    ("StaleControllerConsistencyJob", &["AtomicFIFO"]),
+    ("StaleControllerConsistencyReplicaSet", &["AtomicFIFO"]),
+    ("StaleControllerConsistencyStatefulSet", &["AtomicFIFO"]),
+    ("TopologyAwareWorkloadScheduling", &["GenericWorkload"]),
+    ("UserNamespacesHostNetworkSupport", &["NodeDeclaredFeatures"]),
+    ("WindowsGracefulNodeShutdown", &["GracefulNodeShutdown"]),
+    ("WorkloadAwarePreemption", &["GangScheduling"]),
+    ("WorkloadWithJob", &["GenericWorkload"]),
+];
+
+impl Gates {
+    /// What the log is told about gates that were given, a line each.
+    pub fn warnings(&self) -> Vec<String> {
+        let warning = |(name, on): &(String, bool)| {
+            let stage = match group_of(name)?.stage {
+                Stage::Ga => "GA",
+                Stage::Deprecated => "deprecated",
+                Stage::Alpha | Stage::Beta => return None,
+            };
+            Some(format!(
+                "Warning: setting {stage} feature gate {name}={on}. It will be removed in a future \
+                 release."
+            ))
+        };
+        self.0.iter().filter_map(warning).collect()
+    }
+
+    /// What was said about a gate on the command line.
+    pub fn given(&self, name: &str) -> Option<bool> {
+        self.0.iter().rev().find(|(n, _)| n == name).map(|&(_, on)| on)
+    }
+}
+
+/// Every gate's name, its stage and whether it is on when nothing is said about it; those that
+/// stand for all of a stage too. Sorted by name.
+pub fn all() -> Vec<(&'static str, Stage, bool)> {
+    let stages = [("AllAlpha", Stage::Alpha, false), ("AllBeta", Stage::Beta, false)];
+    let rows = GROUPS
+        .iter()
+        .flat_map(|group| group.names.iter().map(|name| (*name, group.stage, group.default)));
+    let mut all: Vec<_> = rows.chain(stages).collect();
+    all.sort_unstable_by_key(|(name, ..)| *name);
+    all
+}
+
+impl Stage {
+    /// As `--help` and metrics call it. Upstream: `featuregate.prerelease`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Alpha => "ALPHA",
+            Stage::Beta => "BETA",
+            Stage::Ga => "",
+            Stage::Deprecated => "DEPRECATED",
+        }
     }
 }
 
@@ -100,7 +186,6 @@ pub const GROUPS: &[Group] = &[
             "PodsAPI",
             "QOSReserved",
             "ReduceDefaultCrashLoopBackOffDecay",
-            "RuntimeClassInImageCriAPI",
             "RuntimeClassInImageCriApi",
             "ShardedListAndWatch",
             "StorageCapacityScoring",
@@ -258,10 +343,14 @@ pub const GROUPS: &[Group] = &[
         stage: Stage::Deprecated,
         default: true,
         locked: true,
+        names: &["AggregatedDiscoveryRemoveBetaType", "DisableNodeKubeProxyVersion"],
+    },
+    Group {
+        stage: Stage::Deprecated,
+        default: false,
+        locked: true,
         names: &[
-            "AggregatedDiscoveryRemoveBetaType",
             "AllowOverwriteTerminationGracePeriodSeconds",
-            "DisableNodeKubeProxyVersion",
             "GitRepoVolumeDriver",
             "SeparateCacheWatchRPC",
         ],
@@ -272,8 +361,9 @@ pub const GROUPS: &[Group] = &[
         locked: false,
         names: &[
             "AllowServiceExternalIPs",
-            "CPUCFSQuotaPeriod",
+            "CustomCPUCFSQuotaPeriod",
             "DRAPrioritizedList",
+            "InformerResourceVersion",
             "MutatingAdmissionPolicy",
         ],
     },
@@ -301,6 +391,7 @@ pub const GROUPS: &[Group] = &[
             "ExternalServiceAccountTokenSigner",
             "ImageMaximumGCAge",
             "ImageVolume",
+            "InOrderInformers",
             "InPlacePodVerticalScaling",
             "JobBackoffLimitPerIndex",
             "JobManagedBy",
@@ -390,14 +481,52 @@ mod tests {
     }
 
     #[test]
+    fn a_gate_needs_those_it_builds_upon() {
+        let problems = |given: &[(&str, bool)]| gates(given).problems();
+        assert_eq!(
+            problems(&[("WorkloadAwarePreemption", true), ("PodLevelResources", false)]),
+            [
+                "--feature-gates: InPlacePodLevelResourcesVerticalScaling is enabled, but depends \
+                 on features that are disabled: [PodLevelResources]",
+                "--feature-gates: WorkloadAwarePreemption is enabled, but depends on features that \
+                 are disabled: [GangScheduling]",
+            ]
+        );
+        let none: &[String] = &[];
+        for all in ["AllAlpha", "AllBeta"] {
+            assert_eq!(problems(&[(all, true)]), none);
+            assert_eq!(problems(&[(all, false)]), none);
+        }
+        assert!(DEPENDENCIES.is_sorted());
+        let names = DEPENDENCIES.iter().flat_map(|(gate, needed)| [&[*gate][..], needed].concat());
+        for name in names {
+            assert!(group_of(name).is_some_and(|group| !group.locked), "{name}");
+        }
+    }
+
+    #[test]
+    fn gates_that_will_go_are_warned_of() {
+        let gates = gates(&[("DRAPrioritizedList", true), ("KMSv1", true), ("AtomicFIFO", true)]);
+        let told = gates.warnings();
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert!(told[0].starts_with("Warning: setting GA feature gate DRAPrioritizedList=true."));
+        assert!(told[1].starts_with("Warning: setting deprecated feature gate KMSv1=true."));
+    }
+
+    #[test]
     fn unknown_and_locked_gates_are_refused() {
-        let gates =
-            gates(&[("Nope", true), ("DynamicResourceAllocation", false), ("AllBeta", true)]);
+        let gates = gates(&[
+            ("Nope", true),
+            ("DynamicResourceAllocation", false),
+            ("InOrderInformers", true),
+            ("GitRepoVolumeDriver", false),
+            ("AllBeta", true),
+        ]);
         assert_eq!(
             gates.problems(),
             [
-                "unrecognized feature gate: Nope",
-                "cannot set feature gate DynamicResourceAllocation to false, feature is locked to true",
+                "--feature-gates: unrecognized feature gate: Nope",
+                "--feature-gates: cannot set feature gate DynamicResourceAllocation to false, feature is locked to true",
             ]
         );
     }

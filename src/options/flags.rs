@@ -19,12 +19,30 @@ pub struct FlagInfo {
     pub alone: Option<&'static str>,
     /// The default as `--help` shows it; empty: not shown.
     pub default: fn(&Options) -> String,
+    /// `Err`: what is wrong with a value.
+    pub(super) check: fn(&str) -> Result<(), String>,
 }
+
+/// Flags that are still taken, are shown nowhere, and do nothing; with what is told to who gives
+/// one. Upstream: pflag's `MarkDeprecated`.
+pub(super) const DEPRECATED: &[(&str, &str)] = &[
+    (
+        "allow_untagged_cloud",
+        "This flag is deprecated and will be removed in a future release. A cluster-id will be \
+         required on cloud instances.",
+    ),
+    ("node_sync_period", "This flag is currently no-op and will be deleted."),
+];
 
 impl FlagInfo {
     /// The name without its dashes: `concurrent-deployment-syncs`.
     pub fn name(&self) -> String {
         self.field.replace('_', "-")
+    }
+
+    /// What is told to who gives it; `None`: it is as good as any.
+    pub fn deprecated(&self) -> Option<&'static str> {
+        DEPRECATED.iter().find(|(field, _)| *field == self.field).map(|(_, told)| *told)
     }
 }
 
@@ -67,11 +85,12 @@ macro_rules! flags {
                 kind: <$type as Value>::KIND,
                 alone: <$type as Value>::ALONE,
                 default: |options| options.$field.shown(),
+                check: |text| <$type as Value>::parse(text).map(drop),
             }, )*)*
         ];
 
         impl Options {
-            /// Each flag's name and its value as it would be given. Upstream: `cliflag.PrintFlags`.
+            /// Each flag's name and its value as pflag shows it. Upstream: `cliflag.PrintFlags`.
             pub fn pairs(&self) -> Vec<(String, String)> {
                 let mut pairs = vec![
                     $($( (stringify!($field).replace('_', "-"), self.$field.text()), )*)*
@@ -115,6 +134,8 @@ flags! {
     "Generic" {
         /// Give each Node a range of Pod addresses. Needs --cluster-cidr.
         allocate_node_cidrs: bool = false;
+        /// Use cloud instances without a cluster-id.
+        allow_untagged_cloud: bool = false;
         /// How Pod ranges are chosen.
         cidr_allocator_type: String = "RangeAllocator".into();
         /// File with the cloud provider's settings.
@@ -165,6 +186,8 @@ flags! {
         min_resync_period: Duration = hours(12);
         /// How often the cloud node lifecycle controller looks at Nodes.
         node_monitor_period: Duration = secs(5);
+        /// How often Nodes are synced.
+        node_sync_period: Duration = Duration::ZERO;
         /// How often routes to Nodes are reconciled.
         route_reconciliation_period: Duration = secs(10);
         /// Run each controller under a service account of its own.

@@ -7,11 +7,13 @@ mod usage;
 mod validate;
 mod values;
 
-pub use feature_gates::{GROUPS as FEATURE_GATES, Group as FeatureGateGroup, Stage};
+pub use feature_gates::{
+    GROUPS as FEATURE_GATES, Group as FeatureGateGroup, Stage, all as all_feature_gates,
+};
 pub use flags::{FLAGS, FlagInfo, Options};
 pub use parse::{Command, PROGRAM, parse};
-pub use usage::{VERSION, usage, version, version_info};
-pub use validate::validate;
+pub use usage::{VERSION, git_version, platform, report_version, usage, version, version_info};
+pub use validate::{emulated, min_compatible, validate};
 pub use values::{
     CertKey, CertKeys, Gates, Level, Map, Quantity, Value, Version, Vmodule, parse_duration,
     show_duration,

@@ -21,7 +21,7 @@ pub enum Command {
     Version(String),
 }
 
-/// Parses the arguments after the program's name.
+/// Parses the arguments after the program's name. Deprecated flags are told of on stderr.
 ///
 /// # Errors
 /// One line naming the flag, as pflag words it where it does.
@@ -37,7 +37,8 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
     match options.version.0.as_str() {
         version @ ("true" | "raw") => Ok(Command::Version(version.into())),
         _ if !normal.positional.is_empty() => {
-            Err(format!("{PROGRAM:?} does not take any arguments, got {:?}", normal.positional))
+            let shown: Vec<_> = normal.positional.iter().map(|arg| format!("{arg:?}")).collect();
+            Err(format!("{PROGRAM:?} does not take any arguments, got [{}]", shown.join(" ")))
         }
         _ => Ok(Command::Run(options)),
     }
@@ -48,6 +49,21 @@ struct Normal {
     args: Vec<String>,
     positional: Vec<String>,
     help: bool,
+}
+
+impl Normal {
+    fn push(&mut self, info: &FlagInfo, value: String) -> Result<(), String> {
+        let name = info.name();
+        (info.check)(&value).map_err(|error| {
+            let short = if name == "v" { "-v, " } else { "" };
+            format!("invalid argument {value:?} for \"{short}--{name}\" flag: {error}")
+        })?;
+        if let Some(told) = info.deprecated() {
+            eprintln!("Flag --{name} has been deprecated, {told}");
+        }
+        self.args.extend([format!("--{name}"), value]);
+        Ok(())
+    }
 }
 
 fn normalize(args: &[String]) -> Result<Normal, String> {
@@ -79,7 +95,7 @@ fn normalize(args: &[String]) -> Result<Normal, String> {
                 .or_else(|| info.alone.map(String::from))
                 .or_else(|| args.next().cloned())
                 .ok_or_else(|| format!("flag needs an argument: --{name}"))?;
-            normal.args.extend([format!("--{name}"), value]);
+            normal.push(info, value)?;
         } else if let Some(letters) = arg.strip_prefix('-').filter(|letters| !letters.is_empty()) {
             match (letters.chars().next(), letters.get(1..).unwrap_or_default()) {
                 (Some('h'), "") => normal.help = true,
@@ -91,7 +107,8 @@ fn normalize(args: &[String]) -> Result<Normal, String> {
                     };
                     let value =
                         value.ok_or_else(|| format!("flag needs an argument: 'v' in {arg}"))?;
-                    normal.args.extend(["--v".into(), value]);
+                    let info = known.get("v").ok_or("unknown flag: --v")?;
+                    normal.push(info, value)?;
                 }
                 (letter, _) => {
                     let letter = letter.unwrap_or('-');
@@ -149,6 +166,8 @@ mod tests {
             (&["-v4"], with(|o| o.v.0 = 4)),
             (&["--v=4"], with(|o| o.v.0 = 4)),
             (&["--"], Options::default()),
+            (&["--node-sync-period=1s"], with(|o| o.node_sync_period = Duration::from_secs(1))),
+            (&["--version=v1.36.2-x"], with(|o| o.version.0 = "v1.36.2-x".into())),
         ];
         for (args, expected) in table {
             assert_eq!(run(args).as_ref(), Ok(expected), "{args:?}");
@@ -169,15 +188,33 @@ mod tests {
             (&["-leader-elect"], "unknown shorthand flag: 'l' in -leader-elect"),
             (&["--cluster-name"], "flag needs an argument: --cluster-name"),
             (&["--=1"], "bad flag syntax: --=1"),
-            (&["a"], "\"kube-controller-manager\" does not take any arguments, got [\"a\"]"),
+            (
+                &["a", "b"],
+                "\"kube-controller-manager\" does not take any arguments, got [\"a\" \"b\"]",
+            ),
             (
                 &["--leader-elect", "false"],
                 "\"kube-controller-manager\" does not take any arguments, got [\"false\"]",
             ),
             (
                 &["--secure-port=x"],
-                "Error parsing option '--secure-port' with value 'x': \
-                 not a whole number of 32 bits",
+                "invalid argument \"x\" for \"--secure-port\" flag: not a whole number of 32 bits",
+            ),
+            (&["-v", "x"], "invalid argument \"x\" for \"-v, --v\" flag: not a whole number"),
+            (
+                &["--min_resync_period=5"],
+                "invalid argument \"5\" for \"--min-resync-period\" flag: \
+                 time: missing unit in duration \"5\"",
+            ),
+            (
+                &["--version=v1.37.0"],
+                "invalid argument \"v1.37.0\" for \"--version\" flag: version \"v1.37.0\" must \
+                 match major/minor/patch of default version \"v1.36.2\"",
+            ),
+            (
+                &["--feature-gates=wardle:A=true"],
+                "invalid argument \"wardle:A=true\" for \"--feature-gates\" flag: \
+                 component not registered: wardle",
             ),
         ];
         for (args, expected) in table {

@@ -1,13 +1,44 @@
 //! `--help` and `--version`.
 
+use std::iter::repeat;
+use std::sync::OnceLock;
+
+use super::feature_gates::Stage;
 use super::flags::{FLAGS, Options};
 use super::parse::PROGRAM;
 
 /// The release of Kubernetes whose manager this one stands in for.
 pub const VERSION: &str = "v1.36.2";
 
-/// The text of `--help`: the flags in groups, with kinds and defaults.
-pub fn usage() -> String {
+/// The version to report, where `--version` names one.
+static REPORTED: OnceLock<String> = OnceLock::new();
+
+/// Reports `version` from now on. Only the first call counts.
+/// Upstream: `version.SetDynamicVersion`.
+pub fn report_version(version: &str) {
+    REPORTED.get_or_init(|| version.into());
+}
+
+/// [`VERSION`], or what `--version` set.
+pub fn git_version() -> &'static str {
+    REPORTED.get().map_or(VERSION, String::as_str)
+}
+
+/// Operating system and processor, as Go names them.
+pub fn platform() -> String {
+    let arch = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        "powerpc64" => "ppc64le",
+        other => other,
+    };
+    format!("{}/{arch}", std::env::consts::OS)
+}
+
+/// The text of `--help`: the flags in groups, with kinds and defaults. `controllers`: the names
+/// that `--controllers` takes; `off`: those of them that are off by default.
+pub fn usage(controllers: &[&str], off: &[&str]) -> String {
     let mut text = format!(
         "The Kubernetes controller manager watches the state of the cluster through the API server\n\
          and makes changes that move it towards the state that is wanted.\n\n\
@@ -18,16 +49,24 @@ pub fn usage() -> String {
         let short = if field == "v" { "  -v, " } else { "      " };
         format!("{short}--{name} {kind}").trim_end().to_string()
     };
+    let more = |field: &str| match field {
+        "controllers" => vec![
+            format!("All controllers: {}", controllers.join(", ")),
+            format!("Disabled-by-default controllers: {}", off.join(", ")),
+        ],
+        "feature_gates" => gates(),
+        _ => Vec::new(),
+    };
+    let shown = || FLAGS.iter().filter(|flag| flag.deprecated().is_none());
     let mut groups: Vec<&str> = Vec::new();
-    for flag in FLAGS.iter().filter(|flag| !groups.contains(&flag.group)).collect::<Vec<_>>() {
+    for flag in shown() {
         if !groups.contains(&flag.group) {
             groups.push(flag.group);
         }
     }
     for group in groups {
-        let flags: Vec<_> = FLAGS.iter().filter(|flag| flag.group == group).collect();
-        let mut rows: Vec<(String, String)> = flags
-            .iter()
+        let flags = shown().filter(|flag| flag.group == group);
+        let mut rows: Vec<(String, Vec<String>)> = flags
             .map(|flag| {
                 let mut help =
                     flag.help.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
@@ -35,25 +74,55 @@ pub fn usage() -> String {
                 if !default.is_empty() {
                     help.push_str(&format!(" (default {default})"));
                 }
-                (left(flag.field, &flag.name(), flag.kind), help)
+                let mut lines = vec![help];
+                lines.extend(more(flag.field));
+                (left(flag.field, &flag.name(), flag.kind), lines)
             })
             .collect();
         if group == "Global" {
-            rows.insert(0, ("  -h, --help".into(), format!("Help for {PROGRAM}.")));
+            rows.insert(0, ("  -h, --help".into(), vec![format!("Help for {PROGRAM}.")]));
         }
         let width = rows.iter().map(|(left, _)| left.len()).max().unwrap_or_default();
         text.push_str(&format!("\n{group} flags:\n\n"));
-        for (left, help) in rows {
-            text.push_str(&format!("{left:width$}   {help}\n"));
+        for (left, lines) in &rows {
+            for (line, left) in lines.iter().zip([left.as_str()].into_iter().chain(repeat(""))) {
+                text.push_str(&format!("{left:width$}   {line}\n"));
+            }
         }
     }
     text
 }
 
+/// The gates that may be set, a line each. Upstream: `KnownFeatures`.
+fn gates() -> Vec<String> {
+    let all = super::feature_gates::all().into_iter();
+    all.filter(|(_, stage, _)| matches!(stage, Stage::Alpha | Stage::Beta))
+        .map(|(name, stage, default)| {
+            format!("kube:{name}=true|false ({} - default={default})", stage.name())
+        })
+        .collect()
+}
+
 /// What `--version` prints. `how`: `true` or `raw`.
 pub fn version(how: &str) -> String {
+    let info = version_info();
+    let field = |name: &str| info[name].as_str().unwrap_or_default().to_string();
     match how {
-        "raw" => format!("{:#}\n", version_info()),
+        "raw" => format!(
+            "version.Info{{Major:{:?}, Minor:{:?}, EmulationMajor:\"\", EmulationMinor:\"\", \
+             MinCompatibilityMajor:\"\", MinCompatibilityMinor:\"\", GitVersion:{:?}, \
+             GitCommit:{:?}, GitTreeState:{:?}, BuildDate:{:?}, GoVersion:{:?}, Compiler:{:?}, \
+             Platform:{:?}}}\n",
+            field("major"),
+            field("minor"),
+            field("gitVersion"),
+            field("gitCommit"),
+            field("gitTreeState"),
+            field("buildDate"),
+            field("goVersion"),
+            field("compiler"),
+            field("platform"),
+        ),
         _ => format!("Kubernetes {VERSION}\n"),
     }
 }
@@ -64,13 +133,13 @@ pub fn version_info() -> serde_json::Value {
     serde_json::json!({
         "major": numbers.next(),
         "minor": numbers.next(),
-        "gitVersion": VERSION,
+        "gitVersion": git_version(),
         "gitCommit": "",
         "gitTreeState": "",
         "buildDate": "",
         "goVersion": "",
         "compiler": "rustc",
-        "platform": format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),
+        "platform": platform(),
     })
 }
 
@@ -80,14 +149,19 @@ mod tests {
 
     #[test]
     fn help_shows_groups_kinds_and_defaults() {
-        let text = usage();
+        let text = usage(&["a-controller", "b-controller"], &["b-controller"]);
         assert!(text.contains(
             "\nDeployment-controller flags:\n\n      --concurrent-deployment-syncs int32   "
         ));
         assert!(text.contains("(default 8760h0m0s)"), "durations as Go writes them");
         assert!(text.contains("\n  -v, --v Level "));
         assert_eq!(text.matches(" flags:\n").count(), text.matches(" flags:\n\n").count());
-        for flag in FLAGS {
+        assert!(text.contains("   All controllers: a-controller, b-controller\n"));
+        assert!(text.contains("   Disabled-by-default controllers: b-controller\n"));
+        assert!(text.contains("   kube:AllBeta=true|false (BETA - default=false)\n"));
+        assert!(!text.contains("kube:DynamicResourceAllocation="), "it is GA");
+        assert!(!text.contains("node-sync-period"), "it is deprecated");
+        for flag in FLAGS.iter().filter(|flag| flag.deprecated().is_none()) {
             assert_eq!(text.matches(&format!("--{} ", flag.name())).count(), {
                 // Some flags are named in the help of others.
                 let mentioned = FLAGS
@@ -103,5 +177,8 @@ mod tests {
     fn versions() {
         assert_eq!(version("true"), "Kubernetes v1.36.2\n");
         assert_eq!(version_info()["minor"], "36");
+        let raw = version("raw");
+        assert!(raw.starts_with("version.Info{Major:\"1\", Minor:\"36\", "), "{raw}");
+        assert!(raw.contains(", GitVersion:\"v1.36.2\", "), "{raw}");
     }
 }

@@ -48,15 +48,8 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
         }
     };
 
-    for (flag, versions) in [
-        ("emulated-version", &o.emulated_version),
-        ("min-compatibility-version", &o.min_compatibility_version),
-    ] {
-        for version in versions {
-            let version = version.strip_prefix("kube=").unwrap_or(version);
-            let known = ["1.33", "1.34", "1.35", "1.36"].contains(&version);
-            refuse(!known, format!("--{flag}: {version:?} is not in 1.33..1.36"));
-        }
+    for problem in version_problems(o) {
+        refuse(true, problem);
     }
     refuse(
         o.leader_elect && o.leader_elect_resource_lock != "leases",
@@ -67,10 +60,10 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
             refuse(true, problem);
         }
     }
-    for name in &o.controllers {
-        let name = name.strip_prefix('-').unwrap_or(name);
+    for item in o.controllers.iter().filter(|item| *item != "*") {
+        let name = item.strip_prefix('-').unwrap_or(item);
         refuse(
-            name != "*" && !known_controller(name),
+            !known_controller(name),
             format!("--controllers: {name:?} is not in the list of known controllers"),
         );
     }
@@ -144,6 +137,12 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
             format!("--tls-cipher-suites: cipher suite {suite} not supported or doesn't exist"),
         );
     }
+    for path in &o.authorization_always_allow_paths {
+        refuse(
+            path.trim_end_matches('*').contains('*') || path.ends_with("**"),
+            format!("--authorization-always-allow-paths: only trailing * allowed in {path:?}"),
+        );
+    }
     for (flag, values) in [
         ("requestheader-username-headers", &o.requestheader_username_headers),
         ("requestheader-group-headers", &o.requestheader_group_headers),
@@ -154,6 +153,19 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
         let empty = values.iter().any(|value| value.trim().is_empty());
         refuse(empty, format!("--{flag}: empty value"));
     }
+    let uid_headers = &o.requestheader_uid_headers;
+    refuse(
+        !uid_headers.is_empty() && !o.feature_gates.enabled("RemoteRequestHeaderUID"),
+        "--requestheader-uid-headers requires the \"RemoteRequestHeaderUID\" feature to be enabled"
+            .into(),
+    );
+    refuse(
+        !uid_headers.is_empty()
+            && !uid_headers.iter().any(|header| header.eq_ignore_ascii_case("X-Remote-Uid")),
+        "--requestheader-uid-headers is set without specifying the standard X-Remote-Uid header - \
+         API aggregation will not work"
+            .into(),
+    );
 
     let cidrs: Vec<&str> = o.cluster_cidr.split(',').filter(|cidr| !cidr.is_empty()).collect();
     if o.allocate_node_cidrs {
@@ -228,10 +240,108 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
         !matches!(o.logging_format.as_str(), "text" | "json"),
         format!("--logging-format: Invalid value: {:?}: Unsupported log format", o.logging_format),
     );
+    let previous = format!("1.{}", NEWEST - 1);
+    let hidden = &o.show_hidden_metrics_for_version;
+    refuse(
+        !hidden.is_empty() && *hidden != previous,
+        format!(
+            "--show-hidden-metrics-for-version: Invalid value: {hidden:?}: must be omitted or have \
+             the value '{previous}'; only the previous minor version is allowed"
+        ),
+    );
+    for name in &o.disabled_metrics {
+        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ':');
+        let good = name.starts_with(|c| fits(c) && !c.is_ascii_digit()) && name.chars().all(fits);
+        refuse(!good, format!("--disabled-metrics: {name:?} is not a fully qualified metric name"));
+    }
+    for key in o.allow_metric_labels.0.keys() {
+        refuse(
+            !matches!(key.split_once(','), Some((metric, label)) if !metric.is_empty() && !label.is_empty()),
+            format!(
+                "--allow-metric-labels: {key:?}: must have keys with format `metricName,labelName`"
+            ),
+        );
+    }
+    refuse(
+        !o.allow_metric_labels.0.is_empty() && !o.allow_metric_labels_manifest.is_empty(),
+        "--allow-metric-labels: cannot specify both it and --allow-metric-labels-manifest".into(),
+    );
+    refuse(
+        o.log_flush_frequency.is_zero(),
+        "--log-flush-frequency: Invalid value: 0s: Must be greater than zero".into(),
+    );
+    for (format, split, buffer) in [
+        ("text", o.log_text_split_stream, o.log_text_info_buffer_size),
+        ("json", o.log_json_split_stream, o.log_json_info_buffer_size),
+    ] {
+        let off = !o.feature_gates.enabled("LoggingAlphaOptions");
+        for (flag, given) in [("split-stream", split), ("info-buffer-size", buffer.0 > 0)] {
+            refuse(
+                off && given,
+                format!(
+                    "--log-{format}-{flag}: Forbidden: Feature LoggingAlphaOptions is disabled"
+                ),
+            );
+        }
+    }
     refuse(
         o.logging_format == "json" && !o.vmodule.0.is_empty(),
         "--vmodule: only supported for text log format".into(),
     );
+    problems
+}
+
+/// Minor versions of Kubernetes 1: the oldest that may be emulated, and our own.
+const OLDEST: u32 = 33;
+const NEWEST: u32 = 36;
+
+/// The minor version whose behaviour is asked for.
+pub fn emulated(o: &Options) -> u32 {
+    o.emulated_version.last().and_then(|text| minor(text)).unwrap_or(NEWEST)
+}
+
+/// The oldest minor version that other components may have.
+pub fn min_compatible(o: &Options) -> u32 {
+    let given = o.min_compatibility_version.last().and_then(|text| minor(text));
+    given.unwrap_or_else(|| (emulated(o) - 1).max(OLDEST))
+}
+
+/// Of `1.35` or `kube=1.35`.
+fn minor(text: &str) -> Option<u32> {
+    let version = text.strip_prefix("kube=").unwrap_or(text);
+    version.trim_start_matches('v').strip_prefix("1.")?.parse().ok().filter(|minor| *minor > 0)
+}
+
+fn version_problems(o: &Options) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (flag, versions) in [
+        ("emulated-version", &o.emulated_version),
+        ("min-compatibility-version", &o.min_compatibility_version),
+    ] {
+        for version in versions.iter().filter(|text| minor(text).is_none()) {
+            problems.push(match version.split_once('=') {
+                Some((component, _)) if component != "kube" => {
+                    format!("--{flag}: component not registered: {component}")
+                }
+                _ => format!("--{flag}: could not parse {version:?} as version"),
+            });
+        }
+        if versions.len() > 1 {
+            problems.push(format!("--{flag}: duplicate version flag, {}", versions.join(" and ")));
+        }
+    }
+    let (emulated, least) = (emulated(o), min_compatible(o));
+    if !(OLDEST..=NEWEST).contains(&emulated) {
+        problems.push(format!(
+            "--emulated-version: emulation version 1.{emulated} is not between \
+             [1.{OLDEST}, 1.{NEWEST}]"
+        ));
+    } else if !(OLDEST..=emulated).contains(&least) {
+        problems.push(format!(
+            "--min-compatibility-version: minCompatibilityVersion version 1.{least} is not between \
+             [1.{OLDEST}, 1.{emulated}]"
+        ));
+    }
     problems
 }
 
@@ -310,6 +420,10 @@ mod tests {
                 "--controllers: \"nope\" is not in the list of known controllers",
             ),
             (
+                |o| o.controllers = vec!["*".into(), "-*".into()],
+                "--controllers: \"*\" is not in the list of known controllers",
+            ),
+            (
                 |o| o.concurrent_deployment_syncs = 0,
                 "--concurrent-deployment-syncs must be greater than 0, but got 0",
             ),
@@ -345,7 +459,10 @@ mod tests {
                 "--leader-elect-renew-deadline must be greater than \
                  --leader-elect-retry-period*1.2",
             ),
-            (|o| o.feature_gates.0.push(("Nope".into(), true)), "unrecognized feature gate: Nope"),
+            (
+                |o| o.feature_gates.0.push(("Nope".into(), true)),
+                "--feature-gates: unrecognized feature gate: Nope",
+            ),
             (
                 |o| o.cluster_signing_legacy_unknown_key_file = "k".into(),
                 "--cluster-signing-legacy-unknown-{cert,key}-file: cannot specify key without cert",
@@ -354,10 +471,63 @@ mod tests {
                 |o| o.tls_cipher_suites.push("X".into()),
                 "--tls-cipher-suites: cipher suite X not supported or doesn't exist",
             ),
+            (
+                |o| o.requestheader_uid_headers = vec!["X-Uid".into()],
+                "--requestheader-uid-headers is set without specifying the standard X-Remote-Uid \
+                 header - API aggregation will not work",
+            ),
+            (
+                |o| o.authorization_always_allow_paths = vec!["/ok*".into(), "/a*b".into()],
+                "--authorization-always-allow-paths: only trailing * allowed in \"/a*b\"",
+            ),
+            (
+                |o| o.emulated_version = vec!["1.30".into()],
+                "--emulated-version: emulation version 1.30 is not between [1.33, 1.36]",
+            ),
+            (
+                |o| o.emulated_version = vec!["kube=x".into()],
+                "--emulated-version: could not parse \"kube=x\" as version",
+            ),
+            (
+                |o| o.emulated_version = vec!["wardle=1.2".into()],
+                "--emulated-version: component not registered: wardle",
+            ),
+            (
+                |o| {
+                    o.emulated_version = vec!["kube=1.34".into()];
+                    o.min_compatibility_version = vec!["1.36".into()];
+                },
+                "--min-compatibility-version: minCompatibilityVersion version 1.36 is not between \
+                 [1.33, 1.34]",
+            ),
+            (
+                |o| o.show_hidden_metrics_for_version = "1.30".into(),
+                "--show-hidden-metrics-for-version: Invalid value: \"1.30\": must be omitted or \
+                 have the value '1.35'; only the previous minor version is allowed",
+            ),
+            (
+                |o| o.disabled_metrics = vec!["a-b".into()],
+                "--disabled-metrics: \"a-b\" is not a fully qualified metric name",
+            ),
+            (
+                |o| o.log_text_split_stream = true,
+                "--log-text-split-stream: Forbidden: Feature LoggingAlphaOptions is disabled",
+            ),
         ];
         for (change, expected) in table {
             assert_eq!(problems(*change), [*expected]);
         }
+    }
+
+    #[test]
+    fn older_versions_may_be_emulated() {
+        let mut options = Options::default();
+        assert_eq!((emulated(&options), min_compatible(&options)), (36, 35));
+        options.emulated_version = vec!["kube=1.34".into()];
+        assert_eq!((emulated(&options), min_compatible(&options)), (34, 33));
+        options.emulated_version = vec!["1.33".into()];
+        assert_eq!((emulated(&options), min_compatible(&options)), (33, 33));
+        assert_eq!(version_problems(&options), Vec::<String>::new());
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::usage::VERSION;
+
 /// A type that a flag can have.
 pub trait Value: Sized {
     /// What `--help` calls it; empty for a bool.
@@ -24,7 +26,7 @@ pub trait Value: Sized {
         }
     }
 
-    /// As it would be given.
+    /// As pflag shows it.
     fn text(&self) -> String;
 
     /// As the default in `--help`; empty: not worth showing.
@@ -123,10 +125,10 @@ impl Value for Duration {
 /// # Errors
 /// When `text` is no duration.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let invalid = || format!("invalid duration {text:?}");
+    let invalid = || format!("time: invalid duration {text:?}");
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest.starts_with('-') && rest != "-0" {
-        return Err(format!("negative duration {text:?}"));
+        return Err(format!("time: negative duration {text:?}"));
     }
     if matches!(rest, "0" | "-0") {
         return Ok(Duration::ZERO);
@@ -139,7 +141,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     while !rest.is_empty() {
         let digits = rest
             .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .ok_or_else(|| format!("missing unit in duration {text:?}"))?;
+            .ok_or_else(|| format!("time: missing unit in duration {text:?}"))?;
         let (number, after) = rest.split_at(digits);
         let length = after.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(after.len());
         let (unit, after) = after.split_at(length);
@@ -150,7 +152,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
             "s" => 1_000_000_000,
             "m" => 60_000_000_000,
             "h" => 3_600_000_000_000,
-            _ => return Err(format!("unknown unit {unit:?} in duration {text:?}")),
+            _ => return Err(format!("time: unknown unit {unit:?} in duration {text:?}")),
         };
         let (before_point, fraction) = number.split_once('.').unwrap_or((number, ""));
         if before_point.is_empty() && fraction.is_empty() {
@@ -245,10 +247,10 @@ impl Value for Vec<String> {
         }
     }
     fn text(&self) -> String {
-        self.join(",")
+        format!("[{}]", self.join(","))
     }
     fn shown(&self) -> String {
-        if self.is_empty() { String::new() } else { format!("[{}]", self.join(",")) }
+        if self.is_empty() { String::new() } else { self.text() }
     }
 }
 
@@ -263,7 +265,7 @@ impl Value for Vec<i32> {
         }
     }
     fn text(&self) -> String {
-        self.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+        format!("[{}]", self.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
     }
     fn shown(&self) -> String {
         self.text()
@@ -293,7 +295,7 @@ impl Value for Map {
     }
     fn text(&self) -> String {
         let pairs = self.0.iter().map(|(key, value)| format!("{key}={value}"));
-        pairs.collect::<Vec<_>>().join(",")
+        format!("[{}]", pairs.collect::<Vec<_>>().join(","))
     }
     fn shown(&self) -> String {
         self.text()
@@ -344,7 +346,8 @@ pub struct Level(pub i32);
 impl Value for Level {
     const KIND: &'static str = "Level";
     fn parse(text: &str) -> Result<Level, String> {
-        i32::parse(text).map(Level)
+        let level = text.parse().ok().filter(|level| *level >= 0);
+        level.map(Level).ok_or_else(|| "not a whole number".into())
     }
     fn text(&self) -> String {
         self.0.to_string()
@@ -443,7 +446,7 @@ impl Value for CertKeys {
             true => format!("{},{}", item.cert, item.key),
             false => format!("{},{}:{}", item.cert, item.key, item.names.join(",")),
         });
-        items.collect::<Vec<_>>().join(";")
+        format!("[{}]", items.collect::<Vec<_>>().join(";"))
     }
 }
 
@@ -463,7 +466,16 @@ impl Value for Version {
     fn parse(text: &str) -> Result<Version, String> {
         match text {
             "raw" => Ok(Version(text.into())),
-            _ if text.starts_with('v') => Ok(Version(text.into())),
+            _ if text.starts_with('v') => {
+                let more = text.strip_prefix(VERSION);
+                match more.is_some_and(|more| more.is_empty() || more.starts_with(['-', '+'])) {
+                    true => Ok(Version(text.into())),
+                    false => Err(format!(
+                        "version {text:?} must match major/minor/patch of default version \
+                         {VERSION:?}"
+                    )),
+                }
+            }
             _ => bool::parse(text).map(|on| Version(on.to_string())),
         }
     }

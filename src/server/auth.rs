@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use futures_lite::future::Boxed;
@@ -50,6 +50,8 @@ impl User {
 
 /// Asks the API server. Errors are for the log.
 pub trait Reviewer: Send + Sync {
+    /// Whether there is anybody to ask about tokens.
+    fn knows_tokens(&self) -> bool;
     /// `None`: the token is nobody's.
     fn token(&self, token: &str) -> Boxed<Result<Option<User>, String>>;
     fn access(&self, user: &User, verb: &str, path: &str) -> Boxed<Result<bool, String>>;
@@ -65,13 +67,17 @@ const ACCESS_REVIEW: ResourceType = ResourceType::fixed(
     false,
 );
 
-/// Reviews by a kube-apiserver. A side without a client says no.
+/// Reviews by a kube-apiserver. Without a client there is nobody to ask about tokens, and no access.
 pub struct ApiReviewer {
     pub authentication: Option<Client>,
     pub authorization: Option<Client>,
 }
 
 impl Reviewer for ApiReviewer {
+    fn knows_tokens(&self) -> bool {
+        self.authentication.is_some()
+    }
+
     fn token(&self, token: &str) -> Boxed<Result<Option<User>, String>> {
         let body = json!({
             "apiVersion": TOKEN_REVIEW.api_version(), "kind": "TokenReview",
@@ -179,9 +185,15 @@ impl Authorities {
     }
 }
 
-pub struct AuthConfig {
+/// Whose certificates count, for clients and for proxies.
+#[derive(Clone, Debug, Default)]
+pub struct Trust {
     pub client_ca: Option<Authorities>,
     pub request_header: RequestHeader,
+}
+
+pub struct AuthConfig {
+    pub trust: Trust,
     pub reviewer: Arc<dyn Reviewer>,
     pub token_ttl: Duration,
     pub authorized_ttl: Duration,
@@ -193,6 +205,7 @@ pub struct AuthConfig {
 /// The filter before all handlers.
 pub struct Auth {
     config: AuthConfig,
+    trust: RwLock<Arc<Trust>>,
     clock: SharedClock,
     tokens: Cache<[u8; 32], Option<User>>,
     access: Cache<(User, String, String), bool>,
@@ -200,7 +213,18 @@ pub struct Auth {
 
 impl Auth {
     pub fn new(config: AuthConfig, clock: SharedClock) -> Arc<Auth> {
-        Arc::new(Auth { config, clock, tokens: Cache::default(), access: Cache::default() })
+        let trust = RwLock::new(Arc::new(config.trust.clone()));
+        let (tokens, access) = (Cache::default(), Cache::default());
+        Arc::new(Auth { config, trust, clock, tokens, access })
+    }
+
+    /// Trusts these authorities from now on, and no others.
+    pub fn set_trust(&self, trust: Trust) {
+        *self.trust.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(trust);
+    }
+
+    fn trust(&self) -> Arc<Trust> {
+        self.trust.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// `inner`, for who may.
@@ -218,10 +242,17 @@ impl Auth {
 
     /// The answer for who may not, `None` for who may.
     async fn check(&self, request: &Request) -> Option<Response> {
-        let Some(user) = self.authenticate(request).await else {
+        let since = self.clock.monotonic();
+        let user = self.authenticate(request).await;
+        let took = self.clock.monotonic().saturating_sub(since);
+        metrics::authenticated(user.as_ref().map(|user| user.name.as_str()), took);
+        let Some(user) = user else {
             return Some(Response::status(401, "Unauthorized", "Unauthorized"));
         };
-        if self.authorize(&user, request).await {
+        let since = self.clock.monotonic();
+        let allowed = self.authorize(&user, request).await;
+        metrics::authorized(allowed, self.clock.monotonic().saturating_sub(since));
+        if allowed {
             return None;
         }
         let (verb, path) = (verb(request), &request.path);
@@ -232,16 +263,21 @@ impl Auth {
         ))
     }
 
-    /// Who asks. `None`: credentials that are no good.
+    /// Who asks. `None`: credentials that are no good. Any good one is enough; who has none at all
+    /// is anonymous.
     async fn authenticate(&self, request: &Request) -> Option<User> {
         let (now, chain) = (self.clock.now(), &request.peer);
+        let mut faults = Vec::new();
         if !chain.is_empty() {
-            if let Some(user) = self.proxied(request, now) {
-                return Some(user.authenticated());
+            let trust = self.trust();
+            match proxied(&trust.request_header, request, now) {
+                Ok(Some(user)) => return Some(user.authenticated()),
+                Ok(None) => (),
+                Err(fault) => faults.push(fault),
             }
-            match self.config.client_ca.as_ref().map(|ca| ca.user(chain, now)) {
+            match trust.client_ca.as_ref().map(|ca| ca.user(chain, now)) {
                 Some(Ok(user)) if !user.name.is_empty() => return Some(user.authenticated()),
-                Some(Err(error)) => log::debug!("client certificate refused: {error}"),
+                Some(Err(fault)) => faults.push(fault),
                 _ => (),
             }
         }
@@ -249,9 +285,19 @@ impl Auth {
             let (scheme, token) = value.trim().split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
         });
-        let Some(token) = bearer.filter(|token| !token.is_empty()) else {
-            return Some(User::anonymous());
-        };
+        // Where nobody can judge tokens, one is as good as none.
+        let token = bearer.filter(|token| !token.is_empty() && self.config.reviewer.knows_tokens());
+        match token {
+            Some(token) => self.owner(token).await,
+            None if faults.is_empty() => Some(User::anonymous()),
+            None => {
+                log::error!("Unable to authenticate the request: {}", faults.join(", "));
+                None
+            }
+        }
+    }
+
+    async fn owner(&self, token: &str) -> Option<User> {
         let key: [u8; 32] = Sha256::digest(token.as_bytes()).into();
         if let Some(known) = self.tokens.get(&key, self.clock.monotonic()) {
             return known;
@@ -270,40 +316,12 @@ impl Auth {
         }
     }
 
-    fn proxied(&self, request: &Request, now: Timestamp) -> Option<User> {
-        let config = &self.config.request_header;
-        let names = |header: &String| request.header(header).filter(|name| !name.is_empty());
-        let name = config.username_headers.iter().find_map(names)?;
-        let proxy = config.ca.as_ref()?.user(&request.peer, now).ok()?;
-        if !config.allowed_names.is_empty() && !config.allowed_names.contains(&proxy.name) {
-            return None;
-        }
-        let groups = config.group_headers.iter().flat_map(|header| request.headers.get_all(header));
-        let mut extra: Vec<(String, Vec<String>)> = Vec::new();
-        for (header, value) in &request.headers {
-            let (header, Ok(value)) = (header.as_str(), value.to_str()) else { continue };
-            let mut prefixes = config.extra_prefixes.iter().map(|p| p.to_ascii_lowercase());
-            let Some(key) = prefixes.find_map(|p| header.strip_prefix(&p).map(String::from)) else {
-                continue;
-            };
-            match extra.iter_mut().find(|(k, _)| *k == key) {
-                Some((_, values)) => values.push(value.into()),
-                None => extra.push((key, vec![value.into()])),
-            }
-        }
-        Some(User {
-            name: name.into(),
-            uid: config.uid_headers.iter().find_map(names).unwrap_or_default().into(),
-            groups: groups.filter_map(|value| value.to_str().ok()).map(String::from).collect(),
-            extra,
-        })
-    }
-
     async fn authorize(&self, user: &User, request: &Request) -> bool {
         let path = &request.path;
-        let allowed = |rule: &String| match rule.strip_suffix('*') {
-            Some(start) => path.starts_with(start),
-            None => path.trim_start_matches('/') == rule.trim_start_matches('/'),
+        let bare = |path: &str| path.strip_prefix('/').unwrap_or(path).to_string();
+        let allowed = |rule: &String| match bare(rule).strip_suffix('*') {
+            Some(start) => bare(path).starts_with(start),
+            None => bare(path) == bare(rule),
         };
         if self.config.always_allow.iter().any(allowed)
             || user.groups.iter().any(|group| group == "system:masters")
@@ -329,6 +347,43 @@ impl Auth {
             }
         }
     }
+}
+
+/// The user whom a trusted proxy names. `Err`: the certificate is no trusted proxy's.
+fn proxied(
+    config: &RequestHeader,
+    request: &Request,
+    now: Timestamp,
+) -> Result<Option<User>, String> {
+    let Some(ca) = &config.ca else { return Ok(None) };
+    let proxy = ca.user(&request.peer, now)?.name;
+    if !config.allowed_names.is_empty() && !config.allowed_names.contains(&proxy) {
+        let allowed = &config.allowed_names;
+        return Err(format!(
+            "x509: subject with cn={proxy} is not in the allowed list: {allowed:?}"
+        ));
+    }
+    let names = |header: &String| request.header(header).filter(|name| !name.is_empty());
+    let Some(name) = config.username_headers.iter().find_map(names) else { return Ok(None) };
+    let groups = config.group_headers.iter().flat_map(|header| request.headers.get_all(header));
+    let mut extra: Vec<(String, Vec<String>)> = Vec::new();
+    for (header, value) in &request.headers {
+        let (header, Ok(value)) = (header.as_str(), value.to_str()) else { continue };
+        let mut prefixes = config.extra_prefixes.iter().map(|p| p.to_ascii_lowercase());
+        let Some(key) = prefixes.find_map(|p| header.strip_prefix(&p).map(String::from)) else {
+            continue;
+        };
+        match extra.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, values)) => values.push(value.into()),
+            None => extra.push((key, vec![value.into()])),
+        }
+    }
+    Ok(Some(User {
+        name: name.into(),
+        uid: config.uid_headers.iter().find_map(names).unwrap_or_default().into(),
+        groups: groups.filter_map(|value| value.to_str().ok()).map(String::from).collect(),
+        extra,
+    }))
 }
 
 fn verb(request: &Request) -> String {
@@ -364,9 +419,94 @@ impl<K: Eq + Hash, V: Clone> Cache<K, V> {
     }
 }
 
+/// Upstream: `apiserver/pkg/endpoints/filters/metrics.go`.
+mod metrics {
+    use std::sync::LazyLock;
+    use std::time::Duration;
+
+    use prometheus::{
+        HistogramVec, IntCounterVec, exponential_buckets, histogram_opts, register_histogram_vec,
+        register_int_counter_vec,
+    };
+
+    struct Metrics {
+        users: IntCounterVec,
+        authentications: IntCounterVec,
+        authentication_seconds: HistogramVec,
+        authorizations: IntCounterVec,
+        authorization_seconds: HistogramVec,
+    }
+
+    static METRICS: LazyLock<Option<Metrics>> = LazyLock::new(|| {
+        let seconds = |name: &str, help: &str| {
+            let opts = histogram_opts!(name, help, exponential_buckets(0.001, 2.0, 15)?);
+            register_histogram_vec!(opts, &["result"])
+        };
+        let register = || -> prometheus::Result<Metrics> {
+            Ok(Metrics {
+                users: register_int_counter_vec!(
+                    "authenticated_user_requests",
+                    "[ALPHA] Counter of authenticated requests broken out by username.",
+                    &["username"]
+                )?,
+                authentications: register_int_counter_vec!(
+                    "authentication_attempts",
+                    "[ALPHA] Counter of authenticated attempts.",
+                    &["result"]
+                )?,
+                authentication_seconds: seconds(
+                    "authentication_duration_seconds",
+                    "[ALPHA] Authentication duration in seconds broken out by result.",
+                )?,
+                authorizations: register_int_counter_vec!(
+                    "authorization_attempts_total",
+                    "[ALPHA] Counter of authorization attempts broken down by result. It can be \
+                     either 'allowed', 'denied', 'no-opinion' or 'error'.",
+                    &["result"]
+                )?,
+                authorization_seconds: seconds(
+                    "authorization_duration_seconds",
+                    "[ALPHA] Authorization duration in seconds broken out by result.",
+                )?,
+            })
+        };
+        register().inspect_err(|error| log::error!("authentication: no metrics: {error}")).ok()
+    });
+
+    pub fn authenticated(user: Option<&str>, took: Duration) {
+        let Some(metrics) = METRICS.as_ref() else { return };
+        let result = if user.is_some() { "success" } else { "failure" };
+        metrics.authentications.with_label_values(&[result]).inc();
+        metrics.authentication_seconds.with_label_values(&[result]).observe(took.as_secs_f64());
+        if let Some(user) = user {
+            metrics.users.with_label_values(&[category(user)]).inc();
+        }
+    }
+
+    pub fn authorized(allowed: bool, took: Duration) {
+        let Some(metrics) = METRICS.as_ref() else { return };
+        let result = if allowed { "allowed" } else { "no-opinion" };
+        metrics.authorizations.with_label_values(&[result]).inc();
+        metrics.authorization_seconds.with_label_values(&[result]).observe(took.as_secs_f64());
+    }
+
+    /// Few values, and nobody's name. Upstream: `compressUsername`.
+    fn category(user: &str) -> &str {
+        match user {
+            "admin"
+            | "client"
+            | "kube_proxy"
+            | "kubelet"
+            | "system:serviceaccount:kube-system:default" => user,
+            _ if user.contains('@') => "email_id",
+            _ => "other",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use futures_lite::future::block_on;
     use hyper::header::HeaderValue;
@@ -379,9 +519,13 @@ mod tests {
     #[derive(Default)]
     struct Fake {
         asked: AtomicUsize,
+        silent: AtomicBool,
     }
 
     impl Reviewer for Fake {
+        fn knows_tokens(&self) -> bool {
+            !self.silent.load(Ordering::SeqCst)
+        }
         fn token(&self, token: &str) -> Boxed<Result<Option<User>, String>> {
             self.asked.fetch_add(1, Ordering::SeqCst);
             let user = match token {
@@ -425,10 +569,8 @@ mod tests {
         }
     }
 
-    fn filter(clients: &Authority, proxies: &Authority) -> (Arc<Fake>, Arc<FakeClock>, Handler) {
-        let fake = Arc::new(Fake::default());
-        let clock = FakeClock::new(Timestamp::from_secs(1_800_000_000));
-        let config = AuthConfig {
+    fn trust(clients: &Authority, proxies: &Authority) -> Trust {
+        Trust {
             client_ca: Some(clients.authorities()),
             request_header: RequestHeader {
                 ca: Some(proxies.authorities()),
@@ -436,14 +578,26 @@ mod tests {
                 username_headers: vec!["x-remote-user".into()],
                 ..RequestHeader::default()
             },
+        }
+    }
+
+    fn filter(clients: &Authority, proxies: &Authority) -> (Arc<Fake>, Arc<FakeClock>, Handler) {
+        let (fake, clock, auth) = auth(clients, proxies);
+        (fake, clock, auth.wrap(handler(|_| Response::text(200, "ok"))))
+    }
+
+    fn auth(clients: &Authority, proxies: &Authority) -> (Arc<Fake>, Arc<FakeClock>, Arc<Auth>) {
+        let fake = Arc::new(Fake::default());
+        let clock = FakeClock::new(Timestamp::from_secs(1_800_000_000));
+        let config = AuthConfig {
+            trust: trust(clients, proxies),
             reviewer: fake.clone(),
             token_ttl: Duration::from_secs(10),
             authorized_ttl: Duration::from_secs(10),
             unauthorized_ttl: Duration::from_secs(10),
-            always_allow: vec!["/healthz".into()],
+            always_allow: vec!["/healthz".into(), "open*".into()],
         };
-        let inner = handler(|_| Response::text(200, "ok"));
-        (fake, clock.clone(), Auth::new(config, clock as Arc<dyn Clock>).wrap(inner))
+        (fake, clock.clone(), Auth::new(config, clock as Arc<dyn Clock>))
     }
 
     #[test]
@@ -468,10 +622,16 @@ mod tests {
             ("/healthz", Some((auth, "Bearer away")), nobody(), 401),
             ("/metrics", None, clients.sign("ada", "x"), 200),
             ("/configz", None, clients.sign("root", "system:masters"), 200),
-            ("/configz", None, authority().sign("root", "system:masters"), 403),
+            ("/configz", None, authority().sign("root", "system:masters"), 401),
+            ("/healthz", None, authority().sign("root", "system:masters"), 401),
+            ("/metrics", Some((auth, "Bearer good")), authority().sign("root", ""), 200),
             ("/metrics", Some(("X-Remote-User", "ada")), proxy.clone(), 200),
             ("/metrics", Some(("X-Remote-User", "bob")), proxy, 403),
-            ("/metrics", Some(("X-Remote-User", "ada")), proxies.sign("other", ""), 403),
+            ("/metrics", Some(("X-Remote-User", "ada")), proxies.sign("other", ""), 401),
+            ("/metrics", Some(("X-Remote-User", "ada")), clients.sign("bob", ""), 403),
+            ("/open", None, nobody(), 200),
+            ("/openly/more", None, nobody(), 200),
+            ("/ope", None, nobody(), 403),
         ];
         for (path, header, chain, status) in table {
             let response = ask(path, header, chain);
@@ -483,6 +643,19 @@ mod tests {
             body["message"],
             "forbidden: User \"system:anonymous\" cannot get path \"/metrics\""
         );
+    }
+
+    #[test]
+    fn authorities_may_change_while_serving() {
+        let (old, new, proxies) = (authority(), authority(), authority());
+        let (_, _, auth) = auth(&old, &proxies);
+        let filter = auth.clone().wrap(handler(|_| Response::text(200, "ok")));
+        let ask =
+            |peer: Chain| block_on(filter(Request { peer, ..Request::get("/configz") })).status;
+        let root = |authority: &Authority| authority.sign("root", "system:masters");
+        assert_eq!((ask(root(&old)), ask(root(&new))), (200, 401));
+        auth.set_trust(trust(&new, &proxies));
+        assert_eq!((ask(root(&old)), ask(root(&new))), (401, 200));
     }
 
     #[test]
@@ -499,5 +672,7 @@ mod tests {
         clock.advance(Duration::from_secs(10));
         assert_eq!(ask(), 200);
         assert_eq!(fake.asked.load(Ordering::SeqCst), 2);
+        fake.silent.store(true, Ordering::SeqCst);
+        assert_eq!(ask(), 403, "with nobody to ask, who has a token is anonymous");
     }
 }

@@ -3,7 +3,11 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+
+use super::http::Method;
 use super::{Request, Response};
+use crate::metrics;
 
 /// `Err`: why it is not healthy; told in the log and under the check's own path alone.
 pub type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
@@ -12,11 +16,17 @@ pub type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 #[derive(Clone, Default)]
 pub struct HealthChecks {
     checks: Arc<RwLock<Vec<(String, Check)>>>,
+    results: Results,
 }
 
 impl HealthChecks {
     pub fn new() -> HealthChecks {
         HealthChecks::default()
+    }
+
+    /// What the checks said when they were asked last, and how often, as metrics.
+    pub fn results(&self) -> &Results {
+        &self.results
     }
 
     pub fn add(&self, name: &str, check: Check) {
@@ -33,7 +43,7 @@ impl HealthChecks {
         }
         let below = request.path.trim_start_matches('/').strip_prefix(endpoint).unwrap_or_default();
         match below.trim_matches('/') {
-            "" => all(endpoint, request, &checks),
+            "" => self.all(endpoint, request, &checks),
             name => match checks.iter().find(|(n, _)| n == name) {
                 None => Response::text(404, "404 page not found\n"),
                 Some((_, check)) => match check() {
@@ -43,40 +53,91 @@ impl HealthChecks {
             },
         }
     }
-}
 
-fn all(endpoint: &str, request: &Request, checks: &[(String, Check)]) -> Response {
-    let excluded: Vec<&str> = request.query_values("exclude").flat_map(|v| v.split(',')).collect();
-    let (mut text, mut failed) = (String::new(), Vec::new());
-    for (name, check) in checks {
-        if excluded.contains(&name.as_str()) {
-            text.push_str(&format!("[+]{name} excluded: ok\n"));
-        } else if let Err(error) = check() {
-            text.push_str(&format!("[-]{name} failed: reason withheld\n"));
-            failed.push(format!("[-]{name} failed: {error}"));
-        } else {
-            text.push_str(&format!("[+]{name} ok\n"));
+    fn all(&self, endpoint: &str, request: &Request, checks: &[(String, Check)]) -> Response {
+        let excluded: Vec<&str> =
+            request.query_values("exclude").flat_map(|v| v.split(',')).collect();
+        let (mut text, mut failed) = (String::new(), Vec::new());
+        for (name, check) in checks {
+            if excluded.contains(&name.as_str()) {
+                text.push_str(&format!("[+]{name} excluded: ok\n"));
+                continue;
+            }
+            let result = check();
+            self.results.observe(name, endpoint, result.is_ok());
+            match result {
+                Ok(()) => text.push_str(&format!("[+]{name} ok\n")),
+                Err(error) => {
+                    text.push_str(&format!("[-]{name} failed: reason withheld\n"));
+                    failed.push(format!("[-]{name} failed: {error}"));
+                }
+            }
+        }
+        let mut unknown: Vec<String> = excluded
+            .iter()
+            .filter(|name| !name.is_empty() && !checks.iter().any(|(n, _)| n == *name))
+            .map(|name| format!("{name:?}"))
+            .collect();
+        unknown.sort();
+        if !unknown.is_empty() {
+            let unknown = unknown.join(",");
+            text.push_str(&format!(
+                "warn: some health checks cannot be excluded: no matches for {unknown}\n"
+            ));
+        }
+        if !failed.is_empty() {
+            log::info!("{endpoint} check failed: {}", failed.join(", "));
+            return Response::text(500, format!("{text}{endpoint} check failed\n"));
+        }
+        match request.query_values("verbose").next() {
+            None => Response::text(200, "ok"),
+            Some(_) => Response::text(200, format!("{text}{endpoint} check passed\n")),
         }
     }
-    let mut unknown: Vec<String> = excluded
-        .iter()
-        .filter(|name| !name.is_empty() && !checks.iter().any(|(n, _)| n == *name))
-        .map(|name| format!("{name:?}"))
-        .collect();
-    unknown.sort();
-    if !unknown.is_empty() {
-        let unknown = unknown.join(",");
-        text.push_str(&format!(
-            "warn: some health checks cannot be excluded: no matches for {unknown}\n"
-        ));
+}
+
+/// What checks said, under the names that service level indicators have.
+/// Upstream: `component-base/metrics/prometheus/slis`.
+#[derive(Clone)]
+pub struct Results {
+    registry: Registry,
+    last: IntGaugeVec,
+    total: IntCounterVec,
+}
+
+impl Default for Results {
+    fn default() -> Results {
+        let made = || -> prometheus::Result<Results> {
+            let registry = Registry::new();
+            let help = "[STABLE] This metric records the result of a single healthcheck.";
+            let last = Opts::new("kubernetes_healthcheck", help);
+            let last = IntGaugeVec::new(last, &["name", "type"])?;
+            let help = "[STABLE] This metric records the results of all healthcheck.";
+            let total = Opts::new("kubernetes_healthchecks_total", help);
+            let total = IntCounterVec::new(total, &["name", "status", "type"])?;
+            registry.register(Box::new(last.clone()))?;
+            registry.register(Box::new(total.clone()))?;
+            Ok(Results { registry, last, total })
+        };
+        made().expect("names and labels that Prometheus takes, in a registry of their own")
     }
-    if !failed.is_empty() {
-        log::info!("{endpoint} check failed: {}", failed.join(", "));
-        return Response::text(500, format!("{text}{endpoint} check failed\n"));
+}
+
+impl Results {
+    fn observe(&self, name: &str, endpoint: &str, good: bool) {
+        let status = if good { "success" } else { "error" };
+        self.last.with_label_values(&[name, endpoint]).set(good.into());
+        self.total.with_label_values(&[name, status, endpoint]).inc();
     }
-    match request.query_values("verbose").next() {
-        None => Response::text(200, "ok"),
-        Some(_) => Response::text(200, format!("{text}{endpoint} check passed\n")),
+
+    /// Answers `/metrics/slis`; a DELETE forgets what was.
+    pub fn answer(&self, request: &Request) -> Response {
+        if request.method == Method::DELETE {
+            self.last.reset();
+            self.total.reset();
+            return Response::text(200, "metrics reset\n");
+        }
+        Response::new(200, metrics::CONTENT_TYPE, metrics::text(&self.registry.gather()))
     }
 }
 
@@ -119,6 +180,28 @@ mod tests {
         for (path, status, text) in table {
             assert_eq!(ask(path), (status, text.to_string()), "{path}");
         }
+    }
+
+    #[test]
+    fn results_are_counted_until_they_are_reset() {
+        let checks = HealthChecks::new();
+        checks.add("broken", Arc::new(|| Err("secret".into())));
+        for path in ["/healthz", "/healthz", "/healthz?exclude=broken"] {
+            checks.answer("healthz", &Request::get(path));
+        }
+        let ask = |method| {
+            let request = Request { method, ..Request::get("/metrics/slis") };
+            String::from_utf8(checks.results().answer(&request).content().into()).expect("text")
+        };
+        let text = ask(Method::GET);
+        for line in [
+            "kubernetes_healthcheck{name=\"broken\",type=\"healthz\"} 0\n",
+            "kubernetes_healthchecks_total{name=\"broken\",status=\"error\",type=\"healthz\"} 2\n",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+        assert_eq!(ask(Method::DELETE), "metrics reset\n");
+        assert!(!ask(Method::GET).contains("broken"));
     }
 
     #[test]

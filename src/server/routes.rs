@@ -18,7 +18,7 @@ struct Table {
     exact: BTreeMap<String, Handler>,
     /// By the path above, with its trailing slash.
     below: BTreeMap<String, Handler>,
-    /// Not told of under `/`.
+    /// Not told of by [`Routes::paths`].
     unlisted: Vec<String>,
 }
 
@@ -39,6 +39,12 @@ impl Routes {
         table.below.insert(format!("{path}/"), handler);
     }
 
+    /// The same, not told of among the paths.
+    pub fn add_unlisted(&self, path: &str, handler: Handler) {
+        self.add_tree(path, handler);
+        self.table.write().unwrap_or_else(PoisonError::into_inner).unlisted.push(path.into());
+    }
+
     /// The debug handler of a controller: `/debug/controllers/NAME` and all below it, whose
     /// requests carry their paths without that.
     pub fn add_debug(&self, controller: &str, handler: Handler) {
@@ -48,11 +54,10 @@ impl Routes {
             request.path = request.path.strip_prefix(&stripped).unwrap_or_default().into();
             handler(request)
         });
-        self.add_tree(&base, strip);
-        self.table.write().unwrap_or_else(PoisonError::into_inner).unlisted.push(base);
+        self.add_unlisted(&base, strip);
     }
 
-    /// Sorted, without those of controllers' debug handlers.
+    /// Sorted, without the unlisted ones.
     pub fn paths(&self) -> Vec<String> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         table.exact.keys().filter(|path| !table.unlisted.contains(path)).cloned().collect()

@@ -2,6 +2,10 @@
 //! memory; client certificates asked for, but judged by [`super::auth`].
 //! Upstream: `apiserver/pkg/server/dynamiccertificates`.
 
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -24,9 +28,11 @@ const RELOAD: Duration = Duration::from_secs(60);
 /// What to serve with; see the flags `--tls-*`.
 #[derive(Clone, Debug, Default)]
 pub struct TlsOptions {
-    /// Certificate and key; `None`: one is made, for `localhost` and 127.0.0.1.
+    /// Certificate and key; `None`: one is made, for `localhost`, 127.0.0.1 and `address`.
     pub files: Option<(PathBuf, PathBuf)>,
-    /// More certificates: files and the names they are for.
+    /// The address that is served on, if it is one.
+    pub address: Option<IpAddr>,
+    /// More certificates: files and the names they are for; none: those they have themselves.
     pub named: Vec<(PathBuf, PathBuf, Vec<String>)>,
     /// Go's names; empty: all that rustls has.
     pub cipher_suites: Vec<String>,
@@ -58,14 +64,8 @@ impl Tls {
     /// One line saying what is wrong with them.
     pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Tls, String> {
         let provider = Arc::new(ring::default_provider());
-        let chain = CertificateDer::pem_slice_iter(chain)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| format!("serving certificate: {error}"))?;
-        let key =
-            PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("serving key: {error}"))?;
-        let default = CertifiedKey::from_der(chain, key, &provider)
-            .map_err(|error| format!("serving certificate and key: {error}"))?;
-        let loaded = Loaded { default: Arc::new(default), named: Vec::new() };
+        let default = certified(chain, key, &provider)?;
+        let loaded = Loaded { default, named: Vec::new() };
         Tls::serving(TlsOptions::default(), loaded, provider)
     }
 
@@ -151,12 +151,21 @@ struct Certificates {
 impl Certificates {
     fn load(options: &TlsOptions, provider: &CryptoProvider) -> Result<Loaded, String> {
         let default = match &options.files {
-            Some((cert, key)) => load(cert, key, provider)?,
-            None => self_signed(provider)?,
+            Some((cert, key)) => load(cert, key, provider)
+                .map_err(|error| format!("--tls-cert-file, --tls-private-key-file: {error}"))?,
+            None => {
+                let (cert, key) = self_signed(options.address)?;
+                certified(&cert, &key, provider)?
+            }
         };
         let named = options.named.iter().map(|(cert, key, names)| {
-            let loaded = load(cert, key, provider)?;
-            Ok((names.clone(), loaded))
+            let loaded = load(cert, key, provider)
+                .map_err(|error| format!("--tls-sni-cert-key: {error}"))?;
+            let names = match names.is_empty() {
+                true => own_names(&loaded.cert[0]),
+                false => names.iter().map(|name| name.to_ascii_lowercase()).collect(),
+            };
+            Ok((names, loaded))
         });
         Ok(Loaded { default, named: named.collect::<Result<_, String>>()? })
     }
@@ -172,12 +181,14 @@ impl Certificates {
 
     fn choose(&self, name: Option<&str>) -> Arc<CertifiedKey> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        let fits = |pattern: &String| match (name, pattern.strip_prefix("*.")) {
-            (Some(name), Some(rest)) => name.split_once('.').is_some_and(|(_, n)| n == rest),
-            (Some(name), None) => name == pattern,
-            (None, _) => false,
+        let find = |wanted: &str| {
+            current.named.iter().find(|(names, _)| names.iter().any(|name| name == wanted))
         };
-        let named = current.named.iter().find(|(names, _)| names.iter().any(fits));
+        // A whole name goes before one that starts with `*`.
+        let named = name.map(str::to_ascii_lowercase).and_then(|name| {
+            let any = || name.split_once('.').and_then(|(_, rest)| find(&format!("*.{rest}")));
+            find(&name).or_else(any)
+        });
         named.map_or_else(|| current.default.clone(), |(_, key)| key.clone())
     }
 }
@@ -208,14 +219,89 @@ fn load(cert: &Path, key: &Path, provider: &CryptoProvider) -> Result<Arc<Certif
         .map_err(|error| format!("{} and {}: {error}", cert.display(), key.display()))
 }
 
-fn self_signed(provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, String> {
-    let names = ["localhost".to_string(), "127.0.0.1".to_string()];
-    let made = rcgen::generate_simple_self_signed(names).map_err(|error| error.to_string())?;
-    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der())
-        .map_err(|error| error.to_string())?;
-    CertifiedKey::from_der(vec![made.cert.der().clone()], key, provider)
+fn certified(
+    cert: &[u8],
+    key: &[u8],
+    provider: &CryptoProvider,
+) -> Result<Arc<CertifiedKey>, String> {
+    let chain = CertificateDer::pem_slice_iter(cert)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| format!("serving certificate: {error}"))?;
+    let key =
+        PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("serving key: {error}"))?;
+    CertifiedKey::from_der(chain, key, provider)
         .map(Arc::new)
-        .map_err(|error| format!("self-signed certificate: {error}"))
+        .map_err(|error| format!("serving certificate and key: {error}"))
+}
+
+/// A certificate and its key in PEM, for this machine and for `address`.
+fn self_signed(address: Option<IpAddr>) -> Result<(Vec<u8>, Vec<u8>), String> {
+    let told = |error: rcgen::Error| format!("self-signed certificate: {error}");
+    let mut names = vec!["localhost".to_string(), "127.0.0.1".to_string()];
+    names.extend(address.map(|address| address.to_string()).filter(|a| *a != names[1]));
+    let mut params = rcgen::CertificateParams::new(names).map_err(told)?;
+    params.distinguished_name.push(rcgen::DnType::CommonName, "localhost");
+    params.key_usages =
+        vec![rcgen::KeyUsagePurpose::DigitalSignature, rcgen::KeyUsagePurpose::KeyEncipherment];
+    params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
+    let key = rcgen::KeyPair::generate().map_err(told)?;
+    let cert = params.self_signed(&key).map_err(told)?;
+    Ok((cert.pem().into_bytes(), key.serialize_pem().into_bytes()))
+}
+
+/// The files `NAME.crt` and `NAME.key` in a folder; where neither is there they are made, folder
+/// and all. Upstream: `MaybeDefaultWithSelfSignedCerts`.
+///
+/// # Errors
+/// One line naming the file.
+pub fn pair_in(
+    folder: &Path,
+    name: &str,
+    address: Option<IpAddr>,
+) -> Result<(PathBuf, PathBuf), String> {
+    let files = (folder.join(format!("{name}.crt")), folder.join(format!("{name}.key")));
+    match (files.0.exists(), files.1.exists()) {
+        (true, true) => return Ok(files),
+        (false, false) => (),
+        (true, false) => {
+            return Err(format!("{} is there, {} is not", files.0.display(), files.1.display()));
+        }
+        (false, true) => {
+            return Err(format!("{} is there, {} is not", files.1.display(), files.0.display()));
+        }
+    }
+    let (cert, key) = self_signed(address)?;
+    let told = |path: &Path| {
+        let path = path.display().to_string();
+        move |error: std::io::Error| format!("{path}: {error}")
+    };
+    std::fs::create_dir_all(folder).map_err(told(folder))?;
+    // Nobody else reads the key, from its first byte on.
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    options.open(&files.1).and_then(|mut file| file.write_all(&key)).map_err(told(&files.1))?;
+    std::fs::write(&files.0, cert).map_err(told(&files.0))?;
+    log::info!("Generated self-signed cert ({}, {})", files.0.display(), files.1.display());
+    Ok(files)
+}
+
+/// The names a certificate is for, in lower case: its alternative names, or its common name.
+fn own_names(cert: &CertificateDer<'_>) -> Vec<String> {
+    let Ok((_, parsed)) = x509_parser::parse_x509_certificate(cert) else { return Vec::new() };
+    let alternative = parsed.subject_alternative_name().ok().flatten();
+    let mut names: Vec<String> = alternative
+        .iter()
+        .flat_map(|names| &names.value.general_names)
+        .filter_map(|name| match name {
+            x509_parser::extensions::GeneralName::DNSName(name) => Some(name.to_ascii_lowercase()),
+            _ => None,
+        })
+        .collect();
+    if names.is_empty() {
+        let common = parsed.subject().iter_common_name();
+        names.extend(common.filter_map(|name| Some(name.as_str().ok()?.to_ascii_lowercase())));
+    }
+    names
 }
 
 /// Asks for a client certificate and checks only that the client has its key: who it stands for
@@ -312,7 +398,73 @@ mod tests {
     fn a_file_that_is_not_there_is_named() {
         let files = Some((PathBuf::from("/nowhere/tls.crt"), PathBuf::from("/nowhere/tls.key")));
         let error = Tls::new(TlsOptions { files, ..TlsOptions::default() }).err();
-        assert!(error.is_some_and(|error| error.starts_with("/nowhere/tls.crt: ")));
+        assert!(error.is_some_and(|error| error.contains("file: /nowhere/tls.crt: ")));
+    }
+
+    /// A folder of this test's own, gone with it.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            Folder(std::env::temp_dir().join(format!("kcm-tls-{name}-{}", std::process::id())))
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_pair_is_made_once_in_its_folder() {
+        let folder = Folder::new("pair");
+        let files = pair_in(&folder.0, "x", None).expect("a pair");
+        let made = std::fs::read(&files.1).expect("a key");
+        assert_eq!(pair_in(&folder.0, "x", None), Ok(files.clone()));
+        assert_eq!(std::fs::read(&files.1).expect("a key"), made);
+        let options = TlsOptions { files: Some(files.clone()), ..TlsOptions::default() };
+        assert!(Tls::new(options).is_ok());
+        std::fs::remove_file(&files.1).expect("it was there");
+        let error = pair_in(&folder.0, "x", None).expect_err("half a pair");
+        assert!(error.ends_with("x.key is not"), "{error}");
+    }
+
+    #[test]
+    fn the_name_that_is_asked_for_chooses_the_certificate() {
+        let folder = Folder::new("names");
+        std::fs::create_dir_all(&folder.0).expect("a folder");
+        let write = |file: &str, names: &[&str]| {
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            let made = rcgen::generate_simple_self_signed(names).expect("a certificate");
+            let cert = folder.0.join(format!("{file}.crt"));
+            let key = folder.0.join(format!("{file}.key"));
+            std::fs::write(&cert, made.cert.pem()).expect("written");
+            std::fs::write(&key, made.signing_key.serialize_pem()).expect("written");
+            (cert, key)
+        };
+        let any = write("any", &["*.example.com"]);
+        let one = write("one", &["ignored.example.com"]);
+        let options = TlsOptions {
+            named: vec![
+                (any.0, any.1, Vec::new()),
+                (one.0, one.1, vec!["a.Example.com".to_string()]),
+            ],
+            ..TlsOptions::default()
+        };
+        let tls = Tls::new(options).expect("a configuration");
+        let named = tls.certificates.current.read().expect("no panic").named.clone();
+        let default = tls.certificates.choose(None);
+        for (name, wanted) in [
+            ("a.example.com", &named[1].1),
+            ("A.EXAMPLE.COM", &named[1].1),
+            ("b.example.com", &named[0].1),
+            ("ignored.example.com", &named[0].1),
+            ("c.b.example.com", &default),
+            ("other", &default),
+        ] {
+            assert_eq!(tls.certificates.choose(Some(name)).cert, wanted.cert, "{name}");
+        }
     }
 
     #[test]

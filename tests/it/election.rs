@@ -2,6 +2,7 @@
 
 use std::process::{Command, ExitStatus};
 
+use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{Deployment, ObjectKey, ResourceType};
 use kube_controller_manager::sandbox::cluster::Manager;
 use serde_json::{Value, json};
@@ -13,7 +14,11 @@ const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 
 async fn holder(env: &Env) -> Result<String, String> {
-    let key = ObjectKey::new("kube-system", "kube-controller-manager");
+    holder_of(env, "kube-controller-manager").await
+}
+
+async fn holder_of(env: &Env, lease: &str) -> Result<String, String> {
+    let key = ObjectKey::new("kube-system", lease);
     let lease: Value =
         env.client.resource(&LEASES).get(&key).await.map_err(|error| error.to_string())?;
     Ok(lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned())
@@ -127,6 +132,55 @@ fn a_leader_without_an_api_server_ends_and_its_successor_goes_on() {
         rolled_out(client, clock, "web").await;
         assert_eq!(births(&env).await, [5]);
         drop(second);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn both_leases_of_a_migration_are_held_by_one_manager() {
+    block_on(async {
+        let env = Env::new("migration").await;
+        let (client, clock) = (&env.client, &env.clock);
+        let file = env.kubeconfig.with_file_name("migration.yaml");
+        let configuration = "apiVersion: controllermanager.config.k8s.io/v1\n\
+             kind: LeaderMigrationConfiguration\n\
+             leaderName: moving\n\
+             controllerLeaders:\n\
+             - { name: deployment-controller, component: '*' }\n\
+             - { name: garbage-collector-controller, component: cloud-controller-manager }\n";
+        std::fs::write(&file, configuration).unwrap();
+        let flag = format!("--leader-migration-config={}", file.display());
+        let flags = ["--enable-leader-migration", flag.as_str()];
+        let both = async || {
+            eventually(clock, "one manager holds both leases", || async {
+                let main = holder(&env).await?;
+                let moving = holder_of(&env, "moving").await?;
+                let one = !main.is_empty() && main == moving;
+                if one { Ok(main) } else { Err(format!("{main:?} and {moving:?}")) }
+            })
+            .await
+        };
+
+        let mut first = env.manager("first", &flags);
+        let leader = both().await;
+        let mut second = env.manager("second", &flags);
+        // Deployments are worked on under one lease, their ReplicaSets under the other.
+        create(client, deployment("web", 2, "web:1")).await;
+        rolled_out(client, clock, "web").await;
+
+        signal(&first, "-TERM");
+        assert!(ended(&env, &mut first).await.success());
+        let next = both().await;
+        assert_ne!(next, leader);
+        merge::<Deployment>(client, "web", set_image("web:2")).await;
+        rolled_out(client, clock, "web").await;
+
+        // Whoever loses one of them may work under neither.
+        let key = ObjectKey::new("kube-system", "moving");
+        let stolen = json!({ "spec": { "holderIdentity": "thief" } });
+        let leases = client.resource(&LEASES);
+        leases.patch::<Value>(&key, &Patch::Merge(stolen)).await.unwrap();
+        assert_eq!(ended(&env, &mut second).await.code(), Some(1));
         env.stop().await;
     });
 }

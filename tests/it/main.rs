@@ -18,4 +18,5 @@ mod quota;
 mod real;
 mod resync;
 mod servicecidrs;
+mod serving;
 mod ttl;

@@ -1,0 +1,139 @@
+//! Metrics about the build, its version and its feature gates.
+//! Upstream: `component-base/metrics/prometheus/{version,feature}`, `component-base/compatibility`,
+//! `component-base/metrics/prometheus/controllers`.
+
+use std::sync::LazyLock;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{GaugeVec, IntGaugeVec, Opts, register_int_gauge_vec};
+
+use crate::options::{
+    Gates, Options, PROGRAM, VERSION, all_feature_gates, emulated, min_compatible, version_info,
+};
+
+/// Registers them, once for the process.
+pub fn register(options: &Options) {
+    let registered = register_build_info()
+        .and_then(|()| register_version(options))
+        .and_then(|()| FeatureGates::new(options.feature_gates.clone()))
+        .and_then(|gates| prometheus::register(Box::new(gates)));
+    match registered {
+        Ok(()) | Err(prometheus::Error::AlreadyReg) => (),
+        Err(error) => log::error!("metrics: {error}"),
+    }
+}
+
+fn register_build_info() -> prometheus::Result<()> {
+    let info = version_info();
+    let names = ["build_date", "compiler", "git_commit", "git_tree_state", "git_version"];
+    let more = ["go_version", "major", "minor", "platform"];
+    let fields = ["buildDate", "compiler", "gitCommit", "gitTreeState", "gitVersion"];
+    let more_fields = ["goVersion", "major", "minor", "platform"];
+    let labels: Vec<&str> = names.into_iter().chain(more).collect();
+    let values: Vec<&str> = fields
+        .into_iter()
+        .chain(more_fields)
+        .map(|field| info[field].as_str().unwrap_or_default())
+        .collect();
+    let help = "[ALPHA] A metric with a constant '1' value labeled by major, minor, git version, \
+                git commit, git tree state, build date, Go version, and compiler from which \
+                Kubernetes was built, and platform on which it is running.";
+    let gauge = GaugeVec::new(Opts::new("kubernetes_build_info", help), &labels)?;
+    gauge.with_label_values(&values).set(1.0);
+    prometheus::register(Box::new(gauge))
+}
+
+fn register_version(options: &Options) -> prometheus::Result<()> {
+    let help = "[ALPHA] Provides the compatibility version info of the component. The component \
+                label is the name of the component, usually kube, but is relevant for \
+                aggregated-apiservers.";
+    let labels = ["binary", "component", "emulation", "min_compat"];
+    let gauge = GaugeVec::new(Opts::new("version_info", help), &labels)?;
+    let (binary, emulated) = (VERSION.trim_start_matches('v'), emulated(options));
+    let values =
+        [binary, "kube", &format!("1.{emulated}"), &format!("1.{}", min_compatible(options))];
+    gauge.with_label_values(&values).set(1.0);
+    prometheus::register(Box::new(gauge))
+}
+
+/// Made when it is asked for: hundreds of gates need not stand in memory between two scrapes.
+struct FeatureGates {
+    gates: Gates,
+    desc: Desc,
+}
+
+impl FeatureGates {
+    const NAME: &str = "kubernetes_feature_enabled";
+    const HELP: &str =
+        "[BETA] This metric records the data about the stage and enablement of a k8s feature.";
+    const LABELS: [&str; 2] = ["name", "stage"];
+
+    fn new(gates: Gates) -> prometheus::Result<FeatureGates> {
+        let labels = Self::LABELS.map(String::from).into();
+        let desc = Desc::new(Self::NAME.into(), Self::HELP.into(), labels, Default::default())?;
+        Ok(FeatureGates { gates, desc })
+    }
+}
+
+impl Collector for FeatureGates {
+    fn desc(&self) -> Vec<&Desc> {
+        vec![&self.desc]
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let Ok(gauge) = IntGaugeVec::new(Opts::new(Self::NAME, Self::HELP), &Self::LABELS) else {
+            return Vec::new();
+        };
+        for (name, stage, default) in all_feature_gates() {
+            let on = match name {
+                "AllAlpha" | "AllBeta" => self.gates.given(name).unwrap_or(default),
+                _ => self.gates.enabled(name),
+            };
+            gauge.with_label_values(&[name, stage.name()]).set(on.into());
+        }
+        gauge.collect()
+    }
+}
+
+/// The controllers that say whether they run: those that may run in more than one manager.
+pub struct RunningControllers;
+
+static RUNNING: LazyLock<Option<IntGaugeVec>> = LazyLock::new(|| {
+    let help = "[ALPHA] Indicates where instances of a controller are currently running";
+    register_int_gauge_vec!("running_managed_controllers", help, &["manager", "name"])
+        .inspect_err(|error| log::error!("metrics: {error}"))
+        .ok()
+});
+
+impl RunningControllers {
+    /// Their names here and in the metric.
+    const TOLD: &[(&str, &str)] = &[("node-ipam-controller", "nodeipam")];
+
+    pub fn set(controller: &str, runs: bool) {
+        let told = Self::TOLD.iter().find(|(name, _)| *name == controller);
+        if let (Some((_, name)), Some(gauge)) = (told, RUNNING.as_ref()) {
+            gauge.with_label_values(&[PROGRAM, name]).set(runs.into());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_gate_has_its_stage_and_whether_it_is_on() {
+        let on = vec![("HPAScaleToZero".to_string(), true)];
+        let families = FeatureGates::new(Gates(on)).expect("a description").collect();
+        let text = prometheus::TextEncoder::new().encode_to_string(&families).expect("text");
+        for line in [
+            "kubernetes_feature_enabled{name=\"HPAScaleToZero\",stage=\"ALPHA\"} 1\n",
+            "kubernetes_feature_enabled{name=\"AllBeta\",stage=\"BETA\"} 0\n",
+            "kubernetes_feature_enabled{name=\"KMSv1\",stage=\"DEPRECATED\"} 0\n",
+            "kubernetes_feature_enabled{name=\"DynamicResourceAllocation\",stage=\"\"} 1\n",
+        ] {
+            assert!(text.contains(line), "{line}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What the manager serves, started as kubeadm starts it.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::Duration;
+
+use kube_controller_manager::client::{Client, Config, Credentials};
+use kube_controller_manager::objects::{ObjectKey, ResourceType};
+use serde_json::{Value, json};
+
+use crate::env::*;
+
+const ACCOUNTS: ResourceType =
+    ResourceType::fixed("", "v1", "ServiceAccount", "serviceaccounts", true);
+const BINDINGS: ResourceType = ResourceType::fixed(
+    "rbac.authorization.k8s.io",
+    "v1",
+    "ClusterRoleBinding",
+    "clusterrolebindings",
+    false,
+);
+
+/// The token of a service account that may do everything.
+async fn token(client: &Client) -> String {
+    let key = ObjectKey::new("default", "prober");
+    let account = json!({
+        "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "prober" },
+    });
+    let accounts = client.resource(&ACCOUNTS);
+    accounts.create::<Value>("default", &account).await.expect("an account");
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+        "metadata": { "name": "prober" },
+        "subjects": [{ "kind": "ServiceAccount", "name": "prober", "namespace": "default" }],
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin",
+        },
+    });
+    client.resource(&BINDINGS).create::<Value>("", &binding).await.expect("a binding");
+    let request = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {},
+    });
+    let answer: Value =
+        accounts.subresource("token").create_for(&key, &request).await.expect("a token");
+    answer["status"]["token"].as_str().expect("a token").to_owned()
+}
+
+#[test]
+fn probes_need_no_credentials_and_all_else_does() {
+    everywhere("serving", async |site| {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = listener.local_addr().expect("its number").port();
+        drop(listener);
+        let conf = site.kubeconfig.display();
+        let ca = site.kubeconfig.with_file_name("ca.crt");
+        let flags = [
+            format!("--secure-port={port}"),
+            format!("--authentication-kubeconfig={conf}"),
+            format!("--authorization-kubeconfig={conf}"),
+            format!("--client-ca-file={}", ca.display()),
+            format!("--requestheader-client-ca-file={}", ca.display()),
+            "--allocate-node-cidrs=true".into(),
+            "--cluster-cidr=10.244.0.0/16".into(),
+            "--service-cluster-ip-range=10.96.0.0/16".into(),
+            "--cluster-name=kubernetes".into(),
+            "--controllers=*,bootstrapsigner,tokencleaner".into(),
+        ];
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let manager = site.manager("manager", &flags);
+        let caller = |credentials| {
+            let mut config = Config::new(format!("https://127.0.0.1:{port}"));
+            config.tls.insecure = true;
+            config.credentials = credentials;
+            Client::new(config, site.clock.clone()).expect("a client")
+        };
+        let anonymous = caller(Credentials::None);
+        eventually(&site.clock, "the manager is healthy", || async {
+            let ok = anonymous.get_path("/healthz").await.map_err(|error| error.to_string())?;
+            if ok == b"ok" { Ok(()) } else { Err(String::from_utf8_lossy(&ok).into_owned()) }
+        })
+        .await;
+
+        let unknown = caller(Credentials::Token("nobody's".into()));
+        let known = caller(Credentials::Token(token(&site.client).await));
+        for (client, path, status) in [
+            (&anonymous, "/healthz", 200),
+            (&anonymous, "/livez", 200),
+            (&anonymous, "/readyz", 200),
+            (&anonymous, "/metrics", 403),
+            (&anonymous, "/configz", 403),
+            (&unknown, "/healthz", 401),
+            (&known, "/metrics", 200),
+            (&known, "/configz", 200),
+            (&known, "/debug/pprof/heap", 404),
+        ] {
+            let got = match client.get_path(path).await {
+                Ok(_) => 200,
+                Err(error) => error.code().unwrap_or_else(|| panic!("{path}: {error}")),
+            };
+            assert_eq!(got, status, "{path}");
+        }
+
+        eventually(&site.clock, "what is scraped is there", || async {
+            let text = known.get_path("/metrics").await.map_err(|error| error.to_string())?;
+            let text = String::from_utf8_lossy(&text).into_owned();
+            let missing = [
+                "leader_election_master_status{name=\"kube-controller-manager\"} 1",
+                "workqueue_depth{name=\"deployment\"} ",
+                "workqueue_work_duration_seconds_bucket{name=\"replicaset\",",
+                "rest_client_requests_total{code=\"200\",",
+                "process_cpu_seconds_total ",
+                "process_resident_memory_bytes ",
+                "kubernetes_build_info{",
+                "kubernetes_feature_enabled{name=\"AllAlpha\",stage=\"ALPHA\"} 0",
+                "authentication_attempts{result=\"failure\"} ",
+            ]
+            .into_iter()
+            .find(|line| !text.contains(&format!("\n{line}")));
+            missing.map_or(Ok(()), |line| Err(format!("no {line}")))
+        })
+        .await;
+        let ended = manager.stop(&site.clock, Duration::from_secs(20)).await;
+        assert!(ended.expect("it ended").success());
+    });
+}
