@@ -156,13 +156,23 @@ fn what_is_deleted_is_free_again() {
 fn what_is_created_is_found_by_the_next_pass() {
     everywhere("quota-resync", async |env| {
         let client = &env.client;
-        let hard = json!({ "hard": { "count/configmaps": "9", "pods": "9", "cpu": "4" } });
+        let hard = json!({ "hard": { "count/configmaps": "9", "pods": "9", "cpu": "4",
+            "count/widgets.example.com": "3" } });
         create(client, quota("all", hard)).await;
         let manager = env.manager("manager", &[ONLY, "--resource-quota-sync-period=1s"]);
         uses(env, "all", &[("count/configmaps", "0"), ("pods", "0"), ("cpu", "0")]).await;
         create(client, object("v1", "ConfigMap", "one", json!({}))).await;
         create(client, pod("one", "1", json!({}))).await;
         uses(env, "all", &[("count/configmaps", "1"), ("pods", "1"), ("cpu", "1")]).await;
+        // A kind that came later is counted too; until then a real server lets none be created.
+        define_widgets(env).await;
+        let later = [
+            ("count/configmaps", "1"),
+            ("count/widgets.example.com", "1"),
+            ("pods", "1"),
+            ("cpu", "1"),
+        ];
+        uses(env, "all", &later).await;
         drop(manager);
     });
 }
