@@ -112,3 +112,36 @@ impl Source for ClientSource {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_in_a_watch_is_the_servers_word_or_the_connections() {
+        for (code, reason, expected) in [
+            (500, "InternalError", "Ended"),
+            (410, "Expired", "Expired"),
+            (429, "TooManyRequests", "Busy"),
+            (0, "", "Failed"),
+        ] {
+            let error = match code {
+                0 => client::Error::Transport { request: "GET /".into(), source: "reset".into() },
+                code => client::Error::Status(Box::new(client::Failure {
+                    request: "GET /".into(),
+                    code,
+                    retry_after: None,
+                    status: client::Status { reason: reason.into(), ..Default::default() },
+                })),
+            };
+            let found = match broken_off(error) {
+                Error::Ended(_) => "Ended",
+                Error::Expired => "Expired",
+                Error::Busy { .. } => "Busy",
+                Error::Failed(_) => "Failed",
+                Error::TooLarge | Error::Unsupported => "another",
+            };
+            assert_eq!(found, expected, "{code} {reason}");
+        }
+    }
+}

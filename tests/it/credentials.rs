@@ -100,7 +100,8 @@ fn a_refused_token_is_replaced_and_the_request_made_again() {
             "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "robot" },
         });
         create(&env.client, account).await;
-        let request = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest" });
+        let request =
+            json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {} });
         let key = ObjectKey::new("default", "robot");
         let tokens = env.client.resource(&ServiceAccount::RESOURCE).subresource("token");
         let answer: Value = tokens.create_for(&key, &request).await.unwrap();
@@ -127,7 +128,9 @@ async fn proxy(listener: &TcpListener, answer: &str) -> String {
     let mut client = BufReader::new(stream);
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
-        assert_ne!(client.read_line(&mut head).await.unwrap(), 0, "{head}");
+        let mut line = String::new();
+        assert_ne!(client.read_line(&mut line).await.unwrap(), 0, "{head}");
+        head.push_str(&line);
     }
     let mut client = client.into_inner();
     client.write_all(format!("HTTP/1.1 {answer}\r\nx: y\r\n\r\n").as_bytes()).await.unwrap();

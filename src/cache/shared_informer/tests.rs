@@ -119,6 +119,21 @@ fn a_dropped_watch_goes_on_where_it_was() {
 }
 
 #[test]
+fn a_watch_that_the_server_breaks_off_with_an_error_lists_again() {
+    let f = fixture();
+    let first = f.script.watch(initial(&[json("a", "x", 3)], 5));
+    f.script.reply(Reply::stream(&[json("a", "x", 3)], 9));
+    run(&f, async {
+        f.informer.synced().await;
+        say(&first, added("y", 6));
+        first.try_send(Err(Error::Ended("cannot be encoded".into()))).expect("the watch is open");
+        let again = f.script.request(2, &f.clock).await;
+        assert_eq!(again, Request::Watch(Some("6".into()), true), "past what cannot be sent");
+        assert!(f.clock.monotonic() >= Duration::from_millis(500), "after a pause");
+    });
+}
+
+#[test]
 fn an_expired_watch_lists_again_and_tells_what_vanished() {
     let f = fixture();
     let (ear, heard) = Ear::new();
