@@ -211,7 +211,8 @@ fn a_replication_controller_keeps_its_pods() {
         settled(3).await;
         merge::<ReplicationController>(client, "old", json!({ "spec": { "replicas": 1 } })).await;
         settled(1).await;
-        client.delete::<ReplicationController>(&key, Delete::new()).await.expect("delete");
+        // Left to itself, the API server would orphan the pods of this old kind.
+        client.delete::<ReplicationController>(&key, Delete::background()).await.expect("delete");
         eventually(clock, "its pods go with it", || async {
             let left = env.pods().await.len();
             if left == 1 { Ok(()) } else { Err(format!("{left} left")) }
