@@ -202,12 +202,17 @@ fn a_replication_controller_keeps_its_pods() {
         let name = env.pods().await[0].meta.name.to_string();
         let relabel = json!({ "metadata": { "labels": { "app": "stranger" } } });
         merge::<Pod>(client, &name, relabel).await;
+        eventually(clock, "the stranger is released", || async {
+            let key = ObjectKey::new("default", &name);
+            let pod: Pod = client.get(&key).await.map_err(|e| e.to_string())?;
+            if pod.meta.controller().is_none() { Ok(()) } else { Err("still owned".into()) }
+        })
+        .await;
         settled(3).await;
-        let released: Pod = client.get(&ObjectKey::new("default", &name)).await.expect("get");
-        assert!(released.meta.controller().is_none(), "a stranger now");
         merge::<ReplicationController>(client, "old", json!({ "spec": { "replicas": 1 } })).await;
         settled(1).await;
-        client.delete::<ReplicationController>(&key, Delete::new()).await.expect("delete");
+        // Left to itself, the API server would orphan the pods of this old kind.
+        client.delete::<ReplicationController>(&key, Delete::background()).await.expect("delete");
         eventually(clock, "its pods go with it", || async {
             let left = env.pods().await.len();
             if left == 1 { Ok(()) } else { Err(format!("{left} left")) }
