@@ -26,7 +26,7 @@ enum State {
     Done,
 }
 
-/// Takes the coding off a body. Holds no bytes: what comes in goes out in the same call.
+/// Takes the coding off a body, where that stands: it holds no bytes and copies none.
 #[derive(Debug)]
 pub struct ChunkDecoder {
     state: State,
@@ -43,11 +43,11 @@ impl std::fmt::Display for BadChunk {
 
 impl std::error::Error for BadChunk {}
 
-/// How much of the input was taken and of the output filled.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Progress {
-    pub consumed: usize,
-    pub produced: usize,
+/// What the input begins with: bytes of the coding, and then of the body.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub coding: usize,
+    pub data: usize,
 }
 
 impl Default for ChunkDecoder {
@@ -66,32 +66,29 @@ impl ChunkDecoder {
         self.state == State::Done
     }
 
-    /// Moves body bytes from `input` to `output` until one of them is used up or the body ends.
-    pub fn decode(&mut self, input: &[u8], output: &mut [u8]) -> Result<Progress, BadChunk> {
-        let mut progress = Progress::default();
-        while progress.consumed < input.len() {
+    /// Reads `input` up to the next data. The coding counts as read; the data does once
+    /// [`ChunkDecoder::took`] is told of it. No data: all of `input` was coding, or the body ends.
+    pub fn next(&mut self, input: &[u8]) -> Result<Piece, BadChunk> {
+        let mut coding = 0;
+        while let Some(byte) = input.get(coding)
+            && self.state != State::Done
+        {
             if let State::Data { left } = self.state {
-                let room = output.len() - progress.produced;
-                let there = input.len() - progress.consumed;
-                let count = left.min(room as u64).min(there as u64) as usize;
-                if count == 0 {
-                    break;
-                }
-                let from = &input[progress.consumed..progress.consumed + count];
-                output[progress.produced..progress.produced + count].copy_from_slice(from);
-                progress.consumed += count;
-                progress.produced += count;
-                let left = left - count as u64;
-                self.state = if left == 0 { State::DataCr } else { State::Data { left } };
-                continue;
+                let data = left.min((input.len() - coding) as u64) as usize;
+                return Ok(Piece { coding, data });
             }
-            if self.state == State::Done {
-                break;
-            }
-            self.state = after(self.state, input[progress.consumed])?;
-            progress.consumed += 1;
+            self.state = after(self.state, *byte)?;
+            coding += 1;
         }
-        Ok(progress)
+        Ok(Piece { coding, data: 0 })
+    }
+
+    /// So much of the data that was last found is read.
+    pub fn took(&mut self, count: usize) {
+        if let State::Data { left } = self.state {
+            let left = left.saturating_sub(count as u64);
+            self.state = if left == 0 { State::DataCr } else { State::Data { left } };
+        }
     }
 }
 
@@ -136,10 +133,12 @@ mod tests {
         for piece in pieces {
             let mut piece = *piece;
             while !piece.is_empty() && !decoder.is_done() {
-                let mut output = vec![0; room];
-                let progress = decoder.decode(piece, &mut output)?;
-                body.extend_from_slice(&output[..progress.produced]);
-                piece = &piece[progress.consumed..];
+                let Piece { coding, data } = decoder.next(piece)?;
+                piece = &piece[coding..];
+                let (taken, rest) = piece.split_at(data.min(room));
+                body.extend_from_slice(taken);
+                decoder.took(taken.len());
+                piece = rest;
             }
             left += piece.len();
         }

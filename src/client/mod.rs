@@ -16,7 +16,7 @@ mod tls;
 mod transport;
 
 pub use auth::TokenProvider;
-pub use chunks::{BadChunk, ChunkDecoder};
+pub use chunks::{BadChunk, ChunkDecoder, Piece};
 pub use config::{Config, Credentials, Exec, ExecEnv, Pem, Tls};
 pub use discovery::{ApiResource, Discovery};
 pub use error::{Details, Error, Failure, Result, Status, StatusCause};

@@ -24,7 +24,7 @@ use rustix::net::sockopt;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 
-use super::chunks::ChunkDecoder;
+use super::chunks::{ChunkDecoder, Piece};
 use super::proxy::Proxy;
 use super::tls::TlsSource;
 use crate::clock::{SharedClock, Sleep};
@@ -183,11 +183,12 @@ impl Shared {
             turn,
         };
         reader.finish_if_done();
-        let body = if own {
-            http_types::Body::from_reader(BufReader::with_capacity(BUFFER, reader), None)
-        } else {
-            let limited = IdleLimit::new(reader, self.timeout, self.clock.clone());
-            http_types::Body::from_reader(BufReader::with_capacity(BUFFER, limited), None)
+        let body = match own {
+            true => http_types::Body::from_reader(reader, None),
+            false => {
+                let limited = IdleLimit::new(reader, self.timeout, self.clock.clone());
+                http_types::Body::from_reader(limited, None)
+            }
         };
         response.set_body(body);
         Ok(response)
@@ -473,6 +474,24 @@ impl<R> IdleLimit<R> {
     }
 }
 
+/// What was read, or the end of the time for it.
+fn limited<T>(
+    read: Poll<io::Result<T>>,
+    deadline: &mut Mutex<Option<Sleep>>,
+    limit: Duration,
+    clock: &SharedClock,
+    context: &mut Context<'_>,
+) -> Poll<io::Result<T>> {
+    let deadline = deadline.get_mut().unwrap_or_else(PoisonError::into_inner);
+    if read.is_ready() {
+        *deadline = None;
+        return read;
+    }
+    let sleep = deadline.get_or_insert_with(|| clock.sleep(limit));
+    ready!(sleep.as_mut().poll(context));
+    Poll::Ready(Err(timed_out("the answer's body")))
+}
+
 impl<R: AsyncRead> AsyncRead for IdleLimit<R> {
     fn poll_read(
         self: Pin<&mut Self>,
@@ -480,14 +499,20 @@ impl<R: AsyncRead> AsyncRead for IdleLimit<R> {
         output: &mut [u8],
     ) -> Poll<io::Result<usize>> {
         let this = self.project();
-        let deadline = this.deadline.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Poll::Ready(read) = this.reader.poll_read(context, output) {
-            *deadline = None;
-            return Poll::Ready(read);
-        }
-        let sleep = deadline.get_or_insert_with(|| this.clock.sleep(*this.limit));
-        ready!(sleep.as_mut().poll(context));
-        Poll::Ready(Err(timed_out("the answer's body")))
+        let read = this.reader.poll_read(context, output);
+        limited(read, this.deadline, *this.limit, this.clock, context)
+    }
+}
+
+impl<R: AsyncBufRead> AsyncBufRead for IdleLimit<R> {
+    fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        let this = self.project();
+        let read = this.reader.poll_fill_buf(context);
+        limited(read, this.deadline, *this.limit, this.clock, context)
+    }
+
+    fn consume(self: Pin<&mut Self>, count: usize) {
+        self.project().reader.consume(count);
     }
 }
 
@@ -520,21 +545,17 @@ impl BodyReader {
     }
 }
 
-impl AsyncRead for BodyReader {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        output: &mut [u8],
-    ) -> Poll<io::Result<usize>> {
-        let this = &mut *self;
+impl BodyReader {
+    /// How many bytes of the body stand at the front of the connection's buffer; zero at the end.
+    fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         loop {
-            let Some(Connection { io, .. }) = this.connection.as_mut() else {
+            let Some(Connection { io, .. }) = self.connection.as_mut() else {
                 return Poll::Ready(Ok(0));
             };
             let input = ready!(Pin::new(&mut *io).poll_fill_buf(context))?;
             if input.is_empty() {
-                this.connection = None;
-                return Poll::Ready(match this.framing {
+                self.connection = None;
+                return Poll::Ready(match self.framing {
                     Framing::UntilClose => Ok(0),
                     _ => Err(io::Error::new(
                         io::ErrorKind::UnexpectedEof,
@@ -542,31 +563,58 @@ impl AsyncRead for BodyReader {
                     )),
                 });
             }
-            let (consumed, produced) = match &mut this.framing {
-                Framing::UntilClose => {
-                    let count = input.len().min(output.len());
-                    output[..count].copy_from_slice(&input[..count]);
-                    (count, count)
-                }
-                Framing::Length(left) => {
-                    let count = input.len().min(output.len()).min(*left as usize);
-                    output[..count].copy_from_slice(&input[..count]);
-                    *left -= count as u64;
-                    (count, count)
-                }
-                Framing::Chunked(decoder) => {
-                    let progress = decoder
-                        .decode(input, output)
-                        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-                    (progress.consumed, progress.produced)
-                }
+            let Piece { coding, data } = match &mut self.framing {
+                Framing::UntilClose => Piece { coding: 0, data: input.len() },
+                Framing::Length(left) => Piece {
+                    coding: 0,
+                    data: input.len().min(usize::try_from(*left).unwrap_or(usize::MAX)),
+                },
+                Framing::Chunked(decoder) => decoder
+                    .next(input)
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?,
             };
-            Pin::new(io).consume(consumed);
-            this.finish_if_done();
-            if produced > 0 || output.is_empty() {
-                return Poll::Ready(Ok(produced));
+            Pin::new(io).consume(coding);
+            self.finish_if_done();
+            if data > 0 {
+                return Poll::Ready(Ok(data));
             }
         }
+    }
+}
+
+impl AsyncBufRead for BodyReader {
+    fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        let this = self.get_mut();
+        let data = ready!(this.poll_data(context))?;
+        let buffer = this.connection.as_ref().map_or(&[][..], |open| open.io.buffer());
+        Poll::Ready(Ok(&buffer[..data]))
+    }
+
+    fn consume(self: Pin<&mut Self>, count: usize) {
+        let this = self.get_mut();
+        if let Some(open) = this.connection.as_mut().filter(|_| count > 0) {
+            Pin::new(&mut open.io).consume(count);
+            match &mut this.framing {
+                Framing::UntilClose => {}
+                Framing::Length(left) => *left = left.saturating_sub(count as u64),
+                Framing::Chunked(decoder) => decoder.took(count),
+            }
+            this.finish_if_done();
+        }
+    }
+}
+
+impl AsyncRead for BodyReader {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        output: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        let data = ready!(self.as_mut().poll_fill_buf(context))?;
+        let count = data.len().min(output.len());
+        output[..count].copy_from_slice(&data[..count]);
+        self.consume(count);
+        Poll::Ready(Ok(count))
     }
 }
 
