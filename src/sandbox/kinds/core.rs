@@ -69,8 +69,10 @@ fn allocate(service: &mut Value) {
     if list(spec, "/clusterIPs").is_empty() {
         set(spec, "clusterIPs", json!([address]));
     }
-    fill(spec, "ipFamilies", json!(["IPv4"]));
-    fill(spec, "ipFamilyPolicy", "SingleStack");
+    // A headless one that selects nothing may get endpoints of either family.
+    let open = address == "None" && members(spec, "/selector").next().is_none();
+    fill(spec, "ipFamilies", if open { json!(["IPv4", "IPv6"]) } else { json!(["IPv4"]) });
+    fill(spec, "ipFamilyPolicy", if open { "RequireDualStack" } else { "SingleStack" });
     if matches!(kind.as_str(), "NodePort" | "LoadBalancer") {
         for port in list_mut(spec, "/ports") {
             if int(port, "/nodePort").unwrap_or(0) == 0 {
@@ -111,7 +113,7 @@ pub fn prepare_service_update(service: &mut Value, old: &Value) {
 }
 
 pub fn check_service(service: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check(service, NameRule::Dns1035);
+    let mut faults = metadata::check(service, NameRule::Label);
     let spec = service.get("spec").unwrap_or(&Value::Null);
     let kinds = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
     let kind = text(spec, "/type");
