@@ -157,6 +157,16 @@ impl Api {
         let Some(user) = self.auth.user(&peer, header("authorization"), now, legacy) else {
             return failure(&failures::unauthorized());
         };
+        let groups = headers.get_all("impersonate-group").iter();
+        let groups: Vec<&str> = groups.filter_map(|group| group.to_str().ok()).collect();
+        let user = match header("impersonate-user") {
+            None if groups.is_empty() => user,
+            None => {
+                let why = format!("requested groups {groups:?} without impersonating a user name");
+                return failure(&failures::bad_request(why));
+            }
+            Some(name) => user.impersonating(name, &groups),
+        };
         let access = match &resource {
             None => Access { verb: verb.to_owned(), path: path.clone(), ..Access::default() },
             Some(at) => Access {

@@ -493,6 +493,15 @@ impl Api {
             );
             return Err(failures::conflict(resource, &call.name, &why));
         }
+        let due = text(&new, "/metadata/deletionTimestamp");
+        if !due.is_empty() && !is_deleting(old) {
+            let set = failures::invalid_value(
+                "metadata.deletionTimestamp",
+                &due.into(),
+                "field is immutable",
+            );
+            return Err(failures::invalid(&resource.group, &resource.kind, &call.name, &[set]));
+        }
         let version = text(&new, "/metadata/resourceVersion");
         if version.is_empty() && part != Part::Raw && !updates_unconditionally(kind) {
             let unset = failures::invalid_value(
