@@ -78,26 +78,23 @@ impl Api {
             return Ok(());
         }
         let usage = usage(&call.kind, object);
-        let mut charged = Vec::new();
-        for stored in quotas.items {
-            if let Some(used) = charge_one(&call.kind, object, &usage, &stored.value)? {
-                charged.push((text(&stored.value, "/metadata/name").to_owned(), used));
-            }
-        }
         let quota_kind = self.registry.find("", "v1", QUOTAS).filter(|_| !dry_run);
-        for (name, used) in charged {
-            let Some(kind) = quota_kind.clone() else { break };
+        for stored in quotas.items {
+            let charged = charge_one(&call.kind, object, &usage, &stored.value)?;
+            let (Some(_), Some(kind)) = (charged, quota_kind.clone()) else { continue };
             let at = Call {
                 kind,
                 namespace: call.namespace.clone(),
-                name,
+                name: text(&stored.value, "/metadata/name").to_owned(),
                 subresource: "status".to_owned(),
                 query: Query::default(),
                 form: Form::Object,
                 warnings: Warnings::default(),
             };
+            // Others are counted at the same time: what is used is looked at again with the write.
             let changed = self.modify(&at, Part::Raw, &|old| {
                 let mut new = old.clone();
+                let used = charge_one(&call.kind, object, &usage, old)?.unwrap_or_default();
                 for (name, amount) in used.iter() {
                     new["status"]["used"][name.as_str()] = amount.to_string().into();
                 }
