@@ -1,4 +1,5 @@
-//! What admission plugins do with new objects: the priority of pods, and quotas.
+//! What admission plugins and allocators do with new objects: the priority of pods, the addresses
+//! of services, and quotas.
 //! Upstream: `plugin/pkg/admission/priority`, `apiserver/pkg/admission/plugin/resourcequota`.
 
 use serde_json::Value;
@@ -57,6 +58,31 @@ impl Api {
             pod["spec"]["preemptionPolicy"] = policy.clone();
         }
         Ok(())
+    }
+
+    /// Whether the cluster IP that a new service asks for can be had. Errors: 422.
+    /// Upstream: `core/service/ipallocator`.
+    pub fn reserve(&self, kind: &Kind, service: &Value) -> ApiResult<()> {
+        if !(kind.resource.group.is_empty() && kind.resource.plural == "services") {
+            return Ok(());
+        }
+        let address = text(service, "/spec/clusterIP");
+        let Ok(parsed) = address.parse::<std::net::Ipv4Addr>() else { return Ok(()) };
+        let taken = |other: &Stored| text(&other.value, "/spec/clusterIP") == address;
+        let why = if parsed.octets()[..2] != [10, 96] {
+            "the provided network does not match the current range"
+        } else if self
+            .store
+            .list("services", "", None, 1, None, &taken)
+            .is_ok_and(|page| !page.items.is_empty())
+        {
+            "provided IP is already allocated"
+        } else {
+            return Ok(());
+        };
+        let why = format!("failed to allocate IP {address}: {why}");
+        let cause = failures::invalid_value("spec.clusterIPs", &vec![address].into(), &why);
+        Err(failures::invalid("", "Service", text(service, "/metadata/name"), &[cause]))
     }
 
     /// The class of pods that name none; of several, the lowest.

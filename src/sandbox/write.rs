@@ -245,12 +245,16 @@ impl Api {
         }
         (kind.default)(&mut object);
         self.prioritize(kind, &mut object)?;
+        self.reserve(kind, &object)?;
         (kind.prepare_create)(&mut object);
         let mut causes = (kind.validate_create)(&object);
         if name.is_empty() && !causes.iter().any(|cause| cause.field == "metadata.name") {
             causes.push(failures::required("metadata.name", "name or generateName is required"));
         }
         self.refuse(kind, &name, &causes)?;
+        if named && self.store.get(&call.table(), &call.key(&name)).is_some() {
+            return Err(failures::already_exists(&kind.resource, &name));
+        }
         if is_definition(kind) {
             self.establish(&mut object)?;
         }
@@ -261,14 +265,8 @@ impl Api {
         }
         let table = call.table();
         if dry_run {
-            if self.store.get(&table, &call.key(&name)).is_some() {
-                return Err(failures::already_exists(&kind.resource, &name));
-            }
             self.charge(call, &object, true)?;
             return Ok(Arc::new(unversioned(object)));
-        }
-        if named && self.store.get(&table, &call.key(&name)).is_some() {
-            return Err(failures::already_exists(&kind.resource, &name));
         }
         self.charge(call, &object, false)?;
         let mut attempt = name;
