@@ -274,7 +274,7 @@ mod tests {
         let used = charge_one(&kind, object, &usage(&kind, object), quota);
         let used = used.map_err(|error| error.message)?;
         let used = used.iter().flat_map(ResourceList::iter);
-        Ok(used.map(|(name, amount)| (name.to_string(), amount.to_string().into())).collect())
+        Ok(used.map(|(name, amount)| (name.to_string(), Value::from(amount.to_string()))).collect())
     }
 
     #[test]
