@@ -575,7 +575,10 @@ mod tests {
         assert_eq!(apply("fieldManager=eve", eves.clone()).1["reason"], "Conflict");
         let (_, forced) = apply("fieldManager=eve&force=true", eves.clone());
         assert_eq!(forced["data"], eves["data"]);
-        let (code, odd) = apply("fieldManager=eve", json!({ "dat": {} }));
+        let (code, nothing) = apply("fieldManager=eve", json!({ "data": {} }));
+        assert_eq!((code, &nothing["message"]), (400, &json!("invalid object type: /, Kind=")));
+        let odd = json!({ "apiVersion": "v1", "kind": "ConfigMap", "dat": {} });
+        let (code, odd) = apply("fieldManager=eve", odd);
         let message = odd["message"].as_str().unwrap();
         assert!(
             code == 500 && message.ends_with(".dat: field not declared in schema"),
