@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::StreamExt;
-use hyper::header::{RETRY_AFTER, WARNING, WWW_AUTHENTICATE};
+use hyper::header::{RETRY_AFTER, WARNING};
 use serde_json::{Value, json};
 
 use super::auth::{Access, Auth, User};
@@ -84,15 +84,12 @@ pub fn json_response(status: u16, body: &Value) -> Response {
 }
 
 pub fn failure(error: &ApiError) -> Response {
-    if *error == failures::no_such_path() {
+    if error.details["path"] == true {
         return Response::text(404, "404 page not found\n");
     }
     let mut response = json_response(error.code, &error.to_json());
     if let Some(seconds) = error.retry_after {
         response = response.with_header(RETRY_AFTER, &seconds.to_string());
-    }
-    if error.code == 401 {
-        response = response.with_header(WWW_AUTHENTICATE, "Bearer");
     }
     response
 }
@@ -159,6 +156,16 @@ impl Api {
         let now = self.clock.now();
         let Some(user) = self.auth.user(&peer, header("authorization"), now, legacy) else {
             return failure(&failures::unauthorized());
+        };
+        let groups = headers.get_all("impersonate-group").iter();
+        let groups: Vec<&str> = groups.filter_map(|group| group.to_str().ok()).collect();
+        let user = match header("impersonate-user") {
+            None if groups.is_empty() => user,
+            None => {
+                let why = format!("requested groups {groups:?} without impersonating a user name");
+                return failure(&failures::bad_request(why));
+            }
+            Some(name) => user.impersonating(name, &groups),
         };
         let access = match &resource {
             None => Access { verb: verb.to_owned(), path: path.clone(), ..Access::default() },
@@ -254,10 +261,14 @@ impl Api {
         if let Some(answer) = self.review(verb, &at, user, &payload)? {
             return Ok(answer);
         }
-        let kind = self
-            .registry
-            .find(&at.group, &at.version, &at.resource)
-            .ok_or_else(failures::no_such_path)?;
+        let Some(kind) = self.registry.find(&at.group, &at.version, &at.resource) else {
+            // What is no group at all is no path either.
+            let known = self.registry.all().iter().any(|kind| kind.resource.group == at.group);
+            return Err(match known && !(at.group.is_empty() && at.version != "v1") {
+                true => failures::no_such_resource(),
+                false => failures::no_such_path(),
+            });
+        };
         if kind.resource.namespaced && at.namespace.is_empty() && !at.name.is_empty()
             || !kind.resource.namespaced && !at.namespace.is_empty()
         {
@@ -275,7 +286,11 @@ impl Api {
         if verb == "watch" && call.subresource.is_empty() {
             return self.watch(call).await;
         }
-        let mut response = self.serve(verb, &call, &payload).await?;
+        if let Some(warning) = deprecated(&call.kind) {
+            call.warn(warning.to_owned());
+        }
+        let mut response =
+            self.serve(verb, &call, &payload).await.unwrap_or_else(|error| failure(&error));
         for warning in call.warnings.all() {
             response = response.with_header(WARNING, &format!("299 - {warning:?}"));
         }
@@ -316,10 +331,21 @@ impl Api {
             "update" if !call.name.is_empty() => self.update(call, payload),
             "patch" if !call.name.is_empty() => self.patch(call, payload),
             "delete" => self.delete(call, payload),
+            "deletecollection" if call.kind.resource.namespaced && call.namespace.is_empty() => {
+                Err(failures::method_not_allowed())
+            }
             "deletecollection" => self.delete_collection(call, payload),
             _ => Err(failures::method_not_allowed()),
         }
     }
+}
+
+/// What every answer about a kind that is on its way out says. Upstream: `WarningsOnCreate` and
+/// `APILifecycleDeprecated`.
+fn deprecated(kind: &Kind) -> Option<&'static str> {
+    let endpoints = kind.resource.group.is_empty() && kind.resource.plural == "endpoints";
+    endpoints
+        .then_some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
 }
 
 fn denied(user: &User, access: &Access, why: &str) -> ApiError {
@@ -549,7 +575,10 @@ mod tests {
         assert_eq!(apply("fieldManager=eve", eves.clone()).1["reason"], "Conflict");
         let (_, forced) = apply("fieldManager=eve&force=true", eves.clone());
         assert_eq!(forced["data"], eves["data"]);
-        let (code, odd) = apply("fieldManager=eve", json!({ "dat": {} }));
+        let (code, nothing) = apply("fieldManager=eve", json!({ "data": {} }));
+        assert_eq!((code, &nothing["message"]), (400, &json!("invalid object type: /, Kind=")));
+        let odd = json!({ "apiVersion": "v1", "kind": "ConfigMap", "dat": {} });
+        let (code, odd) = apply("fieldManager=eve", odd);
         let message = odd["message"].as_str().unwrap();
         assert!(
             code == 500 && message.ends_with(".dat: field not declared in schema"),

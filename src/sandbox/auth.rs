@@ -39,6 +39,27 @@ impl User {
         }
     }
 
+    /// The user that this one acts as. Upstream: `endpoints/filters.WithImpersonation`.
+    pub fn impersonating(&self, name: &str, groups: &[&str]) -> User {
+        let mut user = match name
+            .strip_prefix("system:serviceaccount:")
+            .and_then(|account| account.split_once(':'))
+        {
+            Some((namespace, account)) if groups.is_empty() => {
+                User::service_account(namespace, account, "")
+            }
+            _ => User::new(name, groups),
+        };
+        let all = match user.is_anonymous() {
+            true => "system:unauthenticated",
+            false => "system:authenticated",
+        };
+        if !user.groups.iter().any(|group| group == all) {
+            user.groups.push(all.to_owned());
+        }
+        user
+    }
+
     pub fn is_anonymous(&self) -> bool {
         self.name == "system:anonymous"
     }

@@ -59,7 +59,7 @@ impl Query {
         if let Some(other) = values.clone().find(|value| *value != "All") {
             let cause = super::status::Cause {
                 reason: "FieldValueNotSupported",
-                message: format!("Unsupported value: {other:?}: supported values: \"All\""),
+                message: format!("Unsupported value: [{other:?}]: supported values: \"All\""),
                 field: "dryRun".to_owned(),
             };
             return Err(failures::invalid("meta.k8s.io", "CreateOptions", "", &[cause]));

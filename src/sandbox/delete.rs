@@ -18,6 +18,9 @@ use crate::server::http::Response;
 
 const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";
+const JOB_LEAVES_PODS: &str = "child pods are preserved by default when jobs are deleted; set \
+    propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this \
+    warning";
 /// Kinds whose delete answers with the object. Upstream: `ReturnDeletedObject`.
 const RETURNED: [&str; 7] = [
     "pods",
@@ -62,9 +65,16 @@ impl DeleteOptions {
             return Err(invalid(Cause {
                 reason: "FieldValueNotSupported",
                 message: format!(
-                    "Unsupported value: {policy:?}: supported values: \"Background\", \"Foreground\", \"Orphan\""
+                    "Unsupported value: {policy:?}: supported values: \"Foreground\", \"Background\", \"Orphan\", \"nil\""
                 ),
                 field: "propagationPolicy".to_owned(),
+            }));
+        }
+        if let Some(other) = list(body, "/dryRun").iter().find(|value| *value != "All") {
+            return Err(invalid(Cause {
+                reason: "FieldValueNotSupported",
+                message: format!("Unsupported value: [{other}]: supported values: \"All\""),
+                field: "dryRun".to_owned(),
             }));
         }
         Ok(DeleteOptions {
@@ -114,14 +124,17 @@ impl DeleteOptions {
                 let why = format!(
                     "the {label} in the precondition ({wanted}) does not match the {label} in record ({real}). {hint}"
                 );
-                return Err(failures::conflict(&kind.resource, name, &why));
+                // Upstream names the kind here, not the resource.
+                let mut named = kind.resource.clone();
+                named.plural = named.kind.clone();
+                return Err(failures::conflict(&named, name, &why));
             }
         }
         Ok(())
     }
 
     /// The finalizers for the garbage collector that `object` gets or loses by this delete.
-    fn finalizers(&self, object: &Value) -> Vec<Value> {
+    fn finalizers(&self, kind: &Kind, object: &Value) -> Vec<Value> {
         let old = list(object, "/metadata/finalizers");
         let mut new: Vec<Value> =
             old.iter().filter(|f| *f != ORPHAN && *f != FOREGROUND).cloned().collect();
@@ -130,11 +143,20 @@ impl DeleteOptions {
             Some("Orphan") => Some(ORPHAN),
             Some("Foreground") => Some(FOREGROUND),
             Some(_) => None,
-            None => kept,
+            None => kept.or(orphans_by_default(kind).then_some(ORPHAN)),
         };
         new.extend(wanted.map(Value::from));
         new
     }
+}
+
+/// The oldest kinds leave their pods behind when a delete does not say otherwise.
+/// Upstream: `DefaultGarbageCollectionPolicy`.
+fn orphans_by_default(kind: &Kind) -> bool {
+    matches!(
+        (&*kind.resource.group, &*kind.resource.plural),
+        ("", "replicationcontrollers") | ("batch", "jobs")
+    )
 }
 
 fn invalid(cause: Cause) -> super::status::ApiError {
@@ -155,7 +177,7 @@ pub enum Step {
 /// Decides what `options` do to `object`.
 pub fn step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp) -> Step {
     if kind.resource.plural == "namespaces" && kind.resource.group.is_empty() {
-        return namespace_step(object, options, now);
+        return namespace_step(kind, object, options, now);
     }
     let mut marked = object.clone();
     let metadata = &object["metadata"];
@@ -188,7 +210,7 @@ pub fn step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp
         mark(&mut marked, due, seconds);
         grace = Some(seconds);
     }
-    let finalizers = options.finalizers(object);
+    let finalizers = options.finalizers(kind, object);
     let pending = !finalizers.is_empty();
     if finalizers != list(object, "/metadata/finalizers") {
         marked["metadata"]["finalizers"] = finalizers.into();
@@ -234,7 +256,7 @@ fn graceful_period(kind: &Kind, object: &Value, options: &DeleteOptions) -> Opti
     })
 }
 
-fn namespace_step(object: &Value, options: &DeleteOptions, now: Timestamp) -> Step {
+fn namespace_step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp) -> Step {
     if is_deleting(object) {
         let held = !list(object, "/spec/finalizers").is_empty()
             || !list(object, "/metadata/finalizers").is_empty();
@@ -243,7 +265,7 @@ fn namespace_step(object: &Value, options: &DeleteOptions, now: Timestamp) -> St
     let mut marked = object.clone();
     marked["metadata"]["deletionTimestamp"] = now.to_string().into();
     marked["status"]["phase"] = "Terminating".into();
-    let finalizers = options.finalizers(object);
+    let finalizers = options.finalizers(kind, object);
     if finalizers != list(object, "/metadata/finalizers") {
         marked["metadata"]["finalizers"] = finalizers.into();
     }
@@ -253,8 +275,20 @@ fn namespace_step(object: &Value, options: &DeleteOptions, now: Timestamp) -> St
 impl Api {
     pub fn delete(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let options = DeleteOptions::of(call, payload)?;
-        let (object, removed) = self.delete_object(call, &options)?;
+        let (mut object, removed) = self.delete_object(call, &options)?;
         let resource = &call.kind.resource;
+        if options.propagation.is_none()
+            && &*resource.group == "batch"
+            && &*resource.plural == "jobs"
+        {
+            call.warn(JOB_LEAVES_PODS.to_owned());
+        }
+        if removed && graceful_period(&call.kind, &object, &options).is_some() {
+            if !is_deleting(&object) {
+                mark(&mut object, self.clock.now(), 0);
+            }
+            object["metadata"]["deletionGracePeriodSeconds"] = 0.into();
+        }
         let returned = resource.group.is_empty() && RETURNED.contains(&&*resource.plural);
         if removed && !returned {
             let uid = text(&object, "/metadata/uid");
@@ -333,6 +367,12 @@ impl Api {
             }
         }
         let resource = &call.kind.resource;
+        if !call.kind.is_custom() {
+            for item in items.iter_mut().filter_map(Value::as_object_mut) {
+                item.remove("kind");
+                item.remove("apiVersion");
+            }
+        }
         Ok(json_response(
             200,
             &json!({

@@ -27,8 +27,15 @@ pub fn not_found(resource: &ResourceType, name: &str) -> ApiError {
     with_details(error, resource, name)
 }
 
-/// A path that nothing is served at.
+/// A path that nothing is served at; the answer is plain text.
 pub fn no_such_path() -> ApiError {
+    let mut error = no_such_resource();
+    error.details = json!({ "path": true });
+    error
+}
+
+/// A kind, version or subresource that a group which is served does not have.
+pub fn no_such_resource() -> ApiError {
     let mut error =
         ApiError::new(404, "NotFound", "the server could not find the requested resource");
     error.details = json!({});
@@ -115,7 +122,10 @@ pub fn invalid(group: &str, kind: &str, name: &str, causes: &[Cause]) -> ApiErro
         .iter()
         .map(|c| json!({ "reason": c.reason, "message": c.message, "field": c.field }))
         .collect();
-    error.details = json!({ "kind": kind, "causes": causes });
+    error.details = json!({ "causes": causes });
+    if !kind.is_empty() {
+        error.details["kind"] = kind.into();
+    }
     if !name.is_empty() {
         error.details["name"] = name.into();
     }

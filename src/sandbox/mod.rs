@@ -1,5 +1,6 @@
 //! An embedded API server, a small scheduler and stand-in nodes.
 
+mod admission;
 pub mod api;
 mod apply;
 pub mod auth;

@@ -39,6 +39,18 @@ pub fn shown<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     Cow::Owned(value)
 }
 
+/// An object of a list, whose kind the list tells: only custom resources tell it again.
+pub struct Untyped<'a>(pub &'a Value);
+
+impl serde::Serialize for Untyped<'_> {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let Value::Object(members) = self.0 else { return self.0.serialize(to) };
+        to.collect_map(
+            members.iter().filter(|(key, _)| !matches!(key.as_str(), "kind" | "apiVersion")),
+        )
+    }
+}
+
 /// What the columns of a kind look at: views print as what they show.
 fn printed<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     if kind.view.is_some() { Cow::Borrowed(&stored.value) } else { shown(kind, stored) }
@@ -79,7 +91,7 @@ pub fn parse_version(text: &str) -> ApiResult<Option<u64>> {
         "" | "0" => Ok(None),
         text => text.parse().map(Some).map_err(|_| {
             failures::bad_request(format!(
-                "Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
+                "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
             ))
         }),
     }
@@ -149,18 +161,32 @@ impl Api {
         let fields = call.query.get("fieldSelector");
         let selection = Selection::parse(&call.kind, call.query.get("labelSelector"), fields)?;
         match selection.unsupported() {
-            Some(label) => {
-                Err(failures::bad_request(format!("field label not supported: {label}")))
-            }
             None => Ok(selection),
+            Some(label) => {
+                // Kinds with fields of their own say less.
+                let own = ["pods", "nodes", "events", "secrets", "services", "namespaces"];
+                let own = own.contains(&&*call.kind.resource.plural);
+                Err(failures::bad_request(match own {
+                    true => format!("field label not supported: {label}"),
+                    false => format!(
+                        "{label:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+                    ),
+                }))
+            }
         }
     }
 
     pub async fn list(&self, call: &Call) -> ApiResult<Response> {
         let selection = self.selection(call)?;
         let query = &call.query;
-        let limit: usize = query.number("limit")?.unwrap_or(0);
         let asked = query.get("resourceVersion");
+        // The newest list that is at hand comes whole; a limit below zero is none.
+        let limit = query.number::<i64>("limit")?.filter(|_| asked != "0");
+        let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(0);
+        if query.has("sendInitialEvents") {
+            let why = "Forbidden: sendInitialEvents is forbidden for list";
+            return Err(list_options_fault("sendInitialEvents", why.to_owned()));
+        }
         let r#match = query.get("resourceVersionMatch");
         let token = query.get("continue");
         match (r#match, asked) {
@@ -174,15 +200,17 @@ impl Api {
                 return Err(list_options_fault("resourceVersionMatch", why.to_owned()));
             }
             ("Exact", "0") => {
-                let why = "Forbidden: resourceVersionMatch \"Exact\" is forbidden for resourceVersion \"0\"";
+                let why = "Forbidden: resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"";
                 return Err(list_options_fault("resourceVersionMatch", why.to_owned()));
             }
             ("Exact" | "NotOlderThan", _) => {}
             (other, _) => {
-                let why = format!(
+                let mut cause = failures::required("resourceVersionMatch", "");
+                cause.reason = "FieldValueNotSupported";
+                cause.message = format!(
                     "Unsupported value: {other:?}: supported values: \"Exact\", \"NotOlderThan\", \"\""
                 );
-                return Err(list_options_fault("resourceVersionMatch", why));
+                return Err(failures::invalid("meta.k8s.io", "ListOptions", "", &[cause]));
             }
         }
         let table = call.table();
@@ -253,7 +281,13 @@ impl Api {
                 if at > 0 || !first {
                     into.push(b',');
                 }
-                into.extend_from_slice(&object_bytes(call, stored, now));
+                match call.form {
+                    Form::Object if !kind.is_custom() => {
+                        let shown = shown(kind, stored);
+                        into.extend(serde_json::to_vec(&Untyped(&shown)).unwrap_or_default());
+                    }
+                    _ => into.extend_from_slice(&object_bytes(call, stored, now)),
+                }
             }
         };
         if page.items.len() <= CHUNK_ITEMS {

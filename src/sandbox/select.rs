@@ -44,7 +44,7 @@ impl Selection {
             .map(|term| {
                 parse_term(&term).ok_or_else(|| {
                     failures::bad_request(format!(
-                        "invalid selector: {term:?}; can't understand {term:?}"
+                        "invalid selector: '{term}'; can't understand '{term}'"
                     ))
                 })
             })

@@ -36,8 +36,11 @@ impl ApiError {
     pub fn to_json(&self) -> Value {
         let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-            "message": self.message, "reason": self.reason, "code": self.code,
+            "message": self.message, "code": self.code,
         });
+        if !self.reason.is_empty() {
+            status["reason"] = self.reason.into();
+        }
         let mut details = self.details.clone();
         if let Some(seconds) = self.retry_after {
             details["retryAfterSeconds"] = seconds.into();

@@ -27,7 +27,7 @@ impl Api {
         payload: &Payload,
     ) -> ApiResult<Response> {
         let Some(sub) = has(&call.kind, &call.subresource) else {
-            return Err(failures::no_such_path());
+            return Err(failures::no_such_resource());
         };
         match (sub, verb) {
             (Subresource::Scale { replicas, status_replicas, selector }, _) => {
@@ -121,6 +121,19 @@ impl Api {
             })
         };
         let change = |old: &Value, scale: &Value| -> ApiResult<Value> {
+            let name = text(scale, "/metadata/name");
+            if !name.is_empty() && name != call.name {
+                return Err(failures::bad_request(format!(
+                    "the name of the object ({name}) does not match the name on the URL ({})",
+                    call.name
+                )));
+            }
+            let (version, kind) = (text(scale, "/apiVersion"), text(scale, "/kind"));
+            if !kind.is_empty() && kind != "Scale" {
+                return Err(failures::bad_request(format!(
+                    "{kind} in version {version:?} cannot be handled as a Scale: no kind {kind:?} is registered for version {version:?}"
+                )));
+            }
             let wanted = scale["spec"]["replicas"].as_i64().unwrap_or(0);
             if wanted < 0 {
                 let cause = failures::invalid_value(

@@ -14,7 +14,7 @@ use super::protobuf;
 use super::status::{ApiError, ApiResult, Cause};
 
 /// A value as Go's `%v` prints it.
-fn go_text(value: &Value) -> String {
+pub(super) fn go_text(value: &Value) -> String {
     let joined = |parts: Vec<String>| parts.join(" ");
     match value {
         Value::Null => "<nil>".to_owned(),
@@ -47,7 +47,7 @@ impl Call {
                 let cause = Cause {
                     reason: "FieldValueNotSupported",
                     message: format!(
-                        "Unsupported value: {other:?}: supported values: \"Ignore\", \"Strict\", \"Warn\""
+                        "Unsupported value: {other:?}: supported values: \"\", \"Ignore\", \"Strict\", \"Warn\""
                     ),
                     field: "fieldValidation".to_owned(),
                 };
@@ -124,6 +124,15 @@ impl Call {
         let (mut config, found) = read(Some(&self.kind), body)
             .map_err(|error| failures::bad_request(format!("error decoding YAML: {error}")))?;
         super::kinds::drop_nulls(&mut config);
+        let text = |key: &str| config[key].as_str().unwrap_or_default();
+        if text("kind").is_empty() || text("apiVersion").is_empty() {
+            let (group, version) =
+                text("apiVersion").split_once('/').unwrap_or(("", text("apiVersion")));
+            let kind = text("kind");
+            return Err(failures::bad_request(format!(
+                "invalid object type: {group}/{version}, Kind={kind}"
+            )));
+        }
         let subject = apply::subject(&self.kind, &config);
         let untyped = |why: &str| {
             ApiError::new(

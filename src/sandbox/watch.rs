@@ -223,8 +223,7 @@ impl Watch {
     }
 
     fn bookmark(&self, end: bool) -> Vec<u8> {
-        let mut metadata =
-            json!({ "resourceVersion": self.cursor.to_string(), "creationTimestamp": null });
+        let mut metadata = json!({ "resourceVersion": self.cursor.to_string() });
         if end {
             metadata["annotations"] = json!({ "k8s.io/initial-events-end": "true" });
         }

@@ -104,6 +104,54 @@ fn check_type(kind: &Kind, object: &mut Value) -> ApiResult<()> {
     Ok(())
 }
 
+fn check_name(call: &Call, object: &Value) -> ApiResult<()> {
+    let name = text(object, "/metadata/name");
+    if name == call.name {
+        return Ok(());
+    }
+    Err(failures::bad_request(format!(
+        "the name of the object ({name}) does not match the name on the URL ({})",
+        call.name
+    )))
+}
+
+/// An update of an object that is not there creates it. Upstream: `AllowCreateOnUpdate`.
+fn made_by_update(kind: &Kind) -> bool {
+    match &*kind.resource.group {
+        "" => matches!(&*kind.resource.plural, "endpoints" | "events" | "limitranges" | "services"),
+        "coordination.k8s.io" | "rbac.authorization.k8s.io" => true,
+        "node.k8s.io" => true,
+        _ => false,
+    }
+}
+
+/// Whether an update may leave out which version it goes by. Upstream: `AllowUnconditionalUpdate`.
+fn updates_unconditionally(kind: &Kind) -> bool {
+    let strict = matches!(
+        (&*kind.resource.group, &*kind.resource.plural),
+        ("admissionregistration.k8s.io" | "coordination.k8s.io" | "node.k8s.io" | "policy", _)
+            | ("apiextensions.k8s.io" | "apiregistration.k8s.io", _)
+            | (
+                "storage.k8s.io",
+                "csidrivers" | "csinodes" | "csistoragecapacities" | "volumeattachments"
+            )
+    );
+    !strict && !kind.is_custom()
+}
+
+/// Metadata that the status endpoint leaves as it is. Upstream: `ResetObjectMetaForStatus` and the
+/// strategies that do as much by themselves.
+fn kept_by_status(kind: &Kind) -> &'static [&'static str] {
+    const ALL: &[&str] = &["labels", "annotations", "finalizers", "ownerReferences"];
+    match (&*kind.resource.group, &*kind.resource.plural) {
+        ("apps", "deployments") => &["labels"],
+        ("apiextensions.k8s.io" | "apiregistration.k8s.io", _) => ALL,
+        ("certificates.k8s.io" | "flowcontrol.apiserver.k8s.io", _) => ALL,
+        _ if kind.is_custom() => ALL,
+        _ => &[],
+    }
+}
+
 fn check_namespace(call: &Call, object: &mut Value) -> ApiResult<()> {
     let metadata = &mut object["metadata"];
     if !call.kind.resource.namespaced {
@@ -196,12 +244,17 @@ impl Api {
             finalized_by_kubernetes(&mut object);
         }
         (kind.default)(&mut object);
+        self.prioritize(kind, &mut object)?;
+        self.reserve(kind, &object)?;
         (kind.prepare_create)(&mut object);
         let mut causes = (kind.validate_create)(&object);
         if name.is_empty() && !causes.iter().any(|cause| cause.field == "metadata.name") {
             causes.push(failures::required("metadata.name", "name or generateName is required"));
         }
         self.refuse(kind, &name, &causes)?;
+        if named && self.store.get(&call.table(), &call.key(&name)).is_some() {
+            return Err(failures::already_exists(&kind.resource, &name));
+        }
         if is_definition(kind) {
             self.establish(&mut object)?;
         }
@@ -212,11 +265,10 @@ impl Api {
         }
         let table = call.table();
         if dry_run {
-            if self.store.get(&table, &call.key(&name)).is_some() {
-                return Err(failures::already_exists(&kind.resource, &name));
-            }
+            self.charge(call, &object, true)?;
             return Ok(Arc::new(unversioned(object)));
         }
+        self.charge(call, &object, false)?;
         let mut attempt = name;
         for _ in 0..8 {
             match self.store.create(&table, &call.key(&attempt), object.clone()) {
@@ -315,6 +367,12 @@ impl Api {
 
     pub fn update(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let object = call.object(payload)?;
+        let missing = || self.store.get(&call.table(), &call.key(&call.name)).is_none();
+        if made_by_update(&call.kind) && missing() {
+            check_name(call, &object)?;
+            let stored = self.create_object(call, object)?;
+            return Ok(self.one(201, call, &stored));
+        }
         let stored = self.update_object(call, object, Part::Main)?;
         Ok(self.one(200, call, &stored))
     }
@@ -424,13 +482,7 @@ impl Api {
         let resource = &kind.resource;
         check_type(kind, &mut new)?;
         check_namespace(call, &mut new)?;
-        let name = text(&new, "/metadata/name");
-        if name != call.name {
-            return Err(failures::bad_request(format!(
-                "the name of the object ({name}) does not match the name on the URL ({})",
-                call.name
-            )));
-        }
+        check_name(call, &new)?;
         let uid = text(&new, "/metadata/uid");
         let real = text(old, "/metadata/uid");
         if !uid.is_empty() && uid != real {
@@ -439,7 +491,24 @@ impl Api {
             );
             return Err(failures::conflict(resource, &call.name, &why));
         }
+        let due = text(&new, "/metadata/deletionTimestamp");
+        if !due.is_empty() && !is_deleting(old) {
+            let set = failures::invalid_value(
+                "metadata.deletionTimestamp",
+                &due.into(),
+                "field is immutable",
+            );
+            return Err(failures::invalid(&resource.group, &resource.kind, &call.name, &[set]));
+        }
         let version = text(&new, "/metadata/resourceVersion");
+        if version.is_empty() && part != Part::Raw && !updates_unconditionally(kind) {
+            let unset = failures::invalid_value(
+                "metadata.resourceVersion",
+                &0.into(),
+                "must be specified for an update",
+            );
+            return Err(failures::invalid(&resource.group, &resource.plural, &call.name, &[unset]));
+        }
         if !version.is_empty() && version != text(old, "/metadata/resourceVersion") {
             return Err(failures::modified(resource, &call.name));
         }
@@ -464,6 +533,9 @@ impl Api {
             Part::Status => {
                 let mut whole = old.clone();
                 whole["metadata"] = new["metadata"].take();
+                for key in kept_by_status(kind) {
+                    carry(&mut whole["metadata"], &old["metadata"], key);
+                }
                 carry(&mut whole, &new, "status");
                 new = whole;
                 (kind.default)(&mut new);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kube_controller_manager::client::{Client, Delete};
+use kube_controller_manager::client::{Client, Delete, Patch};
 use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ResourceQuota, ResourceType};
 use serde_json::{Value, json};
 
@@ -135,9 +135,7 @@ fn what_is_deleted_is_free_again() {
 
         // A pod that has ended is stored, and uses nothing.
         let status = client.resource(&Pod::RESOURCE).subresource("status");
-        let ended = kube_controller_manager::client::Patch::Merge(
-            json!({ "status": { "phase": "Succeeded" } }),
-        );
+        let ended = Patch::Merge(json!({ "status": { "phase": "Succeeded" } }));
         status.patch::<Value>(&ObjectKey::new("default", "two"), &ended).await.expect("patch");
         uses(env, "long", &[("pods", "0"), ("cpu", "0")]).await;
         let mut ended = used("1", "1", "1", "0", "0");
@@ -153,16 +151,25 @@ fn what_is_deleted_is_free_again() {
 }
 
 #[test]
-fn what_is_created_is_found_by_the_next_pass() {
+fn a_wrong_count_is_put_right_by_the_next_pass() {
     everywhere("quota-resync", async |env| {
         let client = &env.client;
-        let hard = json!({ "hard": { "count/configmaps": "9", "pods": "9", "cpu": "4",
+        let hard = json!({ "hard": { "count/configmaps": "9", "pods": "1", "cpu": "2",
             "count/widgets.example.com": "3" } });
         create(client, quota("all", hard)).await;
         let manager = env.manager("manager", &[ONLY, "--resource-quota-sync-period=1s"]);
         uses(env, "all", &[("count/configmaps", "0"), ("pods", "0"), ("cpu", "0")]).await;
         create(client, object("v1", "ConfigMap", "one", json!({}))).await;
         create(client, pod("one", "1", json!({}))).await;
+        // The API server counts what it lets in, and lets in no more than that.
+        let pods = client.resource(&Pod::RESOURCE);
+        let refused = pods.create::<Value>("default", &pod("two", "1", json!({}))).await;
+        let refused = refused.expect_err("the quota is used up").to_string();
+        let why = "exceeded quota: all, requested: pods=1, used: pods=1, limited: pods=1";
+        assert!(refused.contains(why), "{refused}");
+        let status = client.resource(&ResourceQuota::RESOURCE).subresource("status");
+        let wrong = Patch::Merge(json!({ "status": { "used": { "pods": "0", "cpu": "2" } } }));
+        status.patch::<Value>(&ObjectKey::new("default", "all"), &wrong).await.expect("patch");
         uses(env, "all", &[("count/configmaps", "1"), ("pods", "1"), ("cpu", "1")]).await;
         // A kind that came later is counted too; until then a real server lets none be created.
         define_widgets(env).await;

@@ -24,7 +24,8 @@ pub fn services(informer: SharedIndexInformer<Service>) -> Arc<dyn Evaluator> {
     })
 }
 
-fn charge_service(service: &Service, usage: &mut ResourceList) {
+/// Adds what a service uses.
+pub fn charge_service(service: &Service, usage: &mut ResourceList) {
     let ports = &service.spec.ports;
     let (node_ports, balancers) = match service.spec.r#type.as_str() {
         "NodePort" => (ports.len(), 0),
@@ -63,7 +64,8 @@ fn measures_claims(name: &str) -> bool {
     CLAIMS.contains(&name) || CLAIMS[1..].iter().copied().any(by_class)
 }
 
-fn charge_claim(claim: &PersistentVolumeClaim, usage: &mut ResourceList) {
+/// Adds what a claim uses.
+pub fn charge_claim(claim: &PersistentVolumeClaim, usage: &mut ResourceList) {
     let class = claim.storage_class();
     let mut charge = |name: &str, amount: Quantity| {
         usage.add_to(&name.into(), amount);

@@ -3,8 +3,8 @@
 
 mod devices;
 mod evaluator;
-mod kinds;
-mod pods;
+pub mod kinds;
+pub mod pods;
 
 use std::sync::Arc;
 

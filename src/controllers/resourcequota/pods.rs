@@ -97,7 +97,7 @@ pub fn is_charged(pod: &Pod, now: Timestamp) -> bool {
 }
 
 /// Upstream: `podMatchesScopeFunc`.
-fn in_scope(pod: &PodQuota, scope: &ScopeRequirement) -> Result<bool, SelectorError> {
+pub fn in_scope(pod: &PodQuota, scope: &ScopeRequirement) -> Result<bool, SelectorError> {
     Ok(match scope.scope_name.as_str() {
         "Terminating" => pod.has_deadline,
         "NotTerminating" => !pod.has_deadline,

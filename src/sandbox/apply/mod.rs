@@ -330,7 +330,7 @@ pub fn subject(kind: &Kind, object: &Value) -> String {
         "{}/{}; {}, Kind={}",
         metadata("namespace"),
         metadata("name"),
-        resource.api_version(),
+        format_args!("{}/{}", resource.group, resource.version),
         resource.kind
     )
 }

@@ -218,8 +218,7 @@ fn workload_kinds() -> Vec<Kind> {
             .status(workloads::zero_replicas)
             .scale(selector)
             .default(workloads::default_replica_set)
-            .check(workloads::check_replica_set, workloads::update_replica_set)
-            .fields(workloads::replicas_field),
+            .check(workloads::check_replica_set, workloads::update_replica_set),
         workload("apps", "StatefulSet", "statefulsets", &["sts"])
             .status(workloads::zero_stateful)
             .scale(selector)

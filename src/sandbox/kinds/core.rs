@@ -69,8 +69,10 @@ fn allocate(service: &mut Value) {
     if list(spec, "/clusterIPs").is_empty() {
         set(spec, "clusterIPs", json!([address]));
     }
-    fill(spec, "ipFamilies", json!(["IPv4"]));
-    fill(spec, "ipFamilyPolicy", "SingleStack");
+    // A headless one that selects nothing may get endpoints of either family.
+    let open = address == "None" && members(spec, "/selector").next().is_none();
+    fill(spec, "ipFamilies", if open { json!(["IPv4", "IPv6"]) } else { json!(["IPv4"]) });
+    fill(spec, "ipFamilyPolicy", if open { "RequireDualStack" } else { "SingleStack" });
     if matches!(kind.as_str(), "NodePort" | "LoadBalancer") {
         for port in list_mut(spec, "/ports") {
             if int(port, "/nodePort").unwrap_or(0) == 0 {
@@ -111,15 +113,27 @@ pub fn prepare_service_update(service: &mut Value, old: &Value) {
 }
 
 pub fn check_service(service: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check(service, NameRule::Dns1035);
+    let mut faults = metadata::check(service, NameRule::Label);
     let spec = service.get("spec").unwrap_or(&Value::Null);
     let kinds = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
     let kind = text(spec, "/type");
     if !kinds.contains(&kind) {
         faults.push(unsupported("spec.type", &kind.into(), &kinds));
     }
+    let affinities = ["ClientIP", "None"];
+    if !affinities.contains(&text(spec, "/sessionAffinity")) {
+        let affinity = spec.get("sessionAffinity").unwrap_or(&Value::Null);
+        faults.push(unsupported("spec.sessionAffinity", affinity, &affinities));
+    }
     let ports = list(spec, "/ports");
     let headless = text(spec, "/clusterIP") == "None";
+    for (n, address) in list(spec, "/clusterIPs").iter().enumerate() {
+        let readable = address.as_str().is_some_and(|ip| ip.parse::<std::net::IpAddr>().is_ok());
+        if address != "None" && address != "" && !readable {
+            let detail = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
+            faults.push(invalid(format!("spec.clusterIPs[{n}]"), address, detail));
+        }
+    }
     if ports.is_empty() && !headless && kind != "ExternalName" {
         faults.push(required("spec.ports", ""));
     }
@@ -207,6 +221,22 @@ pub fn prepare_node(node: &mut Value) {
 
 pub fn default_node(node: &mut Value) {
     drop_nulls(node);
+    let status = object(node, "status");
+    fill(object(object(status, "daemonEndpoints"), "kubeletEndpoint"), "Port", 0);
+    for key in [
+        "architecture",
+        "bootID",
+        "containerRuntimeVersion",
+        "kernelVersion",
+        "kubeProxyVersion",
+        "kubeletVersion",
+        "machineID",
+        "operatingSystem",
+        "osImage",
+        "systemUUID",
+    ] {
+        fill(object(status, "nodeInfo"), key, "");
+    }
     for part in ["/status/capacity", "/status/allocatable"] {
         canonicalize(node.pointer_mut(part));
     }
@@ -284,6 +314,16 @@ pub fn check_secret(secret: &Value) -> Vec<Cause> {
         && text(secret, account).is_empty()
     {
         faults.push(required("metadata.annotations[kubernetes.io/service-account.name]", ""));
+    }
+    let keys: &[&str] = match text(secret, "/type") {
+        "kubernetes.io/dockercfg" => &[".dockercfg"],
+        "kubernetes.io/dockerconfigjson" => &[".dockerconfigjson"],
+        "kubernetes.io/ssh-auth" => &["ssh-privatekey"],
+        "kubernetes.io/tls" => &["tls.crt", "tls.key"],
+        _ => &[],
+    };
+    for key in keys.iter().filter(|key| secret["data"].get(**key).is_none()) {
+        faults.push(required(format!("data[{key}]"), ""));
     }
     faults
 }

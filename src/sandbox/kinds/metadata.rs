@@ -51,14 +51,14 @@ fn is_word(text: &str) -> bool {
 /// What is wrong with a lower-case label; `None`: nothing.
 pub fn label_fault(name: &str) -> Option<String> {
     if name.len() > 63 {
-        return Some("must be no more than 63 bytes".to_owned());
+        return Some("must be no more than 63 characters".to_owned());
     }
     (!is_label(name)).then(|| LABEL.to_owned())
 }
 
 pub fn subdomain_fault(name: &str) -> Option<String> {
     if name.len() > 253 {
-        return Some("must be no more than 253 bytes".to_owned());
+        return Some("must be no more than 253 characters".to_owned());
     }
     (!name.split('.').all(is_label)).then(|| SUBDOMAIN.to_owned())
 }
@@ -161,10 +161,10 @@ fn owner_references(object: &Value, faults: &mut Vec<Cause>) {
             faults.push(invalid(field, owner, "v1, Kind=Event is disallowed from being an owner"));
         }
         if truth(owner, "/controller") {
-            controllers.push(text(owner, "/name"));
+            controllers.push(format!("{}/{}", text(owner, "/kind"), text(owner, "/name")));
         }
     }
-    if let [first, second, ..] = controllers[..] {
+    if let [first, second, ..] = &controllers[..] {
         let detail = format!(
             "Only one reference can have Controller set to true. Found \"true\" in references for \
              {first} and {second}"

@@ -46,6 +46,14 @@ fn container(container: &Value, at: &str, volumes: &[&str], faults: &mut Vec<Cau
             faults.push(unsupported(format!("{at}.ports[{n}].protocol"), protocol, &protocols));
         }
     }
+    for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
+        let handlers = ["exec", "grpc", "httpGet", "tcpSocket"];
+        if let Some(given) = container.get(probe)
+            && !handlers.iter().any(|handler| given.get(*handler).is_some())
+        {
+            faults.push(required(format!("{at}.{probe}"), "must specify a handler type"));
+        }
+    }
     for (n, env) in list(container, "/env").iter().enumerate() {
         let (field, name) = (format!("{at}.env[{n}].name"), text(env, "/name"));
         if name.is_empty() {

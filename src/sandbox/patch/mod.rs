@@ -59,9 +59,15 @@ fn unreadable(error: impl std::fmt::Display) -> ApiError {
 fn object(patch: &[u8]) -> ApiResult<Value> {
     let patch: Value = serde_json::from_slice(patch).map_err(unreadable)?;
     if !patch.is_object() {
-        return Err(unreadable(
-            "json: cannot unmarshal into Go value of type map[string]interface {}",
-        ));
+        let what = match patch {
+            Value::Array(_) => "array",
+            Value::String(_) => "string",
+            Value::Bool(_) => "bool",
+            _ => "number",
+        };
+        return Err(unreadable(format!(
+            "json: cannot unmarshal {what} into Go value of type map[string]interface {{}}"
+        )));
     }
     Ok(patch)
 }
@@ -87,8 +93,31 @@ fn json_patch(original: &Value, patch: &[u8]) -> ApiResult<Value> {
     let operations: json_patch::Patch =
         serde_json::from_value(Value::Array(operations)).map_err(|_| misfit())?;
     let mut patched = original.clone();
-    json_patch::patch(&mut patched, &operations).map_err(|_| misfit())?;
+    for operation in operations.0 {
+        let operation = lenient(operation, &patched);
+        json_patch::patch(&mut patched, &operation).map_err(|_| misfit())?;
+    }
     Ok(patched)
+}
+
+/// An object's missing member can be replaced, and is null to a test: upstream's library takes
+/// that, against the standard.
+fn lenient(
+    operation: json_patch::PatchOperation,
+    object: &Value,
+) -> Vec<json_patch::PatchOperation> {
+    use json_patch::{AddOperation, PatchOperation};
+    let missing = |path: &json_patch::jsonptr::Pointer| {
+        let parent = path.parent().and_then(|parent| object.pointer(parent.as_str()));
+        parent.is_some_and(Value::is_object) && object.pointer(path.as_str()).is_none()
+    };
+    match operation {
+        PatchOperation::Replace(replace) if missing(&replace.path) => {
+            vec![PatchOperation::Add(AddOperation { path: replace.path, value: replace.value })]
+        }
+        PatchOperation::Test(test) if test.value.is_null() && missing(&test.path) => Vec::new(),
+        other => vec![other],
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 use super::keys::{MergeRule, merge_rule};
 use crate::sandbox::openapi::Types;
 use crate::sandbox::status::{ApiError, ApiResult};
+use crate::sandbox::validation::go_text;
 
 const DIRECTIVE: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
@@ -49,7 +50,10 @@ fn merge_object(
             original.clear();
             return Ok(());
         }
-        Some(other) => return Err(fault(format!("unknown patch type: {other}"))),
+        Some(other) => {
+            let patch = go_text(&Value::Object(patch.clone()));
+            return Err(fault(format!("unknown patch type: {other} in map: {patch}")));
+        }
     }
     if let Some(retained) = patch.get(RETAIN_KEYS) {
         let Some(retained) = retained.as_array() else {
@@ -83,7 +87,8 @@ fn merge_object(
                 (original.get_mut(field).and_then(Value::as_array_mut), order.as_array())
         {
             let rule = type_name.and_then(|name| merge_rule(name, field));
-            sort(items, order, rule.map_or("", |rule| rule.key));
+            let before = items.clone();
+            sort(items, order, &before, rule.map_or("", |rule| rule.key));
         }
     }
     Ok(())
@@ -146,15 +151,18 @@ fn merge_list(
     patch: &[Value],
     order: Option<&Vec<Value>>,
 ) -> ApiResult<Vec<Value>> {
+    let before = items.clone();
+    if let Some(order) = order {
+        follows_order(patch, order, key)?;
+    }
+    let order = order.map_or(patch, Vec::as_slice);
     if key.is_empty() {
         for item in patch.iter().filter(|item| !item.is_object()) {
             if !items.contains(item) {
                 items.push(item.clone());
             }
         }
-        if let Some(order) = order {
-            sort(&mut items, order, key);
-        }
+        sort(&mut items, order, &before, key);
         return Ok(items);
     }
     if patch.iter().any(|item| item.get(DIRECTIVE) == Some(&Value::from("replace"))) {
@@ -165,6 +173,7 @@ fn merge_list(
             return Err(fault(format!("a list merged by {key} must hold objects")));
         };
         let Some(id) = change.get(key) else {
+            let change = go_text(change);
             let message = format!("map: {change} does not contain declared merge key: {key}");
             return Err(fault(message));
         };
@@ -181,49 +190,51 @@ fn merge_list(
             }
         }
     }
-    if let Some(order) = order {
-        sort(&mut items, order, key);
-    }
+    sort(&mut items, order, &before, key);
     Ok(items)
 }
 
-/// Puts `items` into the patch's order. Those the order does not name were only in the original:
-/// each stays behind the item it followed there.
-fn sort(items: &mut Vec<Value>, order: &[Value], key: &str) {
-    let id =
-        |item: &Value| if key.is_empty() { Some(item.clone()) } else { item.get(key).cloned() };
-    let rank = |item: &Value| {
-        let id = id(item);
-        order.iter().position(|wanted| match key {
-            "" => Some(wanted) == id.as_ref(),
-            key => wanted.get(key) == id.as_ref(),
-        })
-    };
-    let mut named: Vec<(usize, Value)> = Vec::new();
-    // What follows a named item in the original; `None`: stood before all of them.
-    let mut others: Vec<(Option<Value>, Value)> = Vec::new();
-    let mut last = None;
-    for item in items.drain(..) {
-        match rank(&item) {
-            Some(at) => {
-                last = id(&item);
-                named.push((at, item));
-            }
-            None => others.push((last.clone(), item)),
-        }
+/// Errors: what `patch` sets, it must set in the `order` that it asks for.
+fn follows_order(patch: &[Value], order: &[Value], key: &str) -> ApiResult<()> {
+    let mut wanted = order.iter();
+    let set = || patch.iter().filter(|item| item.get(DIRECTIVE).is_none());
+    if set().all(|item| wanted.any(|wanted| same(wanted, item, key))) {
+        return Ok(());
     }
-    named.sort_by_key(|(at, _)| *at);
-    let follows = |others: &[(Option<Value>, Value)], after: &Option<Value>| -> Vec<Value> {
-        others.iter().filter(|(before, _)| before == after).map(|(_, item)| item.clone()).collect()
-    };
-    items.extend(follows(&others, &None));
-    for (_, item) in named {
-        let own = id(&item);
+    let set = go_text(&set().cloned().collect());
+    let order = go_text(&Value::Array(order.to_vec()));
+    Err(fault(format!(
+        "The order in patch list:\n{set}\n doesn't match {} list:\n{order}\n",
+        ORDER.trim_end_matches('/')
+    )))
+}
+
+/// Whether two items of a list are the same one: by their `key`, or whole where there is none.
+fn same(a: &Value, b: &Value, key: &str) -> bool {
+    if key.is_empty() { a == b } else { a.get(key).is_some() && a.get(key) == b.get(key) }
+}
+
+/// Puts `items` into an order: those that `order` names as it names them, the others as they stood
+/// in the list `before`. Where the two meet, an item goes ahead of a named one only if it did so
+/// before; so what a patch adds comes first. Upstream: `normalizeElementOrder`.
+fn sort(items: &mut Vec<Value>, order: &[Value], before: &[Value], key: &str) {
+    let rank = |list: &[Value], item: &Value| list.iter().position(|at| same(at, item, key));
+    let (mut named, mut others): (Vec<Value>, Vec<Value>) =
+        items.drain(..).partition(|item| rank(order, item).is_some());
+    named.sort_by_key(|item| rank(order, item));
+    others.sort_by_key(|item| rank(before, item));
+    let mut others = others.into_iter().peekable();
+    for item in named {
+        let at = rank(before, &item);
+        while let Some(other) = others.next_if(|other| {
+            let other = rank(before, other);
+            other.is_some() && at.is_some() && other < at
+        }) {
+            items.push(other);
+        }
         items.push(item);
-        if own.is_some() {
-            items.extend(follows(&others, &own));
-        }
     }
+    items.extend(others);
 }
 
 #[cfg(test)]
@@ -320,9 +331,16 @@ mod tests {
             {"name": "a", "env": [{"name": "Y", "value": "2"}]}]}}}});
         let patched = apply(&deployments, &original, &patch).unwrap();
         let env = &patched["spec"]["template"]["spec"]["containers"][0]["env"];
-        assert_eq!(env, &json!([{"name": "X", "value": "1"}, {"name": "Y", "value": "2"}]));
+        assert_eq!(env, &json!([{"name": "Y", "value": "2"}, {"name": "X", "value": "1"}]));
         for (patch, message) in [
-            (json!({"spec": {"$patch": "bad"}}), "unknown patch type: bad"),
+            (json!({"spec": {"$patch": "bad"}}), "unknown patch type: bad in map: map[$patch:bad]"),
+            (
+                json!({"spec": {"template": {"spec": {
+                    "$setElementOrder/containers": [{"name": "b"}, {"name": "a"}],
+                    "containers": [{"name": "b"}, {"name": "c"}]}}}}),
+                "The order in patch list:\n[map[name:b] map[name:c]]\n doesn't match \
+                 $setElementOrder list:\n[map[name:b] map[name:a]]\n",
+            ),
             (
                 json!({"spec": {"template": {"spec": {"containers": [{"image": "x"}]}}}}),
                 "does not contain declared merge key: name",
