@@ -58,17 +58,21 @@ impl Kubectl {
         command
     }
 
-    /// Reads a watch until `last` has been seen, and gives the lines up to it. The watch ends by
-    /// itself after a while, and the test with it.
-    fn watch(&self, args: &[&str], last: &str) -> async_std::task::JoinHandle<Vec<String>> {
+    /// Reads a watch until `last` has been seen, and gives the lines up to it; returns when the
+    /// first object was shown. The watch ends by itself after a while, and the test with it.
+    async fn watch(&self, args: &[&str], last: &str) -> async_std::task::JoinHandle<Vec<String>> {
         let mut command = self.command(args);
         command.arg("--request-timeout=80s");
         let last = last.to_owned();
-        async_std::task::spawn_blocking(move || {
+        let (shown, first) = async_channel::bounded::<()>(1);
+        let reader = async_std::task::spawn_blocking(move || {
             let mut child = command.spawn().expect("kubectl starts");
             let mut seen = Vec::new();
             for line in BufReader::new(child.stdout.take().unwrap()).lines() {
                 seen.push(line.expect("text"));
+                if seen.len() > 1 {
+                    shown.close();
+                }
                 if seen.last().is_some_and(|line| line.contains(&last)) {
                     break;
                 }
@@ -78,7 +82,10 @@ impl Kubectl {
             let found = seen.last().is_some_and(|line| line.contains(&last));
             assert!(found, "the watch ended without {last:?}: {seen:#?}");
             seen
-        })
+        });
+        // Closed, in either case: by the reader, or with it.
+        let _ = first.recv().await;
+        reader
     }
 
     async fn try_with(&self, args: &[&str], input: &str) -> (bool, String) {
@@ -95,6 +102,15 @@ impl Kubectl {
         text.push_str(&String::from_utf8_lossy(&output.stderr));
         (output.status.success(), text)
     }
+}
+
+/// Asks until all of `parts` are in the answer: events are written in the background.
+async fn shows(env: &Env, kubectl: &Kubectl, args: &[&str], parts: &[&str]) {
+    eventually(&env.clock, &format!("{args:?} shows {parts:?}"), || async {
+        let text = kubectl.run(args).await;
+        if parts.iter().all(|part| text.contains(part)) { Ok(()) } else { Err(text) }
+    })
+    .await;
 }
 
 #[track_caller]
@@ -127,34 +143,23 @@ fn the_commands_of_a_users_day() {
         let pods = kubectl.run(&["get", "pods", "-l", "app=web"]).await;
         assert_eq!(pods.matches("1/1").count(), 3, "{pods}");
         has(&pods, &["STATUS", "RESTARTS", "Running"]);
-        has(
-            &kubectl.run(&["describe", "deployment", "web"]).await,
-            &[
-                "3 desired | 3 updated | 3 total | 3 available | 0 unavailable",
-                "ScalingReplicaSet",
-                "Scaled up replica set web-",
-                "NewReplicaSetAvailable",
-            ],
-        );
-        has(
-            &kubectl.run(&["describe", "replicaset"]).await,
-            &["Controlled By:  Deployment/web", "3 Running / 0 Waiting", "SuccessfulCreate"],
-        );
-        has(
-            &kubectl.run(&["get", "events"]).await,
-            &["LAST SEEN", "SuccessfulCreate", "Created pod: web-"],
-        );
-        // Events are written in the background.
-        eventually(&env.clock, "the pods' own events", || async {
-            let pods = kubectl.run(&["describe", "pods"]).await;
-            let told = ["default-scheduler  Successfully assigned default/web-", "kubelet"];
-            if told.iter().all(|told| pods.contains(told)) { Ok(()) } else { Err(pods) }
-        })
-        .await;
+        let told = [
+            "3 desired | 3 updated | 3 total | 3 available | 0 unavailable",
+            "ScalingReplicaSet",
+            "Scaled up replica set web-",
+            "NewReplicaSetAvailable",
+        ];
+        shows(&env, &kubectl, &["describe", "deployment", "web"], &told).await;
+        let told = ["Controlled By:  Deployment/web", "3 Running / 0 Waiting", "SuccessfulCreate"];
+        shows(&env, &kubectl, &["describe", "replicaset"], &told).await;
+        let told = ["LAST SEEN", "SuccessfulCreate", "Created pod: web-"];
+        shows(&env, &kubectl, &["get", "events"], &told).await;
+        let told = ["default-scheduler  Successfully assigned default/web-", "kubelet"];
+        shows(&env, &kubectl, &["describe", "pods"], &told).await;
         let about = ["events", "--for=deployment/web"];
         has(&kubectl.run(&about).await, &["Deployment/web", "ScalingReplicaSet"]);
 
-        let watch = kubectl.watch(&["get", "deployment", "web", "-w"], "5/5");
+        let watch = kubectl.watch(&["get", "deployment", "web", "-w"], "5/5").await;
         has(
             &kubectl.run(&["scale", "deploy/web", "--replicas=5"]).await,
             &["deployment.apps/web scaled"],
