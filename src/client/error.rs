@@ -119,10 +119,6 @@ impl Error {
         self.is("Forbidden", 403)
     }
 
-    pub fn is_unauthorized(&self) -> bool {
-        self.is("Unauthorized", 401)
-    }
-
     pub fn is_method_not_supported(&self) -> bool {
         self.is("MethodNotAllowed", 405)
     }
@@ -134,10 +130,6 @@ impl Error {
     /// The server's own time ran out, or it asks to come back.
     pub fn is_timeout(&self) -> bool {
         self.is("Timeout", 504) || self.reason() == Some("ServerTimeout")
-    }
-
-    pub fn is_internal_error(&self) -> bool {
-        self.is("InternalError", 500)
     }
 
     /// Upstream: `apierrors.HasStatusCause` with `NamespaceTerminating`.

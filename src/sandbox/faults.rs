@@ -170,10 +170,6 @@ impl Faults {
         self.lock().counts.clone()
     }
 
-    pub fn reset_counts(&self) {
-        self.lock().counts.clear();
-    }
-
     pub fn is_away(&self) -> bool {
         self.lock().away
     }

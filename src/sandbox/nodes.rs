@@ -66,13 +66,9 @@ impl Steering {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The node stops renewing its lease and touching its pods, until revived.
+    /// The node stops renewing its lease and touching its pods.
     pub fn kill(&self, node: &str) {
         self.state().dead.insert(Istr::new(node));
-    }
-
-    pub fn revive(&self, node: &str) {
-        self.state().dead.remove(node);
     }
 
     /// While held, no pod becomes ready. Pods held back go on within a second of the release.

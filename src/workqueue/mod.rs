@@ -14,9 +14,8 @@ use std::fmt::Display;
 use std::hash::Hash;
 
 pub use rate_limiters::{
-    BucketRateLimiter, ItemExponentialFailureRateLimiter, ItemFastSlowRateLimiter,
-    MaxOfRateLimiter, RateLimiter, WithMaxWaitRateLimiter, default_controller_rate_limiter,
-    exponential_failure_rate_limiter,
+    BucketRateLimiter, ItemExponentialFailureRateLimiter, MaxOfRateLimiter, RateLimiter,
+    default_controller_rate_limiter, exponential_failure_rate_limiter,
 };
 pub use rate_limiting::RateLimitingQueue;
 

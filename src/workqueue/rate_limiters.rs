@@ -99,32 +99,6 @@ impl<K: Key> RateLimiter<K> for ItemExponentialFailureRateLimiter<K> {
     }
 }
 
-/// `fast` for the first tries of a key, then `slow`.
-pub struct ItemFastSlowRateLimiter<K> {
-    failures: Failures<K>,
-    fast: Duration,
-    slow: Duration,
-    max_fast_attempts: u32,
-}
-
-impl<K: Key> ItemFastSlowRateLimiter<K> {
-    pub fn new(fast: Duration, slow: Duration, max_fast_attempts: u32) -> Self {
-        ItemFastSlowRateLimiter { failures: Failures::new(), fast, slow, max_fast_attempts }
-    }
-}
-
-impl<K: Key> RateLimiter<K> for ItemFastSlowRateLimiter<K> {
-    fn when(&self, key: &K) -> Duration {
-        if self.failures.count(key) < self.max_fast_attempts { self.fast } else { self.slow }
-    }
-    fn forget(&self, key: &K) {
-        self.failures.forget(key);
-    }
-    fn retries(&self, key: &K) -> u32 {
-        self.failures.get(key)
-    }
-}
-
 /// A token bucket for all keys together. Upstream: `TypedBucketRateLimiter`.
 pub struct BucketRateLimiter {
     clock: SharedClock,
@@ -185,30 +159,6 @@ impl<K: Key> RateLimiter<K> for MaxOfRateLimiter<K> {
     }
 }
 
-/// What another limiter says, at most `max`.
-pub struct WithMaxWaitRateLimiter<K> {
-    limiter: Arc<dyn RateLimiter<K>>,
-    max: Duration,
-}
-
-impl<K: Key> WithMaxWaitRateLimiter<K> {
-    pub fn new(limiter: Arc<dyn RateLimiter<K>>, max: Duration) -> Self {
-        WithMaxWaitRateLimiter { limiter, max }
-    }
-}
-
-impl<K: Key> RateLimiter<K> for WithMaxWaitRateLimiter<K> {
-    fn when(&self, key: &K) -> Duration {
-        self.limiter.when(key).min(self.max)
-    }
-    fn forget(&self, key: &K) {
-        self.limiter.forget(key);
-    }
-    fn retries(&self, key: &K) -> u32 {
-        self.limiter.retries(key)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,16 +185,6 @@ mod tests {
     }
 
     #[test]
-    fn fast_then_slow() {
-        let limiter =
-            ItemFastSlowRateLimiter::new(Duration::from_millis(5), Duration::from_millis(10), 3);
-        assert_eq!(millis(&limiter, 'a', 5), [5, 5, 5, 10, 10]);
-        limiter.forget(&'a');
-        assert_eq!(millis(&limiter, 'a', 1), [5]);
-        assert_eq!(limiter.retries(&'a'), 1);
-    }
-
-    #[test]
     fn the_default_paces_all_keys_once_the_burst_is_spent() {
         let clock = FakeClock::new(Default::default());
         let limiter = default_controller_rate_limiter::<char>(clock.clone());
@@ -262,13 +202,5 @@ mod tests {
         }
         assert_eq!(millis(&*limiter, '3', 1), [100]);
         assert_eq!(limiter.retries(&'1'), 2);
-    }
-
-    #[test]
-    fn a_wait_can_be_bounded() {
-        let slow = exponential_failure_rate_limiter(Duration::from_secs(1), Duration::from_secs(9));
-        let limiter = WithMaxWaitRateLimiter::new(slow, Duration::from_secs(3));
-        assert_eq!(millis(&limiter, 'a', 4), [1000, 2000, 3000, 3000]);
-        assert_eq!(limiter.retries(&'a'), 4);
     }
 }
