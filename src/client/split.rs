@@ -1,6 +1,6 @@
 //! Cuts JSON that arrives in pieces: a list's body into its items, a watch's into its events.
 
-use memchr::memchr2;
+use memchr::{memchr, memchr_iter, memchr2, memmem};
 
 /// Follows strings and nesting.
 #[derive(Debug, Default)]
@@ -86,6 +86,11 @@ impl DocumentSplitter {
                     return;
                 };
                 bytes = &bytes[start..];
+                if let Some((line, rest)) = whole_line(bytes) {
+                    found(line);
+                    bytes = rest;
+                    continue;
+                }
             }
             let (count, whole) = self.scanner.finish(bytes, 0);
             let (part, rest) = bytes.split_at(count);
@@ -107,6 +112,18 @@ impl DocumentSplitter {
     pub fn is_between(&self) -> bool {
         self.scanner.depth == 0
     }
+}
+
+/// One document on a line of its own, as API servers write each, seen without a look at every
+/// byte: its braces even out, and it does not break off between two. `None`: look at every byte.
+fn whole_line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (line, rest) = bytes.split_at(memchr(b'\n', bytes)?);
+    let count = |brace| memchr_iter(brace, line).count();
+    let whole = line.first() == Some(&b'{')
+        && line.last() == Some(&b'}')
+        && count(b'{') == count(b'}')
+        && memmem::find(line, b"}{").is_none();
+    whole.then_some((line, rest))
 }
 
 /// A piece of a list.
@@ -288,5 +305,25 @@ mod tests {
             assert_eq!(found, ["{\"a\":\"}{ü\\\"\"}", "{\"b\":[{}]}", "{}"], "cut at {cut}");
             assert!(splitter.is_between());
         }
+    }
+
+    #[test]
+    fn what_is_no_document_on_one_line_is_cut_as_well() {
+        let all = [
+            "{\"a\":{\n\"b\":{}}\n}",
+            "{\"a\":{\"b\":1}\n,\"c\":2}",
+            "{\"a\":\"}\"}",
+            "{\"a\":\"{\"}",
+            "{\"a\":\"}{\"}",
+            "[{\"a\":1}]",
+        ];
+        let (mut splitter, mut found) = (DocumentSplitter::default(), Vec::new());
+        splitter.feed(
+            all.map(|document| format!("{document}\n")).concat().as_bytes(),
+            &mut |document| {
+                found.push(String::from_utf8(document.to_vec()).unwrap());
+            },
+        );
+        assert_eq!(found, all);
     }
 }

@@ -1,15 +1,15 @@
 //! Amounts by the names of resources. Upstream: `v1.ResourceList`, `apiserver/pkg/quota/v1`.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::fmt;
 
-use serde::de::{Deserialize, Deserializer};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
 use super::{Istr, Quantity};
 
 /// Amounts by the names of resources, in the order of the names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ResourceList(BTreeMap<Istr, Quantity>);
+pub struct ResourceList(Vec<(Istr, Quantity)>);
 
 impl ResourceList {
     pub fn is_empty(&self) -> bool {
@@ -17,11 +17,20 @@ impl ResourceList {
     }
 
     pub fn get(&self, name: &str) -> Option<Quantity> {
-        self.0.get(name).copied()
+        self.find(name).ok().map(|at| self.0[at].1)
+    }
+
+    /// Where it is, or belongs.
+    fn find(&self, name: &str) -> Result<usize, usize> {
+        self.0.binary_search_by(|(other, _)| other.as_str().cmp(name))
     }
 
     pub fn insert(&mut self, name: impl Into<Istr>, amount: Quantity) {
-        self.0.insert(name.into(), amount);
+        let name = name.into();
+        match self.find(&name) {
+            Ok(at) => self.0[at].1 = amount,
+            Err(at) => self.0.insert(at, (name, amount)),
+        }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&Istr, Quantity)> {
@@ -29,14 +38,14 @@ impl ResourceList {
     }
 
     pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
-        self.0.retain(|name, _| keep(name));
+        self.0.retain(|(name, _)| keep(name));
     }
 
     /// Adds to one resource.
     pub fn add_to(&mut self, name: &Istr, amount: Quantity) {
-        match self.0.get_mut(name) {
-            Some(sum) => *sum = *sum + amount,
-            None => self.insert(name.clone(), amount),
+        match self.find(name) {
+            Ok(at) => self.0[at].1 = self.0[at].1 + amount,
+            Err(at) => self.0.insert(at, (name.clone(), amount)),
         }
     }
 
@@ -67,19 +76,45 @@ impl ResourceList {
 
 impl<N: Into<Istr>> FromIterator<(N, Quantity)> for ResourceList {
     fn from_iter<I: IntoIterator<Item = (N, Quantity)>>(amounts: I) -> ResourceList {
-        ResourceList(amounts.into_iter().map(|(name, amount)| (name.into(), amount)).collect())
+        let mut list = ResourceList::default();
+        for (name, amount) in amounts {
+            list.insert(name, amount);
+        }
+        list
     }
 }
 
 /// `null` is empty.
 impl<'de> Deserialize<'de> for ResourceList {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<ResourceList, D::Error> {
-        Ok(ResourceList(Option::deserialize(from)?.unwrap_or_default()))
+        struct Amounts;
+
+        impl<'de> Visitor<'de> for Amounts {
+            type Value = ResourceList;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("amounts by the names of resources")
+            }
+
+            fn visit_unit<E>(self) -> Result<ResourceList, E> {
+                Ok(ResourceList::default())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ResourceList, A::Error> {
+                let mut list = ResourceList::default();
+                while let Some((name, amount)) = map.next_entry::<Istr, Quantity>()? {
+                    list.insert(name, amount);
+                }
+                Ok(list)
+            }
+        }
+
+        from.deserialize_any(Amounts)
     }
 }
 
 impl serde::Serialize for ResourceList {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_map(&self.0)
+        to.collect_map(self.0.iter().map(|(name, amount)| (name, amount)))
     }
 }
