@@ -73,57 +73,81 @@ impl Scanner {
 /// One top-level JSON object after another, as in a watch's body.
 #[derive(Debug, Default)]
 pub struct DocumentSplitter {
-    scanner: Scanner,
+    /// What began and has not ended.
     document: Vec<u8>,
+    scanner: Scanner,
+    /// How much of the document the scanner has seen.
+    scanned: usize,
 }
 
 impl DocumentSplitter {
     /// Calls `found` with each document that ends in `bytes`.
     pub fn feed(&mut self, mut bytes: &[u8], found: &mut dyn FnMut(&[u8])) {
         while !bytes.is_empty() {
-            if self.scanner.depth == 0 {
+            if self.document.is_empty() {
                 let Some(start) = bytes.iter().position(|byte| matches!(byte, b'{' | b'[')) else {
                     return;
                 };
                 bytes = &bytes[start..];
-                if let Some((line, rest)) = whole_line(bytes) {
-                    found(line);
-                    bytes = rest;
-                    continue;
-                }
             }
-            let (count, whole) = self.scanner.finish(bytes, 0);
-            let (part, rest) = bytes.split_at(count);
-            bytes = rest;
-            if whole && self.document.is_empty() {
-                found(part);
+            let end = memchr(b'\n', bytes);
+            let piece = &bytes[..end.unwrap_or(bytes.len())];
+            bytes = end.map_or(&[], |end| &bytes[end + 1..]);
+            if end.is_some() && self.document.is_empty() && is_document(piece) {
+                found(piece);
                 continue;
             }
-            self.document.extend_from_slice(part);
-            if whole {
+            self.document.extend_from_slice(piece);
+            if end.is_some() && self.scanned == 0 && is_document(&self.document) {
                 found(&self.document);
                 self.document.clear();
+            } else if end.is_some() || may_end(piece) {
+                self.scan(found);
+            }
+            if self.document.is_empty() {
                 self.document.shrink_to(64 << 10);
             }
         }
     }
 
+    /// Looks at every byte for the ends of documents.
+    fn scan(&mut self, found: &mut dyn FnMut(&[u8])) {
+        let (mut start, mut at) = (0, self.scanned);
+        loop {
+            let (count, whole) = self.scanner.finish(&self.document[at..], 0);
+            at += count;
+            if !whole {
+                break;
+            }
+            found(&self.document[start..at]);
+            let begins = |byte: &u8| matches!(byte, b'{' | b'[');
+            at += self.document[at..].iter().position(begins).unwrap_or(self.document.len() - at);
+            start = at;
+        }
+        self.document.drain(..start);
+        self.scanned = self.document.len();
+    }
+
     /// Nothing of a document is held back.
     pub fn is_between(&self) -> bool {
-        self.scanner.depth == 0
+        self.document.is_empty()
     }
 }
 
-/// One document on a line of its own, as API servers write each, seen without a look at every
-/// byte: its braces even out, and it does not break off between two. `None`: look at every byte.
-fn whole_line(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (line, rest) = bytes.split_at(memchr(b'\n', bytes)?);
+/// A line that is one document, as API servers write each, is known without a look at every byte:
+/// its braces even out, and it does not break off between two. `false`: it may be one still.
+fn is_document(line: &[u8]) -> bool {
     let count = |brace| memchr_iter(brace, line).count();
-    let whole = line.first() == Some(&b'{')
+    line.first() == Some(&b'{')
         && line.last() == Some(&b'}')
         && count(b'{') == count(b'}')
-        && memmem::find(line, b"}{").is_none();
-    whole.then_some((line, rest))
+        && memmem::find(line, b"}{").is_none()
+}
+
+/// A document may end in this piece of a line.
+fn may_end(piece: &[u8]) -> bool {
+    matches!(piece.last(), Some(b'}' | b']' | b' ' | b'\t' | b'\r'))
+        || memmem::find(piece, b"}{").is_some()
 }
 
 /// A piece of a list.
@@ -308,6 +332,15 @@ mod tests {
     }
 
     #[test]
+    fn a_document_is_found_before_its_line_ends() {
+        let (mut splitter, mut found) = (DocumentSplitter::default(), 0);
+        for piece in ["{\"a\":{}", "}", "\n{}", " {\"b\":1}{", "}{}{\"c\":", "2} "] {
+            splitter.feed(piece.as_bytes(), &mut |_| found += 1);
+        }
+        assert_eq!((found, splitter.is_between()), (6, true));
+    }
+
+    #[test]
     fn what_is_no_document_on_one_line_is_cut_as_well() {
         let all = [
             "{\"a\":{\n\"b\":{}}\n}",
@@ -324,6 +357,6 @@ mod tests {
                 found.push(String::from_utf8(document.to_vec()).unwrap());
             },
         );
-        assert_eq!(found, all);
+        assert_eq!(found, all.map(|document| document.replace('\n', "")));
     }
 }
