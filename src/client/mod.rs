@@ -27,7 +27,7 @@ pub use stream::{ListPart, ListStream, WatchEvent, WatchStream};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::objects::{Object, ObjectKey, Resource, ResourceType, WholeMeta};
 
@@ -70,12 +70,11 @@ impl Client {
         object: &T,
         status: &(impl Serialize + Sync),
     ) -> Result<T> {
-        let meta = Object::meta(object);
-        let body = json!({
-            "apiVersion": T::RESOURCE.api_version(), "kind": T::RESOURCE.kind,
-            "metadata": meta, "status": status,
-        });
-        self.resource(&T::RESOURCE).subresource("status").update(&meta.key(), &body).await
+        let metadata = Object::meta(object);
+        let ResourceType { kind, .. } = &T::RESOURCE;
+        let api_version = T::RESOURCE.api_version();
+        let body = WithStatus { api_version, kind, metadata, status };
+        self.resource(&T::RESOURCE).subresource("status").update(&metadata.key(), &body).await
     }
 
     /// Reads the live object as JSON, lets `change` edit it, and replaces it. `change` returns
@@ -130,6 +129,16 @@ pub struct Dynamic {
 pub struct List<T> {
     pub items: Vec<T>,
     pub resource_version: String,
+}
+
+/// An object as a PUT on `/status` takes it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WithStatus<'a, M, S> {
+    api_version: String,
+    kind: &'a str,
+    metadata: &'a M,
+    status: &'a S,
 }
 
 const JSON: &str = "application/json";
