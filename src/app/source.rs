@@ -1,6 +1,7 @@
 //! The client as the caches' source: the one place that knows both.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_lite::stream::{self, Boxed as BoxStream, StreamExt};
 
@@ -8,6 +9,7 @@ use crate::cache::{
     Answer, Error, ListRequest, RawListPart, RawWatchEvent, Scope, Source, WatchRequest,
 };
 use crate::client::{self, Client, Dynamic, ListOptions, ListPart, WatchEvent};
+use crate::objects::{Pod, Resource};
 
 pub struct ClientSource {
     client: Client,
@@ -57,6 +59,10 @@ fn broken_off(error: client::Error) -> Error {
         other => other,
     }
 }
+
+/// Pods come and go by the thousands, each change a sync and a status of its owner and of that one's
+/// owner.
+const PODS: Duration = Duration::from_millis(50);
 
 impl Source for ClientSource {
     fn list<'a>(&'a self, scope: &'a Scope, request: ListRequest) -> Answer<'a, RawListPart> {
@@ -110,6 +116,13 @@ impl Source for ClientSource {
             });
             Ok(events.boxed() as BoxStream<_>)
         })
+    }
+
+    fn pace(&self, scope: &Scope) -> Duration {
+        match scope.resource == Pod::RESOURCE {
+            true => PODS,
+            false => Duration::ZERO,
+        }
     }
 }
 

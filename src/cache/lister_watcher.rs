@@ -1,6 +1,7 @@
 //! Lists and watches of one type. Upstream: `cache.ListerWatcher`, `cache.ListWatch`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_lite::StreamExt;
 
@@ -40,6 +41,11 @@ pub trait ListerWatcher<T>: Send + Sync + 'static {
     fn list(&self, request: ListRequest) -> Answer<'_, ListPart<T>>;
 
     fn watch(&self, request: WatchRequest) -> Answer<'_, WatchEvent<T>>;
+
+    /// See [`Source::pace`].
+    fn pace(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// Decodes what a [`Source`] sends. An item that cannot be decoded ends the list or watch with a
@@ -70,6 +76,10 @@ impl<T: Object> ListerWatcher<T> for SourceListerWatcher {
             let scope = self.scope.clone();
             Ok(events.map(move |event| watch_event(&scope, event?)).boxed())
         })
+    }
+
+    fn pace(&self) -> Duration {
+        self.source.pace(&self.scope)
     }
 }
 

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_lite::future::yield_now;
+use futures_lite::future::{poll_once, yield_now};
 use futures_lite::stream::Boxed as BoxStream;
 use futures_lite::{FutureExt, StreamExt};
 
@@ -182,6 +182,8 @@ pub struct Reflector<T> {
     /// A list from [`Start::Any`] came in pages: there is no watch cache to ask for all at once.
     paginated: bool,
     in_a_row: u32,
+    /// When the watch last had nothing more to give.
+    drained: Duration,
 }
 
 /// A watch that is open, and until when it may be.
@@ -208,6 +210,7 @@ impl<T: Object> Reflector<T> {
             random: fastrand::Rng::new(),
             paginated: false,
             in_a_row: 0,
+            drained: Duration::ZERO,
         }
     }
 
@@ -380,7 +383,7 @@ impl<T: Object> Reflector<T> {
             },
         };
         let mut silent = true;
-        while let Some(event) = open.next().await {
+        while let Some(event) = self.next(&mut open).await {
             let version = match event {
                 Ok(WatchEvent::Added(object)) => {
                     let version = object.meta().resource_version;
@@ -420,6 +423,20 @@ impl<T: Object> Reflector<T> {
             self.breathe().await;
         }
         self.ended(begun, silent)
+    }
+
+    /// The next event. Those that follow close upon each other are left to gather: to be woken for
+    /// each costs more than the event, and a sync that sees several changes writes one status.
+    async fn next(&mut self, open: &mut Open<T>) -> Option<Result<WatchEvent<T>, Error>> {
+        if let Some(event) = poll_once(open.next()).await {
+            return event;
+        }
+        let (now, pace) = (self.clock.monotonic(), self.source.pace());
+        if now.saturating_sub(self.drained) < pace * 2 {
+            self.clock.sleep(pace).await;
+        }
+        self.drained = self.clock.monotonic();
+        open.next().await
     }
 
     fn ended(&self, begun: Duration, silent: bool) -> Outcome {

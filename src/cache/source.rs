@@ -112,4 +112,9 @@ pub trait Source: Send + Sync + 'static {
     fn list<'a>(&'a self, scope: &'a Scope, request: ListRequest) -> Answer<'a, RawListPart>;
 
     fn watch<'a>(&'a self, scope: &'a Scope, request: WatchRequest) -> Answer<'a, RawWatchEvent>;
+
+    /// How long the events of a watch may gather that follow close upon each other. Zero: not at all.
+    fn pace(&self, _scope: &Scope) -> Duration {
+        Duration::ZERO
+    }
 }

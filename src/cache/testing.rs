@@ -113,6 +113,7 @@ pub struct Script {
 struct State {
     replies: VecDeque<Reply>,
     requests: Vec<Request>,
+    pace: Duration,
 }
 
 impl Script {
@@ -122,6 +123,10 @@ impl Script {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn set_pace(&self, pace: Duration) {
+        self.lock().pace = pace;
     }
 
     pub fn reply(&self, reply: Reply) {
@@ -182,5 +187,9 @@ impl Source for Script {
                 None => futures_lite::future::pending().await,
             }
         })
+    }
+
+    fn pace(&self, _: &Scope) -> Duration {
+        self.lock().pace
     }
 }

@@ -420,3 +420,40 @@ fn an_informer_runs_once_and_takes_no_handler_after_its_end() {
     let registration = f.informer.add_handler("late", ear, None);
     assert!(!registration.has_synced() && block_on(heard.recv()).is_err());
 }
+
+#[test]
+fn events_that_follow_close_upon_each_other_gather() {
+    const PACE: Duration = Duration::from_millis(50);
+    let fixture = fixture();
+    let (script, clock) = (&fixture.script, &fixture.clock);
+    script.set_pace(PACE);
+    let feed = script.watch(initial(&[json("", "a", 1)], 1));
+    let (ear, heard) = Ear::new();
+    fixture.informer.add_handler("ear", ear, None);
+    run(&fixture, async {
+        let change =
+            |version| feed.try_send(Ok(RawWatchEvent::Modified(json("", "a", version)))).unwrap();
+        let rest = async || {
+            for _ in 0..64 {
+                yield_now().await;
+            }
+        };
+        assert_eq!(hear(&heard, 1).await, "+a@1!");
+        for _ in 0..2 {
+            rest().await;
+            clock.advance(PACE * 4);
+        }
+        rest().await;
+        change(2);
+        assert_eq!(hear(&heard, 1).await, "~a@1>2", "after a silence at once");
+        change(3);
+        assert_eq!(hear(&heard, 1).await, "~a@2>3");
+        rest().await;
+        change(4);
+        change(5);
+        rest().await;
+        assert!(heard.is_empty(), "now they gather");
+        clock.advance(PACE);
+        assert_eq!(hear(&heard, 2).await, "~a@3>4 ~a@4>5");
+    });
+}
