@@ -11,6 +11,7 @@ use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme
 
 use super::config::{Pem, Tls};
 use super::exec::{Pair, Plugin};
+use super::rotation::Rotations;
 use super::{Error, Result};
 
 /// What a configuration is made of: when its files were last changed and how long they are, and
@@ -22,15 +23,30 @@ type Ingredients = ([Option<(SystemTime, u64)>; 3], Option<Pair>);
 pub(super) struct TlsSource {
     tls: Tls,
     plugin: Option<Arc<Plugin>>,
-    made: Mutex<Option<(Ingredients, Arc<ClientConfig>)>>,
+    made: Mutex<Option<Made>>,
+    rotations: Arc<Rotations>,
+}
+
+struct Made {
+    of: Ingredients,
+    /// The client certificate in it.
+    pair: Option<Pair>,
+    config: Arc<ClientConfig>,
+}
+
+/// How we show ourselves, and how often that had changed when we did.
+pub(super) struct Identity {
+    pub config: Arc<ClientConfig>,
+    pub rotations: u64,
 }
 
 impl TlsSource {
     /// Fails where a certificate or key can't be read or used. `plugin`: its certificate stands
     /// before that of `tls`.
     pub fn new(tls: Tls, plugin: Option<Arc<Plugin>>) -> Result<TlsSource> {
-        let source = TlsSource { tls, plugin, made: Mutex::default() };
-        source.config_with(None)?;
+        let (made, rotations) = (Mutex::default(), Arc::default());
+        let source = TlsSource { tls, plugin, made, rotations };
+        source.identity_with(None)?;
         Ok(source)
     }
 
@@ -38,15 +54,30 @@ impl TlsSource {
         self.tls.server_name.as_deref()
     }
 
-    pub async fn config(&self) -> Result<Arc<ClientConfig>> {
+    /// Whether the client certificate may be another one some day.
+    pub fn may_rotate(&self) -> bool {
+        self.plugin.is_some() || self.has_files()
+    }
+
+    /// Whether the client certificate is in files.
+    pub fn has_files(&self) -> bool {
+        let is_file = |pem: &Option<Pem>| matches!(pem, Some(Pem::File(_)));
+        is_file(&self.tls.certificate) || is_file(&self.tls.key)
+    }
+
+    pub fn rotations(&self) -> &Arc<Rotations> {
+        &self.rotations
+    }
+
+    pub async fn identity(&self) -> Result<Identity> {
         let pair = match &self.plugin {
             Some(plugin) => plugin.credentials().await?.pair.clone(),
             None => None,
         };
-        self.config_with(pair)
+        self.identity_with(pair)
     }
 
-    fn config_with(&self, pair: Option<Pair>) -> Result<Arc<ClientConfig>> {
+    fn identity_with(&self, pair: Option<Pair>) -> Result<Identity> {
         let changed = [&self.tls.ca, &self.tls.certificate, &self.tls.key].map(|pem| match pem {
             Some(Pem::File(path)) => {
                 std::fs::metadata(path).and_then(|file| Ok((file.modified()?, file.len()))).ok()
@@ -55,25 +86,40 @@ impl TlsSource {
         });
         let ingredients = (changed, pair);
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of, config)) = made.as_ref()
+        let known = |config: &Arc<ClientConfig>| Identity {
+            config: config.clone(),
+            rotations: self.rotations.count(),
+        };
+        if let Some(Made { of, config, .. }) = made.as_ref()
             && *of == ingredients
         {
-            return Ok(config.clone());
+            return Ok(known(config));
         }
-        let config = match (self.make(ingredients.1.as_ref()), made.as_ref()) {
-            (Ok(config), _) => Arc::new(config),
-            // Files in the middle of being replaced: what was good goes on till they change again.
-            (Err(error), Some((_, config))) if ingredients.1.is_none() => {
-                log::warn!("TLS files changed but can't be used yet: {error}");
-                config.clone()
+        let (config, pair) = match (self.make(ingredients.1.as_ref()), made.take()) {
+            (Ok((config, pair)), before) => {
+                if before.is_some_and(|before| before.pair.is_some() && before.pair != pair) {
+                    log::info!("the client certificate has changed: watches are asked for anew");
+                    self.rotations.one_more();
+                }
+                (Arc::new(config), pair)
             }
-            (Err(error), _) => return Err(error),
+            // Files in the middle of being replaced: what was good goes on till they change again.
+            (Err(error), Some(before)) if ingredients.1.is_none() => {
+                log::warn!("TLS files changed but can't be used yet: {error}");
+                (before.config, before.pair)
+            }
+            (Err(error), before) => {
+                *made = before;
+                return Err(error);
+            }
         };
-        *made = Some((ingredients, config.clone()));
-        Ok(config)
+        let identity = known(&config);
+        *made = Some(Made { of: ingredients, pair, config });
+        Ok(identity)
     }
 
-    fn make(&self, issued: Option<&Pair>) -> Result<ClientConfig> {
+    /// With the client certificate in it.
+    fn make(&self, issued: Option<&Pair>) -> Result<(ClientConfig, Option<Pair>)> {
         let fault =
             |what: &str, error: &dyn std::fmt::Display| Error::Config(format!("{what}: {error}"));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -92,11 +138,11 @@ impl TlsSource {
             }
             _ => None,
         };
-        let mut config = match pair {
+        let mut config = match &pair {
             Some(Pair { certificate, key }) => {
-                let chain = certificates(&certificate)
+                let chain = certificates(certificate)
                     .map_err(|error| fault("client certificate", &error))?;
-                let key = PrivateKeyDer::from_pem_slice(&key)
+                let key = PrivateKeyDer::from_pem_slice(key)
                     .map_err(|error| fault("client key", &error))?;
                 builder
                     .with_client_auth_cert(chain, key)
@@ -105,7 +151,7 @@ impl TlsSource {
             None => builder.with_no_client_auth(),
         };
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(config)
+        Ok((config, pair))
     }
 
     fn roots(&self) -> Result<RootCertStore> {
