@@ -30,6 +30,7 @@ impl Config {
         let context = match chosen {
             Some(entry) => entry.context.clone(),
             None if name.is_empty() && master.is_some() => Context::default(),
+            None if name.is_empty() => return Err(fault("it has no current-context".to_owned())),
             None => return Err(fault(format!("context {name:?} does not exist"))),
         };
         let cluster = match file.clusters.into_iter().find(|entry| entry.name == context.cluster) {
@@ -455,6 +456,7 @@ users: [{name: u, user: {client-certificate: pki/c.crt, client-key: /abs/c.key, 
     fn what_is_broken_is_named() {
         for (from, to, expected) in [
             ("current-context: c", "current-context: d", "context \"d\" does not exist"),
+            ("current-context: c", "", "it has no current-context"),
             ("cluster: a,", "cluster: b,", "cluster \"b\" does not exist"),
             ("user: u,", "user: w,", "user \"w\" does not exist"),
             ("Q0E=", "Q0E$", "certificate-authority-data: "),

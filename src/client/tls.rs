@@ -134,7 +134,11 @@ impl TlsSource {
         let pair = match (issued, &self.tls.certificate, &self.tls.key) {
             (Some(issued), ..) => Some(issued.clone()),
             (None, Some(certificate), Some(key)) => {
-                Some(Pair { certificate: certificate.read()?, key: key.read()? })
+                let read = |what: &str, pem: &Pem| pem.read().map_err(|e| fault(what, &e));
+                Some(Pair {
+                    certificate: read("client certificate", certificate)?,
+                    key: read("client key", key)?,
+                })
             }
             _ => None,
         };
@@ -157,7 +161,9 @@ impl TlsSource {
     fn roots(&self) -> Result<RootCertStore> {
         let mut roots = RootCertStore::empty();
         let bytes = match &self.tls.ca {
-            Some(ca) => ca.read()?,
+            Some(ca) => ca
+                .read()
+                .map_err(|error| Error::Config(format!("certificate authority: {error}")))?,
             None => system_roots(),
         };
         let found = certificates(&bytes)
