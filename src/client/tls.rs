@@ -7,6 +7,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 use super::config::{Pem, Tls};
@@ -127,7 +128,9 @@ impl TlsSource {
             .with_safe_default_protocol_versions()
             .map_err(|error| fault("TLS", &error))?;
         let builder = if self.tls.insecure {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(Trusting(provider)))
+            builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(Trusting(provider.clone())))
         } else {
             builder.with_root_certificates(self.roots()?)
         };
@@ -148,9 +151,9 @@ impl TlsSource {
                     .map_err(|error| fault("client certificate", &error))?;
                 let key = PrivateKeyDer::from_pem_slice(key)
                     .map_err(|error| fault("client key", &error))?;
-                builder
-                    .with_client_auth_cert(chain, key)
-                    .map_err(|error| fault("client certificate and key", &error))?
+                let shown = certified(chain, key, &provider)
+                    .map_err(|error| fault("client certificate and key", &error))?;
+                builder.with_client_cert_resolver(Arc::new(shown))
             }
             None => builder.with_no_client_auth(),
         };
@@ -174,6 +177,23 @@ impl TlsSource {
         }
         Ok(roots)
     }
+}
+
+/// A client certificate with its key. Of version 1 too, which rustls itself does not read: so are
+/// those that `openssl x509 -req` makes when it is told of no extensions.
+/// `Err`: why they are none.
+fn certified(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    provider: &CryptoProvider,
+) -> std::result::Result<SingleCertAndKey, String> {
+    let own = chain.first().ok_or("no certificate")?;
+    let (_, parsed) = x509_parser::parse_x509_certificate(own).map_err(|e| e.to_string())?;
+    let key = provider.key_provider.load_private_key(key).map_err(|e| e.to_string())?;
+    if key.public_key().is_some_and(|public| public.as_ref() != parsed.public_key().raw) {
+        return Err("the key is not that of the certificate".to_owned());
+    }
+    Ok(CertifiedKey::new(chain, key).into())
 }
 
 fn certificates(
@@ -232,5 +252,57 @@ impl ServerCertVerifier for Trusting {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `openssl x509 -req -signkey` makes one: of version 1, and signed by itself.
+    const OLD: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBFjCBvQIUbzZlPiJrD/mwDRxIqWxjynfC3UgwCgYIKoZIzj0EAwIwDjEMMAoG
+A1UEAwwDb2xkMB4XDTI2MTEyMTE1NTQ0MloXDTM2MTExODE1NTQ0MlowDjEMMAoG
+A1UEAwwDb2xkMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEBWfpLqJts/Adp33J
+Lc7w8VIdLpp41JUV+qn/g8a3GfQiOE9DZlnYKBdNldGeZKjvGGg/TpvEEgxzDhGm
+xk/I+zAKBggqhkjOPQQDAgNIADBFAiEAmAmA9Nle6V35az3giEv+3bqvIlCO1+RU
+t0EX/WkfbEACIEa6ERQ8S7r8YDLBOvpWwSSIFm60DmQkf4Zl94vp/DWi
+-----END CERTIFICATE-----
+";
+    const OLD_KEY: &str = "\
+-----BEGIN EC PRIVATE KEY-----
+MHcCAQEEIJKBco85mIU7s9AzjRq3kBW2ouQrFZDsYf1SDq7a7gANoAoGCCqGSM49
+AwEHoUQDQgAEBWfpLqJts/Adp33JLc7w8VIdLpp41JUV+qn/g8a3GfQiOE9DZlnY
+KBdNldGeZKjvGGg/TpvEEgxzDhGmxk/I+w==
+-----END EC PRIVATE KEY-----
+";
+
+    fn source(certificate: &str, key: &str) -> std::result::Result<TlsSource, String> {
+        let inline = |pem: &str| Some(Pem::Inline(pem.as_bytes().to_vec()));
+        let (certificate, key) = (inline(certificate), inline(key));
+        let tls = Tls { certificate, key, ..Tls::default() };
+        TlsSource::new(tls, None).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_certificate_goes_with_its_own_key_whatever_its_version() {
+        let pair = rcgen::generate_simple_self_signed(["me".to_owned()]).unwrap();
+        let (new, new_key) = (pair.cert.pem(), pair.signing_key.serialize_pem());
+        for (certificate, key) in [(new.as_str(), new_key.as_str()), (OLD, OLD_KEY)] {
+            let both = format!("{key}\n{certificate}\n");
+            assert!(source(certificate, key).is_ok() && source(&both, &both).is_ok());
+        }
+        let wrong = "client certificate and key: the key is not that of the certificate";
+        for (certificate, key, expected) in [
+            (new.as_str(), OLD_KEY, wrong),
+            (OLD, new_key.as_str(), wrong),
+            ("", OLD_KEY, "client certificate and key: no certificate"),
+            (OLD, "", "client key: "),
+            (OLD, OLD, "client key: "),
+        ] {
+            let error = source(certificate, key).err().expect("no pair");
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }
