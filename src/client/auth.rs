@@ -1,4 +1,4 @@
-//! The `Authorization` header: tokens, token files, credential plugins.
+//! Who we say we are: tokens, token files, credential plugins, and whom we act as.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use base64::Engine;
 use futures_lite::future::Boxed;
+use http_client::http_types::headers::{HeaderName, HeaderValue};
 
-use super::config::{Credentials, read};
+use super::config::{Credentials, Impersonation, read};
 use super::exec::{Issued, Plugin};
 use super::{Error, Result};
 use crate::clock::SharedClock;
@@ -23,9 +24,17 @@ const FILE_LIFETIME: Duration = Duration::from_secs(60);
 pub(super) enum Auth {
     None,
     Fixed(String),
-    File { path: PathBuf, clock: SharedClock, read: Mutex<Option<(String, Duration)>> },
+    File {
+        path: PathBuf,
+        fallback: Option<String>,
+        clock: SharedClock,
+        read: Mutex<Option<(String, Duration)>>,
+    },
     Exec(Arc<Plugin>),
-    Provider { provider: TokenProvider, refused: Mutex<Option<String>> },
+    Provider {
+        provider: TokenProvider,
+        refused: Mutex<Option<String>>,
+    },
 }
 
 /// What a request shows of us.
@@ -55,9 +64,12 @@ impl Auth {
                 let encoded = base64::engine::general_purpose::STANDARD.encode(pair);
                 Auth::Fixed(format!("Basic {encoded}"))
             }
-            Credentials::TokenFile(path) => {
-                Auth::File { path: path.clone(), clock: clock.clone(), read: Mutex::default() }
-            }
+            Credentials::TokenFile { path, fallback } => Auth::File {
+                path: path.clone(),
+                fallback: fallback.clone(),
+                clock: clock.clone(),
+                read: Mutex::default(),
+            },
             Credentials::Exec(_) => plugin.map_or(Auth::None, |plugin| Auth::Exec(plugin.clone())),
         }
     }
@@ -76,18 +88,21 @@ impl Auth {
                     provider(refused).await.map_err(|error| Error::Credentials(error.into()))?;
                 bearer(&token)
             }
-            Auth::File { path, clock, read: known } => {
+            Auth::File { path, fallback, clock, read: known } => {
                 let now = clock.monotonic();
                 let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
                 if known.as_ref().is_none_or(|(_, until)| now >= *until) {
                     match token_of(path) {
                         Ok(token) => *known = Some((token, now + FILE_LIFETIME)),
                         // The old token may still be good: the server decides.
-                        Err(error) if known.is_some() => log::warn!("token file: {error}"),
+                        Err(error) if known.is_some() || fallback.is_some() => {
+                            log::warn!("token file: {error}");
+                        }
                         Err(error) => return Err(error),
                     }
                 }
-                known.as_ref().and_then(|(token, _)| bearer(token))
+                let token = known.as_ref().map(|(token, _)| token).or(fallback.as_ref());
+                token.and_then(|token| bearer(token))
             }
             Auth::Exec(plugin) => {
                 let issued = plugin.credentials().await?;
@@ -119,12 +134,51 @@ impl Auth {
     }
 }
 
-fn token_of(path: &std::path::Path) -> Result<String> {
+pub(super) fn token_of(path: &std::path::Path) -> Result<String> {
     let bytes = read(path)?;
     match String::from_utf8_lossy(&bytes).trim() {
         "" => Err(Error::Config(format!("{}: read empty token", path.display()))),
         token => Ok(token.to_owned()),
     }
+}
+
+/// The headers that ask to act as somebody else. Upstream: `transport.NewImpersonatingRoundTripper`.
+pub(super) fn impersonation(of: &Impersonation) -> Result<Vec<(HeaderName, HeaderValue)>> {
+    let Impersonation { user, uid, groups, extra } = of;
+    let mut headers = vec![("impersonate-user".to_owned(), user)];
+    if !uid.is_empty() {
+        headers.push(("impersonate-uid".to_owned(), uid));
+    }
+    headers.extend(groups.iter().map(|group| ("impersonate-group".to_owned(), group)));
+    for (key, values) in extra {
+        let name = format!("impersonate-extra-{}", header_escape(key));
+        headers.extend(values.iter().map(|value| (name.clone(), value)));
+    }
+    let built = headers.into_iter().map(|(name, value)| {
+        let fault = |_| Error::Config(format!("{name}: {value:?} fits in no header"));
+        let value = header_value(value).map_err(fault)?;
+        Ok((HeaderName::from_bytes(name.clone().into_bytes()).map_err(fault)?, value))
+    });
+    built.collect()
+}
+
+/// `Err`: a header cannot carry it.
+pub(super) fn header_value(
+    text: &str,
+) -> std::result::Result<HeaderValue, http_client::http_types::Error> {
+    HeaderValue::from_bytes(text.as_bytes().to_vec())
+}
+
+/// For a part of a header's name: what may not stand there, and `%`, by its number.
+fn header_escape(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&byte);
+    text.bytes().fold(String::new(), |mut escaped, byte| {
+        match plain(byte) {
+            true => escaped.push(byte as char),
+            false => escaped.push_str(&format!("%{byte:02X}")),
+        }
+        escaped
+    })
 }
 
 #[cfg(test)]
@@ -141,7 +195,11 @@ mod tests {
         let path = std::env::temp_dir().join(format!("token-{}", std::process::id()));
         std::fs::write(&path, "one\n").unwrap();
         let shared: SharedClock = clock.clone();
-        let auth = Auth::new(&Credentials::TokenFile(path.clone()), None, &shared);
+        let file = |fallback: Option<&str>| Credentials::TokenFile {
+            path: path.clone(),
+            fallback: fallback.map(str::to_owned),
+        };
+        let auth = Auth::new(&file(None), None, &shared);
         let header = || block_on(auth.show()).unwrap().header.unwrap();
         assert_eq!(header(), "Bearer one");
         std::fs::write(&path, "two").unwrap();
@@ -155,6 +213,47 @@ mod tests {
         assert!(block_on(auth.show()).is_err());
         std::fs::remove_file(&path).unwrap();
         assert!(block_on(auth.show()).is_err());
+        let auth = Auth::new(&file(Some("other")), None, &shared);
+        let header = || block_on(auth.show()).unwrap().header.unwrap();
+        assert_eq!(header(), "Bearer other");
+        std::fs::write(&path, "three").unwrap();
+        assert_eq!(header(), "Bearer three", "the file stands before the token");
+        std::fs::remove_file(&path).unwrap();
+        clock.advance(FILE_LIFETIME);
+        assert_eq!(header(), "Bearer three");
+    }
+
+    #[test]
+    fn acting_as_another_is_asked_for_in_headers() {
+        let text = |text: &str| text.to_owned();
+        let mut who = Impersonation {
+            user: text("system:serviceaccount:a:b"),
+            uid: text("u 1"),
+            groups: vec![text("g"), text("h")],
+            extra: [
+                (text("example.com/Some%key"), vec![text("x"), text("y")]),
+                (text("none"), Vec::new()),
+            ]
+            .into(),
+        };
+        let told = |who: &Impersonation| -> Vec<String> {
+            let headers = impersonation(who).unwrap();
+            headers.iter().map(|(name, value)| format!("{name}: {value}")).collect()
+        };
+        let expected = [
+            "impersonate-user: system:serviceaccount:a:b",
+            "impersonate-uid: u 1",
+            "impersonate-group: g",
+            "impersonate-group: h",
+            "impersonate-extra-example.com%2fsome%25key: x",
+            "impersonate-extra-example.com%2fsome%25key: y",
+        ];
+        assert_eq!(told(&who), expected);
+        let user = Impersonation { user: text("u"), ..Impersonation::default() };
+        assert_eq!(told(&user), ["impersonate-user: u"]);
+        who.groups.push(text("größe"));
+        let error = impersonation(&who).unwrap_err().to_string();
+        assert!(error.contains("impersonate-group: \"größe\""), "{error}");
     }
 
     #[test]

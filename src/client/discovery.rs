@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::request::{Call, Client};
 use super::{Error, Result};
-use crate::objects::ResourceType;
+use crate::objects::{ResourceType, null_as_default};
 
 const AGGREGATED: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
@@ -63,6 +63,7 @@ impl Discovery {
 #[serde(default)]
 struct AggregatedList {
     kind: String,
+    #[serde(deserialize_with = "null_as_default")]
     items: Vec<AggregatedGroup>,
 }
 
@@ -70,6 +71,7 @@ struct AggregatedList {
 #[serde(default)]
 struct AggregatedGroup {
     metadata: Named,
+    #[serde(deserialize_with = "null_as_default")]
     versions: Vec<AggregatedVersion>,
 }
 
@@ -84,6 +86,7 @@ struct Named {
 struct AggregatedVersion {
     version: String,
     freshness: String,
+    #[serde(deserialize_with = "null_as_default")]
     resources: Vec<AggregatedResource>,
 }
 
@@ -93,6 +96,7 @@ struct AggregatedResource {
     resource: String,
     response_kind: Option<Kind>,
     scope: String,
+    #[serde(deserialize_with = "null_as_default")]
     verbs: Vec<String>,
 }
 
@@ -102,9 +106,18 @@ struct Kind {
     kind: String,
 }
 
+/// The legacy answer to `/api`.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ApiVersions {
+    #[serde(deserialize_with = "null_as_default")]
+    versions: Vec<String>,
+}
+
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct GroupList {
+    #[serde(deserialize_with = "null_as_default")]
     groups: Vec<LegacyGroup>,
 }
 
@@ -112,6 +125,7 @@ struct GroupList {
 #[serde(rename_all = "camelCase", default)]
 struct LegacyGroup {
     name: String,
+    #[serde(deserialize_with = "null_as_default")]
     versions: Vec<LegacyVersion>,
     preferred_version: LegacyVersion,
 }
@@ -125,6 +139,7 @@ struct LegacyVersion {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ResourceList {
+    #[serde(deserialize_with = "null_as_default")]
     resources: Vec<LegacyResource>,
 }
 
@@ -134,6 +149,7 @@ struct LegacyResource {
     name: String,
     kind: String,
     namespaced: bool,
+    #[serde(deserialize_with = "null_as_default")]
     verbs: Vec<String>,
 }
 
@@ -144,19 +160,23 @@ impl Client {
         for (path, core) in [("/api", true), ("/apis", false)] {
             let mut call = Call::new("GET", path);
             call.accept = AGGREGATED;
-            let body = self.send(&call).await?;
+            let body = match self.send(&call).await {
+                // As of a server that serves groups alone.
+                Err(error) if core && error.is_not_found() => continue,
+                body => body?,
+            };
             let list: AggregatedList = serde_json::from_slice(&body)
                 .map_err(|source| Error::Decode { request: call.to_string(), source })?;
             if list.kind == "APIGroupDiscoveryList" {
                 found.add_aggregated(list.items);
             } else if core {
-                let versions = vec![LegacyVersion { version: "v1".into() }];
-                let preferred_version = versions[0].clone();
-                self.add_legacy(
-                    &mut found,
-                    LegacyGroup { name: String::new(), versions, preferred_version },
-                )
-                .await;
+                let ApiVersions { versions } = serde_json::from_slice(&body)
+                    .map_err(|source| Error::Decode { request: call.to_string(), source })?;
+                let version = |version| LegacyVersion { version };
+                let versions: Vec<LegacyVersion> = versions.into_iter().map(version).collect();
+                let preferred_version = versions.first().cloned().unwrap_or_default();
+                let group = LegacyGroup { name: String::new(), versions, preferred_version };
+                self.add_legacy(&mut found, group).await;
             } else {
                 let groups: GroupList = serde_json::from_slice(&body)
                     .map_err(|source| Error::Decode { request: call.to_string(), source })?;
@@ -185,6 +205,7 @@ impl Client {
                         found.add(&group.name, &version, name, kind, namespaced, verbs);
                     }
                 }
+                Err(error) if group.name.is_empty() && error.is_not_found() => {}
                 Err(error) => found.fail(&group.name, &version, |_| error.to_string()),
             }
         }

@@ -1,4 +1,4 @@
-//! The way out through an HTTP proxy. Upstream: `http.ProxyFromEnvironment`, `rest.Config.Proxy`.
+//! Which proxy stands before the API server. Upstream: `http.ProxyFromEnvironment`, `rest.Config.Proxy`.
 
 use std::net::IpAddr;
 
@@ -7,20 +7,31 @@ use http_client::http_types::Url;
 
 use super::{Error, Result};
 
-/// A proxy that is asked, by CONNECT, for a tunnel to the server.
+/// How a proxy is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Asked by CONNECT for a tunnel.
+    Http,
+    /// The same, under TLS.
+    Https,
+    Socks5,
+}
+
+/// A proxy that opens a tunnel to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Proxy {
+    pub kind: Kind,
     pub host: String,
     pub port: u16,
-    /// `Proxy-Authorization`
-    pub authorization: Option<String>,
+    /// User and password.
+    pub login: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 /// The proxy before `server`: `configured` (a kubeconfig's `proxy-url`), else, for HTTPS, what the
 /// environment's HTTPS_PROXY says unless NO_PROXY names the server.
 ///
 /// # Errors
-/// The proxy's address is none, or is of another kind than `http`.
+/// The proxy's address is none, or is of another kind than those of [`Kind`].
 pub(super) fn before(
     server: &Url,
     configured: Option<&str>,
@@ -30,7 +41,8 @@ pub(super) fn before(
         [upper, lower].into_iter().filter_map(&environment).find(|value| !value.is_empty())
     };
     if let Some(address) = configured {
-        return parse("proxy-url", address).map(Some);
+        let fault = |why| Error::Config(format!("proxy-url: {why}"));
+        return Proxy::parse(address).map(Some).map_err(fault);
     }
     if server.scheme() != "https" {
         return Ok(None);
@@ -42,7 +54,9 @@ pub(super) fn before(
     if is_local || exempt.split(',').any(|rule| exempts(rule, &host, port)) {
         return Ok(None);
     }
-    parse("HTTPS_PROXY", &address).map(Some)
+    // Here the scheme may be missing.
+    let address = if address.contains("://") { address } else { format!("http://{address}") };
+    Proxy::parse(&address).map(Some).map_err(|why| Error::Config(format!("HTTPS_PROXY: {why}")))
 }
 
 fn bare_host(url: &Url) -> String {
@@ -50,27 +64,35 @@ fn bare_host(url: &Url) -> String {
     host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_ascii_lowercase()
 }
 
-fn parse(what: &str, address: &str) -> Result<Proxy> {
-    let fault = |why: &str| Error::Config(format!("{what} {address:?}: {why}"));
-    let whole = match address.contains("://") {
-        true => address.to_owned(),
-        false => format!("http://{address}"),
-    };
-    let url = Url::parse(&whole).map_err(|error| fault(&error.to_string()))?;
-    if url.scheme() != "http" {
-        return Err(fault("only proxies that are spoken to by http are supported"));
+impl Proxy {
+    /// `Err`: what is wrong with the address, which itself is not told: there may be a password in it.
+    pub fn parse(address: &str) -> std::result::Result<Proxy, String> {
+        let url = Url::parse(address).map_err(|error| format!("could not parse: {error}"))?;
+        let (kind, usual_port) = match url.scheme() {
+            "http" => (Kind::Http, 80),
+            "https" => (Kind::Https, 443),
+            "socks5" | "socks5h" => (Kind::Socks5, 1080),
+            other => {
+                return Err(format!(
+                    "unsupported scheme {other:?}, must be http, https, or socks5"
+                ));
+            }
+        };
+        let host = bare_host(&url);
+        if host.is_empty() {
+            return Err("no host".to_owned());
+        }
+        let login = (!url.username().is_empty() || url.password().is_some())
+            .then(|| (unescape(url.username()), unescape(url.password().unwrap_or_default())));
+        Ok(Proxy { kind, host, port: url.port().unwrap_or(usual_port), login })
     }
-    let host = bare_host(&url);
-    if host.is_empty() {
-        return Err(fault("no host"));
+
+    /// The value of `Proxy-Authorization`.
+    pub fn authorization(&self) -> Option<String> {
+        let (user, password) = self.login.as_ref()?;
+        let pair = [user.as_slice(), password].join(&b':');
+        Some(format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(pair)))
     }
-    let authorization = (!url.username().is_empty() || url.password().is_some()).then(|| {
-        let mut pair = unescape(url.username());
-        pair.push(b':');
-        pair.extend(unescape(url.password().unwrap_or_default()));
-        format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(pair))
-    });
-    Ok(Proxy { host, port: url.port().unwrap_or(80), authorization })
 }
 
 fn unescape(text: &str) -> Vec<u8> {
@@ -145,8 +167,13 @@ mod tests {
         let found = before(&Url::parse(server).unwrap(), configured, environment)?;
         Ok(found.map_or("direct".to_owned(), |proxy| {
             let authorization =
-                proxy.authorization.map_or(String::new(), |value| " ".to_owned() + &value);
-            format!("{}:{}{authorization}", proxy.host, proxy.port)
+                proxy.authorization().map_or(String::new(), |value| " ".to_owned() + &value);
+            let kind = match proxy.kind {
+                Kind::Http => "",
+                Kind::Https => "tls ",
+                Kind::Socks5 => "socks ",
+            };
+            format!("{kind}{}:{}{authorization}", proxy.host, proxy.port)
         }))
     }
 
@@ -167,12 +194,23 @@ mod tests {
             ("https://[::1]:6443", None, &[proxy], "direct"),
             ("https://localhost", None, &[proxy], "direct"),
             ("https://k.example", Some("http://q:1"), &[proxy, ("NO_PROXY", "*")], "q:1"),
+            ("https://k.example", Some("https://q"), &[], "tls q:443"),
+            ("https://k.example", Some("socks5://u:@q"), &[], "socks q:1080 Basic dTo="),
+            ("https://k.example", None, &[("HTTPS_PROXY", "socks5h://[::1]:9")], "socks ::1:9"),
         ] {
             assert_eq!(chosen(server, configured, vars).unwrap(), expected, "{server} {vars:?}");
         }
-        for bad in ["socks5://p:1", "https://p", "http://"] {
-            let error = chosen("https://k", None, &[("HTTPS_PROXY", bad)]).unwrap_err();
-            assert!(error.to_string().starts_with("HTTPS_PROXY "), "{error}");
+        for (configured, bad) in [
+            (None, "socks4://u:secret@p:1"),
+            (None, "http://"),
+            (None, "http://u:secret@[p"),
+            (Some("ftp://secret"), ""),
+            (Some("secret:3128"), ""),
+        ] {
+            let error = chosen("https://k", configured, &[("HTTPS_PROXY", bad)]).unwrap_err();
+            let (error, what) =
+                (error.to_string(), configured.map_or("HTTPS_PROXY", |_| "proxy-url"));
+            assert!(error.contains(&format!("{what}: ")) && !error.contains("//u:"), "{error}");
         }
     }
 

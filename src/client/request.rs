@@ -5,12 +5,13 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use futures_lite::{AsyncBufReadExt, AsyncReadExt};
+use http_client::http_types::headers::{HeaderName, HeaderValue};
 use http_client::http_types::{self, Method, Url};
 use prometheus::{HistogramVec, IntCounterVec, register_histogram_vec, register_int_counter_vec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::auth::{Auth, Shown, TokenProvider};
+use super::auth::{Auth, Shown, TokenProvider, header_value, impersonation};
 use super::config::{Config, Credentials, Pem, Tls};
 use super::discovery::Discovery;
 use super::exec::Plugin;
@@ -72,6 +73,8 @@ struct Inner {
     base: Url,
     host: String,
     auth: Arc<Auth>,
+    /// Headers of every request: whom we act as.
+    impersonation: Arc<[(HeaderName, HeaderValue)]>,
     limiter: Bucket,
     config: Config,
     clock: SharedClock,
@@ -147,6 +150,8 @@ impl Client {
             _ => None,
         };
         let auth = Auth::new(&config.credentials, plugin.as_ref(), &clock);
+        let acting_as = config.impersonation.as_ref().map(impersonation).transpose()?;
+        let acting_as = acting_as.unwrap_or_default();
         let http = connections(&base, config.tls.clone(), plugin, &config, &clock)?;
         let host = match (base.host_str(), base.port_or_known_default()) {
             (Some(host), Some(port)) => format!("{host}:{port}"),
@@ -157,6 +162,7 @@ impl Client {
             base,
             host,
             auth: Arc::new(auth),
+            impersonation: acting_as.into(),
             limiter: Bucket::new(config.qps, config.burst, clock.clone()),
             config,
             clock,
@@ -203,6 +209,7 @@ impl Client {
             derived.config.user_agent = user_agent.to_owned();
             derived.http = http;
             derived.auth = Arc::new(Auth::provider(tokens));
+            derived.impersonation = Arc::default();
         }))
     }
 
@@ -210,12 +217,14 @@ impl Client {
     fn derive(&self, change: impl FnOnce(&mut Inner)) -> Client {
         let limiter =
             |config: &Config| Bucket::new(config.qps, config.burst, self.inner.clock.clone());
-        let Inner { http, base, host, auth, config, clock, guard, .. } = &*self.inner;
+        let Inner { http, base, host, auth, impersonation, config, clock, guard, .. } =
+            &*self.inner;
         let mut derived = Inner {
             http: http.clone(),
             base: base.clone(),
             host: host.clone(),
             auth: auth.clone(),
+            impersonation: impersonation.clone(),
             limiter: limiter(config),
             config: config.clone(),
             clock: clock.clone(),
@@ -373,7 +382,12 @@ impl Client {
         request.insert_header("accept", call.accept);
         request.insert_header("user-agent", inner.config.user_agent.as_str());
         if let Some(value) = &shown.header {
-            request.insert_header("authorization", value.as_str());
+            let value = header_value(value)
+                .map_err(|_| Error::Credentials("a token that fits in no header".into()))?;
+            request.insert_header("authorization", value);
+        }
+        for (name, value) in inner.impersonation.iter() {
+            request.append_header(name.clone(), value.clone());
         }
         if call.is_watch {
             request.ext_mut().insert(OwnConnection);

@@ -7,10 +7,12 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 use super::config::{Pem, Tls};
 use super::exec::{Pair, Plugin};
+use super::rotation::Rotations;
 use super::{Error, Result};
 
 /// What a configuration is made of: when its files were last changed and how long they are, and
@@ -22,15 +24,30 @@ type Ingredients = ([Option<(SystemTime, u64)>; 3], Option<Pair>);
 pub(super) struct TlsSource {
     tls: Tls,
     plugin: Option<Arc<Plugin>>,
-    made: Mutex<Option<(Ingredients, Arc<ClientConfig>)>>,
+    made: Mutex<Option<Made>>,
+    rotations: Arc<Rotations>,
+}
+
+struct Made {
+    of: Ingredients,
+    /// The client certificate in it.
+    pair: Option<Pair>,
+    config: Arc<ClientConfig>,
+}
+
+/// How we show ourselves, and how often that had changed when we did.
+pub(super) struct Identity {
+    pub config: Arc<ClientConfig>,
+    pub rotations: u64,
 }
 
 impl TlsSource {
     /// Fails where a certificate or key can't be read or used. `plugin`: its certificate stands
     /// before that of `tls`.
     pub fn new(tls: Tls, plugin: Option<Arc<Plugin>>) -> Result<TlsSource> {
-        let source = TlsSource { tls, plugin, made: Mutex::default() };
-        source.config_with(None)?;
+        let (made, rotations) = (Mutex::default(), Arc::default());
+        let source = TlsSource { tls, plugin, made, rotations };
+        source.identity_with(None)?;
         Ok(source)
     }
 
@@ -38,15 +55,30 @@ impl TlsSource {
         self.tls.server_name.as_deref()
     }
 
-    pub async fn config(&self) -> Result<Arc<ClientConfig>> {
+    /// Whether the client certificate may be another one some day.
+    pub fn may_rotate(&self) -> bool {
+        self.plugin.is_some() || self.has_files()
+    }
+
+    /// Whether the client certificate is in files.
+    pub fn has_files(&self) -> bool {
+        let is_file = |pem: &Option<Pem>| matches!(pem, Some(Pem::File(_)));
+        is_file(&self.tls.certificate) || is_file(&self.tls.key)
+    }
+
+    pub fn rotations(&self) -> &Arc<Rotations> {
+        &self.rotations
+    }
+
+    pub async fn identity(&self) -> Result<Identity> {
         let pair = match &self.plugin {
             Some(plugin) => plugin.credentials().await?.pair.clone(),
             None => None,
         };
-        self.config_with(pair)
+        self.identity_with(pair)
     }
 
-    fn config_with(&self, pair: Option<Pair>) -> Result<Arc<ClientConfig>> {
+    fn identity_with(&self, pair: Option<Pair>) -> Result<Identity> {
         let changed = [&self.tls.ca, &self.tls.certificate, &self.tls.key].map(|pem| match pem {
             Some(Pem::File(path)) => {
                 std::fs::metadata(path).and_then(|file| Ok((file.modified()?, file.len()))).ok()
@@ -55,25 +87,40 @@ impl TlsSource {
         });
         let ingredients = (changed, pair);
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of, config)) = made.as_ref()
+        let known = |config: &Arc<ClientConfig>| Identity {
+            config: config.clone(),
+            rotations: self.rotations.count(),
+        };
+        if let Some(Made { of, config, .. }) = made.as_ref()
             && *of == ingredients
         {
-            return Ok(config.clone());
+            return Ok(known(config));
         }
-        let config = match (self.make(ingredients.1.as_ref()), made.as_ref()) {
-            (Ok(config), _) => Arc::new(config),
-            // Files in the middle of being replaced: what was good goes on till they change again.
-            (Err(error), Some((_, config))) if ingredients.1.is_none() => {
-                log::warn!("TLS files changed but can't be used yet: {error}");
-                config.clone()
+        let (config, pair) = match (self.make(ingredients.1.as_ref()), made.take()) {
+            (Ok((config, pair)), before) => {
+                if before.is_some_and(|before| before.pair.is_some() && before.pair != pair) {
+                    log::info!("the client certificate has changed: watches are asked for anew");
+                    self.rotations.one_more();
+                }
+                (Arc::new(config), pair)
             }
-            (Err(error), _) => return Err(error),
+            // Files in the middle of being replaced: what was good goes on till they change again.
+            (Err(error), Some(before)) if ingredients.1.is_none() => {
+                log::warn!("TLS files changed but can't be used yet: {error}");
+                (before.config, before.pair)
+            }
+            (Err(error), before) => {
+                *made = before;
+                return Err(error);
+            }
         };
-        *made = Some((ingredients, config.clone()));
-        Ok(config)
+        let identity = known(&config);
+        *made = Some(Made { of: ingredients, pair, config });
+        Ok(identity)
     }
 
-    fn make(&self, issued: Option<&Pair>) -> Result<ClientConfig> {
+    /// With the client certificate in it.
+    fn make(&self, issued: Option<&Pair>) -> Result<(ClientConfig, Option<Pair>)> {
         let fault =
             |what: &str, error: &dyn std::fmt::Display| Error::Config(format!("{what}: {error}"));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -81,37 +128,45 @@ impl TlsSource {
             .with_safe_default_protocol_versions()
             .map_err(|error| fault("TLS", &error))?;
         let builder = if self.tls.insecure {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(Trusting(provider)))
+            builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(Trusting(provider.clone())))
         } else {
             builder.with_root_certificates(self.roots()?)
         };
         let pair = match (issued, &self.tls.certificate, &self.tls.key) {
             (Some(issued), ..) => Some(issued.clone()),
             (None, Some(certificate), Some(key)) => {
-                Some(Pair { certificate: certificate.read()?, key: key.read()? })
+                let read = |what: &str, pem: &Pem| pem.read().map_err(|e| fault(what, &e));
+                Some(Pair {
+                    certificate: read("client certificate", certificate)?,
+                    key: read("client key", key)?,
+                })
             }
             _ => None,
         };
-        let mut config = match pair {
+        let mut config = match &pair {
             Some(Pair { certificate, key }) => {
-                let chain = certificates(&certificate)
+                let chain = certificates(certificate)
                     .map_err(|error| fault("client certificate", &error))?;
-                let key = PrivateKeyDer::from_pem_slice(&key)
+                let key = PrivateKeyDer::from_pem_slice(key)
                     .map_err(|error| fault("client key", &error))?;
-                builder
-                    .with_client_auth_cert(chain, key)
-                    .map_err(|error| fault("client certificate and key", &error))?
+                let shown = certified(chain, key, &provider)
+                    .map_err(|error| fault("client certificate and key", &error))?;
+                builder.with_client_cert_resolver(Arc::new(shown))
             }
             None => builder.with_no_client_auth(),
         };
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(config)
+        Ok((config, pair))
     }
 
     fn roots(&self) -> Result<RootCertStore> {
         let mut roots = RootCertStore::empty();
         let bytes = match &self.tls.ca {
-            Some(ca) => ca.read()?,
+            Some(ca) => ca
+                .read()
+                .map_err(|error| Error::Config(format!("certificate authority: {error}")))?,
             None => system_roots(),
         };
         let found = certificates(&bytes)
@@ -122,6 +177,23 @@ impl TlsSource {
         }
         Ok(roots)
     }
+}
+
+/// A client certificate with its key. Of version 1 too, which rustls itself does not read: so are
+/// those that `openssl x509 -req` makes when it is told of no extensions.
+/// `Err`: why they are none.
+fn certified(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    provider: &CryptoProvider,
+) -> std::result::Result<SingleCertAndKey, String> {
+    let own = chain.first().ok_or("no certificate")?;
+    let (_, parsed) = x509_parser::parse_x509_certificate(own).map_err(|e| e.to_string())?;
+    let key = provider.key_provider.load_private_key(key).map_err(|e| e.to_string())?;
+    if key.public_key().is_some_and(|public| public.as_ref() != parsed.public_key().raw) {
+        return Err("the key is not that of the certificate".to_owned());
+    }
+    Ok(CertifiedKey::new(chain, key).into())
 }
 
 fn certificates(
@@ -180,5 +252,57 @@ impl ServerCertVerifier for Trusting {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `openssl x509 -req -signkey` makes one: of version 1, and signed by itself.
+    const OLD: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBFjCBvQIUbzZlPiJrD/mwDRxIqWxjynfC3UgwCgYIKoZIzj0EAwIwDjEMMAoG
+A1UEAwwDb2xkMB4XDTI2MTEyMTE1NTQ0MloXDTM2MTExODE1NTQ0MlowDjEMMAoG
+A1UEAwwDb2xkMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEBWfpLqJts/Adp33J
+Lc7w8VIdLpp41JUV+qn/g8a3GfQiOE9DZlnYKBdNldGeZKjvGGg/TpvEEgxzDhGm
+xk/I+zAKBggqhkjOPQQDAgNIADBFAiEAmAmA9Nle6V35az3giEv+3bqvIlCO1+RU
+t0EX/WkfbEACIEa6ERQ8S7r8YDLBOvpWwSSIFm60DmQkf4Zl94vp/DWi
+-----END CERTIFICATE-----
+";
+    const OLD_KEY: &str = "\
+-----BEGIN EC PRIVATE KEY-----
+MHcCAQEEIJKBco85mIU7s9AzjRq3kBW2ouQrFZDsYf1SDq7a7gANoAoGCCqGSM49
+AwEHoUQDQgAEBWfpLqJts/Adp33JLc7w8VIdLpp41JUV+qn/g8a3GfQiOE9DZlnY
+KBdNldGeZKjvGGg/TpvEEgxzDhGmxk/I+w==
+-----END EC PRIVATE KEY-----
+";
+
+    fn source(certificate: &str, key: &str) -> std::result::Result<TlsSource, String> {
+        let inline = |pem: &str| Some(Pem::Inline(pem.as_bytes().to_vec()));
+        let (certificate, key) = (inline(certificate), inline(key));
+        let tls = Tls { certificate, key, ..Tls::default() };
+        TlsSource::new(tls, None).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_certificate_goes_with_its_own_key_whatever_its_version() {
+        let pair = rcgen::generate_simple_self_signed(["me".to_owned()]).unwrap();
+        let (new, new_key) = (pair.cert.pem(), pair.signing_key.serialize_pem());
+        for (certificate, key) in [(new.as_str(), new_key.as_str()), (OLD, OLD_KEY)] {
+            let both = format!("{key}\n{certificate}\n");
+            assert!(source(certificate, key).is_ok() && source(&both, &both).is_ok());
+        }
+        let wrong = "client certificate and key: the key is not that of the certificate";
+        for (certificate, key, expected) in [
+            (new.as_str(), OLD_KEY, wrong),
+            (OLD, new_key.as_str(), wrong),
+            ("", OLD_KEY, "client certificate and key: no certificate"),
+            (OLD, "", "client key: "),
+            (OLD, OLD, "client key: "),
+        ] {
+            let error = source(certificate, key).err().expect("no pair");
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

@@ -8,6 +8,7 @@
 use std::fmt;
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -25,8 +26,10 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 
 use super::chunks::{ChunkDecoder, Piece};
-use super::proxy::Proxy;
+use super::proxy::{Kind, Proxy};
+use super::rotation::UntilRotated;
 use super::tls::TlsSource;
+use super::tunnel;
 use crate::clock::{SharedClock, Sleep};
 use crate::task;
 
@@ -47,6 +50,8 @@ const IDLE_LIFETIME: Duration = Duration::from_secs(75);
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_PROBES: u32 = 3;
+/// Between two looks at the files of the client certificate, while nobody asks for anything.
+const LOOK_AT_FILES: Duration = Duration::from_secs(5 * 60);
 const HEAD_LIMIT: usize = 64 << 10;
 /// A request's head has room here, a token of a service account included.
 const HEAD_CAPACITY: usize = 2 << 10;
@@ -86,6 +91,8 @@ struct Shared {
     timeout: Duration,
     idle: Mutex<Idle>,
     in_use: Arc<Semaphore>,
+    /// A task looks at the files of the client certificate.
+    looked_at: AtomicBool,
 }
 
 impl fmt::Debug for Transport {
@@ -102,7 +109,8 @@ impl Transport {
         timeout: Duration,
     ) -> Transport {
         let (idle, in_use) = (Mutex::default(), Arc::new(Semaphore::new(POOL_SIZE)));
-        let shared = Shared { tls, proxy, clock, timeout, idle, in_use };
+        let looked_at = AtomicBool::new(false);
+        let shared = Shared { tls, proxy, clock, timeout, idle, in_use, looked_at };
         Transport { shared: Arc::new(shared), config: http_client::Config::default() }
     }
 }
@@ -149,10 +157,12 @@ impl Shared {
         let own = request.ext().get::<OwnConnection>().is_some();
         let body = request.take_body().into_bytes().await.map_err(io::Error::other)?;
         let head = head_of(&request, body.len())?;
-        let tls = match request.url().scheme() {
+        let identity = match request.url().scheme() {
             "http" => None,
-            _ => Some(self.tls.config().await.map_err(io::Error::other)?),
+            _ => Some(self.tls.identity().await.map_err(io::Error::other)?),
         };
+        let rotations = identity.as_ref().map(|identity| identity.rotations);
+        let tls = identity.map(|identity| identity.config);
         let turn = if own { None } else { self.turn().await };
         let pooled = if own { None } else { self.take_idle(tls.as_ref()) };
         let Connection { mut io, tls } = match pooled {
@@ -183,9 +193,15 @@ impl Shared {
             turn,
         };
         reader.finish_if_done();
-        let body = match own {
-            true => http_types::Body::from_reader(reader, None),
-            false => {
+        let body = match (own, rotations.filter(|_| self.tls.may_rotate())) {
+            (true, None) => http_types::Body::from_reader(reader, None),
+            (true, Some(count)) => {
+                self.look_at_files();
+                let rotations = self.tls.rotations().clone();
+                let reader = UntilRotated::new(reader, rotations, count);
+                http_types::Body::from_reader(reader, None)
+            }
+            (false, _) => {
                 let limited = IdleLimit::new(reader, self.timeout, self.clock.clone());
                 http_types::Body::from_reader(limited, None)
             }
@@ -257,29 +273,70 @@ impl Shared {
                 Some(proxy) => (proxy.host.as_str(), proxy.port),
                 None => (host.as_str(), port),
             };
-            let mut tcp = TcpStream::connect((peer, peer_port)).await.map_err(|error| {
+            let tcp = TcpStream::connect((peer, peer_port)).await.map_err(|error| {
                 io::Error::new(error.kind(), format!("connect to {peer}:{peer_port}: {error}"))
             })?;
             tcp.set_nodelay(true)?;
             if let Err(error) = probe_when_silent(&tcp) {
                 log::debug!("{peer}:{peer_port}: no keep-alive: {error}");
             }
+            let mut stream = Box::new(tcp) as Box<dyn ReadWrite>;
             if let Some(proxy) = &self.proxy {
-                let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-                tcp = tunnel(tcp, proxy, &format!("{host}:{port}")).await?;
+                if proxy.kind == Kind::Https {
+                    // A proxy is trusted, and told who we are, as the server: client-go has one
+                    // configuration for both.
+                    let config = match &tls {
+                        Some(config) => config.clone(),
+                        None => self.tls.identity().await.map_err(io::Error::other)?.config,
+                    };
+                    stream = self.secure(config, stream, peer, peer_port).await?;
+                }
+                stream = tunnel::open(stream, proxy, &host, port).await?;
             }
-            let Some(config) = tls.clone() else {
-                return Ok(Box::new(tcp) as Box<dyn ReadWrite>);
-            };
-            let name = self.tls.server_name().unwrap_or(&host).to_owned();
-            let name = ServerName::try_from(name).map_err(io::Error::other)?;
-            let tls = TlsConnector::from(config).connect(name, tcp).await.map_err(|error| {
-                io::Error::new(error.kind(), format!("TLS with {host}:{port}: {error}"))
-            })?;
-            Ok(Box::new(tls) as Box<dyn ReadWrite>)
+            match tls.clone() {
+                Some(config) => self.secure(config, stream, &host, port).await,
+                None => Ok(stream),
+            }
         };
         let io = self.within(CONNECT_TIMEOUT, "the connection", work).await?;
         Ok(Connection { io: BufReader::with_capacity(BUFFER, io), tls })
+    }
+}
+
+impl Shared {
+    /// TLS with whoever is at the other end of `stream`.
+    async fn secure(
+        &self,
+        config: Arc<ClientConfig>,
+        stream: Box<dyn ReadWrite>,
+        host: &str,
+        port: u16,
+    ) -> io::Result<Box<dyn ReadWrite>> {
+        let name = self.tls.server_name().unwrap_or(host).to_owned();
+        let name = ServerName::try_from(name).map_err(io::Error::other)?;
+        let secured = TlsConnector::from(config).connect(name, stream).await;
+        let secured = secured.map_err(|error| {
+            io::Error::new(error.kind(), format!("TLS with {host}:{port}: {error}"))
+        })?;
+        Ok(Box::new(secured))
+    }
+
+    /// Sees to it that watches hear of a new client certificate though no request comes by.
+    fn look_at_files(self: &Arc<Self>) {
+        if self.tls.has_files() && !self.looked_at.swap(true, Ordering::Relaxed) {
+            task::spawn(look(Arc::downgrade(self), self.clock.clone()));
+        }
+    }
+}
+
+/// Ends with the transport.
+async fn look(shared: Weak<Shared>, clock: SharedClock) {
+    loop {
+        clock.sleep(LOOK_AT_FILES).await;
+        let Some(shared) = shared.upgrade() else { return };
+        if let Err(error) = shared.tls.identity().await {
+            log::error!("the client certificate: {error}");
+        }
     }
 }
 
@@ -303,30 +360,6 @@ fn probe_when_silent(tcp: &TcpStream) -> rustix::io::Result<()> {
     sockopt::set_tcp_keepidle(tcp, KEEP_ALIVE_AFTER)?;
     sockopt::set_tcp_keepintvl(tcp, KEEP_ALIVE_EVERY)?;
     sockopt::set_tcp_keepcnt(tcp, KEEP_ALIVE_PROBES)
-}
-
-/// Asks `proxy` for a way to `target`.
-async fn tunnel(mut tcp: TcpStream, proxy: &Proxy, target: &str) -> io::Result<TcpStream> {
-    let mut ask = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n");
-    if let Some(value) = &proxy.authorization {
-        ask.push_str(&format!("proxy-authorization: {value}\r\n"));
-    }
-    ask.push_str("\r\n");
-    tcp.write_all(ask.as_bytes()).await?;
-    let mut reader = BufReader::new(tcp);
-    let Head { code, .. } = read_head(&mut reader).await?;
-    let refused = |what: String| {
-        let text = format!("proxy {}:{}: {what}", proxy.host, proxy.port);
-        io::Error::new(io::ErrorKind::ConnectionRefused, text)
-    };
-    if !(200..300).contains(&code) {
-        return Err(refused(format!("CONNECT {target}: {code}")));
-    }
-    // The server speaks second: nothing can be here yet.
-    if !reader.buffer().is_empty() {
-        return Err(refused("it sent more than an answer".to_owned()));
-    }
-    Ok(reader.into_inner())
 }
 
 fn head_of(request: &Request, length: usize) -> io::Result<Vec<u8>> {
@@ -372,8 +405,8 @@ enum Framing {
     UntilClose,
 }
 
-struct Head {
-    code: u16,
+pub(super) struct Head {
+    pub code: u16,
     status: StatusCode,
     /// The one header that anybody reads.
     retry_after: Option<String>,
@@ -381,7 +414,7 @@ struct Head {
     keep_alive: bool,
 }
 
-async fn read_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head> {
+pub(super) async fn read_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head> {
     loop {
         let head = read_one_head(io).await?;
         // 1xx are only on the way to the answer.

@@ -65,11 +65,11 @@ impl Value for bool {
 }
 
 macro_rules! number {
-    ($type:ty, $kind:literal, $what:literal) => {
+    ($type:ty, $kind:literal, $read:expr, $what:literal) => {
         impl Value for $type {
             const KIND: &'static str = $kind;
             fn parse(text: &str) -> Result<$type, String> {
-                text.parse().map_err(|_| $what.into())
+                $read(text).ok_or_else(|| $what.into())
             }
             fn text(&self) -> String {
                 self.to_string()
@@ -80,9 +80,31 @@ macro_rules! number {
         }
     };
 }
-number!(i32, "int32", "not a whole number of 32 bits");
-number!(f32, "float32", "not a number");
-number!(f64, "float", "not a number");
+number!(i32, "int32", whole, "not a whole number of 32 bits");
+number!(f32, "float32", parsed, "not a number");
+number!(f64, "float", parsed, "not a number");
+
+fn parsed<T: FromStr>(text: &str) -> Option<T> {
+    text.parse().ok()
+}
+
+/// As a literal of Go: `0x1F`, `0b1`, `0o7` or `07`, and digits in groups, `1_000`.
+/// Upstream: `strconv.ParseInt` of base 0.
+fn whole(text: &str) -> Option<i32> {
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let prefixes = [("0x", 16), ("0X", 16), ("0b", 2), ("0B", 2), ("0o", 8), ("0O", 8), ("0", 8)];
+    let prefixed = prefixes.into_iter().find_map(|(prefix, radix)| {
+        let digits = unsigned.strip_prefix(prefix)?;
+        (!digits.is_empty()).then_some((radix, digits.strip_prefix('_').unwrap_or(digits)))
+    });
+    let (radix, digits) = prefixed.unwrap_or((10, unsigned));
+    let mut groups = digits.split('_');
+    if !groups.all(|group| !group.is_empty() && group.chars().all(|c| c.is_digit(radix))) {
+        return None;
+    }
+    let sign = if text.starts_with('-') { "-" } else { "" };
+    i32::from_str_radix(&format!("{sign}{}", digits.replace('_', "")), radix).ok()
+}
 
 impl Value for String {
     const KIND: &'static str = "string";
@@ -490,6 +512,38 @@ impl Value for Version {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whole_numbers_are_spelled_as_in_go() {
+        for (text, expected) in [
+            ("5", Some(5)),
+            ("+5", Some(5)),
+            ("-5", Some(-5)),
+            ("0", Some(0)),
+            ("00", Some(0)),
+            ("010", Some(8)),
+            ("08", None),
+            ("0x1F", Some(31)),
+            ("-0X_ff", Some(-255)),
+            ("0b101", Some(5)),
+            ("0o17", Some(15)),
+            ("0_7", Some(7)),
+            ("1_000", Some(1000)),
+            ("1__0", None),
+            ("_1", None),
+            ("1_", None),
+            ("0x", None),
+            ("0x_", None),
+            ("-", None),
+            ("", None),
+            ("+-1", None),
+            ("1.0", None),
+            ("-2147483648", Some(i32::MIN)),
+            ("2147483648", None),
+        ] {
+            assert_eq!(whole(text), expected, "{text}");
+        }
+    }
 
     #[test]
     fn durations_are_gos() {

@@ -165,7 +165,10 @@ impl Api {
                 let why = format!("requested groups {groups:?} without impersonating a user name");
                 return failure(&failures::bad_request(why));
             }
-            Some(name) => user.impersonating(name, &groups),
+            Some(name) => {
+                let uid = header("impersonate-uid").unwrap_or_default().to_owned();
+                User { uid, ..user.impersonating(name, &groups) }
+            }
         };
         let access = match &resource {
             None => Access { verb: verb.to_owned(), path: path.clone(), ..Access::default() },

@@ -206,7 +206,7 @@ pub fn aggregated(kinds: &[Arc<Kind>], core: bool) -> Value {
     })
 }
 
-/// Adds the versions of APIServices that other servers would answer for. None does: they are stale.
+/// Makes stale, or adds, the versions of APIServices that other servers would answer for: none does.
 pub fn add_unavailable<'a>(groups: &mut Value, services: impl Iterator<Item = &'a Value>) {
     for spec in services.map(|service| &service["spec"]).filter(|spec| spec["service"].is_object())
     {
@@ -214,8 +214,10 @@ pub fn add_unavailable<'a>(groups: &mut Value, services: impl Iterator<Item = &'
         let Some(groups) = groups["items"].as_array_mut() else { return };
         match groups.iter_mut().find(|group| group["metadata"]["name"] == spec["group"]) {
             Some(group) => {
-                if let Some(versions) = group["versions"].as_array_mut() {
-                    versions.push(stale);
+                let Some(versions) = group["versions"].as_array_mut() else { continue };
+                match versions.iter_mut().find(|known| known["version"] == spec["version"]) {
+                    Some(known) => *known = stale,
+                    None => versions.push(stale),
                 }
             }
             None => groups.push(json!({

@@ -2,13 +2,19 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_std::io::{BufReader, ReadExt, WriteExt};
 use async_std::net::{TcpListener, TcpStream};
 use futures_lite::future::zip;
-use futures_lite::{AsyncBufReadExt, io};
-use kube_controller_manager::client::{Client, Config, Credentials, Error, Exec, Pem, Result};
+use futures_lite::{AsyncBufReadExt, FutureExt, io};
+use futures_rustls::TlsAcceptor;
+use kube_controller_manager::client::{
+    Client, Config, Credentials, Error, Exec, Impersonation, ListOptions, Pem, Result, WatchStream,
+};
+use kube_controller_manager::clock::{FakeClock, SharedClock};
 use kube_controller_manager::objects::{ObjectKey, Resource, ResourceType, ServiceAccount};
+use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -20,6 +26,8 @@ const SELF_REVIEWS: ResourceType = ResourceType::fixed(
     "selfsubjectreviews",
     false,
 );
+
+const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 
 async fn who(client: &Client) -> Result<String> {
     let review = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview" });
@@ -164,6 +172,223 @@ fn a_proxy_is_asked_for_a_tunnel() {
         let (head, found) = zip(proxy(&listener, "200 OK"), who(&client)).await;
         assert!(head.starts_with(&format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n")));
         assert_eq!(found.unwrap(), "first");
+        env.stop().await;
+    });
+}
+
+/// Whom the API server takes the client for.
+async fn who_in_full(client: &Client) -> Result<Value> {
+    let review = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview" });
+    let answer: Value = client.resource(&SELF_REVIEWS).create("", &review).await?;
+    Ok(answer["status"]["userInfo"].clone())
+}
+
+/// Lets the manager of a real API server do whatever it wants, impersonate others among that.
+async fn empower_manager(env: &Site) {
+    const BINDINGS: ResourceType = ResourceType::fixed(
+        "rbac.authorization.k8s.io",
+        "v1",
+        "ClusterRoleBinding",
+        "clusterrolebindings",
+        false,
+    );
+    let group = "rbac.authorization.k8s.io";
+    let binding = json!({
+        "apiVersion": BINDINGS.api_version(), "kind": BINDINGS.kind,
+        "metadata": { "name": "test-manager" },
+        "roleRef": { "apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin" },
+        "subjects": [
+            { "apiGroup": group, "kind": "User", "name": "system:kube-controller-manager" },
+        ],
+    });
+    env.client.resource(&BINDINGS).create::<Value>("", &binding).await.expect("create");
+}
+
+#[test]
+fn a_user_acts_as_another_but_its_controllers_as_themselves() {
+    everywhere("impersonation", async |env| {
+        if env.faults.is_none() {
+            empower_manager(env).await;
+        }
+        let mut config = Config::from_kubeconfig(&env.kubeconfig, None, None).unwrap();
+        config.impersonation = Some(Impersonation {
+            user: "deputy".to_owned(),
+            uid: "7".to_owned(),
+            groups: vec!["one".to_owned(), "two words".to_owned()],
+            extra: [("a/b%".to_owned(), vec!["x".to_owned(), "y".to_owned()])].into(),
+        });
+        let client = Client::new(config.clone(), env.clock.clone()).unwrap();
+        for client in [client.clone(), client.named("other")] {
+            let user = eventually(&env.clock, "it may act as another", || async {
+                who_in_full(&client).await.map_err(|error| error.to_string())
+            })
+            .await;
+            assert_eq!((&user["username"], &user["uid"]), (&json!("deputy"), &json!("7")));
+            assert_eq!(user["groups"], json!(["one", "two words", "system:authenticated"]));
+            if env.faults.is_none() {
+                assert_eq!(user["extra"], json!({ "a/b%": ["x", "y"] }));
+            }
+        }
+        let account = json!({
+            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "robot" },
+        });
+        create(&env.client, account).await;
+        let request =
+            json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {} });
+        let tokens = env.client.resource(&ServiceAccount::RESOURCE).subresource("token");
+        let key = ObjectKey::new("default", "robot");
+        let answer: Value = tokens.create_for(&key, &request).await.unwrap();
+        let token = answer["status"]["token"].as_str().unwrap().to_owned();
+        let provider = Arc::new(move |_| {
+            let token = token.clone();
+            Box::pin(async { Ok(token) }) as futures_lite::future::Boxed<_>
+        });
+        let robot = client.with_tokens("robot", provider).unwrap();
+        assert_eq!(who(&robot).await.unwrap(), "system:serviceaccount:default:robot");
+    });
+}
+
+/// A server's certificate that nobody vouches for, and TLS with it.
+fn strange_tls() -> TlsAcceptor {
+    let pair = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let key = PrivateKeyDer::try_from(pair.signing_key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![pair.cert.der().clone()], key)
+        .unwrap();
+    TlsAcceptor::from(Arc::new(config))
+}
+
+#[test]
+fn a_proxy_under_tls_is_trusted_as_the_server_is() {
+    block_on(async {
+        let env = Env::new("tls-proxy").await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut config = user(&env, "first");
+        let target = config.host.strip_prefix("https://").unwrap().to_owned();
+        config.proxy = Some(format!("https://{}", listener.local_addr().unwrap()));
+        let acceptor = strange_tls();
+        let client = Client::new(config.clone(), env.clock.clone()).unwrap();
+        let serve = async {
+            let (stream, _) = listener.accept().await.unwrap();
+            acceptor.accept(stream).await.map(drop)
+        };
+        let (accepted, error) = zip(serve, who(&client)).await;
+        assert!(accepted.is_err(), "it is not trusted");
+        let error = error.unwrap_err();
+        assert!(
+            error.is_transport() && error.to_string().contains("TLS with 127.0.0.1"),
+            "{error}"
+        );
+
+        (config.tls.ca, config.tls.insecure) = (None, true);
+        let client = Client::new(config, env.clock.clone()).unwrap();
+        let serve = async {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut client = acceptor.accept(stream).await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                client.read_exact(&mut byte).await.unwrap();
+                head.push(byte[0]);
+            }
+            client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+            client.flush().await.unwrap();
+            let server = TcpStream::connect(&target).await.unwrap();
+            let (from, to) = io::split(client);
+            async_std::task::spawn(zip(io::copy(from, server.clone()), io::copy(server, to)));
+            String::from_utf8(head).unwrap()
+        };
+        let (head, found) = zip(serve, who(&client)).await;
+        assert!(head.starts_with(&format!("CONNECT {target} HTTP/1.1\r\n")), "{head}");
+        assert_eq!(found.unwrap(), "first");
+        env.stop().await;
+    });
+}
+
+#[test]
+fn a_socks_proxy_is_asked_for_a_connection() {
+    block_on(async {
+        let env = Env::new("socks-proxy").await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut config = user(&env, "first");
+        let target = config.host.strip_prefix("https://").unwrap().to_owned();
+        config.proxy = Some(format!("socks5://{}", listener.local_addr().unwrap()));
+        let client = Client::new(config, env.clock.clone()).unwrap();
+        let serve = async {
+            let (mut client, _) = listener.accept().await.unwrap();
+            let (mut greeting, mut request) = ([0; 3], [0; 10]);
+            client.read_exact(&mut greeting).await.unwrap();
+            client.write_all(&[5, 0]).await.unwrap();
+            client.read_exact(&mut request).await.unwrap();
+            client.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0]).await.unwrap();
+            let server = TcpStream::connect(&target).await.unwrap();
+            let there = io::copy(client.clone(), server.clone());
+            async_std::task::spawn(zip(there, io::copy(server, client)));
+            request
+        };
+        let (request, found) = zip(serve, who(&client)).await;
+        assert_eq!(request[..8], [5, 1, 0, 1, 127, 0, 0, 1]);
+        assert_eq!(found.unwrap(), "first");
+        env.stop().await;
+    });
+}
+
+/// A watch that has been answered and has nothing more to tell.
+async fn quiet_watch(client: &Client) -> WatchStream {
+    let (maps, options) = (client.resource(&CONFIG_MAPS), ListOptions::default());
+    let namespace = Some("nobody-is-here");
+    maps.watch(namespace, &options, false, Duration::from_secs(3600)).await.expect("watch")
+}
+
+/// Whether the watch ends, while `clock` says how long that may take.
+async fn ends(mut watch: WatchStream, clock: &SharedClock) -> bool {
+    let late = async {
+        clock.sleep(Duration::from_secs(30)).await;
+        false
+    };
+    async { watch.next().await.is_none() }.or(late).await
+}
+
+#[test]
+fn a_watch_ends_with_the_certificate_that_it_was_asked_under() {
+    block_on(async {
+        let env = Env::new("watch-rotation").await;
+        let clock = FakeClock::new(env.clock.now());
+        let (config, next) = (user(&env, "first"), user(&env, "second"));
+        let client = Client::new(config.clone(), clock.clone()).unwrap();
+        let rotate = |to: &Config| {
+            for (from, to) in
+                [(&to.tls.certificate, &config.tls.certificate), (&to.tls.key, &config.tls.key)]
+            {
+                std::fs::copy(file(from), file(to)).unwrap();
+            }
+        };
+        // The next request sees the new files.
+        let watch = quiet_watch(&client).await;
+        rotate(&next);
+        assert_eq!(who(&client).await.unwrap(), "second");
+        assert!(ends(watch, &env.clock).await, "its certificate is out of date");
+
+        // And where no request comes by, somebody looks every few minutes; at files that were but
+        // touched, too.
+        let mut watch = quiet_watch(&client).await;
+        rotate(&next);
+        assert_eq!(who(&client).await.unwrap(), "second");
+        let more = futures_lite::future::poll_once(watch.next()).await;
+        assert!(more.is_none(), "the certificate is the same");
+        rotate(&user(&env, "third"));
+        let time_passes = async {
+            loop {
+                clock.advance(Duration::from_secs(5 * 60));
+                env.clock.sleep(Duration::from_millis(50)).await;
+            }
+        };
+        assert!(ends(watch, &env.clock).or(time_passes).await, "the files have changed");
+        assert_eq!(who(&client).await.unwrap(), "third");
         env.stop().await;
     });
 }

@@ -1,11 +1,17 @@
 //! What becomes of dependents when their owner is deleted.
 
+use std::time::Duration;
+
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
+use kube_controller_manager::clock::FakeClock;
+use kube_controller_manager::controllers::garbagecollector;
 use kube_controller_manager::objects::{
     ClusterRole, Deployment, Meta, ObjectKey, PartialObjectMetadata, Pod, ReplicaSet, Resource,
     ResourceType,
 };
+use kube_controller_manager::options::Options;
 use kube_controller_manager::sandbox::faults::Fault;
+use kube_controller_manager::task::spawn;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -368,20 +374,25 @@ async fn serve_widgets(env: &Site) {
     .await;
 }
 
+/// Says that another server, which is away, answers for version v1 of `group`.
+async fn send_away(env: &Site, group: &str) {
+    let away = json!({
+        "apiVersion": API_SERVICES.api_version(), "kind": API_SERVICES.kind,
+        "metadata": { "name": format!("v1.{group}") },
+        "spec": {
+            "group": group, "version": "v1",
+            "service": { "namespace": "default", "name": "away" },
+            "groupPriorityMinimum": 100, "versionPriority": 100,
+        },
+    });
+    env.client.resource(&API_SERVICES).create::<Value>("", &away).await.expect("create");
+}
+
 #[test]
 fn custom_resources_are_collected_as_their_kind_comes_and_goes() {
     everywhere("garbage-custom", async |env| {
         // Of one group it is never known what it serves.
-        let away = json!({
-            "apiVersion": API_SERVICES.api_version(), "kind": API_SERVICES.kind,
-            "metadata": { "name": "v1.away.test.io" },
-            "spec": {
-                "group": "away.test.io", "version": "v1",
-                "service": { "namespace": "default", "name": "away" },
-                "groupPriorityMinimum": 100, "versionPriority": 100,
-            },
-        });
-        env.client.resource(&API_SERVICES).create::<Value>("", &away).await.expect("create");
+        send_away(env, "away.test.io").await;
         let manager = env.manager("manager", &[]);
         let (objects, maps) = (Objects(env), &CONFIG_MAPS);
         // The collector works, with what was served until now.
@@ -413,5 +424,72 @@ fn custom_resources_are_collected_as_their_kind_comes_and_goes() {
             objects.gone(maps, &key("last-map")).await;
         }
         drop(manager);
+    });
+}
+
+#[test]
+fn a_group_that_cannot_be_asked_for_a_while_keeps_its_watches_and_its_objects() {
+    block_on(async {
+        let env = Env::new("garbage-stale").await;
+        serve_widgets(&env).await;
+        let clock = FakeClock::new(env.clock.now());
+        let InProcess { cx, factory, stop } =
+            InProcess::new(&env, clock.clone(), Options::default());
+        let controller = garbagecollector::controller(&cx);
+        factory.start(&stop);
+        let running = spawn(controller.run(stop.clone()));
+        let (objects, maps) = (Objects(&env), &CONFIG_MAPS);
+        let faults = env.cluster.sandbox.faults();
+        // Rounds of the collector's look at discovery, and of the mapper's.
+        let looks = async |times: u64| {
+            let wanted = faults.count("get", "/apis") + times;
+            eventually(&env.clock, "discovery is looked at", || async {
+                clock.advance(Duration::from_secs(30));
+                let count = faults.count("get", "/apis");
+                if count >= wanted { Ok(()) } else { Err(count.to_string()) }
+            })
+            .await;
+            env.client.reset_discovery();
+        };
+        let owned_by = |owner: &Value| json!({ "ownerReferences": [owner] });
+        let first = objects.make(&WIDGETS, "default/first", json!({})).await;
+        let keeper = objects.make(&WIDGETS, "default/keeper", json!({})).await;
+        let later = objects.make(&WIDGETS, "default/later", json!({})).await;
+        objects.make(maps, "default/of-first", owned_by(&first)).await;
+        objects.make(&WIDGETS, "default/kept", owned_by(&keeper)).await;
+        objects.make(maps, "default/of-keeper", owned_by(&keeper)).await;
+        objects.make(maps, "default/of-later", owned_by(&later)).await;
+        objects.delete(&WIDGETS, "default/first", Delete::background()).await;
+        objects.gone(maps, "default/of-first").await;
+        let watches = faults.count("watch", "widgets");
+
+        send_away(&env, "test.io").await;
+        looks(3).await;
+        // Its watch still tells who goes.
+        objects.delete(&WIDGETS, "default/later", Delete::background()).await;
+        objects.gone(maps, "default/of-later").await;
+        // Of this one nobody can say now whether it has an owner.
+        let nobody =
+            json!({ "apiVersion": "test.io/v1", "kind": "Widget", "name": "no", "uid": "n" });
+        objects.make(maps, "default/of-nobody", owned_by(&nobody)).await;
+        let absent = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x" });
+        objects.make(maps, "default/other", owned_by(&absent)).await;
+        objects.gone(maps, "default/other").await;
+        looks(2).await;
+        for name in ["of-nobody", "of-keeper"] {
+            assert!(objects.get(maps, &format!("default/{name}")).await.is_some(), "{name} stays");
+        }
+        assert!(objects.get(&WIDGETS, "default/kept").await.is_some());
+
+        objects.delete(&API_SERVICES, "v1.test.io", Delete::new()).await;
+        looks(2).await;
+        objects.gone(maps, "default/of-nobody").await;
+        assert!(objects.get(maps, "default/of-keeper").await.is_some());
+        assert!(objects.get(&WIDGETS, "default/kept").await.is_some());
+        assert_eq!(faults.count("watch", "widgets"), watches, "the watch was never given up");
+        stop.stop();
+        running.await;
+        factory.shutdown().await;
+        env.stop().await;
     });
 }

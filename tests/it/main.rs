@@ -4,6 +4,7 @@ mod accounts;
 mod aggregation;
 mod credentials;
 mod deployments;
+mod discovery;
 mod election;
 mod endpoints;
 mod env;

@@ -57,6 +57,7 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     let workers = usize::try_from(cx.options.concurrent_deployment_syncs).unwrap_or(1).max(1);
     let mut c = Controller::new(CONTROLLER_NAME);
     let queue = c.queue::<ObjectKey>("deployment", workers).max_retries(MAX_RETRIES);
+    let queue = queue.log_retries(log::Level::Debug);
     c.watch(&deployments, &queue, keys::of_object());
     c.watch(&replica_sets, &queue, wake::by_replica_set(deployments.lister()));
     c.watch(

@@ -57,6 +57,7 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     let workers = usize::try_from(cx.options.concurrent_endpoint_syncs).unwrap_or(0);
     let period: Duration = cx.options.endpoint_updates_batch_period;
     let queue = c.queue("endpoint", workers).max_retries(MAX_RETRIES);
+    let queue = queue.log_retries(log::Level::Debug);
     c.watch(&services, &queue, keys::of_object());
     c.watch(&pods, &queue, of_pods(services.lister(), period));
     c.watch(&endpoints, &queue, |change: Change<'_, Endpoints>, wake: &Queue| {

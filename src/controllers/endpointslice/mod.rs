@@ -83,7 +83,8 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     let queue = c
         .queue("endpoint_slice", workers)
         .limiter(slow_retries(MAX_BACKOFF, cx.clock()))
-        .max_retries(MAX_RETRIES);
+        .max_retries(MAX_RETRIES)
+        .log_retries(log::Level::Info);
     // The one key of a queue without a name: all Nodes together.
     let topology_queue = c.queue::<&'static str>("", 1);
     c.watch(&services, &queue, keys::of_object());

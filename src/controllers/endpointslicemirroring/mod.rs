@@ -67,7 +67,8 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     let queue = c
         .queue("endpoint_slice_mirroring", usize::try_from(workers).unwrap_or(0))
         .limiter(slow_retries(MAX_BACKOFF, cx.clock()))
-        .max_retries(MAX_RETRIES);
+        .max_retries(MAX_RETRIES)
+        .log_retries(log::Level::Info);
     c.watch(&endpoints, &queue, |change: Change<'_, Endpoints>, wake: &Queue| {
         let was = match &change {
             Change::Updated { old, .. } => is_mirrored(old),

@@ -156,7 +156,7 @@ impl GarbageCollector {
             identity.api_version.rsplit_once('/').unwrap_or(("", identity.api_version.as_str()));
         let mapper = self.client.discovery().await?;
         let Some(resource) = mapper.resource_for(group, version, &identity.kind) else {
-            return Err(Error::Stale(format!(
+            return Err(Error::NotYet(format!(
                 "unable to get REST mapping for {}/{}",
                 identity.api_version, identity.kind
             )));

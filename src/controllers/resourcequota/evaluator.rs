@@ -23,7 +23,7 @@ pub trait Evaluator: Send + Sync {
 }
 
 fn not_synced(resource: impl std::fmt::Display) -> Error {
-    Error::Stale(format!("failed to list content: {resource} not yet synced"))
+    Error::NotYet(format!("failed to list content: {resource} not yet synced"))
 }
 
 /// The objects of a full cache, each charged by itself.

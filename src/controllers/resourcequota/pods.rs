@@ -42,7 +42,7 @@ impl Evaluator for Pods {
 
     fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error> {
         if !self.informer.has_synced() {
-            return Err(Error::Stale("failed to list content: pods not yet synced".into()));
+            return Err(Error::NotYet("failed to list content: pods not yet synced".into()));
         }
         let now = self.clock.now();
         Ok(sum(&self.informer.lister().in_namespace(namespace), scopes, now))

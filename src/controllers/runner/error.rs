@@ -24,8 +24,12 @@ pub enum Error {
     Api(client::Error),
     /// Not worth a retry: logged once, the key forgotten.
     Terminal(Box<Error>),
-    /// Retried after the backoff like any other, but expected (a cache that lags): logged at debug.
+    /// Expected to be over in a moment (a cache that lags behind our own writes): logged at debug, and
+    /// looked at again at once, however often it happens.
     Stale(String),
+    /// Expected, for as long as may be (a kind that nobody serves): logged at debug, retried with
+    /// backoff as any other.
+    NotYet(String),
     Other(Box<dyn std::error::Error + Send + Sync>),
     /// Several, of which none hides another. Upstream: `utilerrors.NewAggregate`.
     Many(Vec<Error>),
@@ -74,7 +78,7 @@ impl Error {
             Error::Terminal(error) => error.message(),
             Error::While { doing, cause } => format!("{doing}: {}", cause.message()),
             Error::Many(errors) => aggregate(errors.iter().map(Error::message)),
-            Error::Stale(_) | Error::Other(_) => self.to_string(),
+            Error::Stale(_) | Error::NotYet(_) | Error::Other(_) => self.to_string(),
         }
     }
 
@@ -88,11 +92,19 @@ impl Error {
 
     /// Nothing but a cache that lags.
     pub(super) fn is_stale(&self) -> bool {
+        self.is_all(|error| matches!(error, Error::Stale(_)))
+    }
+
+    /// Nothing that anybody need know of.
+    pub(super) fn is_expected(&self) -> bool {
+        self.is_all(|error| matches!(error, Error::Stale(_) | Error::NotYet(_)))
+    }
+
+    fn is_all(&self, like: fn(&Error) -> bool) -> bool {
         match self {
-            Error::Stale(_) => true,
-            Error::While { cause, .. } | Error::Terminal(cause) => cause.is_stale(),
-            Error::Many(errors) => errors.iter().all(Error::is_stale),
-            _ => false,
+            Error::While { cause, .. } | Error::Terminal(cause) => cause.is_all(like),
+            Error::Many(errors) => errors.iter().all(|error| error.is_all(like)),
+            error => like(error),
         }
     }
 }
@@ -116,7 +128,7 @@ impl fmt::Display for Error {
         match self {
             Error::Api(error) => error.fmt(f),
             Error::Terminal(error) => error.fmt(f),
-            Error::Stale(what) => f.write_str(what),
+            Error::Stale(what) | Error::NotYet(what) => f.write_str(what),
             Error::Other(error) => error.fmt(f),
             Error::Many(errors) => f.write_str(&aggregate(errors.iter().map(Error::to_string))),
             Error::While { doing, cause } => write!(f, "{doing}: {cause}"),
@@ -131,7 +143,7 @@ impl std::error::Error for Error {
             Error::Api(error) => error.source(),
             Error::Terminal(error) | Error::While { cause: error, .. } => error.source(),
             Error::Other(error) => error.source(),
-            Error::Stale(_) | Error::Many(_) => None,
+            Error::Stale(_) | Error::NotYet(_) | Error::Many(_) => None,
         }
     }
 }
@@ -186,6 +198,8 @@ mod tests {
         assert!(matches!(Error::many(vec![stale()]), Some(Error::Stale(_))));
         assert!(Error::Many(vec![stale(), stale()]).is_stale());
         assert!(!Error::Many(vec![stale(), Error::other("a")]).is_stale());
+        let mixed = Error::Many(vec![stale(), Error::NotYet("b".into())]);
+        assert!(mixed.is_expected() && !mixed.is_stale());
         assert!(Error::during("x", Error::Terminal(Box::new(stale()))).is_terminal());
     }
 }

@@ -57,6 +57,8 @@ struct Shared<K> {
     limiter: Mutex<Option<Arc<dyn RateLimiter<K>>>>,
     /// `u32::MAX`: no end.
     max_retries: AtomicU32,
+    /// Of a failure that is to be tried again, if not an error.
+    retry_level: OnceLock<log::Level>,
     /// Made with the first use, when limiter and clock are known.
     queue: OnceLock<RateLimitingQueue<K>>,
 }
@@ -76,6 +78,7 @@ impl<K: Key> Queue<K> {
                 clock,
                 limiter: Mutex::new(None),
                 max_retries: AtomicU32::new(u32::MAX),
+                retry_level: OnceLock::new(),
                 queue: OnceLock::new(),
             }),
         }
@@ -100,6 +103,13 @@ impl<K: Key> Queue<K> {
     /// Give up on a key after so many failures in a row (upstream's `maxRetries`).
     pub fn max_retries(self, retries: u32) -> Queue<K> {
         self.shared.max_retries.store(retries, Ordering::Relaxed);
+        self
+    }
+
+    /// Log failures that are tried again as no more than `level`; before the start. Where a
+    /// conflict is an everyday thing upstream does so, and tells of those alone that it gives up on.
+    pub fn log_retries(self, level: log::Level) -> Queue<K> {
+        self.shared.retry_level.get_or_init(|| level);
         self
     }
 
@@ -163,14 +173,22 @@ impl<K: Key> Queue<K> {
             );
             return queue.forget(key);
         }
+        log::log!(self.retry_level(&error), "{controller}: Error syncing {key}: {}", Chain(&error));
         if error.is_stale() {
             // The key did nothing wrong. A turn in the bucket that all failures share could be long
             // in coming, after a storm of writes, when the cache is up to date within milliseconds.
-            log::debug!("{controller}: Error syncing {key}: {}", Chain(&error));
             return queue.add_after(key.clone(), STALE_RETRY);
         }
-        log::error!("{controller}: Error syncing {key}: {}", Chain(&error));
         queue.add_rate_limited(key.clone());
+    }
+
+    /// How a failure is logged that is tried again.
+    fn retry_level(&self, error: &Error) -> log::Level {
+        match self.shared.retry_level.get() {
+            _ if error.is_expected() => log::Level::Debug,
+            Some(level) => *level,
+            None => log::Level::Error,
+        }
     }
 }
 
@@ -200,7 +218,7 @@ pub(super) async fn caught<T>(
 /// Logs the end of a job that belongs to no key.
 pub(super) fn log_job(controller: &str, result: Option<Result<(), Error>>) {
     if let Some(Err(error)) = result {
-        let level = if error.is_stale() { log::Level::Debug } else { log::Level::Error };
+        let level = if error.is_expected() { log::Level::Debug } else { log::Level::Error };
         log::log!(level, "{controller}: {}", Chain(&error));
     }
 }
@@ -227,5 +245,47 @@ impl<K: Key> Queue<K> {
             keys.push(key);
         }
         keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use log::Level;
+
+    use super::*;
+    use crate::clock::FakeClock;
+    use crate::objects::Timestamp;
+
+    fn stale() -> Error {
+        Error::Stale("behind".into())
+    }
+
+    fn not_yet() -> Error {
+        Error::NotYet("not served".into())
+    }
+
+    #[test]
+    fn only_our_own_writes_are_waited_for_without_backoff() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let (key, times) = ("k".to_owned(), 20);
+        for (error, counted) in [(stale as fn() -> Error, 0), (not_yet, times)] {
+            let queue: Queue<String> = Queue::for_test(clock.clone());
+            (0..times).for_each(|_| queue.settle("c", &key, Some(Err(error()))));
+            assert_eq!(queue.retries(&key), counted, "{}", error());
+        }
+    }
+
+    #[test]
+    fn a_controller_says_how_its_retries_are_logged() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        for (level, expected) in [
+            (None, [Level::Error, Level::Debug, Level::Debug]),
+            (Some(Level::Info), [Level::Info, Level::Debug, Level::Debug]),
+        ] {
+            let queue: Queue<String> = Queue::for_test(clock.clone());
+            let queue = level.into_iter().fold(queue, Queue::log_retries);
+            let errors = [Error::other("conflict"), stale(), not_yet()];
+            assert_eq!(errors.map(|error| queue.retry_level(&error)), expected);
+        }
     }
 }

@@ -47,6 +47,7 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     });
     let mut c = Controller::new(NAME);
     let queue = c.queue("ipaddresses", WORKERS).max_retries(MAX_RETRIES);
+    let queue = queue.log_retries(log::Level::Debug);
     let lister = cidrs.lister();
     c.watch(&cidrs, &queue, move |change: Change<'_, ServiceCIDR>, wake: &Queue| {
         wake.add(change.object().meta().key());

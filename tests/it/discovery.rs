@@ -1,0 +1,112 @@
+//! What the client makes of a server's discovery, whatever that serves.
+
+use async_std::io::{BufReader, WriteExt};
+use async_std::net::TcpListener;
+use futures_lite::{AsyncBufReadExt, FutureExt};
+use kube_controller_manager::client::{Client, Config, Discovery, Result};
+use kube_controller_manager::clock::SystemClock;
+
+use crate::env::*;
+
+type Answers = &'static [(&'static str, u16, &'static str)];
+
+/// Answers each path as told, all others with 404; never ends.
+async fn serve(listener: &TcpListener, answers: Answers) -> ! {
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut stream = BufReader::new(stream);
+        let (mut first, mut line) = (String::new(), String::new());
+        stream.read_line(&mut first).await.unwrap();
+        while line != "\r\n" {
+            line.clear();
+            stream.read_line(&mut line).await.unwrap();
+        }
+        let path = first.split(' ').nth(1).unwrap_or_default();
+        let found = answers.iter().find(|(known, ..)| *known == path);
+        let (code, body) = found.map_or((404, ""), |(_, code, body)| (*code, *body));
+        let length = body.len();
+        let answer = format!(
+            "HTTP/1.1 {code} X\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        stream.get_mut().write_all(answer.as_bytes()).await.unwrap();
+    }
+}
+
+async fn discovered(answers: Answers) -> Result<Discovery> {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let config = Config::new(format!("http://{}", listener.local_addr().unwrap()));
+    let client = Client::new(config, SystemClock::shared()).unwrap();
+    let serve = async { serve(&listener, answers).await };
+    client.discover().or(serve).await
+}
+
+const AGGREGATED: &str = r#"{"kind":"APIGroupDiscoveryList","items":[
+    {"metadata":{"name":"batch"},"versions":[{"version":"v1","freshness":"Current","resources":[
+        {"resource":"jobs","responseKind":{"kind":"Job"},"scope":"Namespaced","verbs":["get"]}]}]},
+    {"metadata":{"name":"empty"},"versions":[{"version":"v1","resources":null}]}]}"#;
+const EMPTY: &str = r#"{"kind":"APIGroupDiscoveryList","items":null}"#;
+const VERSIONS: &str = r#"{"kind":"APIVersions","versions":["v1"]}"#;
+const GROUPS: &str = r#"{"kind":"APIGroupList","groups":[
+    {"name":"batch","versions":[{"version":"v1"}],"preferredVersion":{"version":"v1"}},
+    {"name":"empty","versions":[{"version":"v1"}],"preferredVersion":{"version":"v1"}}]}"#;
+const NO_GROUPS: &str = r#"{"kind":"APIGroupList","groups":null}"#;
+const JOBS: &str = r#"{"resources":[
+    {"name":"jobs","kind":"Job","namespaced":true,"verbs":["get"]},
+    {"name":"jobs/status","kind":"Job","namespaced":true,"verbs":["get"]}]}"#;
+const PODS: &str = r#"{"resources":[{"name":"pods","kind":"Pod","namespaced":true,"verbs":null}]}"#;
+const NOTHING: &str = r#"{"resources":null}"#;
+const REFUSAL: &str = r#"{"kind":"Status","code":403,"reason":"Forbidden","message":"no"}"#;
+
+#[test]
+fn a_server_need_not_serve_everything() {
+    block_on(async {
+        let tables: [(Answers, &str, &[&str]); 5] = [
+            (&[("/apis", 200, AGGREGATED)], "jobs", &[]),
+            (&[("/api", 200, EMPTY), ("/apis", 200, EMPTY)], "", &[]),
+            (
+                &[
+                    ("/apis", 200, GROUPS),
+                    ("/apis/batch/v1", 200, JOBS),
+                    ("/apis/empty/v1", 200, NOTHING),
+                ],
+                "jobs",
+                &[],
+            ),
+            // Of the core group alone, what it serves may be missing.
+            (&[("/api", 200, VERSIONS), ("/apis", 200, NO_GROUPS)], "", &[]),
+            (
+                &[
+                    ("/api", 200, VERSIONS),
+                    ("/api/v1", 200, PODS),
+                    ("/apis", 200, GROUPS),
+                    ("/apis/batch/v1", 503, ""),
+                ],
+                "pods",
+                &["batch/v1", "empty/v1"],
+            ),
+        ];
+        for (answers, resources, failures) in tables {
+            let found = discovered(answers).await.unwrap();
+            let plurals: Vec<&str> =
+                found.resources.iter().map(|found| &*found.resource.plural).collect();
+            assert_eq!(plurals.join(" "), resources, "{answers:?}");
+            assert!(found.failures.keys().eq(failures), "{:?}", found.failures);
+        }
+    });
+}
+
+#[test]
+fn what_the_server_refuses_is_not_taken_for_missing() {
+    block_on(async {
+        let no_groups = discovered(&[("/api", 200, EMPTY)]).await.unwrap_err();
+        assert!(no_groups.is_not_found(), "{no_groups}");
+        let refused: [Answers; 2] = [
+            &[("/api", 403, REFUSAL), ("/apis", 200, AGGREGATED)],
+            &[("/api", 200, EMPTY), ("/apis", 403, REFUSAL)],
+        ];
+        for answers in refused {
+            let error = discovered(answers).await.unwrap_err();
+            assert!(error.is_forbidden(), "{error}");
+        }
+    });
+}
