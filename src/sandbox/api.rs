@@ -33,6 +33,8 @@ pub struct Api {
     pub auth: Auth,
     pub faults: Arc<Faults>,
     pub clock: SharedClock,
+    /// Whether a pod needs its service account.
+    pub service_accounts: bool,
     pub stop: StopToken,
     /// Between the bookmarks of an idle watch.
     pub bookmark_every: Duration,
@@ -327,7 +329,10 @@ impl Api {
         match verb {
             "get" => self.get(call).await,
             "list" => self.list(call).await,
-            "create" => self.create(call, payload),
+            "create" => {
+                self.await_account(call, payload).await;
+                self.create(call, payload)
+            }
             "update" if !call.name.is_empty() => self.update(call, payload),
             "patch" if !call.name.is_empty() => self.patch(call, payload),
             "delete" => self.delete(call, payload),
@@ -430,6 +435,7 @@ mod tests {
             auth: Auth::default(),
             faults: Arc::default(),
             clock: FakeClock::new(Timestamp::from_secs(1000)),
+            service_accounts: false,
             stop: StopToken::new(),
             bookmark_every: Duration::from_secs(60),
         });

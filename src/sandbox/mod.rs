@@ -1,5 +1,6 @@
 //! An embedded API server, a small scheduler and stand-in nodes.
 
+mod accounts;
 mod admission;
 pub mod api;
 mod apply;
@@ -8,6 +9,7 @@ mod call;
 pub mod certs;
 pub mod cluster;
 mod decode;
+mod definitions;
 mod delete;
 pub mod demo;
 pub mod discovery;

@@ -35,6 +35,9 @@ pub struct SandboxOptions {
     pub history: usize,
     /// Between the bookmarks of an idle watch.
     pub bookmark_every: Duration,
+    /// Whether a pod needs its service account, as in a cluster that has the controllers which make
+    /// them. Upstream: the admission plugin ServiceAccount.
+    pub service_accounts: bool,
     /// In place of the built-in kinds.
     pub kinds: Option<Vec<Kind>>,
 }
@@ -48,6 +51,7 @@ impl SandboxOptions {
             clock: SystemClock::shared(),
             history: 50_000,
             bookmark_every: Duration::from_secs(60),
+            service_accounts: true,
             kinds: None,
         }
     }
@@ -114,7 +118,15 @@ pub struct Sandbox {
 impl Sandbox {
     /// Starts serving; `DIR/kubeconfig` is written when this returns.
     pub async fn start(options: SandboxOptions) -> Result<Sandbox, SandboxError> {
-        let SandboxOptions { dir, address, clock, history, bookmark_every, kinds: own } = options;
+        let SandboxOptions {
+            dir,
+            address,
+            clock,
+            history,
+            bookmark_every,
+            service_accounts,
+            kinds: own,
+        } = options;
         std::fs::create_dir_all(&dir).map_err(|error| SandboxError::File(dir.clone(), error))?;
         let authority = Authority::new(clock.now()).map_err(SandboxError::Certificates)?;
         let serving = authority.serving(address.ip()).map_err(SandboxError::Certificates)?;
@@ -131,6 +143,7 @@ impl Sandbox {
             auth: Auth::new(signer.public_key().clone(), clients),
             faults: Arc::default(),
             clock: clock.clone(),
+            service_accounts,
             stop: stop.clone(),
             bookmark_every,
         });

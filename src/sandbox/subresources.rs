@@ -369,7 +369,7 @@ fn too_many(why: &str, retry_after: Option<u64>) -> ApiError {
 }
 
 /// Sets a condition of `status.conditions`; its transition time moves when its status does.
-fn set_condition(object: &mut Value, now: &str, mut condition: Value) {
+pub fn set_condition(object: &mut Value, now: &str, mut condition: Value) {
     let conditions = &mut object["status"]["conditions"];
     if !conditions.is_array() {
         *conditions = json!([]);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::accounts;
 use super::api::{Api, Payload};
 use super::apply;
 use super::call::{Call, Warnings};
@@ -51,7 +52,7 @@ fn uuid() -> String {
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-fn generated(base: &str) -> String {
+pub fn generated(base: &str) -> String {
     let base: String = base.chars().take(58).collect();
     let suffix: String =
         (0..5).map(|_| char::from(ALPHABET[fastrand::usize(..ALPHABET.len())])).collect();
@@ -243,7 +244,9 @@ impl Api {
         if is_namespace(kind) {
             finalized_by_kubernetes(&mut object);
         }
+        self.check_defined(kind)?;
         (kind.default)(&mut object);
+        let account = self.account_of(kind, &object)?;
         self.prioritize(kind, &mut object)?;
         self.reserve(kind, &object)?;
         (kind.prepare_create)(&mut object);
@@ -262,6 +265,10 @@ impl Api {
             remove(&mut object["metadata"], "managedFields");
             let now = self.clock.now().to_string();
             apply::update(kind, None, &mut object, &call.writer(&now));
+        }
+        if let Some(account) = account {
+            // Nobody manages what this adds.
+            accounts::equip(&mut object, &account.value);
         }
         let table = call.table();
         if dry_run {
@@ -561,7 +568,7 @@ impl Api {
                 causes.push(failures::forbidden_field("metadata.finalizers", &why));
             }
         }
-        if part == Part::Main {
+        if part == Part::Main || part == Part::Status && kind.is_custom() {
             for cause in (kind.validate_update)(&new, old) {
                 if !causes.iter().any(|known| known.field == cause.field) {
                     causes.push(cause);
@@ -625,6 +632,11 @@ impl Api {
             let table =
                 format!("{}.{}", text(object, "/spec/names/plural"), text(object, "/spec/group"));
             self.store.clear(&table);
+        }
+        if kind.is_custom()
+            && let Err(error) = self.release_definition(&kind.resource.to_string())
+        {
+            log::error!("{} stays: {}", kind.resource, error.message);
         }
         if kind.resource.plural == "serviceaccounts" && kind.resource.group.is_empty() {
             let (namespace, name) =

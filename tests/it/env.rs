@@ -216,7 +216,9 @@ impl std::ops::Deref for Env {
 impl Env {
     pub async fn new(name: &str) -> Env {
         let folder = Folder::new(name);
-        let options = SandboxOptions::new(folder.0.clone());
+        // As the real one beside it: pods need no service account.
+        let options =
+            SandboxOptions { service_accounts: false, ..SandboxOptions::new(folder.0.clone()) };
         let cluster = Cluster::start(options, quick_nodes()).await.expect("the sandbox starts");
         let site = Site {
             client: cluster.client.clone(),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::fault::{invalid, required, unsupported};
 use super::json::{list, restore, text, truth};
 use super::metadata::{self, NameRule};
-use super::{Column, Kind, Subresource, columns, schema};
+use super::{Column, Kind, Subresource, columns, schema, schema_rules};
 use crate::objects::{ResourceType, Timestamp};
 use crate::sandbox::status::Cause;
 use crate::sandbox::table::human_duration;
@@ -136,13 +136,13 @@ fn kind(crd: &Value, version: &Value) -> Kind {
         }),
         validate_create: Box::new(move |object| {
             let mut faults = metadata::check(object, NameRule::Subdomain);
-            schema::check(&of_create, object, "", &mut faults);
+            faults.extend(schema_rules::check(&of_create, object, None));
             faults
         }),
         validate_update: Box::new(move |new, old| {
             let mut faults = metadata::check_update(new, old);
             faults.extend(metadata::check(new, NameRule::Subdomain));
-            schema::check(&of_update, new, "", &mut faults);
+            faults.extend(schema_rules::check(&of_update, new, Some(old)));
             faults
         }),
         field: |_, _| None,

@@ -157,14 +157,11 @@ pub fn default(pod: &mut Value) {
     }
 }
 
-/// What registry and admission give a new pod: a clean status, priority, account, tolerations.
+/// What registry and admission give a new pod: a clean status, priority, tolerations.
 pub fn prepare_create(pod: &mut Value) {
     let class = qos_class(pod);
     set(pod, "status", json!({ "phase": "Pending", "qosClass": class }));
     let spec = object(pod, "spec");
-    fill(spec, "serviceAccountName", "default");
-    let account = spec["serviceAccountName"].clone();
-    fill(spec, "serviceAccount", account);
     let priority = match text(spec, "/priorityClassName") {
         "system-node-critical" => 2_000_001_000,
         "system-cluster-critical" => 2_000_000_000,
