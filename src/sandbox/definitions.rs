@@ -10,7 +10,7 @@ use super::call::{Call, Form, Query, Warnings};
 use super::delete::DeleteOptions;
 use super::failures;
 use super::kinds::Kind;
-use super::status::{ApiError, ApiResult};
+use super::status::ApiResult;
 use super::subresources::set_condition;
 use super::write::{Part, is_deleting, list, text};
 
@@ -122,14 +122,12 @@ impl Api {
         }
     }
 
-    /// Errors: 405 for a new object of a definition that was deleted.
-    pub fn check_defined(&self, kind: &Kind) -> ApiResult<()> {
+    /// Errors: 403 for a new object of a definition that was deleted.
+    pub fn check_defined(&self, kind: &Kind, name: &str) -> ApiResult<()> {
         if !kind.is_custom() || self.emptying(&kind.resource.to_string()).is_none() {
             return Ok(());
         }
-        let message = "create not allowed while custom resource definition is terminating";
-        let mut error = ApiError::new(405, "MethodNotAllowed", message);
-        error.details = failures::details(&kind.resource, "");
-        Err(error)
+        let why = "create not allowed while custom resource definition is terminating";
+        Err(failures::forbidden(&kind.resource, name, why))
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::status::{ApiError, Cause};
 use crate::objects::ResourceType;
 
-pub fn details(resource: &ResourceType, name: &str) -> Value {
+fn details(resource: &ResourceType, name: &str) -> Value {
     let mut details = json!({ "kind": resource.plural });
     if !name.is_empty() {
         details["name"] = name.into();

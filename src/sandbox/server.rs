@@ -140,7 +140,7 @@ impl Sandbox {
         let api = Arc::new(Api {
             store: Store::new(history),
             registry: Registry::new(own.unwrap_or_else(kinds::builtin)),
-            auth: Auth::new(signer.public_key().clone(), clients),
+            auth: Auth::new(signer, clients),
             faults: Arc::default(),
             clock: clock.clone(),
             service_accounts,
@@ -281,6 +281,30 @@ impl Api {
         self.create_object(&call, object).map(|stored| stored.value.clone())
     }
 
+    /// Upstream: `pkg/apis/scheduling/v1.SystemPriorityClasses`.
+    fn system_priorities(&self) -> ApiResult<()> {
+        const GROUP: &str = "scheduling.k8s.io";
+        if self.registry.find(GROUP, "v1", "priorityclasses").is_none() {
+            return Ok(());
+        }
+        for (name, value, what) in [
+            ("system-node-critical", 2_000_001_000, "must not be moved from their current node."),
+            (
+                "system-cluster-critical",
+                2_000_000_000,
+                "must run in the cluster, but can be moved to another node if necessary.",
+            ),
+        ] {
+            let class = json!({
+                "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+                "metadata": { "name": name }, "value": value,
+                "description": format!("Used for system critical pods that {what}"),
+            });
+            self.create_value(GROUP, "priorityclasses", class)?;
+        }
+        Ok(())
+    }
+
     /// What every cluster has.
     fn first_objects(&self) -> ApiResult<()> {
         for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
@@ -289,6 +313,7 @@ impl Api {
             self.create_value("", "namespaces", namespace)?;
         }
         self.track_legacy_tokens()?;
+        self.system_priorities()?;
         let service = json!({
             "apiVersion": "v1", "kind": "Service",
             "metadata": {

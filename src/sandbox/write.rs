@@ -46,7 +46,7 @@ fn carry(object: &mut Value, from: &Value, key: &str) {
     }
 }
 
-fn uuid() -> String {
+pub fn uuid() -> String {
     let bits = (fastrand::u128(..) & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
     let hex = format!("{bits:032x}");
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
@@ -71,6 +71,19 @@ fn drop_empty(metadata: &mut Value) {
             remove(metadata, key);
         }
     }
+}
+
+fn spec_keys(object: &Value) -> Vec<String> {
+    object["spec"].as_object().into_iter().flatten().map(|(key, _)| key.clone()).collect()
+}
+
+/// Takes out the members of the spec that are not `asked` for.
+fn take_added(object: &mut Value, asked: &[String]) -> Vec<(String, Value)> {
+    let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else {
+        return Vec::new();
+    };
+    let added: Vec<String> = spec.keys().filter(|key| !asked.contains(key)).cloned().collect();
+    added.into_iter().filter_map(|key| spec.remove_entry(&key)).collect()
 }
 
 /// Everything but metadata and status: what the generation counts.
@@ -244,9 +257,10 @@ impl Api {
         if is_namespace(kind) {
             finalized_by_kubernetes(&mut object);
         }
-        self.check_defined(kind)?;
+        self.check_defined(kind, &name)?;
         (kind.default)(&mut object);
         let account = self.account_of(kind, &object)?;
+        let asked = spec_keys(&object);
         self.prioritize(kind, &mut object)?;
         self.reserve(kind, &object)?;
         (kind.prepare_create)(&mut object);
@@ -264,10 +278,14 @@ impl Api {
         if track == Track::Update {
             remove(&mut object["metadata"], "managedFields");
             let now = self.clock.now().to_string();
+            // Nobody manages what admission and allocation have added.
+            let added = take_added(&mut object, &asked);
             apply::update(kind, None, &mut object, &call.writer(&now));
+            if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
+                spec.extend(added);
+            }
         }
         if let Some(account) = account {
-            // Nobody manages what this adds.
             accounts::equip(&mut object, &account.value);
         }
         let table = call.table();

@@ -64,6 +64,12 @@ pub fn default_slice(slice: &mut Value) {
     for endpoint in list_mut(slice, "/endpoints") {
         object(endpoint, "conditions");
     }
+    // None are null, not an empty list: so they come back from storage.
+    for key in ["endpoints", "ports"] {
+        if list(slice, &format!("/{key}")).is_empty() {
+            set(slice, key, Value::Null);
+        }
+    }
 }
 
 pub fn check_slice(slice: &Value) -> Vec<Cause> {

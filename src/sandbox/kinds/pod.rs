@@ -149,6 +149,12 @@ pub fn default_template(owner: &mut Value, key: &str) {
 
 pub fn default(pod: &mut Value) {
     drop_nulls(pod);
+    for condition in list_mut(pod, "/status/conditions") {
+        // Of all times the one that is shown even when there is none.
+        if let Some(condition) = condition.as_object_mut() {
+            condition.entry("lastProbeTime").or_insert(Value::Null);
+        }
+    }
     let spec = object(pod, "spec");
     default_spec(spec);
     fill(spec, "enableServiceLinks", true);
@@ -276,8 +282,8 @@ mod tests {
                  "terminationMessagePolicy": "File"}],
             "dnsPolicy": "ClusterFirst", "enableServiceLinks": true,
             "preemptionPolicy": "PreemptLowerPriority", "priority": 0, "restartPolicy": "Always",
-            "schedulerName": "default-scheduler", "securityContext": {}, "serviceAccount": "default",
-            "serviceAccountName": "default", "terminationGracePeriodSeconds": 30,
+            "schedulerName": "default-scheduler", "securityContext": {},
+            "terminationGracePeriodSeconds": 30,
             "tolerations": [tolerate("node.kubernetes.io/not-ready"), tolerate("node.kubernetes.io/unreachable")],
             "volumes": [{"configMap": {"defaultMode": 420, "name": "c"}, "name": "v"},
                 {"emptyDir": {}, "name": "e"},
