@@ -299,6 +299,12 @@ impl Api {
         if let Some(warning) = deprecated(&call.kind) {
             call.warn(warning.to_owned());
         }
+        let payload = match call.table().as_str() {
+            "certificatesigningrequests.certificates.k8s.io" if verb == "create" => {
+                requested_by(user, &payload)?
+            }
+            _ => payload,
+        };
         let mut response =
             self.serve(verb, &call, &payload).await.unwrap_or_else(|error| failure(&error));
         for warning in call.warnings.all() {
@@ -353,12 +359,33 @@ impl Api {
     }
 }
 
+/// A certificate request that says who made it, whatever it said.
+/// Upstream: `certificates.csrStrategy.PrepareForCreate`.
+fn requested_by(user: &User, payload: &Payload) -> ApiResult<Payload> {
+    let mut request = payload.object()?;
+    if let Some(spec) = request.get_mut("spec").and_then(Value::as_object_mut) {
+        let who = user.to_json();
+        for key in ["username", "uid", "groups", "extra"] {
+            match who.get(key) {
+                Some(value) => spec.insert(key.to_owned(), value.clone()),
+                None => spec.remove(key),
+            };
+        }
+    }
+    let bytes = serde_json::to_vec(&request).unwrap_or_default();
+    Ok(Payload { content_type: "application/json".to_owned(), bytes: bytes.into() })
+}
+
 /// What every answer about a kind that is on its way out says. Upstream: `WarningsOnCreate` and
 /// `APILifecycleDeprecated`.
 fn deprecated(kind: &Kind) -> Option<&'static str> {
-    let endpoints = kind.resource.group.is_empty() && kind.resource.plural == "endpoints";
-    endpoints
-        .then_some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
+    match (&*kind.resource.group, &*kind.resource.plural) {
+        ("", "endpoints") => {
+            Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
+        }
+        ("", "componentstatuses") => Some("v1 ComponentStatus is deprecated in v1.19+"),
+        _ => None,
+    }
 }
 
 fn denied(user: &User, access: &Access, why: &str) -> ApiError {

@@ -5,6 +5,7 @@ mod admission;
 pub mod api;
 mod apply;
 pub mod auth;
+mod bootstrap;
 mod call;
 pub mod certs;
 pub mod cluster;

@@ -57,6 +57,9 @@ impl Api {
         if !review["metadata"].is_object() {
             review["metadata"] = json!({});
         }
+        if kind == "SelfSubjectReview" {
+            review["metadata"]["creationTimestamp"] = self.clock.now().to_string().into();
+        }
         Ok(Some(json_response(201, &review)))
     }
 

@@ -269,65 +269,17 @@ impl Api {
             .find(group, version, resource)
             .ok_or_else(super::failures::no_such_path)?;
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
+        let mut query = Query::default();
+        query.fill("fieldManager", "kube-apiserver");
         let call = Call {
             kind,
             namespace,
             name: String::new(),
             subresource: String::new(),
-            query: Query::default(),
+            query,
             form: Form::Object,
             warnings: Warnings::default(),
         };
         self.create_object(&call, object).map(|stored| stored.value.clone())
-    }
-
-    /// Upstream: `pkg/apis/scheduling/v1.SystemPriorityClasses`.
-    fn system_priorities(&self) -> ApiResult<()> {
-        const GROUP: &str = "scheduling.k8s.io";
-        if self.registry.find(GROUP, "v1", "priorityclasses").is_none() {
-            return Ok(());
-        }
-        for (name, value, what) in [
-            ("system-node-critical", 2_000_001_000, "must not be moved from their current node."),
-            (
-                "system-cluster-critical",
-                2_000_000_000,
-                "must run in the cluster, but can be moved to another node if necessary.",
-            ),
-        ] {
-            let class = json!({
-                "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
-                "metadata": { "name": name }, "value": value,
-                "description": format!("Used for system critical pods that {what}"),
-            });
-            self.create_value(GROUP, "priorityclasses", class)?;
-        }
-        Ok(())
-    }
-
-    /// What every cluster has.
-    fn first_objects(&self) -> ApiResult<()> {
-        for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
-            let namespace =
-                json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
-            self.create_value("", "namespaces", namespace)?;
-        }
-        self.track_legacy_tokens()?;
-        self.system_priorities()?;
-        let service = json!({
-            "apiVersion": "v1", "kind": "Service",
-            "metadata": {
-                "name": "kubernetes", "namespace": "default",
-                "labels": { "component": "apiserver", "provider": "kubernetes" },
-            },
-            "spec": {
-                "type": "ClusterIP", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"],
-                "ports": [{ "name": "https", "protocol": "TCP", "port": 443, "targetPort": 6443 }],
-            },
-        });
-        if self.registry.find("", "v1", "services").is_some() {
-            self.create_value("", "services", service)?;
-        }
-        Ok(())
     }
 }

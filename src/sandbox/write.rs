@@ -254,13 +254,13 @@ impl Api {
         if kind.resource.namespaced {
             self.check_namespace_open(call, &name)?;
         }
-        if is_namespace(kind) {
-            finalized_by_kubernetes(&mut object);
-        }
         self.check_defined(kind, &name)?;
         (kind.default)(&mut object);
         let account = self.account_of(kind, &object)?;
         let asked = spec_keys(&object);
+        if is_namespace(kind) {
+            finalized_by_kubernetes(&mut object);
+        }
         self.prioritize(kind, &mut object)?;
         self.reserve(kind, &object)?;
         (kind.prepare_create)(&mut object);
@@ -565,7 +565,8 @@ impl Api {
                 new = whole;
                 (kind.default)(&mut new);
             }
-            Part::Spec | Part::Raw => {}
+            Part::Spec => (kind.default)(&mut new),
+            Part::Raw => {}
         }
         let counted = matches!(part, Part::Main | Part::Spec);
         if counted && kind.has_generation && !same_content(&new, old) {
