@@ -22,7 +22,7 @@ const COUNTED: [&str; 4] = ["configmaps", "resourcequotas", "replicationcontroll
 const ASKED: [&str; 6] =
     ["cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"];
 
-fn is_pod(kind: &Kind) -> bool {
+pub fn is_pod(kind: &Kind) -> bool {
     kind.resource.group.is_empty() && kind.resource.plural == "pods"
 }
 
@@ -135,7 +135,7 @@ impl Api {
     }
 }
 
-fn forbidden(kind: &Kind, object: &Value, why: &str) -> ApiError {
+pub fn forbidden(kind: &Kind, object: &Value, why: &str) -> ApiError {
     let named = ["/metadata/name", "/metadata/generateName"].map(|at| text(object, at));
     let name = named.into_iter().find(|name| !name.is_empty()).unwrap_or("Unknown");
     failures::forbidden(&kind.resource, name, why)

@@ -33,6 +33,8 @@ pub struct Api {
     pub auth: Auth,
     pub faults: Arc<Faults>,
     pub clock: SharedClock,
+    /// Whether a pod needs its service account.
+    pub service_accounts: bool,
     pub stop: StopToken,
     /// Between the bookmarks of an idle watch.
     pub bookmark_every: Duration,
@@ -206,7 +208,7 @@ impl Api {
         let answered = match Form::negotiate(accept) {
             Err(error) => Err(error),
             Ok(form) => match resource {
-                None => self.other(&path, form),
+                None => self.other(&path, query.has("verbose"), form),
                 Some(at) => self.clone().resource(verb, at, query, form, &user, payload).await,
             },
         };
@@ -218,13 +220,21 @@ impl Api {
         }
     }
 
-    fn other(&self, path: &str, form: Form) -> ApiResult<Response> {
+    fn other(&self, path: &str, verbose: bool, form: Form) -> ApiResult<Response> {
         match path {
+            "/healthz" | "/livez" | "/readyz" if verbose => {
+                let name = path.trim_start_matches('/');
+                let text = format!("[+]ping ok\n[+]log ok\n{name} check passed\n");
+                return Ok(Response::text(200, text));
+            }
             "/healthz" | "/livez" | "/readyz" | "/healthz/ping" | "/livez/ping"
             | "/readyz/ping" => {
                 return Ok(Response::text(200, "ok"));
             }
-            "/version" => return Ok(json_response(200, &version())),
+            "/version" => {
+                let text = serde_json::to_vec_pretty(&version()).unwrap_or_default();
+                return Ok(Response::new(200, "application/json", text));
+            }
             _ => {}
         }
         let kinds = self.registry.all();
@@ -292,6 +302,12 @@ impl Api {
         if let Some(warning) = deprecated(&call.kind) {
             call.warn(warning.to_owned());
         }
+        let payload = match call.table().as_str() {
+            "certificatesigningrequests.certificates.k8s.io" if verb == "create" => {
+                requested_by(user, &payload)?
+            }
+            _ => payload,
+        };
         let mut response =
             self.serve(verb, &call, &payload).await.unwrap_or_else(|error| failure(&error));
         for warning in call.warnings.all() {
@@ -330,7 +346,10 @@ impl Api {
         match verb {
             "get" => self.get(call).await,
             "list" => self.list(call).await,
-            "create" => self.create(call, payload),
+            "create" => {
+                self.await_account(call, payload).await;
+                self.create(call, payload)
+            }
             "update" if !call.name.is_empty() => self.update(call, payload),
             "patch" if !call.name.is_empty() => self.patch(call, payload),
             "delete" => self.delete(call, payload),
@@ -343,12 +362,33 @@ impl Api {
     }
 }
 
+/// A certificate request that says who made it, whatever it said.
+/// Upstream: `certificates.csrStrategy.PrepareForCreate`.
+fn requested_by(user: &User, payload: &Payload) -> ApiResult<Payload> {
+    let mut request = payload.object()?;
+    if let Some(spec) = request.get_mut("spec").and_then(Value::as_object_mut) {
+        let who = user.to_json();
+        for key in ["username", "uid", "groups", "extra"] {
+            match who.get(key) {
+                Some(value) => spec.insert(key.to_owned(), value.clone()),
+                None => spec.remove(key),
+            };
+        }
+    }
+    let bytes = serde_json::to_vec(&request).unwrap_or_default();
+    Ok(Payload { content_type: "application/json".to_owned(), bytes: bytes.into() })
+}
+
 /// What every answer about a kind that is on its way out says. Upstream: `WarningsOnCreate` and
 /// `APILifecycleDeprecated`.
 fn deprecated(kind: &Kind) -> Option<&'static str> {
-    let endpoints = kind.resource.group.is_empty() && kind.resource.plural == "endpoints";
-    endpoints
-        .then_some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
+    match (&*kind.resource.group, &*kind.resource.plural) {
+        ("", "endpoints") => {
+            Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
+        }
+        ("", "componentstatuses") => Some("v1 ComponentStatus is deprecated in v1.19+"),
+        _ => None,
+    }
 }
 
 fn denied(user: &User, access: &Access, why: &str) -> ApiError {
@@ -427,12 +467,17 @@ mod tests {
     use futures_lite::future::block_on;
 
     fn api() -> Arc<Api> {
+        api_with(false)
+    }
+
+    fn api_with(service_accounts: bool) -> Arc<Api> {
         let api = Arc::new(Api {
             store: Store::new(100),
             registry: Registry::new(crate::sandbox::kinds::builtin()),
             auth: Auth::default(),
             faults: Arc::default(),
             clock: FakeClock::new(Timestamp::from_secs(1000)),
+            service_accounts,
             stop: StopToken::new(),
             bookmark_every: Duration::from_secs(60),
         });
@@ -526,6 +571,75 @@ mod tests {
         let none = json!({ "metadata": { "finalizers": null } });
         assert_eq!(call(&api, Method::PATCH, MAP, none).0, 200);
         assert_eq!(call(&api, Method::GET, MAP, Value::Null).0, 404);
+    }
+
+    #[test]
+    fn a_definition_goes_after_its_objects() {
+        let api = api();
+        let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        let definition = json!({
+            "metadata": { "name": "foos.x.io" },
+            "spec": { "group": "x.io", "scope": "Namespaced",
+                "names": { "kind": "Foo", "plural": "foos" },
+                "versions": [{ "name": "v1", "served": true, "storage": true,
+                    "schema": { "openAPIV3Schema": { "type": "object" } } }] },
+        });
+        let one = format!("{definitions}/foos.x.io");
+        let foos = "/apis/x.io/v1/namespaces/ns/foos";
+        let foo = |name: &str| json!({ "metadata": { "name": name } });
+        let terminating = |definition: &Value| {
+            let all = definition["status"]["conditions"].as_array().unwrap();
+            let found = all.iter().find(|condition| condition["type"] == "Terminating");
+            found.map(|condition| condition["reason"].as_str().unwrap().to_owned())
+        };
+        assert_eq!(call(&api, Method::POST, definitions, definition.clone()).0, 201);
+        let mut held = foo("held");
+        held["metadata"]["finalizers"] = json!(["x.io/hold"]);
+        call(&api, Method::POST, foos, held);
+        call(&api, Method::POST, foos, foo("free"));
+        let (code, marked) = call(&api, Method::DELETE, &one, Value::Null);
+        assert_eq!((code, terminating(&marked).as_deref()), (200, Some("InstanceDeletionPending")));
+        let (_, waiting) = call(&api, Method::GET, &one, Value::Null);
+        assert_eq!(terminating(&waiting).as_deref(), Some("InstanceDeletionInProgress"));
+        let finalizers = json!(["customresourcecleanup.apiextensions.k8s.io"]);
+        assert_eq!(waiting["metadata"]["finalizers"], finalizers);
+        let (_, left) = call(&api, Method::GET, foos, Value::Null);
+        assert_eq!(left["items"].as_array().map(Vec::len), Some(1));
+        let (code, refused) = call(&api, Method::POST, foos, foo("late"));
+        let words = "foos.x.io \"late\" is forbidden: create not allowed while custom resource definition is terminating";
+        assert_eq!((code, &refused["message"]), (403, &words.into()));
+        let released = json!({ "metadata": { "finalizers": null } });
+        assert_eq!(call(&api, Method::PATCH, &format!("{foos}/held"), released).0, 200);
+        assert_eq!(call(&api, Method::GET, &one, Value::Null).0, 404);
+        // Without objects it goes at once.
+        call(&api, Method::POST, definitions, definition);
+        assert_eq!(call(&api, Method::DELETE, &one, Value::Null).0, 200);
+        assert_eq!(call(&api, Method::GET, &one, Value::Null).0, 404);
+    }
+
+    #[test]
+    fn a_pod_needs_its_account() {
+        let api = api_with(true);
+        let pods = "/api/v1/namespaces/ns/pods";
+        let pod = json!({ "metadata": { "name": "p" }, "spec": {
+            "containers": [{ "name": "c", "image": "i" }] } });
+        let mut other = pod.clone();
+        other["spec"]["serviceAccountName"] = "none".into();
+        let (code, refused) = call(&api, Method::POST, pods, other);
+        let words = "pods \"p\" is forbidden: error looking up service account ns/none: serviceaccount \"none\" not found";
+        assert_eq!((code, &refused["message"]), (403, &words.into()));
+        let account = json!({ "metadata": { "name": "default" } });
+        call(&api, Method::POST, "/api/v1/namespaces/ns/serviceaccounts", account);
+        let path = format!("{pods}?fieldManager=me");
+        let (code, created) = call(&api, Method::POST, &path, pod);
+        assert_eq!((code, &created["spec"]["serviceAccountName"]), (201, &json!("default")));
+        assert!(created["spec"]["volumes"][0]["projected"].is_object(), "{created}");
+        // What admission has added is nobody's.
+        let managed = &created["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"];
+        assert!(managed["f:containers"].is_object(), "{managed}");
+        for field in ["f:volumes", "f:serviceAccountName", "f:tolerations", "f:priority"] {
+            assert!(managed[field].is_null(), "{field}: {managed}");
+        }
     }
 
     #[test]

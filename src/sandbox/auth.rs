@@ -6,23 +6,30 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
-use crate::controllers::serviceaccount::jwt::PublicKey;
+use crate::controllers::serviceaccount::jwt::Signer;
 use crate::objects::Timestamp;
 use crate::server::auth::Authorities;
 use crate::server::http::Chain;
+
+const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
+/// Who issues the tokens of service accounts, and whom they are for when nobody else is named.
+pub const ISSUER: &str = "https://kubernetes.default.svc";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
     pub name: String,
     pub uid: String,
     pub groups: Vec<String>,
+    /// What it showed: `JTI=…`, `X509SHA256=…`. Empty: nothing that has a name.
+    pub credential: String,
 }
 
 impl User {
     pub fn new(name: &str, groups: &[&str]) -> User {
         let groups = groups.iter().copied().map(str::to_owned).collect();
-        User { name: name.to_owned(), uid: String::new(), groups }
+        User { name: name.to_owned(), groups, ..User::default() }
     }
 
     pub fn anonymous() -> User {
@@ -36,6 +43,7 @@ impl User {
             name: format!("system:serviceaccount:{namespace}:{name}"),
             uid: uid.to_owned(),
             groups: groups.into(),
+            credential: String::new(),
         }
     }
 
@@ -70,6 +78,9 @@ impl User {
         if !self.uid.is_empty() {
             user["uid"] = self.uid.as_str().into();
         }
+        if !self.credential.is_empty() {
+            user["extra"] = json!({ CREDENTIAL: [self.credential] });
+        }
         user
     }
 }
@@ -99,8 +110,8 @@ struct Token {
 /// Tokens live in memory and end with the process; those in Secrets are signed and live there.
 #[derive(Default)]
 pub struct Auth {
-    /// What signatures of tokens in Secrets are checked against.
-    pub service_account_key: Option<PublicKey>,
+    /// Signs the tokens of service accounts, and checks those in Secrets.
+    pub signer: Option<Signer>,
     /// Whose client certificates count.
     clients: Option<Authorities>,
     tokens: Mutex<HashMap<String, Token>>,
@@ -108,17 +119,42 @@ pub struct Auth {
 }
 
 impl Auth {
-    pub fn new(service_account_key: PublicKey, clients: Authorities) -> Auth {
-        let service_account_key = Some(service_account_key);
-        Auth { service_account_key, clients: Some(clients), ..Auth::default() }
+    pub fn new(signer: Signer, clients: Authorities) -> Auth {
+        Auth { signer: Some(signer), clients: Some(clients), ..Auth::default() }
     }
 
     /// A new token for `user`.
     pub fn issue(&self, user: User, audiences: Vec<String>, expires: Option<Timestamp>) -> String {
         let token = random_text();
-        let entry = Token { user, audiences, expires };
+        self.keep(token, Token { user, audiences, expires })
+    }
+
+    fn keep(&self, token: String, entry: Token) -> String {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner).insert(token.clone(), entry);
         token
+    }
+
+    /// A new token for a service account, signed, so that others can read it too.
+    pub fn issue_for_account(
+        &self,
+        (namespace, name, uid): (&str, &str, &str),
+        audiences: Vec<String>,
+        issued: Timestamp,
+        expires: Timestamp,
+    ) -> String {
+        let mut user = User::service_account(namespace, name, uid);
+        let id = super::write::uuid();
+        let claims = json!({
+            "aud": audiences, "exp": expires.as_secs(), "iat": issued.as_secs(), "iss": ISSUER,
+            "jti": id, "nbf": issued.as_secs(), "sub": user.name,
+            "kubernetes.io": {
+                "namespace": namespace, "serviceaccount": { "name": name, "uid": uid },
+            },
+        });
+        user.credential = format!("JTI={id}");
+        let signed = self.signer.as_ref().and_then(|signer| signer.sign(&claims).ok());
+        let entry = Token { user, audiences, expires: Some(expires) };
+        self.keep(signed.unwrap_or_else(random_text), entry)
     }
 
     /// Forgets every token of a user.
@@ -147,7 +183,10 @@ impl Auth {
         let mut user = match (&self.clients, header) {
             (Some(clients), _) if !peer.is_empty() => {
                 let user = clients.user(peer, now).ok()?;
-                User { name: user.name, uid: user.uid, groups: user.groups }
+                let shown = peer.first().map(|certificate| Sha256::digest(certificate));
+                let hex = shown.iter().flatten().map(|byte| format!("{byte:02x}"));
+                let credential = format!("X509SHA256={}", hex.collect::<String>());
+                User { name: user.name, uid: user.uid, groups: user.groups, credential }
             }
             (_, None) => return Some(User::anonymous()),
             (_, Some(header)) => {
@@ -156,7 +195,11 @@ impl Auth {
                     return None;
                 }
                 let token = token.trim();
-                self.token(token, now).map(|known| known.0).or_else(|| other(token))?
+                match self.token(token, now) {
+                    Some((user, audiences)) if is_for(&audiences, &[]) => user,
+                    Some(_) => return None,
+                    None => other(token)?,
+                }
             }
         };
         user.groups.push("system:authenticated".to_owned());
@@ -186,6 +229,12 @@ impl Auth {
         let authorizer = self.authorizer.read().unwrap_or_else(PoisonError::into_inner).clone();
         authorizer.and_then(|authorizer| authorizer(user, access))
     }
+}
+
+/// Whether a token for `audiences` is good for one of `wanted`; none are the API server itself.
+pub fn is_for(audiences: &[String], wanted: &[String]) -> bool {
+    let wanted = |of: &String| if wanted.is_empty() { of == ISSUER } else { wanted.contains(of) };
+    audiences.is_empty() || audiences.iter().any(wanted)
 }
 
 /// 256 bits from the system's random source, by the keys that the standard library draws for its
@@ -218,6 +267,24 @@ mod tests {
             None
         );
         assert_eq!(auth.user(&nobody, None, now, |_| None), Some(User::anonymous()));
+    }
+
+    #[test]
+    fn a_token_is_good_for_its_audiences() {
+        let auth = Auth::default();
+        let (now, later) = (Timestamp::from_secs(100), Timestamp::from_secs(1000));
+        let user = |audience: &str| {
+            let audiences = vec![audience.to_owned()];
+            let token = auth.issue_for_account(("ns", "bob", "1"), audiences, now, later);
+            auth.user(&Chain::default(), Some(&format!("Bearer {token}")), now, |_| None)
+        };
+        let bob = user(ISSUER).unwrap();
+        assert_eq!(bob.name, "system:serviceaccount:ns:bob");
+        assert!(bob.to_json()["extra"][CREDENTIAL][0].as_str().unwrap().starts_with("JTI="));
+        assert_eq!(user("vault"), None);
+        let text = |words: &[&str]| words.iter().copied().map(str::to_owned).collect::<Vec<_>>();
+        assert!(is_for(&text(&["vault", "a"]), &text(&["a"])));
+        assert!(!is_for(&text(&["vault"]), &text(&["a"])));
     }
 
     #[test]

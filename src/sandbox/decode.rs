@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::kinds::Kind;
 use super::openapi::reference;
 use super::shape::{Schemas, Shape};
+use crate::objects::Quantity;
 
 /// The last part of a type's name, when `schema` refers to one.
 fn type_name(schema: &Value) -> Option<&str> {
@@ -166,6 +167,11 @@ impl Reader<'_, '_, '_> {
     }
 
     fn check_text(&mut self, text: &str) {
+        if self.place.schema.and_then(type_name) == Some("Quantity")
+            && let Err(error) = text.parse::<Quantity>()
+        {
+            self.found.mismatch.get_or_insert(error.to_string());
+        }
         let own = match self.shape {
             Shape::Typed { schema, .. } => schema,
             _ => return,

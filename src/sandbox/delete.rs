@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 
 use super::api::{Api, Payload, json_response, success};
 use super::call::{Call, Warnings};
+use super::definitions::condemned;
 use super::failures;
 use super::kinds::Kind;
 use super::status::{ApiResult, Cause};
 use super::store::StoreError;
-use super::write::{is_deleting, list, text};
+use super::write::{is_definition, is_deleting, list, text};
 use crate::objects::Timestamp;
 use crate::server::http::Response;
 
@@ -313,7 +314,11 @@ impl Api {
                 let why = "this namespace may not be deleted";
                 return Err(failures::forbidden(&kind.resource, &call.name, why));
             }
-            let step = step(kind, &old.value, options, self.clock.now());
+            let definition = is_definition(kind) && !is_deleting(&old.value);
+            let step = match definition {
+                true => Step::Mark(condemned(&old.value, &self.clock.now().to_string())),
+                false => step(kind, &old.value, options, self.clock.now()),
+            };
             if options.dry_run {
                 return Ok(match step {
                     Step::Remove => (old.value.clone(), true),
@@ -326,7 +331,12 @@ impl Api {
                 Step::Remove => self.store.delete(&table, &key, old.version, None),
                 Step::Mark(marked) if marked == old.value => return Ok((marked, false)),
                 Step::Mark(marked) => match self.store.replace(&table, &key, old.version, marked) {
-                    Ok(stored) => return Ok((stored.value.clone(), false)),
+                    Ok(stored) => {
+                        if definition {
+                            self.empty_definition(&stored.value)?;
+                        }
+                        return Ok((stored.value.clone(), false));
+                    }
                     Err(error) => Err(error),
                 },
             };

@@ -25,7 +25,7 @@ fn date(time: Timestamp) -> String {
 impl Api {
     /// Whose token this is, if it was signed with our key and its Secret and its account are there.
     pub fn legacy_token(&self, token: &str) -> Option<User> {
-        let claims = self.auth.service_account_key.as_ref()?.verify(token)?;
+        let claims = self.auth.signer.as_ref()?.public_key().verify(token)?;
         let LegacyClaims { issuer, namespace, secret_name, account_name, account_uid, subject } =
             &claims;
         let named = format!("system:serviceaccount:{namespace}:{account_name}");

@@ -24,7 +24,9 @@ use super::traffic::Count;
 use super::{Sandbox, SandboxOptions};
 use crate::client::{Client, Delete, ListOptions, Patch};
 use crate::clock::{SharedClock, SystemClock};
-use crate::objects::{Deployment, ObjectKey, PartialObjectMetadata, Pod, Resource, ResourceType};
+use crate::objects::{
+    Deployment, ObjectKey, PartialObjectMetadata, Pod, Resource, ResourceType, ServiceAccount,
+};
 use crate::task::StopToken;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -227,6 +229,9 @@ struct Mark {
 impl Run {
     async fn phases(&mut self, config_maps: usize, idle: Duration) -> Result<()> {
         self.create(&NAMESPACES, "", &namespace(NAMESPACE)).await?;
+        // Pods need it, whether or not the manager runs the controller that makes it.
+        let account = json!({ "metadata": { "name": "default" } });
+        self.create(&ServiceAccount::RESOURCE, NAMESPACE, &account).await?;
         let mut working = self.start_manager()?;
         self.phase("empty cluster");
         let mark = self.mark(None)?;

@@ -1,13 +1,16 @@
 //! An embedded API server, a small scheduler and stand-in nodes.
 
+mod accounts;
 mod admission;
 pub mod api;
 mod apply;
 pub mod auth;
+mod bootstrap;
 mod call;
 pub mod certs;
 pub mod cluster;
 mod decode;
+mod definitions;
 mod delete;
 pub mod demo;
 pub mod discovery;

@@ -411,10 +411,25 @@ fn complete_resource(schema: &mut Value) {
     if !schema["properties"].is_object() {
         schema["properties"] = json!({});
     }
-    schema["properties"]["apiVersion"] = json!({ "type": "string" });
-    schema["properties"]["kind"] = json!({ "type": "string" });
-    schema["properties"]["metadata"] =
-        json!({ "allOf": [{ "$ref": format!("{SCHEMAS}{OBJECT_META}") }] });
+    const MORE: &str = "More info: \
+        https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md";
+    let text = |about: &str, at: &str| json!({ "type": "string", "description": format!("{about} {MORE}#{at}") });
+    schema["properties"]["apiVersion"] = text(
+        "APIVersion defines the versioned schema of this representation of an object. Servers \
+            should convert recognized schemas to the latest internal value, and may reject \
+            unrecognized values.",
+        "resources",
+    );
+    schema["properties"]["kind"] = text(
+        "Kind is a string value representing the REST resource this object represents. Servers \
+            may infer this from the endpoint the client submits requests to. Cannot be updated. \
+            In CamelCase.",
+        "types-kinds",
+    );
+    schema["properties"]["metadata"] = json!({
+        "description": format!("Standard object's metadata. {MORE}#metadata"),
+        "allOf": [{ "$ref": format!("{SCHEMAS}{OBJECT_META}") }],
+    });
 }
 
 /// The same for the resources within.
@@ -427,6 +442,7 @@ fn complete_embedded(schema: &mut Value) {
     }
     if schema.get("x-kubernetes-embedded-resource") == Some(&Value::Bool(true)) {
         complete_resource(schema);
+        schema["required"] = json!(["kind", "apiVersion"]);
     }
 }
 

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::api::{Api, Payload, json_response};
-use super::auth::{Access, User};
+use super::auth::{Access, ISSUER, User, is_for};
 use super::call::ResourcePath;
 use super::status::ApiResult;
 use super::write::{list, text};
@@ -57,15 +57,29 @@ impl Api {
         if !review["metadata"].is_object() {
             review["metadata"] = json!({});
         }
+        if kind == "SelfSubjectReview" {
+            review["metadata"]["creationTimestamp"] = self.clock.now().to_string().into();
+        }
         Ok(Some(json_response(201, &review)))
     }
 
     fn token_review(&self, _: &User, review: &Value) -> Value {
         let token = text(review, "/spec/token");
         let known = self.auth.token(token, self.clock.now());
-        match known.or_else(|| Some((self.legacy_token(token)?, Vec::new()))) {
-            Some((mut user, audiences)) => {
+        let wanted: Vec<String> = list(review, "/spec/audiences")
+            .iter()
+            .filter_map(|audience| audience.as_str().map(str::to_owned))
+            .collect();
+        let known = known.or_else(|| Some((self.legacy_token(token)?, Vec::new())));
+        match known.filter(|(_, audiences)| is_for(audiences, &wanted)) {
+            Some((mut user, mut audiences)) => {
                 user.groups.push("system:authenticated".to_owned());
+                if !wanted.is_empty() && !audiences.is_empty() {
+                    audiences.retain(|audience| wanted.contains(audience));
+                }
+                if audiences.is_empty() {
+                    audiences.push(ISSUER.to_owned());
+                }
                 json!({ "authenticated": true, "user": user.to_json(), "audiences": audiences })
             }
             None => {
@@ -80,6 +94,7 @@ impl Api {
             name: text(review, "/spec/user").to_owned(),
             uid: text(review, "/spec/uid").to_owned(),
             groups: groups.map(str::to_owned).collect(),
+            credential: String::new(),
         };
         self.access(&subject, review)
     }

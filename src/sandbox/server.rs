@@ -35,6 +35,9 @@ pub struct SandboxOptions {
     pub history: usize,
     /// Between the bookmarks of an idle watch.
     pub bookmark_every: Duration,
+    /// Whether a pod needs its service account, as in a cluster that has the controllers which make
+    /// them. Upstream: the admission plugin ServiceAccount.
+    pub service_accounts: bool,
     /// In place of the built-in kinds.
     pub kinds: Option<Vec<Kind>>,
 }
@@ -48,6 +51,7 @@ impl SandboxOptions {
             clock: SystemClock::shared(),
             history: 50_000,
             bookmark_every: Duration::from_secs(60),
+            service_accounts: true,
             kinds: None,
         }
     }
@@ -114,7 +118,15 @@ pub struct Sandbox {
 impl Sandbox {
     /// Starts serving; `DIR/kubeconfig` is written when this returns.
     pub async fn start(options: SandboxOptions) -> Result<Sandbox, SandboxError> {
-        let SandboxOptions { dir, address, clock, history, bookmark_every, kinds: own } = options;
+        let SandboxOptions {
+            dir,
+            address,
+            clock,
+            history,
+            bookmark_every,
+            service_accounts,
+            kinds: own,
+        } = options;
         std::fs::create_dir_all(&dir).map_err(|error| SandboxError::File(dir.clone(), error))?;
         let authority = Authority::new(clock.now()).map_err(SandboxError::Certificates)?;
         let serving = authority.serving(address.ip()).map_err(SandboxError::Certificates)?;
@@ -128,9 +140,10 @@ impl Sandbox {
         let api = Arc::new(Api {
             store: Store::new(history),
             registry: Registry::new(own.unwrap_or_else(kinds::builtin)),
-            auth: Auth::new(signer.public_key().clone(), clients),
+            auth: Auth::new(signer, clients),
             faults: Arc::default(),
             clock: clock.clone(),
+            service_accounts,
             stop: stop.clone(),
             bookmark_every,
         });
@@ -256,40 +269,17 @@ impl Api {
             .find(group, version, resource)
             .ok_or_else(super::failures::no_such_path)?;
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
+        let mut query = Query::default();
+        query.fill("fieldManager", "kube-apiserver");
         let call = Call {
             kind,
             namespace,
             name: String::new(),
             subresource: String::new(),
-            query: Query::default(),
+            query,
             form: Form::Object,
             warnings: Warnings::default(),
         };
         self.create_object(&call, object).map(|stored| stored.value.clone())
-    }
-
-    /// What every cluster has.
-    fn first_objects(&self) -> ApiResult<()> {
-        for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
-            let namespace =
-                json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
-            self.create_value("", "namespaces", namespace)?;
-        }
-        self.track_legacy_tokens()?;
-        let service = json!({
-            "apiVersion": "v1", "kind": "Service",
-            "metadata": {
-                "name": "kubernetes", "namespace": "default",
-                "labels": { "component": "apiserver", "provider": "kubernetes" },
-            },
-            "spec": {
-                "type": "ClusterIP", "clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"],
-                "ports": [{ "name": "https", "protocol": "TCP", "port": 443, "targetPort": 6443 }],
-            },
-        });
-        if self.registry.find("", "v1", "services").is_some() {
-            self.create_value("", "services", service)?;
-        }
-        Ok(())
     }
 }

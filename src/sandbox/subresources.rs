@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::api::{Api, Payload, json_response};
-use super::auth::User;
+use super::auth::ISSUER;
 use super::call::{Call, Warnings};
 use super::delete::DeleteOptions;
 use super::failures;
@@ -217,7 +217,9 @@ impl Api {
             }
             let mut new = old.clone();
             new["spec"]["nodeName"] = node.as_str().into();
-            set_condition(&mut new, &now, json!({ "type": "PodScheduled", "status": "True" }));
+            let condition =
+                json!({ "type": "PodScheduled", "status": "True", "lastProbeTime": null });
+            set_condition(&mut new, &now, condition);
             Ok(new)
         })?;
         Ok(json_response(201, &done()))
@@ -246,7 +248,7 @@ impl Api {
                 let mut new = old.clone();
                 let condition = json!({
                     "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
-                    "message": "Eviction API: evicting",
+                    "message": "Eviction API: evicting", "lastProbeTime": null,
                 });
                 set_condition(&mut new, &now, condition);
                 Ok(new)
@@ -335,21 +337,26 @@ impl Api {
             );
             return Err(failures::invalid("authentication.k8s.io", "TokenRequest", "", &[cause]));
         }
-        let user = User::service_account(&call.namespace, &call.name, account.uid());
-        let audiences: Vec<String> = list(&request, "/spec/audiences")
+        let mut audiences: Vec<String> = list(&request, "/spec/audiences")
             .iter()
             .filter_map(|audience| audience.as_str().map(str::to_owned))
             .collect();
-        let expires = self.clock.now() + Duration::from_secs(seconds as u64);
+        if audiences.is_empty() {
+            audiences.push(ISSUER.to_owned());
+        }
+        let now = self.clock.now();
+        let expires = now + Duration::from_secs(seconds as u64);
+        let holder = (call.namespace.as_str(), call.name.as_str(), account.uid());
+        request["spec"]["audiences"] = json!(audiences);
         request["spec"]["expirationSeconds"] = seconds.into();
         request["kind"] = "TokenRequest".into();
         request["apiVersion"] = "authentication.k8s.io/v1".into();
         request["metadata"] = json!({
-            "name": call.name, "namespace": call.namespace,
-            "creationTimestamp": self.clock.now().to_string(),
+            "name": call.name, "namespace": call.namespace, "uid": account.uid(),
+            "creationTimestamp": now.to_string(),
         });
         request["status"] = json!({
-            "token": self.auth.issue(user, audiences, Some(expires)),
+            "token": self.auth.issue_for_account(holder, audiences, now, expires),
             "expirationTimestamp": expires.to_string(),
         });
         Ok(json_response(201, &request))
@@ -369,7 +376,7 @@ fn too_many(why: &str, retry_after: Option<u64>) -> ApiError {
 }
 
 /// Sets a condition of `status.conditions`; its transition time moves when its status does.
-fn set_condition(object: &mut Value, now: &str, mut condition: Value) {
+pub fn set_condition(object: &mut Value, now: &str, mut condition: Value) {
     let conditions = &mut object["status"]["conditions"];
     if !conditions.is_array() {
         *conditions = json!([]);

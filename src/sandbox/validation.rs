@@ -183,7 +183,9 @@ impl Call {
         let (known, found) =
             read(Some(&self.kind), &object).map_err(|error| refusal(&error.to_string()))?;
         if let Some(mismatch) = &found.mismatch {
-            return Err(refusal(mismatch));
+            let strategic = media_type.contains("strategic");
+            let converted = converted(mismatch).filter(|_| strategic);
+            return Err(refusal(converted.as_deref().unwrap_or(mismatch)));
         }
         let mut faults = match read(None, &mut serde_json::Deserializer::from_slice(patch)) {
             Ok((_, twice)) => twice.faults(true),
@@ -192,5 +194,51 @@ impl Call {
         faults.extend(found.faults(self.kind.is_custom()));
         self.judge(faults, refusal)?;
         Ok(known)
+    }
+}
+
+/// A mismatch in the words of a strategic merge patch, which is not decoded but converted.
+/// Upstream: `apimachinery/pkg/runtime.fromUnstructured`.
+fn converted(mismatch: &str) -> Option<String> {
+    let (given, field) = mismatch.strip_prefix("json: cannot unmarshal ")?.split_once(" into ")?;
+    let wanted = field.rsplit_once(" of type ")?.1;
+    let given = match given.split(' ').next()? {
+        "number" if given.contains('.') => "float64",
+        "number" => "int64",
+        "array" => "slice",
+        "object" => "map",
+        other => other,
+    };
+    Some(match wanted {
+        _ if matches!((given, wanted), ("int64", "string") | ("float64", "int32" | "int64")) => {
+            format!("cannot convert {given} to {wanted}")
+        }
+        "string" | "bool" | "int32" | "int64" => format!("unrecognized type: {wanted}"),
+        _ if wanted.starts_with("[]") => format!("cannot restore slice from {given}"),
+        _ if wanted.starts_with("map[") => format!("cannot restore map from {given}"),
+        _ if wanted.starts_with("v1.") => format!("cannot restore struct from: {given}"),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_patch_is_converted() {
+        for (given, wanted, told) in [
+            ("string", "int32", Some("unrecognized type: int32")),
+            ("string", "[]v1.Container", Some("cannot restore slice from string")),
+            ("number", "string", Some("cannot convert int64 to string")),
+            ("number 1.5", "int32", Some("cannot convert float64 to int32")),
+            ("array", "map[string]string", Some("cannot restore map from slice")),
+            ("string", "v1.PodSpec", Some("cannot restore struct from: string")),
+            ("string", "intstr.IntOrString", None),
+        ] {
+            let mismatch =
+                format!("json: cannot unmarshal {given} into Go struct field A.b of type {wanted}");
+            assert_eq!(converted(&mismatch).as_deref(), told);
+        }
     }
 }

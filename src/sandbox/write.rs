@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::accounts;
 use super::api::{Api, Payload};
 use super::apply;
 use super::call::{Call, Warnings};
@@ -45,13 +46,13 @@ fn carry(object: &mut Value, from: &Value, key: &str) {
     }
 }
 
-fn uuid() -> String {
+pub fn uuid() -> String {
     let bits = (fastrand::u128(..) & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
     let hex = format!("{bits:032x}");
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-fn generated(base: &str) -> String {
+pub fn generated(base: &str) -> String {
     let base: String = base.chars().take(58).collect();
     let suffix: String =
         (0..5).map(|_| char::from(ALPHABET[fastrand::usize(..ALPHABET.len())])).collect();
@@ -70,6 +71,19 @@ fn drop_empty(metadata: &mut Value) {
             remove(metadata, key);
         }
     }
+}
+
+fn spec_keys(object: &Value) -> Vec<String> {
+    object["spec"].as_object().into_iter().flatten().map(|(key, _)| key.clone()).collect()
+}
+
+/// Takes out the members of the spec that are not `asked` for.
+fn take_added(object: &mut Value, asked: &[String]) -> Vec<(String, Value)> {
+    let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else {
+        return Vec::new();
+    };
+    let added: Vec<String> = spec.keys().filter(|key| !asked.contains(key)).cloned().collect();
+    added.into_iter().filter_map(|key| spec.remove_entry(&key)).collect()
 }
 
 /// Everything but metadata and status: what the generation counts.
@@ -240,10 +254,13 @@ impl Api {
         if kind.resource.namespaced {
             self.check_namespace_open(call, &name)?;
         }
+        self.check_defined(kind, &name)?;
+        (kind.default)(&mut object);
+        let account = self.account_of(kind, &object)?;
+        let asked = spec_keys(&object);
         if is_namespace(kind) {
             finalized_by_kubernetes(&mut object);
         }
-        (kind.default)(&mut object);
         self.prioritize(kind, &mut object)?;
         self.reserve(kind, &object)?;
         (kind.prepare_create)(&mut object);
@@ -261,7 +278,15 @@ impl Api {
         if track == Track::Update {
             remove(&mut object["metadata"], "managedFields");
             let now = self.clock.now().to_string();
+            // Nobody manages what admission and allocation have added.
+            let added = take_added(&mut object, &asked);
             apply::update(kind, None, &mut object, &call.writer(&now));
+            if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
+                spec.extend(added);
+            }
+        }
+        if let Some(account) = account {
+            accounts::equip(&mut object, &account.value);
         }
         let table = call.table();
         if dry_run {
@@ -540,7 +565,8 @@ impl Api {
                 new = whole;
                 (kind.default)(&mut new);
             }
-            Part::Spec | Part::Raw => {}
+            Part::Spec => (kind.default)(&mut new),
+            Part::Raw => {}
         }
         let counted = matches!(part, Part::Main | Part::Spec);
         if counted && kind.has_generation && !same_content(&new, old) {
@@ -561,7 +587,7 @@ impl Api {
                 causes.push(failures::forbidden_field("metadata.finalizers", &why));
             }
         }
-        if part == Part::Main {
+        if part == Part::Main || part == Part::Status && kind.is_custom() {
             for cause in (kind.validate_update)(&new, old) {
                 if !causes.iter().any(|known| known.field == cause.field) {
                     causes.push(cause);
@@ -625,6 +651,11 @@ impl Api {
             let table =
                 format!("{}.{}", text(object, "/spec/names/plural"), text(object, "/spec/group"));
             self.store.clear(&table);
+        }
+        if kind.is_custom()
+            && let Err(error) = self.release_definition(&kind.resource.to_string())
+        {
+            log::error!("{} stays: {}", kind.resource, error.message);
         }
         if kind.resource.plural == "serviceaccounts" && kind.resource.group.is_empty() {
             let (namespace, name) =

@@ -6,7 +6,7 @@ use kube_controller_manager::client::{Client, Config, Credentials, Delete, Patch
 use kube_controller_manager::clock::{Clock, FakeClock};
 use kube_controller_manager::controllers::serviceaccount::cleaner;
 use kube_controller_manager::objects::{
-    Namespace, ObjectKey, Resource, ResourceType, ServiceAccount, TokenSecret,
+    Namespace, ObjectKey, Pod, Resource, ResourceType, ServiceAccount, TokenSecret,
 };
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
@@ -233,5 +233,35 @@ fn a_token_that_nobody_uses_is_marked_and_a_year_later_it_goes() {
         stop.stop();
         running.await;
         factory.shutdown().await;
+    });
+}
+
+/// Where the API server holds pods to their account, the manager makes it in time.
+#[test]
+fn pods_of_a_new_namespace_come_with_its_account() {
+    block_on(async {
+        let env = Env::start("admission", true).await;
+        let manager = env.manager("manager", &[]);
+        make_namespace(&env.client, "fresh").await;
+        let pod = json!({
+            "metadata": { "name": "p" }, "spec": { "containers": [{ "name": "c", "image": "i:1" }] },
+        });
+        let created = eventually(&env.clock, "the pod is admitted", || async {
+            let pods = env.client.resource(&Pod::RESOURCE);
+            pods.create::<Value>("fresh", &pod).await.map_err(|error| error.to_string())
+        })
+        .await;
+        assert_eq!(created["spec"]["serviceAccountName"], "default");
+        let volume = &created["spec"]["volumes"][0];
+        let mounts = &created["spec"]["containers"][0]["volumeMounts"];
+        assert_eq!(mounts[0]["name"], volume["name"]);
+        let sources = volume["projected"]["sources"].as_array().unwrap();
+        let map = sources.iter().find_map(|source| source["configMap"]["name"].as_str());
+        assert_eq!(map, Some("kube-root-ca.crt"));
+        // And it runs.
+        let running = |pod: &Value| pod["status"]["phase"] == "Running";
+        object(&env, &Pod::RESOURCE, &ObjectKey::new("fresh", "p"), running).await;
+        drop(manager);
+        env.stop().await;
     });
 }

@@ -214,9 +214,15 @@ impl std::ops::Deref for Env {
 }
 
 impl Env {
+    /// As the real server beside it, pods need no service account.
     pub async fn new(name: &str) -> Env {
+        Env::start(name, false).await
+    }
+
+    /// `service_accounts`: pods need theirs, as in a cluster.
+    pub async fn start(name: &str, service_accounts: bool) -> Env {
         let folder = Folder::new(name);
-        let options = SandboxOptions::new(folder.0.clone());
+        let options = SandboxOptions { service_accounts, ..SandboxOptions::new(folder.0.clone()) };
         let cluster = Cluster::start(options, quick_nodes()).await.expect("the sandbox starts");
         let site = Site {
             client: cluster.client.clone(),

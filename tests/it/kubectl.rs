@@ -375,9 +375,66 @@ fn what_is_created_by_flags_is_as_told() {
         has(&kubectl.run(&["autoscale", "deploy/d", "--max=3"]).await, &["autoscaled"]);
         has(&kubectl.run(&["get", "hpa", "d"]).await, &["Deployment/d", "cpu: <unknown>/80%"]);
         has(&kubectl.run(&["expose", "deploy/d", "--port=80"]).await, &["service/d exposed"]);
-        assert!(kubectl.run(&["create", "token", "sa"]).await.trim().len() > 20);
+        let token = kubectl.run(&["create", "token", "sa"]).await;
+        assert_eq!(token.trim().split('.').count(), 3, "signed: {token}");
         assert_eq!(kubectl.run(&["auth", "can-i", "create", "pods"]).await.trim(), "yes");
         has(&kubectl.run(&["auth", "whoami"]).await, &["kubernetes-admin", "system:masters"]);
+        env.stop().await;
+    });
+}
+
+/// What an API server makes for itself, and what it writes into what others make.
+#[test]
+fn a_new_cluster_is_not_empty() {
+    block_on(async {
+        let env = Env::new("kubectl-new").await;
+        let home = Folder::new("kubectl-home");
+        let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
+            return env.stop().await;
+        };
+        let services = kubectl.run(&["get", "apiservices"]).await;
+        has(&services, &["v1. ", "v1.apps", "Local", "True"]);
+        let classes = kubectl.run(&["get", "priorityclasses"]).await;
+        has(&classes, &["system-node-critical", "2000001000", "system-cluster-critical"]);
+        has(&kubectl.run(&["get", "servicecidr"]).await, &["kubernetes", "10.96.0.0/16"]);
+        has(&kubectl.run(&["get", "--raw", "/readyz?verbose"]).await, &["readyz check passed"]);
+        let request = json!({
+            "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
+            "metadata": { "name": "csr" },
+            "spec": { "request": "", "signerName": "a.b/c", "usages": ["client auth"],
+                "username": "somebody-else" },
+        });
+        kubectl.feed(&["create", "-f", "-"], &request).await;
+        has(&kubectl.run(&["get", "csr", "csr"]).await, &["kubernetes-admin", "Pending"]);
+        let managed = "-o=jsonpath={.metadata.managedFields[*].fieldsV1}";
+        let of_namespace = kubectl.run(&["get", "ns", "default", managed]).await;
+        assert!(!of_namespace.contains("f:spec"), "{of_namespace}");
+        kubectl.run(&["run", "lone", "--image=lone:1"]).await;
+        kubectl.run(&["debug", "lone", "--image=tool", "--target=lone"]).await;
+        let policy = "-o=jsonpath={.spec.ephemeralContainers[0].imagePullPolicy}";
+        assert_eq!(kubectl.run(&["get", "pod", "lone", policy]).await, "Always");
+        let moved = r#"-p={"spec":{"replicas":"x"}}"#;
+        kubectl.run(&["create", "deploy", "d", "--image=d"]).await;
+        has(
+            &kubectl.fail(&["patch", "deploy", "d", moved], &Value::Null).await,
+            &["unrecognized type: int32"],
+        );
+        let quota = json!({
+            "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "q" },
+            "spec": { "hard": { "pods": "x" } },
+        });
+        has(
+            &kubectl.fail(&["create", "-f", "-"], &quota).await,
+            &["ResourceQuota in version \"v1\" cannot be handled", "quantities must match"],
+        );
+        let ingress = json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": { "name": "i" },
+            "spec": {},
+        });
+        has(
+            &kubectl.fail(&["create", "-f", "-"], &ingress).await,
+            &["spec: Invalid value: null: either `defaultBackend` or `rules` must be specified"],
+        );
         env.stop().await;
     });
 }

@@ -131,7 +131,7 @@ impl Signer {
     ///
     /// # Errors
     /// When the key can't sign: an RSA key that is too small.
-    pub fn sign(&self, claims: &LegacyClaims) -> Result<String, String> {
+    pub fn sign(&self, claims: &impl Serialize) -> Result<String, String> {
         let part = |json: Result<Vec<u8>, serde_json::Error>| {
             json.map(|json| URL_SAFE_NO_PAD.encode(json)).map_err(|error| error.to_string())
         };

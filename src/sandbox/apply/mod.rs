@@ -102,14 +102,13 @@ fn store(object: &mut Value, mut entries: Vec<Managed>) {
 
 /// Fields that nobody manages, and those that a write to this endpoint does not change.
 fn ignored(kind: &Kind, subresource: &str) -> Vec<Vec<&'static str>> {
-    const OF_SERVER: [&str; 9] = [
+    const OF_SERVER: [&str; 8] = [
         "f:name",
         "f:namespace",
         "f:creationTimestamp",
         "f:selfLink",
         "f:uid",
         "f:generation",
-        "f:generateName",
         "f:managedFields",
         "f:resourceVersion",
     ];

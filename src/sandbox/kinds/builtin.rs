@@ -290,7 +290,10 @@ fn cluster_kinds() -> Vec<Kind> {
     requests.prepare_update = Box::new(more::keep_spec_and_status);
     vec![
         kind(NET, "IngressClass", "ingressclasses", &[], false).generation(),
-        kind(NET, "Ingress", "ingresses", &["ing"], true).generation().status(more::ingress_status),
+        kind(NET, "Ingress", "ingresses", &["ing"], true)
+            .generation()
+            .status(more::ingress_status)
+            .check(more::check_ingress, more::update_ingress),
         kind(NET, "IPAddress", "ipaddresses", &["ip"], false),
         kind(NET, "NetworkPolicy", "networkpolicies", &["netpol"], true)
             .generation()
@@ -380,6 +383,7 @@ fn cluster_kinds() -> Vec<Kind> {
             let mut services =
                 kind("apiregistration.k8s.io", "APIService", "apiservices", &[], false)
                     .category("api-extensions")
+                    .check(more::check_path, more::update_path)
                     .status(workloads::no_status);
             services.default = Box::new(drop_nulls);
             services

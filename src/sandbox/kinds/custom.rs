@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::fault::{invalid, required, unsupported};
 use super::json::{list, restore, text, truth};
 use super::metadata::{self, NameRule};
-use super::{Column, Kind, Subresource, columns, schema};
+use super::{Column, Kind, Subresource, columns, schema, schema_rules};
 use crate::objects::{ResourceType, Timestamp};
 use crate::sandbox::status::Cause;
 use crate::sandbox::table::human_duration;
@@ -75,8 +75,50 @@ fn check(crd: &Value) -> Vec<Cause> {
             }
             Some(_) => {}
         }
+        if let Some(schema) = schema {
+            let at = match versions.len() {
+                1 => "spec.validation.openAPIV3Schema".to_owned(),
+                _ => format!("{at}.schema.openAPIV3Schema"),
+            };
+            check_structure(schema, &at, &mut faults);
+        }
     }
     faults
+}
+
+/// Types that there are not, and patterns that are none.
+fn check_structure(schema: &Value, at: &str, faults: &mut Vec<Cause>) {
+    const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
+    let kind = text(schema, "/type");
+    let untyped = ["x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields"];
+    if !kind.is_empty() && !TYPES.contains(&kind) {
+        faults.push(unsupported(format!("{at}.type"), &kind.into(), &TYPES));
+    } else if kind.is_empty() && !untyped.iter().any(|key| schema.get(key) == Some(&true.into())) {
+        let place = match at.rsplit('.').next() {
+            Some("items") => "must not be empty for specified array items",
+            Some("openAPIV3Schema") => "must not be empty at the root",
+            _ => "must not be empty for specified object fields",
+        };
+        faults.push(required(format!("{at}.type"), place));
+    }
+    let pattern = text(schema, "/pattern");
+    // Classes of Unicode are known to a real server, not here.
+    let known = !pattern.contains("\\p") && !pattern.contains("\\P");
+    if let Err(error) = regex_lite::Regex::new(pattern)
+        && known
+    {
+        let detail =
+            format!("must be a valid regular expression, but isn't: error parsing regexp: {error}");
+        faults.push(invalid(format!("{at}.pattern"), &pattern.into(), &detail));
+    }
+    for (name, member) in super::json::members(schema, "/properties") {
+        check_structure(member, &format!("{at}.properties[{name}]"), faults);
+    }
+    for below in ["items", "additionalProperties"] {
+        if let Some(schema) = schema.get(below).filter(|schema| schema.is_object()) {
+            check_structure(schema, &format!("{at}.{below}"), faults);
+        }
+    }
 }
 
 fn words(crd: &Value, pointer: &str) -> Vec<String> {
@@ -136,13 +178,13 @@ fn kind(crd: &Value, version: &Value) -> Kind {
         }),
         validate_create: Box::new(move |object| {
             let mut faults = metadata::check(object, NameRule::Subdomain);
-            schema::check(&of_create, object, "", &mut faults);
+            faults.extend(schema_rules::check(&of_create, object, None));
             faults
         }),
         validate_update: Box::new(move |new, old| {
             let mut faults = metadata::check_update(new, old);
             faults.extend(metadata::check(new, NameRule::Subdomain));
-            schema::check(&of_update, new, "", &mut faults);
+            faults.extend(schema_rules::check(&of_update, new, Some(old)));
             faults
         }),
         field: |_, _| None,
@@ -374,6 +416,36 @@ mod tests {
         let faults = from_crd(&wrong).err().unwrap();
         let fields: Vec<&str> = faults.iter().map(|fault| fault.field.as_str()).collect();
         assert_eq!(fields, ["metadata.name", "spec.versions"]);
+    }
+
+    #[test]
+    fn a_schema_has_types_and_patterns_that_there_are() {
+        let mut wrong = crd();
+        wrong["spec"]["versions"].as_array_mut().unwrap().pop();
+        wrong["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"] = json!({
+            "a": { "type": "nope" },
+            "b": { "type": "array", "items": {} },
+            "c": { "type": "string", "pattern": "(" },
+            "d": { "x-kubernetes-int-or-string": true },
+            "e": { "type": "string", "pattern": "^\\p{L}+$" },
+        });
+        let faults = from_crd(&wrong).err().unwrap();
+        let told: Vec<String> =
+            faults.iter().map(|fault| format!("{}: {}", fault.field, fault.message)).collect();
+        let at = "spec.validation.openAPIV3Schema.properties";
+        assert_eq!(
+            told[..2],
+            [
+                format!(
+                    "{at}[a].type: Unsupported value: \"nope\": supported values: \"array\", \"boolean\", \"integer\", \"number\", \"object\", \"string\""
+                ),
+                format!(
+                    "{at}[b].items.type: Required value: must not be empty for specified array items"
+                ),
+            ]
+        );
+        let pattern = format!("{at}[c].pattern: Invalid value: \"(\": must be a valid regular");
+        assert!(told.len() == 3 && told[2].starts_with(&pattern), "{told:?}");
     }
 
     #[test]

@@ -47,6 +47,18 @@ pub fn wrong_type(field: impl Into<String>, value: &Value, detail: &str) -> Caus
     cause("FieldValueTypeInvalid", field, with_detail(&format!("Invalid value: {value}"), detail))
 }
 
+pub fn too_long(field: impl Into<String>, most: usize) -> Cause {
+    let bytes = if most == 1 { "byte" } else { "bytes" };
+    let message = format!("Too long: may not be more than {most} {bytes}");
+    cause("FieldValueTooLong", field, message)
+}
+
+pub fn too_many(field: impl Into<String>, count: usize, most: usize) -> Cause {
+    let items = if most == 1 { "item" } else { "items" };
+    let message = format!("Too many: {count}: must have at most {most} {items}");
+    cause("FieldValueTooMany", field, message)
+}
+
 /// `field is immutable` when the two differ.
 pub fn immutable(field: &str, new: Option<&Value>, old: Option<&Value>) -> Option<Cause> {
     let changed = new.unwrap_or(&Value::Null) != old.unwrap_or(&Value::Null);

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::fault::{forbidden, immutable, invalid, required};
+use super::fault::{forbidden, immutable, invalid, required, too_long};
 use super::json::{list, members, text, truth};
 use crate::sandbox::status::Cause;
 
@@ -135,11 +135,7 @@ pub fn annotations(object: &Value, pointer: &str, field: &str, faults: &mut Vec<
         }
     }
     if bytes > ANNOTATION_BYTES {
-        faults.push(Cause {
-            reason: "FieldValueTooLong",
-            message: format!("Too long: may not be more than {ANNOTATION_BYTES} bytes"),
-            field: field.to_owned(),
-        });
+        faults.push(too_long(field, ANNOTATION_BYTES));
     }
 }
 

@@ -6,6 +6,7 @@ mod columns;
 mod core;
 mod custom;
 mod fault;
+mod formats;
 mod json;
 mod metadata;
 mod more;
@@ -13,6 +14,7 @@ mod pod;
 mod pod_rules;
 mod quantity;
 pub mod schema;
+mod schema_rules;
 pub mod views;
 mod workloads;
 

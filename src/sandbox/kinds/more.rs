@@ -48,6 +48,10 @@ pub fn default_binding(binding: &mut Value) {
     if let Some(role) = binding.get_mut("roleRef") {
         fill(role, "apiGroup", GROUP);
     }
+    if binding.get("roleRef").is_none() && list(binding, "/rules").is_empty() {
+        // A role without rules: null, not an empty list, as it comes back from storage.
+        set(binding, "rules", Value::Null);
+    }
     for subject in list_mut(binding, "/subjects") {
         if matches!(text(subject, "/kind"), "User" | "Group") {
             fill(subject, "apiGroup", GROUP);
@@ -63,6 +67,12 @@ pub fn default_slice(slice: &mut Value) {
     }
     for endpoint in list_mut(slice, "/endpoints") {
         object(endpoint, "conditions");
+    }
+    // None are null, not an empty list: so they come back from storage.
+    for key in ["endpoints", "ports"] {
+        if list(slice, &format!("/{key}")).is_empty() {
+            set(slice, key, Value::Null);
+        }
     }
 }
 
@@ -109,11 +119,6 @@ pub fn default_hpa(hpa: &mut Value) {
 
 pub fn check_hpa(hpa: &Value) -> Vec<Cause> {
     let mut faults = check_subdomain(hpa);
-    for part in ["kind", "name"] {
-        if text(hpa, &format!("/spec/scaleTargetRef/{part}")).is_empty() {
-            faults.push(required(format!("spec.scaleTargetRef.{part}"), ""));
-        }
-    }
     let of =
         |part: &str| hpa.pointer(&format!("/spec/{part}")).and_then(Value::as_i64).unwrap_or(0);
     let (least, most) = (of("minReplicas"), of("maxReplicas"));
@@ -121,12 +126,22 @@ pub fn check_hpa(hpa: &Value) -> Vec<Cause> {
         let detail = "must be greater than or equal to 1";
         faults.push(invalid("spec.minReplicas", &least.into(), detail));
     }
-    if most < 1 {
-        faults.push(invalid("spec.maxReplicas", &most.into(), "must be greater than 0"));
+    match most {
+        0 => faults.push(required("spec.maxReplicas", "must be set and greater than 0")),
+        most if most < 0 => {
+            let detail = "must be greater than or equal to 1";
+            faults.push(invalid("spec.maxReplicas", &most.into(), detail));
+        }
+        _ => {}
     }
     if most < least {
         let detail = "must be greater than or equal to `minReplicas`";
         faults.push(invalid("spec.maxReplicas", &most.into(), detail));
+    }
+    for part in ["kind", "name"] {
+        if text(hpa, &format!("/spec/scaleTargetRef/{part}")).is_empty() {
+            faults.push(required(format!("spec.scaleTargetRef.{part}"), ""));
+        }
     }
     faults
 }
@@ -167,6 +182,22 @@ pub fn update_budget(new: &Value, old: &Value) -> Vec<Cause> {
 
 pub fn ingress_status(ingress: &mut Value) {
     set(ingress, "status", json!({ "loadBalancer": {} }));
+}
+
+pub fn check_ingress(ingress: &Value) -> Vec<Cause> {
+    let mut faults = check_subdomain(ingress);
+    let spec = |part: &str| ingress.pointer(&format!("/spec/{part}"));
+    if spec("defaultBackend").is_none() && list(ingress, "/spec/rules").is_empty() {
+        let detail = "either `defaultBackend` or `rules` must be specified";
+        faults.push(invalid("spec", &Value::Null, detail));
+    }
+    faults
+}
+
+pub fn update_ingress(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check_ingress(new));
+    faults
 }
 
 pub fn default_policy(policy: &mut Value) {

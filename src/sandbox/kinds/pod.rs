@@ -149,6 +149,12 @@ pub fn default_template(owner: &mut Value, key: &str) {
 
 pub fn default(pod: &mut Value) {
     drop_nulls(pod);
+    for condition in list_mut(pod, "/status/conditions") {
+        // Of all times the one that is shown even when there is none.
+        if let Some(condition) = condition.as_object_mut() {
+            condition.entry("lastProbeTime").or_insert(Value::Null);
+        }
+    }
     let spec = object(pod, "spec");
     default_spec(spec);
     fill(spec, "enableServiceLinks", true);
@@ -157,14 +163,11 @@ pub fn default(pod: &mut Value) {
     }
 }
 
-/// What registry and admission give a new pod: a clean status, priority, account, tolerations.
+/// What registry and admission give a new pod: a clean status, priority, tolerations.
 pub fn prepare_create(pod: &mut Value) {
     let class = qos_class(pod);
     set(pod, "status", json!({ "phase": "Pending", "qosClass": class }));
     let spec = object(pod, "spec");
-    fill(spec, "serviceAccountName", "default");
-    let account = spec["serviceAccountName"].clone();
-    fill(spec, "serviceAccount", account);
     let priority = match text(spec, "/priorityClassName") {
         "system-node-critical" => 2_000_001_000,
         "system-cluster-critical" => 2_000_000_000,
@@ -279,8 +282,8 @@ mod tests {
                  "terminationMessagePolicy": "File"}],
             "dnsPolicy": "ClusterFirst", "enableServiceLinks": true,
             "preemptionPolicy": "PreemptLowerPriority", "priority": 0, "restartPolicy": "Always",
-            "schedulerName": "default-scheduler", "securityContext": {}, "serviceAccount": "default",
-            "serviceAccountName": "default", "terminationGracePeriodSeconds": 30,
+            "schedulerName": "default-scheduler", "securityContext": {},
+            "terminationGracePeriodSeconds": 30,
             "tolerations": [tolerate("node.kubernetes.io/not-ready"), tolerate("node.kubernetes.io/unreachable")],
             "volumes": [{"configMap": {"defaultMode": 420, "name": "c"}, "name": "v"},
                 {"emptyDir": {}, "name": "e"},

@@ -512,7 +512,7 @@ pub fn check_cron_job(job: &Value) -> Vec<Cause> {
         let detail = "cannot use TZ or CRON_TZ in schedule, use timeZone field instead";
         faults.push(invalid("spec.schedule", &schedule.into(), detail));
     } else if !schedule.starts_with('@') && fields != 5 {
-        let detail = format!("expected exactly 5 fields, found {fields}: {schedule:?}");
+        let detail = format!("expected exactly 5 fields, found {fields}: [{schedule}]");
         faults.push(invalid("spec.schedule", &schedule.into(), &detail));
     }
     let policies = ["Allow", "Forbid", "Replace"];
