@@ -16,6 +16,7 @@ mod split;
 mod stream;
 mod tls;
 mod transport;
+mod trust;
 mod tunnel;
 
 pub use auth::TokenProvider;

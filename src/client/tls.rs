@@ -3,16 +3,17 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{ClientConfig, RootCertStore};
 
 use super::config::{Pem, Tls};
 use super::exec::{Pair, Plugin};
 use super::rotation::Rotations;
+use super::trust::{Anchored, Trusting};
 use super::{Error, Result};
 
 /// What a configuration is made of: when its files were last changed and how long they are, and
@@ -127,13 +128,11 @@ impl TlsSource {
         let builder = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(|error| fault("TLS", &error))?;
-        let builder = if self.tls.insecure {
-            builder
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(Trusting(provider.clone())))
-        } else {
-            builder.with_root_certificates(self.roots()?)
+        let verifier: Arc<dyn ServerCertVerifier> = match self.tls.insecure {
+            true => Arc::new(Trusting(provider.clone())),
+            false => Arc::new(Anchored::new(self.authorities()?, &provider)),
         };
+        let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
         let pair = match (issued, &self.tls.certificate, &self.tls.key) {
             (Some(issued), ..) => Some(issued.clone()),
             (None, Some(certificate), Some(key)) => {
@@ -161,21 +160,19 @@ impl TlsSource {
         Ok((config, pair))
     }
 
-    fn roots(&self) -> Result<RootCertStore> {
-        let mut roots = RootCertStore::empty();
+    fn authorities(&self) -> Result<Vec<CertificateDer<'static>>> {
+        let fault =
+            |what: &dyn std::fmt::Display| Error::Config(format!("certificate authority: {what}"));
         let bytes = match &self.tls.ca {
-            Some(ca) => ca
-                .read()
-                .map_err(|error| Error::Config(format!("certificate authority: {error}")))?,
+            Some(ca) => ca.read().map_err(|error| fault(&error))?,
             None => system_roots(),
         };
-        let found = certificates(&bytes)
-            .map_err(|error| Error::Config(format!("certificate authority: {error}")))?;
-        let (added, _) = roots.add_parsable_certificates(found);
-        if added == 0 && self.tls.ca.is_some() {
-            return Err(Error::Config("certificate authority: no certificate in it".to_owned()));
+        let mut found = certificates(&bytes).map_err(|error| fault(&error))?;
+        found.retain(|found| RootCertStore::empty().add(found.clone()).is_ok());
+        if found.is_empty() && self.tls.ca.is_some() {
+            return Err(fault(&"no certificate in it"));
         }
-        Ok(roots)
+        Ok(found)
     }
 }
 
@@ -212,47 +209,6 @@ fn system_roots() -> Vec<u8> {
     ];
     let places = named.as_deref().into_iter().chain(usual);
     places.map(std::fs::read).find_map(std::io::Result::ok).unwrap_or_default()
-}
-
-/// `insecure-skip-tls-verify`
-#[derive(Debug)]
-struct Trusting(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Trusting {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signed, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signed, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,209 @@
+//! Which servers are trusted.
+
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
+use rustls::crypto::{
+    CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
+};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+
+/// Trusts what an authority vouches for; and an authority that is itself the server, which rustls
+/// does not: servers' certificates that are made by hand are often both. Upstream: `crypto/x509`.
+#[derive(Debug)]
+pub(super) struct Anchored {
+    /// `None`: there are no authorities.
+    chains: Option<Arc<WebPkiServerVerifier>>,
+    schemes: WebPkiSupportedAlgorithms,
+    authorities: Vec<CertificateDer<'static>>,
+}
+
+impl Anchored {
+    pub fn new(
+        authorities: Vec<CertificateDer<'static>>,
+        provider: &Arc<CryptoProvider>,
+    ) -> Anchored {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(authorities.iter().cloned());
+        let chains = WebPkiServerVerifier::builder_with_provider(roots.into(), provider.clone());
+        let schemes = provider.signature_verification_algorithms;
+        Anchored { chains: chains.build().ok(), schemes, authorities }
+    }
+}
+
+/// An authority in a server's stead.
+fn verify_alone(
+    own: &CertificateDer<'_>,
+    name: &ServerName<'_>,
+    now: UnixTime,
+) -> Result<(), Error> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(own)
+        .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;
+    let (validity, now) = (parsed.validity(), i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+    let usage = parsed.extended_key_usage().ok().flatten();
+    let fault = if now < validity.not_before.timestamp() {
+        CertificateError::NotValidYet
+    } else if now > validity.not_after.timestamp() {
+        CertificateError::Expired
+    } else if usage.is_some_and(|usage| !usage.value.any && !usage.value.server_auth) {
+        CertificateError::InvalidPurpose
+    } else {
+        return verify_server_name(&ParsedCertificate::try_from(own)?, name);
+    };
+    Err(Error::InvalidCertificate(fault))
+}
+
+impl ServerCertVerifier for Anchored {
+    fn verify_server_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        if self.authorities.iter().any(|authority| authority == own) {
+            return verify_alone(own, name, now).map(|()| ServerCertVerified::assertion());
+        }
+        match &self.chains {
+            Some(chains) => chains.verify_server_cert(own, between, name, ocsp, now),
+            None => Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signed, &self.schemes)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signed, &self.schemes)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.schemes.supported_schemes()
+    }
+}
+
+/// `insecure-skip-tls-verify`
+#[derive(Debug)]
+pub(super) struct Trusting(pub Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Trusting {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let schemes = &self.0.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, schemes)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let schemes = &self.0.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, schemes)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+    use rcgen::{CertifiedIssuer, date_time_ymd};
+
+    use super::*;
+
+    fn params(change: impl FnOnce(&mut CertificateParams)) -> CertificateParams {
+        let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+        params.not_before = date_time_ymd(2000, 1, 1);
+        params.not_after = date_time_ymd(2001, 1, 1);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        change(&mut params);
+        params
+    }
+
+    fn alone(change: impl FnOnce(&mut CertificateParams)) -> CertificateDer<'static> {
+        params(change).self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
+    }
+
+    /// Whether a server at `name` that shows `own` is trusted by whom `authority` is trusted,
+    /// in the year.
+    fn verify(
+        authority: &CertificateDer<'static>,
+        own: &CertificateDer<'static>,
+        name: &str,
+        year: u64,
+    ) -> Result<(), CertificateError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let anchored = Anchored::new(vec![authority.clone()], &provider);
+        let year = Duration::from_secs((year - 1970) * 31_557_600 + 86_400 * 100);
+        let (name, now) = (ServerName::try_from(name).unwrap(), UnixTime::since_unix_epoch(year));
+        match anchored.verify_server_cert(own, &[], &name, &[], now) {
+            Ok(_) => Ok(()),
+            Err(Error::InvalidCertificate(fault)) => Err(fault),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn a_server_may_be_its_own_authority() {
+        let own = alone(|_| ());
+        assert_eq!(verify(&own, &own, "127.0.0.1", 2000), Ok(()));
+        assert_eq!(verify(&own, &own, "127.0.0.1", 1999), Err(CertificateError::NotValidYet));
+        assert_eq!(verify(&own, &own, "127.0.0.1", 2001), Err(CertificateError::Expired));
+        assert!(verify(&own, &own, "k.example", 2000).is_err(), "it is another's");
+        assert!(verify(&alone(|_| ()), &own, "127.0.0.1", 2000).is_err(), "it is a stranger");
+        let leaf = alone(|params| params.is_ca = IsCa::NoCa);
+        assert_eq!(verify(&leaf, &leaf, "127.0.0.1", 2000), Ok(()));
+        let client = ExtendedKeyUsagePurpose::ClientAuth;
+        let client = alone(|params| params.extended_key_usages = vec![client]);
+        let refused = Err(CertificateError::InvalidPurpose);
+        assert_eq!(verify(&client, &client, "127.0.0.1", 2000), refused);
+    }
+
+    #[test]
+    fn an_authority_vouches_for_servers() {
+        let issuer =
+            CertifiedIssuer::self_signed(params(|_| ()), KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let server = params(|params| params.is_ca = IsCa::NoCa).signed_by(&key, &issuer).unwrap();
+        let (authority, server) = (issuer.der().clone(), server.der().clone());
+        assert_eq!(verify(&authority, &server, "127.0.0.1", 2000), Ok(()));
+        assert!(verify(&authority, &server, "127.0.0.2", 2000).is_err());
+        assert!(verify(&authority, &server, "127.0.0.1", 2002).is_err());
+    }
+}
