@@ -208,7 +208,7 @@ impl Api {
         let answered = match Form::negotiate(accept) {
             Err(error) => Err(error),
             Ok(form) => match resource {
-                None => self.other(&path, query.has("verbose"), form),
+                None => self.other(&path, query.is("verbose"), form),
                 Some(at) => self.clone().resource(verb, at, query, form, &user, payload).await,
             },
         };

@@ -183,7 +183,7 @@ impl Auth {
         let mut user = match (&self.clients, header) {
             (Some(clients), _) if !peer.is_empty() => {
                 let user = clients.user(peer, now).ok()?;
-                let shown = peer.first().map(|certificate| Sha256::digest(certificate));
+                let shown = peer.first().map(Sha256::digest);
                 let hex = shown.iter().flatten().map(|byte| format!("{byte:02x}"));
                 let credential = format!("X509SHA256={}", hex.collect::<String>());
                 User { name: user.name, uid: user.uid, groups: user.groups, credential }

@@ -294,6 +294,18 @@ fn what_is_wrong_is_refused_in_a_real_servers_words() {
             &kubectl.fail(&["get", "nothings"], &Value::Null).await,
             &["the server doesn't have a resource type \"nothings\""],
         );
+        let scaler = json!({
+            "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",
+            "metadata": { "name": "h" },
+            "spec": { "scaleTargetRef": { "kind": "Deployment", "name": "web" } },
+        });
+        has(
+            &kubectl.fail(&["create", "-f", "-"], &scaler).await,
+            &[
+                "spec.maxReplicas: Required value: must be set and greater than 0",
+                "spec.scaleTargetRef.apiVersion: Invalid value: \"\": apiVersion must specify API group",
+            ],
+        );
         kubectl.run(&["run", "lone", "--image=lone:1"]).await;
         for command in [&["logs", "lone"][..], &["exec", "lone", "--", "ls"]] {
             has(

@@ -237,7 +237,7 @@ fn workload_kinds() -> Vec<Kind> {
             .category("all")
             .status(more::hpa_status)
             .default(more::default_hpa)
-            .check(more::check_hpa, more::update_hpa),
+            .check(more::check_new_hpa, more::update_hpa),
         {
             let mut of_v1 = kind(
                 "autoscaling",

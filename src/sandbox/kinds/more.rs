@@ -117,7 +117,22 @@ pub fn default_hpa(hpa: &mut Value) {
     }
 }
 
-pub fn check_hpa(hpa: &Value) -> Vec<Cause> {
+pub fn check_new_hpa(hpa: &Value) -> Vec<Cause> {
+    let mut faults = check_hpa(hpa);
+    faults.extend(wrong_target(hpa));
+    faults
+}
+
+/// Nothing of the core group can be scaled but a ReplicationController.
+fn wrong_target(hpa: &Value) -> Option<Cause> {
+    let of = |part: &str| text(hpa, &format!("/spec/scaleTargetRef/{part}"));
+    let version = of("apiVersion");
+    let wrong = !version.contains('/') && of("kind") != "ReplicationController";
+    let detail = "apiVersion must specify API group";
+    wrong.then(|| invalid("spec.scaleTargetRef.apiVersion", &version.into(), detail))
+}
+
+fn check_hpa(hpa: &Value) -> Vec<Cause> {
     let mut faults = check_subdomain(hpa);
     let of =
         |part: &str| hpa.pointer(&format!("/spec/{part}")).and_then(Value::as_i64).unwrap_or(0);
@@ -149,6 +164,11 @@ pub fn check_hpa(hpa: &Value) -> Vec<Cause> {
 pub fn update_hpa(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_hpa(new));
+    let target =
+        |hpa: &Value, part: &str| hpa.pointer(&format!("/spec/scaleTargetRef/{part}")).cloned();
+    if ["apiVersion", "kind"].into_iter().any(|part| target(new, part) != target(old, part)) {
+        faults.extend(wrong_target(new));
+    }
     faults
 }
 
