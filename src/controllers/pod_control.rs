@@ -8,11 +8,14 @@ use serde_json::value::RawValue;
 
 use super::Error;
 use super::consistency::Consistency;
-use crate::client::{Client, Delete};
+use crate::client::{self, Client, Delete};
 use crate::events::Recorder;
 use crate::objects::{
     Istr, Labels, Meta, Object, ObjectKey, OwnerReference, Pod, Resource, Template,
 };
+
+/// So often is a delete made of which nobody can say whether it was done.
+const DELETE_TRIES: u32 = 4;
 
 /// A pod to be created: what the template says, byte for byte in its spec, under a generated name.
 /// Upstream: `GetPodFromTemplate`.
@@ -143,7 +146,7 @@ impl PodControl {
     pub async fn delete<O: Object + Resource>(&self, owner: &O, pod: &Pod) -> Result<(), Error> {
         let (key, uid) = (pod.meta.key(), pod.meta.uid.clone());
         log::debug!("{}: deleting pod {}", owner.meta().key(), key.name);
-        match self.client.delete::<Pod>(&key, Delete::new().uid(uid)).await {
+        match self.surely_delete(&key, Delete::new().uid(uid)).await {
             Ok(()) => {
                 let message = format!("Deleted pod: {}", key.name);
                 self.recorder.normal(owner, "SuccessfulDelete", message);
@@ -157,6 +160,24 @@ impl PodControl {
                 Err(Error::during("unable to delete pods", error))
             }
         }
+    }
+
+    /// A delete whose answer is lost is made again: the owner that does not know of it could choose
+    /// another pod in its place, and have one too few.
+    async fn surely_delete(&self, key: &ObjectKey, delete: Delete) -> client::Result<()> {
+        let mut answer = self.client.delete::<Pod>(key, delete.clone()).await;
+        for _ in 1..DELETE_TRIES {
+            match answer {
+                Err(error) if error.is_unsure() => {}
+                known => return known,
+            }
+            answer = match self.client.delete::<Pod>(key, delete.clone()).await {
+                // That was us.
+                Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+                again => again,
+            };
+        }
+        answer
     }
 
     /// Notes that `pod` was written for `owner`, by other means than these.

@@ -146,6 +146,7 @@ impl Api {
             Some(Fault::Fail(error)) => return failure(error),
             Some(Fault::Cut) => return Response::abort(),
             Some(Fault::Delay(delay)) => self.clock.sleep(*delay).await,
+            Some(Fault::Hold) => self.faults.cleared().await,
             _ => {}
         }
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());

@@ -38,6 +38,8 @@ pub enum Fault {
     Cut,
     /// Served this much later.
     Delay(Duration),
+    /// Served once the plans are cleared.
+    Hold,
     /// A watch or list whose connection is cut after so many bytes of the body, wherever that is.
     CutAfter(usize),
 }
@@ -75,6 +77,7 @@ struct State {
     counts: BTreeMap<(String, String), u64>,
     away: bool,
     stutter: bool,
+    clears: u64,
     epoch: Epoch,
 }
 
@@ -112,9 +115,24 @@ impl Faults {
         self.lock().plans.push(Plan { target, fault, times });
     }
 
-    /// Forgets every plan.
+    /// Forgets every plan, and lets go of the requests that are held.
     pub fn clear(&self) {
-        self.lock().plans.clear();
+        self.change(|state| {
+            state.plans.clear();
+            state.clears += 1;
+        });
+    }
+
+    /// Waits for the next [`Self::clear`].
+    pub(super) async fn cleared(&self) {
+        let before = self.lock().clears;
+        loop {
+            let changed = self.listen();
+            if self.lock().clears != before {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// The API server goes away: every connection is cut, at once and from now on.
@@ -129,7 +147,8 @@ impl Faults {
         self.change(|state| state.away = false);
     }
 
-    /// While on, watches tell each change twice, and in between once more what was before it.
+    /// While on, watches tell each change twice, and once more what was before it: last, unless the
+    /// change is a deletion.
     pub fn stutter(&self, on: bool) {
         self.lock().stutter = on;
     }

@@ -175,10 +175,7 @@ impl Watch {
                     for change in &found.changes {
                         self.told(chunk, change);
                         if stutters {
-                            if let Some(old) = &change.old {
-                                self.event(chunk, "MODIFIED", old);
-                            }
-                            self.told(chunk, change);
+                            self.told_again(chunk, change);
                         }
                     }
                     self.cursor = found.version;
@@ -212,6 +209,21 @@ impl Watch {
                 self.event(chunk, "DELETED", &last);
             }
             (Some(Told::Left) | None, _) => {}
+        }
+    }
+
+    /// What was before the change, and the change: in the wrong order where there is an object
+    /// that can be told to be newer.
+    fn told_again(&self, chunk: &mut Vec<u8>, change: &Change) {
+        let remains = matches!(self.selection.told(change), Some(Told::Modified));
+        if remains {
+            self.told(chunk, change);
+        }
+        if let Some(old) = change.old.as_ref().filter(|_| change.key.starts_with(&self.prefix)) {
+            self.event(chunk, "MODIFIED", old);
+        }
+        if !remains {
+            self.told(chunk, change);
         }
     }
 

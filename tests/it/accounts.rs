@@ -13,15 +13,8 @@ use kube_controller_manager::task::spawn;
 use serde_json::{Value, json};
 
 use crate::env::*;
-
-const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
-const SELF_REVIEWS: ResourceType = ResourceType::fixed(
-    "authentication.k8s.io",
-    "v1",
-    "SelfSubjectReview",
-    "selfsubjectreviews",
-    false,
-);
+use crate::faults::deafen;
+use crate::kinds::*;
 
 async fn make_namespace(client: &Client, name: &str) {
     let namespace =
@@ -174,6 +167,27 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         .await;
         gone(env, secrets, &key).await;
         drop(manager);
+    });
+}
+
+#[test]
+fn an_account_that_only_the_cache_lacks_has_its_token() {
+    block_on(async {
+        let env = Env::new("tokens-live").await;
+        let manager = env.manager("manager", &[]);
+        let account = |name: &str| json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": name } });
+        let token = |name: &str| secret(name, json!({ TokenSecret::ACCOUNT_NAME: name }));
+        let filled = async |name: &str| {
+            create(&env.client, account(name)).await;
+            create(&env.client, token(name)).await;
+            let key = ObjectKey::new("default", name);
+            object(&env, &TokenSecret::RESOURCE, &key, |it| token_of(it).is_some()).await;
+        };
+        filled("early").await;
+        deafen(env.cluster.sandbox.faults(), "serviceaccounts");
+        filled("late").await;
+        drop(manager);
+        env.stop().await;
     });
 }
 

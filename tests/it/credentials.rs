@@ -18,16 +18,7 @@ use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
 
 use crate::env::*;
-
-const SELF_REVIEWS: ResourceType = ResourceType::fixed(
-    "authentication.k8s.io",
-    "v1",
-    "SelfSubjectReview",
-    "selfsubjectreviews",
-    false,
-);
-
-const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
+use crate::kinds::{CONFIG_MAPS, SELF_REVIEWS};
 
 async fn who(client: &Client) -> Result<String> {
     let review = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview" });

@@ -4,7 +4,7 @@ use kube_controller_manager::client::Delete;
 use kube_controller_manager::objects::{
     Deployment, ObjectKey, Pod, ReplicaSet, ReplicaSetStatus, ReplicationController,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::env::*;
 
@@ -72,13 +72,28 @@ fn recreate_never_runs_two_versions_at_once() {
         create(client, object).await;
         rolled_out(client, clock, "solo").await;
         let old: Vec<Pod> = list(client).await;
+        let held = old[0].meta.name.to_string();
+        let hold = |finalizers: Value| json!({ "metadata": { "finalizers": finalizers } });
+        merge::<Pod>(client, &held, hold(json!(["test.io/hold"]))).await;
         merge::<Deployment>(client, "solo", set_image("solo:2")).await;
+        let key = ObjectKey::new("default", "solo");
+        eventually(clock, "the deployment has no pods but one that is going", || async {
+            let solo: Deployment = client.get(&key).await.map_err(|error| error.to_string())?;
+            let (all, going) = (solo.status.replicas, solo.status.terminating_replicas);
+            if (all.unwrap_or(0), going) == (0, Some(1)) {
+                return Ok(());
+            }
+            Err(format!("{all:?} and {going:?}"))
+        })
+        .await;
+        let sets: Vec<ReplicaSet> = list(client).await;
+        assert_eq!(sets.len(), 1, "the new one has to wait");
+        merge::<Pod>(client, &held, hold(Value::Null)).await;
         eventually(clock, "new pods come", || async {
             let pods: Vec<Pod> = list(client).await;
-            let is_old = |pod: &Pod| old.iter().any(|o| o.meta.uid == pod.meta.uid);
-            let fresh = pods.iter().filter(|pod| !is_old(pod)).count();
-            let stale = pods.iter().filter(|pod| is_old(pod) && pod.is_active()).count();
-            assert!(fresh == 0 || stale == 0, "{fresh} new pods beside {stale} old ones");
+            let fresh = |pod: &&Pod| old.iter().all(|old| old.meta.uid != pod.meta.uid);
+            let (fresh, all) = (pods.iter().filter(fresh).count(), pods.len());
+            assert!(fresh == 0 || fresh == all, "{fresh} new pods of {all}");
             if fresh == 3 { Ok(()) } else { Err(format!("{fresh} new pods")) }
         })
         .await;

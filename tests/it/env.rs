@@ -27,7 +27,7 @@ use kube_controller_manager::task::StopToken;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::real;
+use crate::{kinds, real};
 
 /// How long a condition may take before the test says that it never came. Not a measure of speed.
 pub const PATIENCE: Duration = Duration::from_secs(90);
@@ -266,6 +266,23 @@ pub fn everywhere(name: &str, scenario: impl AsyncFn(&Site)) {
 
 pub async fn list<T: Resource + DeserializeOwned>(client: &Client) -> Vec<T> {
     client.list(Some("default"), &ListOptions::default()).await.expect("list")
+}
+
+/// Waits for an event about the object of this name with this reason, whose message ends so.
+pub async fn told(env: &Site, name: &str, reason: &str, message: &str) {
+    let what = format!("{name} has the event {reason}: {message}");
+    eventually(&env.clock, &what, || async {
+        let events = env.client.resource(&kinds::EVENTS);
+        let events = events.list::<Value>(None, &ListOptions::default()).await;
+        let events = events.map_err(|error| error.to_string())?.items;
+        let found = events.iter().any(|event| {
+            event["involvedObject"]["name"] == name
+                && event["reason"] == reason
+                && event["message"].as_str().is_some_and(|text| text.ends_with(message))
+        });
+        if found { Ok(()) } else { Err(format!("{events:#?}")) }
+    })
+    .await;
 }
 
 /// Looks until `look` finds what it wants; panics with `what` and the last sight when it never does.

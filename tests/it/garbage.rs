@@ -15,6 +15,8 @@ use kube_controller_manager::task::spawn;
 use serde_json::{Value, json};
 
 use crate::env::*;
+use crate::faults::deafen;
+use crate::kinds::*;
 
 /// Deletes a rolled-out Deployment and waits until it is gone; what is left is the caller's to see.
 async fn delete_with(env: &Site, name: &str, how: Delete) {
@@ -64,20 +66,8 @@ fn dependents_go_with_their_owner_or_stay_as_asked() {
     });
 }
 
-const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 const ACCOUNTS: ResourceType =
     ResourceType::fixed("", "v1", "ServiceAccount", "serviceaccounts", true);
-const EVENTS: ResourceType = ResourceType::fixed("", "v1", "Event", "events", true);
-const API_SERVICES: ResourceType =
-    ResourceType::fixed("apiregistration.k8s.io", "v1", "APIService", "apiservices", false);
-const DEFINITIONS: ResourceType = ResourceType::fixed(
-    "apiextensions.k8s.io",
-    "v1",
-    "CustomResourceDefinition",
-    "customresourcedefinitions",
-    false,
-);
-const WIDGETS: ResourceType = ResourceType::fixed("test.io", "v1", "Widget", "widgets", true);
 
 /// Objects without content, of any kind.
 struct Objects<'a>(&'a Site);
@@ -166,19 +156,7 @@ fn an_owner_is_who_its_reference_says() {
              does not exist in namespace \"kube-system\"",
             owner["uid"].as_str().unwrap()
         );
-        eventually(&env.clock, "the reference across namespaces is reported", || async {
-            let options = ListOptions::default();
-            let verbs = env.client.resource(&EVENTS);
-            let events = verbs.list::<Value>(Some("kube-system"), &options).await.unwrap().items;
-            let found = events.iter().any(|event| {
-                event["reason"] == "OwnerRefInvalidNamespace"
-                    && event["type"] == "Warning"
-                    && event["message"] == text.as_str()
-                    && event["involvedObject"]["name"] == "abroad"
-            });
-            if found { Ok(()) } else { Err(format!("{events:?}")) }
-        })
-        .await;
+        told(env, "abroad", "OwnerRefInvalidNamespace", &text).await;
         let one_owner = |meta: &Meta| meta.owners().len() == 1;
         objects.is(maps, "default/both", "left to the owner that is there", one_owner).await;
         objects.is(maps, "default/held", "being deleted", Meta::is_being_deleted).await;
@@ -353,27 +331,6 @@ fn failures_only_delay_it() {
     });
 }
 
-/// The kind `Widget`, which the API server serves once this has ended.
-async fn serve_widgets(env: &Site) {
-    let crd = json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": { "name": "widgets.test.io" },
-        "spec": {
-            "group": "test.io", "scope": "Namespaced",
-            "names": { "kind": "Widget", "plural": "widgets", "singular": "widget" },
-            "versions": [{ "name": "v1", "served": true, "storage": true,
-                "schema": { "openAPIV3Schema": { "type": "object" } } }],
-        },
-    });
-    env.client.resource(&DEFINITIONS).create::<Value>("", &crd).await.expect("create");
-    eventually(&env.clock, "widgets are served", || async {
-        let widgets = env.client.resource(&WIDGETS);
-        let listed = widgets.list::<Value>(Some("default"), &ListOptions::default()).await;
-        listed.map(drop).map_err(|error| error.to_string())
-    })
-    .await;
-}
-
 /// Says that another server, which is away, answers for version v1 of `group`.
 async fn send_away(env: &Site, group: &str) {
     let away = json!({
@@ -419,8 +376,8 @@ fn custom_resources_are_collected_as_their_kind_comes_and_goes() {
                 assert!(left.owners().is_empty() && !left.is_being_deleted(), "{left:?}");
             }
             // With the kind go its objects, and what they own.
-            objects.delete(&DEFINITIONS, "widgets.test.io", Delete::new()).await;
-            objects.gone(&DEFINITIONS, "widgets.test.io").await;
+            objects.delete(&DEFINITIONS, "widgets.example.com", Delete::new()).await;
+            objects.gone(&DEFINITIONS, "widgets.example.com").await;
             objects.gone(maps, &key("last-map")).await;
         }
         drop(manager);
@@ -430,7 +387,7 @@ fn custom_resources_are_collected_as_their_kind_comes_and_goes() {
 #[test]
 fn a_group_that_cannot_be_asked_for_a_while_keeps_its_watches_and_its_objects() {
     block_on(async {
-        let env = Env::new("garbage-stale").await;
+        let env = Env::new("garbage-away").await;
         serve_widgets(&env).await;
         let clock = FakeClock::new(env.clock.now());
         let InProcess { cx, factory, stop } =
@@ -463,14 +420,14 @@ fn a_group_that_cannot_be_asked_for_a_while_keeps_its_watches_and_its_objects() 
         objects.gone(maps, "default/of-first").await;
         let watches = faults.count("watch", "widgets");
 
-        send_away(&env, "test.io").await;
+        send_away(&env, "example.com").await;
         looks(3).await;
         // Its watch still tells who goes.
         objects.delete(&WIDGETS, "default/later", Delete::background()).await;
         objects.gone(maps, "default/of-later").await;
         // Of this one nobody can say now whether it has an owner.
         let nobody =
-            json!({ "apiVersion": "test.io/v1", "kind": "Widget", "name": "no", "uid": "n" });
+            json!({ "apiVersion": "example.com/v1", "kind": "Widget", "name": "no", "uid": "n" });
         objects.make(maps, "default/of-nobody", owned_by(&nobody)).await;
         let absent = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x" });
         objects.make(maps, "default/other", owned_by(&absent)).await;
@@ -481,7 +438,7 @@ fn a_group_that_cannot_be_asked_for_a_while_keeps_its_watches_and_its_objects() 
         }
         assert!(objects.get(&WIDGETS, "default/kept").await.is_some());
 
-        objects.delete(&API_SERVICES, "v1.test.io", Delete::new()).await;
+        objects.delete(&API_SERVICES, "v1.example.com", Delete::new()).await;
         looks(2).await;
         objects.gone(maps, "default/of-nobody").await;
         assert!(objects.get(maps, "default/of-keeper").await.is_some());
@@ -490,6 +447,95 @@ fn a_group_that_cannot_be_asked_for_a_while_keeps_its_watches_and_its_objects() 
         stop.stop();
         running.await;
         factory.shutdown().await;
+        env.stop().await;
+    });
+}
+
+#[test]
+fn what_the_cache_believes_is_looked_up_first() {
+    block_on(async {
+        let env = Env::new("garbage-stale").await;
+        let manager = env.manager("manager", &[]);
+        let (objects, maps) = (Objects(&env), &CONFIG_MAPS);
+        let faults = env.cluster.sandbox.faults();
+        let owner = objects.make(&ACCOUNTS, "default/owner", json!({})).await;
+        let by = |owners: &[&Value]| json!({ "ownerReferences": owners });
+        for name in ["kept", "freed", "another", "lost"] {
+            objects.make(maps, &format!("default/{name}"), by(&[&owner])).await;
+        }
+        // The collector knows of them: what came after them is gone.
+        let absent = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x" });
+        objects.make(maps, "default/last", by(&[&absent])).await;
+        objects.gone(maps, "default/last").await;
+
+        deafen(faults, "configmaps");
+        // All that the collector does not hear: an owner that is new, and dependents that changed.
+        let unheard = objects.make(maps, "default/unheard", json!({})).await;
+        let patch = |owners: &[&Value]| Patch::Merge(json!({ "metadata": by(owners) }));
+        for (name, owners) in [("kept", &[&unheard][..]), ("freed", &[])] {
+            let key = ObjectKey::new("default", name);
+            let maps = env.client.resource(maps);
+            maps.patch::<Value>(&key, &patch(owners)).await.expect("patch");
+        }
+        objects.delete(maps, "default/another", Delete::new()).await;
+        objects.make(maps, "default/another", json!({})).await;
+        objects.make(&ACCOUNTS, "default/of-unheard", by(&[&absent, &unheard])).await;
+        objects.delete(&ACCOUNTS, "default/owner", Delete::background()).await;
+        objects.gone(maps, "default/lost").await;
+        let one_owner = |meta: &Meta| meta.owners().len() == 1;
+        objects.is(&ACCOUNTS, "default/of-unheard", "left to the other owner", one_owner).await;
+        faults.clear();
+        // It hears of all, and has done what there was to do, when the next one goes.
+        objects.make(maps, "default/next", by(&[&absent])).await;
+        objects.gone(maps, "default/next").await;
+        for (kind, name) in [
+            (maps, "kept"),
+            (maps, "freed"),
+            (maps, "another"),
+            (maps, "unheard"),
+            (&ACCOUNTS, "of-unheard"),
+        ] {
+            let left = objects.get(kind, &format!("default/{name}")).await;
+            assert!(left.is_some_and(|meta| !meta.is_being_deleted()), "{name} stays");
+        }
+        drop(manager);
+        env.stop().await;
+    });
+}
+
+#[test]
+fn what_changes_at_the_last_moment_is_not_deleted() {
+    block_on(async {
+        let env = Env::new("garbage-late-change").await;
+        let manager = env.manager("manager", &[]);
+        let (objects, maps) = (Objects(&env), &CONFIG_MAPS);
+        let faults = env.cluster.sandbox.faults();
+        let owner = objects.make(&ACCOUNTS, "default/owner", json!({})).await;
+        for name in ["freed", "another"] {
+            let owned = json!({ "ownerReferences": [owner] });
+            objects.make(maps, &format!("default/{name}"), owned).await;
+        }
+        faults.next(2, "delete", "configmaps", Fault::Hold);
+        objects.delete(&ACCOUNTS, "default/owner", Delete::background()).await;
+        eventually(&env.clock, "both are about to be deleted", || async {
+            let asked = faults.count("delete", "configmaps");
+            if asked == 2 { Ok(()) } else { Err(format!("{asked} requests")) }
+        })
+        .await;
+        let key = ObjectKey::new("default", "freed");
+        let none = Patch::Merge(json!({ "metadata": { "ownerReferences": null } }));
+        env.client.resource(maps).patch::<Value>(&key, &none).await.expect("patch");
+        objects.delete(maps, "default/another", Delete::new()).await;
+        objects.make(maps, "default/another", json!({})).await;
+        faults.clear();
+        let absent = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x" });
+        objects.make(maps, "default/next", json!({ "ownerReferences": [absent] })).await;
+        objects.gone(maps, "default/next").await;
+        for name in ["freed", "another"] {
+            let left = objects.get(maps, &format!("default/{name}")).await;
+            assert!(left.is_some_and(|meta| !meta.is_being_deleted()), "{name} stays");
+        }
+        drop(manager);
         env.stop().await;
     });
 }

@@ -7,25 +7,15 @@ use kube_controller_manager::sandbox::status::ApiError;
 use serde_json::{Value, json};
 
 use crate::env::*;
+use crate::kinds::*;
 
-const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 const SECRETS: ResourceType = ResourceType::fixed("", "v1", "Secret", "secrets", true);
 const PODS: ResourceType = ResourceType::fixed("", "v1", "Pod", "pods", true);
 const DEPLOYMENTS: ResourceType =
     ResourceType::fixed("apps", "v1", "Deployment", "deployments", true);
 const REPLICA_SETS: ResourceType =
     ResourceType::fixed("apps", "v1", "ReplicaSet", "replicasets", true);
-const WIDGETS: ResourceType = ResourceType::fixed("example.com", "v1", "Widget", "widgets", true);
 const NAMESPACES: ResourceType = ResourceType::fixed("", "v1", "Namespace", "namespaces", false);
-const DEFINITIONS: ResourceType = ResourceType::fixed(
-    "apiextensions.k8s.io",
-    "v1",
-    "CustomResourceDefinition",
-    "customresourcedefinitions",
-    false,
-);
-const SERVICES: ResourceType =
-    ResourceType::fixed("apiregistration.k8s.io", "v1", "APIService", "apiservices", false);
 
 const HOLD: &str = "example.com/hold";
 
@@ -93,26 +83,9 @@ fn pods_go_before_anything_else() {
         let manager =
             env.manager("manager", &["--controllers=*,-root-ca-certificate-publisher-controller"]);
         let all = [&PODS, &CONFIG_MAPS, &DEPLOYMENTS, &REPLICA_SETS, &WIDGETS];
-        let definition = json!({
-            "metadata": { "name": "widgets.example.com" },
-            "spec": {
-                "group": "example.com", "scope": "Namespaced",
-                "names": { "plural": "widgets", "kind": "Widget" },
-                "versions": [{
-                    "name": "v1", "served": true, "storage": true,
-                    "schema": { "openAPIV3Schema": { "type": "object" } },
-                }],
-            },
-        });
-        make(env, &DEFINITIONS, "", definition).await;
+        serve_widgets(env).await;
         make_namespace(env, "ns").await;
         make(env, &CONFIG_MAPS, "ns", json!({ "metadata": { "name": "a" } })).await;
-        eventually(&env.clock, "widgets are served", || async {
-            let widgets = env.client.resource(&WIDGETS);
-            let listed = widgets.list::<Value>(None, &ListOptions::default()).await;
-            listed.map(drop).map_err(|error| error.to_string())
-        })
-        .await;
         make(env, &WIDGETS, "ns", json!({ "metadata": { "name": "a" } })).await;
         let mut web = deployment("web", 2, "web:1");
         web["metadata"]["namespace"] = "ns".into();
@@ -224,7 +197,7 @@ fn what_is_not_known_or_refused_holds_it() {
                 "groupPriorityMinimum": 100, "versionPriority": 100,
             },
         });
-        make(env, &SERVICES, "", service).await;
+        make(env, &API_SERVICES, "", service).await;
         let refusal = env.refuse_deletes(&SECRETS).await;
         delete_namespace(env, "ns").await;
         let undiscovered = [
@@ -243,7 +216,7 @@ fn what_is_not_known_or_refused_holds_it() {
         waits_with(env, "ns", &[undiscovered]).await;
         assert_eq!(items(env, &SECRETS, "ns").await, [] as [Value; 0]);
         let key = ObjectKey::cluster("v1beta1.metrics.example.com");
-        env.client.resource(&SERVICES).delete(&key, Delete::new()).await.expect("delete");
+        env.client.resource(&API_SERVICES).delete(&key, Delete::new()).await.expect("delete");
         goes(env, "ns").await;
         drop(manager);
     });

@@ -5,12 +5,13 @@ use std::time::Duration;
 use kube_controller_manager::client::{Delete, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock};
 use kube_controller_manager::controllers::podgc;
-use kube_controller_manager::objects::{ObjectKey, Pod, Resource};
+use kube_controller_manager::objects::{Node, ObjectKey, Pod, Resource};
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
 use serde_json::{Value, json};
 
 use crate::env::*;
+use crate::faults::deafen;
 
 /// A pod that neither scheduler nor kubelet looks at, and that stays until it is let go.
 fn pod(name: &str, node: Option<&str>) -> Value {
@@ -85,6 +86,40 @@ fn pods_that_nobody_else_deletes_go() {
         stop.stop();
         running.await;
         factory.shutdown().await;
+    });
+}
+
+#[test]
+fn a_node_that_only_the_cache_lacks_keeps_its_pods() {
+    block_on(async {
+        let env = Env::new("podgc-live").await;
+        let (client, clock) = (&env.client, FakeClock::new(env.clock.now()));
+        let InProcess { cx, factory, stop } =
+            InProcess::new(&env, clock.clone(), Options::default());
+        let controller = podgc::controller(&cx).with_clock(clock.clone());
+        let nodes = cx.informer::<Node>();
+        factory.start(&stop);
+        let running = spawn(controller.run(stop.clone()));
+        nodes.synced().await;
+        deafen(env.cluster.sandbox.faults(), "nodes");
+        let late = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "late" } });
+        client.resource(&Node::RESOURCE).create::<Value>("", &late).await.expect("create");
+        create(client, pod("kept", Some("late"))).await;
+        create(client, pod("orphan", Some("no-such-node"))).await;
+        let is_going = async |name: &str| {
+            let pod: Pod = client.get(&ObjectKey::new("default", name)).await.expect("get");
+            pod.meta.is_being_deleted()
+        };
+        eventually(&env.clock, "the orphan goes", || async {
+            clock.advance(Duration::from_secs(5));
+            if is_going("orphan").await { Ok(()) } else { Err("not yet".to_owned()) }
+        })
+        .await;
+        stop.stop();
+        running.await;
+        assert!(!is_going("kept").await);
+        factory.shutdown().await;
+        env.stop().await;
     });
 }
 

@@ -2,11 +2,12 @@
 
 use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{
-    ExpressionWarning, ObjectKey, Resource, ResourceType, TypeChecking, ValidatingAdmissionPolicy,
+    ExpressionWarning, ObjectKey, Resource, TypeChecking, ValidatingAdmissionPolicy,
 };
 use serde_json::{Value, json};
 
 use crate::env::*;
+use crate::kinds;
 
 /// Policies, and the warnings that the Go manager 1.36 gave for them on a real API server. The
 /// numbers in names of types, which are different each time, are 0.
@@ -20,42 +21,31 @@ struct Case {
     warnings: Vec<ExpressionWarning>,
 }
 
-/// A custom kind with a field of every sort.
-const WIDGETS: &str = r#"{
-  "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-  "metadata": { "name": "widgets.example.com" },
-  "spec": {
-    "group": "example.com", "scope": "Namespaced",
-    "names": { "kind": "Widget", "plural": "widgets", "singular": "widget" },
-    "versions": [{
-      "name": "v1", "served": true, "storage": true,
-      "schema": { "openAPIV3Schema": { "type": "object", "properties": { "spec": {
-        "type": "object",
-        "properties": {
-          "count": { "type": "integer" },
-          "ratio": { "type": "number" },
-          "limit": { "x-kubernetes-int-or-string": true },
-          "free": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
-          "open": { "x-kubernetes-preserve-unknown-fields": true },
-          "embedded": { "type": "object", "x-kubernetes-embedded-resource": true,
-                        "x-kubernetes-preserve-unknown-fields": true },
-          "foo-bar": { "type": "string" },
-          "foo_bar": { "type": "string" },
-          "namespace": { "type": "string" },
-          "when": { "type": "string", "format": "date-time" },
-          "day": { "type": "string", "format": "date" },
-          "span": { "type": "string", "format": "duration" },
-          "bin": { "type": "string", "format": "byte" },
-          "flags": { "type": "object", "additionalProperties": { "type": "boolean" } },
-          "nested": { "type": "object", "additionalProperties": { "type": "array",
-            "items": { "type": "object", "properties": { "deep": { "type": "string" } } } } },
-          "matrix": { "type": "array",
-                      "items": { "type": "array", "items": { "type": "integer" } } }
-        }
-      } } } }
-    }]
+/// A field of every sort.
+const SCHEMA: &str = r#"{ "type": "object", "properties": { "spec": {
+  "type": "object",
+  "properties": {
+    "count": { "type": "integer" },
+    "ratio": { "type": "number" },
+    "limit": { "x-kubernetes-int-or-string": true },
+    "free": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
+    "open": { "x-kubernetes-preserve-unknown-fields": true },
+    "embedded": { "type": "object", "x-kubernetes-embedded-resource": true,
+                  "x-kubernetes-preserve-unknown-fields": true },
+    "foo-bar": { "type": "string" },
+    "foo_bar": { "type": "string" },
+    "namespace": { "type": "string" },
+    "when": { "type": "string", "format": "date-time" },
+    "day": { "type": "string", "format": "date" },
+    "span": { "type": "string", "format": "duration" },
+    "bin": { "type": "string", "format": "byte" },
+    "flags": { "type": "object", "additionalProperties": { "type": "boolean" } },
+    "nested": { "type": "object", "additionalProperties": { "type": "array",
+      "items": { "type": "object", "properties": { "deep": { "type": "string" } } } } },
+    "matrix": { "type": "array",
+                "items": { "type": "array", "items": { "type": "integer" } } }
   }
-}"#;
+} } }"#;
 
 /// `Deployment123456.spec` as `Deployment0.spec`.
 fn without_numbers(text: &str) -> String {
@@ -160,15 +150,15 @@ fn a_typo_is_told_until_it_is_corrected() {
 #[test]
 fn warnings_are_those_of_the_go_manager() {
     everywhere("policies", async |env| {
-        let crds = ResourceType::fixed(
-            "apiextensions.k8s.io",
-            "v1",
-            "CustomResourceDefinition",
-            "customresourcedefinitions",
-            false,
-        );
-        let widgets: Value = serde_json::from_str(WIDGETS).unwrap();
-        let _: Value = env.client.resource(&crds).create("", &widgets).await.expect("create");
+        kinds::serve_widgets_like(env, serde_json::from_str(SCHEMA).unwrap()).await;
+        // Schemas are published a while after the kind is served.
+        eventually(&env.clock, "the schema of widgets is published", || async {
+            let path = "/openapi/v3/apis/example.com/v1";
+            let text = env.client.get_path(path).await.map_err(|error| error.to_string())?;
+            let text = String::from_utf8_lossy(&text);
+            if text.contains("foo-bar") { Ok(()) } else { Err(text.into_owned()) }
+        })
+        .await;
         let flags = [ONLY, "--kube-api-qps=1000", "--kube-api-burst=1000"];
         let manager = env.manager("manager", &flags);
         let cases: Vec<Case> = serde_json::from_str(WARNINGS).unwrap();

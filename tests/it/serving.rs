@@ -118,6 +118,13 @@ fn probes_need_no_credentials_and_all_else_does() {
             missing.map_or(Ok(()), |line| Err(format!("no {line}")))
         })
         .await;
+        eventually(&site.clock, "the owners are drawn", || async {
+            let path = "/debug/controllers/garbage-collector-controller/graph";
+            let text = known.get_path(path).await.map_err(|error| error.to_string())?;
+            let text = String::from_utf8_lossy(&text).into_owned();
+            if text.starts_with("strict digraph full {") { Ok(()) } else { Err(text) }
+        })
+        .await;
         let ended = manager.stop(&site.clock, Duration::from_secs(20)).await;
         assert!(ended.expect("it ended").success());
     });

@@ -1,0 +1,58 @@
+//! Kinds that tests name, and one of their own.
+
+use kube_controller_manager::client::ListOptions;
+use kube_controller_manager::objects::ResourceType;
+use serde_json::{Value, json};
+
+use crate::env::*;
+
+pub const CONFIG_MAPS: ResourceType =
+    ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
+pub const EVENTS: ResourceType = ResourceType::fixed("", "v1", "Event", "events", true);
+pub const API_SERVICES: ResourceType =
+    ResourceType::fixed("apiregistration.k8s.io", "v1", "APIService", "apiservices", false);
+pub const DEFINITIONS: ResourceType = ResourceType::fixed(
+    "apiextensions.k8s.io",
+    "v1",
+    "CustomResourceDefinition",
+    "customresourcedefinitions",
+    false,
+);
+/// Defined by [`serve_widgets`].
+pub const WIDGETS: ResourceType =
+    ResourceType::fixed("example.com", "v1", "Widget", "widgets", true);
+pub const SELF_REVIEWS: ResourceType = ResourceType::fixed(
+    "authentication.k8s.io",
+    "v1",
+    "SelfSubjectReview",
+    "selfsubjectreviews",
+    false,
+);
+
+/// Defines [`WIDGETS`] by this schema; they are served once this has ended.
+pub async fn serve_widgets_like(env: &Site, schema: Value) {
+    let definition = json!({
+        "apiVersion": DEFINITIONS.api_version(), "kind": DEFINITIONS.kind,
+        "metadata": { "name": "widgets.example.com" },
+        "spec": {
+            "group": WIDGETS.group, "scope": "Namespaced",
+            "names": { "kind": WIDGETS.kind, "plural": WIDGETS.plural, "singular": "widget" },
+            "versions": [{
+                "name": "v1", "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": schema },
+            }],
+        },
+    });
+    env.client.resource(&DEFINITIONS).create::<Value>("", &definition).await.expect("create");
+    eventually(&env.clock, "widgets are served", || async {
+        let widgets = env.client.resource(&WIDGETS);
+        let listed = widgets.list::<Value>(None, &ListOptions::default()).await;
+        listed.map(drop).map_err(|error| error.to_string())
+    })
+    .await;
+}
+
+/// Widgets without any content.
+pub async fn serve_widgets(env: &Site) {
+    serve_widgets_like(env, json!({ "type": "object" })).await;
+}
