@@ -299,7 +299,10 @@ impl Dynamic {
         namespace: &str,
         body: &(impl Serialize + Sync),
     ) -> Result<O> {
-        let call = Call::new("POST", self.path(namespace, None)).body(JSON, body)?;
+        let mut call = Call::new("POST", self.path(namespace, None)).body(JSON, body)?;
+        if self.metadata_only {
+            call.accept = ONE_METADATA;
+        }
         self.client.fetch(&call).await
     }
 

@@ -55,7 +55,8 @@ const LOOK_AT_FILES: Duration = Duration::from_secs(5 * 60);
 const HEAD_LIMIT: usize = 64 << 10;
 /// A request's head has room here, a token of a service account included.
 const HEAD_CAPACITY: usize = 2 << 10;
-const BUFFER: usize = 16 << 10;
+/// There are nearly a hundred connections, most of which have little to say.
+const BUFFER: usize = 4 << 10;
 
 trait ReadWrite: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> ReadWrite for T {}

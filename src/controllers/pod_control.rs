@@ -11,7 +11,8 @@ use super::consistency::Consistency;
 use crate::client::{self, Client, Delete};
 use crate::events::Recorder;
 use crate::objects::{
-    Istr, Labels, Meta, Object, ObjectKey, OwnerReference, Pod, Resource, Template,
+    Istr, Labels, Meta, Object, ObjectKey, OwnerReference, PartialObjectMetadata, Pod, Resource,
+    Template,
 };
 
 /// So often is a delete made of which nobody can say whether it was done.
@@ -111,19 +112,17 @@ impl PodControl {
     }
 
     /// Events: `SuccessfulCreate`, `FailedCreate`; none when the namespace is terminating.
-    pub async fn create<O: Object + Resource>(
-        &self,
-        owner: &O,
-        pod: &NewPod,
-    ) -> Result<Pod, Error> {
+    pub async fn create<O: Object + Resource>(&self, owner: &O, pod: &NewPod) -> Result<(), Error> {
         let meta = owner.meta();
-        match self.client.create::<Pod>(&meta.namespace, pod).await {
-            Ok(created) => {
+        // The pod itself comes by the watch.
+        let pods = self.client.resource(&Pod::RESOURCE).metadata_only();
+        match pods.create::<PartialObjectMetadata>(&meta.namespace, pod).await {
+            Ok(PartialObjectMetadata { meta: created }) => {
                 self.wrote(meta, &created);
-                log::debug!("{}: created pod {}", meta.key(), created.meta.name);
-                let message = format!("Created pod: {}", created.meta.name);
+                log::debug!("{}: created pod {}", meta.key(), created.name);
+                let message = format!("Created pod: {}", created.name);
                 self.recorder.normal(owner, "SuccessfulCreate", message);
-                Ok(created)
+                Ok(())
             }
             Err(error) => {
                 if let Some(consistency) = self.written.as_ref().filter(|_| error.is_unsure()) {
@@ -181,11 +180,10 @@ impl PodControl {
     }
 
     /// Notes that `pod` was written for `owner`, by other means than these.
-    pub fn wrote(&self, owner: &Meta, pod: &Pod) {
+    pub fn wrote(&self, owner: &Meta, pod: &Meta) {
         if let Some(consistency) = &self.written {
-            let key = ObjectKey { namespace: pod.meta.namespace.clone(), name: owner.name.clone() };
-            let version = pod.meta.resource_version;
-            consistency.wrote_at(&key, &owner.uid, &Pod::RESOURCE, version);
+            let key = ObjectKey { namespace: pod.namespace.clone(), name: owner.name.clone() };
+            consistency.wrote_at(&key, &owner.uid, &Pod::RESOURCE, pod.resource_version);
         }
     }
 }

@@ -152,7 +152,7 @@ impl<S: Replicating> ReplicaSets<S> {
         let recheck = recheck_deletion_timestamp::<S>(&self.client, set.meta());
         let claimed = manager.claim(active, |_| true, || recheck).await?;
         for adopted in claimed.iter().filter(|pod| orphans.contains(&pod.meta.uid)) {
-            self.pod_control.wrote(set.meta(), adopted);
+            self.pod_control.wrote(set.meta(), &adopted.meta);
         }
         Ok(claimed)
     }
@@ -184,18 +184,14 @@ impl<S: Replicating> ReplicaSets<S> {
         self.expectations.expect_creations(key, count);
         let (created, failure) = slow_start(count, SLOW_START_INITIAL_BATCH_SIZE, || {
             let (control, set, pod) = (self.pod_control.clone(), set.clone(), pod.clone());
-            async move {
-                match control.create(&*set, &pod).await {
-                    Ok(_) => Ok(()),
-                    // Every further create would fail, and the set is to go as well.
-                    Err(error) if error.api().is_some_and(|e| e.is_namespace_terminating()) => {
-                        Ok(())
-                    }
-                    Err(error) => Err(error),
-                }
-            }
+            async move { control.create(&*set, &pod).await }
         })
         .await;
+        let terminates = |error: &Error| error.api().is_some_and(|e| e.is_namespace_terminating());
+        if failure.as_ref().is_some_and(terminates) {
+            // The set is to go as well: it may wait for pods that nobody makes.
+            return Ok(());
+        }
         // No event will tell of those that were not made.
         for _ in created..count {
             self.expectations.creation_observed(key);
