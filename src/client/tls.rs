@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -13,7 +12,7 @@ use rustls::{ClientConfig, RootCertStore};
 use super::config::{Pem, Tls};
 use super::exec::{Pair, Plugin};
 use super::rotation::Rotations;
-use super::trust::{Anchored, Trusting};
+use super::trust::Trust;
 use super::{Error, Result};
 
 /// What a configuration is made of: when its files were last changed and how long they are, and
@@ -128,11 +127,11 @@ impl TlsSource {
         let builder = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(|error| fault("TLS", &error))?;
-        let verifier: Arc<dyn ServerCertVerifier> = match self.tls.insecure {
-            true => Arc::new(Trusting(provider.clone())),
-            false => Arc::new(Anchored::new(self.authorities()?, &provider)),
+        let trust = match self.tls.insecure {
+            true => Trust::everybody(&provider),
+            false => Trust::of(self.authorities()?, &provider),
         };
-        let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
+        let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(trust));
         let pair = match (issued, &self.tls.certificate, &self.tls.key) {
             (Some(issued), ..) => Some(issued.clone()),
             (None, Some(certificate), Some(key)) => {

@@ -11,26 +11,36 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-/// Trusts what an authority vouches for; and an authority that is itself the server, which rustls
-/// does not: servers' certificates that are made by hand are often both. Upstream: `crypto/x509`.
 #[derive(Debug)]
-pub(super) struct Anchored {
-    /// `None`: there are no authorities.
-    chains: Option<Arc<WebPkiServerVerifier>>,
-    schemes: WebPkiSupportedAlgorithms,
-    authorities: Vec<CertificateDer<'static>>,
+enum Trusted {
+    /// `insecure-skip-tls-verify`
+    Everybody,
+    /// What an authority vouches for; and an authority that is itself the server, which rustls does
+    /// not trust: servers' certificates that are made by hand are often both. Upstream: `crypto/x509`.
+    Vouched {
+        /// `None`: there are no authorities.
+        chains: Option<Arc<WebPkiServerVerifier>>,
+        authorities: Vec<CertificateDer<'static>>,
+    },
 }
 
-impl Anchored {
-    pub fn new(
-        authorities: Vec<CertificateDer<'static>>,
-        provider: &Arc<CryptoProvider>,
-    ) -> Anchored {
+#[derive(Debug)]
+pub(super) struct Trust {
+    trusted: Trusted,
+    schemes: WebPkiSupportedAlgorithms,
+}
+
+impl Trust {
+    pub fn everybody(provider: &CryptoProvider) -> Trust {
+        Trust { trusted: Trusted::Everybody, schemes: provider.signature_verification_algorithms }
+    }
+
+    pub fn of(authorities: Vec<CertificateDer<'static>>, provider: &Arc<CryptoProvider>) -> Trust {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(authorities.iter().cloned());
         let chains = WebPkiServerVerifier::builder_with_provider(roots.into(), provider.clone());
-        let schemes = provider.signature_verification_algorithms;
-        Anchored { chains: chains.build().ok(), schemes, authorities }
+        let trusted = Trusted::Vouched { chains: chains.build().ok(), authorities };
+        Trust { trusted, schemes: provider.signature_verification_algorithms }
     }
 }
 
@@ -56,7 +66,7 @@ fn verify_alone(
     Err(Error::InvalidCertificate(fault))
 }
 
-impl ServerCertVerifier for Anchored {
+impl ServerCertVerifier for Trust {
     fn verify_server_cert(
         &self,
         own: &CertificateDer<'_>,
@@ -65,12 +75,17 @@ impl ServerCertVerifier for Anchored {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        if self.authorities.iter().any(|authority| authority == own) {
-            return verify_alone(own, name, now).map(|()| ServerCertVerified::assertion());
-        }
-        match &self.chains {
-            Some(chains) => chains.verify_server_cert(own, between, name, ocsp, now),
-            None => Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)),
+        match &self.trusted {
+            Trusted::Everybody => Ok(ServerCertVerified::assertion()),
+            Trusted::Vouched { authorities, .. } if authorities.iter().any(|one| one == own) => {
+                verify_alone(own, name, now).map(|()| ServerCertVerified::assertion())
+            }
+            Trusted::Vouched { chains: Some(chains), .. } => {
+                chains.verify_server_cert(own, between, name, ocsp, now)
+            }
+            Trusted::Vouched { chains: None, .. } => {
+                Err(Error::InvalidCertificate(CertificateError::UnknownIssuer))
+            }
         }
     }
 
@@ -94,47 +109,6 @@ impl ServerCertVerifier for Anchored {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.schemes.supported_schemes()
-    }
-}
-
-/// `insecure-skip-tls-verify`
-#[derive(Debug)]
-pub(super) struct Trusting(pub Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Trusting {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let schemes = &self.0.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signed, schemes)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let schemes = &self.0.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signed, schemes)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }
 
@@ -169,10 +143,10 @@ mod tests {
         year: u64,
     ) -> Result<(), CertificateError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let anchored = Anchored::new(vec![authority.clone()], &provider);
+        let trust = Trust::of(vec![authority.clone()], &provider);
         let year = Duration::from_secs((year - 1970) * 31_557_600 + 86_400 * 100);
         let (name, now) = (ServerName::try_from(name).unwrap(), UnixTime::since_unix_epoch(year));
-        match anchored.verify_server_cert(own, &[], &name, &[], now) {
+        match trust.verify_server_cert(own, &[], &name, &[], now) {
             Ok(_) => Ok(()),
             Err(Error::InvalidCertificate(fault)) => Err(fault),
             Err(other) => panic!("{other}"),

@@ -125,9 +125,7 @@ impl PodControl {
                 Ok(())
             }
             Err(error) => {
-                if let Some(consistency) = self.written.as_ref().filter(|_| error.is_unsure()) {
-                    consistency.unsure(&meta.key(), &meta.uid, &Pod::RESOURCE);
-                }
+                self.doubt(meta, &error);
                 let terminating = error.is_namespace_terminating();
                 let error = Error::from(error);
                 if !terminating {
@@ -153,6 +151,7 @@ impl PodControl {
             }
             Err(error) if error.is_not_found() || error.is_conflict() => Err(error.into()),
             Err(error) => {
+                self.doubt(owner.meta(), &error);
                 let error = Error::from(error);
                 let message = format!("Error deleting: {}", error.message());
                 self.recorder.warning(owner, "FailedDelete", message);
@@ -177,6 +176,13 @@ impl PodControl {
             };
         }
         answer
+    }
+
+    /// Notes a write of which nobody can say whether it was done.
+    fn doubt(&self, owner: &Meta, error: &client::Error) {
+        if let Some(consistency) = self.written.as_ref().filter(|_| error.is_unsure()) {
+            consistency.unsure(&owner.key(), &owner.uid, &Pod::RESOURCE);
+        }
     }
 
     /// Notes that `pod` was written for `owner`, by other means than these.

@@ -166,6 +166,19 @@ impl Warnings {
 }
 
 impl Call {
+    /// A request of the server's own for one object, or for none yet where `name` is empty.
+    pub fn of(kind: Arc<Kind>, namespace: &str, name: &str) -> Call {
+        Call {
+            kind,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            subresource: String::new(),
+            query: Query::default(),
+            form: Form::Object,
+            warnings: Warnings::default(),
+        }
+    }
+
     /// Adds a warning to the answer, once.
     pub fn warn(&self, warning: String) {
         let mut warnings = self.warnings.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::api::Api;
-use super::call::{Call, Form, Query, Warnings};
+use super::call::Call;
 use super::delete::DeleteOptions;
 use super::failures;
 use super::kinds::Kind;
@@ -40,18 +40,6 @@ pub fn condemned(definition: &Value, now: &str) -> Value {
     marked
 }
 
-fn call(kind: Arc<Kind>, namespace: &str, name: &str) -> Call {
-    Call {
-        kind,
-        namespace: namespace.to_owned(),
-        name: name.to_owned(),
-        subresource: String::new(),
-        query: Query::default(),
-        form: Form::Object,
-        warnings: Warnings::default(),
-    }
-}
-
 impl Api {
     /// The definition of that name, if it waits for its objects to go.
     fn emptying(&self, name: &str) -> Option<Arc<super::store::Stored>> {
@@ -63,7 +51,7 @@ impl Api {
     fn change_definition(&self, name: &str, change: &dyn Fn(&mut Value, &str)) -> ApiResult<()> {
         let Some(kind) = self.registry.find(GROUP, "v1", DEFINITIONS) else { return Ok(()) };
         let now = self.clock.now().to_string();
-        let changed = self.modify(&call(kind, "", name), Part::Raw, &|old| {
+        let changed = self.modify(&Call::of(kind, "", name), Part::Raw, &|old| {
             let mut new = old.clone();
             change(&mut new, &now);
             Ok(new)
@@ -87,7 +75,7 @@ impl Api {
         for object in objects.map(|page| page.items).unwrap_or_default() {
             let Some(kind) = kind else { break };
             let at = |pointer| text(&object.value, pointer);
-            let one = call(kind.clone(), at("/metadata/namespace"), at("/metadata/name"));
+            let one = Call::of(kind.clone(), at("/metadata/namespace"), at("/metadata/name"));
             match self.delete_object(&one, &DeleteOptions::default()) {
                 Err(error) if error.code != 404 => return Err(error),
                 _ => {}

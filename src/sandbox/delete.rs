@@ -1,13 +1,12 @@
 //! Delete: grace, finalizers, propagation. Upstream: `registry/rest.BeforeDelete`,
 //! `registry/generic/registry.Store.Delete`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::api::{Api, Payload, json_response, success};
-use super::call::{Call, Warnings};
+use super::call::Call;
 use super::definitions::condemned;
 use super::failures;
 use super::kinds::Kind;
@@ -361,14 +360,11 @@ impl Api {
             .map_err(|_| failures::internal("the newest list is always there"))?;
         let mut items = Vec::new();
         for stored in page.items {
+            let at = |path| text(&stored.value, path);
             let one = Call {
-                kind: Arc::clone(&call.kind),
-                namespace: text(&stored.value, "/metadata/namespace").to_owned(),
-                name: text(&stored.value, "/metadata/name").to_owned(),
-                subresource: String::new(),
                 query: call.query.clone(),
                 form: call.form,
-                warnings: Warnings::default(),
+                ..Call::of(call.kind.clone(), at("/metadata/namespace"), at("/metadata/name"))
             };
             match self.delete_object(&one, &options) {
                 Ok((object, _)) => items.push(object),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::api::Api;
 use super::auth::User;
-use super::call::{Call, Form, Query, Warnings};
+use super::call::Call;
 use super::status::ApiResult;
 use super::write::{Part, is_deleting, text};
 use crate::controllers::serviceaccount::jwt::{LEGACY_ISSUER, LegacyClaims};
@@ -56,15 +56,7 @@ impl Api {
             return;
         }
         let Some(kind) = self.registry.find("", "v1", "secrets") else { return };
-        let call = Call {
-            kind,
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-            subresource: String::new(),
-            query: Query::default(),
-            form: Form::Object,
-            warnings: Warnings::default(),
-        };
+        let call = Call::of(kind, namespace, name);
         let labelled = self.modify(&call, Part::Main, &|old| {
             let mut new = old.clone();
             new["metadata"]["labels"][LAST_USED] = date(now).into();

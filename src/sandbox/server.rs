@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::api::Api;
 use super::auth::{Auth, User};
-use super::call::{Call, Form, Query, Warnings};
+use super::call::Call;
 use super::certs::{Authority, service_account_key};
 use super::faults::Faults;
 use super::kinds::{self, Kind};
@@ -268,18 +268,9 @@ impl Api {
             .registry
             .find(group, version, resource)
             .ok_or_else(super::failures::no_such_path)?;
-        let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
-        let mut query = Query::default();
-        query.fill("fieldManager", "kube-apiserver");
-        let call = Call {
-            kind,
-            namespace,
-            name: String::new(),
-            subresource: String::new(),
-            query,
-            form: Form::Object,
-            warnings: Warnings::default(),
-        };
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
+        let mut call = Call::of(kind, namespace, "");
+        call.query.fill("fieldManager", "kube-apiserver");
         self.create_object(&call, object).map(|stored| stored.value.clone())
     }
 }

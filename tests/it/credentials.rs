@@ -13,12 +13,12 @@ use kube_controller_manager::client::{
     Client, Config, Credentials, Error, Exec, Impersonation, ListOptions, Pem, Result, WatchStream,
 };
 use kube_controller_manager::clock::{FakeClock, SharedClock};
-use kube_controller_manager::objects::{ObjectKey, Resource, ResourceType, ServiceAccount};
+use kube_controller_manager::objects::{ObjectKey, Resource, ServiceAccount};
 use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::{CONFIG_MAPS, SELF_REVIEWS};
+use crate::kinds::{BINDINGS, CONFIG_MAPS, SELF_REVIEWS};
 
 async fn who(client: &Client) -> Result<String> {
     let review = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview" });
@@ -176,13 +176,6 @@ async fn who_in_full(client: &Client) -> Result<Value> {
 
 /// Lets the manager of a real API server do whatever it wants, impersonate others among that.
 async fn empower_manager(env: &Site) {
-    const BINDINGS: ResourceType = ResourceType::fixed(
-        "rbac.authorization.k8s.io",
-        "v1",
-        "ClusterRoleBinding",
-        "clusterrolebindings",
-        false,
-    );
     let group = "rbac.authorization.k8s.io";
     let binding = json!({
         "apiVersion": BINDINGS.api_version(), "kind": BINDINGS.kind,

@@ -66,9 +66,6 @@ fn dependents_go_with_their_owner_or_stay_as_asked() {
     });
 }
 
-const ACCOUNTS: ResourceType =
-    ResourceType::fixed("", "v1", "ServiceAccount", "serviceaccounts", true);
-
 /// Objects without content, of any kind.
 struct Objects<'a>(&'a Site);
 

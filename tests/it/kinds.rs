@@ -8,6 +8,15 @@ use crate::env::*;
 
 pub const CONFIG_MAPS: ResourceType =
     ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
+pub const ACCOUNTS: ResourceType =
+    ResourceType::fixed("", "v1", "ServiceAccount", "serviceaccounts", true);
+pub const BINDINGS: ResourceType = ResourceType::fixed(
+    "rbac.authorization.k8s.io",
+    "v1",
+    "ClusterRoleBinding",
+    "clusterrolebindings",
+    false,
+);
 pub const EVENTS: ResourceType = ResourceType::fixed("", "v1", "Event", "events", true);
 pub const API_SERVICES: ResourceType =
     ResourceType::fixed("apiregistration.k8s.io", "v1", "APIService", "apiservices", false);

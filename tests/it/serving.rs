@@ -4,20 +4,11 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
 use kube_controller_manager::client::{Client, Config, Credentials};
-use kube_controller_manager::objects::{ObjectKey, ResourceType};
+use kube_controller_manager::objects::ObjectKey;
 use serde_json::{Value, json};
 
 use crate::env::*;
-
-const ACCOUNTS: ResourceType =
-    ResourceType::fixed("", "v1", "ServiceAccount", "serviceaccounts", true);
-const BINDINGS: ResourceType = ResourceType::fixed(
-    "rbac.authorization.k8s.io",
-    "v1",
-    "ClusterRoleBinding",
-    "clusterrolebindings",
-    false,
-);
+use crate::kinds::{ACCOUNTS, BINDINGS};
 
 /// The token of a service account that may do everything.
 async fn token(client: &Client) -> String {
