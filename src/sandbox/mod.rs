@@ -24,7 +24,7 @@ pub mod load;
 pub mod nodes;
 pub mod openapi;
 pub mod patch;
-mod protobuf;
+pub mod protobuf;
 mod read;
 mod registry;
 mod reviews;

@@ -16,6 +16,7 @@ mod layers;
 mod namespaces;
 mod podgc;
 mod policies;
+mod protobuf;
 mod quota;
 mod real;
 mod resync;

@@ -93,12 +93,13 @@ pub fn list(
 /// One event of a watch, after its length in four bytes. Upstream: `meta/v1.WatchEvent`,
 /// `apimachinery/pkg/util/framer`.
 pub fn event(chunk: &mut Vec<u8>, r#type: &str, object: &[u8]) {
-    let mut writer = Backwards::default();
-    writer.within(2, |extension| extension.bytes(1, object));
-    writer.bytes(1, r#type.as_bytes());
-    let event = writer.finish();
-    chunk.extend_from_slice(&u32::try_from(event.len()).unwrap_or(u32::MAX).to_be_bytes());
-    chunk.extend_from_slice(&event);
+    let inner = head(1, object.len());
+    let outer = head(2, inner.len() + object.len());
+    let start = [&head(1, r#type.len()), r#type.as_bytes(), &outer, &inner].concat();
+    let length = u32::try_from(start.len() + object.len()).unwrap_or(u32::MAX);
+    chunk.extend_from_slice(&length.to_be_bytes());
+    chunk.extend_from_slice(&start);
+    chunk.extend_from_slice(object);
 }
 
 /// An answer in protobuf in place of JSON; as it is where it is no JSON, or of a kind that the table
@@ -319,6 +320,26 @@ mod tests {
             \x12\x07Failure\x1a\x15pods \"none\" not found\x22\x08NotFound\
             \x2a\x12\x0a\x04none\x12\x00\x1a\x04pods\x28\x00\x32\x00\x30\x94\x03\x1a\x00\x22\x00";
         assert_eq!(encode(&status).unwrap(), expected);
+    }
+
+    /// Both forms were read from a real 1.36 server: every kind of field of a pod, and who manages
+    /// them.
+    #[test]
+    fn a_pod_is_written_as_a_real_server_writes_it() {
+        let pod: Value = serde_json::from_str(include_str!("pod.json")).unwrap();
+        let expected = include_bytes!("pod.pb");
+        assert_eq!(encode(&pod).unwrap(), expected);
+        let zeroes = decode(expected).unwrap();
+        assert_eq!(encode(&zeroes).unwrap(), expected, "what JSON leaves out is zero");
+    }
+
+    #[test]
+    fn a_bookmark_is_an_object_of_zeroes_in_a_frame() {
+        let pod = json!({ "kind": "Pod", "apiVersion": "v1", "metadata": {
+            "resourceVersion": "660", "annotations": { "k8s.io/initial-events-end": "true" } } });
+        let mut chunk = Vec::new();
+        event(&mut chunk, "BOOKMARK", &encode(&pod).unwrap());
+        assert_eq!(chunk, include_bytes!("bookmark.pb"), "as a real server sent it");
     }
 
     #[test]
