@@ -285,7 +285,7 @@ mod tests {
             Type::Int => (-1 - number.cast_signed()).into(),
             Type::Bool => true.into(),
             Type::Quantity => "500m".into(),
-            Type::IntOrString if number % 2 == 0 => 80.into(),
+            Type::IntOrString if number.is_multiple_of(2) => 80.into(),
             Type::IntOrString => "http".into(),
             Type::Time => "2026-05-01T10:00:00Z".into(),
             Type::MicroTime => "2026-05-01T10:00:00.123456Z".into(),
