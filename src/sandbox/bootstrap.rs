@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::api::Api;
-use super::call::{Call, Form, Query, Warnings};
+use super::call::Call;
 use super::status::ApiResult;
 use super::write::Part;
 
@@ -111,15 +111,8 @@ impl Api {
                 "spec": spec,
             });
             self.create_value(GROUP, "apiservices", service)?;
-            let call = Call {
-                kind: kind.clone(),
-                namespace: String::new(),
-                name,
-                subresource: "status".to_owned(),
-                query: Query::default(),
-                form: Form::Object,
-                warnings: Warnings::default(),
-            };
+            let call =
+                Call { subresource: "status".to_owned(), ..Call::of(kind.clone(), "", &name) };
             let now = self.clock.now().to_string();
             self.modify(&call, Part::Raw, &|old| {
                 let mut new = old.clone();

@@ -1,5 +1,6 @@
 //! An embedded API server, a small scheduler and stand-in nodes.
 
+mod accept;
 mod accounts;
 mod admission;
 pub mod api;

@@ -183,6 +183,7 @@ impl Api {
             subresource: "binding".to_owned(),
             query: call.query.clone(),
             form: call.form,
+            encoding: call.encoding,
             warnings: Warnings::default(),
         };
         self.bind(&pod, payload)
@@ -291,6 +292,7 @@ impl Api {
             subresource: "status".to_owned(),
             query: super::call::Query::default(),
             form: call.form,
+            encoding: call.encoding,
             warnings: Warnings::default(),
         };
         let now = self.clock.now().to_string();

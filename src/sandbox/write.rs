@@ -360,6 +360,7 @@ impl Api {
             subresource: call.subresource.clone(),
             query: call.query.clone(),
             form: call.form,
+            encoding: call.encoding,
             warnings: Warnings::default(),
         };
         let own = || -> ApiResult<Value> {
