@@ -31,6 +31,7 @@ use super::rotation::UntilRotated;
 use super::tls::TlsSource;
 use super::tunnel;
 use crate::clock::{SharedClock, Sleep};
+use crate::objects::protobuf;
 use crate::task;
 
 /// In a request's extensions: do not use the pool.
@@ -194,7 +195,7 @@ impl Shared {
             turn,
         };
         reader.finish_if_done();
-        let body = match (own, rotations.filter(|_| self.tls.may_rotate())) {
+        let mut body = match (own, rotations.filter(|_| self.tls.may_rotate())) {
             (true, None) => http_types::Body::from_reader(reader, None),
             (true, Some(count)) => {
                 self.look_at_files();
@@ -207,6 +208,9 @@ impl Shared {
                 http_types::Body::from_reader(limited, None)
             }
         };
+        if head.is_protobuf {
+            body.set_mime(protobuf::MEDIA_TYPE);
+        }
         response.set_body(body);
         Ok(response)
     }
@@ -412,6 +416,8 @@ pub(super) struct Head {
     /// The one header that anybody reads.
     retry_after: Option<String>,
     framing: Framing,
+    /// Of the body; JSON, or whatever it is, goes unnamed.
+    is_protobuf: bool,
     keep_alive: bool,
 }
 
@@ -488,7 +494,11 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
     let keep_alive =
         response.version == Some(1) && !closes && !matches!(framing, Framing::UntilClose);
     let retry_after = find("retry-after").filter(|value| value.is_ascii());
-    Ok(Some((Head { code, status, retry_after, framing, keep_alive }, length)))
+    let is_protobuf = response.headers.iter().any(|header| {
+        header.name.eq_ignore_ascii_case("content-type")
+            && header.value.starts_with(protobuf::MEDIA_TYPE.as_bytes())
+    });
+    Ok(Some((Head { code, status, retry_after, framing, is_protobuf, keep_alive }, length)))
 }
 
 /// Fails when the next piece takes longer than `limit`.

@@ -8,7 +8,8 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::intern::Pool;
-use super::{Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Timestamp, Uid};
+use super::protobuf::Message;
+use super::{Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Timestamp, Uid, messages};
 
 /// `metav1.ObjectMeta` without `managedFields` and `selfLink`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -183,6 +184,8 @@ pub struct PartialObjectMetadata {
 }
 
 impl Object for PartialObjectMetadata {
+    const MESSAGE: Option<&'static Message> = Some(&messages::PARTIAL);
+
     fn meta(&self) -> &Meta {
         &self.meta
     }

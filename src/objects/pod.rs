@@ -122,7 +122,7 @@ pub struct InitContainerStatus {
     pub restart_count: i32,
 }
 
-resource!(Pod, "", "v1", "pods", namespaced);
+resource!(Pod, "", "v1", "pods", namespaced, POD);
 
 impl Pod {
     /// Upstream: `podutil.IsPodReady`.
