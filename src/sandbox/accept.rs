@@ -49,6 +49,8 @@ struct Convert<'h> {
     kind: &'h str,
 }
 
+const ONE_METADATA: &str = "PartialObjectMetadata";
+const ALL_METADATA: &str = "PartialObjectMetadataList";
 const ENCODINGS: [Encoding; 2] = [Encoding::Json, Encoding::Protobuf];
 const MEDIA_TYPES: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
 const STREAMS: &str =
@@ -138,8 +140,8 @@ impl<'h> Accept<'h> {
         };
         clauses.iter().find_map(|clause| {
             let convert = clause.convert()?;
-            let named = ENCODINGS.into_iter().filter(|way| clause.names(way.media_type()));
-            named.into_iter().find_map(|way| Some((allows(way, convert)?, way)))
+            let mut named = ENCODINGS.into_iter().filter(|way| clause.names(way.media_type()));
+            named.find_map(|way| Some((allows(way, convert)?, way)))
         })
     }
 
@@ -159,19 +161,27 @@ impl<'h> Accept<'h> {
         let whole = subresource == "scale"
             || !kind.is_custom()
                 && protobuf::knows(&kind.resource.api_version(), &kind.resource.kind);
-        let form = |encoding, convert: Option<Convert<'_>>| match convert {
-            None => (encoding == Encoding::Json || whole).then_some(Form::Object),
+        let form = |encoding, convert: Option<Convert<'h>>| match convert {
+            None => (encoding == Encoding::Json || whole).then_some((Form::Object, "")),
             Some(Convert { group: "meta.k8s.io", version: "v1", kind }) => match kind {
-                "Table" if encoding == Encoding::Json => Some(Form::Table),
-                "PartialObjectMetadata" | "PartialObjectMetadataList" => Some(Form::Partial),
+                "Table" if encoding == Encoding::Json => Some((Form::Table, kind)),
+                ONE_METADATA | ALL_METADATA => Some((Form::Partial, kind)),
                 _ => None,
             },
             Some(_) => None,
         };
-        self.first(form).ok_or_else(|| match kind.is_custom() {
-            true => accepted(MEDIA_TYPES),
+        let found = self.first(form).ok_or_else(|| match kind.is_custom() {
+            true => accepted(),
             false => self.unacceptable(matches!(verb, "list" | "watch")),
-        })
+        });
+        let ((form, converted), encoding) = found?;
+        let own = go_type(kind);
+        let but = match (verb, converted) {
+            ("list", ONE_METADATA) => format!("is a list (*{own}List)"),
+            ("get", ALL_METADATA) => format!("is not a list (*{own})"),
+            _ => return Ok((form, encoding)),
+        };
+        Err(not_acceptable(format!("you requested {converted}, but the requested object {but}")))
     }
 
     /// For discovery; `aggregated`: also in one document. Errors: 406.
@@ -198,20 +208,32 @@ impl<'h> Accept<'h> {
                     .any(|media| media == format!("{}/{}", clause.r#type, clause.subtype))
         });
         if routed {
-            return accepted(MEDIA_TYPES);
+            return accepted();
         }
         let streams = if streams { format!(", {STREAMS}") } else { String::new() };
         let words =
             format!("406: Not Acceptable\n\nAvailable representations: {MEDIA_TYPES}{streams}");
-        let mut error = ApiError::new(406, "NotAcceptable", words);
+        let mut error = not_acceptable(words);
         error.details = serde_json::json!({});
         error
     }
 }
 
-fn accepted(media_types: &str) -> ApiError {
-    let words = format!("only the following media types are accepted: {media_types}");
+fn accepted() -> ApiError {
+    not_acceptable(format!("only the following media types are accepted: {MEDIA_TYPES}"))
+}
+
+fn not_acceptable(words: String) -> ApiError {
     ApiError::new(406, "NotAcceptable", words)
+}
+
+/// What Go calls an object of this kind inside the server.
+fn go_type(kind: &Kind) -> String {
+    match kind.resource.group.split('.').next().unwrap_or_default() {
+        _ if kind.is_custom() => "unstructured.Unstructured".to_owned(),
+        "" => format!("core.{}", kind.resource.kind),
+        package => format!("{package}.{}", kind.resource.kind),
+    }
 }
 
 #[cfg(test)]
@@ -232,7 +254,7 @@ mod tests {
         let json = |form| Some((form, Encoding::Json));
         let protobuf = |form| Some((form, Encoding::Protobuf));
         let table = "as=Table;v=v1;g=meta.k8s.io";
-        let partial = "as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+        let partial = "as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
         let (object, metadata) = (Form::Object, Form::Partial);
         for (accept, of_pods, of_foos) in [
             ("".to_owned(), json(object), json(object)),
@@ -289,6 +311,16 @@ mod tests {
                 "application/vnd.kubernetes.protobuf;as=Table;v=v1;g=meta.k8s.io",
                 "list",
                 "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf",
+            ),
+            (
+                "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+                "list",
+                "you requested PartialObjectMetadata, but the requested object is a list (*core.PodList)",
+            ),
+            (
+                "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io",
+                "get",
+                "you requested PartialObjectMetadataList, but the requested object is not a list (*core.Pod)",
             ),
         ] {
             let error = Accept::parse(accept).objects(&pods, "", verb).unwrap_err();
