@@ -1,6 +1,7 @@
 //! Requests to the API server, on `surf` with a transport of our own. Upstream: client-go's `rest`.
 
 mod auth;
+mod buffered;
 mod chunks;
 mod config;
 mod discovery;

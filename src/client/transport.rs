@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use async_lock::{Semaphore, SemaphoreGuardArc};
 use async_std::net::TcpStream;
-use futures_lite::io::{AsyncBufRead, AsyncRead, AsyncWrite, BufReader};
+use futures_lite::io::{AsyncBufRead, AsyncRead, AsyncWrite};
 use futures_lite::{AsyncBufReadExt, AsyncWriteExt, FutureExt, ready};
 use futures_rustls::TlsConnector;
 use http_client::http_types::{self, StatusCode};
@@ -25,6 +25,7 @@ use rustix::net::sockopt;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 
+use super::buffered::Buffered;
 use super::chunks::{ChunkDecoder, Piece};
 use super::proxy::{Kind, Proxy};
 use super::rotation::UntilRotated;
@@ -56,13 +57,11 @@ const LOOK_AT_FILES: Duration = Duration::from_secs(5 * 60);
 const HEAD_LIMIT: usize = 64 << 10;
 /// A request's head has room here, a token of a service account included.
 const HEAD_CAPACITY: usize = 2 << 10;
-/// There are nearly a hundred connections, most of which have little to say.
-const BUFFER: usize = 4 << 10;
 
 trait ReadWrite: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> ReadWrite for T {}
 
-type Io = BufReader<Box<dyn ReadWrite>>;
+type Io = Buffered<Box<dyn ReadWrite>>;
 
 struct Connection {
     io: Io,
@@ -304,7 +303,7 @@ impl Shared {
             }
         };
         let io = self.within(CONNECT_TIMEOUT, "the connection", work).await?;
-        Ok(Connection { io: BufReader::with_capacity(BUFFER, io), tls })
+        Ok(Connection { io: Buffered::new(io), tls })
     }
 }
 

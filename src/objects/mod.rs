@@ -42,7 +42,7 @@ pub use endpoints::{
     Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice,
     EndpointSubset, Endpoints, Hint, SlicePort, TargetRef,
 };
-pub use intern::{Istr, Labels};
+pub use intern::{Interned, Istr, Labels};
 pub use key::{ObjectKey, ObjectName, Uid};
 pub use meta::{Meta, PartialObjectMetadata, WholeMeta};
 pub use namespace::{Namespace, NamespaceSpec};
@@ -52,8 +52,7 @@ pub use persistent_volume_claim::{
     PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
 };
 pub use pod::{
-    ContainerStatus, InitContainerStatus, NamedPort, NamedPorts, Pod, PodPhase, PodSpec, PodStatus,
-    ReadyCondition, Sidecar, parse_ip,
+    NamedPort, Pod, PodPhase, PodShape, PodSpec, PodStatus, ReadyCondition, Sidecar, parse_ip,
 };
 pub use pod_quota::PodQuota;
 pub use policy::{
