@@ -8,6 +8,7 @@ use rustls::crypto::{
     CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
     verify_tls13_signature_with_raw_key,
 };
+use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{
     CertificateDer, SignatureVerificationAlgorithm, SubjectPublicKeyInfoDer, UnixTime,
 };
@@ -95,9 +96,22 @@ impl Authorities {
     }
 }
 
+/// The certificates in PEM, among whatever else. What cannot be decoded is skipped, and logged; what
+/// is decoded need not be a certificate yet. Upstream: `pem.Decode`.
+pub fn from_pem(text: &[u8]) -> Vec<CertificateDer<'static>> {
+    // One at a time: what is broken may have no end, and takes nothing else with it.
+    let starts: Vec<usize> = memchr::memmem::find_iter(text, "-----BEGIN ").collect();
+    let ends = starts.iter().skip(1).copied().chain([text.len()]);
+    let blocks = starts.iter().zip(ends).map(|(start, end)| &text[*start..end]);
+    let decoded = blocks.flat_map(CertificateDer::pem_slice_iter).filter_map(|block| {
+        block.inspect_err(|error| log::warn!("skipped what is no PEM: {error}")).ok()
+    });
+    decoded.collect()
+}
+
 fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Error> {
     match x509_parser::parse_x509_certificate(certificate) {
-        Ok((rest, parsed)) if rest.is_empty() => Ok(parsed),
+        Ok(([], parsed)) => Ok(parsed),
         _ => Err(Error::InvalidCertificate(CertificateError::BadEncoding)),
     }
 }
@@ -363,6 +377,26 @@ mod tests {
             Ok(()) => Ok(()),
             Err(Error::InvalidCertificate(fault)) => Err(fault),
             Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn what_is_no_pem_is_skipped() {
+        let (one, two) = (authority("one", |_| ()), authority("two", |_| ()));
+        let (begin, end) = ("-----BEGIN CERTIFICATE-----\n", "-----END CERTIFICATE-----\n");
+        let key = one.key().serialize_pem();
+        for (broken, more) in [
+            (String::new(), 0),
+            (format!("{begin}!!!\n{end}"), 0),
+            (format!("{begin}AAAA\n"), 0),
+            (format!("{key}comment\n{end}"), 0),
+            (format!("{begin}{end}"), 1),
+        ] {
+            let text = format!("{broken}{}{broken}{}{broken}", one.pem(), two.pem());
+            let mut found = from_pem(text.as_bytes());
+            assert_eq!(found.len(), 2 + 3 * more, "{broken}");
+            found.retain(|one| !one.is_empty());
+            assert_eq!(found, [one.der().clone(), two.der().clone()], "{broken}");
         }
     }
 

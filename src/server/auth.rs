@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use futures_lite::future::Boxed;
 use rustls::RootCertStore;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::pki_types::UnixTime;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -145,12 +144,10 @@ pub struct Authorities(x509::Authorities);
 
 impl Authorities {
     /// # Errors
-    /// When `pem` holds no certificate, or a broken one.
+    /// When `pem` holds no certificate, or what is none.
     pub fn from_pem(pem: &[u8]) -> Result<Authorities, String> {
         let mut roots = RootCertStore::empty();
-        let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem)
-            .collect::<Result<_, _>>()
-            .map_err(|error| error.to_string())?;
+        let certificates = x509::from_pem(pem);
         for certificate in &certificates {
             roots.add(certificate.clone()).map_err(|error| error.to_string())?;
         }
@@ -643,6 +640,24 @@ mod tests {
             body["message"],
             "forbidden: User \"system:anonymous\" cannot get path \"/metrics\""
         );
+    }
+
+    #[test]
+    fn authorities_are_certificates_among_what_is_no_pem() {
+        let good = authority().certificate.pem();
+        let block = |content| {
+            format!("-----BEGIN CERTIFICATE-----\n{content}\n-----END CERTIFICATE-----\n")
+        };
+        for (text, is_fine) in [
+            (good.clone(), true),
+            (block("!!!") + &good, true),
+            (block("") + &good, false),
+            (block("MIIB") + &good, false),
+            (block("!!!"), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(Authorities::from_pem(text.as_bytes()).is_ok(), is_fine, "{text}");
+        }
     }
 
     #[test]

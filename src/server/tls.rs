@@ -19,7 +19,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme};
 
-use crate::client::x509::{verify_tls12, verify_tls13};
+use crate::client::x509::{from_pem, verify_tls12, verify_tls13};
 use crate::clock::SharedClock;
 use crate::task::{self, StopToken};
 
@@ -207,9 +207,8 @@ impl ResolvesServerCert for Certificates {
 }
 
 fn load(cert: &Path, key: &Path, provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, String> {
-    let chain = CertificateDer::pem_file_iter(cert)
-        .and_then(|chain| chain.collect::<Result<Vec<_>, _>>())
-        .map_err(|error| format!("{}: {error}", cert.display()))?;
+    let chain = std::fs::read(cert).map_err(|error| format!("{}: {error}", cert.display()))?;
+    let chain = from_pem(&chain);
     if chain.is_empty() {
         return Err(format!("{}: no certificate in it", cert.display()));
     }
@@ -225,12 +224,9 @@ fn certified(
     key: &[u8],
     provider: &CryptoProvider,
 ) -> Result<Arc<CertifiedKey>, String> {
-    let chain = CertificateDer::pem_slice_iter(cert)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| format!("serving certificate: {error}"))?;
     let key =
         PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("serving key: {error}"))?;
-    CertifiedKey::from_der(chain, key, provider)
+    CertifiedKey::from_der(from_pem(cert), key, provider)
         .map(Arc::new)
         .map_err(|error| format!("serving certificate and key: {error}"))
 }
