@@ -54,7 +54,7 @@ impl ServerCertVerifier for Trust {
                 Ok(ServerCertVerified::assertion())
             }
             Trusted::Vouched(authorities) => {
-                let roots = Arc::new(authorities.roots(Purpose::Server, now));
+                let roots = authorities.roots(Purpose::Server, now)?.into();
                 WebPkiServerVerifier::builder_with_provider(roots, self.provider.clone())
                     .build()
                     .map_err(|_| Error::InvalidCertificate(CertificateError::UnknownIssuer))?

@@ -49,21 +49,20 @@ impl Authorities {
         self.certificates.iter().any(|one| one == own)
     }
 
-    /// Those that may vouch at `now` for who shows a certificate for `purpose`; none may be left.
-    pub fn roots(&self, purpose: Purpose, now: UnixTime) -> RootCertStore {
-        let mut roots = RootCertStore::empty();
-        let vouching = self.vouching(purpose, now).map(|(certificate, _)| certificate.clone());
-        roots.add_parsable_certificates(vouching);
-        roots
-    }
-
-    fn vouching(
-        &self,
-        purpose: Purpose,
-        now: UnixTime,
-    ) -> impl Iterator<Item = (&CertificateDer<'static>, X509Certificate<'_>)> {
-        let parsed = self.certificates.iter().filter_map(|one| Some((one, parse(one).ok()?)));
-        parsed.filter(move |(_, one)| check(one, purpose, now).is_ok() && may_sign(one))
+    /// Those that may vouch at `now` for who shows a certificate for `purpose`.
+    ///
+    /// # Errors
+    /// There are none: why the last one may not.
+    pub fn roots(&self, purpose: Purpose, now: UnixTime) -> Result<RootCertStore, Error> {
+        let (mut roots, mut fault) = (RootCertStore::empty(), stranger());
+        for certificate in self.certificates.iter() {
+            let added = vouching(certificate, purpose, now);
+            match added.and_then(|_| roots.add(certificate.clone())) {
+                Ok(()) => {}
+                Err(error) => fault = error,
+            }
+        }
+        if roots.is_empty() { Err(fault) } else { Ok(roots) }
     }
 
     /// Whether a client that shows `own`, and what is `between` it and an authority, is vouched for.
@@ -80,19 +79,22 @@ impl Authorities {
         if self.contain(own) {
             return check(&parsed, Purpose::Client, now);
         }
-        let stranger = || Error::InvalidCertificate(CertificateError::UnknownIssuer);
         if parsed.version() == X509Version::V3 {
-            let roots = Arc::new(self.roots(Purpose::Client, now));
+            let roots = self.roots(Purpose::Client, now)?.into();
             let chains = WebPkiClientVerifier::builder_with_provider(roots, self.provider.clone());
             let chains = chains.build().map_err(|_| stranger())?;
             return chains.verify_client_cert(own, between, now).map(drop);
         }
         check(&parsed, Purpose::Client, now)?;
-        let vouching: Vec<_> = self.vouching(Purpose::Client, now).map(|(_, one)| one).collect();
+        let authorities = self.certificates.iter();
+        let authorities: Vec<_> =
+            authorities.filter_map(|one| vouching(one, Purpose::Client, now).ok()).collect();
         let between = between.iter().take(MOST_BETWEEN).filter_map(|one| parse(one).ok());
         let between = between.filter(|one| is_between(one, Purpose::Client, now)).collect();
         let algorithms = &self.provider.signature_verification_algorithms;
-        is_vouched_for(&parsed, between, &vouching, algorithms).then_some(()).ok_or_else(stranger)
+        is_vouched_for(&parsed, between, &authorities, algorithms)
+            .then_some(())
+            .ok_or_else(stranger)
     }
 }
 
@@ -147,6 +149,21 @@ pub(super) fn check_alone(
     now: UnixTime,
 ) -> Result<(), Error> {
     check(&parse(own)?, purpose, now)
+}
+
+fn stranger() -> Error {
+    Error::InvalidCertificate(CertificateError::UnknownIssuer)
+}
+
+/// An authority that may vouch at `now`.
+fn vouching<'a>(
+    authority: &'a CertificateDer<'_>,
+    purpose: Purpose,
+    now: UnixTime,
+) -> Result<X509Certificate<'a>, Error> {
+    let parsed = parse(authority)?;
+    check(&parsed, purpose, now)?;
+    if may_sign(&parsed) { Ok(parsed) } else { Err(stranger()) }
 }
 
 /// Whether it may sign others. Upstream: `Certificate.CheckSignatureFrom`.
