@@ -107,10 +107,9 @@ impl Exec {
             return Err("has a variable without a name".to_owned());
         }
         match self.interactive_mode.as_str() {
-            "Never" | "IfAvailable" => Ok(()),
+            "Never" | "IfAvailable" | "Always" => Ok(()),
             // Before v1 it could be left out.
             "" if self.api_version.ends_with("/v1beta1") => Ok(()),
-            "Always" => Err("wants to be interactive, and nobody is here to answer".to_owned()),
             other => Err(format!("has interactiveMode {other:?}")),
         }
     }

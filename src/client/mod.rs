@@ -20,6 +20,7 @@ mod tls;
 mod transport;
 mod trust;
 mod tunnel;
+pub mod x509;
 
 pub use auth::TokenProvider;
 pub use chunks::{BadChunk, ChunkDecoder, Piece};

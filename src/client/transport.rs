@@ -157,7 +157,8 @@ impl Shared {
     async fn exchange(self: Arc<Self>, mut request: Request) -> io::Result<Response> {
         let own = request.ext().get::<OwnConnection>().is_some();
         let body = request.take_body().into_bytes().await.map_err(io::Error::other)?;
-        let head = head_of(&request, body.len())?;
+        let forwarding = self.proxy.as_ref().filter(|proxy| proxy.forwards_to(request.url()));
+        let head = head_of(&request, body.len(), forwarding)?;
         let identity = match request.url().scheme() {
             "http" => None,
             _ => Some(self.tls.identity().await.map_err(io::Error::other)?),
@@ -295,7 +296,9 @@ impl Shared {
                     };
                     stream = self.secure(config, stream, peer, peer_port).await?;
                 }
-                stream = tunnel::open(stream, proxy, &host, port).await?;
+                if !proxy.forwards_to(url) {
+                    stream = tunnel::open(stream, proxy, &host, port).await?;
+                }
             }
             match tls.clone() {
                 Some(config) => self.secure(config, stream, &host, port).await,
@@ -366,19 +369,25 @@ fn probe_when_silent(tcp: &TcpStream) -> rustix::io::Result<()> {
     sockopt::set_tcp_keepcnt(tcp, KEEP_ALIVE_PROBES)
 }
 
-fn head_of(request: &Request, length: usize) -> io::Result<Vec<u8>> {
+/// `forwarding`: the proxy that is sent the request itself.
+fn head_of(request: &Request, length: usize, forwarding: Option<&Proxy>) -> io::Result<Vec<u8>> {
     let url = request.url();
+    let host = url.host_str().unwrap_or_default();
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     let mut head = String::with_capacity(HEAD_CAPACITY);
     let mut push = |parts: &[&str]| parts.iter().for_each(|part| head.push_str(part));
-    push(&[request.method().as_ref(), " ", url.path()]);
+    push(&[request.method().as_ref(), " "]);
+    if forwarding.is_some() {
+        push(&[url.scheme(), "://", host, &port]);
+    }
+    push(&[url.path()]);
     if let Some(query) = url.query() {
         push(&["?", query]);
     }
-    push(&[" HTTP/1.1\r\nhost: ", url.host_str().unwrap_or_default()]);
-    if let Some(port) = url.port() {
-        push(&[":", &port.to_string()]);
+    push(&[" HTTP/1.1\r\nhost: ", host, &port, "\r\n"]);
+    if let Some(value) = forwarding.and_then(Proxy::authorization) {
+        push(&["proxy-authorization: ", &value, "\r\n"]);
     }
-    push(&["\r\n"]);
     for (name, values) in request.iter() {
         // http-types gives even an empty body a type, and the API server refuses it for discovery.
         if length == 0 && name.as_str() == "content-type" {

@@ -65,3 +65,17 @@ pub async fn serve_widgets_like(env: &Site, schema: Value) {
 pub async fn serve_widgets(env: &Site) {
     serve_widgets_like(env, json!({ "type": "object" })).await;
 }
+
+/// Says that another server, which is away, answers for version v1 of `group`.
+pub async fn send_away(env: &Site, group: &str) {
+    let away = json!({
+        "apiVersion": API_SERVICES.api_version(), "kind": API_SERVICES.kind,
+        "metadata": { "name": format!("v1.{group}") },
+        "spec": {
+            "group": group, "version": "v1",
+            "service": { "namespace": "default", "name": "away" },
+            "groupPriorityMinimum": 100, "versionPriority": 100,
+        },
+    });
+    env.client.resource(&API_SERVICES).create::<Value>("", &away).await.expect("create");
+}
