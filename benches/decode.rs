@@ -9,8 +9,11 @@ use http_client::http_types::Body;
 use kube_controller_manager::client::{
     ListPart, ListSplitter, ListStream, WatchEvent, WatchStream,
 };
+use kube_controller_manager::objects::protobuf::MEDIA_TYPE;
 use kube_controller_manager::objects::{Encoded, Object, PartialObjectMetadata, Pod};
 use kube_controller_manager::sandbox::load::objects;
+use kube_controller_manager::sandbox::protobuf;
+use serde_json::json;
 
 const COUNTS: [usize; 3] = [100, 1_000, 10_000];
 /// As much as the transport hands on at once.
@@ -22,6 +25,19 @@ fn main() {
 
 fn decode<T: Object>(object: &Encoded) -> Arc<T> {
     Arc::new(object.decode().expect("an object"))
+}
+
+/// A pod as it stands in a list or an event in protobuf.
+fn message(n: usize) -> Vec<u8> {
+    let object = serde_json::from_slice(&objects::pod(n)).expect("JSON");
+    protobuf::message("v1", "Pod", &object).expect("a kind that has messages").to_vec()
+}
+
+/// As [`body`], in protobuf.
+fn binary_body(bytes: &[u8]) -> Body {
+    let mut body = body(bytes);
+    body.set_mime(MEDIA_TYPE);
+    body
 }
 
 /// A body that cannot be had all at once.
@@ -49,6 +65,18 @@ fn pod_list(bencher: Bencher, count: usize) {
         .counter(BytesCount::new(list.len()))
         .counter(ItemsCount::new(count))
         .with_inputs(|| body(&list))
+        .bench_values(read_list::<Pod>);
+}
+
+#[divan::bench(args = COUNTS)]
+fn pod_list_in_protobuf(bencher: Bencher, count: usize) {
+    let items: Vec<_> = (0..count).map(|n| message(n).into()).collect();
+    let meta = json!({"resourceVersion": "9000000"});
+    let list = protobuf::list(("v1", "PodList"), &meta, &items, count).concat();
+    bencher
+        .counter(BytesCount::new(list.len()))
+        .counter(ItemsCount::new(count))
+        .with_inputs(|| binary_body(&list))
         .bench_values(read_list::<Pod>);
 }
 
@@ -96,12 +124,27 @@ fn pod_watch(bencher: Bencher, count: usize) {
         .counter(BytesCount::new(events.len()))
         .counter(ItemsCount::new(count))
         .with_inputs(|| WatchStream::new("GET".to_owned(), body(&events)))
-        .bench_values(|mut watch| {
-            let mut all: Vec<Arc<Pod>> = Vec::new();
-            while let Some(event) = block_on(watch.next()) {
-                let Ok(WatchEvent::Modified(pod)) = event else { panic!("no such event") };
-                all.push(decode(&pod));
-            }
-            all
-        });
+        .bench_values(read_watch);
+}
+
+#[divan::bench(args = COUNTS)]
+fn pod_watch_in_protobuf(bencher: Bencher, count: usize) {
+    let mut events = Vec::new();
+    for n in 0..count {
+        protobuf::event(&mut events, "MODIFIED", &protobuf::envelope("v1", "Pod", &message(n)));
+    }
+    bencher
+        .counter(BytesCount::new(events.len()))
+        .counter(ItemsCount::new(count))
+        .with_inputs(|| WatchStream::new("GET".to_owned(), binary_body(&events)))
+        .bench_values(read_watch);
+}
+
+fn read_watch(mut watch: WatchStream) -> Vec<Arc<Pod>> {
+    let mut all = Vec::new();
+    while let Some(event) = block_on(watch.next()) {
+        let Ok(WatchEvent::Modified(pod)) = event else { panic!("no such event") };
+        all.push(decode(&pod));
+    }
+    all
 }
