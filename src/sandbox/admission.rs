@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::api::Api;
-use super::call::{Call, Form, Query, Warnings};
+use super::call::Call;
 use super::failures;
 use super::kinds::Kind;
 use super::status::{ApiError, ApiResult};
@@ -109,13 +109,8 @@ impl Api {
             let charged = charge_one(&call.kind, object, &usage, &stored.value)?;
             let (Some(_), Some(kind)) = (charged, quota_kind.clone()) else { continue };
             let at = Call {
-                kind,
-                namespace: call.namespace.clone(),
-                name: text(&stored.value, "/metadata/name").to_owned(),
                 subresource: "status".to_owned(),
-                query: Query::default(),
-                form: Form::Object,
-                warnings: Warnings::default(),
+                ..Call::of(kind, &call.namespace, text(&stored.value, "/metadata/name"))
             };
             // Others are counted at the same time: what is used is looked at again with the write.
             let changed = self.modify(&at, Part::Raw, &|old| {

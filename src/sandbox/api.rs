@@ -15,7 +15,9 @@ use super::faults::{Fault, Faults};
 use super::kinds::Kind;
 use super::patch;
 use super::protobuf;
+use super::rbac::Rbac;
 use super::registry::Registry;
+use super::select::exact_name;
 use super::status::{ApiError, ApiResult};
 use super::store::Store;
 use super::{discovery, documents};
@@ -31,6 +33,7 @@ pub struct Api {
     pub store: Store,
     pub registry: Registry,
     pub auth: Auth,
+    pub rbac: Rbac,
     pub faults: Arc<Faults>,
     pub clock: SharedClock,
     /// Whether a pod needs its service account.
@@ -124,6 +127,36 @@ pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'st
     }
 }
 
+/// What the authorizer is asked. Upstream: `RequestInfoFactory.NewRequestInfo`.
+fn access(
+    method: &Method,
+    verb: &str,
+    path: &str,
+    at: Option<&ResourcePath>,
+    query: &Query,
+) -> Access {
+    let Some(at) = at else {
+        let verb = method.as_str().to_ascii_lowercase();
+        return Access { verb, path: path.to_owned(), ..Access::default() };
+    };
+    let resource = match at.subresource.as_str() {
+        "" => at.resource.clone(),
+        sub => format!("{}/{sub}", at.resource),
+    };
+    // A namespace is in itself.
+    let namespaces = at.resource == "namespaces" && at.namespace.is_empty();
+    let namespace = if namespaces { &at.name } else { &at.namespace };
+    let selected = matches!(verb, "list" | "watch").then(|| exact_name(query.get("fieldSelector")));
+    Access {
+        verb: verb.to_owned(),
+        group: at.group.clone(),
+        resource,
+        namespace: namespace.clone(),
+        name: selected.flatten().unwrap_or_else(|| at.name.clone()),
+        path: String::new(),
+    }
+}
+
 impl Api {
     /// Answers one request.
     pub async fn handle(self: Arc<Self>, request: Request) -> Response {
@@ -160,32 +193,13 @@ impl Api {
         let Some(user) = self.auth.user(&peer, header("authorization"), now, legacy) else {
             return failure(&failures::unauthorized());
         };
-        let groups = headers.get_all("impersonate-group").iter();
-        let groups: Vec<&str> = groups.filter_map(|group| group.to_str().ok()).collect();
-        let user = match header("impersonate-user") {
-            None if groups.is_empty() => user,
-            None => {
-                let why = format!("requested groups {groups:?} without impersonating a user name");
-                return failure(&failures::bad_request(why));
-            }
-            Some(name) => {
-                let uid = header("impersonate-uid").unwrap_or_default().to_owned();
-                User { uid, ..user.impersonating(name, &groups) }
-            }
+        let access = access(&method, verb, &path, resource.as_ref(), &query);
+        let user = match self.acting(user, &headers, &access) {
+            Ok(user) => user,
+            Err(error) => return failure(&error),
         };
-        let access = match &resource {
-            None => Access { verb: verb.to_owned(), path: path.clone(), ..Access::default() },
-            Some(at) => Access {
-                verb: verb.to_owned(),
-                group: at.group.clone(),
-                resource: named,
-                namespace: at.namespace.clone(),
-                name: at.name.clone(),
-                path: String::new(),
-            },
-        };
-        if let Some(why) = self.auth.denied(&user, &access) {
-            return failure(&denied(&user, &access, &why));
+        if let Err(error) = self.check_access(&user, &access) {
+            return failure(&error);
         }
         let payload = match body.read(BODY_LIMIT_BYTES).await {
             Ok(bytes) => {
@@ -210,7 +224,9 @@ impl Api {
             Err(error) => Err(error),
             Ok(form) => match resource {
                 None => self.other(&path, query.is("verbose"), form),
-                Some(at) => self.clone().resource(verb, at, query, form, &user, payload).await,
+                Some(at) => {
+                    self.clone().resource(verb, at, query, form, Arc::new(user), payload).await
+                }
             },
         };
         let response = answered.unwrap_or_else(|error| failure(&error));
@@ -269,10 +285,10 @@ impl Api {
         at: ResourcePath,
         query: Query,
         form: Form,
-        user: &User,
+        user: Arc<User>,
         payload: Payload,
     ) -> ApiResult<Response> {
-        if let Some(answer) = self.review(verb, &at, user, &payload)? {
+        if let Some(answer) = self.review(verb, &at, &user, &payload)? {
             return Ok(answer);
         }
         let Some(kind) = self.registry.find(&at.group, &at.version, &at.resource) else {
@@ -296,6 +312,7 @@ impl Api {
             query,
             form,
             warnings: Warnings::default(),
+            user,
         };
         if verb == "watch" && call.subresource.is_empty() {
             return self.watch(call).await;
@@ -305,7 +322,7 @@ impl Api {
         }
         let payload = match call.table().as_str() {
             "certificatesigningrequests.certificates.k8s.io" if verb == "create" => {
-                requested_by(user, &payload)?
+                requested_by(&call.user, &payload)?
             }
             _ => payload,
         };
@@ -392,39 +409,6 @@ fn deprecated(kind: &Kind) -> Option<&'static str> {
     }
 }
 
-fn denied(user: &User, access: &Access, why: &str) -> ApiError {
-    let name = &user.name;
-    let verb = &access.verb;
-    if access.resource.is_empty() {
-        let path = &access.path;
-        let mut error = ApiError::new(
-            403,
-            "Forbidden",
-            format!("forbidden: User {name:?} cannot {verb} path {path:?}"),
-        );
-        error.details = json!({});
-        return error;
-    }
-    let (resource, group) = (&access.resource, &access.group);
-    let scope = match access.namespace.as_str() {
-        "" => "at the cluster scope".to_owned(),
-        namespace => format!("in the namespace {namespace:?}"),
-    };
-    let more = if why.is_empty() { String::new() } else { format!(": {why}") };
-    let plural = resource.split('/').next().unwrap_or_default().to_owned();
-    let at = crate::objects::ResourceType {
-        group: group.clone().into(),
-        version: "".into(),
-        kind: "".into(),
-        plural: plural.into(),
-        namespaced: true,
-    };
-    let why = format!(
-        "User {name:?} cannot {verb} resource {resource:?} in API group {group:?} {scope}{more}"
-    );
-    failures::forbidden(&at, &access.name, &why)
-}
-
 fn version() -> Value {
     json!({
         "major": "1", "minor": "36", "emulationMajor": "1", "emulationMinor": "36",
@@ -458,11 +442,25 @@ fn cut_after(response: Response, limit: usize) -> Response {
     Response { body: Body::Stream(Box::pin(body)), ..response }
 }
 
+/// An empty server of the built-in kinds.
+#[cfg(test)]
+pub fn for_tests() -> Api {
+    Api {
+        store: Store::new(100),
+        registry: Registry::new(super::kinds::builtin()),
+        auth: Auth::default(),
+        rbac: Rbac::default(),
+        faults: Arc::default(),
+        clock: crate::clock::FakeClock::new(crate::objects::Timestamp::from_secs(1000)),
+        service_accounts: false,
+        stop: StopToken::new(),
+        bookmark_every: Duration::from_secs(60),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::FakeClock;
-    use crate::objects::Timestamp;
     use crate::sandbox::auth::User;
     use crate::server::http::{Chain, HeaderMap, RequestBody};
     use futures_lite::future::block_on;
@@ -472,16 +470,7 @@ mod tests {
     }
 
     fn api_with(service_accounts: bool) -> Arc<Api> {
-        let api = Arc::new(Api {
-            store: Store::new(100),
-            registry: Registry::new(crate::sandbox::kinds::builtin()),
-            auth: Auth::default(),
-            faults: Arc::default(),
-            clock: FakeClock::new(Timestamp::from_secs(1000)),
-            service_accounts,
-            stop: StopToken::new(),
-            bookmark_every: Duration::from_secs(60),
-        });
+        let api = Arc::new(Api { service_accounts, ..for_tests() });
         let namespace =
             json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "ns" } });
         api.create_value("", "namespaces", namespace).unwrap();
@@ -498,7 +487,8 @@ mod tests {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let mut headers = HeaderMap::new();
         headers.insert("content-type", hyper::header::HeaderValue::from_static(kind));
-        let bearer = format!("Bearer {}", api.auth.issue(User::new("bob", &[]), vec![], None));
+        let bob = User::new("bob", &["system:masters"]);
+        let bearer = format!("Bearer {}", api.auth.issue(bob, vec![], None));
         headers.insert("authorization", bearer.parse().unwrap());
         let bytes = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         block_on(api.clone().handle(Request {

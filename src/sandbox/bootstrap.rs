@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::api::Api;
-use super::call::{Call, Form, Query, Warnings};
+use super::call::Call;
 use super::status::ApiResult;
 use super::write::Part;
 
@@ -64,6 +64,7 @@ impl Api {
                 json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
             self.create_value("", "namespaces", namespace)?;
         }
+        self.first_roles()?;
         self.track_legacy_tokens()?;
         self.system_priorities()?;
         self.local_services()?;
@@ -111,15 +112,8 @@ impl Api {
                 "spec": spec,
             });
             self.create_value(GROUP, "apiservices", service)?;
-            let call = Call {
-                kind: kind.clone(),
-                namespace: String::new(),
-                name,
-                subresource: "status".to_owned(),
-                query: Query::default(),
-                form: Form::Object,
-                warnings: Warnings::default(),
-            };
+            let subresource = "status".to_owned();
+            let call = Call { subresource, ..Call::of(kind.clone(), "", &name) };
             let now = self.clock.now().to_string();
             self.modify(&call, Part::Raw, &|old| {
                 let mut new = old.clone();

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::apply::Writer;
+use super::auth::User;
 use super::failures;
 use super::kinds::Kind;
 use super::status::ApiResult;
@@ -153,6 +154,8 @@ pub struct Call {
     pub query: Query,
     pub form: Form,
     pub warnings: Warnings,
+    /// Who asks.
+    pub user: Arc<User>,
 }
 
 /// What the answer warns of.
@@ -176,6 +179,7 @@ impl Call {
             query: Query::default(),
             form: Form::Object,
             warnings: Warnings::default(),
+            user: Arc::new(User::server()),
         }
     }
 

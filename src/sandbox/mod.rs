@@ -24,6 +24,7 @@ pub mod nodes;
 pub mod openapi;
 pub mod patch;
 mod protobuf;
+mod rbac;
 mod read;
 mod registry;
 mod reviews;

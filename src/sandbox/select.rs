@@ -102,6 +102,15 @@ impl Selection {
     }
 }
 
+/// The one name that a field selector lets through.
+pub fn exact_name(fields: &str) -> Option<String> {
+    let terms = split_terms(fields);
+    let term = terms.iter().filter_map(|term| parse_term(term));
+    let mut named = term.filter(|term| term.equal && term.path == "metadata.name");
+    let found = named.next()?;
+    (!found.value.is_empty() && !found.value.contains(['/', '%'])).then_some(found.value)
+}
+
 /// Splits at commas that no backslash stands before, and takes the backslashes off values.
 fn split_terms(text: &str) -> Vec<String> {
     let mut terms = vec![String::new()];

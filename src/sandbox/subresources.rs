@@ -184,6 +184,7 @@ impl Api {
             query: call.query.clone(),
             form: call.form,
             warnings: Warnings::default(),
+            user: call.user.clone(),
         };
         self.bind(&pod, payload)
     }
@@ -285,13 +286,9 @@ impl Api {
         };
         let name = text(&budget.value, "/metadata/name").to_owned();
         let at = Call {
-            kind,
-            namespace: call.namespace.clone(),
-            name: name.clone(),
             subresource: "status".to_owned(),
-            query: super::call::Query::default(),
             form: call.form,
-            warnings: Warnings::default(),
+            ..Call::of(kind, &call.namespace, &name)
         };
         let now = self.clock.now().to_string();
         let take = |old: &Value| -> ApiResult<Value> {

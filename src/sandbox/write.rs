@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::accounts;
 use super::api::{Api, Payload};
 use super::apply;
+use super::auth::Access;
 use super::call::{Call, Warnings};
 use super::failures;
 use super::kinds::{self, Kind, Subresource, View};
@@ -256,6 +257,7 @@ impl Api {
         }
         self.check_defined(kind, &name)?;
         (kind.default)(&mut object);
+        self.check_escalation(call, None, &object)?;
         let account = self.account_of(kind, &object)?;
         let asked = spec_keys(&object);
         if is_namespace(kind) {
@@ -361,6 +363,7 @@ impl Api {
             query: call.query.clone(),
             form: call.form,
             warnings: Warnings::default(),
+            user: call.user.clone(),
         };
         let own = || -> ApiResult<Value> {
             let mut object = call.object(payload)?;
@@ -395,11 +398,25 @@ impl Api {
         let missing = || self.store.get(&call.table(), &call.key(&call.name)).is_none();
         if made_by_update(&call.kind) && missing() {
             check_name(call, &object)?;
+            self.check_creates(call)?;
             let stored = self.create_object(call, object)?;
             return Ok(self.one(201, call, &stored));
         }
         let stored = self.update_object(call, object, Part::Main)?;
         Ok(self.one(200, call, &stored))
+    }
+
+    /// Whether the caller may create what the request would have changed. Errors: 403.
+    fn check_creates(&self, call: &Call) -> ApiResult<()> {
+        let access = Access {
+            verb: "create".to_owned(),
+            group: (*call.kind.resource.group).to_owned(),
+            resource: (*call.kind.resource.plural).to_owned(),
+            namespace: call.namespace.clone(),
+            name: call.name.clone(),
+            path: String::new(),
+        };
+        self.check_access(&call.user, &access)
     }
 
     /// Replaces an object, as an update request does.
@@ -414,6 +431,7 @@ impl Api {
             let now = self.clock.now().to_string();
             let empty = json!({ "metadata": {} });
             let object = apply::apply(&call.kind, &empty, &config, &call.writer(&now), true)?;
+            self.check_creates(call)?;
             let stored = self.create_tracked(call, object, Track::Done)?;
             return Ok(self.one(201, call, &stored));
         }
@@ -553,6 +571,7 @@ impl Api {
         match part {
             Part::Main => {
                 (kind.default)(&mut new);
+                self.check_escalation(call, Some(old), &new)?;
                 (kind.prepare_update)(&mut new, old);
             }
             Part::Status => {

@@ -21,6 +21,7 @@ mod workloads;
 pub use builtin::builtin;
 pub use custom::from_crd;
 pub use json::drop_nulls;
+pub use metadata::subdomain_fault;
 pub use views::View;
 
 use serde_json::Value;
