@@ -9,7 +9,7 @@ use hyper::header::{RETRY_AFTER, WARNING};
 use serde_json::{Value, json};
 
 use super::auth::{Access, Auth, User};
-use super::call::{Call, Form, Query, ResourcePath, Warnings};
+use super::call::{Call, Form, Query, ResourcePath, Warnings, decode};
 use super::failures;
 use super::faults::{Fault, Faults};
 use super::kinds::Kind;
@@ -137,7 +137,7 @@ fn access(
 ) -> Access {
     let Some(at) = at else {
         let verb = method.as_str().to_ascii_lowercase();
-        return Access { verb, path: path.to_owned(), ..Access::default() };
+        return Access { verb, path: decode(path, false), ..Access::default() };
     };
     let resource = match at.subresource.as_str() {
         "" => at.resource.clone(),
@@ -248,7 +248,7 @@ impl Api {
             | "/readyz/ping" => {
                 return Ok(Response::text(200, "ok"));
             }
-            "/version" => {
+            "/version" | "/version/" => {
                 let text = serde_json::to_vec_pretty(&version()).unwrap_or_default();
                 return Ok(Response::new(200, "application/json", text));
             }

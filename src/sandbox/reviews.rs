@@ -56,6 +56,9 @@ impl Api {
             return Ok(None);
         }
         let mut review = payload.object()?;
+        if !at.namespace.is_empty() {
+            of_namespace(&mut review, &at.namespace)?;
+        }
         review["status"] = answer(self, user, &at.namespace, &review)?;
         review["kind"] = kind.into();
         review["apiVersion"] = format!("{}/{}", at.group, at.version).into();
@@ -119,12 +122,6 @@ impl Api {
             );
         }
         refuse(&faults)?;
-        let own = text(review, "/metadata/namespace");
-        if own != namespace && !own.is_empty() {
-            return Err(failures::bad_request(format!(
-                "spec.resourceAttributes.namespace must match namespace: {namespace}"
-            )));
-        }
         Ok(self.access(&subject, review))
     }
 
@@ -161,16 +158,33 @@ impl Api {
     }
 }
 
+/// Upstream: `rest.EnsureObjectNamespaceMatchesRequestNamespace`.
+fn of_namespace(review: &mut Value, namespace: &str) -> ApiResult<()> {
+    if !review["metadata"].is_object() {
+        review["metadata"] = json!({});
+    }
+    let own = &mut review["metadata"]["namespace"];
+    if own.as_str().is_some_and(|own| !own.is_empty() && own != namespace) {
+        return Err(failures::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    *own = namespace.into();
+    Ok(())
+}
+
 /// What is wrong with an access review, but for its subject. `local`: it is of a namespace.
 /// Upstream: `pkg/apis/authorization/validation`.
 fn faults(review: &Value, local: bool) -> Vec<Cause> {
     let spec = &review["spec"];
     let (of_resource, of_path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
+    // Upstream shows its own form of it, whose fields have other names.
+    let shown = json!({ "Path": text(of_path, "/path"), "Verb": text(of_path, "/verb") });
     let mut faults = Vec::new();
     match (of_resource.is_object(), of_path.is_object()) {
         (true, true) => faults.push(invalid_value(
             "spec.nonResourceAttributes",
-            of_path,
+            &shown,
             "cannot be specified in combination with resourceAttributes",
         )),
         (false, false) => faults.push(invalid_value(
@@ -191,7 +205,7 @@ fn faults(review: &Value, local: bool) -> Vec<Cause> {
     }
     if local && of_path.is_object() {
         let why = "disallowed on this kind of request";
-        faults.push(invalid_value("spec.nonResourceAttributes", of_path, why));
+        faults.push(invalid_value("spec.nonResourceAttributes", &shown, why));
     }
     let namespace = text(of_resource, "/namespace");
     if local && of_resource.is_object() && namespace != text(review, "/metadata/namespace") {

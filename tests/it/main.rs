@@ -17,6 +17,7 @@ mod namespaces;
 mod podgc;
 mod policies;
 mod quota;
+mod rbac;
 mod real;
 mod resync;
 mod rollouts;

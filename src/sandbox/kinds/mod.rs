@@ -13,6 +13,7 @@ mod more;
 mod pod;
 mod pod_rules;
 mod quantity;
+mod rbac;
 pub mod schema;
 mod schema_rules;
 pub mod views;

@@ -16,9 +16,11 @@ fn objects(table: &str) -> Vec<(&'static str, Value)> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match (line.starts_with(' '), words.as_slice()) {
             (true, words) => {
-                let rules = objects.last_mut().map(|(_, role)| &mut role["rules"]);
-                if let Some(rules) = rules.and_then(Value::as_array_mut) {
-                    rules.push(rule(words));
+                if let Some((_, role)) = objects.last_mut() {
+                    match role["rules"].as_array_mut() {
+                        Some(rules) => rules.push(rule(words)),
+                        None => role["rules"] = json!([rule(words)]),
+                    }
                 }
             }
             (false, [what @ ("role" | "clusterrole"), name, labels @ ..]) => {
@@ -73,7 +75,6 @@ fn role(what: &str, name: &str, labels: &[&str]) -> (&'static str, Value) {
         _ => ("clusterroles", "ClusterRole"),
     };
     let mut role = named(kind, name);
-    role["rules"] = json!([]);
     for label in labels {
         let key = |label: &str| format!("{GROUP}/{label}");
         if let Some(label) = label.strip_prefix("label=") {

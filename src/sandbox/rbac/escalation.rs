@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::rule::quoted;
-use super::{GROUP, MASTERS, Rule};
+use super::{GROUP, MASTERS, Missing, Rule};
 use crate::sandbox::api::Api;
 use crate::sandbox::auth::Access;
 use crate::sandbox::call::Call;
@@ -54,19 +54,19 @@ impl Api {
         let of_kind = match kind {
             "Role" => "roles",
             "ClusterRole" => "clusterroles",
-            // Its validation refuses it.
-            _ => return Ok(()),
+            _ if old.is_some_and(|old| collected(old, new)) => return Ok(()),
+            _ => {
+                let why = format!("unsupported role reference kind: {kind:?}");
+                return Err(ApiError::new(500, "", why));
+            }
         };
         if old.is_some_and(|old| collected(old, new)) || may("bind", of_kind, name) {
             return Ok(());
         }
         let index = self.rbac.index(&self.store);
         let rules = index.rules(&(kind.to_owned(), name.to_owned()), &call.namespace);
-        let rules = rules.map_err(|missing| {
-            let mut error = ApiError::new(404, "NotFound", missing.text(true));
-            error.details = serde_json::json!({ "name": name, "group": GROUP, "kind": of_kind });
-            error
-        })?;
+        // In the words of a storage that takes the role for what is asked for.
+        let rules = rules.map_err(|missing| failures::not_found(resource, &missing.name))?;
         self.escalates(call, rules).map_or(Ok(()), |why| refused(&why))
     }
 
@@ -85,8 +85,10 @@ impl Api {
             Rule::described(missing).join("\n")
         );
         if !unresolved.is_empty() {
-            let faults = unresolved.iter().map(|role| role.text(true)).collect();
-            why += &format!("; resolution errors: [{}]", super::aggregate(faults));
+            let resource = &call.kind.resource;
+            let fault = |role: &Missing| format!("{resource} {:?} not found", role.name);
+            let faults = super::aggregate(unresolved.iter().map(fault).collect());
+            why += &format!("; resolution errors: [{faults}]");
         }
         Some(why)
     }

@@ -242,12 +242,133 @@ impl Api {
 
 fn extra_fault(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
     extra.iter().find_map(|(key, values)| {
-        let what = match key {
-            _ if key.is_empty() => "the empty string key",
-            _ if values.is_empty() => "empty values",
-            _ if values.iter().any(String::is_empty) => "the empty string value",
+        let (domain, path) = key.split_once('/').unwrap_or((key, ""));
+        let detail;
+        let (what, more) = match key {
+            _ if key.is_empty() => ("the empty string key", ""),
+            _ if path.is_empty() || domain.is_empty() => {
+                let why = "must be a domain-prefixed path (such as \"acme.io/foo\")";
+                detail = format!(": extra.key: Invalid value: {key:?}: {why}");
+                ("an invalid key", &*detail)
+            }
+            _ if values.iter().any(String::is_empty) => ("the empty string value", ""),
             _ => return None,
         };
-        Some(format!("impersonating {what} in extra is not allowed"))
+        Some(format!("impersonating {what} in extra is not allowed{more}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::api::for_tests;
+    use serde_json::json;
+
+    /// An API where `old` may be alice of the developers in the old way, and `new` alice, accounts
+    /// and nodes, but only to list pods.
+    fn api() -> Api {
+        let api = for_tests();
+        let users = ["users", "groups", "userextras/a.b/c"];
+        let pods = json!({ "apiGroups": [""], "resources": ["pods"], "verbs": [
+            "impersonate-on:user-info:list", "impersonate-on:serviceaccount:list",
+            "impersonate-on:arbitrary-node:list", "impersonate-on:associated-node:list",
+        ] });
+        for (name, rules) in [
+            (
+                "old",
+                json!([{ "apiGroups": ["", AUTHENTICATION], "resources": users,
+                "verbs": ["impersonate"], "resourceNames": ["alice", "devs", "x"] }]),
+            ),
+            (
+                "new",
+                json!([pods, { "apiGroups": [AUTHENTICATION], "resources": users,
+                "verbs": ["impersonate:user-info"], "resourceNames": ["alice", "devs", MASTERS] },
+                { "apiGroups": [AUTHENTICATION], "resources": ["serviceaccounts", "nodes"],
+                "verbs": ["impersonate:serviceaccount", "impersonate:arbitrary-node"] }]),
+            ),
+        ] {
+            let role = json!({ "metadata": { "name": name }, "rules": rules });
+            api.store.create(super::super::CLUSTER_ROLES, name, role).ok().unwrap();
+            let binding = json!({
+                "metadata": { "name": name }, "subjects": [{ "kind": "User", "name": name }],
+                "roleRef": { "kind": "ClusterRole", "name": name },
+            });
+            api.store.create(super::super::CLUSTER_BINDINGS, name, binding).ok().unwrap();
+        }
+        api
+    }
+
+    /// `name group... key=value`
+    fn headers(wanted: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (n, word) in wanted.split(' ').enumerate().filter(|(_, word)| !word.is_empty()) {
+            let (name, value) = match word.split_once('=') {
+                Some((key, value)) => (format!("impersonate-extra-{key}"), value),
+                None if n == 0 => ("impersonate-user".to_owned(), word),
+                None => ("impersonate-group".to_owned(), word),
+            };
+            let name = hyper::header::HeaderName::try_from(name).unwrap();
+            headers.append(name, value.parse().unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn who_may_act_as_whom() {
+        const ALL: &str = "system:authenticated";
+        let account = ["system:serviceaccounts", "system:serviceaccounts:a", ALL].join(" ");
+        let refused = |what: &str, verb: &str, resource: &str, group: &str, more: &str| {
+            let scope = "at the cluster scope";
+            format!(
+                "{what} is forbidden: User \"new\" cannot {verb} resource {resource:?} in API group {group:?} {scope}{more}"
+            )
+        };
+        let on = refused("secrets", "impersonate-on:user-info:list", "secrets", "", "");
+        let masters = refused(
+            &format!("groups.{AUTHENTICATION} \"system:masters\""),
+            "impersonate:user-info",
+            "groups",
+            AUTHENTICATION,
+            ": impersonating the system:masters group is not allowed",
+        );
+        let bert = refused(
+            &format!("users.{AUTHENTICATION} \"bert\""),
+            "impersonate:user-info",
+            "users",
+            AUTHENTICATION,
+            "",
+        );
+        for (who, wanted, resource, outcome) in [
+            ("nobody", "", "pods", Ok("")),
+            ("old", "alice", "pods", Ok(ALL)),
+            ("old", "alice devs", "secrets", Ok("devs system:authenticated")),
+            ("old", "alice devs a.b%2fc=x", "pods", Ok("devs system:authenticated")),
+            ("new", "alice devs", "pods", Ok("devs system:authenticated")),
+            ("new", "alice", "secrets", Err(&*on)),
+            ("new", "bert", "pods", Err(&*bert)),
+            ("new", "alice system:masters", "pods", Err(&*masters)),
+            ("new", "system:serviceaccount:a:b", "pods", Ok(&*account)),
+            ("new", "system:node:n", "pods", Ok("system:nodes system:authenticated")),
+        ] {
+            let api = api();
+            let access =
+                Access { verb: "list".into(), resource: resource.into(), ..Access::default() };
+            let found = api.acting(User::new(who, &[]), &headers(wanted), &access);
+            let found = found.map(|user| user.groups.join(" ")).map_err(|error| error.message);
+            let outcome = outcome.map(str::to_owned).map_err(str::to_owned);
+            assert_eq!(found, outcome, "{who} as {wanted:?}");
+        }
+        // Whoever came through by one way is told what that way lacks.
+        let api = api();
+        let access = Access { verb: "list".into(), resource: "pods".into(), ..Access::default() };
+        let act = |wanted| api.acting(User::new("old", &[]), &headers(wanted), &access);
+        assert!(act("alice").is_ok());
+        let words = "users \"bert\" is forbidden: User \"old\" cannot impersonate resource \"users\" in API group \"\" at the cluster scope";
+        assert_eq!(act("bert").unwrap_err().message, words);
+        let mut headers = headers("");
+        headers.append("impersonate-group", "a".parse().unwrap());
+        let words = "requested &user.DefaultInfo{Name:\"\", UID:\"\", Groups:[]string{\"a\"}, Extra:map[string][]string(nil)} without impersonating a user name";
+        let error = api.acting(User::new("old", &[]), &headers, &access).unwrap_err();
+        assert_eq!((error.code, &*error.message), (400, words));
+    }
 }

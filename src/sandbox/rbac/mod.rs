@@ -81,10 +81,9 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// As a cache tells it, by the kind; as the storage does, by the resource.
-    fn text(&self, plural: bool) -> String {
-        let s = if plural { "s" } else { "" };
-        format!("{}{s}.{GROUP} {:?} not found", self.kind.to_lowercase(), self.name)
+    /// As a cache tells it.
+    fn text(&self) -> String {
+        format!("{}.{GROUP} {:?} not found", self.kind.to_lowercase(), self.name)
     }
 }
 
@@ -251,7 +250,7 @@ impl Api {
                     return Ok(format!("RBAC: allowed by {}", binding.described(user)));
                 }
                 Ok(_) => {}
-                Err(missing) => faults.push(missing.text(false)),
+                Err(missing) => faults.push(missing.text()),
             }
         }
         Err(if faults.is_empty() { String::new() } else { format!("RBAC: {}", aggregate(faults)) })
@@ -284,7 +283,7 @@ impl Api {
             "resourceRules": of_resources, "nonResourceRules": of_paths, "incomplete": false,
         });
         if !missing.is_empty() {
-            let missing = missing.iter().map(|missing| missing.text(false)).collect();
+            let missing = missing.iter().map(Missing::text).collect();
             status["evaluationError"] = aggregate(missing).into();
         }
         status
