@@ -161,6 +161,7 @@ impl Sandbox {
             .await
             .map_err(|error| SandboxError::Bind(address, error))?;
         let address = server.address();
+        api.own_service(address).map_err(SandboxError::Objects)?;
         let files = ClientFiles {
             server: format!("https://{address}"),
             ca: dir.join("ca.crt"),

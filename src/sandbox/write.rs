@@ -299,7 +299,10 @@ impl Api {
         let mut attempt = name;
         for _ in 0..8 {
             match self.store.create(&table, &call.key(&attempt), object.clone()) {
-                Ok(stored) => return Ok(stored),
+                Ok(stored) => {
+                    self.accompany(kind, None, Some(&stored.value));
+                    return Ok(stored);
+                }
                 Err(_) if !named && !base.is_empty() => {
                     attempt = generated(&base);
                     object["metadata"]["name"] = attempt.as_str().into();
@@ -509,6 +512,8 @@ impl Api {
                 Ok(stored) => {
                     if goes {
                         self.gone(&call.kind, &stored.value);
+                    } else {
+                        self.accompany(&call.kind, Some(&old.value), Some(&stored.value));
                     }
                     return Ok(stored);
                 }
@@ -617,6 +622,9 @@ impl Api {
             causes.extend(wrong_phase(&new));
         }
         self.refuse(kind, &call.name, &causes)?;
+        if part == Part::Status {
+            self.check_signer(call, old, &new)?;
+        }
         if is_definition(kind) && part == Part::Main {
             self.establish(&mut new)?;
         }
@@ -671,6 +679,7 @@ impl Api {
                 format!("{}.{}", text(object, "/spec/names/plural"), text(object, "/spec/group"));
             self.store.clear(&table);
         }
+        self.accompany(kind, Some(object), None);
         if kind.is_custom()
             && let Err(error) = self.release_definition(&kind.resource.to_string())
         {

@@ -330,7 +330,7 @@ fn failures_only_delay_it() {
 
 /// Says that another server, which is away, answers for version v1 of `group`.
 async fn send_away(env: &Site, group: &str) {
-    let away = json!({
+    let mut away = json!({
         "apiVersion": API_SERVICES.api_version(), "kind": API_SERVICES.kind,
         "metadata": { "name": format!("v1.{group}") },
         "spec": {
@@ -339,7 +339,13 @@ async fn send_away(env: &Site, group: &str) {
             "groupPriorityMinimum": 100, "versionPriority": 100,
         },
     });
-    env.client.resource(&API_SERVICES).create::<Value>("", &away).await.expect("create");
+    let services = env.client.resource(&API_SERVICES);
+    let Err(error) = services.create::<Value>("", &away).await else { return };
+    assert!(error.is_already_exists(), "{error}");
+    // The one that a definition has brought: without its label nobody looks after it.
+    away["metadata"]["labels"] = json!({ "kube-aggregator.kubernetes.io/automanaged": null });
+    let key = ObjectKey::cluster(&format!("v1.{group}"));
+    services.patch::<Value>(&key, &Patch::Merge(away)).await.expect("patch");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod accounts;
 mod aggregation;
+mod apiserver;
 mod credentials;
 mod deployments;
 mod discovery;

@@ -22,7 +22,7 @@ mod workloads;
 pub use builtin::builtin;
 pub use custom::from_crd;
 pub use json::drop_nulls;
-pub use metadata::subdomain_fault;
+pub use metadata::{label_key_fault, label_value_fault, subdomain_fault};
 pub use views::View;
 
 use serde_json::Value;

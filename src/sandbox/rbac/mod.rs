@@ -5,6 +5,7 @@ mod bootstrap;
 mod escalation;
 mod impersonation;
 mod rule;
+mod signers;
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
