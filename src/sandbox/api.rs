@@ -115,7 +115,7 @@ pub fn success(kind: &Kind, name: &str, uid: &str) -> Value {
 pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
     let collection = path.is_some_and(|path| path.name.is_empty());
     match method.as_str() {
-        "GET" | "HEAD" if query.is("watch") && path.is_some() => "watch",
+        "GET" | "HEAD" if query.is("watch") && collection => "watch",
         "GET" | "HEAD" if collection => "list",
         "GET" | "HEAD" => "get",
         "POST" => "create",
@@ -128,16 +128,14 @@ pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'st
 }
 
 /// What the authorizer is asked. Upstream: `RequestInfoFactory.NewRequestInfo`.
-fn access(
-    method: &Method,
-    verb: &str,
-    path: &str,
-    at: Option<&ResourcePath>,
-    query: &Query,
-) -> Access {
-    let Some(at) = at else {
+fn access(method: &Method, path: &str, query: &Query) -> Access {
+    let Some(at) = ResourcePath::asked(path) else {
         let verb = method.as_str().to_ascii_lowercase();
         return Access { verb, path: decode(path, false), ..Access::default() };
+    };
+    let verb = match verb(method, Some(&at), query) {
+        "other" => "",
+        verb => verb,
     };
     let resource = match at.subresource.as_str() {
         "" => at.resource.clone(),
@@ -193,7 +191,7 @@ impl Api {
         let Some(user) = self.auth.user(&peer, header("authorization"), now, legacy) else {
             return failure(&failures::unauthorized());
         };
-        let access = access(&method, verb, &path, resource.as_ref(), &query);
+        let access = access(&method, &path, &query);
         let user = match self.acting(user, &headers, &access) {
             Ok(user) => user,
             Err(error) => return failure(&error),
@@ -510,6 +508,39 @@ mod tests {
         let response = send(api, method, path, kind, body);
         let Body::Full(bytes) = response.body else { panic!("{path}: no whole body") };
         (response.status, serde_json::from_slice(&bytes).unwrap())
+    }
+
+    #[test]
+    fn the_authorizer_is_asked_what_the_path_says() {
+        for (method, path, wanted) in [
+            ("GET", "/api/v1/pods", "list pods in  named "),
+            ("GET", "/api/v1/namespaces/d/pods?watch=1", "watch pods in d named "),
+            ("GET", "/api/v1/namespaces/d/pods/p?watch=1", "get pods in d named p"),
+            ("GET", "/api/v1/pods?fieldSelector=a%3Db,metadata.name%3Dp", "list pods in  named p"),
+            ("DELETE", "/api/v1/namespaces/d/pods", "deletecollection pods in d named "),
+            (
+                "PUT",
+                "/apis/apps/v1/namespaces/d/deployments/p/scale",
+                "update deployments/scale in d named p",
+            ),
+            ("GET", "/api/v1/namespaces/d/", "get namespaces in d named d"),
+            ("POST", "/api/v1/namespaces", "create namespaces in  named "),
+            (
+                "POST",
+                "/api/v1/namespaces/d/services/s/proxy/a/b",
+                "create services/proxy in d named s",
+            ),
+            ("POST", "/metrics%20x", "post /metrics x"),
+        ] {
+            let (path, query) = path.split_once('?').unwrap_or((path, ""));
+            let found = access(&method.parse().unwrap(), path, &Query::parse(query));
+            let Access { verb, resource, namespace, name, path, .. } = found;
+            let told = match path.as_str() {
+                "" => format!("{verb} {resource} in {namespace} named {name}"),
+                path => format!("{verb} {path}"),
+            };
+            assert_eq!(told, wanted);
+        }
     }
 
     const MAPS: &str = "/api/v1/namespaces/ns/configmaps";
