@@ -10,6 +10,7 @@ use super::source::ClientSource;
 use crate::cache::Source;
 use crate::client::{Client, Config, Guard};
 use crate::clock::SystemClock;
+use crate::objects::{Form, protobuf};
 use crate::options::{PROGRAM, git_version, platform};
 
 /// Bearer tokens that change. Asked before each request: answers from memory where it can.
@@ -43,6 +44,8 @@ pub struct Target<'a> {
     pub master: &'a str,
     pub qps: f32,
     pub burst: i32,
+    /// The media type of objects; what is neither JSON nor protobuf counts as JSON.
+    pub content_type: &'a str,
 }
 
 /// Makes a [`Connection`]. `Err`: one line naming what is missing or broken.
@@ -68,6 +71,9 @@ pub fn connect(target: &Target<'_>) -> Result<Arc<dyn Connection>, String> {
         }
         if target.burst != 0 {
             config.burst = u32::try_from(target.burst).unwrap_or(0);
+        }
+        if target.content_type == protobuf::MEDIA_TYPE {
+            config.form = Form::Protobuf;
         }
         Client::new(config, SystemClock::shared())
     };

@@ -95,6 +95,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         master: &options.master,
         qps: options.kube_api_qps,
         burst: options.kube_api_burst,
+        content_type: &options.kube_api_content_type,
     };
     let connection = connect(&target).map_err(|error| match options.kubeconfig.as_str() {
         "" => vec![error],

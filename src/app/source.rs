@@ -9,7 +9,7 @@ use crate::cache::{
     Answer, Error, ListRequest, RawListPart, RawWatchEvent, Scope, Source, WatchRequest,
 };
 use crate::client::{self, Client, Dynamic, ListOptions, ListPart, WatchEvent};
-use crate::objects::{Pod, Resource};
+use crate::objects::{Form, Pod, Resource};
 
 pub struct ClientSource {
     client: Client,
@@ -21,8 +21,8 @@ impl ClientSource {
         Arc::new(ClientSource { client })
     }
 
-    fn verbs(&self, scope: &Scope) -> Dynamic {
-        let verbs = self.client.resource(&scope.resource);
+    fn verbs(&self, scope: &Scope, best: Form) -> Dynamic {
+        let verbs = self.client.resource(&scope.resource).accepting(best);
         if scope.metadata_only { verbs.metadata_only() } else { verbs }
     }
 }
@@ -33,6 +33,15 @@ fn options(scope: &Scope, resource_version: Option<String>, limit: Option<u32>) 
         field_selector: scope.field_selector.clone(),
         resource_version,
         limit,
+    }
+}
+
+fn translated(event: WatchEvent) -> RawWatchEvent {
+    match event {
+        WatchEvent::Added(object) => RawWatchEvent::Added(object),
+        WatchEvent::Modified(object) => RawWatchEvent::Modified(object),
+        WatchEvent::Deleted(object) => RawWatchEvent::Deleted(object),
+        WatchEvent::Bookmark(object) => RawWatchEvent::Bookmark(object),
     }
 }
 
@@ -65,11 +74,16 @@ fn broken_off(error: client::Error) -> Error {
 const PODS: Duration = Duration::from_millis(50);
 
 impl Source for ClientSource {
-    fn list<'a>(&'a self, scope: &'a Scope, request: ListRequest) -> Answer<'a, RawListPart> {
+    fn list<'a>(
+        &'a self,
+        scope: &'a Scope,
+        best: Form,
+        request: ListRequest,
+    ) -> Answer<'a, RawListPart> {
         Box::pin(async move {
             let options = options(scope, request.resource_version, request.limit);
             let namespace = scope.namespace.as_deref();
-            let verbs = self.verbs(scope);
+            let verbs = self.verbs(scope, best);
             let page = verbs.list_page(namespace, &options, request.continue_token).await;
             let page = page.map_err(translate)?;
             let parts = stream::unfold(Some(page), |page| async move {
@@ -86,13 +100,18 @@ impl Source for ClientSource {
         })
     }
 
-    fn watch<'a>(&'a self, scope: &'a Scope, request: WatchRequest) -> Answer<'a, RawWatchEvent> {
+    fn watch<'a>(
+        &'a self,
+        scope: &'a Scope,
+        best: Form,
+        request: WatchRequest,
+    ) -> Answer<'a, RawWatchEvent> {
         Box::pin(async move {
             let initial = request.send_initial_events;
             let options = options(scope, request.resource_version, None);
             let namespace = scope.namespace.as_deref();
             let opened =
-                self.verbs(scope).watch(namespace, &options, initial, request.timeout).await;
+                self.verbs(scope, best).watch(namespace, &options, initial, request.timeout).await;
             let watch = opened.map_err(|error| match error.code() {
                 // An older server refuses `sendInitialEvents` as invalid.
                 Some(400 | 422) if initial => Error::Unsupported,
@@ -101,16 +120,7 @@ impl Source for ClientSource {
             let events = stream::unfold(Some(watch), |watch| async move {
                 let mut watch = watch?;
                 Some(match watch.next().await? {
-                    Ok(WatchEvent::Added(json)) => (Ok(RawWatchEvent::Added(json)), Some(watch)),
-                    Ok(WatchEvent::Modified(json)) => {
-                        (Ok(RawWatchEvent::Modified(json)), Some(watch))
-                    }
-                    Ok(WatchEvent::Deleted(json)) => {
-                        (Ok(RawWatchEvent::Deleted(json)), Some(watch))
-                    }
-                    Ok(WatchEvent::Bookmark(json)) => {
-                        (Ok(RawWatchEvent::Bookmark(json)), Some(watch))
-                    }
+                    Ok(event) => (Ok(translated(event)), Some(watch)),
                     Err(error) => (Err(broken_off(error)), None),
                 })
             });

@@ -7,7 +7,7 @@ use futures_lite::StreamExt;
 
 use super::source::{Answer, ListRequest, RawListPart, RawWatchEvent, Scope, Source, WatchRequest};
 use super::{DecodeError, Error};
-use crate::objects::{Object, PartialObjectMetadata};
+use crate::objects::{Encoded, Form, Object, PartialObjectMetadata};
 
 /// The annotation of the bookmark that ends the initial events of a watch.
 /// Upstream: `metav1.InitialEventsAnnotationKey`.
@@ -64,7 +64,7 @@ impl SourceListerWatcher {
 impl<T: Object> ListerWatcher<T> for SourceListerWatcher {
     fn list(&self, request: ListRequest) -> Answer<'_, ListPart<T>> {
         Box::pin(async move {
-            let parts = self.source.list(&self.scope, request).await?;
+            let parts = self.source.list(&self.scope, best::<T>(), request).await?;
             let scope = self.scope.clone();
             Ok(parts.map(move |part| list_part(&scope, part?)).boxed())
         })
@@ -72,7 +72,7 @@ impl<T: Object> ListerWatcher<T> for SourceListerWatcher {
 
     fn watch(&self, request: WatchRequest) -> Answer<'_, WatchEvent<T>> {
         Box::pin(async move {
-            let events = self.source.watch(&self.scope, request).await?;
+            let events = self.source.watch(&self.scope, best::<T>(), request).await?;
             let scope = self.scope.clone();
             Ok(events.map(move |event| watch_event(&scope, event?)).boxed())
         })
@@ -83,9 +83,13 @@ impl<T: Object> ListerWatcher<T> for SourceListerWatcher {
     }
 }
 
+fn best<T: Object>() -> Form {
+    if T::MESSAGE.is_some() { Form::Protobuf } else { Form::Json }
+}
+
 fn list_part<T: Object>(scope: &Scope, part: RawListPart) -> Result<ListPart<T>, Error> {
     match part {
-        RawListPart::Item(json) => Ok(ListPart::Item(decode(scope, &json)?)),
+        RawListPart::Item(object) => Ok(ListPart::Item(decode(scope, &object)?)),
         RawListPart::End { resource_version, continue_token } => {
             let version = resource_version.parse().map_err(|cause| {
                 let what = format!("list of {scope} at resourceVersion {resource_version:?}");
@@ -100,11 +104,11 @@ fn list_part<T: Object>(scope: &Scope, part: RawListPart) -> Result<ListPart<T>,
 
 fn watch_event<T: Object>(scope: &Scope, event: RawWatchEvent) -> Result<WatchEvent<T>, Error> {
     Ok(match event {
-        RawWatchEvent::Added(json) => WatchEvent::Added(decode(scope, &json)?),
-        RawWatchEvent::Modified(json) => WatchEvent::Modified(decode(scope, &json)?),
-        RawWatchEvent::Deleted(json) => WatchEvent::Deleted(decode(scope, &json)?),
-        RawWatchEvent::Bookmark(json) => {
-            let object: PartialObjectMetadata = decode(scope, &json)?;
+        RawWatchEvent::Added(object) => WatchEvent::Added(decode(scope, &object)?),
+        RawWatchEvent::Modified(object) => WatchEvent::Modified(decode(scope, &object)?),
+        RawWatchEvent::Deleted(object) => WatchEvent::Deleted(decode(scope, &object)?),
+        RawWatchEvent::Bookmark(object) => {
+            let object: PartialObjectMetadata = decode(scope, &object)?;
             WatchEvent::Bookmark(Bookmark {
                 version: object.meta.resource_version,
                 initial_events_end: object.meta.annotations.get(INITIAL_EVENTS_END) == Some("true"),
@@ -113,13 +117,16 @@ fn watch_event<T: Object>(scope: &Scope, event: RawWatchEvent) -> Result<WatchEv
     })
 }
 
-fn decode<T: Object>(scope: &Scope, json: &[u8]) -> Result<T, DecodeError> {
-    serde_json::from_slice(json).map_err(|cause| {
-        let what = match serde_json::from_slice::<PartialObjectMetadata>(json) {
+fn decode<T: Object>(scope: &Scope, object: &Encoded) -> Result<T, DecodeError> {
+    object.decode().map_err(|cause| {
+        let what = match object.decode::<PartialObjectMetadata>() {
             Ok(object) => format!("{scope} {}", object.meta.key()),
-            Err(_) => format!("{scope}: one of {} bytes without readable metadata", json.len()),
+            Err(_) => {
+                let length = object.bytes.len();
+                format!("{scope}: one of {length} bytes without readable metadata")
+            }
         };
-        DecodeError { what, cause: Box::new(cause) }
+        DecodeError { what, cause }
     })
 }
 
@@ -131,11 +138,11 @@ mod tests {
     #[test]
     fn what_cannot_be_decoded_is_named() {
         let scope = Scope::all(Pod::RESOURCE);
-        let bad = br#"{"metadata":{"namespace":"a","name":"b"},"spec":[1]}"#.to_vec();
+        let bad = Encoded::json(br#"{"metadata":{"namespace":"a","name":"b"},"spec":[1]}"#);
         let error = watch_event::<Pod>(&scope, RawWatchEvent::Added(bad)).unwrap_err();
         assert!(error.is_decode());
         assert!(error.to_string().starts_with("pods a/b: cannot be decoded: "), "{error}");
-        let cut = RawListPart::Item(b"{".to_vec());
+        let cut = RawListPart::Item(Encoded::json(b"{"));
         assert!(list_part::<Pod>(&scope, cut).is_err_and(|error| error.is_decode()));
     }
 
@@ -149,7 +156,7 @@ mod tests {
         ] {
             let json =
                 format!(r#"{{"metadata":{{"resourceVersion":"7","annotations":{annotations}}}}}"#);
-            let event = watch_event::<Pod>(&scope, RawWatchEvent::Bookmark(json.into_bytes()));
+            let event = watch_event::<Pod>(&scope, RawWatchEvent::Bookmark(Encoded::json(json)));
             let Ok(WatchEvent::Bookmark(bookmark)) = event else { panic!("not a bookmark") };
             assert_eq!(bookmark, Bookmark { version: 7, initial_events_end: end });
         }

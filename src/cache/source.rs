@@ -1,4 +1,4 @@
-//! How the cache reaches the API: JSON bytes in, no HTTP.
+//! How the cache reaches the API: objects' bytes in, no HTTP.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_lite::stream::Boxed as BoxStream;
 
 use super::Error;
-use crate::objects::ResourceType;
+use crate::objects::{Encoded, Form, ResourceType};
 
 pub type BoxFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -90,28 +90,42 @@ pub struct WatchRequest {
 /// The pieces of one page of a list, as they arrive.
 #[derive(Clone, Debug)]
 pub enum RawListPart {
-    /// One item's JSON.
-    Item(Vec<u8>),
+    Item(Encoded),
     /// Last: the list's own metadata.
-    End { resource_version: String, continue_token: Option<String> },
+    End {
+        resource_version: String,
+        continue_token: Option<String>,
+    },
 }
 
 /// One event of a watch.
 #[derive(Clone, Debug)]
 pub enum RawWatchEvent {
-    Added(Vec<u8>),
-    Modified(Vec<u8>),
-    Deleted(Vec<u8>),
-    Bookmark(Vec<u8>),
+    Added(Encoded),
+    Modified(Encoded),
+    Deleted(Encoded),
+    Bookmark(Encoded),
 }
 
-/// How the cache reaches the API: JSON bytes in, no HTTP. Implemented by the adapter in `app`.
+/// How the cache reaches the API: objects' bytes in, no HTTP. Implemented by the adapter in `app`.
 /// Errors the watch carries as events (410 in an ERROR event) come as `Err` items of the stream.
 /// Futures and streams may be dropped at any time: that ends the request.
 pub trait Source: Send + Sync + 'static {
-    fn list<'a>(&'a self, scope: &'a Scope, request: ListRequest) -> Answer<'a, RawListPart>;
+    /// `best`: the most compact form that is understood; what comes may be in JSON all the same.
+    fn list<'a>(
+        &'a self,
+        scope: &'a Scope,
+        best: Form,
+        request: ListRequest,
+    ) -> Answer<'a, RawListPart>;
 
-    fn watch<'a>(&'a self, scope: &'a Scope, request: WatchRequest) -> Answer<'a, RawWatchEvent>;
+    /// `best` as for [`Source::list`].
+    fn watch<'a>(
+        &'a self,
+        scope: &'a Scope,
+        best: Form,
+        request: WatchRequest,
+    ) -> Answer<'a, RawWatchEvent>;
 
     /// How long the events of a watch may gather that follow close upon each other. Zero: not at all.
     fn pace(&self, _scope: &Scope) -> Duration {

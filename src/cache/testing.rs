@@ -11,7 +11,7 @@ use futures_lite::stream::{self, Boxed as BoxStream};
 
 use super::{Answer, Error, ListRequest, RawListPart, RawWatchEvent, Scope, Source, WatchRequest};
 use crate::clock::FakeClock;
-use crate::objects::{Meta, ObjectKey, PartialObjectMetadata};
+use crate::objects::{Encoded, Form, Meta, ObjectKey, PartialObjectMetadata};
 
 pub fn object(namespace: &str, name: &str, version: u64) -> Arc<PartialObjectMetadata> {
     labelled(namespace, name, version, &[])
@@ -36,12 +36,11 @@ pub fn labelled(
     Arc::new(PartialObjectMetadata { meta })
 }
 
-pub fn json(namespace: &str, name: &str, version: u64) -> Vec<u8> {
-    serde_json::json!({"metadata": {
+pub fn json(namespace: &str, name: &str, version: u64) -> Encoded {
+    let object = serde_json::json!({"metadata": {
         "namespace": namespace, "name": name, "resourceVersion": version.to_string(),
-    }})
-    .to_string()
-    .into_bytes()
+    }});
+    Encoded::json(object.to_string())
 }
 
 pub fn bookmark(version: u64, initial_events_end: bool) -> RawWatchEvent {
@@ -52,7 +51,7 @@ pub fn bookmark(version: u64, initial_events_end: bool) -> RawWatchEvent {
     let object = serde_json::json!({"metadata": {
         "resourceVersion": version.to_string(), "annotations": annotations,
     }});
-    RawWatchEvent::Bookmark(object.to_string().into_bytes())
+    RawWatchEvent::Bookmark(Encoded::json(object.to_string()))
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +72,7 @@ pub type Feed = Sender<Result<RawWatchEvent, Error>>;
 
 impl Reply {
     /// One page.
-    pub fn list(items: &[Vec<u8>], version: u64, token: Option<&str>) -> Reply {
+    pub fn list(items: &[Encoded], version: u64, token: Option<&str>) -> Reply {
         let mut parts: Vec<_> = items.iter().cloned().map(RawListPart::Item).map(Ok).collect();
         parts.push(Ok(RawListPart::End {
             resource_version: version.to_string(),
@@ -92,12 +91,12 @@ impl Reply {
     }
 
     /// Initial events, and nothing after them.
-    pub fn stream(items: &[Vec<u8>], version: u64) -> Reply {
+    pub fn stream(items: &[Encoded], version: u64) -> Reply {
         Reply::Watch(stream::iter(initial(items, version)).map(Ok).chain(stream::pending()).boxed())
     }
 }
 
-pub fn initial(items: &[Vec<u8>], version: u64) -> Vec<RawWatchEvent> {
+pub fn initial(items: &[Encoded], version: u64) -> Vec<RawWatchEvent> {
     let mut events: Vec<_> = items.iter().cloned().map(RawWatchEvent::Added).collect();
     events.push(bookmark(version, true));
     events
@@ -166,7 +165,7 @@ impl Script {
 }
 
 impl Source for Script {
-    fn list<'a>(&'a self, _: &'a Scope, request: ListRequest) -> Answer<'a, RawListPart> {
+    fn list<'a>(&'a self, _: &'a Scope, _: Form, request: ListRequest) -> Answer<'a, RawListPart> {
         Box::pin(async move {
             match self.answer(Request::List(request)) {
                 Some(Reply::List(parts)) => Ok(stream::iter(parts).boxed()),
@@ -177,7 +176,12 @@ impl Source for Script {
         })
     }
 
-    fn watch<'a>(&'a self, _: &'a Scope, request: WatchRequest) -> Answer<'a, RawWatchEvent> {
+    fn watch<'a>(
+        &'a self,
+        _: &'a Scope,
+        _: Form,
+        request: WatchRequest,
+    ) -> Answer<'a, RawWatchEvent> {
         Box::pin(async move {
             let asked = Request::Watch(request.resource_version, request.send_initial_events);
             match self.answer(asked) {

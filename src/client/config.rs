@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::{Error, Result};
-use crate::objects::null_as_default;
+use crate::objects::{Form, null_as_default};
 
 /// Bytes that stand in the config itself, or in a file that is read again when it changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,10 +107,9 @@ impl Exec {
             return Err("has a variable without a name".to_owned());
         }
         match self.interactive_mode.as_str() {
-            "Never" | "IfAvailable" => Ok(()),
+            "Never" | "IfAvailable" | "Always" => Ok(()),
             // Before v1 it could be left out.
             "" if self.api_version.ends_with("/v1beta1") => Ok(()),
-            "Always" => Err("wants to be interactive, and nobody is here to answer".to_owned()),
             other => Err(format!("has interactiveMode {other:?}")),
         }
     }
@@ -129,6 +128,8 @@ pub struct Config {
     pub user_agent: String,
     /// The address of a proxy (`http`, `https` or `socks5`); `None`: what the environment says.
     pub proxy: Option<String>,
+    /// The most compact form that is asked for, by those who understand it.
+    pub form: Form,
     /// For an answer that is not a watch's.
     pub timeout: Duration,
 }
@@ -145,6 +146,7 @@ impl Config {
             burst: 10,
             user_agent: "kube-controller-manager".to_owned(),
             proxy: None,
+            form: Form::Json,
             timeout: Duration::from_secs(75),
         }
     }

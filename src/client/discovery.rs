@@ -165,21 +165,24 @@ impl Client {
                 Err(error) if core && error.is_not_found() => continue,
                 body => body?,
             };
-            let list: AggregatedList = serde_json::from_slice(&body)
-                .map_err(|source| Error::Decode { request: call.to_string(), source })?;
+            let list: AggregatedList = serde_json::from_slice(&body).map_err(|source| {
+                Error::Decode { request: call.to_string(), source: source.into() }
+            })?;
             if list.kind == "APIGroupDiscoveryList" {
                 found.add_aggregated(list.items);
             } else if core {
-                let ApiVersions { versions } = serde_json::from_slice(&body)
-                    .map_err(|source| Error::Decode { request: call.to_string(), source })?;
+                let ApiVersions { versions } = serde_json::from_slice(&body).map_err(|source| {
+                    Error::Decode { request: call.to_string(), source: source.into() }
+                })?;
                 let version = |version| LegacyVersion { version };
                 let versions: Vec<LegacyVersion> = versions.into_iter().map(version).collect();
                 let preferred_version = versions.first().cloned().unwrap_or_default();
                 let group = LegacyGroup { name: String::new(), versions, preferred_version };
                 self.add_legacy(&mut found, group).await;
             } else {
-                let groups: GroupList = serde_json::from_slice(&body)
-                    .map_err(|source| Error::Decode { request: call.to_string(), source })?;
+                let groups: GroupList = serde_json::from_slice(&body).map_err(|source| {
+                    Error::Decode { request: call.to_string(), source: source.into() }
+                })?;
                 for group in groups.groups {
                     self.add_legacy(&mut found, group).await;
                 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::objects::{messages, protobuf};
+
 pub type Result<T> = std::result::Result<T, Error>;
 
 type Cause = Box<dyn std::error::Error + Send + Sync>;
@@ -16,7 +18,7 @@ pub enum Error {
     /// No answer came: DNS, connection, TLS, a broken or late response.
     Transport { request: String, source: Cause },
     /// An answer came that does not decode.
-    Decode { request: String, source: serde_json::Error },
+    Decode { request: String, source: Cause },
     /// The request could not be built: a body that does not serialize, a bad path.
     Request { request: String, source: Cause },
     /// Credentials could not be had.
@@ -60,6 +62,16 @@ pub struct StatusCause {
     pub field: String,
 }
 
+impl Status {
+    /// From a body or a watch's event, in JSON or in a protobuf envelope.
+    pub(super) fn read(body: &[u8]) -> Option<Status> {
+        if protobuf::is_enveloped(body) {
+            return protobuf::from_slice(&messages::STATUS, protobuf::open(body).ok()?).ok();
+        }
+        serde_json::from_slice(body).ok()
+    }
+}
+
 impl Error {
     /// From a failed answer's body, a `Status` or not.
     pub(super) fn from_answer(
@@ -68,7 +80,7 @@ impl Error {
         retry_after: Option<u64>,
         body: &[u8],
     ) -> Error {
-        let mut status: Status = serde_json::from_slice(body).unwrap_or_default();
+        let mut status = Status::read(body).unwrap_or_default();
         if status.message.is_empty() && status.reason.is_empty() {
             status.message =
                 String::from_utf8_lossy(&body[..body.len().min(1024)]).trim().to_owned();
@@ -219,11 +231,10 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Error::Transport { source, .. } | Error::Request { source, .. } => {
-                Some(source.as_ref())
-            }
-            Error::Credentials(source) => Some(source.as_ref()),
-            Error::Decode { source, .. } => Some(source),
+            Error::Transport { source, .. }
+            | Error::Request { source, .. }
+            | Error::Decode { source, .. }
+            | Error::Credentials(source) => Some(source.as_ref()),
             Error::Status(_) | Error::Config(_) => None,
         }
     }

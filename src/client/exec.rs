@@ -1,6 +1,7 @@
 //! Credential plugins: programs that print a token, a client certificate, or both.
 //! Upstream: `plugin/pkg/client/auth/exec`.
 
+use std::io::{IsTerminal, stdin};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
@@ -117,7 +118,9 @@ fn run(exec: &Exec, cluster: Option<Value>) -> Result<Issued> {
         };
         Error::Credentials(format!("exec plugin {}: {what}{hint}", exec.command).into())
     };
-    let mut spec = json!({ "interactive": false });
+    let interactive = is_interactive(&exec.interactive_mode, stdin().is_terminal())
+        .map_err(|w| fault(w.to_owned()))?;
+    let mut spec = json!({ "interactive": interactive });
     if let Some(cluster) = cluster {
         spec["cluster"] = cluster;
     }
@@ -127,7 +130,7 @@ fn run(exec: &Exec, cluster: Option<Value>) -> Result<Issued> {
         .args(&exec.args)
         .envs(exec.env.iter().map(|pair| (&pair.name, &pair.value)))
         .env("KUBERNETES_EXEC_INFO", info)
-        .stdin(Stdio::null())
+        .stdin(if interactive { Stdio::inherit() } else { Stdio::null() })
         .output()
         .map_err(|error| fault(error.to_string()))?;
     if !output.status.success() {
@@ -135,6 +138,18 @@ fn run(exec: &Exec, cluster: Option<Value>) -> Result<Issued> {
         return Err(fault(format!("{}: {said}", output.status)));
     }
     issued(&exec.api_version, &output.stdout).map_err(fault)
+}
+
+/// Whether a plugin may ask whoever sits there. `Err`: it must, and nobody does.
+/// Upstream: `isInteractive`.
+fn is_interactive(mode: &str, is_terminal: bool) -> std::result::Result<bool, &'static str> {
+    match mode {
+        "Never" => Ok(false),
+        "Always" if !is_terminal => {
+            Err("exec plugin cannot support interactive mode: standard input is not a terminal")
+        }
+        _ => Ok(is_terminal),
+    }
 }
 
 /// `Err`: what is wrong with the answer.
@@ -185,6 +200,19 @@ mod tests {
 
     fn answer(status: &str) -> String {
         format!(r#"{{"apiVersion":"{V1}","kind":"ExecCredential","status":{status}}}"#)
+    }
+
+    #[test]
+    fn a_plugin_may_ask_where_somebody_sits() {
+        for (mode, [with, without]) in [
+            ("Never", [Ok(false), Ok(false)]),
+            ("IfAvailable", [Ok(true), Ok(false)]),
+            ("", [Ok(true), Ok(false)]),
+            ("Always", [Ok(true), Err(())]),
+        ] {
+            assert_eq!(is_interactive(mode, true).map_err(drop), with, "{mode:?}");
+            assert_eq!(is_interactive(mode, false).map_err(drop), without, "{mode:?}");
+        }
     }
 
     #[test]

@@ -40,8 +40,13 @@ impl Config {
         };
         let user = match file.users.into_iter().find(|entry| entry.name == context.user) {
             Some(entry) => entry.user,
-            None if context.user.is_empty() => User::default(),
-            None => return Err(fault(format!("user {:?} does not exist", context.user))),
+            None => {
+                if !context.user.is_empty() {
+                    let what = format!("user {:?} does not exist", context.user);
+                    log::warn!("{}: going on as nobody", fault(what));
+                }
+                User::default()
+            }
         };
         let host = master.unwrap_or(&cluster.server);
         if host.is_empty() {
@@ -444,11 +449,19 @@ users: [{name: u, user: {client-certificate: pki/c.crt, client-key: /abs/c.key, 
             ("k8s.io/v1,", "k8s.io/v1alpha1,", "exec has apiVersion"),
             ("name: A", "name: ''", "a variable without a name"),
             ("IfAvailable", "Sometimes", "exec has interactiveMode \"Sometimes\""),
-            ("IfAvailable", "Always", "exec wants to be interactive"),
             ("interactiveMode: IfAvailable,", "", "exec has interactiveMode \"\""),
         ] {
             let error = load(&text.replace(from, to), None).unwrap_err();
             assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_user_that_is_not_there_is_nobody() {
+        for text in [WHOLE.replace("user: u,", "user: w,"), WHOLE.replace("user: u,", "")] {
+            let config = load(&text, None).unwrap();
+            assert_eq!(config.credentials, Credentials::None);
+            assert_eq!(config.tls.certificate, None);
         }
     }
 
@@ -458,7 +471,6 @@ users: [{name: u, user: {client-certificate: pki/c.crt, client-key: /abs/c.key, 
             ("current-context: c", "current-context: d", "context \"d\" does not exist"),
             ("current-context: c", "", "it has no current-context"),
             ("cluster: a,", "cluster: b,", "cluster \"b\" does not exist"),
-            ("user: u,", "user: w,", "user \"w\" does not exist"),
             ("Q0E=", "Q0E$", "certificate-authority-data: "),
             (
                 ", client-key: /abs/c.key",

@@ -1,11 +1,13 @@
 //! Requests to the API server, on `surf` with a transport of our own. Upstream: client-go's `rest`.
 
 mod auth;
+mod buffered;
 mod chunks;
 mod config;
 mod discovery;
 mod error;
 mod exec;
+mod frames;
 mod kubeconfig;
 mod options;
 mod proxy;
@@ -18,6 +20,7 @@ mod tls;
 mod transport;
 mod trust;
 mod tunnel;
+pub mod x509;
 
 pub use auth::TokenProvider;
 pub use chunks::{BadChunk, ChunkDecoder, Piece};
@@ -33,7 +36,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::objects::{Object, ObjectKey, Resource, ResourceType, WholeMeta};
+use crate::objects::{Form, Object, ObjectKey, Resource, ResourceType, WholeMeta};
 
 impl Client {
     /// The verbs over any resource.
@@ -43,6 +46,7 @@ impl Client {
             resource: resource.clone(),
             subresource: None,
             metadata_only: false,
+            form: Form::Json,
         }
     }
 
@@ -95,7 +99,7 @@ impl Client {
         }
         serde_json::from_value(live).map_err(|source| Error::Decode {
             request: format!("GET {} {key}", T::RESOURCE),
-            source,
+            source: source.into(),
         })
     }
 
@@ -128,6 +132,7 @@ pub struct Dynamic {
     resource: ResourceType,
     subresource: Option<&'static str>,
     metadata_only: bool,
+    form: Form,
 }
 
 pub struct List<T> {
@@ -151,6 +156,11 @@ const ONE_METADATA: &str =
     "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 const ALL_METADATA: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
+const ONE_METADATA_PROTOBUF: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
+     application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+const ALL_METADATA_PROTOBUF: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
+     application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 /// Items a page, as upstream's pager.
 const PAGE: u32 = 500;
 
@@ -164,6 +174,13 @@ impl Dynamic {
     /// The same, for objects' metadata alone: answers are `PartialObjectMetadata`.
     pub fn metadata_only(mut self) -> Dynamic {
         self.metadata_only = true;
+        self
+    }
+
+    /// The same, for lists page by page and for watches whose reader understands `form` beside JSON.
+    /// The configuration may restrict it to JSON all the same.
+    pub fn accepting(mut self, form: Form) -> Dynamic {
+        self.form = if self.client.speaks_protobuf() { form } else { Form::Json };
         self
     }
 
@@ -240,7 +257,7 @@ impl Dynamic {
             let mut page = page?;
             loop {
                 match page.next().await? {
-                    ListPart::Item(item) => list.items.push(page.decode(&item)?),
+                    ListPart::Item(item) => list.items.push(page.decode(&item.bytes)?),
                     ListPart::End { resource_version, continue_token } => {
                         list.resource_version = resource_version;
                         token = continue_token;
@@ -262,6 +279,11 @@ impl Dynamic {
         continue_token: Option<String>,
     ) -> Result<ListStream> {
         let mut call = self.listing("GET", namespace, options);
+        call.accept = match (self.form, self.metadata_only) {
+            (Form::Json, _) => call.accept,
+            (Form::Protobuf, false) => PROTOBUF,
+            (Form::Protobuf, true) => ALL_METADATA_PROTOBUF,
+        };
         call.query_some("limit", &options.limit.map(|limit| limit.to_string()));
         call.query_some("continue", &continue_token);
         self.list_stream(&call).await
@@ -281,9 +303,12 @@ impl Dynamic {
     ) -> Result<WatchStream> {
         let mut call = self.listing("GET", namespace, options);
         call.is_watch = true;
-        if self.metadata_only {
-            call.accept = ONE_METADATA;
-        }
+        call.accept = match (self.form, self.metadata_only) {
+            (Form::Json, false) => JSON,
+            (Form::Json, true) => ONE_METADATA,
+            (Form::Protobuf, false) => PROTOBUF,
+            (Form::Protobuf, true) => ONE_METADATA_PROTOBUF,
+        };
         call.query("watch", "true");
         call.query("allowWatchBookmarks", "true");
         call.query("timeoutSeconds", &timeout.as_secs().max(1).to_string());

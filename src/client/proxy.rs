@@ -10,14 +10,14 @@ use super::{Error, Result};
 /// How a proxy is spoken to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Asked by CONNECT for a tunnel.
+    /// Asked by CONNECT for a tunnel; or, when the server has no TLS, sent the requests themselves.
     Http,
     /// The same, under TLS.
     Https,
     Socks5,
 }
 
-/// A proxy that opens a tunnel to the server.
+/// A proxy before the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Proxy {
     pub kind: Kind,
@@ -27,11 +27,12 @@ pub(super) struct Proxy {
     pub login: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// The proxy before `server`: `configured` (a kubeconfig's `proxy-url`), else, for HTTPS, what the
-/// environment's HTTPS_PROXY says unless NO_PROXY names the server.
+/// The proxy before `server`: `configured` (a kubeconfig's `proxy-url`), else what the environment's
+/// HTTPS_PROXY, or without TLS its HTTP_PROXY, says unless NO_PROXY names the server.
 ///
 /// # Errors
-/// The proxy's address is none, or is of another kind than those of [`Kind`].
+/// The proxy's address is none, or is of another kind than those of [`Kind`]; or HTTP_PROXY may have
+/// been set by whoever sent this program, a CGI script, a header `Proxy`.
 pub(super) fn before(
     server: &Url,
     configured: Option<&str>,
@@ -44,10 +45,17 @@ pub(super) fn before(
         let fault = |why| Error::Config(format!("proxy-url: {why}"));
         return Proxy::parse(address).map(Some).map_err(fault);
     }
-    if server.scheme() != "https" {
-        return Ok(None);
+    let (upper, lower) = match server.scheme() {
+        "https" => ("HTTPS_PROXY", "https_proxy"),
+        _ => ("HTTP_PROXY", "http_proxy"),
+    };
+    let Some(address) = either(upper, lower) else { return Ok(None) };
+    let is_cgi = environment("REQUEST_METHOD").is_some_and(|method| !method.is_empty());
+    if upper == "HTTP_PROXY" && is_cgi {
+        let what = "refusing to use HTTP_PROXY value in CGI environment; see \
+                    golang.org/s/cgihttpproxy";
+        return Err(Error::Config(what.to_owned()));
     }
-    let Some(address) = either("HTTPS_PROXY", "https_proxy") else { return Ok(None) };
     let (host, port) = (bare_host(server), server.port_or_known_default().unwrap_or(443));
     let is_local = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
     let exempt = either("NO_PROXY", "no_proxy").unwrap_or_default();
@@ -56,7 +64,7 @@ pub(super) fn before(
     }
     // Here the scheme may be missing.
     let address = if address.contains("://") { address } else { format!("http://{address}") };
-    Proxy::parse(&address).map(Some).map_err(|why| Error::Config(format!("HTTPS_PROXY: {why}")))
+    Proxy::parse(&address).map(Some).map_err(|why| Error::Config(format!("{upper}: {why}")))
 }
 
 fn bare_host(url: &Url) -> String {
@@ -85,6 +93,11 @@ impl Proxy {
         let login = (!url.username().is_empty() || url.password().is_some())
             .then(|| (unescape(url.username()), unescape(url.password().unwrap_or_default())));
         Ok(Proxy { kind, host, port: url.port().unwrap_or(usual_port), login })
+    }
+
+    /// Whether it is sent the requests to `server` themselves: there is no TLS in which to hide them.
+    pub fn forwards_to(&self, server: &Url) -> bool {
+        server.scheme() == "http" && self.kind != Kind::Socks5
     }
 
     /// The value of `Proxy-Authorization`.
@@ -190,6 +203,29 @@ mod tests {
                 "p:80 Basic dUA6dw==",
             ),
             ("http://k.example", None, &[proxy], "direct"),
+            ("http://k.example", None, &[("HTTP_PROXY", "q:1"), proxy], "q:1"),
+            (
+                "http://k.example",
+                None,
+                &[("http_proxy", "socks5://u:p@q")],
+                "socks q:1080 Basic dTpw",
+            ),
+            (
+                "http://k.example",
+                None,
+                &[("HTTP_PROXY", "q:1"), ("NO_PROXY", "k.example:80")],
+                "direct",
+            ),
+            ("http://127.0.0.1", None, &[("HTTP_PROXY", "q:1")], "direct"),
+            ("http://k.example", Some("http://q:1"), &[("NO_PROXY", "*")], "q:1"),
+            (
+                "https://k.example",
+                None,
+                &[("HTTP_PROXY", "q:1"), ("REQUEST_METHOD", "GET")],
+                "direct",
+            ),
+            ("https://k.example", None, &[proxy, ("REQUEST_METHOD", "GET")], "p:3128"),
+            ("http://k.example", None, &[("REQUEST_METHOD", "GET")], "direct"),
             ("https://127.0.0.1:6443", None, &[proxy], "direct"),
             ("https://[::1]:6443", None, &[proxy], "direct"),
             ("https://localhost", None, &[proxy], "direct"),
@@ -212,6 +248,9 @@ mod tests {
                 (error.to_string(), configured.map_or("HTTPS_PROXY", |_| "proxy-url"));
             assert!(error.contains(&format!("{what}: ")) && !error.contains("//u:"), "{error}");
         }
+        // Even where NO_PROXY names the server.
+        let vars = [("http_proxy", "q:1"), ("REQUEST_METHOD", "GET"), ("NO_PROXY", "*")];
+        assert!(chosen("http://k.example", None, &vars).unwrap_err().to_string().contains("CGI"));
     }
 
     #[test]

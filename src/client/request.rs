@@ -21,6 +21,7 @@ use super::tls::TlsSource;
 use super::transport::{OwnConnection, Transport};
 use super::{Error, Result};
 use crate::clock::SharedClock;
+use crate::objects::Form;
 
 /// As client-go's `rest.Request`.
 const TRIES: u32 = 10;
@@ -246,6 +247,11 @@ impl Client {
         }
     }
 
+    /// Objects may come in protobuf.
+    pub(super) fn speaks_protobuf(&self) -> bool {
+        self.inner.config.form == Form::Protobuf
+    }
+
     /// What the server serves: asked once, then from memory until [`Client::reset_discovery`].
     /// Clients derived from one another share it.
     pub async fn discovery(&self) -> Result<Arc<Discovery>> {
@@ -271,7 +277,7 @@ impl Client {
     pub async fn fetch<O: DeserializeOwned>(&self, call: &Call) -> Result<O> {
         let body = self.send(call).await?;
         serde_json::from_slice(&body)
-            .map_err(|source| Error::Decode { request: call.to_string(), source })
+            .map_err(|source| Error::Decode { request: call.to_string(), source: source.into() })
     }
 
     /// The whole body of an answer that is not a failure.

@@ -1,6 +1,6 @@
 //! Cuts JSON that arrives in pieces: a list's body into its items, a watch's into its events.
 
-use memchr::{memchr, memchr_iter, memchr2, memmem};
+use memchr::{memchr, memchr_iter, memchr2};
 
 /// Follows strings and nesting.
 #[derive(Debug, Default)]
@@ -141,13 +141,19 @@ fn is_document(line: &[u8]) -> bool {
     line.first() == Some(&b'{')
         && line.last() == Some(&b'}')
         && count(b'{') == count(b'}')
-        && memmem::find(line, b"}{").is_none()
+        && !breaks_off(line)
 }
 
 /// A document may end in this piece of a line.
 fn may_end(piece: &[u8]) -> bool {
-    matches!(piece.last(), Some(b'}' | b']' | b' ' | b'\t' | b'\r'))
-        || memmem::find(piece, b"}{").is_some()
+    matches!(piece.last(), Some(b'}' | b']' | b' ' | b'\t' | b'\r')) || breaks_off(piece)
+}
+
+/// A value ends and another begins, with no more than blanks between them: two documents, or in a
+/// string. Before most braces stands what tells at once that it is neither.
+fn breaks_off(piece: &[u8]) -> bool {
+    memchr_iter(b'{', piece)
+        .any(|brace| matches!(piece[..brace].trim_ascii_end().last(), Some(b'}' | b']')))
 }
 
 /// A piece of a list.
@@ -328,6 +334,25 @@ mod tests {
             }
             assert_eq!(found, ["{\"a\":\"}{ü\\\"\"}", "{\"b\":[{}]}", "{}"], "cut at {cut}");
             assert!(splitter.is_between());
+        }
+    }
+
+    #[test]
+    fn documents_on_one_line_are_cut_whatever_is_between_them() {
+        let all = [r#"{"a":1}"#, r#"{"b":{"c":"} {"}}"#, "[{}]", "[]", r#"{"d":[{},{ }]}"#, "{}"];
+        for between in ["", " ", "\t", " \r \t", "\n", "\r\n "] {
+            let text = format!("{}\n", all.join(between));
+            for cut in 0..=text.len() {
+                let (mut splitter, mut found) = (DocumentSplitter::default(), Vec::new());
+                let (a, b) = text.split_at(cut);
+                for piece in [a, b] {
+                    splitter.feed(piece.as_bytes(), &mut |document| {
+                        found.push(String::from_utf8(document.to_vec()).unwrap());
+                    });
+                }
+                assert_eq!(found, all, "{between:?} cut at {cut}");
+                assert!(splitter.is_between());
+            }
         }
     }
 

@@ -8,26 +8,36 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
+use super::error::Status;
+use super::frames::{self, ListFrames, WatchFrames};
 use super::request::broken;
 use super::split::{DocumentSplitter, ListPiece, ListSplitter};
 use super::{Error, Result};
+use crate::objects::{Encoded, messages, protobuf};
 
 type Body = Box<dyn AsyncBufRead + Unpin + Send + Sync + 'static>;
 
 /// What a list is made of.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ListPart {
-    /// One item's JSON.
-    Item(Vec<u8>),
+    Item(Encoded),
     /// The list is whole.
-    End { resource_version: String, continue_token: Option<String> },
+    End {
+        resource_version: String,
+        continue_token: Option<String>,
+    },
+}
+
+enum Lists {
+    Json(ListSplitter),
+    Protobuf(ListFrames),
 }
 
 /// A list's body, item by item: it never stands in memory whole.
 pub struct ListStream {
     request: String,
     body: Body,
-    splitter: ListSplitter,
+    splitter: Lists,
     found: VecDeque<ListPiece>,
     meta: ListMeta,
 }
@@ -39,23 +49,40 @@ struct ListMeta {
     r#continue: String,
 }
 
+fn is_protobuf(body: &http_types::Body) -> bool {
+    body.mime().essence() == protobuf::MEDIA_TYPE
+}
+
 impl ListStream {
     /// `request`: what the body answers, for errors.
     pub fn new(request: String, body: http_types::Body) -> ListStream {
-        let (splitter, found) = (ListSplitter::default(), VecDeque::new());
-        ListStream { request, body: body.into_reader(), splitter, found, meta: ListMeta::default() }
+        let splitter = match is_protobuf(&body) {
+            true => Lists::Protobuf(ListFrames::default()),
+            false => Lists::Json(ListSplitter::default()),
+        };
+        let (body, found, meta) = (body.into_reader(), VecDeque::new(), ListMeta::default());
+        ListStream { request, body, splitter, found, meta }
     }
 
     /// The next part; after `End` the stream must not be read.
     pub async fn next(&mut self) -> Result<ListPart> {
         loop {
             match self.found.pop_front() {
-                Some(ListPiece::Item(item)) => return Ok(ListPart::Item(item)),
-                Some(ListPiece::Metadata(meta)) => self.meta = self.decode(&meta)?,
+                Some(ListPiece::Item(bytes)) => {
+                    return Ok(ListPart::Item(match self.splitter {
+                        Lists::Json(_) => Encoded::json(bytes),
+                        Lists::Protobuf(_) => Encoded::protobuf(bytes),
+                    }));
+                }
+                Some(ListPiece::Metadata(meta)) => {
+                    self.meta = match self.splitter {
+                        Lists::Json(_) => self.decode(&meta)?,
+                        Lists::Protobuf(_) => protobuf::from_slice(&messages::LIST_META, &meta)
+                            .map_err(undecoded(&self.request))?,
+                    }
+                }
                 Some(ListPiece::End) => {
-                    // To the very end, so that the connection can be used again.
-                    let rest = self.body.fill_buf().await.map_or(0, <[u8]>::len);
-                    self.body.consume(rest);
+                    self.drain().await;
                     let ListMeta { resource_version, r#continue } = std::mem::take(&mut self.meta);
                     let continue_token = Some(r#continue).filter(|token| !token.is_empty());
                     return Ok(ListPart::End { resource_version, continue_token });
@@ -65,10 +92,18 @@ impl ListStream {
         }
     }
 
+    /// To the very end, so that the connection can be used again.
+    async fn drain(&mut self) {
+        while let Ok([_, ..]) = self.body.fill_buf().await {
+            let rest = self.body.fill_buf().await.map_or(0, <[u8]>::len);
+            self.body.consume(rest);
+        }
+    }
+
     /// The first item, and no more of the list.
     pub async fn first<O: DeserializeOwned>(mut self) -> Result<Option<O>> {
         match self.next().await? {
-            ListPart::Item(item) => self.decode(&item).map(Some),
+            ListPart::Item(item) => self.decode(&item.bytes).map(Some),
             ListPart::End { .. } => Ok(None),
         }
     }
@@ -81,32 +116,58 @@ impl ListStream {
             return Err(broken(&self.request, error));
         }
         let (count, found) = (bytes.len(), &mut self.found);
-        self.splitter.feed(bytes, &mut |piece| found.push_back(piece));
+        let mut found = |piece| found.push_back(piece);
+        match &mut self.splitter {
+            Lists::Json(splitter) => splitter.feed(bytes, &mut found),
+            Lists::Protobuf(frames) => {
+                frames.feed(bytes, &mut found).map_err(undecoded(&self.request))?;
+            }
+        }
         self.body.consume(count);
         Ok(())
     }
 
-    /// An item as a type of one's own.
+    /// An item's JSON as a type of one's own.
     pub fn decode<O: DeserializeOwned>(&self, json: &[u8]) -> Result<O> {
-        serde_json::from_slice(json)
-            .map_err(|source| Error::Decode { request: self.request.clone(), source })
+        serde_json::from_slice(json).map_err(undecoded(&self.request))
     }
 }
 
-/// One event, with the object's JSON.
+/// The error for an answer to `request` that cannot be understood.
+fn undecoded<E: std::error::Error + Send + Sync + 'static>(
+    request: &str,
+) -> impl Fn(E) -> Error + use<'_, E> {
+    move |source| Error::Decode { request: request.to_owned(), source: source.into() }
+}
+
+/// One event, with the object.
 #[derive(Debug, PartialEq, Eq)]
 pub enum WatchEvent {
-    Added(Vec<u8>),
-    Modified(Vec<u8>),
-    Deleted(Vec<u8>),
-    Bookmark(Vec<u8>),
+    Added(Encoded),
+    Modified(Encoded),
+    Deleted(Encoded),
+    Bookmark(Encoded),
+}
+
+enum Events {
+    Json(DocumentSplitter),
+    Protobuf(WatchFrames),
+}
+
+impl Events {
+    fn is_between(&self) -> bool {
+        match self {
+            Events::Json(splitter) => splitter.is_between(),
+            Events::Protobuf(frames) => frames.is_between(),
+        }
+    }
 }
 
 /// A watch's body, event by event.
 pub struct WatchStream {
     request: String,
     body: Body,
-    splitter: DocumentSplitter,
+    splitter: Events,
     found: VecDeque<Result<WatchEvent>>,
 }
 
@@ -120,8 +181,11 @@ struct Envelope<'a> {
 impl WatchStream {
     /// `request`: what the body answers, for errors.
     pub fn new(request: String, body: http_types::Body) -> WatchStream {
-        let (splitter, found) = (DocumentSplitter::default(), VecDeque::new());
-        WatchStream { request, body: body.into_reader(), splitter, found }
+        let splitter = match is_protobuf(&body) {
+            true => Events::Protobuf(WatchFrames::default()),
+            false => Events::Json(DocumentSplitter::default()),
+        };
+        WatchStream { request, body: body.into_reader(), splitter, found: VecDeque::new() }
     }
 
     /// The next event; `None` when the server has ended the watch. An ERROR event is the Status in
@@ -142,7 +206,19 @@ impl WatchStream {
                 Ok(bytes) => bytes,
             };
             let (count, found, request) = (bytes.len(), &mut self.found, &self.request);
-            self.splitter.feed(bytes, &mut |document| found.push_back(event(request, document)));
+            match &mut self.splitter {
+                Events::Json(splitter) => splitter.feed(bytes, &mut |document| {
+                    found.push_back(json_event(request, document));
+                }),
+                Events::Protobuf(frames) => {
+                    let fed = frames.feed(bytes, &mut |frame| {
+                        found.push_back(protobuf_event(request, frame));
+                    });
+                    if let Err(error) = fed {
+                        found.push_back(Err(undecoded(request)(error)));
+                    }
+                }
+            }
             self.body.consume(count);
         }
     }
@@ -157,24 +233,40 @@ fn cut(document: &[u8]) -> Option<(&[u8], &[u8])> {
     (object.starts_with(b"{") && object.ends_with(b"}")).then_some((kind, object))
 }
 
-fn event(request: &str, document: &[u8]) -> Result<WatchEvent> {
-    let fault = |source| Error::Decode { request: request.to_owned(), source };
+fn json_event(request: &str, document: &[u8]) -> Result<WatchEvent> {
     let (kind, json) = match cut(document) {
         Some(cut) => cut,
         None => {
-            let Envelope { r#type, object } = serde_json::from_slice(document).map_err(fault)?;
+            let Envelope { r#type, object } =
+                serde_json::from_slice(document).map_err(undecoded(request))?;
             (r#type.as_bytes(), object.get().as_bytes())
         }
     };
+    event(request, kind, json, || Ok(Encoded::json(json)))
+}
+
+fn protobuf_event(request: &str, frame: &[u8]) -> Result<WatchEvent> {
+    let (kind, object) = frames::event(frame).map_err(undecoded(request))?;
+    event(request, kind, object, || {
+        protobuf::open(object).map(Encoded::protobuf).map_err(undecoded(request))
+    })
+}
+
+/// `told`: the object as it came, which may be a Status.
+fn event(
+    request: &str,
+    kind: &[u8],
+    told: &[u8],
+    object: impl FnOnce() -> Result<Encoded>,
+) -> Result<WatchEvent> {
     Ok(match kind {
-        b"ADDED" => WatchEvent::Added(json.to_vec()),
-        b"MODIFIED" => WatchEvent::Modified(json.to_vec()),
-        b"DELETED" => WatchEvent::Deleted(json.to_vec()),
-        b"BOOKMARK" => WatchEvent::Bookmark(json.to_vec()),
+        b"ADDED" => WatchEvent::Added(object()?),
+        b"MODIFIED" => WatchEvent::Modified(object()?),
+        b"DELETED" => WatchEvent::Deleted(object()?),
+        b"BOOKMARK" => WatchEvent::Bookmark(object()?),
         _ => {
-            let code =
-                serde_json::from_slice::<super::Status>(json).map_or(500, |status| status.code);
-            return Err(Error::from_answer(request.to_owned(), code, None, json));
+            let code = Status::read(told).map_or(500, |status| status.code);
+            return Err(Error::from_answer(request.to_owned(), code, None, told));
         }
     })
 }
@@ -207,11 +299,11 @@ mod tests {
             r#"{ "type": "MODIFIED", "object": {"a":{"type":"x"}} }"#,
             r#"{"object":{"a":{"type":"x"}},"type":"MODIFIED"}"#,
         ] {
-            let event = event("GET /x", text.as_bytes()).unwrap();
-            assert_eq!(event, WatchEvent::Modified(object.to_vec()), "{text}");
+            let event = json_event("GET /x", text.as_bytes()).unwrap();
+            assert_eq!(event, WatchEvent::Modified(Encoded::json(object)), "{text}");
         }
         for text in [r#"{"type":"ADDED"}"#, r#"{"type":"ADDED","object":}"#, r#"{"type":"ADDED""#] {
-            assert!(event("GET /x", text.as_bytes()).is_err(), "{text}");
+            assert!(json_event("GET /x", text.as_bytes()).is_err(), "{text}");
         }
     }
 
@@ -221,8 +313,8 @@ mod tests {
             "{\"type\":\"ADDED\",\"object\":{\"a\":1}}\n{\"object\":{},\"type\":\"BOOKMARK\"}\n\
              {\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"code\":410,\"reason\":\"Expired\"}}\n",
         );
-        assert_eq!(events[0].as_ref().unwrap(), &WatchEvent::Added(b"{\"a\":1}".to_vec()));
-        assert_eq!(events[1].as_ref().unwrap(), &WatchEvent::Bookmark(b"{}".to_vec()));
+        assert_eq!(events[0].as_ref().unwrap(), &WatchEvent::Added(Encoded::json(b"{\"a\":1}")));
+        assert_eq!(events[1].as_ref().unwrap(), &WatchEvent::Bookmark(Encoded::json(b"{}")));
         assert!(events[2].as_ref().unwrap_err().is_expired());
         let cut = all("{\"type\":\"ADDED\",\"object\":{\"a\":1}}\n{\"type\":\"AD");
         assert!(cut[1].as_ref().unwrap_err().is_transport());

@@ -13,7 +13,7 @@ use super::config::{Pem, Tls};
 use super::exec::{Pair, Plugin};
 use super::rotation::Rotations;
 use super::trust::Trust;
-use super::{Error, Result};
+use super::{Error, Result, x509};
 
 /// What a configuration is made of: when its files were last changed and how long they are, and
 /// what the plugin gave.
@@ -145,8 +145,7 @@ impl TlsSource {
         };
         let mut config = match &pair {
             Some(Pair { certificate, key }) => {
-                let chain = certificates(certificate)
-                    .map_err(|error| fault("client certificate", &error))?;
+                let chain = x509::from_pem(certificate);
                 let key = PrivateKeyDer::from_pem_slice(key)
                     .map_err(|error| fault("client key", &error))?;
                 let shown = certified(chain, key, &provider)
@@ -166,8 +165,14 @@ impl TlsSource {
             Some(ca) => ca.read().map_err(|error| fault(&error))?,
             None => system_roots(),
         };
-        let mut found = certificates(&bytes).map_err(|error| fault(&error))?;
-        found.retain(|found| RootCertStore::empty().add(found.clone()).is_ok());
+        let mut found = x509::from_pem(&bytes);
+        found.retain(|found| match RootCertStore::empty().add(found.clone()) {
+            Ok(()) => true,
+            Err(error) => {
+                log::warn!("{}", fault(&format_args!("skipped one: {error}")));
+                false
+            }
+        });
         if found.is_empty() && self.tls.ca.is_some() {
             return Err(fault(&"no certificate in it"));
         }
@@ -190,12 +195,6 @@ fn certified(
         return Err("the key is not that of the certificate".to_owned());
     }
     Ok(CertifiedKey::new(chain, key).into())
-}
-
-fn certificates(
-    pem: &[u8],
-) -> std::result::Result<Vec<CertificateDer<'static>>, rustls::pki_types::pem::Error> {
-    CertificateDer::pem_slice_iter(pem).collect()
 }
 
 /// The bundle of the usual places; empty where there is none.
@@ -238,6 +237,22 @@ KBdNldGeZKjvGGg/TpvEEgxzDhGmxk/I+w==
         let (certificate, key) = (inline(certificate), inline(key));
         let tls = Tls { certificate, key, ..Tls::default() };
         TlsSource::new(tls, None).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn authorities_that_are_of_no_use_are_skipped() {
+        let good = rcgen::generate_simple_self_signed(["me".to_owned()]).unwrap().cert;
+        let block = |content| {
+            format!("-----BEGIN CERTIFICATE-----\n{content}\n-----END CERTIFICATE-----\n")
+        };
+        let bad = ["", "MIIB", "!!!"].map(block).concat();
+        let authorities = |pem: String| {
+            let tls = Tls { ca: Some(Pem::Inline(pem.into_bytes())), ..Tls::default() };
+            TlsSource::new(tls, None)?.authorities()
+        };
+        assert_eq!(authorities(format!("{bad}{}{bad}", good.pem())).unwrap(), [good.der().clone()]);
+        let error = authorities(bad.clone()).unwrap_err().to_string();
+        assert!(error.contains("certificate authority: no certificate in it"), "{error}");
     }
 
     #[test]

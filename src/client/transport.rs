@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use async_lock::{Semaphore, SemaphoreGuardArc};
 use async_std::net::TcpStream;
-use futures_lite::io::{AsyncBufRead, AsyncRead, AsyncWrite, BufReader};
+use futures_lite::io::{AsyncBufRead, AsyncRead, AsyncWrite};
 use futures_lite::{AsyncBufReadExt, AsyncWriteExt, FutureExt, ready};
 use futures_rustls::TlsConnector;
 use http_client::http_types::{self, StatusCode};
@@ -25,12 +25,14 @@ use rustix::net::sockopt;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 
+use super::buffered::Buffered;
 use super::chunks::{ChunkDecoder, Piece};
 use super::proxy::{Kind, Proxy};
 use super::rotation::UntilRotated;
 use super::tls::TlsSource;
 use super::tunnel;
 use crate::clock::{SharedClock, Sleep};
+use crate::objects::protobuf;
 use crate::task;
 
 /// In a request's extensions: do not use the pool.
@@ -55,13 +57,11 @@ const LOOK_AT_FILES: Duration = Duration::from_secs(5 * 60);
 const HEAD_LIMIT: usize = 64 << 10;
 /// A request's head has room here, a token of a service account included.
 const HEAD_CAPACITY: usize = 2 << 10;
-/// There are nearly a hundred connections, most of which have little to say.
-const BUFFER: usize = 4 << 10;
 
 trait ReadWrite: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> ReadWrite for T {}
 
-type Io = BufReader<Box<dyn ReadWrite>>;
+type Io = Buffered<Box<dyn ReadWrite>>;
 
 struct Connection {
     io: Io,
@@ -157,7 +157,8 @@ impl Shared {
     async fn exchange(self: Arc<Self>, mut request: Request) -> io::Result<Response> {
         let own = request.ext().get::<OwnConnection>().is_some();
         let body = request.take_body().into_bytes().await.map_err(io::Error::other)?;
-        let head = head_of(&request, body.len())?;
+        let forwarding = self.proxy.as_ref().filter(|proxy| proxy.forwards_to(request.url()));
+        let head = head_of(&request, body.len(), forwarding)?;
         let identity = match request.url().scheme() {
             "http" => None,
             _ => Some(self.tls.identity().await.map_err(io::Error::other)?),
@@ -194,7 +195,7 @@ impl Shared {
             turn,
         };
         reader.finish_if_done();
-        let body = match (own, rotations.filter(|_| self.tls.may_rotate())) {
+        let mut body = match (own, rotations.filter(|_| self.tls.may_rotate())) {
             (true, None) => http_types::Body::from_reader(reader, None),
             (true, Some(count)) => {
                 self.look_at_files();
@@ -207,6 +208,9 @@ impl Shared {
                 http_types::Body::from_reader(limited, None)
             }
         };
+        if head.is_protobuf {
+            body.set_mime(protobuf::MEDIA_TYPE);
+        }
         response.set_body(body);
         Ok(response)
     }
@@ -292,7 +296,9 @@ impl Shared {
                     };
                     stream = self.secure(config, stream, peer, peer_port).await?;
                 }
-                stream = tunnel::open(stream, proxy, &host, port).await?;
+                if !proxy.forwards_to(url) {
+                    stream = tunnel::open(stream, proxy, &host, port).await?;
+                }
             }
             match tls.clone() {
                 Some(config) => self.secure(config, stream, &host, port).await,
@@ -300,7 +306,7 @@ impl Shared {
             }
         };
         let io = self.within(CONNECT_TIMEOUT, "the connection", work).await?;
-        Ok(Connection { io: BufReader::with_capacity(BUFFER, io), tls })
+        Ok(Connection { io: Buffered::new(io), tls })
     }
 }
 
@@ -363,19 +369,25 @@ fn probe_when_silent(tcp: &TcpStream) -> rustix::io::Result<()> {
     sockopt::set_tcp_keepcnt(tcp, KEEP_ALIVE_PROBES)
 }
 
-fn head_of(request: &Request, length: usize) -> io::Result<Vec<u8>> {
+/// `forwarding`: the proxy that is sent the request itself.
+fn head_of(request: &Request, length: usize, forwarding: Option<&Proxy>) -> io::Result<Vec<u8>> {
     let url = request.url();
+    let host = url.host_str().unwrap_or_default();
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     let mut head = String::with_capacity(HEAD_CAPACITY);
     let mut push = |parts: &[&str]| parts.iter().for_each(|part| head.push_str(part));
-    push(&[request.method().as_ref(), " ", url.path()]);
+    push(&[request.method().as_ref(), " "]);
+    if forwarding.is_some() {
+        push(&[url.scheme(), "://", host, &port]);
+    }
+    push(&[url.path()]);
     if let Some(query) = url.query() {
         push(&["?", query]);
     }
-    push(&[" HTTP/1.1\r\nhost: ", url.host_str().unwrap_or_default()]);
-    if let Some(port) = url.port() {
-        push(&[":", &port.to_string()]);
+    push(&[" HTTP/1.1\r\nhost: ", host, &port, "\r\n"]);
+    if let Some(value) = forwarding.and_then(Proxy::authorization) {
+        push(&["proxy-authorization: ", &value, "\r\n"]);
     }
-    push(&["\r\n"]);
     for (name, values) in request.iter() {
         // http-types gives even an empty body a type, and the API server refuses it for discovery.
         if length == 0 && name.as_str() == "content-type" {
@@ -412,6 +424,8 @@ pub(super) struct Head {
     /// The one header that anybody reads.
     retry_after: Option<String>,
     framing: Framing,
+    /// Of the body; JSON, or whatever it is, goes unnamed.
+    is_protobuf: bool,
     keep_alive: bool,
 }
 
@@ -488,7 +502,11 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
     let keep_alive =
         response.version == Some(1) && !closes && !matches!(framing, Framing::UntilClose);
     let retry_after = find("retry-after").filter(|value| value.is_ascii());
-    Ok(Some((Head { code, status, retry_after, framing, keep_alive }, length)))
+    let is_protobuf = response.headers.iter().any(|header| {
+        header.name.eq_ignore_ascii_case("content-type")
+            && header.value.starts_with(protobuf::MEDIA_TYPE.as_bytes())
+    });
+    Ok(Some((Head { code, status, retry_after, framing, is_protobuf, keep_alive }, length)))
 }
 
 /// Fails when the next piece takes longer than `limit`.

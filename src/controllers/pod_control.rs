@@ -2,6 +2,7 @@
 //! Upstream: `controller.RealPodControl`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -9,14 +10,17 @@ use serde_json::value::RawValue;
 use super::Error;
 use super::consistency::Consistency;
 use crate::client::{self, Client, Delete};
+use crate::clock::SharedClock;
 use crate::events::Recorder;
 use crate::objects::{
     Istr, Labels, Meta, Object, ObjectKey, OwnerReference, PartialObjectMetadata, Pod, Resource,
     Template,
 };
 
-/// So often is a delete made of which nobody can say whether it was done.
-const DELETE_TRIES: u32 = 4;
+/// A delete of which nobody can say whether it was done is made again after each of these: a server
+/// that is started anew may be back by then.
+const DELETE_PAUSES: [Duration; 3] =
+    [Duration::from_millis(100), Duration::from_millis(400), Duration::from_millis(1600)];
 
 /// A pod to be created: what the template says, byte for byte in its spec, under a generated name.
 /// Upstream: `GetPodFromTemplate`.
@@ -97,12 +101,13 @@ fn is_dns1123_subdomain(text: &str) -> bool {
 pub struct PodControl {
     client: Client,
     recorder: Recorder,
+    clock: SharedClock,
     written: Option<Arc<Consistency>>,
 }
 
 impl PodControl {
-    pub fn new(client: Client, recorder: Recorder) -> PodControl {
-        PodControl { client, recorder, written: None }
+    pub fn new(client: Client, recorder: Recorder, clock: SharedClock) -> PodControl {
+        PodControl { client, recorder, clock, written: None }
     }
 
     /// Each pod written is noted in `consistency`, under its owner. Upstream: `OnWrite`.
@@ -164,9 +169,9 @@ impl PodControl {
     /// another pod in its place, and have one too few.
     async fn surely_delete(&self, key: &ObjectKey, delete: Delete) -> client::Result<()> {
         let mut answer = self.client.delete::<Pod>(key, delete.clone()).await;
-        for _ in 1..DELETE_TRIES {
+        for pause in DELETE_PAUSES {
             match answer {
-                Err(error) if error.is_unsure() => {}
+                Err(error) if error.is_unsure() => self.clock.sleep(pause).await,
                 known => return known,
             }
             answer = match self.client.delete::<Pod>(key, delete.clone()).await {
@@ -200,10 +205,99 @@ pub fn is_gone(error: &Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod testing {
+    use std::collections::HashMap;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use async_std::net::TcpListener;
+    use futures_lite::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
-    use crate::objects::{ReplicaSet, Uid};
+    use crate::client::Config;
+    use crate::clock::SystemClock;
+    use crate::events::{EventSink, EventType, ObjectReference};
+    use crate::task;
+
+    /// Who hears of no event.
+    pub struct Nobody;
+
+    impl EventSink for Nobody {
+        fn record(&self, _: &ObjectReference, _: EventType, _: &str, _: String) {}
+    }
+
+    /// A client of a server that leaves so many requests for each path without an answer, and from
+    /// then on says that there is no such thing; and how many it heard.
+    pub async fn forgetful(unanswered: usize) -> (Client, Arc<AtomicUsize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let config = Config::new(format!("http://{}", listener.local_addr().unwrap()));
+        let heard = Arc::new(AtomicUsize::new(0));
+        let count = heard.clone();
+        task::spawn(async move {
+            let mut tries = HashMap::<Vec<u8>, usize>::new();
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut piece = [0; 4096];
+                let length = stream.read(&mut piece).await.unwrap();
+                let line = piece[..length].split(|byte| *byte == b'\r').next().unwrap_or_default();
+                count.fetch_add(1, Ordering::SeqCst);
+                let tries = tries.entry(line.to_vec()).or_default();
+                *tries += 1;
+                if *tries > unanswered {
+                    let answer =
+                        b"HTTP/1.1 404 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+                    stream.write_all(answer).await.unwrap();
+                }
+            }
+        });
+        (Client::new(config, SystemClock::shared()).unwrap(), heard)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use futures_lite::FutureExt;
+    use futures_lite::future::{block_on, pending, yield_now};
     use serde_json::json;
+
+    use super::testing::{Nobody, forgetful};
+    use super::*;
+    use crate::clock::{Clock, FakeClock};
+    use crate::objects::{ReplicaSet, Timestamp, Uid};
+
+    #[test]
+    fn a_delete_without_an_answer_is_made_again_after_a_while() {
+        const TICK: Duration = Duration::from_millis(1);
+        let set = ReplicaSet::default();
+        let meta = Meta { name: "a".into(), namespace: "ns".into(), ..Meta::default() };
+        let pod = Pod { meta, ..Pod::default() };
+        for (unanswered, pauses, tries) in
+            [(1, &[100][..], 2), (2, &[100, 400], 3), (9, &[100, 400, 1600], 4)]
+        {
+            let clock = FakeClock::new(Timestamp::from_secs(0));
+            let (client, heard) = block_on(forgetful(unanswered));
+            let recorder = Recorder::to_sink(Arc::new(Nobody));
+            let control = PodControl::new(client, recorder, clock.clone());
+            let passing = async {
+                for (before, pause) in pauses.iter().enumerate() {
+                    while heard.load(Ordering::SeqCst) != before + 1 || clock.sleepers() == 0 {
+                        yield_now().await;
+                    }
+                    clock.advance(Duration::from_millis(*pause) - TICK);
+                    yield_now().await;
+                    assert_eq!(clock.sleepers(), 1, "not so soon as {pause} ms");
+                    clock.advance(TICK);
+                }
+                pending().await
+            };
+            let done = block_on(control.delete(&set, &pod).or(passing));
+            assert_eq!(done.is_ok(), unanswered < tries, "{done:?}");
+            assert_eq!(heard.load(Ordering::SeqCst), tries);
+            let all = pauses.iter().copied().sum();
+            assert_eq!(clock.monotonic(), Duration::from_millis(all));
+        }
+    }
 
     #[test]
     fn a_pod_is_its_template() {

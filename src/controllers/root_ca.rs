@@ -1,16 +1,13 @@
 //! The authority that vouches for the API server, for those who hand it to others.
 //! Upstream: `getKubeAPIServerCAFileContents`, `readCA`.
 
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
-
-use crate::client::Client;
+use crate::client::{Client, x509};
 
 /// `file`'s content in PEM; without a file, what stands in `client`'s own configuration itself.
 /// Empty when nothing is known.
 ///
 /// # Errors
-/// When the file can't be read, or holds anything but certificates that can be.
+/// When the file can't be read, or holds no certificate, or what is none under the name of one.
 pub fn root_ca(file: &str, client: &Client) -> Result<Vec<u8>, String> {
     if file.is_empty() {
         return Ok(client.ca_data().unwrap_or_default().to_vec());
@@ -23,8 +20,7 @@ pub fn root_ca(file: &str, client: &Client) -> Result<Vec<u8>, String> {
 
 fn check(pem: &[u8]) -> Result<(), String> {
     let mut any = false;
-    for der in CertificateDer::pem_slice_iter(pem) {
-        let der = der.map_err(|error| error.to_string())?;
+    for der in x509::from_pem(pem) {
         x509_parser::parse_x509_certificate(&der).map_err(|error| error.to_string())?;
         any = true;
     }

@@ -1,6 +1,7 @@
 //! Interned strings and label maps: what thousands of objects repeat is kept once.
 
 use std::borrow::Borrow;
+use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
@@ -10,13 +11,95 @@ use hashbrown::HashSet;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
+/// A value of which there is one copy, held by one word: strings and slices too, which stand behind
+/// a pointer of their own.
+pub struct Interned<T: ?Sized>(Arc<Box<T>>);
+
+impl<T: ?Sized> Interned<T> {
+    /// One that no pool knows.
+    pub fn alone(value: impl Into<Box<T>>) -> Interned<T> {
+        Interned(Arc::new(value.into()))
+    }
+
+    pub fn ptr_eq(one: &Interned<T>, other: &Interned<T>) -> bool {
+        Arc::ptr_eq(&one.0, &other.0)
+    }
+}
+
+impl<T: ?Sized> Default for Interned<T>
+where
+    Box<T>: Default,
+{
+    fn default() -> Interned<T> {
+        Interned::alone(Box::default())
+    }
+}
+
+impl<T: ?Sized> Clone for Interned<T> {
+    fn clone(&self) -> Interned<T> {
+        Interned(self.0.clone())
+    }
+}
+
+impl<T: ?Sized> Deref for Interned<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: ?Sized> Borrow<T> for Interned<T> {
+    fn borrow(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: ?Sized + PartialEq> PartialEq for Interned<T> {
+    fn eq(&self, other: &Interned<T>) -> bool {
+        // A swept value may come back as a second copy, so the pointer only speeds up "equal".
+        Interned::ptr_eq(self, other) || **self == **other
+    }
+}
+
+impl<T: ?Sized + Eq> Eq for Interned<T> {}
+
+impl<T: ?Sized + Ord> PartialOrd for Interned<T> {
+    fn partial_cmp(&self, other: &Interned<T>) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T: ?Sized + Ord> Ord for Interned<T> {
+    fn cmp(&self, other: &Interned<T>) -> Ordering {
+        (**self).cmp(&**other)
+    }
+}
+
+impl<T: ?Sized + Hash> Hash for Interned<T> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
+    }
+}
+
+impl<T: ?Sized + fmt::Debug> fmt::Debug for Interned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T: ?Sized + Serialize> Serialize for Interned<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        (**self).serialize(serializer)
+    }
+}
+
 /// Values of one type, each kept once while something holds it.
 pub(super) struct Pool<T: ?Sized> {
     state: Mutex<PoolState<T>>,
 }
 
 struct PoolState<T: ?Sized> {
-    values: HashSet<Arc<T>>,
+    values: HashSet<Interned<T>>,
     /// Sweep what nothing else holds when the pool has grown to this size.
     sweep_at: usize,
 }
@@ -28,20 +111,20 @@ impl<T: ?Sized + Hash + Eq> Pool<T> {
         Pool { state: Mutex::new(PoolState { values: HashSet::new(), sweep_at: FIRST_SWEEP }) }
     }
 
-    pub fn intern<Q>(&self, value: Q) -> Arc<T>
+    pub fn intern<Q>(&self, value: Q) -> Interned<T>
     where
-        Q: Borrow<T> + Into<Arc<T>>,
+        Q: Borrow<T> + Into<Box<T>>,
     {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = state.values.get(value.borrow()) {
             return known.clone();
         }
         if state.values.len() >= state.sweep_at {
-            state.values.retain(|value| Arc::strong_count(value) > 1);
+            state.values.retain(|value| Arc::strong_count(&value.0) > 1);
             state.values.shrink_to_fit();
             state.sweep_at = (state.values.len() * 2).max(FIRST_SWEEP);
         }
-        let value: Arc<T> = value.into();
+        let value = Interned::alone(value);
         state.values.insert(value.clone());
         value
     }
@@ -51,8 +134,8 @@ static STRINGS: LazyLock<Pool<str>> = LazyLock::new(Pool::new);
 static MAPS: LazyLock<Pool<[(Istr, Istr)]>> = LazyLock::new(Pool::new);
 
 /// A string of which there is one copy. For what repeats: namespaces, label keys, node names.
-#[derive(Clone, PartialOrd, Ord)]
-pub struct Istr(Arc<str>);
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Istr(Interned<str>);
 
 impl Istr {
     pub fn new(text: &str) -> Istr {
@@ -68,21 +151,6 @@ impl Default for Istr {
     fn default() -> Istr {
         static EMPTY: LazyLock<Istr> = LazyLock::new(|| Istr::new(""));
         EMPTY.clone()
-    }
-}
-
-impl PartialEq for Istr {
-    fn eq(&self, other: &Istr) -> bool {
-        // A swept value may come back as a second copy, so the pointer only speeds up "equal".
-        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
-    }
-}
-
-impl Eq for Istr {}
-
-impl Hash for Istr {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.hash(state);
     }
 }
 
@@ -131,7 +199,7 @@ impl fmt::Debug for Istr {
 
 impl fmt::Display for Istr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        fmt::Display::fmt(self.as_str(), f)
     }
 }
 
@@ -161,8 +229,8 @@ impl<'de> Deserialize<'de> for Istr {
 }
 
 /// A label or annotation map, sorted by key, of which there is one copy.
-#[derive(Clone, Default)]
-pub struct Labels(Option<Arc<[(Istr, Istr)]>>);
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Labels(Option<Interned<[(Istr, Istr)]>>);
 
 impl Labels {
     pub fn get(&self, key: &str) -> Option<&str> {
@@ -220,18 +288,6 @@ impl<K: AsRef<str>, V: AsRef<str>> FromIterator<(K, V)> for Labels {
     }
 }
 
-impl PartialEq for Labels {
-    fn eq(&self, other: &Labels) -> bool {
-        match (&self.0, &other.0) {
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a == b,
-            (None, None) => true,
-            _ => false,
-        }
-    }
-}
-
-impl Eq for Labels {}
-
 impl fmt::Debug for Labels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter()).finish()
@@ -280,7 +336,7 @@ mod tests {
         let a: Labels = serde_json::from_str(r#"{"b":"2","a":"1","b":"3"}"#).unwrap();
         let b: Labels = [("a", "1"), ("b", "3")].into_iter().collect();
         assert_eq!(a, b);
-        assert!(Arc::ptr_eq(a.0.as_ref().unwrap(), b.0.as_ref().unwrap()));
+        assert!(Interned::ptr_eq(a.0.as_ref().unwrap(), b.0.as_ref().unwrap()));
         assert_eq!(a.get("b"), Some("3"));
         assert_eq!(serde_json::to_string(&a).unwrap(), r#"{"a":"1","b":"3"}"#);
         let none: Labels = serde_json::from_str("null").unwrap();
@@ -295,6 +351,6 @@ mod tests {
             pool.intern(format!("gone-{i}").as_str());
         }
         assert!(pool.state.lock().unwrap().values.len() <= FIRST_SWEEP + 1);
-        assert!(Arc::ptr_eq(&kept, &pool.intern("kept")));
+        assert!(Interned::ptr_eq(&kept, &pool.intern("kept")));
     }
 }

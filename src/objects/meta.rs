@@ -7,8 +7,9 @@ use std::sync::{Arc, LazyLock};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::intern::Pool;
-use super::{Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Timestamp, Uid};
+use super::intern::{Interned, Pool};
+use super::protobuf::Message;
+use super::{Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Timestamp, Uid, messages};
 
 /// `metav1.ObjectMeta` without `managedFields` and `selfLink`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -39,9 +40,9 @@ pub struct Meta {
     pub annotations: Labels,
     /// One copy for all that one owner has.
     #[serde(skip_serializing_if = "none_or_empty", deserialize_with = "owner_references")]
-    pub owner_references: Option<Arc<[OwnerReference]>>,
+    pub owner_references: Option<Interned<[OwnerReference]>>,
     #[serde(skip_serializing_if = "none_or_empty", deserialize_with = "finalizer_list")]
-    pub finalizers: Option<Arc<[Istr]>>,
+    pub finalizers: Option<Interned<[Istr]>>,
 }
 
 impl Meta {
@@ -104,7 +105,7 @@ fn is_zero_i64(number: &i64) -> bool {
     *number == 0
 }
 
-fn none_or_empty<T>(list: &Option<Arc<[T]>>) -> bool {
+fn none_or_empty<T>(list: &Option<Interned<[T]>>) -> bool {
     list.as_ref().is_none_or(|list| list.is_empty())
 }
 
@@ -128,12 +129,14 @@ fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<str>, D::Error> {
 
 fn owner_references<'de, D: Deserializer<'de>>(
     from: D,
-) -> Result<Option<Arc<[OwnerReference]>>, D::Error> {
+) -> Result<Option<Interned<[OwnerReference]>>, D::Error> {
     static OWNERS: LazyLock<Pool<[OwnerReference]>> = LazyLock::new(Pool::new);
     shared(&OWNERS, from)
 }
 
-fn finalizer_list<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Arc<[Istr]>>, D::Error> {
+fn finalizer_list<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Interned<[Istr]>>, D::Error> {
     static FINALIZERS: LazyLock<Pool<[Istr]>> = LazyLock::new(Pool::new);
     shared(&FINALIZERS, from)
 }
@@ -142,7 +145,7 @@ fn finalizer_list<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Arc<[Istr
 fn shared<'de, T: Deserialize<'de> + Eq + Hash, D: Deserializer<'de>>(
     pool: &Pool<[T]>,
     from: D,
-) -> Result<Option<Arc<[T]>>, D::Error> {
+) -> Result<Option<Interned<[T]>>, D::Error> {
     let list = Option::<Vec<T>>::deserialize(from)?.unwrap_or_default();
     Ok((!list.is_empty()).then(|| pool.intern(list)))
 }
@@ -183,6 +186,8 @@ pub struct PartialObjectMetadata {
 }
 
 impl Object for PartialObjectMetadata {
+    const MESSAGE: Option<&'static Message> = Some(&messages::PARTIAL);
+
     fn meta(&self) -> &Meta {
         &self.meta
     }

@@ -11,6 +11,7 @@ mod device_class;
 mod endpoints;
 mod intern;
 mod key;
+pub(crate) mod messages;
 mod meta;
 mod namespace;
 mod node;
@@ -19,6 +20,7 @@ mod persistent_volume_claim;
 mod pod;
 mod pod_quota;
 mod policy;
+pub mod protobuf;
 mod quantity;
 mod replicaset;
 mod replication_controller;
@@ -40,7 +42,7 @@ pub use endpoints::{
     Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice,
     EndpointSubset, Endpoints, Hint, SlicePort, TargetRef,
 };
-pub use intern::{Istr, Labels};
+pub use intern::{Interned, Istr, Labels};
 pub use key::{ObjectKey, ObjectName, Uid};
 pub use meta::{Meta, PartialObjectMetadata, WholeMeta};
 pub use namespace::{Namespace, NamespaceSpec};
@@ -50,8 +52,7 @@ pub use persistent_volume_claim::{
     PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
 };
 pub use pod::{
-    ContainerStatus, InitContainerStatus, NamedPort, NamedPorts, Pod, PodPhase, PodSpec, PodStatus,
-    ReadyCondition, Sidecar, parse_ip,
+    NamedPort, Pod, PodPhase, PodShape, PodSpec, PodStatus, ReadyCondition, Sidecar, parse_ip,
 };
 pub use pod_quota::PodQuota;
 pub use policy::{
@@ -62,7 +63,7 @@ pub use policy::{
 pub use quantity::{Format, Quantity, QuantityError, stored_quantity};
 pub use replicaset::{ReplicaSet, ReplicaSetSpec, ReplicaSetStatus};
 pub use replication_controller::ReplicationController;
-pub use resource::{Object, Resource, ResourceType};
+pub use resource::{Encoded, Form, Object, Resource, ResourceType};
 pub(crate) use resource::{null_as_default, resource};
 pub use resource_claim::ResourceClaim;
 pub use resource_list::ResourceList;

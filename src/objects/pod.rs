@@ -1,12 +1,12 @@
 //! The lean view of a Pod.
 
 use std::net::IpAddr;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::intern::Pool;
+use super::intern::{Interned, Pool};
 use super::{Istr, Meta, PodQuota, ResourceList, Timestamp, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -16,28 +16,32 @@ pub struct Pod {
     pub spec: PodSpec,
     pub status: PodStatus,
     /// Of spec and status.
-    pub quota: Arc<PodQuota>,
+    pub quota: Interned<PodQuota>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodSpec {
     pub node_name: Istr,
-    pub hostname: Box<str>,
+    pub hostname: Istr,
+    pub shape: Interned<PodShape>,
+}
+
+/// What pods of one template have in common; one copy for all that are alike.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PodShape {
     pub subdomain: Istr,
-    pub ports: NamedPorts,
+    /// Those with a name of all containers, in their order.
+    pub ports: Box<[NamedPort]>,
     /// The init containers that run as long as the pod does.
     pub sidecars: Box<[Sidecar]>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Sidecar {
     pub name: Istr,
-    pub ports: NamedPorts,
+    /// Those with a name, in their order.
+    pub ports: Box<[NamedPort]>,
 }
-
-/// The ports with a name of a list of containers, in their order; one copy for all pods that are alike.
-#[derive(Clone, Debug, Default)]
-pub struct NamedPorts(Option<Arc<[NamedPort]>>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NamedPort {
@@ -46,37 +50,7 @@ pub struct NamedPort {
     pub number: i32,
 }
 
-static PORTS: LazyLock<Pool<[NamedPort]>> = LazyLock::new(Pool::new);
-
-impl NamedPorts {
-    fn of(ports: impl Iterator<Item = WirePort>) -> NamedPorts {
-        let named: Vec<NamedPort> = ports
-            .filter(|port| !port.name.is_empty())
-            .map(|WirePort { name, protocol, container_port: number }| {
-                // The API server's default.
-                let protocol = if protocol.is_empty() { "TCP".into() } else { protocol };
-                NamedPort { name, protocol, number }
-            })
-            .collect();
-        NamedPorts((!named.is_empty()).then(|| PORTS.intern(named)))
-    }
-
-    /// The number of the first port of this name and protocol.
-    pub fn find(&self, name: &str, protocol: &str) -> Option<i32> {
-        let mut ports = self.0.as_deref().unwrap_or_default().iter();
-        Some(ports.find(|port| port.name == *name && port.protocol == *protocol)?.number)
-    }
-}
-
-impl PartialEq for NamedPorts {
-    fn eq(&self, other: &NamedPorts) -> bool {
-        match (&self.0, &other.0) {
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a == b,
-            (None, None) => true,
-            _ => false,
-        }
-    }
-}
+static SHAPES: LazyLock<Pool<PodShape>> = LazyLock::new(Pool::new);
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodStatus {
@@ -89,8 +63,10 @@ pub struct PodStatus {
     pub evicted: bool,
     /// In the order of the pod's families; what is not an address is left out.
     pub ips: Box<[IpAddr]>,
-    pub container_statuses: Vec<ContainerStatus>,
-    pub init_container_statuses: Vec<InitContainerStatus>,
+    /// Of any container. Upstream: `maxContainerRestarts`.
+    pub max_restarts: i32,
+    /// Of any sidecar. Upstream: `maxContainerRestarts`.
+    pub max_sidecar_restarts: i32,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -111,18 +87,7 @@ pub struct ReadyCondition {
     pub last_transition_time: Option<Timestamp>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ContainerStatus {
-    pub restart_count: i32,
-}
-
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct InitContainerStatus {
-    pub name: Istr,
-    pub restart_count: i32,
-}
-
-resource!(Pod, "", "v1", "pods", namespaced);
+resource!(Pod, "", "v1", "pods", namespaced, POD);
 
 impl Pod {
     /// Upstream: `podutil.IsPodReady`.
@@ -155,27 +120,11 @@ impl Pod {
         !self.is_terminal() && self.meta.is_being_deleted()
     }
 
-    /// The number of the port that containers, or else sidecars, call `name`.
+    /// The number of the first port that containers, or else sidecars, call `name`.
     pub fn port(&self, name: &str, protocol: &str) -> Option<i32> {
-        let ports = std::iter::once(&self.spec.ports)
-            .chain(self.spec.sidecars.iter().map(|sidecar| &sidecar.ports));
-        ports.into_iter().find_map(|ports| ports.find(name, protocol))
-    }
-
-    /// The most restarts of any container. Upstream: `maxContainerRestarts`.
-    pub fn max_restarts(&self) -> i32 {
-        self.status.container_statuses.iter().map(|c| c.restart_count).max().unwrap_or(0)
-    }
-
-    /// The most restarts of any sidecar. Upstream: `maxContainerRestarts`.
-    pub fn max_sidecar_restarts(&self) -> i32 {
-        let sidecars = &self.spec.sidecars;
-        let statuses = self.status.init_container_statuses.iter();
-        statuses
-            .filter(|c| sidecars.iter().any(|sidecar| sidecar.name == c.name))
-            .map(|c| c.restart_count)
-            .max()
-            .unwrap_or(0)
+        let PodShape { ports, sidecars, .. } = &*self.spec.shape;
+        let mut all = ports.iter().chain(sidecars.iter().flat_map(|sidecar| &sidecar.ports));
+        Some(all.find(|port| port.name == *name && port.protocol == *protocol)?.number)
     }
 }
 
@@ -192,7 +141,7 @@ struct WirePod {
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct WireSpec {
     node_name: Istr,
-    hostname: Box<str>,
+    hostname: Istr,
     subdomain: Istr,
     pub containers: Option<Vec<WireContainer>>,
     pub init_containers: Option<Vec<WireContainer>>,
@@ -313,16 +262,28 @@ impl WireStatus {
     }
 }
 
+/// The ports with a name.
+fn named(ports: impl Iterator<Item = WirePort>) -> Box<[NamedPort]> {
+    let named = ports.filter(|port| !port.name.is_empty());
+    let named = named.map(|WirePort { name, protocol, container_port: number }| {
+        // The API server's default.
+        let protocol = if protocol.is_empty() { "TCP".into() } else { protocol };
+        NamedPort { name, protocol, number }
+    });
+    named.collect()
+}
+
 impl From<WirePod> for Pod {
     fn from(WirePod { metadata: meta, spec, status }: WirePod) -> Pod {
         let quota = PodQuota::of(&spec, &status);
-        let named = |ports: Option<Vec<WirePort>>| NamedPorts::of(ports.into_iter().flatten());
         let containers = spec.containers.into_iter().flatten();
-        let ports = NamedPorts::of(containers.filter_map(|c| c.ports).flatten());
-        let init = spec.init_containers.into_iter().flatten();
-        let sidecars = init
-            .filter(WireContainer::runs_on)
-            .map(|WireContainer { name, ports, .. }| Sidecar { name, ports: named(ports) })
+        let ports = named(containers.filter_map(|container| container.ports).flatten());
+        let init = spec.init_containers.into_iter().flatten().filter(WireContainer::runs_on);
+        let sidecars: Box<[Sidecar]> = init
+            .map(|WireContainer { name, ports, .. }| Sidecar {
+                name,
+                ports: named(ports.into_iter().flatten()),
+            })
             .collect();
         let ready = status.condition("Ready").map(|condition| ReadyCondition {
             is_true: condition.status == "True",
@@ -334,35 +295,25 @@ impl From<WirePod> for Pod {
         let ips = status.pod_ips.into_iter().flatten();
         let containers = status.container_statuses.into_iter().flatten();
         let init = status.init_container_statuses.into_iter().flatten();
-        Pod {
-            meta,
-            spec: PodSpec {
-                node_name: spec.node_name,
-                hostname: spec.hostname,
-                subdomain: spec.subdomain,
-                ports,
-                sidecars,
-            },
-            status: PodStatus {
-                phase: status.phase,
-                ready,
-                disruption_target,
-                ips: ips.filter_map(|address| parse_ip(&address.ip)).collect(),
-                evicted: status.phase == PodPhase::Failed && status.reason == "Evicted",
-                container_statuses: containers
-                    .map(|WireContainerStatus { restart_count, .. }| ContainerStatus {
-                        restart_count,
-                    })
-                    .collect(),
-                init_container_statuses: init
-                    .map(|WireContainerStatus { name, restart_count, .. }| InitContainerStatus {
-                        name,
-                        restart_count,
-                    })
-                    .collect(),
-            },
-            quota,
-        }
+        let runs_on = |status: &WireContainerStatus| {
+            sidecars.iter().any(|sidecar| sidecar.name == status.name)
+        };
+        let status = PodStatus {
+            phase: status.phase,
+            ready,
+            disruption_target,
+            ips: ips.filter_map(|address| parse_ip(&address.ip)).collect(),
+            evicted: status.phase == PodPhase::Failed && status.reason == "Evicted",
+            max_restarts: containers.map(|status| status.restart_count).max().unwrap_or(0),
+            max_sidecar_restarts: init
+                .filter(runs_on)
+                .map(|status| status.restart_count)
+                .max()
+                .unwrap_or(0),
+        };
+        let shape = SHAPES.intern(PodShape { subdomain: spec.subdomain, ports, sidecars });
+        let spec = PodSpec { node_name: spec.node_name, hostname: spec.hostname, shape };
+        Pod { meta, spec, status, quota }
     }
 }
 
@@ -419,8 +370,7 @@ mod tests {
             assert_eq!(pod().port(name, protocol), found, "{name}/{protocol}");
         }
         let (a, b) = (pod(), pod());
-        let (a, b) = (a.spec.ports.0.unwrap(), b.spec.ports.0.unwrap());
-        assert!(Arc::ptr_eq(&a, &b), "pods that are alike share them");
+        assert!(Interned::ptr_eq(&a.spec.shape, &b.spec.shape), "pods that are alike share it");
     }
 
     #[test]

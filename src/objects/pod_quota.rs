@@ -1,9 +1,9 @@
 //! What quotas ask of a Pod. Upstream: `component-helpers/resource`, `quota/v1/evaluator/core`.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
-use super::intern::Pool;
+use super::intern::{Interned, Pool};
 use super::pod::{WireAffinity, WireContainer, WireResources, WireSpec, WireStatus, WireTerm};
 use super::{Istr, Quantity, ResourceList};
 
@@ -26,7 +26,7 @@ pub struct PodQuota {
 static DIGESTS: LazyLock<Pool<PodQuota>> = LazyLock::new(Pool::new);
 
 impl PodQuota {
-    pub(super) fn of(spec: &WireSpec, status: &WireStatus) -> Arc<PodQuota> {
+    pub(super) fn of(spec: &WireSpec, status: &WireStatus) -> Interned<PodQuota> {
         let resources = Resources::new(spec, status);
         let claim = status.extended_resource_claim_status.as_ref();
         DIGESTS.intern(PodQuota {
@@ -346,7 +346,7 @@ mod tests {
     fn pods_of_one_template_share_their_digest() {
         let spec = || json!({ "containers": [c("shared", "123m")], "priorityClassName": "high" });
         let (one, two) = (pod(spec(), json!({})), pod(spec(), json!({ "phase": "Running" })));
-        assert!(Arc::ptr_eq(&one.quota, &two.quota));
+        assert!(Interned::ptr_eq(&one.quota, &two.quota));
         assert_eq!(one.quota.priority_class, "high");
     }
 }

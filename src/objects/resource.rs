@@ -6,6 +6,7 @@ use std::fmt;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer};
 
 use super::Meta;
+use super::protobuf::{self, Message};
 
 /// A served resource: what is needed to build its paths and to name it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -63,13 +64,51 @@ pub trait Resource: Send + Sync + 'static {
 
 /// What a cache can hold.
 pub trait Object: DeserializeOwned + Send + Sync + 'static {
+    /// Its fields' numbers in protobuf; `None`: it is read from JSON alone.
+    const MESSAGE: Option<&'static Message> = None;
+
     fn meta(&self) -> &Meta;
 }
 
+/// The ways in which objects are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    #[default]
+    Json,
+    /// The message alone, without the envelope.
+    Protobuf,
+}
+
+/// An object as the API server wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Encoded {
+    pub form: Form,
+    pub bytes: Vec<u8>,
+}
+
+impl Encoded {
+    pub fn json(bytes: impl Into<Vec<u8>>) -> Encoded {
+        Encoded { form: Form::Json, bytes: bytes.into() }
+    }
+
+    pub fn protobuf(bytes: impl Into<Vec<u8>>) -> Encoded {
+        Encoded { form: Form::Protobuf, bytes: bytes.into() }
+    }
+
+    pub fn decode<T: Object>(&self) -> Result<T, Box<dyn std::error::Error + Send + Sync>> {
+        match (self.form, T::MESSAGE) {
+            (Form::Json, _) => Ok(serde_json::from_slice(&self.bytes)?),
+            (Form::Protobuf, Some(message)) => Ok(protobuf::from_slice(message, &self.bytes)?),
+            (Form::Protobuf, None) => Err("protobuf, which this kind is not read from".into()),
+        }
+    }
+}
+
 /// `resource!(Pod, "", "v1", "pods", namespaced)`: implements [`Resource`] and [`Object`] for a
-/// view with a field `meta`.
+/// view with a field `meta`. After a comma, the view's [`Message`].
 macro_rules! resource {
-    ($type:ident, $group:literal, $version:literal, $plural:literal, $scope:ident) => {
+    ($type:ident, $group:literal, $version:literal, $plural:literal, $scope:ident
+        $(, $message:ident)?) => {
         impl $crate::objects::Resource for $type {
             const RESOURCE: $crate::objects::ResourceType = $crate::objects::ResourceType::fixed(
                 $group,
@@ -80,6 +119,11 @@ macro_rules! resource {
             );
         }
         impl $crate::objects::Object for $type {
+            $(
+                const MESSAGE: Option<&'static $crate::objects::protobuf::Message> =
+                    Some(&$crate::objects::messages::$message);
+            )?
+
             fn meta(&self) -> &$crate::objects::Meta {
                 &self.meta
             }

@@ -2,21 +2,21 @@
 
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{LazyLock, OnceLock};
 
 use serde::de::{Deserialize, Deserializer};
 use serde::ser::{Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::intern::Pool;
+use super::intern::{Interned, Pool};
 use super::{Istr, Labels};
 
 /// A pod template: every byte that the API sent, and a lens on the few fields that are read. So a
 /// field that this build has never heard of still reaches the pods. There is one copy of each text,
 /// however many objects, and versions of them, hold it.
 #[derive(Clone, Debug)]
-pub struct Template(Arc<Shared>);
+pub struct Template(Interned<Shared>);
 
 /// What the lens shows of a [`Template`], which derefs to it.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl Default for Template {
 /// Equal as JSON values: key order and white space do not count.
 impl PartialEq for Template {
     fn eq(&self, other: &Template) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0 || self.to_value() == other.to_value()
+        self.0 == other.0 || self.to_value() == other.to_value()
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(template, reordered);
         assert_ne!(template, Template::default());
         let again: Template = serde_json::from_str(text).unwrap();
-        assert!(Arc::ptr_eq(&template.0, &again.0), "the same text is kept once");
+        assert!(Interned::ptr_eq(&template.0, &again.0), "the same text is kept once");
         assert_eq!((again.digest(|_| 1), template.digest(|_| 2)), (1, 1));
     }
 }

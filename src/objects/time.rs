@@ -154,7 +154,24 @@ impl<'de> Deserialize<'de> for Timestamp {
                 text.parse().map_err(E::custom)
             }
         }
-        deserializer.deserialize_str(Text)
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Timestamp;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                Text.expecting(f)
+            }
+            fn visit_newtype_struct<D: Deserializer<'de>>(
+                self,
+                deserializer: D,
+            ) -> Result<Timestamp, D::Error> {
+                deserializer.deserialize_str(Text)
+            }
+            /// From protobuf, which has no text of it.
+            fn visit_i64<E: de::Error>(self, micros: i64) -> Result<Timestamp, E> {
+                Ok(Timestamp::from_micros(micros))
+            }
+        }
+        deserializer.deserialize_newtype_struct("Timestamp", Either)
     }
 }
 

@@ -162,7 +162,7 @@ flags! {
         feature_gates: Gates = Gates::default();
         /// Requests that may go to the API server at once, above --kube-api-qps.
         kube_api_burst: i32 = 30;
-        /// Content type of requests. This build always speaks JSON.
+        /// What pods and objects' metadata are asked for in; all else is JSON.
         kube_api_content_type: String = "application/vnd.kubernetes.protobuf".into();
         /// Requests a second to the API server; below 0: no limit.
         kube_api_qps: f32 = 20.0;

@@ -108,10 +108,9 @@ impl Api {
         for stored in quotas.items {
             let charged = charge_one(&call.kind, object, &usage, &stored.value)?;
             let (Some(_), Some(kind)) = (charged, quota_kind.clone()) else { continue };
-            let at = Call {
-                subresource: "status".to_owned(),
-                ..Call::of(kind, &call.namespace, text(&stored.value, "/metadata/name"))
-            };
+            let name = text(&stored.value, "/metadata/name");
+            let at =
+                Call { subresource: "status".to_owned(), ..Call::of(kind, &call.namespace, name) };
             // Others are counted at the same time: what is used is looked at again with the write.
             let changed = self.modify(&at, Part::Raw, &|old| {
                 let mut new = old.clone();

@@ -8,6 +8,7 @@ use futures_lite::StreamExt;
 use hyper::header::{RETRY_AFTER, WARNING};
 use serde_json::{Value, json};
 
+use super::accept::{Accept, Encoding};
 use super::auth::{Access, Auth, User};
 use super::call::{Call, Form, Query, ResourcePath, Warnings, decode};
 use super::failures;
@@ -158,6 +159,17 @@ fn access(method: &Method, path: &str, query: &Query) -> Access {
 impl Api {
     /// Answers one request.
     pub async fn handle(self: Arc<Self>, request: Request) -> Response {
+        let accept = request.header("accept").unwrap_or_default().to_owned();
+        let accept = Accept::parse(&accept);
+        let response = self.answer(request, &accept).await;
+        // Failures are told in the encoding asked for.
+        match accept.plain() {
+            Some(Encoding::Protobuf) if response.status >= 400 => protobuf::answer(response),
+            _ => response,
+        }
+    }
+
+    async fn answer(self: Arc<Self>, request: Request, accept: &Accept<'_>) -> Response {
         let Request { method, path, query, headers, body, peer } = request;
         let mut query = Query::parse(&query);
         let resource = ResourcePath::parse(&path);
@@ -213,19 +225,15 @@ impl Api {
                 return failure(&failures::bad_request(error.to_string()));
             }
         };
-        let accept = header("accept").unwrap_or_default();
-        if path == "/openapi/v2" && accept.contains("proto-openapi.spec.v2") {
+        let asks_for = header("accept").unwrap_or_default();
+        if path == "/openapi/v2" && asks_for.contains("proto-openapi.spec.v2") {
             let form = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
             return Response::new(200, form, documents::openapi_v2_protobuf());
         }
-        let answered = match Form::negotiate(accept) {
-            Err(error) => Err(error),
-            Ok(form) => match resource {
-                None => self.other(&path, query.is("verbose"), form),
-                Some(at) => {
-                    self.clone().resource(verb, at, query, form, Arc::new(user), payload).await
-                }
-            },
+        let user = Arc::new(user);
+        let answered = match resource {
+            None => self.other(&path, query.is("verbose"), accept),
+            Some(at) => self.clone().resource(verb, at, query, accept, user, payload).await,
         };
         let response = answered.unwrap_or_else(|error| failure(&error));
         match fault {
@@ -235,7 +243,7 @@ impl Api {
         }
     }
 
-    fn other(&self, path: &str, verbose: bool, form: Form) -> ApiResult<Response> {
+    fn other(&self, path: &str, verbose: bool, accept: &Accept<'_>) -> ApiResult<Response> {
         match path {
             "/healthz" | "/livez" | "/readyz" if verbose => {
                 let name = path.trim_start_matches('/');
@@ -257,8 +265,9 @@ impl Api {
             let document = documents::openapi(&kinds, path).ok_or_else(failures::no_such_path)?;
             return Ok(json_response(200, &document));
         }
-        let aggregated =
-            form == Form::Aggregated && matches!(path.trim_end_matches('/'), "/api" | "/apis");
+        let (form, encoding) =
+            accept.discovery(matches!(path.trim_end_matches('/'), "/api" | "/apis"))?;
+        let aggregated = form == Form::Aggregated;
         let mut document =
             documents::discovery(&kinds, path, aggregated).ok_or_else(failures::no_such_path)?;
         if aggregated && path.starts_with("/apis") {
@@ -269,12 +278,22 @@ impl Api {
             let services = services.items.iter().map(|service| &service.value);
             discovery::add_unavailable(&mut document, services);
         }
-        if aggregated && document["kind"] == "APIGroupDiscoveryList" {
-            let body = serde_json::to_vec(&document).unwrap_or_default();
-            let form = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-            return Ok(Response::new(200, form, body));
+        if !aggregated {
+            return Ok(encoding.of(json_response(200, &document)));
         }
-        Ok(json_response(200, &document))
+        let body = match encoding {
+            Encoding::Json => serde_json::to_vec(&document).ok(),
+            Encoding::Protobuf => protobuf::encode(&document),
+        };
+        let media = match encoding {
+            Encoding::Json => {
+                "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+            }
+            Encoding::Protobuf => {
+                "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+            }
+        };
+        Ok(Response::new(200, media, body.unwrap_or_default()))
     }
 
     async fn resource(
@@ -282,12 +301,12 @@ impl Api {
         verb: &'static str,
         at: ResourcePath,
         query: Query,
-        form: Form,
+        accept: &Accept<'_>,
         user: Arc<User>,
         payload: Payload,
     ) -> ApiResult<Response> {
         if let Some(answer) = self.review(verb, &at, &user, &payload)? {
-            return Ok(answer);
+            return Ok(accept.plain().unwrap_or(Encoding::Json).of(answer));
         }
         let Some(kind) = self.registry.find(&at.group, &at.version, &at.resource) else {
             // What is no group at all is no path either.
@@ -302,6 +321,7 @@ impl Api {
         {
             return Err(failures::no_such_path());
         }
+        let (form, encoding) = accept.objects(&kind, &at.subresource, verb)?;
         let call = Call {
             kind,
             namespace: at.namespace,
@@ -309,6 +329,7 @@ impl Api {
             subresource: at.subresource,
             query,
             form,
+            encoding,
             warnings: Warnings::default(),
             user,
         };
@@ -324,8 +345,10 @@ impl Api {
             }
             _ => payload,
         };
-        let mut response =
-            self.serve(verb, &call, &payload).await.unwrap_or_else(|error| failure(&error));
+        let mut response = match self.serve(verb, &call, &payload).await {
+            Ok(response) => encoding.of(response),
+            Err(error) => failure(&error),
+        };
         for warning in call.warnings.all() {
             response = response.with_header(WARNING, &format!("299 - {warning:?}"));
         }

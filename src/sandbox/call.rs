@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::accept::Encoding;
 use super::apply::Writer;
 use super::auth::User;
 use super::failures;
@@ -164,6 +165,7 @@ pub struct Call {
     pub subresource: String,
     pub query: Query,
     pub form: Form,
+    pub encoding: Encoding,
     pub warnings: Warnings,
     /// Who asks.
     pub user: Arc<User>,
@@ -189,6 +191,7 @@ impl Call {
             subresource: String::new(),
             query: Query::default(),
             form: Form::Object,
+            encoding: Encoding::Json,
             warnings: Warnings::default(),
             user: Arc::new(User::server()),
         }
@@ -242,41 +245,6 @@ pub enum Form {
     Aggregated,
 }
 
-impl Form {
-    /// The first form that we have. Errors: 406.
-    pub fn negotiate(accept: &str) -> ApiResult<Form> {
-        if accept.trim().is_empty() {
-            return Ok(Form::Object);
-        }
-        for clause in accept.split(',') {
-            let mut parts = clause.split(';').map(str::trim);
-            if !matches!(parts.next(), Some("application/json" | "application/*" | "*/*")) {
-                continue;
-            }
-            let (mut r#as, mut version) = ("", "");
-            for part in parts {
-                match part.split_once('=') {
-                    Some(("as", value)) => r#as = value,
-                    Some(("v", value)) => version = value,
-                    _ => {}
-                }
-            }
-            match (r#as, version) {
-                ("", _) => return Ok(Form::Object),
-                ("Table", "v1" | "") => return Ok(Form::Table),
-                ("PartialObjectMetadata" | "PartialObjectMetadataList", "v1" | "") => {
-                    return Ok(Form::Partial);
-                }
-                ("APIGroupDiscoveryList", "v2") => return Ok(Form::Aggregated),
-                _ => {}
-            }
-        }
-        let message =
-            "only the following media types are accepted: application/json, application/yaml";
-        Err(super::status::ApiError::new(406, "NotAcceptable", message))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -306,18 +274,5 @@ mod tests {
         assert_eq!(query.get("labelSelector"), "app=web,tier in (a)");
         assert_eq!((query.is("watch"), query.is("x"), query.is("y")), (true, false, false));
         assert_eq!(query.get("%zz"), "%");
-    }
-
-    #[test]
-    fn the_first_form_that_is_served_wins() {
-        for (accept, form) in [
-            ("", Some(Form::Object)),
-            ("application/vnd.kubernetes.protobuf, application/json", Some(Form::Object)),
-            ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", Some(Form::Table)),
-            ("application/json;as=Table;v=v1beta1,*/*", Some(Form::Object)),
-            ("application/vnd.kubernetes.protobuf", None),
-        ] {
-            assert_eq!(Form::negotiate(accept).ok(), form, "{accept}");
-        }
     }
 }

@@ -11,7 +11,7 @@ use super::definitions::condemned;
 use super::failures;
 use super::kinds::Kind;
 use super::status::{ApiResult, Cause};
-use super::store::StoreError;
+use super::store::{StoreError, Stored};
 use super::write::{is_definition, is_deleting, list, text};
 use crate::objects::Timestamp;
 use crate::server::http::Response;
@@ -294,7 +294,8 @@ impl Api {
             let uid = text(&object, "/metadata/uid");
             return Ok(json_response(200, &success(&call.kind, &call.name, uid)));
         }
-        Ok(json_response(200, &object))
+        let version = text(&object, "/metadata/resourceVersion").parse().unwrap_or_default();
+        Ok(self.one(200, call, &Stored::new(object, version)))
     }
 
     /// Deletes an object, as a delete request does; says what it was last and whether it is gone.
@@ -353,7 +354,7 @@ impl Api {
     pub fn delete_collection(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let options = DeleteOptions::of(call, payload)?;
         let selection = self.selection(call)?;
-        let keep = |stored: &super::store::Stored| selection.matches(stored);
+        let keep = |stored: &Stored| selection.matches(stored);
         let page = self
             .store
             .list(&call.table(), &call.prefix(), None, usize::MAX, None, &keep)

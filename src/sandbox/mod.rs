@@ -1,5 +1,6 @@
 //! An embedded API server, a small scheduler and stand-in nodes.
 
+mod accept;
 mod accounts;
 mod admission;
 pub mod api;
@@ -25,7 +26,7 @@ pub mod load;
 pub mod nodes;
 pub mod openapi;
 pub mod patch;
-mod protobuf;
+pub mod protobuf;
 mod rbac;
 mod read;
 mod registry;

@@ -10,10 +10,12 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_lite::FutureExt;
 use serde_json::{Value, json};
 
+use super::accept::Encoding;
 use super::api::{Api, json_response};
 use super::call::{Call, Form};
 use super::failures;
 use super::kinds::Kind;
+use super::protobuf;
 use super::select::Selection;
 use super::status::{ApiError, ApiResult, Cause};
 use super::store::{Page, Store, StoreError, Stored};
@@ -64,8 +66,29 @@ pub fn partial(object: &Value) -> Value {
     })
 }
 
-/// One object in the form asked for, as JSON bytes.
+/// One object's message, in the form asked for.
+fn object_message(call: &Call, stored: &Stored) -> Bytes {
+    let (version, kind) = message_kind(call);
+    match shown(&call.kind, stored) {
+        Cow::Borrowed(_) if call.form != Form::Partial => stored.protobuf(),
+        value => protobuf::message(&version, kind, &value).unwrap_or_default(),
+    }
+}
+
+/// The `apiVersion` and kind of what a call shows objects as.
+fn message_kind(call: &Call) -> (String, &str) {
+    match call.form {
+        Form::Partial => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadata"),
+        _ => (call.kind.resource.api_version(), &call.kind.resource.kind),
+    }
+}
+
+/// One object in the form and the encoding asked for.
 pub fn object_bytes(call: &Call, stored: &Stored, now: i64) -> Bytes {
+    if call.encoding == Encoding::Protobuf {
+        let (version, kind) = message_kind(call);
+        return protobuf::envelope(&version, kind, &object_message(call, stored)).into();
+    }
     let shown = shown(&call.kind, stored);
     let value = match (call.form, &shown) {
         (Form::Object | Form::Aggregated, Cow::Borrowed(_)) => return stored.bytes.clone(),
@@ -153,7 +176,7 @@ impl Api {
     /// One object as the answer.
     pub fn one(&self, status: u16, call: &Call, stored: &Stored) -> Response {
         let bytes = object_bytes(call, stored, self.clock.now().as_secs());
-        Response::new(status, "application/json", bytes)
+        Response::new(status, call.encoding.media_type(), bytes)
     }
 
     /// What a call selects.
@@ -258,6 +281,9 @@ impl Api {
                 meta["remainingItemCount"] = (*remaining).into();
             }
         }
+        if call.encoding == Encoding::Protobuf {
+            return protobuf_list(call, &meta, &page.items);
+        }
         let now = self.clock.now().as_secs();
         let kind = &call.kind;
         let (list_kind, version) = match call.form {
@@ -307,6 +333,18 @@ impl Api {
         let stream = Box::pin(futures_lite::stream::iter(chunks));
         Response::stream(200, "application/json", stream)
     }
+}
+
+fn protobuf_list(call: &Call, meta: &Value, items: &[Arc<Stored>]) -> Response {
+    let (version, kind) = message_kind(call);
+    let kind = format!("{kind}List");
+    let items: Vec<Bytes> = items.iter().map(|stored| object_message(call, stored)).collect();
+    let parts = protobuf::list((&version, &kind), meta, &items, CHUNK_ITEMS);
+    if items.len() <= CHUNK_ITEMS {
+        return Response::new(200, protobuf::MEDIA_TYPE, parts.concat());
+    }
+    let stream = Box::pin(futures_lite::stream::iter(parts.into_iter().map(Ok)));
+    Response::stream(200, protobuf::MEDIA_TYPE, stream)
 }
 
 /// 410, with a token that goes on from the same key at the newest version.

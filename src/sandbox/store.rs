@@ -6,12 +6,13 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use event_listener::{Event, EventListener};
 use hyper::body::Bytes;
 use serde_json::Value;
 
+use super::protobuf;
 use crate::objects::Labels;
 
 /// The first write gets the number after this one.
@@ -23,6 +24,7 @@ pub struct Stored {
     pub value: Value,
     pub bytes: Bytes,
     pub labels: Labels,
+    protobuf: OnceLock<Bytes>,
 }
 
 impl Stored {
@@ -37,7 +39,14 @@ impl Stored {
                 .filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)))
                 .collect(),
         };
-        Stored { version, value, bytes, labels }
+        Stored { version, value, bytes, labels, protobuf: OnceLock::new() }
+    }
+
+    /// Its message, written when it is first asked for; empty where its kind has none.
+    pub fn protobuf(&self) -> Bytes {
+        let text = |key: &str| self.value[key].as_str().unwrap_or_default();
+        let write = || protobuf::message(text("apiVersion"), text("kind"), &self.value);
+        self.protobuf.get_or_init(|| write().unwrap_or_default()).clone()
     }
 
     pub fn uid(&self) -> &str {

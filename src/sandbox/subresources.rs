@@ -183,6 +183,7 @@ impl Api {
             subresource: "binding".to_owned(),
             query: call.query.clone(),
             form: call.form,
+            encoding: call.encoding,
             warnings: Warnings::default(),
             user: call.user.clone(),
         };

@@ -9,10 +9,12 @@ use std::time::Duration;
 use futures_lite::FutureExt;
 use serde_json::{Value, json};
 
+use super::accept::Encoding;
 use super::api::Api;
 use super::call::{Call, Form};
 use super::failures;
 use super::faults::Epoch;
+use super::protobuf;
 use super::read::{list_options_fault, object_bytes, parse_version};
 use super::select::{Selection, Told};
 use super::status::ApiResult;
@@ -89,6 +91,10 @@ impl Api {
         }
         let now = self.clock.monotonic();
         let bookmarks = query.is("allowWatchBookmarks");
+        let media = match call.encoding {
+            Encoding::Json => "application/json",
+            Encoding::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
+        };
         let watch = Watch {
             next_bookmark: now + self.bookmark_every,
             deadline: now + Duration::from_secs(timeout),
@@ -109,7 +115,7 @@ impl Api {
             let chunk = watch.next().await?;
             Some((chunk, watch))
         });
-        Ok(Response::stream(200, "application/json", Box::pin(stream)))
+        Ok(Response::stream(200, media, Box::pin(stream)))
     }
 }
 
@@ -136,7 +142,7 @@ impl Watch {
             }
             let due = now >= self.next_bookmark || epoch.bookmark != self.epoch.bookmark;
             if due && self.bookmarks && chunk.is_empty() && !self.done {
-                chunk.extend(self.bookmark(false));
+                self.bookmark(&mut chunk, false);
                 self.next_bookmark = now + api.bookmark_every;
             }
             self.epoch = epoch;
@@ -162,7 +168,7 @@ impl Watch {
             }
         }
         if std::mem::take(&mut self.owes_end) {
-            chunk.extend(self.bookmark(true));
+            self.bookmark(chunk, true);
         }
     }
 
@@ -229,12 +235,28 @@ impl Watch {
 
     fn event(&self, chunk: &mut Vec<u8>, r#type: &str, stored: &Stored) {
         let object = object_bytes(&self.call, stored, self.api.clock.now().as_secs());
+        self.put(chunk, r#type, &object);
+    }
+
+    /// An event that no stored object is about.
+    fn notice(&self, chunk: &mut Vec<u8>, r#type: &str, object: &Value) {
+        let object = match self.call.encoding {
+            Encoding::Json => serde_json::to_vec(object).ok(),
+            Encoding::Protobuf => protobuf::encode(object),
+        };
+        self.put(chunk, r#type, &object.unwrap_or_default());
+    }
+
+    fn put(&self, chunk: &mut Vec<u8>, r#type: &str, object: &[u8]) {
+        if self.call.encoding == Encoding::Protobuf {
+            return protobuf::event(chunk, r#type, object);
+        }
         chunk.extend_from_slice(format!("{{\"type\":\"{type}\",\"object\":").as_bytes());
-        chunk.extend_from_slice(&object);
+        chunk.extend_from_slice(object);
         chunk.extend_from_slice(b"}\n");
     }
 
-    fn bookmark(&self, end: bool) -> Vec<u8> {
+    fn bookmark(&self, chunk: &mut Vec<u8>, end: bool) {
         let mut metadata = json!({ "resourceVersion": self.cursor.to_string() });
         if end {
             metadata["annotations"] = json!({ "k8s.io/initial-events-end": "true" });
@@ -255,19 +277,13 @@ impl Watch {
                 "kind": resource.kind, "apiVersion": resource.api_version(), "metadata": metadata,
             }),
         };
-        line(&json!({ "type": "BOOKMARK", "object": object }))
+        self.notice(chunk, "BOOKMARK", &object);
     }
 
     fn end_expired(&mut self, chunk: &mut Vec<u8>, version: u64, oldest: u64) {
         let why = format!("too old resource version: {version} ({oldest})");
         let status = failures::expired(why).to_json();
-        chunk.extend(line(&json!({ "type": "ERROR", "object": status })));
+        self.notice(chunk, "ERROR", &status);
         self.done = true;
     }
-}
-
-fn line(event: &Value) -> Vec<u8> {
-    let mut bytes = serde_json::to_vec(event).unwrap_or_default();
-    bytes.push(b'\n');
-    bytes
 }

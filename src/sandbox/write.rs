@@ -365,6 +365,7 @@ impl Api {
             subresource: call.subresource.clone(),
             query: call.query.clone(),
             form: call.form,
+            encoding: call.encoding,
             warnings: Warnings::default(),
             user: call.user.clone(),
         };

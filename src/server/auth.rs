@@ -9,16 +9,13 @@ use std::time::Duration;
 
 use futures_lite::future::Boxed;
 use rustls::RootCertStore;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::ClientCertVerifier;
+use rustls::pki_types::UnixTime;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::http::Chain;
 use super::{Handler, Request, Response};
-use crate::client::Client;
+use crate::client::{Client, x509};
 use crate::clock::SharedClock;
 use crate::objects::{ResourceType, Timestamp};
 
@@ -143,22 +140,22 @@ pub struct RequestHeader {
 
 /// Authorities of client certificates.
 #[derive(Clone, Debug)]
-pub struct Authorities(Arc<dyn ClientCertVerifier>);
+pub struct Authorities(x509::Authorities);
 
 impl Authorities {
     /// # Errors
-    /// When `pem` holds no certificate, or a broken one.
+    /// When `pem` holds no certificate, or what is none.
     pub fn from_pem(pem: &[u8]) -> Result<Authorities, String> {
         let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_slice_iter(pem) {
-            let certificate = certificate.map_err(|error| error.to_string())?;
-            roots.add(certificate).map_err(|error| error.to_string())?;
+        let certificates = x509::from_pem(pem);
+        for certificate in &certificates {
+            roots.add(certificate.clone()).map_err(|error| error.to_string())?;
+        }
+        if roots.is_empty() {
+            return Err("no certificate in it".to_owned());
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-            .build()
-            .map(Authorities)
-            .map_err(|error| error.to_string())
+        Ok(Authorities(x509::Authorities::new(certificates, provider)))
     }
 
     /// Who the first of `chain` names, when it leads to one of these authorities.
@@ -169,7 +166,7 @@ impl Authorities {
         let now = Duration::from_micros(now.as_micros().max(0) as u64);
         let (own, between) = chain.split_first().ok_or("no certificate")?;
         self.0
-            .verify_client_cert(own, between, UnixTime::since_unix_epoch(now))
+            .verify_client(own, between, UnixTime::since_unix_epoch(now))
             .map_err(|error| error.to_string())?;
         let (_, parsed) =
             x509_parser::parse_x509_certificate(own).map_err(|error| error.to_string())?;
@@ -643,6 +640,24 @@ mod tests {
             body["message"],
             "forbidden: User \"system:anonymous\" cannot get path \"/metrics\""
         );
+    }
+
+    #[test]
+    fn authorities_are_certificates_among_what_is_no_pem() {
+        let good = authority().certificate.pem();
+        let block = |content| {
+            format!("-----BEGIN CERTIFICATE-----\n{content}\n-----END CERTIFICATE-----\n")
+        };
+        for (text, is_fine) in [
+            (good.clone(), true),
+            (block("!!!") + &good, true),
+            (block("") + &good, false),
+            (block("MIIB") + &good, false),
+            (block("!!!"), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(Authorities::from_pem(text.as_bytes()).is_ok(), is_fine, "{text}");
+        }
     }
 
     #[test]

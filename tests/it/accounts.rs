@@ -6,7 +6,7 @@ use kube_controller_manager::client::{Client, Config, Credentials, Delete, Patch
 use kube_controller_manager::clock::{Clock, FakeClock};
 use kube_controller_manager::controllers::serviceaccount::cleaner;
 use kube_controller_manager::objects::{
-    Namespace, ObjectKey, Pod, Resource, ResourceType, ServiceAccount, TokenSecret,
+    ObjectKey, Pod, Resource, ResourceType, ServiceAccount, TokenSecret,
 };
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
@@ -15,12 +15,6 @@ use serde_json::{Value, json};
 use crate::env::*;
 use crate::faults::deafen;
 use crate::kinds::*;
-
-async fn make_namespace(client: &Client, name: &str) {
-    let namespace =
-        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
-    client.create::<Namespace>("", &namespace).await.expect("create a namespace");
-}
 
 /// The object, once it is there and `good`.
 async fn object(

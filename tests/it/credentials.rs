@@ -7,12 +7,12 @@ use std::time::Duration;
 use async_std::io::{BufReader, ReadExt, WriteExt};
 use async_std::net::{TcpListener, TcpStream};
 use futures_lite::future::zip;
-use futures_lite::{AsyncBufReadExt, FutureExt, io};
+use futures_lite::{AsyncBufReadExt, FutureExt, StreamExt, io};
 use futures_rustls::TlsAcceptor;
 use kube_controller_manager::client::{
     Client, Config, Credentials, Error, Exec, Impersonation, ListOptions, Pem, Result, WatchStream,
 };
-use kube_controller_manager::clock::{FakeClock, SharedClock};
+use kube_controller_manager::clock::{FakeClock, SharedClock, SystemClock};
 use kube_controller_manager::objects::{ObjectKey, Resource, ServiceAccount};
 use rustls::pki_types::PrivateKeyDer;
 use serde_json::{Value, json};
@@ -164,6 +164,51 @@ fn a_proxy_is_asked_for_a_tunnel() {
         assert!(head.starts_with(&format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n")));
         assert_eq!(found.unwrap(), "first");
         env.stop().await;
+    });
+}
+
+#[test]
+fn a_proxy_forwards_what_is_not_hidden_by_tls() {
+    block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let folder = Folder::new("plain-proxy");
+        let kubeconfig = folder.0.join("kubeconfig");
+        let text = json!({
+            "current-context": "c",
+            "contexts": [{ "name": "c", "context": { "cluster": "c" } }],
+            "clusters": [{ "name": "c", "cluster": {
+                "server": "http://k.example:8080",
+                "proxy-url": format!("http://u:p@{}", listener.local_addr().unwrap()),
+            } }],
+        });
+        std::fs::write(&kubeconfig, text.to_string()).unwrap();
+        let config = Config::from_kubeconfig(&kubeconfig, None, None).unwrap();
+        let client = Client::new(config, SystemClock::shared()).unwrap();
+        let serve = async {
+            let (stream, _) = listener.accept().await.unwrap();
+            let mut lines = BufReader::new(stream.clone()).lines();
+            let mut heads = [const { Vec::new() }; 2];
+            for head in &mut heads {
+                while let Some(line) = lines.try_next().await.unwrap().filter(|l| !l.is_empty()) {
+                    head.push(line);
+                }
+                let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+                (&stream).write_all(answer).await.unwrap();
+            }
+            heads
+        };
+        let ask = async {
+            client.get_path("/api").await.unwrap();
+            client.get_path("/version").await.unwrap();
+        };
+        // Both on one connection.
+        let (heads, ()) = zip(serve, ask).await;
+        for (head, path) in heads.iter().zip(["/api", "/version"]) {
+            assert_eq!(head[0], format!("GET http://k.example:8080{path} HTTP/1.1"));
+            for line in ["host: k.example:8080", "proxy-authorization: Basic dTpw"] {
+                assert!(head.iter().any(|found| found == line), "{head:?}");
+            }
+        }
     });
 }
 

@@ -1,10 +1,12 @@
 //! Two managers, one lease.
 
 use std::process::{Command, ExitStatus};
+use std::time::Duration;
 
 use kube_controller_manager::client::Patch;
-use kube_controller_manager::objects::{Deployment, ObjectKey, ResourceType};
+use kube_controller_manager::objects::{Deployment, ObjectKey, ResourceType, Timestamp};
 use kube_controller_manager::sandbox::cluster::Manager;
+use kube_controller_manager::sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -133,6 +135,54 @@ fn a_leader_without_an_api_server_ends_and_its_successor_goes_on() {
         assert_eq!(births(&env).await, [5]);
         drop(second);
         env.stop().await;
+    });
+}
+
+#[test]
+fn a_leader_that_cannot_renew_ends_before_another_may_lead() {
+    const LEASE: Duration = Duration::from_secs(60);
+    block_on(async {
+        // Each refuses to renew the lease in its way; all else is served, but for the last.
+        let refusals: [(&str, Option<Fault>); 5] = [
+            ("refused", Some(Fault::code(500, None))),
+            ("conflict", Some(Fault::code(409, None))),
+            ("unheard", Some(Fault::Cut)),
+            ("unanswered", Some(Fault::Hold)),
+            ("away", None),
+        ];
+        let mut sites = Vec::new();
+        for (name, refusal) in refusals {
+            let env = Env::new(name).await;
+            let lease = format!("--leader-elect-lease-duration={}s", LEASE.as_secs());
+            let manager = env.manager("manager", &[&lease]);
+            sites.push((env, manager, refusal));
+        }
+        for (env, _, refusal) in &sites {
+            new_holder(env, "").await;
+            let faults = env.cluster.sandbox.faults();
+            match refusal {
+                Some(fault) => faults.next(usize::MAX, "update", "leases", fault.clone()),
+                None => faults.go_away(),
+            }
+        }
+        for (env, mut manager, refusal) in sites {
+            let status = ended(&env, &mut manager).await;
+            let now = env.clock.now();
+            assert_eq!(status.code(), Some(1), "{refusal:?}");
+            let log = std::fs::read_to_string(&manager.log).unwrap();
+            assert!(log.contains("leaderelection lost"), "{refusal:?}: {log}");
+
+            let faults = env.cluster.sandbox.faults();
+            faults.clear();
+            faults.come_back();
+            let key = ObjectKey::new("kube-system", "kube-controller-manager");
+            let lease: Value = env.client.resource(&LEASES).get(&key).await.expect("the lease");
+            assert_ne!(lease["spec"]["holderIdentity"], "", "it cannot be given back: {refusal:?}");
+            let renewed = lease["spec"]["renewTime"].as_str().expect("a time");
+            let renewed: Timestamp = renewed.parse().expect("a time");
+            assert!(now < renewed + LEASE, "{refusal:?}: {now:?}, renewed {renewed:?}");
+            env.stop().await;
+        }
     });
 }
 

@@ -9,12 +9,12 @@ use std::time::Duration;
 use kube_controller_manager::app::source::ClientSource;
 use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::client::{Client, Delete, ListOptions, Patch};
-use kube_controller_manager::clock::{Clock, SharedClock, SystemClock};
+use kube_controller_manager::clock::{Clock, FakeClock, SharedClock, SystemClock};
 use kube_controller_manager::controllers::{
     ClientBuilder, ControllerContext, ControllerContextParts,
 };
 use kube_controller_manager::objects::{
-    Deployment, Object, ObjectKey, Pod, ReplicaSet, Resource, ResourceType,
+    Deployment, Namespace, Object, ObjectKey, Pod, ReplicaSet, Resource, ResourceType,
 };
 use kube_controller_manager::options::Options;
 use kube_controller_manager::sandbox::SandboxOptions;
@@ -181,6 +181,19 @@ impl InProcess {
     }
 }
 
+/// Lets the time of the controllers pass until discovery has been looked at so often.
+pub async fn looks_at_discovery(env: &Env, clock: &FakeClock, times: u64) {
+    let faults = env.cluster.sandbox.faults();
+    let wanted = faults.count("get", "/apis") + times;
+    eventually(&env.clock, "discovery is looked at", || async {
+        clock.advance(Duration::from_secs(30));
+        let count = faults.count("get", "/apis");
+        if count >= wanted { Ok(()) } else { Err(count.to_string()) }
+    })
+    .await;
+    env.client.reset_discovery();
+}
+
 struct OneClient(Client);
 
 impl ClientBuilder for OneClient {
@@ -330,6 +343,12 @@ pub async fn create(client: &Client, object: Value) -> Value {
         namespaced: true,
     };
     client.resource(&resource).create("default", &object).await.expect("create")
+}
+
+pub async fn make_namespace(client: &Client, name: &str) {
+    let namespace =
+        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
+    client.create::<Namespace>("", &namespace).await.expect("create");
 }
 
 pub async fn merge<T: Resource + DeserializeOwned>(client: &Client, name: &str, patch: Value) -> T {

@@ -1,7 +1,5 @@
 //! What becomes of dependents when their owner is deleted.
 
-use std::time::Duration;
-
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::clock::FakeClock;
 use kube_controller_manager::controllers::garbagecollector;
@@ -328,26 +326,6 @@ fn failures_only_delay_it() {
     });
 }
 
-/// Says that another server, which is away, answers for version v1 of `group`.
-async fn send_away(env: &Site, group: &str) {
-    let mut away = json!({
-        "apiVersion": API_SERVICES.api_version(), "kind": API_SERVICES.kind,
-        "metadata": { "name": format!("v1.{group}") },
-        "spec": {
-            "group": group, "version": "v1",
-            "service": { "namespace": "default", "name": "away" },
-            "groupPriorityMinimum": 100, "versionPriority": 100,
-        },
-    });
-    let services = env.client.resource(&API_SERVICES);
-    let Err(error) = services.create::<Value>("", &away).await else { return };
-    assert!(error.is_already_exists(), "{error}");
-    // The one that a definition has brought: without its label nobody looks after it.
-    away["metadata"]["labels"] = json!({ "kube-aggregator.kubernetes.io/automanaged": null });
-    let key = ObjectKey::cluster(&format!("v1.{group}"));
-    services.patch::<Value>(&key, &Patch::Merge(away)).await.expect("patch");
-}
-
 #[test]
 fn custom_resources_are_collected_as_their_kind_comes_and_goes() {
     everywhere("garbage-custom", async |env| {
@@ -401,16 +379,7 @@ fn a_group_that_cannot_be_asked_for_a_while_keeps_its_watches_and_its_objects() 
         let (objects, maps) = (Objects(&env), &CONFIG_MAPS);
         let faults = env.cluster.sandbox.faults();
         // Rounds of the collector's look at discovery, and of the mapper's.
-        let looks = async |times: u64| {
-            let wanted = faults.count("get", "/apis") + times;
-            eventually(&env.clock, "discovery is looked at", || async {
-                clock.advance(Duration::from_secs(30));
-                let count = faults.count("get", "/apis");
-                if count >= wanted { Ok(()) } else { Err(count.to_string()) }
-            })
-            .await;
-            env.client.reset_discovery();
-        };
+        let looks = async |times| looks_at_discovery(&env, &clock, times).await;
         let owned_by = |owner: &Value| json!({ "ownerReferences": [owner] });
         let first = objects.make(&WIDGETS, "default/first", json!({})).await;
         let keeper = objects.make(&WIDGETS, "default/keeper", json!({})).await;

@@ -17,6 +17,7 @@ mod layers;
 mod namespaces;
 mod podgc;
 mod policies;
+mod protobuf;
 mod quota;
 mod rbac;
 mod real;

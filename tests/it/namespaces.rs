@@ -15,7 +15,6 @@ const DEPLOYMENTS: ResourceType =
     ResourceType::fixed("apps", "v1", "Deployment", "deployments", true);
 const REPLICA_SETS: ResourceType =
     ResourceType::fixed("apps", "v1", "ReplicaSet", "replicasets", true);
-const NAMESPACES: ResourceType = ResourceType::fixed("", "v1", "Namespace", "namespaces", false);
 
 const HOLD: &str = "example.com/hold";
 
@@ -25,10 +24,6 @@ async fn make(env: &Site, resource: &ResourceType, namespace: &str, mut object: 
     object["kind"] = (&*resource.kind).into();
     let verbs = env.client.resource(resource);
     verbs.create::<Value>(namespace, &object).await.expect("create");
-}
-
-async fn make_namespace(env: &Site, name: &str) {
-    make(env, &NAMESPACES, "", json!({ "metadata": { "name": name } })).await;
 }
 
 async fn delete_namespace(env: &Site, name: &str) {
@@ -84,7 +79,7 @@ fn pods_go_before_anything_else() {
             env.manager("manager", &["--controllers=*,-root-ca-certificate-publisher-controller"]);
         let all = [&PODS, &CONFIG_MAPS, &DEPLOYMENTS, &REPLICA_SETS, &WIDGETS];
         serve_widgets(env).await;
-        make_namespace(env, "ns").await;
+        make_namespace(&env.client, "ns").await;
         make(env, &CONFIG_MAPS, "ns", json!({ "metadata": { "name": "a" } })).await;
         make(env, &WIDGETS, "ns", json!({ "metadata": { "name": "a" } })).await;
         let mut web = deployment("web", 2, "web:1");
@@ -135,7 +130,7 @@ fn pods_go_before_anything_else() {
 fn a_finalizer_holds_it_and_the_conditions_say_so() {
     everywhere("namespace-held", async |env| {
         let manager = env.manager("manager", &[]);
-        make_namespace(env, "ns").await;
+        make_namespace(&env.client, "ns").await;
         for name in ["a", "b"] {
             let object = json!({ "metadata": { "name": name, "finalizers": [HOLD] } });
             make(env, &CONFIG_MAPS, "ns", object).await;
@@ -185,7 +180,7 @@ fn a_finalizer_holds_it_and_the_conditions_say_so() {
 fn what_is_not_known_or_refused_holds_it() {
     everywhere("namespace-unknown", async |env| {
         let manager = env.manager("manager", &[]);
-        make_namespace(env, "ns").await;
+        make_namespace(&env.client, "ns").await;
         for resource in [&CONFIG_MAPS, &SECRETS] {
             make(env, resource, "ns", json!({ "metadata": { "name": "a" } })).await;
         }

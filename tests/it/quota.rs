@@ -1,9 +1,14 @@
 //! What is used of what ResourceQuotas limit.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use kube_controller_manager::client::{Client, Delete, Patch};
+use kube_controller_manager::clock::FakeClock;
+use kube_controller_manager::controllers::resourcequota;
 use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ResourceQuota, ResourceType};
+use kube_controller_manager::options::Options;
+use kube_controller_manager::task::spawn;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -169,5 +174,103 @@ fn a_wrong_count_is_put_right_by_the_next_pass() {
         ];
         uses(env, "all", &later).await;
         drop(manager);
+    });
+}
+
+/// Two widgets, two maps, and a quota of them.
+async fn widgets_and_maps(env: &Env) {
+    define_widgets(env).await;
+    let widget = object("example.com/v1", "Widget", "second", json!({}));
+    env.client.resource(&WIDGETS).create::<Value>("default", &widget).await.expect("create");
+    for name in ["one", "two"] {
+        create(&env.client, object("v1", "ConfigMap", name, json!({}))).await;
+    }
+    let hard = json!({ "count/configmaps": "9", "count/widgets.example.com": "9" });
+    create(&env.client, quota("all", json!({ "hard": hard }))).await;
+}
+
+fn widgets_maps<'a>(widgets: &'a str, maps: &'a str) -> [(&'a str, &'a str); 2] {
+    [("count/widgets.example.com", widgets), ("count/configmaps", maps)]
+}
+
+#[test]
+fn a_group_that_cannot_be_asked_for_a_while_is_counted_all_the_same() {
+    block_on(async {
+        let env = Env::new("quota-away").await;
+        let (client, faults) = (&env.client, env.cluster.sandbox.faults());
+        widgets_and_maps(&env).await;
+        let clock = FakeClock::new(env.clock.now());
+        // No full pass comes: changes are told.
+        let options = Options { resource_quota_sync_period: Duration::ZERO, ..Options::default() };
+        let InProcess { cx, factory, stop } = InProcess::new(&env, clock.clone(), options);
+        let controller = resourcequota::controller(&cx);
+        factory.start(&stop);
+        let running = spawn(controller.run(stop.clone()));
+        uses(&env, "all", &widgets_maps("2", "2")).await;
+        let watches = faults.count("watch", "widgets");
+
+        send_away(&env, "example.com").await;
+        looks_at_discovery(&env, &clock, 3).await;
+        delete(client, &CONFIG_MAPS, "one").await;
+        uses(&env, "all", &widgets_maps("2", "1")).await;
+        // All is counted anew for another limit.
+        let more = json!({ "spec": { "hard": { "pods": "1" } } });
+        merge::<ResourceQuota>(client, "all", more).await;
+        let all = [&widgets_maps("2", "1")[..], &[("pods", "0")]].concat();
+        uses(&env, "all", &all).await;
+        // Its watch still tells who goes.
+        delete(client, &WIDGETS, "first").await;
+        let all = [&widgets_maps("1", "1")[..], &[("pods", "0")]].concat();
+        uses(&env, "all", &all).await;
+
+        let key = ObjectKey::cluster("v1.example.com");
+        client.resource(&API_SERVICES).delete(&key, Delete::new()).await.expect("delete");
+        looks_at_discovery(&env, &clock, 2).await;
+        delete(client, &WIDGETS, "second").await;
+        let all = [&widgets_maps("0", "1")[..], &[("pods", "0")]].concat();
+        uses(&env, "all", &all).await;
+        assert_eq!(faults.count("watch", "widgets"), watches, "the watch was never given up");
+        stop.stop();
+        running.await;
+        factory.shutdown().await;
+        env.stop().await;
+    });
+}
+
+#[test]
+fn what_was_counted_of_a_group_that_cannot_be_asked_stays_until_it_can() {
+    block_on(async {
+        let env = Env::new("quota-unknown").await;
+        let client = &env.client;
+        widgets_and_maps(&env).await;
+        let status = client.resource(&ResourceQuota::RESOURCE).subresource("status");
+        // Whoever counted before has seen more of both.
+        let hard = json!({ "count/configmaps": "9", "count/widgets.example.com": "9" });
+        let used = json!({ "count/configmaps": "7", "count/widgets.example.com": "7" });
+        let before = Patch::Merge(json!({ "status": { "hard": hard, "used": used } }));
+        status.patch::<Value>(&ObjectKey::new("default", "all"), &before).await.expect("patch");
+        send_away(&env, "example.com").await;
+        client.reset_discovery();
+
+        let clock = FakeClock::new(env.clock.now());
+        let resource_quota_sync_period = Duration::from_secs(1);
+        let options = Options { resource_quota_sync_period, ..Options::default() };
+        let InProcess { cx, factory, stop } = InProcess::new(&env, clock.clone(), options);
+        let controller = resourcequota::controller(&cx);
+        factory.start(&stop);
+        let running = spawn(controller.run(stop.clone()));
+        uses(&env, "all", &widgets_maps("7", "2")).await;
+        delete(client, &CONFIG_MAPS, "one").await;
+        uses(&env, "all", &widgets_maps("7", "1")).await;
+        assert_eq!(env.cluster.sandbox.faults().count("watch", "widgets"), 0);
+
+        let key = ObjectKey::cluster("v1.example.com");
+        client.resource(&API_SERVICES).delete(&key, Delete::new()).await.expect("delete");
+        looks_at_discovery(&env, &clock, 2).await;
+        uses(&env, "all", &widgets_maps("2", "1")).await;
+        stop.stop();
+        running.await;
+        factory.shutdown().await;
+        env.stop().await;
     });
 }

@@ -7,7 +7,7 @@ use super::super::testing::{Feed, Reply, Request, Script, bookmark, initial, jso
 use super::super::{Deleted, Error, RawListPart, RawWatchEvent};
 use super::*;
 use crate::clock::{Clock, FakeClock};
-use crate::objects::{ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp};
+use crate::objects::{Encoded, ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp};
 
 type Informer = SharedIndexInformer<PartialObjectMetadata>;
 
@@ -204,7 +204,7 @@ fn pages_that_expire_are_followed_by_one_whole_list() {
 fn a_list_is_whole_or_it_is_none() {
     for fault in [
         Err(Error::Failed("reset".into())),
-        Ok(RawListPart::Item(br#"{"metadata":{"name":1}}"#.to_vec())),
+        Ok(RawListPart::Item(Encoded::json(br#"{"metadata":{"name":1}}"#))),
     ] {
         let f = fixture();
         f.script.reply(Reply::Refused(Error::Unsupported));

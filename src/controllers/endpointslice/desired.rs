@@ -6,7 +6,8 @@ use super::MANAGER;
 use crate::controllers::service_endpoints::slices::{MANAGED_BY, SERVICE_NAME, prefix};
 use crate::controllers::service_endpoints::{HEADLESS, hostname, port_number, target_ref};
 use crate::objects::{
-    Endpoint, EndpointConditions, EndpointSlice, Istr, Labels, Meta, Node, Pod, Service, SlicePort,
+    Endpoint, EndpointConditions, EndpointSlice, Interned, Istr, Labels, Meta, Node, Pod, Service,
+    SlicePort,
 };
 
 /// The families that a Service has addresses of. Upstream: `getAddressTypesForService`.
@@ -128,7 +129,7 @@ impl<'a> Shape<'a> {
                 generate_name: prefix(&meta.name).into(),
                 namespace: meta.namespace.clone(),
                 labels: self.labels.clone(),
-                owner_references: Some(Arc::new([meta.controller_ref::<Service>()])),
+                owner_references: Some(Interned::alone([meta.controller_ref::<Service>()])),
                 ..Meta::default()
             },
             address_type: self.address_type.clone(),

@@ -13,7 +13,7 @@ use crate::controllers::service_endpoints::slices::{MANAGED_BY, SERVICE_NAME, pr
 use crate::controllers::service_endpoints::{LAST_CHANGE, relabelled};
 use crate::objects::{
     Endpoint, EndpointAddress, EndpointConditions, EndpointPort, EndpointSlice, EndpointSubset,
-    Endpoints, Istr, Labels, Meta, SlicePort, parse_ip,
+    Endpoints, Interned, Istr, Labels, Meta, SlicePort, parse_ip,
 };
 
 /// Upstream: `v1.LastAppliedConfigAnnotation`.
@@ -224,7 +224,7 @@ fn new_slice(endpoints: &Endpoints, (address_type, ports): Kind) -> EndpointSlic
             namespace: meta.namespace.clone(),
             labels: relabelled(&meta.labels, &own),
             annotations: mirrored_annotations(endpoints),
-            owner_references: Some(Arc::new([meta.controller_ref::<Endpoints>()])),
+            owner_references: Some(Interned::alone([meta.controller_ref::<Endpoints>()])),
             ..Meta::default()
         },
         address_type,

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::nodes::{Dependents, Nodes};
-use crate::objects::{Istr, Meta, OwnerReference, Uid};
+use crate::objects::{Interned, Istr, Meta, OwnerReference, Uid};
 
 pub const ORPHAN: &str = "orphan";
 pub const FOREGROUND: &str = "foregroundDeletion";
@@ -64,7 +64,7 @@ impl fmt::Display for Identity {
 #[derive(Clone, Debug)]
 pub struct Node {
     pub identity: Identity,
-    pub owners: Option<Arc<[OwnerReference]>>,
+    pub owners: Option<Interned<[OwnerReference]>>,
     pub dependents: Dependents,
     pub being_deleted: bool,
     /// Waits, under the finalizer `foregroundDeletion`, until its dependents are gone.

@@ -230,8 +230,8 @@ async fn each(
         Err(error) if is_unsupported(&error) => return Ok(false),
         list => list?,
     };
-    while let ListPart::Item(json) = list.next().await? {
-        look(list.decode(&json)?);
+    while let ListPart::Item(item) = list.next().await? {
+        look(list.decode(&item.bytes)?);
     }
     Ok(true)
 }

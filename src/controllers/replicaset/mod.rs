@@ -113,7 +113,7 @@ fn keeping<S: Replicating>(cx: &ControllerContext, names: Names, workers: i32) -
     let expectations = Arc::new(Expectations::new(cx.clock()));
     let client = cx.client(names.client);
     let this = Arc::new(ReplicaSets {
-        pod_control: PodControl::new(client.clone(), cx.recorder(names.client))
+        pod_control: PodControl::new(client.clone(), cx.recorder(names.client), cx.clock())
             .recording(&consistency),
         client,
         sets: set_lister,

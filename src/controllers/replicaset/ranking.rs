@@ -76,7 +76,7 @@ pub fn choose(
         deletion_cost: deletion_cost(pod),
         neighbours: Reverse(on_node.get(&pod.spec.node_name).copied().unwrap_or(0)),
         ready_for: ready_since(pod).map(|since| Age::of(since, now, moments[&since].clone())),
-        restarts: Reverse((pod.max_restarts(), pod.max_sidecar_restarts())),
+        restarts: Reverse((pod.status.max_restarts, pod.status.max_sidecar_restarts)),
         age: pod.meta.creation_timestamp.map(|at| Age::of(at, now, pod.meta.uid.clone())),
     });
     pods.truncate(count);

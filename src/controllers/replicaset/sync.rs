@@ -9,7 +9,7 @@ use prometheus::{
 };
 
 use super::{BURST_REPLICAS, ReplicaSets, Replicating, ranking, status};
-use crate::cache::IndexValue;
+use crate::cache::{IndexValue, Lister};
 use crate::controllers::batch::{SLOW_START_INITIAL_BATCH_SIZE, slow_start, together};
 use crate::controllers::pod_control::{NewPod, is_gone};
 use crate::controllers::ref_manager::{
@@ -211,10 +211,11 @@ impl<S: Replicating> ReplicaSets<S> {
         let deletions = pods.into_iter().map(|pod| {
             let (control, set) = (self.pod_control.clone(), set.clone());
             let (expectations, key) = (self.expectations.clone(), key.clone());
+            let cached = self.pods.clone();
             async move {
                 let result = control.delete(&*set, &pod).await;
-                if result.is_err() {
-                    // No event will tell of this deletion.
+                // No event will tell of this deletion; or it did before it was expected.
+                if result.is_err() || is_seen_to_go(&pod, &cached) {
                     expectations.deletion_observed(&key, &pod.meta.uid);
                 }
                 result
@@ -271,6 +272,12 @@ impl<S: Replicating> ReplicaSets<S> {
     }
 }
 
+/// Whether the cache knows already that `pod` goes, or is gone.
+fn is_seen_to_go(pod: &Pod, cached: &Lister<Pod>) -> bool {
+    let now = cached.get(&pod.meta.key()).filter(|now| now.meta.uid == pod.meta.uid);
+    now.is_none_or(|now| now.meta.is_being_deleted())
+}
+
 /// Upstream: `reportSortingDeletionAgeRatioMetric`.
 fn report_ages(active: &[Arc<Pod>], chosen: &[Arc<Pod>], now: Timestamp) {
     let age = |pod: &Arc<Pod>| {
@@ -285,7 +292,59 @@ fn report_ages(active: &[Arc<Pod>], chosen: &[Arc<Pod>], now: Timestamp) {
 
 #[cfg(test)]
 mod tests {
+    use futures_lite::FutureExt;
+    use futures_lite::future::{block_on, yield_now};
+
     use super::*;
+    use crate::cache::Indexer;
+    use crate::clock::{Clock, FakeClock, SystemClock};
+    use crate::controllers::consistency::Consistency;
+    use crate::controllers::expectations::Expectations;
+    use crate::controllers::pod_control::PodControl;
+    use crate::controllers::pod_control::testing::{Nobody, forgetful};
+    use crate::events::Recorder;
+    use crate::objects::{Meta, ReplicaSet};
+
+    #[test]
+    fn nobody_waits_for_a_deletion_that_was_seen_before_it_was_expected() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let (client, _) = block_on(forgetful(1));
+        let recorder = Recorder::to_sink(Arc::new(Nobody));
+        let cached = Arc::new(Indexer::new());
+        let pod = |name: &str, uid: &str, deletion_timestamp| {
+            let (name, namespace, uid) = (name.into(), "ns".into(), Uid::new(uid));
+            let meta = Meta { name, namespace, uid, deletion_timestamp, ..Meta::default() };
+            Arc::new(Pod { meta, ..Pod::default() })
+        };
+        cached.insert(pod("going", "1", Some(clock.now())));
+        cached.insert(pod("replaced", "another", None));
+        cached.insert(pod("there", "4", None));
+        let sets = ReplicaSets::<ReplicaSet> {
+            pod_control: PodControl::new(client.clone(), recorder, clock.clone()),
+            client,
+            sets: Lister::new(Arc::new(Indexer::new())),
+            pods: Lister::new(cached),
+            expectations: Arc::new(Expectations::new(SystemClock::shared())),
+            consistency: Arc::new(Consistency::new(Vec::new())),
+            clock: clock.clone(),
+        };
+        let key = ObjectKey::new("ns", "set");
+        let names = ["going", "replaced", "gone", "there"];
+        let chosen = names.iter().zip(["1", "2", "3", "4"]).map(|(name, uid)| pod(name, uid, None));
+        let set = Arc::new(ReplicaSet::default());
+        let passing = async {
+            loop {
+                if clock.sleepers() == names.len() {
+                    clock.advance(std::time::Duration::from_secs(1));
+                }
+                yield_now().await;
+            }
+        };
+        block_on(sets.delete(&key, &set, chosen.collect()).or(passing)).expect("that was us");
+        assert!(!sets.expectations.satisfied(&key), "the event about one is still to come");
+        sets.expectations.deletion_observed(&key, &Uid::new("4"));
+        assert!(sets.expectations.satisfied(&key), "the events about the others have passed");
+    }
 
     #[test]
     fn the_difference_is_made_up_in_bursts() {

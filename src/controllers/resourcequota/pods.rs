@@ -53,7 +53,8 @@ impl Evaluator for Pods {
 fn sum(pods: &[Arc<Pod>], scopes: &[ScopeRequirement], now: Timestamp) -> ResourceList {
     let mut alike: HashMap<*const PodQuota, (&PodQuota, u64, u64)> = HashMap::new();
     for pod in pods {
-        let (_, stored, live) = alike.entry(Arc::as_ptr(&pod.quota)).or_insert((&pod.quota, 0, 0));
+        let (_, stored, live) =
+            alike.entry(std::ptr::from_ref::<PodQuota>(&pod.quota)).or_insert((&pod.quota, 0, 0));
         *stored += 1;
         *live += u64::from(is_charged(pod, now));
     }

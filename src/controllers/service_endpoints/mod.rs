@@ -101,8 +101,8 @@ pub fn belongs(pod: &Pod, include_terminating: bool) -> bool {
 
 /// The name under which DNS knows the pod, if it is one of `service`'s. Upstream: `ShouldSetHostname`.
 pub fn hostname(pod: &Pod, service: &Service) -> Option<Arc<str>> {
-    let named = !pod.spec.hostname.is_empty() && *pod.spec.subdomain == *service.meta.name;
-    named.then(|| pod.spec.hostname.as_ref().into())
+    let named = !pod.spec.hostname.is_empty() && *pod.spec.shape.subdomain == *service.meta.name;
+    named.then(|| pod.spec.hostname.as_str().into())
 }
 
 /// The port of `pod` that a Service's port leads to; `None`: it has none of that name.
@@ -155,7 +155,7 @@ pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, 
 fn moved(old: &Pod, new: &Pod) -> bool {
     old.meta.labels != new.meta.labels
         || old.spec.hostname != new.spec.hostname
-        || old.spec.subdomain != new.spec.subdomain
+        || old.spec.shape.subdomain != new.spec.shape.subdomain
 }
 
 /// Whether the Services of the pod show something else now.

@@ -1,9 +1,9 @@
-//! Request bodies in Kubernetes' protobuf form, as typed clients send them (kubectl's `create`,
-//! `expose`, `auth` ...), turned into JSON by a table of the messages. Answers are always JSON.
-//! Upstream: `apimachinery/pkg/runtime/serializer/protobuf`.
+//! Kubernetes' protobuf form of objects: request bodies, as typed clients send them (kubectl's
+//! `create`, `expose`, `auth` ...), are turned into JSON, and answers are made from JSON, by one
+//! table of the messages. Upstream: `apimachinery/pkg/runtime/serializer/protobuf`.
 
-use std::collections::HashMap;
-use std::sync::OnceLock;
+mod encode;
+mod table;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -14,74 +14,13 @@ use super::failures;
 use super::status::ApiResult;
 use crate::objects::Timestamp;
 
+pub use encode::{answer, encode, envelope, event, knows, list, message};
+use table::{Shape, Type, table};
+
 pub const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
 const MAGIC: &[u8] = b"k8s\0";
 /// Deeper than any message of the API nests.
 const MAX_DEPTH: usize = 40;
-
-/// A message a line: `group.Name number:field:type ...`. The field `-` is inlined in JSON. A type
-/// is plain (left out: text), or a message's name; before it `*` (a pointer: a zero counts), `!`
-/// (JSON shows a zero), `[]` (repeated) or `{}` (a map from text).
-const MESSAGES: &str = include_str!("messages.txt");
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Shape {
-    /// Left out of the JSON when it is zero.
-    Value,
-    /// Set when it is there.
-    Present,
-    List,
-    Map,
-}
-
-#[derive(Debug)]
-struct Field {
-    name: &'static str,
-    shape: Shape,
-    of: &'static str,
-}
-
-type Message = HashMap<u64, Field>;
-
-fn messages() -> &'static HashMap<&'static str, Message> {
-    static TABLE: OnceLock<HashMap<&'static str, Message>> = OnceLock::new();
-    TABLE.get_or_init(|| {
-        let message = |line: &'static str| {
-            let (name, fields) = line.split_once(' ').unwrap_or((line, ""));
-            (name, fields.split(' ').filter_map(field).collect())
-        };
-        MESSAGES.lines().map(message).collect()
-    })
-}
-
-fn field(text: &'static str) -> Option<(u64, Field)> {
-    let (number, rest) = text.split_once(':')?;
-    let (name, of) = rest.split_once(':').unwrap_or((rest, "string"));
-    let (shape, of) = [
-        ("*", Shape::Present),
-        ("!", Shape::Present),
-        ("[]", Shape::List),
-        ("{}", Shape::Map),
-        ("", Shape::Value),
-    ]
-    .into_iter()
-    .find_map(|(mark, shape)| Some((shape, of.strip_prefix(mark)?)))?;
-    Some((number.parse().ok()?, Field { name, shape, of }))
-}
-
-/// The message of a kind; `None` when the table lacks it.
-fn message_of(api_version: &str, kind: &str) -> Option<String> {
-    let name = match (api_version, kind) {
-        (_, "DeleteOptions") => "meta.DeleteOptions".to_owned(),
-        ("autoscaling/v1", kind) => format!("autoscaling1.{kind}"),
-        ("v1", kind) => format!("core.{kind}"),
-        (version, kind) => {
-            let group = version.split_once('/')?.0;
-            format!("{}.{kind}", group.split('.').next().unwrap_or(group))
-        }
-    };
-    messages().contains_key(name.as_str()).then_some(name)
-}
 
 /// The object that `body` holds. Errors: 400 for a body that cannot be read, 415 for a kind that is
 /// taken as JSON only.
@@ -106,14 +45,14 @@ pub fn decode(body: &[u8]) -> ApiResult<Value> {
             _ => {}
         }
     }
-    let Some(name) = message_of(&api_version, &kind) else {
+    let Some(place) = table().find(&api_version, &kind) else {
         let mut error = unsupported_media(&["application/json", "application/yaml"]);
         error.message =
             format!("{kind} of {api_version:?} is not taken as {MEDIA_TYPE} - {}", error.message);
         return Err(error);
     };
     let mut object = Map::new();
-    read(&name, raw, &mut object, 0).ok_or_else(fault)?;
+    read(place, raw, &mut object, 0).ok_or_else(fault)?;
     object.insert("apiVersion".to_owned(), api_version.into());
     object.insert("kind".to_owned(), kind.into());
     Ok(Value::Object(object))
@@ -182,35 +121,35 @@ fn parts(mut bytes: &[u8]) -> impl Iterator<Item = Option<(u64, Wire<'_>)>> {
 }
 
 /// Reads a message into `object`; fields that the table lacks are skipped.
-fn read(name: &str, bytes: &[u8], object: &mut Map<String, Value>, depth: usize) -> Option<()> {
-    let message = messages().get(name)?;
+fn read(place: usize, bytes: &[u8], object: &mut Map<String, Value>, depth: usize) -> Option<()> {
+    let message = table().message(place)?;
     if depth > MAX_DEPTH {
         return None;
     }
     for part in parts(bytes) {
         let (number, wire) = part?;
-        let Some(field) = message.get(&number) else { continue };
-        if field.name == "-" {
-            let Wire::Bytes(inner) = wire else { return None };
-            read(field.of, inner, object, depth + 1)?;
+        let Some(field) = message.iter().find(|field| field.number == number) else { continue };
+        if let (Type::Message(inner), "-") = (&field.of, field.name) {
+            let Wire::Bytes(bytes) = wire else { return None };
+            read(*inner, bytes, object, depth + 1)?;
             continue;
         }
         match field.shape {
             Shape::Map => {
                 let Wire::Bytes(entry) = wire else { return None };
-                let (key, value) = entry_of(field.of, entry, depth)?;
+                let (key, value) = entry_of(&field.of, entry, depth)?;
                 let map = object.entry(field.name).or_insert_with(|| Value::Object(Map::new()));
                 map.as_object_mut()?.insert(key, value);
             }
             Shape::List => {
-                let value = value_of(field.of, &wire, depth)?;
+                let value = value_of(&field.of, &wire, depth)?;
                 let list = object.entry(field.name).or_insert_with(|| Value::Array(Vec::new()));
                 list.as_array_mut()?.push(value);
             }
-            Shape::Present | Shape::Value => {
-                let value = value_of(field.of, &wire, depth)?;
+            Shape::Pointer | Shape::Shown | Shape::Value => {
+                let value = value_of(&field.of, &wire, depth)?;
                 let zero = value.is_null() || value == "" || value == 0 || value == false;
-                if !zero || field.shape == Shape::Present && !value.is_null() {
+                if !zero || field.shape != Shape::Value && !value.is_null() {
                     object.insert(field.name.to_owned(), value);
                 }
             }
@@ -219,23 +158,13 @@ fn read(name: &str, bytes: &[u8], object: &mut Map<String, Value>, depth: usize)
     Some(())
 }
 
-fn entry_of(of: &str, entry: &[u8], depth: usize) -> Option<(String, Value)> {
+fn entry_of(of: &Type, entry: &[u8], depth: usize) -> Option<(String, Value)> {
     let mut key = String::new();
     let mut value = None;
     for part in parts(entry) {
         match part? {
             (1, Wire::Bytes(text)) => key = String::from_utf8(text.to_vec()).ok()?,
-            (2, wire) => {
-                value = Some(match of.strip_prefix("[]") {
-                    None => value_of(of, &wire, depth)?,
-                    // A list as a map's value stands in a message of its own.
-                    Some(of) => {
-                        let Wire::Bytes(items) = wire else { return None };
-                        let items = parts(items).map(|part| value_of(of, &part?.1, depth));
-                        Value::Array(items.collect::<Option<_>>()?)
-                    }
-                });
-            }
+            (2, wire) => value = Some(value_of(of, &wire, depth)?),
             _ => {}
         }
     }
@@ -250,48 +179,71 @@ fn text(bytes: &[u8]) -> Option<Value> {
     Some(std::str::from_utf8(bytes).ok()?.into())
 }
 
-fn value_of(of: &str, wire: &Wire<'_>, depth: usize) -> Option<Value> {
-    let bytes = match (of, wire) {
-        ("int", Wire::Int(_)) => return Some(wire.int().into()),
-        ("bool", Wire::Int(int)) => return Some((*int != 0).into()),
-        (_, Wire::Int(_)) => return None,
-        ("int" | "bool", Wire::Bytes(_)) => return None,
-        (_, Wire::Bytes(bytes)) => *bytes,
-    };
-    // The members of the small messages that JSON shows as one value.
-    let mut ints = [0i64; 3];
-    let mut texts = [&[][..]; 4];
-    if matches!(of, "Quantity" | "IntOrString" | "Time" | "MicroTime" | "Raw") {
+/// The members of the small messages that JSON shows as one value, by their numbers.
+#[derive(Default)]
+struct Small<'a> {
+    ints: [i64; 3],
+    texts: [&'a [u8]; 4],
+}
+
+impl<'a> Small<'a> {
+    fn read(bytes: &'a [u8]) -> Option<Small<'a>> {
+        let mut small = Small::default();
         for part in parts(bytes) {
             let (number, wire) = part?;
             let number = usize::try_from(number).ok()?;
             match wire {
-                Wire::Int(_) => *ints.get_mut(number)? = wire.int(),
-                Wire::Bytes(bytes) => *texts.get_mut(number)? = bytes,
+                Wire::Int(_) => *small.ints.get_mut(number)? = wire.int(),
+                Wire::Bytes(bytes) => *small.texts.get_mut(number)? = bytes,
             }
         }
+        Some(small)
     }
+
+    fn time(&self) -> Option<Timestamp> {
+        let micros = self.ints[1].checked_mul(1_000_000)?.checked_add(self.ints[2] / 1000)?;
+        Some(Timestamp::from_micros(micros))
+    }
+}
+
+fn value_of(of: &Type, wire: &Wire<'_>, depth: usize) -> Option<Value> {
+    let bytes = match (of, wire) {
+        (Type::Int, Wire::Int(_)) => return Some(wire.int().into()),
+        (Type::Bool, Wire::Int(int)) => return Some((*int != 0).into()),
+        (_, Wire::Int(_)) => return None,
+        (Type::Int | Type::Bool, Wire::Bytes(_)) => return None,
+        (_, Wire::Bytes(bytes)) => *bytes,
+    };
     match of {
-        "string" => text(bytes),
-        "bytes" => Some(STANDARD.encode(bytes).into()),
-        "Quantity" if texts[1].is_empty() => Some("0".into()),
-        "Quantity" => text(texts[1]),
-        "IntOrString" if ints[1] == 0 => Some(ints[2].into()),
-        "IntOrString" => text(texts[3]),
+        Type::Text => text(bytes),
+        Type::Bytes => Some(STANDARD.encode(bytes).into()),
+        Type::Quantity => match Small::read(bytes)?.texts[1] {
+            [] => Some("0".into()),
+            digits => text(digits),
+        },
+        Type::IntOrString => match Small::read(bytes)? {
+            small if small.ints[1] == 0 => Some(small.ints[2].into()),
+            small => text(small.texts[3]),
+        },
         // The zero time is an empty message.
-        "Time" | "MicroTime" if bytes.is_empty() => Some(Value::Null),
-        "Time" => Some(Timestamp::from_secs(ints[1]).to_string().into()),
-        "MicroTime" => {
-            let micros = ints[1].checked_mul(1_000_000)?.checked_add(ints[2] / 1000)?;
-            Some(Timestamp::from_micros(micros).to_micro_string().into())
+        Type::Time | Type::MicroTime if bytes.is_empty() => Some(Value::Null),
+        Type::Time => Some(Small::read(bytes)?.time()?.to_string().into()),
+        Type::MicroTime => Some(Small::read(bytes)?.time()?.to_micro_string().into()),
+        Type::Raw => match Small::read(bytes)?.texts[1] {
+            [] => Some(Value::Null),
+            json => serde_json::from_slice(json).ok(),
+        },
+        Type::Items(of) => {
+            let items = parts(bytes).map(|part| value_of(of, &part?.1, depth));
+            Some(Value::Array(items.collect::<Option<_>>()?))
         }
-        "Raw" if texts[1].is_empty() => Some(Value::Null),
-        "Raw" => serde_json::from_slice(texts[1]).ok(),
-        message => {
+        Type::Message(place) => {
             let mut object = Map::new();
-            read(message, bytes, &mut object, depth + 1)?;
+            read(*place, bytes, &mut object, depth + 1)?;
             Some(Value::Object(object))
         }
+        // Both are no bytes.
+        Type::Int | Type::Bool => None,
     }
 }
 
@@ -299,20 +251,6 @@ fn value_of(of: &str, wire: &Wire<'_>, depth: usize) -> Option<Value> {
 mod tests {
     use super::*;
     use serde_json::json;
-
-    #[test]
-    fn every_type_of_the_table_is_known() {
-        let plain = ["string", "bytes", "int", "bool", "Quantity", "IntOrString"];
-        for (name, message) in messages() {
-            for (number, field) in message {
-                let of = field.of.trim_start_matches("[]");
-                let known = plain.contains(&of)
-                    || matches!(of, "Time" | "MicroTime" | "Raw")
-                    || messages().contains_key(of);
-                assert!(known && *number > 0 && !field.name.is_empty(), "{name}: {field:?}");
-            }
-        }
-    }
 
     fn bytes(number: u8, of: &[u8]) -> Vec<u8> {
         let mut field = vec![number << 3 | 2, u8::try_from(of.len()).unwrap()];

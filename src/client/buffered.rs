@@ -1,0 +1,119 @@
+//! A reader whose buffer is there only while something is in it.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_lite::io::{AsyncBufRead, AsyncRead};
+
+/// There are nearly a hundred connections, most of which have little to say.
+const SIZE: usize = 4 << 10;
+
+/// As `BufReader`, for connections that are silent most of the time: they hold no memory meanwhile.
+pub struct Buffered<R> {
+    inner: R,
+    bytes: Vec<u8>,
+    /// What comes before has been consumed.
+    at: usize,
+}
+
+impl<R> Buffered<R> {
+    pub fn new(inner: R) -> Buffered<R> {
+        Buffered { inner, bytes: Vec::new(), at: 0 }
+    }
+
+    /// Read and not consumed.
+    pub fn buffer(&self) -> &[u8] {
+        &self.bytes[self.at..]
+    }
+
+    pub fn get_mut(&mut self) -> &mut R {
+        &mut self.inner
+    }
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Buffered<R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        to: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        let bytes = std::task::ready!(self.as_mut().poll_fill_buf(context))?;
+        let count = bytes.len().min(to.len());
+        to[..count].copy_from_slice(&bytes[..count]);
+        self.consume(count);
+        Poll::Ready(Ok(count))
+    }
+}
+
+impl<R: AsyncRead + Unpin> AsyncBufRead for Buffered<R> {
+    fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        let this = self.get_mut();
+        if this.at == this.bytes.len() {
+            let mut bytes = std::mem::take(&mut this.bytes);
+            this.at = 0;
+            bytes.resize(SIZE, 0);
+            let count =
+                std::task::ready!(Pin::new(&mut this.inner).poll_read(context, &mut bytes))?;
+            if count > 0 {
+                bytes.truncate(count);
+                this.bytes = bytes;
+            }
+        }
+        Poll::Ready(Ok(this.buffer()))
+    }
+
+    fn consume(mut self: Pin<&mut Self>, count: usize) {
+        self.at = (self.at + count).min(self.bytes.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::block_on;
+    use futures_lite::io::{AsyncBufReadExt, AsyncReadExt};
+
+    use super::*;
+
+    /// Two pieces, with nothing to be had before each, and then the end.
+    struct Pieces(Vec<Option<&'static [u8]>>);
+
+    impl AsyncRead for Pieces {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            to: &mut [u8],
+        ) -> Poll<io::Result<usize>> {
+            match self.0.pop() {
+                Some(Some(piece)) => {
+                    to[..piece.len()].copy_from_slice(piece);
+                    Poll::Ready(Ok(piece.len()))
+                }
+                Some(None) => Poll::Pending,
+                None => Poll::Ready(Ok(0)),
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_held_while_nothing_comes() {
+        let mut reader = Buffered::new(Pieces(vec![Some(b"de"), None, Some(b"abc"), None]));
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let mut poll =
+            |reader: &mut Buffered<Pieces>| match Pin::new(reader).poll_fill_buf(&mut context) {
+                Poll::Ready(bytes) => Some(bytes.unwrap().to_vec()),
+                Poll::Pending => None,
+            };
+        assert_eq!(poll(&mut reader), None);
+        assert_eq!(reader.bytes.capacity(), 0);
+        assert_eq!(poll(&mut reader).unwrap(), b"abc");
+        reader.consume(2);
+        assert_eq!((poll(&mut reader).unwrap(), reader.buffer()), (b"c".to_vec(), &b"c"[..]));
+        reader.consume(1);
+        assert_eq!(poll(&mut reader), None);
+        assert_eq!(reader.bytes.capacity(), 0);
+        let mut rest = String::new();
+        block_on(reader.read_to_string(&mut rest)).unwrap();
+        assert_eq!((rest.as_str(), reader.bytes.capacity()), ("de", 0));
+    }
+}
