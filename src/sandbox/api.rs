@@ -10,13 +10,15 @@ use serde_json::{Value, json};
 
 use super::accept::{Accept, Encoding};
 use super::auth::{Access, Auth, User};
-use super::call::{Call, Form, Query, ResourcePath, Warnings};
+use super::call::{Call, Form, Query, ResourcePath, Warnings, decode};
 use super::failures;
 use super::faults::{Fault, Faults};
 use super::kinds::Kind;
 use super::patch;
 use super::protobuf;
+use super::rbac::Rbac;
 use super::registry::Registry;
+use super::select::exact_name;
 use super::status::{ApiError, ApiResult};
 use super::store::Store;
 use super::{discovery, documents};
@@ -32,6 +34,7 @@ pub struct Api {
     pub store: Store,
     pub registry: Registry,
     pub auth: Auth,
+    pub rbac: Rbac,
     pub faults: Arc<Faults>,
     pub clock: SharedClock,
     /// Whether a pod needs its service account.
@@ -113,7 +116,7 @@ pub fn success(kind: &Kind, name: &str, uid: &str) -> Value {
 pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
     let collection = path.is_some_and(|path| path.name.is_empty());
     match method.as_str() {
-        "GET" | "HEAD" if query.is("watch") && path.is_some() => "watch",
+        "GET" | "HEAD" if query.is("watch") && collection => "watch",
         "GET" | "HEAD" if collection => "list",
         "GET" | "HEAD" => "get",
         "POST" => "create",
@@ -122,6 +125,34 @@ pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'st
         "DELETE" if collection => "deletecollection",
         "DELETE" => "delete",
         _ => "other",
+    }
+}
+
+/// What the authorizer is asked. Upstream: `RequestInfoFactory.NewRequestInfo`.
+fn access(method: &Method, path: &str, query: &Query) -> Access {
+    let Some(at) = ResourcePath::asked(path) else {
+        let verb = method.as_str().to_ascii_lowercase();
+        return Access { verb, path: decode(path, false), ..Access::default() };
+    };
+    let verb = match verb(method, Some(&at), query) {
+        "other" => "",
+        verb => verb,
+    };
+    let resource = match at.subresource.as_str() {
+        "" => at.resource.clone(),
+        sub => format!("{}/{sub}", at.resource),
+    };
+    // A namespace is in itself.
+    let namespaces = at.resource == "namespaces" && at.namespace.is_empty();
+    let namespace = if namespaces { &at.name } else { &at.namespace };
+    let selected = matches!(verb, "list" | "watch").then(|| exact_name(query.get("fieldSelector")));
+    Access {
+        verb: verb.to_owned(),
+        group: at.group.clone(),
+        resource,
+        namespace: namespace.clone(),
+        name: selected.flatten().unwrap_or_else(|| at.name.clone()),
+        path: String::new(),
     }
 }
 
@@ -172,32 +203,13 @@ impl Api {
         let Some(user) = self.auth.user(&peer, header("authorization"), now, legacy) else {
             return failure(&failures::unauthorized());
         };
-        let groups = headers.get_all("impersonate-group").iter();
-        let groups: Vec<&str> = groups.filter_map(|group| group.to_str().ok()).collect();
-        let user = match header("impersonate-user") {
-            None if groups.is_empty() => user,
-            None => {
-                let why = format!("requested groups {groups:?} without impersonating a user name");
-                return failure(&failures::bad_request(why));
-            }
-            Some(name) => {
-                let uid = header("impersonate-uid").unwrap_or_default().to_owned();
-                User { uid, ..user.impersonating(name, &groups) }
-            }
+        let access = access(&method, &path, &query);
+        let user = match self.acting(user, &headers, &access) {
+            Ok(user) => user,
+            Err(error) => return failure(&error),
         };
-        let access = match &resource {
-            None => Access { verb: verb.to_owned(), path: path.clone(), ..Access::default() },
-            Some(at) => Access {
-                verb: verb.to_owned(),
-                group: at.group.clone(),
-                resource: named,
-                namespace: at.namespace.clone(),
-                name: at.name.clone(),
-                path: String::new(),
-            },
-        };
-        if let Some(why) = self.auth.denied(&user, &access) {
-            return failure(&denied(&user, &access, &why));
+        if let Err(error) = self.check_access(&user, &access) {
+            return failure(&error);
         }
         let payload = match body.read(BODY_LIMIT_BYTES).await {
             Ok(bytes) => {
@@ -218,9 +230,10 @@ impl Api {
             let form = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
             return Response::new(200, form, documents::openapi_v2_protobuf());
         }
+        let user = Arc::new(user);
         let answered = match resource {
             None => self.other(&path, query.is("verbose"), accept),
-            Some(at) => self.clone().resource(verb, at, query, accept, &user, payload).await,
+            Some(at) => self.clone().resource(verb, at, query, accept, user, payload).await,
         };
         let response = answered.unwrap_or_else(|error| failure(&error));
         match fault {
@@ -241,7 +254,7 @@ impl Api {
             | "/readyz/ping" => {
                 return Ok(Response::text(200, "ok"));
             }
-            "/version" => {
+            "/version" | "/version/" => {
                 let text = serde_json::to_vec_pretty(&version()).unwrap_or_default();
                 return Ok(Response::new(200, "application/json", text));
             }
@@ -289,10 +302,10 @@ impl Api {
         at: ResourcePath,
         query: Query,
         accept: &Accept<'_>,
-        user: &User,
+        user: Arc<User>,
         payload: Payload,
     ) -> ApiResult<Response> {
-        if let Some(answer) = self.review(verb, &at, user, &payload)? {
+        if let Some(answer) = self.review(verb, &at, &user, &payload)? {
             return Ok(accept.plain().unwrap_or(Encoding::Json).of(answer));
         }
         let Some(kind) = self.registry.find(&at.group, &at.version, &at.resource) else {
@@ -318,6 +331,7 @@ impl Api {
             form,
             encoding,
             warnings: Warnings::default(),
+            user,
         };
         if verb == "watch" && call.subresource.is_empty() {
             return self.watch(call).await;
@@ -327,7 +341,7 @@ impl Api {
         }
         let payload = match call.table().as_str() {
             "certificatesigningrequests.certificates.k8s.io" if verb == "create" => {
-                requested_by(user, &payload)?
+                requested_by(&call.user, &payload)?
             }
             _ => payload,
         };
@@ -416,39 +430,6 @@ fn deprecated(kind: &Kind) -> Option<&'static str> {
     }
 }
 
-fn denied(user: &User, access: &Access, why: &str) -> ApiError {
-    let name = &user.name;
-    let verb = &access.verb;
-    if access.resource.is_empty() {
-        let path = &access.path;
-        let mut error = ApiError::new(
-            403,
-            "Forbidden",
-            format!("forbidden: User {name:?} cannot {verb} path {path:?}"),
-        );
-        error.details = json!({});
-        return error;
-    }
-    let (resource, group) = (&access.resource, &access.group);
-    let scope = match access.namespace.as_str() {
-        "" => "at the cluster scope".to_owned(),
-        namespace => format!("in the namespace {namespace:?}"),
-    };
-    let more = if why.is_empty() { String::new() } else { format!(": {why}") };
-    let plural = resource.split('/').next().unwrap_or_default().to_owned();
-    let at = crate::objects::ResourceType {
-        group: group.clone().into(),
-        version: "".into(),
-        kind: "".into(),
-        plural: plural.into(),
-        namespaced: true,
-    };
-    let why = format!(
-        "User {name:?} cannot {verb} resource {resource:?} in API group {group:?} {scope}{more}"
-    );
-    failures::forbidden(&at, &access.name, &why)
-}
-
 fn version() -> Value {
     json!({
         "major": "1", "minor": "36", "emulationMajor": "1", "emulationMinor": "36",
@@ -482,11 +463,25 @@ fn cut_after(response: Response, limit: usize) -> Response {
     Response { body: Body::Stream(Box::pin(body)), ..response }
 }
 
+/// An empty server of the built-in kinds.
+#[cfg(test)]
+pub fn for_tests() -> Api {
+    Api {
+        store: Store::new(100),
+        registry: Registry::new(super::kinds::builtin()),
+        auth: Auth::default(),
+        rbac: Rbac::default(),
+        faults: Arc::default(),
+        clock: crate::clock::FakeClock::new(crate::objects::Timestamp::from_secs(1000)),
+        service_accounts: false,
+        stop: StopToken::new(),
+        bookmark_every: Duration::from_secs(60),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::FakeClock;
-    use crate::objects::Timestamp;
     use crate::sandbox::auth::User;
     use crate::server::http::{Chain, HeaderMap, RequestBody};
     use futures_lite::future::block_on;
@@ -496,16 +491,7 @@ mod tests {
     }
 
     fn api_with(service_accounts: bool) -> Arc<Api> {
-        let api = Arc::new(Api {
-            store: Store::new(100),
-            registry: Registry::new(crate::sandbox::kinds::builtin()),
-            auth: Auth::default(),
-            faults: Arc::default(),
-            clock: FakeClock::new(Timestamp::from_secs(1000)),
-            service_accounts,
-            stop: StopToken::new(),
-            bookmark_every: Duration::from_secs(60),
-        });
+        let api = Arc::new(Api { service_accounts, ..for_tests() });
         let namespace =
             json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "ns" } });
         api.create_value("", "namespaces", namespace).unwrap();
@@ -522,7 +508,8 @@ mod tests {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let mut headers = HeaderMap::new();
         headers.insert("content-type", hyper::header::HeaderValue::from_static(kind));
-        let bearer = format!("Bearer {}", api.auth.issue(User::new("bob", &[]), vec![], None));
+        let bob = User::new("bob", &["system:masters"]);
+        let bearer = format!("Bearer {}", api.auth.issue(bob, vec![], None));
         headers.insert("authorization", bearer.parse().unwrap());
         let bytes = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         block_on(api.clone().handle(Request {
@@ -544,6 +531,39 @@ mod tests {
         let response = send(api, method, path, kind, body);
         let Body::Full(bytes) = response.body else { panic!("{path}: no whole body") };
         (response.status, serde_json::from_slice(&bytes).unwrap())
+    }
+
+    #[test]
+    fn the_authorizer_is_asked_what_the_path_says() {
+        for (method, path, wanted) in [
+            ("GET", "/api/v1/pods", "list pods in  named "),
+            ("GET", "/api/v1/namespaces/d/pods?watch=1", "watch pods in d named "),
+            ("GET", "/api/v1/namespaces/d/pods/p?watch=1", "get pods in d named p"),
+            ("GET", "/api/v1/pods?fieldSelector=a%3Db,metadata.name%3Dp", "list pods in  named p"),
+            ("DELETE", "/api/v1/namespaces/d/pods", "deletecollection pods in d named "),
+            (
+                "PUT",
+                "/apis/apps/v1/namespaces/d/deployments/p/scale",
+                "update deployments/scale in d named p",
+            ),
+            ("GET", "/api/v1/namespaces/d/", "get namespaces in d named d"),
+            ("POST", "/api/v1/namespaces", "create namespaces in  named "),
+            (
+                "POST",
+                "/api/v1/namespaces/d/services/s/proxy/a/b",
+                "create services/proxy in d named s",
+            ),
+            ("POST", "/metrics%20x", "post /metrics x"),
+        ] {
+            let (path, query) = path.split_once('?').unwrap_or((path, ""));
+            let found = access(&method.parse().unwrap(), path, &Query::parse(query));
+            let Access { verb, resource, namespace, name, path, .. } = found;
+            let told = match path.as_str() {
+                "" => format!("{verb} {resource} in {namespace} named {name}"),
+                path => format!("{verb} {path}"),
+            };
+            assert_eq!(told, wanted);
+        }
     }
 
     const MAPS: &str = "/api/v1/namespaces/ns/configmaps";

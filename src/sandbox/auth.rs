@@ -1,9 +1,8 @@
-//! Who asks, and whether they may. Certificates and bearer tokens; every user may do everything
-//! unless a test says otherwise.
+//! Who asks: certificates and bearer tokens. Whether they may: `rbac`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -22,8 +21,8 @@ pub struct User {
     pub name: String,
     pub uid: String,
     pub groups: Vec<String>,
-    /// What it showed: `JTI=…`, `X509SHA256=…`. Empty: nothing that has a name.
-    pub credential: String,
+    /// What else is known, as what it showed: `JTI=…`, `X509SHA256=…`.
+    pub extra: BTreeMap<String, Vec<String>>,
 }
 
 impl User {
@@ -43,29 +42,18 @@ impl User {
             name: format!("system:serviceaccount:{namespace}:{name}"),
             uid: uid.to_owned(),
             groups: groups.into(),
-            credential: String::new(),
+            extra: BTreeMap::new(),
         }
     }
 
-    /// The user that this one acts as. Upstream: `endpoints/filters.WithImpersonation`.
-    pub fn impersonating(&self, name: &str, groups: &[&str]) -> User {
-        let mut user = match name
-            .strip_prefix("system:serviceaccount:")
-            .and_then(|account| account.split_once(':'))
-        {
-            Some((namespace, account)) if groups.is_empty() => {
-                User::service_account(namespace, account, "")
-            }
-            _ => User::new(name, groups),
-        };
-        let all = match user.is_anonymous() {
-            true => "system:unauthenticated",
-            false => "system:authenticated",
-        };
-        if !user.groups.iter().any(|group| group == all) {
-            user.groups.push(all.to_owned());
-        }
-        user
+    /// The API server itself.
+    pub fn server() -> User {
+        User::new("system:apiserver", &["system:masters"])
+    }
+
+    fn with_credential(mut self, credential: String) -> User {
+        self.extra.insert(CREDENTIAL.to_owned(), vec![credential]);
+        self
     }
 
     pub fn is_anonymous(&self) -> bool {
@@ -78,8 +66,8 @@ impl User {
         if !self.uid.is_empty() {
             user["uid"] = self.uid.as_str().into();
         }
-        if !self.credential.is_empty() {
-            user["extra"] = json!({ CREDENTIAL: [self.credential] });
+        if !self.extra.is_empty() {
+            user["extra"] = json!(self.extra);
         }
         user
     }
@@ -98,9 +86,6 @@ pub struct Access {
     pub path: String,
 }
 
-/// `Some`: why not.
-pub type Authorizer = Arc<dyn Fn(&User, &Access) -> Option<String> + Send + Sync>;
-
 struct Token {
     user: User,
     audiences: Vec<String>,
@@ -115,7 +100,6 @@ pub struct Auth {
     /// Whose client certificates count.
     clients: Option<Authorities>,
     tokens: Mutex<HashMap<String, Token>>,
-    authorizer: RwLock<Option<Authorizer>>,
 }
 
 impl Auth {
@@ -142,7 +126,7 @@ impl Auth {
         issued: Timestamp,
         expires: Timestamp,
     ) -> String {
-        let mut user = User::service_account(namespace, name, uid);
+        let user = User::service_account(namespace, name, uid);
         let id = super::write::uuid();
         let claims = json!({
             "aud": audiences, "exp": expires.as_secs(), "iat": issued.as_secs(), "iss": ISSUER,
@@ -151,7 +135,7 @@ impl Auth {
                 "namespace": namespace, "serviceaccount": { "name": name, "uid": uid },
             },
         });
-        user.credential = format!("JTI={id}");
+        let user = user.with_credential(format!("JTI={id}"));
         let signed = self.signer.as_ref().and_then(|signer| signer.sign(&claims).ok());
         let entry = Token { user, audiences, expires: Some(expires) };
         self.keep(signed.unwrap_or_else(random_text), entry)
@@ -186,7 +170,8 @@ impl Auth {
                 let shown = peer.first().map(Sha256::digest);
                 let hex = shown.iter().flatten().map(|byte| format!("{byte:02x}"));
                 let credential = format!("X509SHA256={}", hex.collect::<String>());
-                User { name: user.name, uid: user.uid, groups: user.groups, credential }
+                let (name, uid, groups) = (user.name, user.uid, user.groups);
+                User { name, uid, groups, ..User::default() }.with_credential(credential)
             }
             (_, None) => return Some(User::anonymous()),
             (_, Some(header)) => {
@@ -204,30 +189,6 @@ impl Auth {
         };
         user.groups.push("system:authenticated".to_owned());
         Some(user)
-    }
-
-    /// From now on `authorizer` decides for everyone but `system:masters`.
-    pub fn authorize_by(&self, authorizer: Option<Authorizer>) {
-        *self.authorizer.write().unwrap_or_else(PoisonError::into_inner) = authorizer;
-    }
-
-    /// `Some`: why not.
-    pub fn denied(&self, user: &User, access: &Access) -> Option<String> {
-        if user.groups.iter().any(|group| group == "system:masters") {
-            return None;
-        }
-        if user.is_anonymous() {
-            let open = ["/healthz", "/livez", "/readyz", "/version"];
-            let allowed = open.iter().any(|path| {
-                access
-                    .path
-                    .strip_prefix(path)
-                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-            });
-            return (!allowed).then(String::new);
-        }
-        let authorizer = self.authorizer.read().unwrap_or_else(PoisonError::into_inner).clone();
-        authorizer.and_then(|authorizer| authorizer(user, access))
     }
 }
 
@@ -285,17 +246,5 @@ mod tests {
         let text = |words: &[&str]| words.iter().copied().map(str::to_owned).collect::<Vec<_>>();
         assert!(is_for(&text(&["vault", "a"]), &text(&["a"])));
         assert!(!is_for(&text(&["vault"]), &text(&["a"])));
-    }
-
-    #[test]
-    fn anonymous_sees_health_only() {
-        let auth = Auth::default();
-        let path = |path: &str| Access { path: path.to_owned(), ..Access::default() };
-        assert_eq!(auth.denied(&User::anonymous(), &path("/readyz/ping")), None);
-        assert!(auth.denied(&User::anonymous(), &path("/api")).is_some());
-        assert!(auth.denied(&User::anonymous(), &path("/versions")).is_some());
-        auth.authorize_by(Some(Arc::new(|_, _| Some("no".to_owned()))));
-        assert!(auth.denied(&User::new("bob", &[]), &path("/api")).is_some());
-        assert_eq!(auth.denied(&User::new("root", &["system:masters"]), &path("/api")), None);
     }
 }

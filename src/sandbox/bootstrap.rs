@@ -64,31 +64,16 @@ impl Api {
                 json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
             self.create_value("", "namespaces", namespace)?;
         }
+        self.first_roles()?;
         self.track_legacy_tokens()?;
         self.system_priorities()?;
         self.local_services()?;
         self.first_subnet()?;
-        let service = json!({
-            "apiVersion": "v1", "kind": "Service",
-            "metadata": {
-                "name": "kubernetes", "namespace": "default",
-                "labels": { "component": "apiserver", "provider": "kubernetes" },
-            },
-            "spec": {
-                "type": "ClusterIP", "clusterIP": "10.96.0.1", "ipFamilyPolicy": "SingleStack",
-                "ports": [{ "name": "https", "protocol": "TCP", "port": 443, "targetPort": 6443 }],
-            },
-        });
-        if self.registry.find("", "v1", "services").is_some() {
-            self.create_value("", "services", service)?;
-        }
         Ok(())
     }
 
     /// What the API server serves itself. Upstream: `kube-aggregator/pkg/controllers/autoregister`.
     fn local_services(&self) -> ApiResult<()> {
-        const GROUP: &str = "apiregistration.k8s.io";
-        let Some(kind) = self.registry.find(GROUP, "v1", "apiservices") else { return Ok(()) };
         let kinds = self.registry.all();
         let own = |group: &str| kinds.iter().any(|kind| kind.resource.group == group);
         for (group, version, group_priority, priority) in LOCAL {
@@ -103,26 +88,7 @@ impl Api {
             if !group.is_empty() {
                 spec["group"] = group.into();
             }
-            let service = json!({
-                "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
-                "metadata": { "name": name, "labels": {
-                    "kube-aggregator.kubernetes.io/automanaged": "onstart",
-                } },
-                "spec": spec,
-            });
-            self.create_value(GROUP, "apiservices", service)?;
-            let call =
-                Call { subresource: "status".to_owned(), ..Call::of(kind.clone(), "", &name) };
-            let now = self.clock.now().to_string();
-            self.modify(&call, Part::Raw, &|old| {
-                let mut new = old.clone();
-                new["status"] = json!({ "conditions": [{
-                    "type": "Available", "status": "True", "reason": "Local",
-                    "message": "Local APIServices are always available",
-                    "lastTransitionTime": now,
-                }] });
-                Ok(new)
-            })?;
+            self.register(&name, "onstart", spec)?;
         }
         Ok(())
     }
@@ -137,6 +103,19 @@ impl Api {
             "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
             "metadata": { "name": "kubernetes" }, "spec": { "cidrs": ["10.96.0.0/16"] },
         });
-        self.create_value(GROUP, "servicecidrs", subnet).map(drop)
+        self.create_value(GROUP, "servicecidrs", subnet)?;
+        let Some(kind) = self.registry.find(GROUP, "v1", "servicecidrs") else { return Ok(()) };
+        let now = self.clock.now().to_string();
+        let subresource = "status".to_owned();
+        let call = Call { subresource, ..Call::of(kind, "", "kubernetes") };
+        let ready = self.modify(&call, Part::Raw, &|old| {
+            let mut new = old.clone();
+            new["status"] = json!({ "conditions": [{
+                "type": "Ready", "status": "True", "reason": "", "lastTransitionTime": now,
+                "message": "Kubernetes default Service CIDR is ready",
+            }] });
+            Ok(new)
+        });
+        ready.map(drop)
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::accept::Encoding;
 use super::apply::Writer;
+use super::auth::User;
 use super::failures;
 use super::kinds::Kind;
 use super::status::ApiResult;
@@ -107,6 +108,17 @@ pub struct ResourcePath {
 impl ResourcePath {
     /// `None` for any other path.
     pub fn parse(path: &str) -> Option<ResourcePath> {
+        let (found, more) = ResourcePath::read(path)?;
+        (!more).then_some(found)
+    }
+
+    /// What is asked for by a path that may go on behind the subresource, or end in a slash.
+    pub fn asked(path: &str) -> Option<ResourcePath> {
+        ResourcePath::read(path.trim_end_matches('/')).map(|(found, _)| found)
+    }
+
+    /// And whether there is more behind the subresource.
+    fn read(path: &str) -> Option<(ResourcePath, bool)> {
         let parts: Vec<String> = path.split('/').skip(1).map(|part| decode(part, false)).collect();
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         let (group, version, rest) = match parts.as_slice() {
@@ -126,21 +138,21 @@ impl ResourcePath {
         let (name, subresource) = match rest {
             [] => ("", ""),
             [name] => (*name, ""),
-            [name, subresource] => (*name, *subresource),
-            _ => return None,
+            [name, subresource, ..] => (*name, *subresource),
         };
         if resource.is_empty() {
             return None;
         }
         let own = str::to_owned;
-        Some(ResourcePath {
+        let found = ResourcePath {
             group: own(group),
             version: own(version),
             resource: own(resource),
             namespace: own(namespace),
             name: own(name),
             subresource: own(subresource),
-        })
+        };
+        Some((found, rest.len() > 2))
     }
 }
 
@@ -155,6 +167,8 @@ pub struct Call {
     pub form: Form,
     pub encoding: Encoding,
     pub warnings: Warnings,
+    /// Who asks.
+    pub user: Arc<User>,
 }
 
 /// What the answer warns of.
@@ -179,6 +193,7 @@ impl Call {
             form: Form::Object,
             encoding: Encoding::Json,
             warnings: Warnings::default(),
+            user: Arc::new(User::server()),
         }
     }
 

@@ -73,6 +73,7 @@ pub struct Cluster {
     pub steering: Steering,
     clock: SharedClock,
     stand_ins: StandIns,
+    manager_kubeconfig: PathBuf,
 }
 
 impl Cluster {
@@ -85,16 +86,24 @@ impl Cluster {
         let sandbox = Sandbox::start(options).await?;
         let clock = SystemClock::shared();
         let client = administrator(&sandbox.kubeconfig(), "sandbox", &clock)?;
+        let manager_kubeconfig = sandbox.kubeconfig_for("system:kube-controller-manager", &[])?;
         let stand_ins = StandIns::start(&client, &clock, node_options);
-        Ok(Cluster { sandbox, client, steering: stand_ins.steering.clone(), clock, stand_ins })
+        let steering = stand_ins.steering.clone();
+        Ok(Cluster { sandbox, client, steering, clock, stand_ins, manager_kubeconfig })
     }
 
     pub fn clock(&self) -> SharedClock {
         self.clock.clone()
     }
 
+    /// The administrator's.
     pub fn kubeconfig(&self) -> PathBuf {
         self.sandbox.kubeconfig()
+    }
+
+    /// Of a controller manager, which has the rights that every cluster gives it.
+    pub fn manager_kubeconfig(&self) -> PathBuf {
+        self.manager_kubeconfig.clone()
     }
 
     pub async fn stop(self) {

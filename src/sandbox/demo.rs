@@ -50,7 +50,7 @@ impl Demo {
         println!("kubeconfig   {}", cluster.kubeconfig().display());
         let mut manager = Manager::spawn(
             &self.manager,
-            &cluster.kubeconfig(),
+            &cluster.manager_kubeconfig(),
             "kube-controller-manager",
             &self.manager_flags,
         )?;

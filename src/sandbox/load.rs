@@ -178,9 +178,10 @@ impl Server {
         self.sandbox().is_some()
     }
 
+    /// For a manager.
     fn kubeconfig(&self) -> PathBuf {
         match self {
-            Server::Embedded(cluster) => cluster.kubeconfig(),
+            Server::Embedded(cluster) => cluster.manager_kubeconfig(),
             Server::Elsewhere { kubeconfig, .. } => kubeconfig.clone(),
         }
     }

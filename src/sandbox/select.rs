@@ -4,13 +4,13 @@ use serde_json::Value;
 
 use super::failures;
 use super::kinds::Kind;
+use super::labels::Requirements;
 use super::status::ApiResult;
 use super::store::{Change, Stored};
-use crate::objects::Selector;
 
 /// Label and field selectors of a request.
 pub struct Selection {
-    labels: Selector,
+    labels: Requirements,
     fields: Vec<FieldTerm>,
     /// Looks a field up that is not of the metadata.
     field: fn(&Value, &str) -> Option<String>,
@@ -35,9 +35,7 @@ pub enum Told {
 impl Selection {
     /// Errors: 400 for what cannot be parsed.
     pub fn parse(kind: &Kind, labels: &str, fields: &str) -> ApiResult<Selection> {
-        let labels = labels.parse().map_err(|error: crate::objects::SelectorError| {
-            failures::bad_request(error.to_string())
-        })?;
+        let labels = labels.parse().map_err(|why: String| failures::bad_request(why))?;
         let fields = split_terms(fields)
             .into_iter()
             .filter(|term| !term.is_empty())
@@ -100,6 +98,15 @@ impl Selection {
             (false, false) => None,
         }
     }
+}
+
+/// The one name that a field selector lets through.
+pub fn exact_name(fields: &str) -> Option<String> {
+    let terms = split_terms(fields);
+    let term = terms.iter().filter_map(|term| parse_term(term));
+    let mut named = term.filter(|term| term.equal && term.path == "metadata.name");
+    let found = named.next()?;
+    (!found.value.is_empty() && !found.value.contains(['/', '%'])).then_some(found.value)
 }
 
 /// Splits at commas that no backslash stands before, and takes the backslashes off values.

@@ -15,6 +15,7 @@ use super::call::Call;
 use super::certs::{Authority, service_account_key};
 use super::faults::Faults;
 use super::kinds::{self, Kind};
+use super::rbac::Rbac;
 use super::registry::Registry;
 use super::status::{ApiError, ApiResult};
 use super::store::Store;
@@ -141,6 +142,7 @@ impl Sandbox {
             store: Store::new(history),
             registry: Registry::new(own.unwrap_or_else(kinds::builtin)),
             auth: Auth::new(signer, clients),
+            rbac: Rbac::default(),
             faults: Arc::default(),
             clock: clock.clone(),
             service_accounts,
@@ -159,6 +161,7 @@ impl Sandbox {
             .await
             .map_err(|error| SandboxError::Bind(address, error))?;
         let address = server.address();
+        api.own_service(address).map_err(SandboxError::Objects)?;
         let files = ClientFiles {
             server: format!("https://{address}"),
             ca: dir.join("ca.crt"),

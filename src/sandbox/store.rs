@@ -106,6 +106,8 @@ struct Table {
     compacted: u64,
     /// The last change that the history no longer holds: who runs behind it has missed something.
     lost: u64,
+    /// The version of the last change.
+    newest: u64,
     changed: Arc<Event>,
 }
 
@@ -139,6 +141,13 @@ impl Store {
 
     pub fn get(&self, table: &str, key: &str) -> Option<Arc<Stored>> {
         self.lock().tables.get(table)?.objects.get(key).cloned()
+    }
+
+    /// The version of the last change to any of these tables; 0 when there was none.
+    pub fn changed_at(&self, tables: &[&str]) -> u64 {
+        let state = self.lock();
+        let newest = tables.iter().filter_map(|table| Some(state.tables.get(*table)?.newest));
+        newest.max().unwrap_or(0)
     }
 
     /// How many objects a table holds.
@@ -338,6 +347,7 @@ impl Table {
     }
 
     fn record(&mut self, change: Change, window: usize) {
+        self.newest = change.version;
         self.history.push_back(change);
         while self.history.len() > window {
             if let Some(oldest) = self.history.pop_front() {

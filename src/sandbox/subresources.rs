@@ -185,6 +185,7 @@ impl Api {
             form: call.form,
             encoding: call.encoding,
             warnings: Warnings::default(),
+            user: call.user.clone(),
         };
         self.bind(&pod, payload)
     }
@@ -286,14 +287,9 @@ impl Api {
         };
         let name = text(&budget.value, "/metadata/name").to_owned();
         let at = Call {
-            kind,
-            namespace: call.namespace.clone(),
-            name: name.clone(),
             subresource: "status".to_owned(),
-            query: super::call::Query::default(),
             form: call.form,
-            encoding: call.encoding,
-            warnings: Warnings::default(),
+            ..Call::of(kind, &call.namespace, &name)
         };
         let now = self.clock.now().to_string();
         let take = |old: &Value| -> ApiResult<Value> {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::accounts;
 use super::api::{Api, Payload};
 use super::apply;
+use super::auth::Access;
 use super::call::{Call, Warnings};
 use super::failures;
 use super::kinds::{self, Kind, Subresource, View};
@@ -256,6 +257,7 @@ impl Api {
         }
         self.check_defined(kind, &name)?;
         (kind.default)(&mut object);
+        self.check_escalation(call, None, &object)?;
         let account = self.account_of(kind, &object)?;
         let asked = spec_keys(&object);
         if is_namespace(kind) {
@@ -297,7 +299,10 @@ impl Api {
         let mut attempt = name;
         for _ in 0..8 {
             match self.store.create(&table, &call.key(&attempt), object.clone()) {
-                Ok(stored) => return Ok(stored),
+                Ok(stored) => {
+                    self.accompany(kind, None, Some(&stored.value));
+                    return Ok(stored);
+                }
                 Err(_) if !named && !base.is_empty() => {
                     attempt = generated(&base);
                     object["metadata"]["name"] = attempt.as_str().into();
@@ -362,6 +367,7 @@ impl Api {
             form: call.form,
             encoding: call.encoding,
             warnings: Warnings::default(),
+            user: call.user.clone(),
         };
         let own = || -> ApiResult<Value> {
             let mut object = call.object(payload)?;
@@ -396,11 +402,25 @@ impl Api {
         let missing = || self.store.get(&call.table(), &call.key(&call.name)).is_none();
         if made_by_update(&call.kind) && missing() {
             check_name(call, &object)?;
+            self.check_creates(call)?;
             let stored = self.create_object(call, object)?;
             return Ok(self.one(201, call, &stored));
         }
         let stored = self.update_object(call, object, Part::Main)?;
         Ok(self.one(200, call, &stored))
+    }
+
+    /// Whether the caller may create what the request would have changed. Errors: 403.
+    fn check_creates(&self, call: &Call) -> ApiResult<()> {
+        let access = Access {
+            verb: "create".to_owned(),
+            group: (*call.kind.resource.group).to_owned(),
+            resource: (*call.kind.resource.plural).to_owned(),
+            namespace: call.namespace.clone(),
+            name: call.name.clone(),
+            path: String::new(),
+        };
+        self.check_access(&call.user, &access)
     }
 
     /// Replaces an object, as an update request does.
@@ -415,6 +435,7 @@ impl Api {
             let now = self.clock.now().to_string();
             let empty = json!({ "metadata": {} });
             let object = apply::apply(&call.kind, &empty, &config, &call.writer(&now), true)?;
+            self.check_creates(call)?;
             let stored = self.create_tracked(call, object, Track::Done)?;
             return Ok(self.one(201, call, &stored));
         }
@@ -492,6 +513,8 @@ impl Api {
                 Ok(stored) => {
                     if goes {
                         self.gone(&call.kind, &stored.value);
+                    } else {
+                        self.accompany(&call.kind, Some(&old.value), Some(&stored.value));
                     }
                     return Ok(stored);
                 }
@@ -554,6 +577,7 @@ impl Api {
         match part {
             Part::Main => {
                 (kind.default)(&mut new);
+                self.check_escalation(call, Some(old), &new)?;
                 (kind.prepare_update)(&mut new, old);
             }
             Part::Status => {
@@ -599,6 +623,9 @@ impl Api {
             causes.extend(wrong_phase(&new));
         }
         self.refuse(kind, &call.name, &causes)?;
+        if part == Part::Status {
+            self.check_signer(call, old, &new)?;
+        }
         if is_definition(kind) && part == Part::Main {
             self.establish(&mut new)?;
         }
@@ -653,6 +680,7 @@ impl Api {
                 format!("{}.{}", text(object, "/spec/names/plural"), text(object, "/spec/group"));
             self.store.clear(&table);
         }
+        self.accompany(kind, Some(object), None);
         if kind.is_custom()
             && let Err(error) = self.release_definition(&kind.resource.to_string())
         {

@@ -75,6 +75,7 @@ pub struct Site {
     pub client: Client,
     pub clock: SharedClock,
     pub steering: Steering,
+    /// Of a manager, which has the rights that every cluster gives it.
     pub kubeconfig: PathBuf,
     /// Of the sandbox; a real server has none on demand.
     pub faults: Option<Arc<Faults>>,
@@ -241,7 +242,7 @@ impl Env {
             client: cluster.client.clone(),
             clock: cluster.clock(),
             steering: cluster.steering.clone(),
-            kubeconfig: cluster.kubeconfig(),
+            kubeconfig: cluster.manager_kubeconfig(),
             faults: Some(cluster.sandbox.faults().clone()),
             _folder: folder,
         };

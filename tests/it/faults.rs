@@ -302,7 +302,8 @@ fn the_server_says_when_to_come_back() {
         let env = Env::new("retry-after").await;
         let faults = env.cluster.sandbox.faults();
         let clock = FakeClock::new(env.clock.now());
-        let config = Config::from_kubeconfig(&env.kubeconfig, None, None).unwrap();
+        let admin = env.cluster.kubeconfig();
+        let config = Config::from_kubeconfig(&admin, None, None).unwrap();
         let client = Client::new(config, clock.clone()).unwrap();
         for (code, after) in [(429, 7), (503, 20), (500, 1)] {
             faults.next(2, "create", "configmaps", Fault::code(code, Some(after)));

@@ -1,7 +1,7 @@
 //! Kinds that tests name, and one of their own.
 
-use kube_controller_manager::client::ListOptions;
-use kube_controller_manager::objects::ResourceType;
+use kube_controller_manager::client::{ListOptions, Patch};
+use kube_controller_manager::objects::{ObjectKey, ResourceType};
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -68,7 +68,7 @@ pub async fn serve_widgets(env: &Site) {
 
 /// Says that another server, which is away, answers for version v1 of `group`.
 pub async fn send_away(env: &Site, group: &str) {
-    let away = json!({
+    let mut away = json!({
         "apiVersion": API_SERVICES.api_version(), "kind": API_SERVICES.kind,
         "metadata": { "name": format!("v1.{group}") },
         "spec": {
@@ -77,5 +77,11 @@ pub async fn send_away(env: &Site, group: &str) {
             "groupPriorityMinimum": 100, "versionPriority": 100,
         },
     });
-    env.client.resource(&API_SERVICES).create::<Value>("", &away).await.expect("create");
+    let services = env.client.resource(&API_SERVICES);
+    let Err(error) = services.create::<Value>("", &away).await else { return };
+    assert!(error.is_already_exists(), "{error}");
+    // The one that a definition has brought: without its label nobody looks after it.
+    away["metadata"]["labels"] = json!({ "kube-aggregator.kubernetes.io/automanaged": null });
+    let key = ObjectKey::cluster(&format!("v1.{group}"));
+    services.patch::<Value>(&key, &Patch::Merge(away)).await.expect("patch");
 }

@@ -2,6 +2,7 @@
 
 mod accounts;
 mod aggregation;
+mod apiserver;
 mod credentials;
 mod deployments;
 mod discovery;
@@ -18,6 +19,7 @@ mod podgc;
 mod policies;
 mod protobuf;
 mod quota;
+mod rbac;
 mod real;
 mod resync;
 mod rollouts;

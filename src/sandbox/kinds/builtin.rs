@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::json::drop_nulls;
-use super::{Kind, Subresource, columns, core, more, pod, pod_rules, views, workloads};
+use super::{Kind, Subresource, columns, core, more, pod, pod_rules, rbac, views, workloads};
 use crate::objects::ResourceType;
 use crate::sandbox::status::Cause;
 
@@ -268,10 +268,15 @@ fn cluster_kinds() -> Vec<Kind> {
     const AUTHN: &str = "authentication.k8s.io";
     const AUTHZ: &str = "authorization.k8s.io";
     const ADMISSION: &str = "admissionregistration.k8s.io";
-    let rbac = |name, plural, namespaced| {
+    let role = |name, plural, namespaced| {
         kind(RBAC, name, plural, &[], namespaced)
-            .default(more::default_binding)
-            .check(more::check_path, more::update_path)
+            .default(rbac::default_role)
+            .check(rbac::check_role, rbac::update_role)
+    };
+    let binding = |name, plural, namespaced| {
+        kind(RBAC, name, plural, &[], namespaced)
+            .default(rbac::default_binding)
+            .check(rbac::check_binding, rbac::update_binding)
     };
     let extension = |group, name, plural, short: &[&str]| {
         kind(group, name, plural, short, false).category("api-extensions").generation()
@@ -311,10 +316,10 @@ fn cluster_kinds() -> Vec<Kind> {
             .check(more::check_slice, more::update_slice),
         kind("coordination.k8s.io", "Lease", "leases", &[], true)
             .check(more::check_lease, more::update_lease),
-        rbac("ClusterRoleBinding", "clusterrolebindings", false),
-        rbac("ClusterRole", "clusterroles", false),
-        rbac("RoleBinding", "rolebindings", true),
-        rbac("Role", "roles", true),
+        binding("ClusterRoleBinding", "clusterrolebindings", false),
+        role("ClusterRole", "clusterroles", false),
+        binding("RoleBinding", "rolebindings", true),
+        role("Role", "roles", true),
         kind(STORAGE, "CSIDriver", "csidrivers", &[], false).default(more::default_csi_driver),
         kind(STORAGE, "CSINode", "csinodes", &[], false),
         kind(STORAGE, "CSIStorageCapacity", "csistoragecapacities", &[], true),

@@ -13,6 +13,7 @@ mod more;
 mod pod;
 mod pod_rules;
 mod quantity;
+mod rbac;
 pub mod schema;
 mod schema_rules;
 pub mod views;
@@ -21,6 +22,7 @@ mod workloads;
 pub use builtin::builtin;
 pub use custom::from_crd;
 pub use json::drop_nulls;
+pub use metadata::{label_key_fault, label_value_fault, subdomain_fault};
 pub use views::View;
 
 use serde_json::Value;

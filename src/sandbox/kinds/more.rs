@@ -34,29 +34,7 @@ pub fn check_path(object: &Value) -> Vec<Cause> {
 pub fn update_path(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_path(new));
-    // Roles have none and stay equal.
-    if let Some(mut fault) = immutable("roleRef", new.get("roleRef"), old.get("roleRef")) {
-        fault.message = fault.message.replace("field is immutable", "cannot change roleRef");
-        faults.push(fault);
-    }
     faults
-}
-
-pub fn default_binding(binding: &mut Value) {
-    drop_nulls(binding);
-    const GROUP: &str = "rbac.authorization.k8s.io";
-    if let Some(role) = binding.get_mut("roleRef") {
-        fill(role, "apiGroup", GROUP);
-    }
-    if binding.get("roleRef").is_none() && list(binding, "/rules").is_empty() {
-        // A role without rules: null, not an empty list, as it comes back from storage.
-        set(binding, "rules", Value::Null);
-    }
-    for subject in list_mut(binding, "/subjects") {
-        if matches!(text(subject, "/kind"), "User" | "Group") {
-            fill(subject, "apiGroup", GROUP);
-        }
-    }
 }
 
 pub fn default_slice(slice: &mut Value) {
