@@ -94,9 +94,8 @@ impl ListStream {
 
     /// To the very end, so that the connection can be used again.
     async fn drain(&mut self) {
-        while let Ok([_, ..]) = self.body.fill_buf().await {
-            let rest = self.body.fill_buf().await.map_or(0, <[u8]>::len);
-            self.body.consume(rest);
+        while let Ok(count @ 1..) = self.body.fill_buf().await.map(<[u8]>::len) {
+            self.body.consume(count);
         }
     }
 
