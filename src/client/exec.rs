@@ -131,6 +131,8 @@ fn run(exec: &Exec, cluster: Option<Value>) -> Result<Issued> {
         .envs(exec.env.iter().map(|pair| (&pair.name, &pair.value)))
         .env("KUBERNETES_EXEC_INFO", info)
         .stdin(if interactive { Stdio::inherit() } else { Stdio::null() })
+        // Where it asks.
+        .stderr(if interactive { Stdio::inherit() } else { Stdio::piped() })
         .output()
         .map_err(|error| fault(error.to_string()))?;
     if !output.status.success() {

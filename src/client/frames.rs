@@ -42,8 +42,10 @@ impl ListFrames {
             }
         }
         let done = self.held.len() - held.len();
-        self.held.drain(..done);
-        self.held.shrink_to(64 << 10);
+        if done > 0 {
+            self.held.drain(..done);
+            self.held.shrink_to(64 << 10);
+        }
         Ok(())
     }
 }

@@ -94,9 +94,8 @@ impl ListStream {
 
     /// To the very end, so that the connection can be used again.
     async fn drain(&mut self) {
-        while let Ok([_, ..]) = self.body.fill_buf().await {
-            let rest = self.body.fill_buf().await.map_or(0, <[u8]>::len);
-            self.body.consume(rest);
+        while let Ok(count @ 1..) = self.body.fill_buf().await.map(<[u8]>::len) {
+            self.body.consume(count);
         }
     }
 
@@ -276,7 +275,10 @@ mod tests {
     use super::*;
 
     fn all(text: &str) -> Vec<Result<WatchEvent>> {
-        let body = http_types::Body::from_string(text.to_owned());
+        events(http_types::Body::from_string(text.to_owned()))
+    }
+
+    fn events(body: http_types::Body) -> Vec<Result<WatchEvent>> {
         let mut watch = WatchStream::new("GET /x".to_owned(), body);
         futures_lite::future::block_on(async {
             let mut events = Vec::new();
@@ -318,5 +320,36 @@ mod tests {
         assert!(events[2].as_ref().unwrap_err().is_expired());
         let cut = all("{\"type\":\"ADDED\",\"object\":{\"a\":1}}\n{\"type\":\"AD");
         assert!(cut[1].as_ref().unwrap_err().is_transport());
+    }
+
+    #[test]
+    fn protobuf_tells_the_same() {
+        let told = |bytes: &[u8]| {
+            let mut body = http_types::Body::from_bytes(bytes.to_vec());
+            body.set_mime(protobuf::MEDIA_TYPE);
+            events(body)
+        };
+        let added = b"\0\0\0\x13\x0a\x05ADDED\x12\x0a\x0a\x08k8s\0\x12\x02\x0a\0";
+        // As kube-apiserver says it.
+        let expired =
+            b"\0\0\0\x63\x0a\x05ERROR\x12\x5a\x0a\x58k8s\0\x0a\x0c\x0a\x02v1\x12\x06Status\x12\x40\
+            \x0a\x06\x0a\0\x12\0\x1a\0\x12\x07Failure\x1a\x21too old resource version: 2 (213)\
+            \x22\x07Expired\x30\x9a\x03\x1a\0\x22\0";
+        let busy = b"\0\0\0\x4a\x0a\x05ERROR\x12\x41\x0a\x3fk8s\0\x12\x39\x22\x07Timeout\x2a\x2b\
+            \x22\x27\x0a\x17ResourceVersionTooLarge\x12\x0cToo large RV\x28\x01\x30\xf8\x03";
+        let events = told(&[&added[..], added, expired].concat());
+        assert_eq!(events.len(), 3);
+        assert_eq!(events[1].as_ref().unwrap(), &WatchEvent::Added(Encoded::protobuf(b"\x0a\0")));
+        let error = events[2].as_ref().unwrap_err();
+        assert_eq!((error.is_expired(), error.code()), (true, Some(410)));
+        assert_eq!(error.to_string(), "too old resource version: 2 (213)");
+        let events = told(busy);
+        let error = events[0].as_ref().unwrap_err();
+        assert!(error.is_too_large_resource_version(), "{error:?}");
+        assert_eq!(error.retry_after(), Some(std::time::Duration::from_secs(1)));
+        let events = told(&[&added[..], &added[..9]].concat());
+        assert!(events[1].as_ref().unwrap_err().is_transport(), "it is cut off");
+        let events = told(&[&added[..], &[0xff; 4]].concat());
+        assert!(matches!(events[1], Err(Error::Decode { .. })), "it is too long");
     }
 }

@@ -54,11 +54,11 @@ impl ServerCertVerifier for Trust {
                 Ok(ServerCertVerified::assertion())
             }
             Trusted::Vouched(authorities) => {
-                let roots = authorities.roots(Purpose::Server, now)?.into();
-                WebPkiServerVerifier::builder_with_provider(roots, self.provider.clone())
+                let (roots, between) = authorities.links(between, Purpose::Server, now)?;
+                WebPkiServerVerifier::builder_with_provider(roots.into(), self.provider.clone())
                     .build()
                     .map_err(|_| Error::InvalidCertificate(CertificateError::UnknownIssuer))?
-                    .verify_server_cert(own, between, name, ocsp, now)
+                    .verify_server_cert(own, &between, name, ocsp, now)
             }
         }
     }

@@ -16,7 +16,9 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore};
 use x509_parser::asn1_rs::{Any, FromDer};
 use x509_parser::certificate::X509Certificate;
-use x509_parser::extensions::ParsedExtension;
+use x509_parser::extensions::{
+    GeneralName, GeneralSubtree, NameConstraints, ParsedExtension, X509Extension,
+};
 use x509_parser::x509::{SubjectPublicKeyInfo, X509Version};
 
 /// Of what a client shows between itself and an authority, no more is looked at.
@@ -49,20 +51,34 @@ impl Authorities {
         self.certificates.iter().any(|one| one == own)
     }
 
-    /// Those that may vouch at `now` for who shows a certificate for `purpose`.
+    /// What rustls may make a chain of for who shows a certificate for `purpose`, with what is
+    /// `between`: those that may vouch at `now`, and of the others those that may sign. rustls looks
+    /// neither at what a key may be used for, nor at how many an authority lets stand below it: here
+    /// all that are left count, whether they are needed or not.
     ///
     /// # Errors
-    /// There are none: why the last one may not.
-    pub fn roots(&self, purpose: Purpose, now: UnixTime) -> Result<RootCertStore, Error> {
+    /// Nobody may vouch: why the last one may not.
+    pub fn links<'a>(
+        &self,
+        between: &[CertificateDer<'a>],
+        purpose: Purpose,
+        now: UnixTime,
+    ) -> Result<(RootCertStore, Vec<CertificateDer<'a>>), Error> {
+        let mut between = between.to_vec();
+        between.retain(|one| !self.contain(one) && parse(one).is_ok_and(|one| may_sign(&one)));
         let (mut roots, mut fault) = (RootCertStore::empty(), stranger());
         for certificate in self.certificates.iter() {
-            let added = vouching(certificate, purpose, now);
-            match added.and_then(|_| roots.add(certificate.clone())) {
-                Ok(()) => {}
-                Err(error) => fault = error,
+            let added = vouching(certificate, purpose, now).and_then(|parsed| {
+                match allows_below(&parsed, between.len()) {
+                    true => roots.add(certificate.clone()),
+                    false => Err(stranger()),
+                }
+            });
+            if let Err(error) = added {
+                fault = error;
             }
         }
-        if roots.is_empty() { Err(fault) } else { Ok(roots) }
+        if roots.is_empty() { Err(fault) } else { Ok((roots, between)) }
     }
 
     /// Whether a client that shows `own`, and what is `between` it and an authority, is vouched for.
@@ -80,10 +96,15 @@ impl Authorities {
             return check(&parsed, Purpose::Client, now);
         }
         if parsed.version() == X509Version::V3 {
-            let roots = self.roots(Purpose::Client, now)?.into();
-            let chains = WebPkiClientVerifier::builder_with_provider(roots, self.provider.clone());
-            let chains = chains.build().map_err(|_| stranger())?;
-            return chains.verify_client_cert(own, between, now).map(drop);
+            let (roots, between) = self.links(between, Purpose::Client, now)?;
+            return WebPkiClientVerifier::builder_with_provider(
+                roots.into(),
+                self.provider.clone(),
+            )
+            .build()
+            .map_err(|_| stranger())?
+            .verify_client_cert(own, &between, now)
+            .map(drop);
         }
         check(&parsed, Purpose::Client, now)?;
         let authorities = self.certificates.iter();
@@ -113,21 +134,25 @@ pub fn from_pem(text: &[u8]) -> Vec<CertificateDer<'static>> {
 
 fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, Error> {
     match x509_parser::parse_x509_certificate(certificate) {
-        Ok(([], parsed)) => Ok(parsed),
-        _ => Err(Error::InvalidCertificate(CertificateError::BadEncoding)),
+        Ok(([], parsed)) if parsed.version().0 <= X509Version::V3.0 => Ok(parsed),
+        _ => Err(unreadable()),
     }
+}
+
+fn unreadable() -> Error {
+    Error::InvalidCertificate(CertificateError::BadEncoding)
 }
 
 /// What holds for any certificate, whoever vouches for it.
 fn check(certificate: &X509Certificate<'_>, purpose: Purpose, now: UnixTime) -> Result<(), Error> {
     let (validity, now) =
         (certificate.validity(), i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
-    let usage = certificate.extended_key_usage().ok().flatten().map(|usage| usage.value);
+    let usage = certificate.extended_key_usage().map_err(|_| unreadable())?;
     let serves = usage.is_none_or(|usage| {
-        usage.any
+        usage.value.any
             || match purpose {
-                Purpose::Server => usage.server_auth,
-                Purpose::Client => usage.client_auth,
+                Purpose::Server => usage.value.server_auth,
+                Purpose::Client => usage.value.client_auth,
             }
     });
     let fault = if now < validity.not_before.timestamp() {
@@ -168,24 +193,59 @@ fn vouching<'a>(
 
 /// Whether it may sign others. Upstream: `Certificate.CheckSignatureFrom`.
 fn may_sign(certificate: &X509Certificate<'_>) -> bool {
-    // Before version 3 there was no way to say so.
-    let is_authority = match certificate.basic_constraints().ok().flatten() {
-        Some(constraints) => constraints.value.ca,
-        None => certificate.version() != X509Version::V3,
+    let (Ok(constraints), Ok(usage)) = (certificate.basic_constraints(), certificate.key_usage())
+    else {
+        return false;
     };
-    let usage = certificate.key_usage().ok().flatten();
-    is_authority && usage.is_none_or(|usage| usage.value.key_cert_sign())
+    // Before version 3 there was no way to say so.
+    constraints.map_or(certificate.version() != X509Version::V3, |found| found.value.ca)
+        && usage.is_none_or(|usage| usage.value.key_cert_sign())
+        && certificate.extensions().iter().all(|one| !one.critical || is_heeded(one))
+}
+
+/// Whether what it says is seen to. Upstream: `UnhandledCriticalExtensions`.
+fn is_heeded(extension: &X509Extension<'_>) -> bool {
+    let is_common = |subtree: &GeneralSubtree<'_>| {
+        matches!(
+            subtree.base,
+            GeneralName::DNSName(_)
+                | GeneralName::RFC822Name(_)
+                | GeneralName::URI(_)
+                | GeneralName::IPAddress(_)
+        )
+    };
+    match extension.parsed_extension() {
+        ParsedExtension::NameConstraints(NameConstraints {
+            permitted_subtrees,
+            excluded_subtrees,
+        }) => {
+            [permitted_subtrees, excluded_subtrees].into_iter().flatten().flatten().all(is_common)
+        }
+        ParsedExtension::BasicConstraints(_)
+        | ParsedExtension::CertificatePolicies(_)
+        | ParsedExtension::CRLDistributionPoints(_)
+        | ParsedExtension::ExtendedKeyUsage(_)
+        | ParsedExtension::InhibitAnyPolicy(_)
+        | ParsedExtension::KeyUsage(_)
+        | ParsedExtension::PolicyConstraints(_)
+        | ParsedExtension::PolicyMappings(_)
+        | ParsedExtension::SubjectAlternativeName(_) => true,
+        _ => false,
+    }
+}
+
+/// Whether so many may stand between it and whom it vouches for.
+fn allows_below(authority: &X509Certificate<'_>, count: usize) -> bool {
+    let constraints = authority.basic_constraints().ok().flatten();
+    let length = constraints.and_then(|found| found.value.path_len_constraint);
+    length.is_none_or(|length| u32::try_from(count).is_ok_and(|count| count <= length))
 }
 
 /// Whether it may stand between an authority and a client.
 fn is_between(certificate: &X509Certificate<'_>, purpose: Purpose, now: UnixTime) -> bool {
-    let is_known = |extension: &x509_parser::extensions::X509Extension<'_>| {
-        !matches!(extension.parsed_extension(), ParsedExtension::UnsupportedExtension { .. })
-    };
     certificate.version() == X509Version::V3
         && check(certificate, purpose, now).is_ok()
         && may_sign(certificate)
-        && certificate.extensions().iter().all(|one| !one.critical || is_known(one))
 }
 
 /// Whether signatures lead from `own` to one of `vouching`. Upstream: `Certificate.Verify`, which
@@ -199,9 +259,7 @@ fn is_vouched_for<'a>(
     let mut below = own.clone();
     for depth in 0.. {
         let signs = |issuer: &X509Certificate<'_>| {
-            let constraints = issuer.basic_constraints().ok().flatten();
-            let length = constraints.and_then(|found| found.value.path_len_constraint);
-            length.is_none_or(|length| depth <= length) && has_signed(issuer, &below, algorithms)
+            allows_below(issuer, depth) && has_signed(issuer, &below, algorithms)
         };
         if vouching.iter().any(signs) {
             return true;
@@ -433,6 +491,13 @@ mod tests {
             // Of version 1 the authority itself may be.
             assert_eq!(verify(&aged(root.der(), root.key()), &[own], 2001), Ok(()));
         }
+        // There is no version 4.
+        let mut future = new.to_vec();
+        let at = future.windows(5).position(|bytes| bytes == [0xa0, 3, 2, 1, 2]).unwrap();
+        future[at + 4] = 3;
+        let future = CertificateDer::from(future);
+        assert_eq!(verify(&new, &[&new], 2001), Ok(()));
+        assert_eq!(verify(&future, &[&future], 2001), Err(CertificateError::BadEncoding));
         assert_eq!(verify(other.der(), &[&old], 2001), STRANGER);
         assert_eq!(verify(root.der(), &[&old], 1999), Err(CertificateError::NotValidYet));
         assert_eq!(verify(root.der(), &[&old], 2011), Err(CertificateError::Expired));
@@ -503,6 +568,17 @@ mod tests {
         assert_eq!(verify(root.der(), &[&deep, good.der(), lower.der()], 2001), Ok(()));
         assert_eq!(verify(root.der(), &[&deep, lower.der()], 2001), STRANGER);
         // None of these may.
+        let extended = |id: &[u64], is_critical| {
+            let mut extension = rcgen::CustomExtension::from_oid_content(id, vec![1]);
+            extension.set_criticality(is_critical);
+            below(&root, |params| params.custom_extensions = vec![extension])
+        };
+        let mut named = rcgen::DistinguishedName::new();
+        named.push(DnType::CommonName, "client");
+        let named = rcgen::NameConstraints {
+            permitted_subtrees: vec![rcgen::GeneralSubtree::DirectoryName(named)],
+            excluded_subtrees: Vec::new(),
+        };
         for between in [
             below(&root, |params| params.is_ca = IsCa::NoCa),
             below(&root, |params| params.is_ca = IsCa::ExplicitNoCa),
@@ -510,13 +586,17 @@ mod tests {
             below(&root, |params| {
                 params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
             }),
-            below(&root, |params| {
-                let mut unknown = rcgen::CustomExtension::from_oid_content(&[1, 2, 3, 4], vec![]);
-                unknown.set_criticality(true);
-                params.custom_extensions = vec![unknown];
-            }),
+            below(&root, |params| params.key_usages = vec![KeyUsagePurpose::DigitalSignature]),
+            extended(&[1, 2, 3, 4], true),
+            // Its uses, which cannot be read.
+            extended(&[2, 5, 29, 37], false),
+            extended(&[2, 5, 29, 15], false),
+            // Names of this kind are not looked at.
+            below(&root, |params| params.name_constraints = Some(named)),
         ] {
-            let own = aged(&client(&between, |_| ()), between.key());
+            let new = client(&between, |_| ());
+            assert!(verify(root.der(), &[&new, between.der()], 2001).is_err(), "{between:?}");
+            let own = aged(&new, between.key());
             assert_eq!(verify(root.der(), &[&own, between.der()], 2001), STRANGER, "{between:?}");
         }
         let old = aged(good.der(), root.key());
@@ -530,5 +610,23 @@ mod tests {
         assert_eq!(verify(root.der(), &[&own, short.der()], 2001), Ok(()));
         let deep = aged(&client(&lower, |_| ()), lower.key());
         assert_eq!(verify(root.der(), &[&deep, short.der(), lower.der()], 2001), STRANGER);
+    }
+
+    #[test]
+    fn an_authority_says_how_many_may_stand_below_it() {
+        let lone = IsCa::Ca(BasicConstraints::Constrained(0));
+        let root = authority("root", |params| params.is_ca = lone);
+        let between = below(&root, |_| ());
+        for (issuer, more, expected) in [
+            (&root, vec![], true),
+            (&root, vec![root.der()], true),
+            (&between, vec![between.der()], false),
+        ] {
+            let new = client(issuer, |_| ());
+            for own in [&new, &aged(&new, issuer.key())] {
+                let chain = [&[own], more.as_slice()].concat();
+                assert_eq!(verify(root.der(), &chain, 2001).is_ok(), expected, "{issuer:?}");
+            }
+        }
     }
 }

@@ -164,17 +164,16 @@ pub fn find(message: &[u8], number: u64) -> Result<&[u8], Error> {
     Ok(&[])
 }
 
-/// Seconds and nanoseconds, as microseconds.
+/// The seconds of a time, as microseconds. Where there are nanoseconds too nobody looks at them, for
+/// JSON has none. Upstream: `Time.Unmarshal`.
 fn micros(mut message: &[u8]) -> Result<i64, Error> {
-    let (mut seconds, mut nanos) = (0_i64, 0_i64);
+    let mut seconds = 0_i64;
     while let Some((number, wire)) = field(&mut message)? {
-        match (number, wire) {
-            (1, Wire::Varint(value)) => seconds = value.cast_signed(),
-            (2, Wire::Varint(value)) => nanos = value.cast_signed(),
-            _ => {}
+        if let (1, Wire::Varint(value)) = (number, wire) {
+            seconds = value.cast_signed();
         }
     }
-    Ok(seconds.saturating_mul(1_000_000).saturating_add(nanos / 1000))
+    Ok(seconds.saturating_mul(1_000_000))
 }
 
 /// One field's value; of a list or a map the first, the others are taken from `rest`.
@@ -450,7 +449,7 @@ mod tests {
         let found = decode(&metadata(
             // Text; a negative number; a time; one that is null; an entry without a value; of
             // unknown numbers one of every wire type.
-            b"\x0a\x01n\x38\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x42\x04\x08\x02\x10\x00\x4a\x00\
+            b"\x0a\x01n\x38\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x42\x05\x08\x02\x10\x80\x64\x4a\x00\
               \x5a\x03\x0a\x01k\xf8\x01\x01\xfa\x01\x01?\xf9\x01........\xfd\x01....",
         ));
         let meta = found.unwrap().meta;

@@ -59,7 +59,7 @@ impl Timestamp {
     }
 
     pub const fn from_secs(secs: i64) -> Timestamp {
-        Timestamp::from_micros(secs * 1_000_000)
+        Timestamp::from_micros(secs.saturating_mul(1_000_000))
     }
 
     pub const fn as_micros(self) -> i64 {
