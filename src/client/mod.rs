@@ -10,6 +10,7 @@ mod exec;
 mod frames;
 mod kubeconfig;
 mod options;
+pub mod pem;
 mod proxy;
 mod rate;
 mod request;
@@ -20,7 +21,6 @@ mod tls;
 mod transport;
 mod trust;
 mod tunnel;
-pub mod x509;
 
 pub use auth::TokenProvider;
 pub use chunks::{BadChunk, ChunkDecoder, Piece};

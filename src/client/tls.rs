@@ -13,7 +13,7 @@ use super::config::{Pem, Tls};
 use super::exec::{Pair, Plugin};
 use super::rotation::Rotations;
 use super::trust::Trust;
-use super::{Error, Result, x509};
+use super::{Error, Result, pem};
 
 /// What a configuration is made of: when its files were last changed and how long they are, and
 /// what the plugin gave.
@@ -145,7 +145,7 @@ impl TlsSource {
         };
         let mut config = match &pair {
             Some(Pair { certificate, key }) => {
-                let chain = x509::from_pem(certificate);
+                let chain = pem::certificates(certificate);
                 let key = PrivateKeyDer::from_pem_slice(key)
                     .map_err(|error| fault("client key", &error))?;
                 let shown = certified(chain, key, &provider)
@@ -165,7 +165,7 @@ impl TlsSource {
             Some(ca) => ca.read().map_err(|error| fault(&error))?,
             None => system_roots(),
         };
-        let mut found = x509::from_pem(&bytes);
+        let mut found = pem::certificates(&bytes);
         found.retain(|found| match RootCertStore::empty().add(found.clone()) {
             Ok(()) => true,
             Err(error) => {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
-use rustls::crypto::CryptoProvider;
+use rustls::crypto::{
+    CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
+};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
-
-use super::x509::{Authorities, Purpose, check_alone, verify_tls12, verify_tls13};
+use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
 #[derive(Debug)]
 enum Trusted {
@@ -17,24 +17,53 @@ enum Trusted {
     Everybody,
     /// What an authority vouches for; and an authority that is itself the server, which rustls does
     /// not trust: servers' certificates that are made by hand are often both. Upstream: `crypto/x509`.
-    Vouched(Authorities),
+    Vouched {
+        /// `None`: there are no authorities.
+        chains: Option<Arc<WebPkiServerVerifier>>,
+        authorities: Vec<CertificateDer<'static>>,
+    },
 }
 
 #[derive(Debug)]
 pub(super) struct Trust {
     trusted: Trusted,
-    provider: Arc<CryptoProvider>,
+    schemes: WebPkiSupportedAlgorithms,
 }
 
 impl Trust {
-    pub fn everybody(provider: &Arc<CryptoProvider>) -> Trust {
-        Trust { trusted: Trusted::Everybody, provider: provider.clone() }
+    pub fn everybody(provider: &CryptoProvider) -> Trust {
+        Trust { trusted: Trusted::Everybody, schemes: provider.signature_verification_algorithms }
     }
 
     pub fn of(authorities: Vec<CertificateDer<'static>>, provider: &Arc<CryptoProvider>) -> Trust {
-        let trusted = Trusted::Vouched(Authorities::new(authorities, provider.clone()));
-        Trust { trusted, provider: provider.clone() }
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(authorities.iter().cloned());
+        let chains = WebPkiServerVerifier::builder_with_provider(roots.into(), provider.clone());
+        let trusted = Trusted::Vouched { chains: chains.build().ok(), authorities };
+        Trust { trusted, schemes: provider.signature_verification_algorithms }
     }
+}
+
+/// An authority in a server's stead.
+fn verify_alone(
+    own: &CertificateDer<'_>,
+    name: &ServerName<'_>,
+    now: UnixTime,
+) -> Result<(), Error> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(own)
+        .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;
+    let (validity, now) = (parsed.validity(), i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+    let usage = parsed.extended_key_usage().ok().flatten();
+    let fault = if now < validity.not_before.timestamp() {
+        CertificateError::NotValidYet
+    } else if now > validity.not_after.timestamp() {
+        CertificateError::Expired
+    } else if usage.is_some_and(|usage| !usage.value.any && !usage.value.server_auth) {
+        CertificateError::InvalidPurpose
+    } else {
+        return verify_server_name(&ParsedCertificate::try_from(own)?, name);
+    };
+    Err(Error::InvalidCertificate(fault))
 }
 
 impl ServerCertVerifier for Trust {
@@ -48,17 +77,14 @@ impl ServerCertVerifier for Trust {
     ) -> Result<ServerCertVerified, Error> {
         match &self.trusted {
             Trusted::Everybody => Ok(ServerCertVerified::assertion()),
-            Trusted::Vouched(authorities) if authorities.contain(own) => {
-                check_alone(own, Purpose::Server, now)?;
-                verify_server_name(&ParsedCertificate::try_from(own)?, name)?;
-                Ok(ServerCertVerified::assertion())
+            Trusted::Vouched { authorities, .. } if authorities.iter().any(|one| one == own) => {
+                verify_alone(own, name, now).map(|()| ServerCertVerified::assertion())
             }
-            Trusted::Vouched(authorities) => {
-                let (roots, between) = authorities.links(between, Purpose::Server, now)?;
-                WebPkiServerVerifier::builder_with_provider(roots.into(), self.provider.clone())
-                    .build()
-                    .map_err(|_| Error::InvalidCertificate(CertificateError::UnknownIssuer))?
-                    .verify_server_cert(own, &between, name, ocsp, now)
+            Trusted::Vouched { chains: Some(chains), .. } => {
+                chains.verify_server_cert(own, between, name, ocsp, now)
+            }
+            Trusted::Vouched { chains: None, .. } => {
+                Err(Error::InvalidCertificate(CertificateError::UnknownIssuer))
             }
         }
     }
@@ -69,7 +95,7 @@ impl ServerCertVerifier for Trust {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12(message, certificate, signed, &self.provider.signature_verification_algorithms)
+        verify_tls12_signature(message, certificate, signed, &self.schemes)
     }
 
     fn verify_tls13_signature(
@@ -78,11 +104,11 @@ impl ServerCertVerifier for Trust {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13(message, certificate, signed, &self.provider.signature_verification_algorithms)
+        verify_tls13_signature(message, certificate, signed, &self.schemes)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.schemes.supported_schemes()
     }
 }
 

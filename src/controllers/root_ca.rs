@@ -1,7 +1,7 @@
 //! The authority that vouches for the API server, for those who hand it to others.
 //! Upstream: `getKubeAPIServerCAFileContents`, `readCA`.
 
-use crate::client::{Client, x509};
+use crate::client::{Client, pem};
 
 /// `file`'s content in PEM; without a file, what stands in `client`'s own configuration itself.
 /// Empty when nothing is known.
@@ -20,7 +20,7 @@ pub fn root_ca(file: &str, client: &Client) -> Result<Vec<u8>, String> {
 
 fn check(pem: &[u8]) -> Result<(), String> {
     let mut any = false;
-    for der in x509::from_pem(pem) {
+    for der in pem::certificates(pem) {
         x509_parser::parse_x509_certificate(&der).map_err(|error| error.to_string())?;
         any = true;
     }

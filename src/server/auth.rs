@@ -10,12 +10,14 @@ use std::time::Duration;
 use futures_lite::future::Boxed;
 use rustls::RootCertStore;
 use rustls::pki_types::UnixTime;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::http::Chain;
 use super::{Handler, Request, Response};
-use crate::client::{Client, x509};
+use crate::client::{Client, pem};
 use crate::clock::SharedClock;
 use crate::objects::{ResourceType, Timestamp};
 
@@ -140,22 +142,24 @@ pub struct RequestHeader {
 
 /// Authorities of client certificates.
 #[derive(Clone, Debug)]
-pub struct Authorities(x509::Authorities);
+pub struct Authorities(Arc<dyn ClientCertVerifier>);
 
 impl Authorities {
     /// # Errors
     /// When `pem` holds no certificate, or what is none.
     pub fn from_pem(pem: &[u8]) -> Result<Authorities, String> {
         let mut roots = RootCertStore::empty();
-        let certificates = x509::from_pem(pem);
-        for certificate in &certificates {
-            roots.add(certificate.clone()).map_err(|error| error.to_string())?;
+        for certificate in pem::certificates(pem) {
+            roots.add(certificate).map_err(|error| error.to_string())?;
         }
         if roots.is_empty() {
             return Err("no certificate in it".to_owned());
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        Ok(Authorities(x509::Authorities::new(certificates, provider)))
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+            .build()
+            .map(Authorities)
+            .map_err(|error| error.to_string())
     }
 
     /// Who the first of `chain` names, when it leads to one of these authorities.
@@ -166,7 +170,7 @@ impl Authorities {
         let now = Duration::from_micros(now.as_micros().max(0) as u64);
         let (own, between) = chain.split_first().ok_or("no certificate")?;
         self.0
-            .verify_client(own, between, UnixTime::since_unix_epoch(now))
+            .verify_client_cert(own, between, UnixTime::since_unix_epoch(now))
             .map_err(|error| error.to_string())?;
         let (_, parsed) =
             x509_parser::parse_x509_certificate(own).map_err(|error| error.to_string())?;

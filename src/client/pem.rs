@@ -1,0 +1,43 @@
+//! Certificates in files, as Go reads them.
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+/// The certificates in PEM, among whatever else. What cannot be decoded is skipped, and logged; what
+/// is decoded need not be a certificate yet. Upstream: `pem.Decode`.
+pub fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
+    // One at a time: what is broken may have no end, and takes nothing else with it.
+    let starts: Vec<usize> = memchr::memmem::find_iter(text, "-----BEGIN ").collect();
+    let ends = starts.iter().skip(1).copied().chain([text.len()]);
+    let blocks = starts.iter().zip(ends).map(|(start, end)| &text[*start..end]);
+    let decoded = blocks.flat_map(CertificateDer::pem_slice_iter).filter_map(|block| {
+        block.inspect_err(|error| log::warn!("skipped what is no PEM: {error}")).ok()
+    });
+    decoded.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_pem_is_skipped() {
+        let pair = || rcgen::generate_simple_self_signed(["me".to_owned()]).unwrap();
+        let (rcgen::CertifiedKey { cert: one, signing_key }, two) = (pair(), pair().cert);
+        let (begin, end) = ("-----BEGIN CERTIFICATE-----\n", "-----END CERTIFICATE-----\n");
+        let key = signing_key.serialize_pem();
+        for (broken, more) in [
+            (String::new(), 0),
+            (format!("{begin}!!!\n{end}"), 0),
+            (format!("{begin}AAAA\n"), 0),
+            (format!("{key}comment\n{end}"), 0),
+            (format!("{begin}{end}"), 1),
+        ] {
+            let text = format!("{broken}{}{broken}{}{broken}", one.pem(), two.pem());
+            let mut found = certificates(text.as_bytes());
+            assert_eq!(found.len(), 2 + 3 * more, "{broken}");
+            found.retain(|one| !one.is_empty());
+            assert_eq!(found, [one.der().clone(), two.der().clone()], "{broken}");
+        }
+    }
+}
