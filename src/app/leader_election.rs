@@ -59,8 +59,10 @@ impl Contender<'_> {
         health.set_leader_election(&elector);
         let lease = elector.clone();
         let work = |stop| work(stop, Arc::new(move || lease.holds_lease()));
-        let callbacks = LeaderCallbacks::new(work, || ())
-            .on_new_leader(|leader| log::info!("leaderelection: new leader {leader:?}"));
+        let callbacks = LeaderCallbacks::new(work, || ()).on_new_leader(|leader| match leader {
+            "" => log::info!("leaderelection: nobody leads"),
+            leader => log::info!("leaderelection: new leader {leader:?}"),
+        });
         let ended = elector.run(callbacks, self.stop).await;
         if ended != Ended::Lost {
             events.shutdown().await;

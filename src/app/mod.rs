@@ -172,7 +172,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         let name = &migration.leader_name;
         settled(contender.lead(name, health, under(Lease::Migration)).await)
     };
-    future::try_zip(led, migrated).await.map_err(|error| vec![error])?;
+    future::try_zip(led, migrated).await?;
     log::info!("Requested to terminate. Exiting.");
     serving.stop();
     tasks.join().await;
@@ -182,13 +182,13 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     }
 }
 
-/// `Err`: the process has to end at once.
-fn settled(ended: Result<Ended, String>) -> Result<(), String> {
-    match ended? {
+/// `Err`: the process has to end at once, with what is yet to be told.
+fn settled(ended: Result<Ended, String>) -> Result<(), Vec<String>> {
+    match ended.map_err(|error| vec![error])? {
         Ended::NeverLed | Ended::Stopped => Ok(()),
         Ended::Lost => {
             log::error!("leaderelection lost");
-            Err("leaderelection lost".into())
+            Err(Vec::new())
         }
     }
 }

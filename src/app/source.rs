@@ -53,18 +53,21 @@ fn translate(error: client::Error) -> Error {
     if error.is_too_large_resource_version() {
         return Error::TooLarge;
     }
-    match (error.is_too_many_requests(), error.retry_after()) {
-        (true, after) => Error::Busy { after: after.unwrap_or_default() },
-        _ => Error::Failed(error.into()),
+    if error.is_too_many_requests() {
+        return Error::Busy { after: error.retry_after().unwrap_or_default() };
+    }
+    match error.is_refused() {
+        true => Error::Away(error.into()),
+        false => Error::Failed(error.into()),
     }
 }
 
-/// Of an open watch. A Status in it is the server's word that the next change cannot be sent; after
-/// anything else the watch may go on where it was.
-fn broken_off(error: client::Error) -> Error {
-    let told = error.code().is_some();
+/// Of a watch. A Status is the server's word that the next change cannot be sent so: it has begun
+/// anew, most likely, and forgotten what was; after anything else the watch may go on where it was.
+fn told(error: client::Error) -> Error {
+    let answered = error.code().is_some();
     match translate(error) {
-        Error::Failed(cause) if told => Error::Ended(cause),
+        Error::Failed(cause) if answered => Error::Ended(cause),
         other => other,
     }
 }
@@ -115,13 +118,13 @@ impl Source for ClientSource {
             let watch = opened.map_err(|error| match error.code() {
                 // An older server refuses `sendInitialEvents` as invalid.
                 Some(400 | 422) if initial => Error::Unsupported,
-                _ => translate(error),
+                _ => told(error),
             })?;
             let events = stream::unfold(Some(watch), |watch| async move {
                 let mut watch = watch?;
                 Some(match watch.next().await? {
                     Ok(event) => (Ok(translated(event)), Some(watch)),
-                    Err(error) => (Err(broken_off(error)), None),
+                    Err(error) => (Err(told(error)), None),
                 })
             });
             Ok(events.boxed() as BoxStream<_>)
@@ -138,12 +141,23 @@ impl Source for ClientSource {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
+
+    #[test]
+    fn a_server_that_is_away_is_told_from_one_that_fails() {
+        let failed = |source| client::Error::Transport { request: "GET /".into(), source };
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+        assert!(matches!(translate(failed(refused.into())), Error::Away(_)));
+        assert!(matches!(translate(failed("no answer in time".into())), Error::Failed(_)));
+    }
 
     #[test]
     fn an_error_in_a_watch_is_the_servers_word_or_the_connections() {
         for (code, reason, expected) in [
             (500, "InternalError", "Ended"),
+            (403, "Forbidden", "Ended"),
             (410, "Expired", "Expired"),
             (429, "TooManyRequests", "Busy"),
             (0, "", "Failed"),
@@ -157,12 +171,12 @@ mod tests {
                     status: client::Status { reason: reason.into(), ..Default::default() },
                 })),
             };
-            let found = match broken_off(error) {
+            let found = match told(error) {
                 Error::Ended(_) => "Ended",
                 Error::Expired => "Expired",
                 Error::Busy { .. } => "Busy",
                 Error::Failed(_) => "Failed",
-                Error::TooLarge | Error::Unsupported => "another",
+                Error::TooLarge | Error::Unsupported | Error::Away(_) => "another",
             };
             assert_eq!(found, expected, "{code} {reason}");
         }

@@ -15,8 +15,11 @@ pub enum Error {
     Busy { after: Duration },
     /// The server cannot do it this way (no `sendInitialEvents`): do it another way.
     Unsupported,
-    /// The server broke the watch off with an error that it told: what comes next cannot be had so.
+    /// The server refused the watch, or broke it off, with an error that it told: what comes next
+    /// cannot be had so.
     Ended(Box<dyn StdError + Send + Sync>),
+    /// Nobody listens: the server is away, or on its way.
+    Away(Box<dyn StdError + Send + Sync>),
     /// Anything else, kept whole.
     Failed(Box<dyn StdError + Send + Sync>),
 }
@@ -28,7 +31,9 @@ impl fmt::Display for Error {
             Error::TooLarge => f.write_str("the resource version is newer than the server's"),
             Error::Busy { after } => write!(f, "the server is busy for {after:?}"),
             Error::Unsupported => f.write_str("the server does not support the request"),
-            Error::Ended(cause) | Error::Failed(cause) => fmt::Display::fmt(cause, f),
+            Error::Ended(cause) | Error::Away(cause) | Error::Failed(cause) => {
+                fmt::Display::fmt(cause, f)
+            }
         }
     }
 }
@@ -36,7 +41,7 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Error::Ended(cause) | Error::Failed(cause) => cause.source(),
+            Error::Ended(cause) | Error::Away(cause) | Error::Failed(cause) => cause.source(),
             _ => None,
         }
     }

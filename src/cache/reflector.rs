@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_lite::future::{poll_once, yield_now};
 use futures_lite::stream::Boxed as BoxStream;
 use futures_lite::{FutureExt, StreamExt};
+use log::Level;
 
 use super::Error;
 use super::lister_watcher::{Bookmark, ListPart, ListerWatcher, WatchEvent};
@@ -79,7 +80,7 @@ impl From<&Error> for Outcome {
             Error::Unsupported => Outcome::Unsupported,
             Error::Ended(_) => Outcome::Garbled,
             Error::Failed(_) if error.is_decode() => Outcome::Garbled,
-            Error::Failed(_) => Outcome::Failed,
+            Error::Away(_) | Error::Failed(_) => Outcome::Failed,
         }
     }
 }
@@ -151,6 +152,15 @@ impl Backoff {
         let delay = self.next;
         self.next = (delay * 2).min(Backoff::LAST);
         delay.mul_f64(1.0 + self.random.f64())
+    }
+}
+
+/// What every restart of the server brings along is nothing that anybody need know of.
+/// Upstream: `isWatchErrorRetriable`, `DefaultWatchErrorHandler`.
+fn level_of(error: &Error) -> Level {
+    match error {
+        Error::Expired | Error::Busy { .. } | Error::Away(_) => Level::Debug,
+        _ => Level::Error,
     }
 }
 
@@ -231,7 +241,7 @@ impl<T: Object> Reflector<T> {
                 Phase::List { start } => match self.list(*start).await {
                     Ok(version) => Outcome::Listed(version),
                     Err(error) => {
-                        log::warn!("{}: cannot be listed: {error}", self.name);
+                        self.tell("cannot be listed", &error);
                         Outcome::from(&error)
                     }
                 },
@@ -244,6 +254,10 @@ impl<T: Object> Reflector<T> {
             log::debug!("{}: {phase:?} ended: {outcome:?}", self.name);
             phase = phase.after(outcome, || backoff.next(self.clock.monotonic()));
         }
+    }
+
+    fn tell(&self, what: &str, error: &Error) {
+        log::log!(level_of(error), "{}: {what}: {error}", self.name);
     }
 
     /// Sees to it that a stream which is always ready does not keep the thread to itself.
@@ -377,7 +391,7 @@ impl<T: Object> Reflector<T> {
             None => match self.open(Some(*from), false).await {
                 Ok(open) => open,
                 Err(error) => {
-                    log::warn!("{}: cannot be watched: {error}", self.name);
+                    self.tell("cannot be watched", &error);
                     return Outcome::from(&error);
                 }
             },
@@ -413,7 +427,7 @@ impl<T: Object> Reflector<T> {
                         break;
                     }
                     outcome => {
-                        log::info!("{}: the watch ended: {error}", self.name);
+                        self.tell("the watch ended", &error);
                         return outcome;
                     }
                 },
@@ -469,6 +483,17 @@ mod tests {
 
     fn wait(then: Phase) -> Phase {
         Phase::Wait { delay: DELAY, then: Box::new(then) }
+    }
+
+    #[test]
+    fn a_restart_of_the_server_is_no_error() {
+        let busy = Error::Busy { after: DELAY };
+        for quiet in [Error::Expired, busy, Error::Away("refused".into())] {
+            assert_eq!(level_of(&quiet), Level::Debug, "{quiet}");
+        }
+        for loud in [Error::TooLarge, Error::Ended("no".into()), Error::Failed("no".into())] {
+            assert_eq!(level_of(&loud), Level::Error, "{loud}");
+        }
     }
 
     /// Every phase with every outcome it can have.

@@ -1,6 +1,7 @@
 //! What can go wrong with a request.
 
 use std::fmt;
+use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -21,6 +22,8 @@ pub enum Error {
     Decode { request: String, source: Cause },
     /// The request could not be built: a body that does not serialize, a bad path.
     Request { request: String, source: Cause },
+    /// The client's guard let nothing pass any more: the server has heard nothing.
+    HeldBack { request: String },
     /// Credentials could not be had.
     Credentials(Cause),
     /// What a kubeconfig, a certificate or the Pod's environment lacks.
@@ -164,6 +167,25 @@ impl Error {
         matches!(self, Error::Transport { .. })
     }
 
+    /// Nobody listens: the server is away, or on its way. Upstream: `utilnet.IsConnectionRefused`.
+    pub fn is_refused(&self) -> bool {
+        self.is_reset() || self.kind() == Some(ErrorKind::ConnectionRefused)
+    }
+
+    /// Somebody listened, and went away before there was an answer.
+    pub fn is_reset(&self) -> bool {
+        matches!(self.kind(), Some(ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof))
+    }
+
+    fn kind(&self) -> Option<ErrorKind> {
+        match self {
+            Error::Transport { source, .. } => {
+                source.downcast_ref::<io::Error>().map(io::Error::kind)
+            }
+            _ => None,
+        }
+    }
+
     /// A write that failed so may have been done all the same.
     pub fn is_unsure(&self) -> bool {
         self.is_timeout() || matches!(self, Error::Transport { .. } | Error::Decode { .. })
@@ -222,20 +244,24 @@ impl fmt::Display for Error {
             Error::Transport { request, source } => write!(f, "{request}: {source}"),
             Error::Decode { request, source } => write!(f, "{request}: bad answer: {source}"),
             Error::Request { request, source } => write!(f, "{request}: {source}"),
+            Error::HeldBack { request } => {
+                write!(f, "{request}: not sent: the lease is not ours any more")
+            }
             Error::Credentials(source) => write!(f, "credentials: {source}"),
             Error::Config(what) => f.write_str(what),
         }
     }
 }
 
+/// The text of the cause is part of this error's own, so the source is what lies below the cause.
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Transport { source, .. }
             | Error::Request { source, .. }
             | Error::Decode { source, .. }
-            | Error::Credentials(source) => Some(source.as_ref()),
-            Error::Status(_) | Error::Config(_) => None,
+            | Error::Credentials(source) => source.source(),
+            Error::Status(_) | Error::HeldBack { .. } | Error::Config(_) => None,
         }
     }
 }
@@ -261,5 +287,23 @@ mod tests {
         );
         assert!(ending.is_namespace_terminating() && ending.is_forbidden());
         assert_eq!(error(503, "").to_string(), "GET /x: the server answered 503");
+    }
+
+    #[test]
+    fn a_cause_is_told_once_and_known_for_what_it_is() {
+        let failed = |kind: ErrorKind| Error::Transport {
+            request: "GET /x".into(),
+            source: io::Error::new(kind, "nobody there").into(),
+        };
+        let error = failed(ErrorKind::ConnectionRefused);
+        assert_eq!(error.to_string(), "GET /x: nobody there");
+        assert!(std::error::Error::source(&error).is_none());
+        assert!(error.is_refused() && !error.is_reset());
+        for gone in [ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof] {
+            assert!(failed(gone).is_refused() && failed(gone).is_reset(), "{gone}");
+        }
+        assert!(!failed(ErrorKind::TimedOut).is_refused());
+        let held_back = Error::HeldBack { request: "PUT /x".into() };
+        assert!(!held_back.is_refused() && !held_back.is_transport() && !held_back.is_unsure());
     }
 }

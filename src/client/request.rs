@@ -1,6 +1,7 @@
 //! One way for all requests: limited, authorized, counted, retried where that is safe.
 
 use std::fmt;
+use std::io;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
@@ -324,6 +325,10 @@ impl Client {
                 Error::Transport { .. } if call.method == "GET" && !call.is_watch && tries < 3 => {
                     Some(Duration::from_millis(50))
                 }
+                // A server that restarts: whoever waits a second most often finds it back.
+                Error::Transport { .. } if call.is_watch && error.is_reset() => {
+                    Some(Duration::from_secs(1))
+                }
                 _ => None,
             };
             let Some(wait) = wait.filter(|_| tries < TRIES) else { return Err(error) };
@@ -344,8 +349,7 @@ impl Client {
         *shown = inner.auth.show().await?;
         let request = self.request(call, shown)?;
         if call.method != "GET" && inner.guard.as_ref().is_some_and(|guard| !guard()) {
-            let source = "not sent: the lease is not ours any more".into();
-            return Err(Error::Request { request: call.to_string(), source });
+            return Err(Error::HeldBack { request: call.to_string() });
         }
         let answer = inner.http.send(request).await;
         DURATION.with_label_values(&labels).observe((inner.clock.monotonic() - sent).as_secs_f64());
@@ -354,9 +358,13 @@ impl Client {
             Err(_) => "<error>".to_owned(),
         };
         REQUESTS.with_label_values(&[code.as_str(), call.method, inner.host.as_str()]).inc();
-        let mut answer = answer.map_err(|error| Error::Transport {
-            request: call.to_string(),
-            source: error.into_inner().into(),
+        let mut answer = answer.map_err(|error| {
+            // As what it is where that is known, so that one can ask what kind.
+            let source = match error.into_inner().downcast::<io::Error>() {
+                Ok(error) => error.into(),
+                Err(other) => other.into(),
+            };
+            Error::Transport { request: call.to_string(), source }
         })?;
         let code = u16::from(answer.status());
         if (200..300).contains(&code) {

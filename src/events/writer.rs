@@ -59,12 +59,32 @@ fn write_error(error: client::Error) -> WriteError {
     if error.is_not_found() {
         return WriteError::NotFound(message);
     }
+    // What cannot be sent, or may not, is not sent next time either.
+    let held_back = matches!(error, client::Error::HeldBack { .. });
     match error.code() {
-        // Nothing that was not sent is sent next time.
-        None if !matches!(error, client::Error::Request { .. }) => WriteError::Unreachable(message),
+        None if !held_back && !matches!(error, client::Error::Request { .. }) => {
+            WriteError::Unreachable(message)
+        }
         _ => WriteError::Rejected {
             message,
-            expected: error.is_already_exists() || error.is_namespace_terminating(),
+            expected: held_back || error.is_already_exists() || error.is_namespace_terminating(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_lost_the_lease_drops_its_events_in_silence() {
+        let request = || "POST /api/v1/namespaces/ns/events".to_owned();
+        let held_back = write_error(client::Error::HeldBack { request: request() });
+        assert!(matches!(held_back, WriteError::Rejected { expected: true, .. }), "{held_back:?}");
+        let garbled = client::Error::Request { request: request(), source: "bad".into() };
+        let garbled = write_error(garbled);
+        assert!(matches!(garbled, WriteError::Rejected { expected: false, .. }), "{garbled:?}");
+        let away = client::Error::Transport { request: request(), source: "reset".into() };
+        assert!(matches!(write_error(away), WriteError::Unreachable(_)));
     }
 }

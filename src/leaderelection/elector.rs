@@ -8,6 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_lite::FutureExt;
+use log::Level;
 use prometheus::{IntCounterVec, IntGaugeVec, register_int_counter_vec, register_int_gauge_vec};
 
 use super::election::{Attempt, Election, Outcome, Start};
@@ -336,7 +337,12 @@ impl Inner {
         match result {
             Ok(()) => Outcome::Written,
             Err(error) => {
-                log::warn!("leaderelection: {}: {doing}: {error}", lock.describe());
+                // One more try follows upon the first at once: it tells when that fails too.
+                let level = match attempt {
+                    Attempt::Renew(_) => Level::Debug,
+                    _ => Level::Error,
+                };
+                log::log!(level, "leaderelection: {}: {doing}: {error}", lock.describe());
                 Outcome::Failed
             }
         }

@@ -264,6 +264,8 @@ fn an_api_server_that_was_away_is_caught_up_with() {
         })
         .await;
         rolled_out(client, clock, "web").await;
+        let log = std::fs::read_to_string(&manager.log).expect("a log");
+        assert!(!log.contains("cannot be watched"), "nobody need know of a restart: {log}");
         assert_eq!(manager.ended().unwrap(), None, "it has run all the time");
         drop(manager);
         env.stop().await;
@@ -281,6 +283,8 @@ fn a_read_that_fails_is_read_again() {
                 faults.next(1, verb, &resource.plural, Fault::code(429, Some(1)));
                 faults.next(1, verb, &resource.plural, Fault::CutAfter(30));
             }
+            // A watch that is cut is asked for again; one that is refused is replaced by a list.
+            faults.next(1, "watch", &resource.plural, Fault::code(500, None));
         }
         let manager = env.manager("manager", &[]);
         create(&env.client, deployment("web", 3, "web:1")).await;
