@@ -51,21 +51,22 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// The body as JSON, from JSON, YAML or protobuf. Errors: 415, 400.
+    /// The object in the body, from JSON, YAML or protobuf. Errors: 415, 400.
     pub fn object(&self) -> ApiResult<Value> {
         let unreadable = |error: &dyn std::fmt::Display| {
             failures::bad_request(format!("the object provided is unrecognized: {error}"))
         };
-        match self.content_type.as_str() {
+        let body: Value = match self.content_type.as_str() {
             "" | "application/json" => {
-                serde_json::from_slice(&self.bytes).map_err(|error| unreadable(&error))
+                serde_json::from_slice(&self.bytes).map_err(|error| unreadable(&error))?
             }
             "application/yaml" => {
-                serde_yaml_ng::from_slice(&self.bytes).map_err(|error| unreadable(&error))
+                serde_yaml_ng::from_slice(&self.bytes).map_err(|error| unreadable(&error))?
             }
-            protobuf::MEDIA_TYPE => protobuf::decode(&self.bytes),
-            _ => Err(unsupported_media(&["application/json", "application/yaml"])),
-        }
+            protobuf::MEDIA_TYPE => protobuf::decode(&self.bytes)?,
+            _ => return Err(unsupported_media(&["application/json", "application/yaml"])),
+        };
+        if body.is_object() { Ok(body) } else { Err(unreadable(&"it is no object")) }
     }
 
     /// As [`Payload::object`], null for an empty body.
@@ -333,7 +334,7 @@ impl Api {
             warnings: Warnings::default(),
             user,
         };
-        if verb == "watch" && call.subresource.is_empty() {
+        if verb == "watch" && call.subresource.is_empty() && call.kind.verbs().contains(&verb) {
             return self.watch(call).await;
         }
         if let Some(warning) = deprecated(&call.kind) {
@@ -554,6 +555,7 @@ mod tests {
                 "create services/proxy in d named s",
             ),
             ("POST", "/metrics%20x", "post /metrics x"),
+            ("PUT", "/api/v1/namespaces/d/status/more", "update namespaces/status in d named d"),
         ] {
             let (path, query) = path.split_once('?').unwrap_or((path, ""));
             let found = access(&method.parse().unwrap(), path, &Query::parse(query));
@@ -600,6 +602,73 @@ mod tests {
         let (_, status) = call(&api, Method::DELETE, MAP, Value::Null);
         assert_eq!(status["details"]["uid"], first["metadata"]["uid"]);
         assert_eq!(call(&api, Method::GET, MAP, Value::Null).0, 404);
+    }
+
+    #[test]
+    fn a_body_that_is_no_object_is_refused() {
+        let api = api();
+        let authorization = "/apis/authorization.k8s.io/v1";
+        let local = format!("{authorization}/namespaces/ns/localsubjectaccessreviews");
+        for (method, path) in [
+            (Method::POST, "/apis/authentication.k8s.io/v1/tokenreviews"),
+            (Method::POST, "/apis/authentication.k8s.io/v1/selfsubjectreviews"),
+            (Method::POST, &local),
+            (Method::PUT, "/api/v1/namespaces/ns/finalize"),
+            (Method::DELETE, MAPS),
+        ] {
+            for body in [json!([]), json!("text"), json!(7)] {
+                assert_eq!(call(&api, method.clone(), path, body).0, 400, "{method} {path}");
+            }
+        }
+    }
+
+    #[test]
+    fn tokens_live_neither_too_short_nor_too_long() {
+        let api = api();
+        let accounts = "/api/v1/namespaces/ns/serviceaccounts";
+        let account = json!({ "metadata": { "name": "a" } });
+        assert_eq!(call(&api, Method::POST, accounts, account).0, 201);
+        for (seconds, wanted) in
+            [(599, 422), (600, 201), (1 << 32, 201), ((1 << 32) + 1, 422), (i64::MAX, 422)]
+        {
+            let request = json!({ "spec": { "expirationSeconds": seconds } });
+            let (code, _) = call(&api, Method::POST, &format!("{accounts}/a/token"), request);
+            assert_eq!(code, wanted, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn what_no_watch_is_made_for_is_not_watched() {
+        let (code, _) = call(&api(), Method::GET, "/api/v1/componentstatuses?watch=1", Value::Null);
+        assert_eq!(code, 405);
+    }
+
+    /// Whatever stands where its definition expects the parts of a path to the number.
+    #[test]
+    fn a_custom_object_without_room_for_its_scale_has_none_set() {
+        let api = api();
+        let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        let definition = json!({
+            "metadata": { "name": "foos.x.io" },
+            "spec": { "group": "x.io", "scope": "Namespaced",
+                "names": { "kind": "Foo", "plural": "foos" },
+                "versions": [{ "name": "v1", "served": true, "storage": true,
+                    "subresources": { "scale": { "specReplicasPath": ".spec.size.now",
+                        "statusReplicasPath": ".status.size" } },
+                    "schema": { "openAPIV3Schema": { "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": true } } }] },
+        });
+        assert_eq!(call(&api, Method::POST, definitions, definition).0, 201);
+        let foos = "/apis/x.io/v1/namespaces/ns/foos";
+        let scale = format!("{foos}/a/scale");
+        let three = json!({ "spec": { "replicas": 3 } });
+        let foo = json!({ "metadata": { "name": "a" }, "spec": { "size": "big" } });
+        assert_eq!(call(&api, Method::POST, foos, foo).0, 201);
+        assert_eq!(call(&api, Method::PATCH, &scale, three.clone()).0, 500);
+        let free = json!({ "spec": { "size": null } });
+        assert_eq!(call(&api, Method::PATCH, &format!("{foos}/a"), free).0, 200);
+        let (code, scaled) = call(&api, Method::PATCH, &scale, three);
+        assert_eq!((code, &scaled["spec"]["replicas"]), (200, &json!(3)));
     }
 
     #[test]

@@ -155,8 +155,8 @@ impl Auth {
         good.then(|| (token.user.clone(), token.audiences.clone()))
     }
 
-    /// `None`: 401. A bearer token is looked at when there is no certificate: whose it is, if it is
-    /// not one of ours, `other` says.
+    /// `None`: 401. A bearer token is looked at when there is no good certificate: whose it is, if
+    /// it is not one of ours, `other` says. Who shows neither is anonymous.
     pub fn user(
         &self,
         peer: &Chain,
@@ -164,32 +164,34 @@ impl Auth {
         now: Timestamp,
         other: impl FnOnce(&str) -> Option<User>,
     ) -> Option<User> {
-        let mut user = match (&self.clients, header) {
-            (Some(clients), _) if !peer.is_empty() => {
-                let user = clients.user(peer, now).ok()?;
+        let clients = self.clients.as_ref().filter(|_| !peer.is_empty());
+        let certified = clients.map(|clients| clients.user(peer, now));
+        let mut user = match (certified, header.and_then(bearer)) {
+            (Some(Ok(user)), _) => {
                 let shown = peer.first().map(Sha256::digest);
                 let hex = shown.iter().flatten().map(|byte| format!("{byte:02x}"));
                 let credential = format!("X509SHA256={}", hex.collect::<String>());
                 let (name, uid, groups) = (user.name, user.uid, user.groups);
                 User { name, uid, groups, ..User::default() }.with_credential(credential)
             }
-            (_, None) => return Some(User::anonymous()),
-            (_, Some(header)) => {
-                let (scheme, token) = header.split_once(' ')?;
-                if !scheme.eq_ignore_ascii_case("bearer") {
-                    return None;
-                }
-                let token = token.trim();
-                match self.token(token, now) {
-                    Some((user, audiences)) if is_for(&audiences, &[]) => user,
-                    Some(_) => return None,
-                    None => other(token)?,
-                }
-            }
+            (_, Some(token)) => match self.token(token, now) {
+                Some((user, audiences)) if is_for(&audiences, &[]) => user,
+                Some(_) => return None,
+                None => other(token)?,
+            },
+            (Some(Err(_)), None) => return None,
+            (None, None) => return Some(User::anonymous()),
         };
         user.groups.push("system:authenticated".to_owned());
         Some(user)
     }
+}
+
+/// The token of an `Authorization` header that has one. Upstream: `bearertoken.Authenticator`.
+fn bearer(header: &str) -> Option<&str> {
+    let mut words = header.trim().split(' ');
+    let is_bearer = words.next().is_some_and(|word| word.eq_ignore_ascii_case("bearer"));
+    words.next().filter(|token| is_bearer && !token.is_empty())
 }
 
 /// Whether a token for `audiences` is good for one of `wanted`; none are the API server itself.
@@ -223,11 +225,15 @@ mod tests {
         let late = Timestamp::from_secs(101);
         assert_eq!(auth.user(&nobody, Some(&header), late, |_| None), None);
         assert_eq!(auth.user(&nobody, Some("Bearer nonsense"), now, |_| None), None);
-        assert_eq!(
-            auth.user(&[stranger.cert.der().clone()].into(), Some(&header), now, |_| None),
-            None
-        );
-        assert_eq!(auth.user(&nobody, None, now, |_| None), Some(User::anonymous()));
+        let stranger = [stranger.cert.der().clone()].into();
+        assert_eq!(auth.user(&stranger, None, now, |_| None), None);
+        assert_eq!(auth.user(&stranger, Some("Basic nonsense"), now, |_| None), None);
+        // Whose certificate is not good may still have a token.
+        assert_eq!(auth.user(&stranger, Some(&header), now, |_| None), Some(user));
+        assert_eq!(auth.user(&stranger, Some(&header), late, |_| None), None);
+        for header in [None, Some("Basic nonsense"), Some("Bearer"), Some("Bearer  x")] {
+            assert_eq!(auth.user(&nobody, header, now, |_| None), Some(User::anonymous()));
+        }
     }
 
     #[test]

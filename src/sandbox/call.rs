@@ -128,7 +128,7 @@ impl ResourcePath {
         };
         let (namespace, resource, rest) = match rest {
             // The namespaces themselves, and their subresources.
-            ["namespaces"] | ["namespaces", _] | ["namespaces", _, "status" | "finalize"] => {
+            ["namespaces"] | ["namespaces", _] | ["namespaces", _, "status" | "finalize", ..] => {
                 ("", "namespaces", &rest[1..])
             }
             ["namespaces", namespace, resource, rest @ ..] => (*namespace, *resource, rest),

@@ -151,6 +151,10 @@ impl Api {
             }
             let mut at = &mut new;
             for part in replicas.split('.').filter(|part| !part.is_empty()) {
+                if !(at.is_object() || at.is_null()) {
+                    let why = format!("the spec replicas field {replicas:?} cannot be set");
+                    return Err(failures::internal(why));
+                }
                 at = &mut at[part];
             }
             *at = wanted.into();
@@ -327,12 +331,13 @@ impl Api {
             return Err(failures::bad_request("the body lacks a spec"));
         }
         let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(3600);
-        if seconds < 600 {
-            let cause = failures::invalid_value(
-                "spec.expirationSeconds",
-                &seconds.into(),
-                "may not specify a duration less than 10 minutes",
-            );
+        let wrong = match seconds {
+            ..600 => Some("may not specify a duration less than 10 minutes"),
+            0x1_0000_0001.. => Some("may not specify a duration larger than 2^32 seconds"),
+            _ => None,
+        };
+        if let Some(why) = wrong {
+            let cause = failures::invalid_value("spec.expirationSeconds", &seconds.into(), why);
             return Err(failures::invalid("authentication.k8s.io", "TokenRequest", "", &[cause]));
         }
         let mut audiences: Vec<String> = list(&request, "/spec/audiences")

@@ -48,14 +48,8 @@ struct Watch {
 }
 
 impl Api {
-    pub async fn watch(self: Arc<Self>, mut call: Call) -> ApiResult<Response> {
-        // A watch of one object by its path.
-        let mut selection = self.selection(&call)?;
-        if !call.name.is_empty() {
-            let fields = format!("metadata.name={}", call.name);
-            selection = Selection::parse(&call.kind, call.query.get("labelSelector"), &fields)?;
-            call.name.clear();
-        }
+    pub async fn watch(self: Arc<Self>, call: Call) -> ApiResult<Response> {
+        let selection = self.selection(&call)?;
         let query = &call.query;
         let asked = query.get("resourceVersion").to_owned();
         let streamed_list = query.is("sendInitialEvents");

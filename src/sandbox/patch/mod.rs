@@ -5,6 +5,7 @@ mod strategic;
 
 pub(super) use keys::merge_rule;
 
+use json_patch::{AddOperation, PatchOperation};
 use serde_json::Value;
 
 use super::kinds::Kind;
@@ -15,6 +16,11 @@ const JSON: &str = "application/json-patch+json";
 const MERGE: &str = "application/merge-patch+json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 const APPLY: &str = "application/apply-patch+yaml";
+
+/// Upstream's bound on what the copies of one JSON patch may add up to.
+const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
+/// How deep a JSON patch may make an object: as deep as one may be that is sent.
+const MAX_DEPTH: usize = 127;
 
 /// Server-side apply, whose body is YAML.
 pub fn is_apply(content_type: &str) -> bool {
@@ -93,20 +99,48 @@ fn json_patch(original: &Value, patch: &[u8]) -> ApiResult<Value> {
     let operations: json_patch::Patch =
         serde_json::from_value(Value::Array(operations)).map_err(|_| misfit())?;
     let mut patched = original.clone();
+    let mut copied = 0;
     for operation in operations.0 {
+        copied += bytes_copied(&operation, &patched);
+        if copied > MAX_COPIED_BYTES || depth_after(&operation, &patched) > MAX_DEPTH {
+            return Err(misfit());
+        }
         let operation = lenient(operation, &patched);
         json_patch::patch(&mut patched, &operation).map_err(|_| misfit())?;
     }
     Ok(patched)
 }
 
+/// How many bytes of JSON an operation doubles.
+fn bytes_copied(operation: &PatchOperation, object: &Value) -> usize {
+    let PatchOperation::Copy(copy) = operation else { return 0 };
+    let bytes = object.pointer(copy.from.as_str()).map(serde_json::to_vec);
+    bytes.and_then(Result::ok).map_or(0, |bytes| bytes.len())
+}
+
+/// How deep what an operation puts somewhere will reach.
+fn depth_after(operation: &PatchOperation, object: &Value) -> usize {
+    let (path, value) = match operation {
+        PatchOperation::Add(add) => (&add.path, Some(&add.value)),
+        PatchOperation::Replace(replace) => (&replace.path, Some(&replace.value)),
+        PatchOperation::Copy(copy) => (&copy.path, object.pointer(copy.from.as_str())),
+        PatchOperation::Move(r#move) => (&r#move.path, object.pointer(r#move.from.as_str())),
+        PatchOperation::Remove(_) | PatchOperation::Test(_) => return 0,
+    };
+    path.count() + value.map_or(0, depth)
+}
+
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(members) => 1 + members.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
 /// An object's missing member can be replaced, and is null to a test: upstream's library takes
 /// that, against the standard.
-fn lenient(
-    operation: json_patch::PatchOperation,
-    object: &Value,
-) -> Vec<json_patch::PatchOperation> {
-    use json_patch::{AddOperation, PatchOperation};
+fn lenient(operation: PatchOperation, object: &Value) -> Vec<PatchOperation> {
     let missing = |path: &json_patch::jsonptr::Pointer| {
         let parent = path.parent().and_then(|parent| object.pointer(parent.as_str()));
         parent.is_some_and(Value::is_object) && object.pointer(path.as_str()).is_none()
@@ -158,5 +192,37 @@ mod tests {
         ] {
             assert_eq!(code(kind, content_type, patch), answer, "{content_type} {patch}");
         }
+    }
+
+    #[test]
+    fn a_json_patch_makes_nothing_too_large_or_too_deep() {
+        let json_patch = |operations: &[Value]| {
+            let patch = Value::from(operations).to_string();
+            code(&pods(), JSON, &patch)
+        };
+        let text = json!({ "op": "add", "path": "/x", "value": ["x".repeat(64 * 1024)] });
+        let double = json!({ "op": "copy", "from": "/x", "path": "/x/-" });
+        let copies = |count| {
+            let mut operations = vec![double.clone(); count];
+            operations.insert(0, text.clone());
+            json_patch(&operations)
+        };
+        // 64 KiB are copied, then 128 KiB, and so on.
+        assert_eq!((copies(5), copies(6)), (200, 422));
+
+        let steps = |count: usize| "/a".repeat(count);
+        let nested = (0..100).fold(json!({}), |inner, _| json!({ "a": inner }));
+        let first = json!({ "op": "add", "path": "/a", "value": nested });
+        for deeper in [
+            json!({ "op": "copy", "from": "/a", "path": steps(102) }),
+            json!({ "op": "add", "path": steps(102), "value": nested }),
+            json!({ "op": "replace", "path": steps(101), "value": nested }),
+        ] {
+            assert_eq!(json_patch(&[first.clone(), deeper.clone()]), 422, "{deeper}");
+        }
+        let flat = json!({ "op": "copy", "from": "/a", "path": "/b" });
+        assert_eq!(json_patch(&[first.clone(), flat]), 200);
+        let last = json!({ "op": "add", "path": steps(102), "value": {} });
+        assert_eq!(json_patch(&[first, last]), 200);
     }
 }
