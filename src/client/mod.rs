@@ -36,7 +36,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::objects::{Form, Object, ObjectKey, Resource, ResourceType, WholeMeta};
+use crate::objects::{
+    Form, Object, ObjectKey, PartialObjectMetadata, Resource, ResourceType, WholeMeta,
+};
 
 impl Client {
     /// The verbs over any resource.
@@ -324,11 +326,21 @@ impl Dynamic {
         namespace: &str,
         body: &(impl Serialize + Sync),
     ) -> Result<O> {
+        self.client.fetch(&Call::new("POST", self.path(namespace, None)).body(JSON, body)?).await
+    }
+
+    /// As [`Self::create`], answered with the new object's metadata alone.
+    pub async fn create_for_metadata(
+        &self,
+        namespace: &str,
+        body: &(impl Serialize + Sync),
+    ) -> Result<PartialObjectMetadata> {
         let mut call = Call::new("POST", self.path(namespace, None)).body(JSON, body)?;
-        if self.metadata_only {
-            call.accept = ONE_METADATA;
-        }
-        self.client.fetch(&call).await
+        call.accept = match self.client.speaks_protobuf() {
+            true => ONE_METADATA_PROTOBUF,
+            false => ONE_METADATA,
+        };
+        self.client.fetch_object(&call).await
     }
 
     /// POST to a subresource of a named object (`eviction`, `token`, `binding`).

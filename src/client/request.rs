@@ -22,7 +22,7 @@ use super::tls::TlsSource;
 use super::transport::{OwnConnection, Transport};
 use super::{Error, Result};
 use crate::clock::SharedClock;
-use crate::objects::Form;
+use crate::objects::{Encoded, Form, Object, protobuf};
 
 /// As client-go's `rest.Request`.
 const TRIES: u32 = 10;
@@ -279,6 +279,18 @@ impl Client {
         let body = self.send(call).await?;
         serde_json::from_slice(&body)
             .map_err(|source| Error::Decode { request: call.to_string(), source: source.into() })
+    }
+
+    /// As [`Self::fetch`], in whichever form the object comes.
+    pub async fn fetch_object<T: Object>(&self, call: &Call) -> Result<T> {
+        let body = self.send(call).await?;
+        let object = match protobuf::is_enveloped(&body) {
+            true => protobuf::open(&body).map(Encoded::protobuf).map_err(Into::into),
+            false => Ok(Encoded::json(body)),
+        };
+        object
+            .and_then(|object| object.decode())
+            .map_err(|source| Error::Decode { request: call.to_string(), source })
     }
 
     /// The whole body of an answer that is not a failure.

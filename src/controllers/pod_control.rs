@@ -120,8 +120,8 @@ impl PodControl {
     pub async fn create<O: Object + Resource>(&self, owner: &O, pod: &NewPod) -> Result<(), Error> {
         let meta = owner.meta();
         // The pod itself comes by the watch.
-        let pods = self.client.resource(&Pod::RESOURCE).metadata_only();
-        match pods.create::<PartialObjectMetadata>(&meta.namespace, pod).await {
+        let pods = self.client.resource(&Pod::RESOURCE);
+        match pods.create_for_metadata(&meta.namespace, pod).await {
             Ok(PartialObjectMetadata { meta: created }) => {
                 self.wrote(meta, &created);
                 log::debug!("{}: created pod {}", meta.key(), created.name);

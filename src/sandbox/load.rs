@@ -109,10 +109,6 @@ impl Load {
         let mut flags = vec!["--leader-elect=false".to_owned()];
         // Not to measure the client's own limits.
         flags.extend(["--kube-api-qps=2000", "--kube-api-burst=4000"].map(str::to_owned));
-        if server.is_embedded() {
-            // The embedded API server speaks no other language.
-            flags.push("--kube-api-content-type=application/json".to_owned());
-        }
         flags.append(&mut self.manager_flags);
         let mut run = Run {
             clock: SystemClock::shared(),
@@ -172,10 +168,6 @@ impl Server {
             Server::Embedded(cluster) => Some(&cluster.sandbox),
             Server::Elsewhere { .. } => None,
         }
-    }
-
-    fn is_embedded(&self) -> bool {
-        self.sandbox().is_some()
     }
 
     /// For a manager.
