@@ -266,10 +266,11 @@ impl Run {
         self.phase("restart on the full cluster");
         self.end(working).await?;
         let scale = Patch::Merge(json!({ "spec": { "replicas": self.size.replicas + 1 } }));
-        self.client.patch::<Deployment>(&ObjectKey::new(NAMESPACE, "app-0"), &scale).await?;
+        let scaled = ObjectKey::new(NAMESPACE, "app-0");
+        self.client.patch::<Deployment>(&scaled, &scale).await?;
         let mark = self.mark(None)?;
         let mut working = self.start_manager()?;
-        self.until(&mut working, "the first write", |sum| sum.unobserved == 0).await?;
+        self.acted_upon(&mut working, &scaled).await?;
         self.row("restarted: first write", &working, mark)?;
         let mark = self.mark(Some(&working))?;
         let wanted = pods + 1;
@@ -381,7 +382,24 @@ impl Run {
             if self.clock.monotonic() > give_up {
                 return Err(format!("{what}: not after {:?}: {sum:?}", self.patience).into());
             }
-            self.clock.sleep(if self.started > 1 { POLL / 10 } else { POLL }).await;
+            self.clock.sleep(POLL).await;
+        }
+    }
+
+    /// Waits for the manager's status of the newest spec. Asks for one object at a time: the server
+    /// is to be busy with the manager.
+    async fn acted_upon(&self, working: &mut Working, key: &ObjectKey) -> Result<()> {
+        let give_up = self.clock.monotonic() + self.patience;
+        loop {
+            self.alive(working)?;
+            let deployment: Deployment = self.client.get(key).await?;
+            if deployment.status.observed_generation == Some(deployment.meta.generation) {
+                return Ok(());
+            }
+            if self.clock.monotonic() > give_up {
+                return Err(format!("the first write: not after {:?}", self.patience).into());
+            }
+            self.clock.sleep(POLL / 10).await;
         }
     }
 
