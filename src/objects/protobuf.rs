@@ -373,7 +373,8 @@ impl<'de> MapAccess<'de> for Repeated<'de, '_> {
     }
 }
 
-const MAGIC: &[u8] = b"k8s\0";
+/// What every envelope begins with.
+pub const MAGIC: &[u8] = b"k8s\0";
 
 /// Where the envelope's magic is not: JSON, or a text.
 pub fn is_enveloped(bytes: &[u8]) -> bool {

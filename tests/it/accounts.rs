@@ -5,9 +5,7 @@ use std::time::Duration;
 use kube_controller_manager::client::{Client, Config, Credentials, Delete, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock};
 use kube_controller_manager::controllers::serviceaccount::cleaner;
-use kube_controller_manager::objects::{
-    ObjectKey, Pod, Resource, ResourceType, ServiceAccount, TokenSecret,
-};
+use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ServiceAccount, TokenSecret};
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
 use serde_json::{Value, json};
@@ -15,32 +13,6 @@ use serde_json::{Value, json};
 use crate::env::*;
 use crate::faults::deafen;
 use crate::kinds::*;
-
-/// The object, once it is there and `good`.
-async fn object(
-    env: &Site,
-    resource: &ResourceType,
-    key: &ObjectKey,
-    good: impl Fn(&Value) -> bool,
-) -> Value {
-    eventually(&env.clock, &format!("{resource} {key}"), || async {
-        match env.client.resource(resource).get::<Value>(key).await {
-            Ok(object) if good(&object) => Ok(object),
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await
-}
-
-async fn gone(env: &Site, resource: &ResourceType, key: &ObjectKey) {
-    eventually(&env.clock, &format!("{resource} {key} goes"), || async {
-        match env.client.resource(resource).get::<Value>(key).await {
-            Err(error) if error.is_not_found() => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await;
-}
 
 #[test]
 fn every_namespace_has_its_account_and_the_authority() {
@@ -52,13 +24,13 @@ fn every_namespace_has_its_account_and_the_authority() {
         let good = |map: &Value| map["data"] == json!({ "ca.crt": authority });
         for namespace in ["kube-system", "later"] {
             let account = ObjectKey::new(namespace, "default");
-            let first = object(env, &ServiceAccount::RESOURCE, &account, |_| true).await;
+            let first = comes(env, &ServiceAccount::RESOURCE, &account, |_| true).await;
             client.delete::<ServiceAccount>(&account, Delete::new()).await.unwrap();
             let other = |again: &Value| again["metadata"]["uid"] != first["metadata"]["uid"];
-            object(env, &ServiceAccount::RESOURCE, &account, other).await;
+            comes(env, &ServiceAccount::RESOURCE, &account, other).await;
 
             let key = ObjectKey::new(namespace, "kube-root-ca.crt");
-            let map = object(env, &CONFIG_MAPS, &key, good).await;
+            let map = comes(env, &CONFIG_MAPS, &key, good).await;
             let about = &map["metadata"]["annotations"]["kubernetes.io/description"];
             assert!(about.as_str().unwrap().starts_with("Contains a CA bundle"), "{about}");
             let maps = client.resource(&CONFIG_MAPS);
@@ -66,11 +38,11 @@ fn every_namespace_has_its_account_and_the_authority() {
                 "labels": { "kept": "yes" }, "annotations": { "kubernetes.io/description": null },
             } });
             maps.patch::<Value>(&key, &Patch::Merge(wrong)).await.unwrap();
-            let map = object(env, &CONFIG_MAPS, &key, good).await;
+            let map = comes(env, &CONFIG_MAPS, &key, good).await;
             assert_eq!(map["metadata"]["labels"]["kept"], "yes");
             maps.delete(&key, Delete::new()).await.unwrap();
             let fresh = |map: &Value| good(map) && map["metadata"]["labels"].is_null();
-            object(env, &CONFIG_MAPS, &key, fresh).await;
+            comes(env, &CONFIG_MAPS, &key, fresh).await;
         }
         drop(manager);
     });
@@ -114,7 +86,7 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         create(client, secret("token", name.clone())).await;
         let key = ObjectKey::new("default", "token");
         let secrets = &TokenSecret::RESOURCE;
-        let filled = object(env, secrets, &key, |secret| token_of(secret).is_some()).await;
+        let filled = comes(env, secrets, &key, |secret| token_of(secret).is_some()).await;
         assert!(filled["data"]["ca.crt"].is_string());
         assert_eq!(filled["data"]["namespace"], "ZGVmYXVsdA==");
         let uid = &account["metadata"]["uid"];
@@ -128,7 +100,7 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         let used = |secret: &Value| {
             secret["metadata"]["labels"]["kubernetes.io/legacy-token-last-used"].is_string()
         };
-        object(env, secrets, &key, used).await;
+        comes(env, secrets, &key, used).await;
 
         // What is taken out is put back.
         let patch = Patch::Merge(json!({ "data": { "token": null, "ca.crt": "b2xk" } }));
@@ -136,22 +108,22 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         let whole = |secret: &Value| {
             token_of(secret).is_some() && secret["data"]["ca.crt"] == filled["data"]["ca.crt"]
         };
-        object(env, secrets, &key, whole).await;
+        comes(env, secrets, &key, whole).await;
 
         // A Secret for another account of that name is nobody's.
         let stranger =
             json!({ TokenSecret::ACCOUNT_NAME: "robot", TokenSecret::ACCOUNT_UID: "other" });
         create(client, secret("stranger", stranger)).await;
-        gone(env, secrets, &ObjectKey::new("default", "stranger")).await;
+        goes(env, secrets, &ObjectKey::new("default", "stranger")).await;
 
         // A deleted Secret is taken off the account's list.
         let referenced = ObjectKey::new("default", "referenced");
         create(client, secret("referenced", name)).await;
-        object(env, secrets, &referenced, |secret| token_of(secret).is_some()).await;
+        comes(env, secrets, &referenced, |secret| token_of(secret).is_some()).await;
         client.delete::<TokenSecret>(&referenced, Delete::new()).await.unwrap();
         let robot = ObjectKey::new("default", "robot");
         let left = |account: &Value| account["secrets"] == json!([{ "name": "other" }]);
-        object(env, &ServiceAccount::RESOURCE, &robot, left).await;
+        comes(env, &ServiceAccount::RESOURCE, &robot, left).await;
 
         client.delete::<ServiceAccount>(&robot, Delete::new()).await.unwrap();
         // An API server may know a token for a while.
@@ -159,7 +131,7 @@ fn a_token_secret_authenticates_until_its_account_goes() {
             who(env, &token).await.map_or(Ok(()), |user| Err(user.to_string()))
         })
         .await;
-        gone(env, secrets, &key).await;
+        goes(env, secrets, &key).await;
         drop(manager);
     });
 }
@@ -175,7 +147,7 @@ fn an_account_that_only_the_cache_lacks_has_its_token() {
             create(&env.client, account(name)).await;
             create(&env.client, token(name)).await;
             let key = ObjectKey::new("default", name);
-            object(&env, &TokenSecret::RESOURCE, &key, |it| token_of(it).is_some()).await;
+            comes(&env, &TokenSecret::RESOURCE, &key, |it| token_of(it).is_some()).await;
         };
         filled("early").await;
         deafen(env.cluster.sandbox.faults(), "serviceaccounts");
@@ -209,7 +181,7 @@ fn a_token_that_nobody_uses_is_marked_and_a_year_later_it_goes() {
         create(client, pod).await;
         let tracking =
             ObjectKey::new("kube-system", "kube-apiserver-legacy-service-account-token-tracking");
-        object(env, &CONFIG_MAPS, &tracking, |map| map["data"]["since"].is_string()).await;
+        comes(env, &CONFIG_MAPS, &tracking, |map| map["data"]["since"].is_string()).await;
 
         // Uses have been tracked since today, says the API server.
         let clock = FakeClock::new(env.clock.now() + YEAR);
@@ -223,7 +195,7 @@ fn a_token_that_nobody_uses_is_marked_and_a_year_later_it_goes() {
             labels["kubernetes.io/legacy-token-invalid-since"].as_str().map(str::to_owned)
         };
         let unused = ObjectKey::new("default", "unused");
-        let marked = object(env, secrets, &unused, |secret| since(secret).is_some()).await;
+        let marked = comes(env, secrets, &unused, |secret| since(secret).is_some()).await;
         assert!(clock.now().to_string().starts_with(&since(&marked).unwrap()));
         eventually(&env.clock, "the token goes", || async {
             clock.advance(YEAR);
@@ -268,7 +240,7 @@ fn pods_of_a_new_namespace_come_with_its_account() {
         assert_eq!(map, Some("kube-root-ca.crt"));
         // And it runs.
         let running = |pod: &Value| pod["status"]["phase"] == "Running";
-        object(&env, &Pod::RESOURCE, &ObjectKey::new("fresh", "p"), running).await;
+        comes(&env, &Pod::RESOURCE, &ObjectKey::new("fresh", "p"), running).await;
         drop(manager);
         env.stop().await;
     });

@@ -12,32 +12,6 @@ const ENDPOINTS: ResourceType = ResourceType::fixed("", "v1", "Endpoints", "endp
 const SLICES: ResourceType =
     ResourceType::fixed("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", true);
 
-/// The object, once it is there and `good`.
-async fn comes(
-    env: &Site,
-    resource: &ResourceType,
-    key: &ObjectKey,
-    good: impl Fn(&Value) -> bool,
-) -> Value {
-    eventually(&env.clock, &format!("{resource} {key} comes"), || async {
-        match env.client.resource(resource).get::<Value>(key).await {
-            Ok(object) if good(&object) => Ok(object),
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await
-}
-
-async fn goes(env: &Site, resource: &ResourceType, key: &ObjectKey) {
-    eventually(&env.clock, &format!("{resource} {key} goes"), || async {
-        match env.client.resource(resource).get::<Value>(key).await {
-            Err(error) if error.is_not_found() => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await;
-}
-
 #[test]
 fn a_services_address_is_an_object_as_long_as_the_service_is() {
     everywhere("addresses", async |env| {

@@ -85,3 +85,30 @@ pub async fn send_away(env: &Site, group: &str) {
     let key = ObjectKey::cluster(&format!("v1.{group}"));
     services.patch::<Value>(&key, &Patch::Merge(away)).await.expect("patch");
 }
+
+/// The object, once it is there and `good`.
+pub async fn comes(
+    env: &Site,
+    resource: &ResourceType,
+    key: &ObjectKey,
+    good: impl Fn(&Value) -> bool,
+) -> Value {
+    eventually(&env.clock, &format!("{resource} {key} comes"), || async {
+        match env.client.resource(resource).get::<Value>(key).await {
+            Ok(object) if good(&object) => Ok(object),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await
+}
+
+/// Until the object is not there any more.
+pub async fn goes(env: &Site, resource: &ResourceType, key: &ObjectKey) {
+    eventually(&env.clock, &format!("{resource} {key} goes"), || async {
+        match env.client.resource(resource).get::<Value>(key).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+}

@@ -13,12 +13,12 @@ use super::api::unsupported_media;
 use super::failures;
 use super::status::ApiResult;
 use crate::objects::Timestamp;
+pub use crate::objects::protobuf::MEDIA_TYPE;
+use crate::objects::protobuf::{MAGIC, Wire, field};
 
 pub use encode::{answer, encode, envelope, event, knows, list, message};
 use table::{Shape, Type, table};
 
-pub const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
-const MAGIC: &[u8] = b"k8s\0";
 /// Deeper than any message of the API nests.
 const MAX_DEPTH: usize = 40;
 
@@ -58,65 +58,13 @@ pub fn decode(body: &[u8]) -> ApiResult<Value> {
     Ok(Value::Object(object))
 }
 
-enum Wire<'a> {
-    Int(u64),
-    Bytes(&'a [u8]),
-}
-
-impl Wire<'_> {
-    fn int(&self) -> i64 {
-        match self {
-            // Negative numbers are ten bytes of their two's complement.
-            Wire::Int(int) => int.cast_signed(),
-            Wire::Bytes(_) => 0,
-        }
-    }
-}
-
-fn varint(bytes: &mut &[u8]) -> Option<u64> {
-    let mut value = 0u64;
-    for shift in (0..64).step_by(7) {
-        let (first, rest) = bytes.split_first()?;
-        *bytes = rest;
-        value |= u64::from(first & 0x7f) << shift;
-        if first & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
-}
-
-fn take<'a>(bytes: &mut &'a [u8], count: u64) -> Option<&'a [u8]> {
-    let (taken, rest) = bytes.split_at_checked(usize::try_from(count).ok()?)?;
-    *bytes = rest;
-    Some(taken)
-}
-
 /// Field numbers and values; `None` once where the bytes make no sense.
 fn parts(mut bytes: &[u8]) -> impl Iterator<Item = Option<(u64, Wire<'_>)>> {
-    let mut part = move || {
-        let tag = varint(&mut bytes)?;
-        let value = match tag & 7 {
-            0 => Wire::Int(varint(&mut bytes)?),
-            1 => Wire::Bytes(take(&mut bytes, 8)?),
-            2 => {
-                let length = varint(&mut bytes)?;
-                Wire::Bytes(take(&mut bytes, length)?)
-            }
-            5 => Wire::Bytes(take(&mut bytes, 4)?),
-            _ => return None,
-        };
-        Some(((tag >> 3, value), bytes.is_empty()))
-    };
-    let mut done = false;
-    let empty = bytes.is_empty();
+    let mut sound = true;
     std::iter::from_fn(move || {
-        if done || empty {
-            return None;
-        }
-        let next = part();
-        done = next.as_ref().is_none_or(|(_, last)| *last);
-        Some(next.map(|(part, _)| part))
+        let part = if sound { field(&mut bytes) } else { Ok(None) };
+        sound = part.is_ok();
+        part.map_or(Some(None), |part| part.map(Some))
     })
 }
 
@@ -193,8 +141,9 @@ impl<'a> Small<'a> {
             let (number, wire) = part?;
             let number = usize::try_from(number).ok()?;
             match wire {
-                Wire::Int(_) => *small.ints.get_mut(number)? = wire.int(),
+                Wire::Varint(int) => *small.ints.get_mut(number)? = int.cast_signed(),
                 Wire::Bytes(bytes) => *small.texts.get_mut(number)? = bytes,
+                Wire::Fixed => return None,
             }
         }
         Some(small)
@@ -208,10 +157,11 @@ impl<'a> Small<'a> {
 
 fn value_of(of: &Type, wire: &Wire<'_>, depth: usize) -> Option<Value> {
     let bytes = match (of, wire) {
-        (Type::Int, Wire::Int(_)) => return Some(wire.int().into()),
-        (Type::Bool, Wire::Int(int)) => return Some((*int != 0).into()),
-        (_, Wire::Int(_)) => return None,
-        (Type::Int | Type::Bool, Wire::Bytes(_)) => return None,
+        (Type::Int, Wire::Varint(int)) => return Some(int.cast_signed().into()),
+        (Type::Bool, Wire::Varint(int)) => return Some((*int != 0).into()),
+        (_, Wire::Varint(_) | Wire::Fixed) | (Type::Int | Type::Bool, Wire::Bytes(_)) => {
+            return None;
+        }
         (_, Wire::Bytes(bytes)) => *bytes,
     };
     match of {
