@@ -8,8 +8,10 @@ use divan::{Bencher, black_box};
 use futures_lite::future::block_on;
 use kube_controller_manager::cache::{DeltaFifo, IndexValue, Indexer, ReflectorStore};
 use kube_controller_manager::clock::SystemClock;
-use kube_controller_manager::controllers::garbagecollector::graph::{Graph, Identity};
-use kube_controller_manager::controllers::ref_manager::{CONTROLLER_INDEX, by_controller};
+use kube_controller_manager::controllers::cluster::garbagecollector::graph::{Graph, Identity};
+use kube_controller_manager::controllers::workloads::ref_manager::{
+    CONTROLLER_INDEX, by_controller,
+};
 use kube_controller_manager::objects::{Object, ObjectKey, Pod, Uid};
 use kube_controller_manager::sandbox::load::objects;
 use kube_controller_manager::workqueue::{RateLimitingQueue, default_controller_rate_limiter};

@@ -1,9 +1,10 @@
 //! Injected time. The one place that reads the system's clocks or sleeps.
 //! Upstream: `k8s.io/utils/clock`.
 
+use parking_lot::Mutex;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use event_listener::Event;
@@ -66,7 +67,7 @@ struct FakeState {
 
 impl FakeState {
     fn elapsed(&self) -> Duration {
-        *self.elapsed.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.elapsed.lock()
     }
 }
 
@@ -83,7 +84,7 @@ impl FakeClock {
 
     /// Moves time forward and wakes every sleeper whose time has come.
     pub fn advance(&self, by: Duration) {
-        *self.state.elapsed.lock().unwrap_or_else(PoisonError::into_inner) += by;
+        *self.state.elapsed.lock() += by;
         self.state.moved.notify(usize::MAX);
     }
 

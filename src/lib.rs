@@ -7,6 +7,7 @@ pub mod clock;
 pub mod metrics;
 pub mod task;
 
+pub mod cel;
 pub mod objects;
 
 pub mod cache;

@@ -1,9 +1,10 @@
 //! Tasks that are joined, and the token that asks them to stop.
 //! Upstream: `context.Context` cancellation and `sync.WaitGroup`.
 
+use parking_lot::Mutex;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use async_global_executor::GlobalExecutorConfig;
 use event_listener::Event;
@@ -112,13 +113,13 @@ impl TaskGroup {
     }
 
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(spawn(future));
+        self.tasks.lock().push(spawn(future));
     }
 
     /// Waits for every task, those spawned meanwhile included.
     pub async fn join(&self) {
         loop {
-            let task = self.tasks.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let task = self.tasks.lock().pop();
             match task {
                 Some(task) => task.await,
                 None => return,

@@ -146,33 +146,43 @@ pub const TOKEN_CONTROLLER: &str = "serviceaccount-token-controller";
 pub const CONTROLLERS: &[Descriptor] = &[
     row(TOKEN_CONTROLLER)
         .alias("serviceaccount-token")
-        .built_if(controllers::serviceaccount::tokens::controller),
-    row("endpoints-controller").alias("endpoint").built(controllers::endpoint::controller),
+        .built_if(controllers::accounts::serviceaccount::tokens::controller),
+    row("endpoints-controller")
+        .alias("endpoint")
+        .built(controllers::services::endpoint::controller),
     row("endpointslice-controller")
         .alias("endpointslice")
-        .built(controllers::endpointslice::controller),
+        .built(controllers::services::endpointslice::controller),
     row("endpointslice-mirroring-controller")
         .alias("endpointslicemirroring")
-        .built(controllers::endpointslicemirroring::controller),
+        .built(controllers::services::endpointslicemirroring::controller),
     row("replicationcontroller-controller")
         .alias("replicationcontroller")
-        .built(controllers::replicaset::replication_controller),
-    row("pod-garbage-collector-controller").alias("podgc").built(controllers::podgc::controller),
+        .built(controllers::workloads::replicaset::replication_controller),
+    row("pod-garbage-collector-controller")
+        .alias("podgc")
+        .built(controllers::cluster::podgc::controller),
     row("resourcequota-controller")
         .alias("resourcequota")
-        .built(controllers::resourcequota::controller),
-    row("namespace-controller").alias("namespace").built(controllers::namespace::controller),
+        .built(controllers::cluster::resourcequota::controller),
+    row("namespace-controller")
+        .alias("namespace")
+        .built(controllers::cluster::namespace::controller),
     row("serviceaccount-controller")
         .alias("serviceaccount")
-        .built(controllers::serviceaccount::accounts::controller),
+        .built(controllers::accounts::serviceaccount::accounts::controller),
     row("garbage-collector-controller")
         .alias("garbagecollector")
-        .built(controllers::garbagecollector::controller),
+        .built(controllers::cluster::garbagecollector::controller),
     row("daemonset-controller").alias("daemonset"),
     row("job-controller").alias("job"),
     row("podgroup-protection-controller").gates(&["GenericWorkload"]),
-    row("deployment-controller").alias("deployment").built(controllers::deployment::controller),
-    row("replicaset-controller").alias("replicaset").built(controllers::replicaset::controller),
+    row("deployment-controller")
+        .alias("deployment")
+        .built(controllers::workloads::deployment::controller),
+    row("replicaset-controller")
+        .alias("replicaset")
+        .built(controllers::workloads::replicaset::controller),
     row("horizontal-pod-autoscaler-controller").alias("horizontalpodautoscaling"),
     row("disruption-controller").alias("disruption"),
     row("statefulset-controller").alias("statefulset"),
@@ -181,7 +191,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("certificatesigningrequest-approving-controller").alias("csrapproving"),
     row("certificatesigningrequest-cleaner-controller").alias("csrcleaner"),
     row("podcertificaterequest-cleaner-controller").gates(&["PodCertificateRequest"]),
-    row("ttl-controller").alias("ttl").built(controllers::ttl::controller),
+    row("ttl-controller").alias("ttl").built(controllers::nodes::ttl::controller),
     row("bootstrap-signer-controller").alias("bootstrapsigner").off(),
     row("token-cleaner-controller").alias("tokencleaner").off(),
     row("node-ipam-controller").alias("nodeipam"),
@@ -194,14 +204,14 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("persistentvolume-expander-controller").alias("persistentvolume-expander"),
     row("clusterrole-aggregation-controller")
         .alias("clusterrole-aggregation")
-        .built(controllers::clusterroleaggregation::controller),
+        .built(controllers::accounts::clusterroleaggregation::controller),
     row("persistentvolumeclaim-protection-controller").alias("pvc-protection"),
     row("persistentvolume-protection-controller").alias("pv-protection"),
     row("volumeattributesclass-protection-controller").gates(&["VolumeAttributesClass"]),
     row("ttl-after-finished-controller").alias("ttl-after-finished"),
     row("root-ca-certificate-publisher-controller")
         .alias("root-ca-cert-publisher")
-        .built_if(controllers::rootcacertpublisher::controller),
+        .built_if(controllers::certificates::rootcacertpublisher::controller),
     row("kube-apiserver-serving-clustertrustbundle-publisher-controller")
         .gates(&["ClusterTrustBundle"]),
     row("ephemeral-volume-controller").alias("ephemeral-volume"),
@@ -216,13 +226,13 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .gates(&["DynamicResourceAllocation", "DRADeviceTaints"]),
     row("legacy-serviceaccount-token-cleaner-controller")
         .alias("legacy-service-account-token-cleaner")
-        .built_if(controllers::serviceaccount::cleaner::controller),
+        .built_if(controllers::accounts::serviceaccount::cleaner::controller),
     row("validatingadmissionpolicy-status-controller")
-        .built(controllers::validatingadmissionpolicystatus::controller),
+        .built(controllers::cluster::validatingadmissionpolicystatus::controller),
     row("taint-eviction-controller").gates(&["SeparateTaintEvictionController"]),
     row("service-cidr-controller")
         .gates(&["MultiCIDRServiceAllocator"])
-        .built(controllers::servicecidrs::controller),
+        .built(controllers::services::servicecidrs::controller),
     row("storage-version-migrator-controller").alias("svm").gates(&["StorageVersionMigrator"]),
     row("selinux-warning-controller").off().gates(&["SELinuxChangePolicy"]),
 ];

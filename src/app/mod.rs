@@ -16,8 +16,9 @@ mod signals;
 pub mod source;
 pub mod start;
 
+use parking_lot::Mutex;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::Guard;
@@ -148,7 +149,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
             let connection = started.connection.guarded(guard);
             if let Err(error) = start::run(Started { connection, ..started }, stop).await {
                 log::error!("{error}");
-                *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *told.lock() = Some(error);
             }
             over.stop();
         }
@@ -176,7 +177,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     log::info!("Requested to terminate. Exiting.");
     serving.stop();
     tasks.join().await;
-    match failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    match failure.lock().take() {
         Some(error) => Err(vec![error]),
         None => Ok(()),
     }

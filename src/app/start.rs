@@ -2,9 +2,10 @@
 //! start the informers, run until stopped.
 //! Upstream: `CreateControllerContext`, `BuildControllers`, `RunControllers`.
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_lite::FutureExt;
@@ -105,7 +106,7 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
     if ended.or(waiting).await.is_some() {
         return Ok(());
     }
-    let running = running.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let running = running.lock().clone();
     let timeout = show_duration(options.controller_shutdown_timeout);
     log::info!("Controller shutdown timeout {timeout} reached, still running: {running:?}");
     Err("controller shutdown timeout reached".into())
@@ -123,7 +124,7 @@ async fn tell_who_still_runs<T>(
     };
     loop {
         clock.sleep(period).await;
-        let running = running.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let running = running.lock().clone();
         log::info!("Still waiting for some controllers to terminate: {running:?}");
     }
 }
@@ -234,12 +235,12 @@ fn run_one(
             return;
         }
         log::info!("Controller starting: {name}");
-        running.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
+        running.lock().insert(name);
         RunningControllers::set(name, true);
         let ended = TellEnd { failed, stop: stop.clone() };
         controller.run(stop).await;
         drop(ended);
-        running.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        running.lock().remove(name);
         RunningControllers::set(name, false);
         log::info!("Controller terminated: {name}");
     }

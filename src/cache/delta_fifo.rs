@@ -1,8 +1,9 @@
 //! The queue between the reflector and the cache. Upstream: `cache.DeltaFIFO`.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_listener::{Event, EventListener};
 
@@ -150,7 +151,7 @@ impl<T: Object> DeltaFifo<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The first list was processed to its end; or the first change did not come from a list.

@@ -1,7 +1,8 @@
 //! One informer per scope, shared by all who ask. Upstream: `informers.SharedInformerFactory`.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::any::{Any, TypeId};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::metadata::MetadataInformer;
@@ -71,7 +72,7 @@ impl SharedInformerFactory {
     }
 
     fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.inner.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.entries.lock()
     }
 
     /// The informer of every `T` in the cluster.

@@ -1,9 +1,10 @@
 //! The cache itself: a [`Store`] behind a lock, with named indices.
 
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{HashMap, HashSet};
 use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::store::{KnownObjects, Store};
 use crate::objects::{Istr, Object, ObjectKey, Uid};
@@ -191,11 +192,11 @@ impl<T: Object> Indexer<T> {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, State<T>> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+        self.state.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, State<T>> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
+        self.state.write()
     }
 
     /// A second index of the same name is the first: it must be of the same function. What is

@@ -1,7 +1,8 @@
 //! Hands what happens to the handlers, each at its own pace. Upstream: `sharedProcessor`.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender};
@@ -136,7 +137,7 @@ impl<T: Send + Sync + 'static> Processor<T> {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Listeners<T>> {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listeners.lock()
     }
 
     /// `current` is asked for the objects there are, at a moment when nothing else is told.

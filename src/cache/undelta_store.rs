@@ -1,6 +1,7 @@
 //! A reflector's target that tells the whole state after each change.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 use super::store::{ReflectorStore, Store};
 use crate::objects::Object;
@@ -26,7 +27,7 @@ impl<T: Object> UndeltaStore<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn change(&self, change: impl FnOnce(&mut State<T>)) {

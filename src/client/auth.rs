@@ -1,7 +1,8 @@
 //! Who we say we are: tokens, token files, credential plugins, and whom we act as.
 
+use parking_lot::Mutex;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
@@ -83,14 +84,14 @@ impl Auth {
             Auth::None => None,
             Auth::Fixed(value) => Some(value.clone()),
             Auth::Provider { provider, refused } => {
-                let refused = refused.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let refused = refused.lock().take();
                 let token =
                     provider(refused).await.map_err(|error| Error::Credentials(error.into()))?;
                 bearer(&token)
             }
             Auth::File { path, fallback, clock, read: known } => {
                 let now = clock.monotonic();
-                let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut known = known.lock();
                 if known.as_ref().is_none_or(|(_, until)| now >= *until) {
                     match token_of(path) {
                         Ok(token) => *known = Some((token, now + FILE_LIFETIME)),
@@ -117,7 +118,7 @@ impl Auth {
     pub async fn refused(&self, shown: &Shown) {
         match self {
             Auth::File { read, .. } => {
-                *read.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                *read.lock() = None;
             }
             Auth::Exec(plugin) => {
                 if let Some(issued) = &shown.issued {
@@ -126,8 +127,7 @@ impl Auth {
             }
             Auth::Provider { refused, .. } => {
                 let token = shown.header.as_deref().and_then(|h| h.strip_prefix("Bearer "));
-                *refused.lock().unwrap_or_else(PoisonError::into_inner) =
-                    token.map(ToOwned::to_owned);
+                *refused.lock() = token.map(ToOwned::to_owned);
             }
             Auth::None | Auth::Fixed(_) => {}
         }
@@ -262,7 +262,7 @@ mod tests {
         let auth = Auth::provider({
             let heard = heard.clone();
             Arc::new(move |refused| {
-                heard.lock().unwrap().push(refused);
+                heard.lock().push(refused);
                 Box::pin(async { Ok("t".to_owned()) })
             })
         });
@@ -272,6 +272,6 @@ mod tests {
         for _ in 0..2 {
             block_on(auth.show()).unwrap();
         }
-        assert_eq!(*heard.lock().unwrap(), [None, Some("t".to_owned()), None]);
+        assert_eq!(*heard.lock(), [None, Some("t".to_owned()), None]);
     }
 }

@@ -1,6 +1,6 @@
 //! A token bucket. Upstream: `flowcontrol.NewTokenBucketRateLimiter`.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::Duration;
 
 use crate::clock::SharedClock;
@@ -27,7 +27,7 @@ impl Bucket {
             return Duration::ZERO;
         }
         let now = self.clock.monotonic();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let (tokens, at) = *state;
         let grown = tokens + now.saturating_sub(at).as_secs_f64() * self.qps;
         let left = grown.min(self.burst) - 1.0;

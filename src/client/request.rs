@@ -1,8 +1,9 @@
 //! One way for all requests: limited, authorized, counted, retried where that is safe.
 
+use parking_lot::Mutex;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use futures_lite::{AsyncBufReadExt, AsyncReadExt};
@@ -198,7 +199,7 @@ impl Client {
     pub fn with_tokens(&self, user_agent: &str, tokens: TokenProvider) -> Result<Client> {
         let Inner { base, config, clock, .. } = &*self.inner;
         let http = {
-            let mut shared = self.inner.anonymous.lock().unwrap_or_else(|p| p.into_inner());
+            let mut shared = self.inner.anonymous.lock();
             match &*shared {
                 Some(http) => http.clone(),
                 None => {
@@ -256,17 +257,17 @@ impl Client {
     /// What the server serves: asked once, then from memory until [`Client::reset_discovery`].
     /// Clients derived from one another share it.
     pub async fn discovery(&self) -> Result<Arc<Discovery>> {
-        let known = self.inner.discovery.lock().unwrap_or_else(|p| p.into_inner()).clone();
+        let known = self.inner.discovery.lock().clone();
         if let Some(known) = known {
             return Ok(known);
         }
         let fresh = Arc::new(self.discover().await?);
-        *self.inner.discovery.lock().unwrap_or_else(|p| p.into_inner()) = Some(fresh.clone());
+        *self.inner.discovery.lock() = Some(fresh.clone());
         Ok(fresh)
     }
 
     pub fn reset_discovery(&self) {
-        *self.inner.discovery.lock().unwrap_or_else(|p| p.into_inner()) = None;
+        *self.inner.discovery.lock() = None;
     }
 
     /// `GET` of any path: the body, whatever it is.

@@ -1,10 +1,11 @@
 //! Watches end when the client certificate that they were asked under has been replaced.
 //! Upstream: `transport.certRotatingDialer`, `connrotation`.
 
+use parking_lot::Mutex;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use event_listener::Event;
@@ -69,7 +70,7 @@ fn or_end<T: Default>(
     if read.is_ready() {
         return read;
     }
-    let rotated = rotated.get_mut().unwrap_or_else(PoisonError::into_inner);
+    let rotated = rotated.get_mut();
     rotated.as_mut().poll(context).map(|()| Ok(T::default()))
 }
 

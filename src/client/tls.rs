@@ -1,6 +1,7 @@
 //! The client's half of TLS.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use rustls::crypto::CryptoProvider;
@@ -86,7 +87,7 @@ impl TlsSource {
             _ => None,
         });
         let ingredients = (changed, pair);
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.made.lock();
         let known = |config: &Arc<ClientConfig>| Identity {
             config: config.clone(),
             rotations: self.rotations.count(),

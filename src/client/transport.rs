@@ -5,11 +5,12 @@
 //! is never sent twice. A peer that is gone without a word is noticed by TCP's keep-alive, so that a
 //! watch does not wait for it: HTTP/1.1 has no ping as the one of HTTP/2 that client-go sends.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -228,7 +229,7 @@ impl Shared {
     }
 
     fn idle(&self) -> MutexGuard<'_, Idle> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle.lock()
     }
 
     /// `tls`: what a new connection would be made with. Those made with another are closed: who we
@@ -534,7 +535,7 @@ fn limited<T>(
     clock: &SharedClock,
     context: &mut Context<'_>,
 ) -> Poll<io::Result<T>> {
-    let deadline = deadline.get_mut().unwrap_or_else(PoisonError::into_inner);
+    let deadline = deadline.get_mut();
     if read.is_ready() {
         *deadline = None;
         return read;

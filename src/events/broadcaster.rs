@@ -1,7 +1,8 @@
 //! The queue of events and the task that sends them. Upstream: tools/record/event.go.
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender};
@@ -91,7 +92,7 @@ impl EventBroadcaster {
     pub async fn shutdown(&self) {
         self.queue.sender.close();
         self.stop.stop();
-        let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let task = self.task.lock().take();
         let Some(mut task) = task else { return };
         let late = async {
             self.queue.clock.sleep(SHUTDOWN_BOUND).await;
@@ -243,11 +244,11 @@ mod tests {
             let name = event.metadata.name.split('.').next().unwrap_or_default();
             let line = format!("{verb} {name} {} {}", event.count, event.message);
             Box::pin(async move {
-                if *self.0.silent.lock().unwrap() {
+                if *self.0.silent.lock() {
                     std::future::pending::<()>().await;
                 }
-                self.0.writes.lock().unwrap().push(line);
-                self.0.errors.lock().unwrap().pop().map_or(Ok(()), Err)
+                self.0.writes.lock().push(line);
+                self.0.errors.lock().pop().map_or(Ok(()), Err)
             })
         }
     }
@@ -311,10 +312,7 @@ mod tests {
         record(&recorder, "two");
         block_on(broadcaster.shutdown());
         record(&recorder, "too late");
-        assert_eq!(
-            *server.writes.lock().unwrap(),
-            ["create rs 1 one", "patch rs 2 one", "create rs 1 two"]
-        );
+        assert_eq!(*server.writes.lock(), ["create rs 1 one", "patch rs 2 one", "create rs 1 two"]);
     }
 
     #[test]
@@ -364,7 +362,7 @@ mod tests {
                 assert_eq!(clock.sleepers(), 1, "{name}");
                 clock.advance(SLEEP_BETWEEN_TRIES);
             }
-            assert_eq!(*server.writes.lock().unwrap(), expect, "{name}");
+            assert_eq!(*server.writes.lock(), expect, "{name}");
         }
     }
 
@@ -384,7 +382,7 @@ mod tests {
             while block_on(poll_once(&mut run)).is_none() {
                 clock.advance(SLEEP_BETWEEN_TRIES);
             }
-            assert_eq!(server.writes.lock().unwrap().len(), if stopped { 1 } else { 12 });
+            assert_eq!(server.writes.lock().len(), if stopped { 1 } else { 12 });
         }
     }
 

@@ -1,10 +1,11 @@
 //! Takes the lock, keeps it, and gives it back. Upstream: `leaderelection.LeaderElector`.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
 use std::future::Future;
 use std::ops::ControlFlow;
 use std::pin::Pin;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use futures_lite::FutureExt;
@@ -309,7 +310,7 @@ impl Run<'_> {
 
 impl Inner {
     fn election(&self) -> MutexGuard<'_, Election> {
-        self.election.lock().unwrap_or_else(PoisonError::into_inner)
+        self.election.lock()
     }
 
     async fn carry_out(&self, attempt: &Attempt) -> Outcome {
@@ -445,14 +446,13 @@ mod tests {
             ask: impl FnOnce(&mut Server) -> Option<T> + Send + 'a,
         ) -> LockFuture<'a, T> {
             Box::pin(async move {
-                if self.server.lock().unwrap().state == ServerState::Silent {
+                if self.server.lock().state == ServerState::Silent {
                     std::future::pending::<()>().await;
                 }
-                let mut server = self.server.lock().unwrap();
+                let mut server = self.server.lock();
                 let refused = server.state == ServerState::Refusing;
                 let answer = (!refused).then(|| ask(&mut server)).flatten();
-                *self.seen.lock().unwrap() =
-                    if answer.is_some() { server.version } else { u64::MAX };
+                *self.seen.lock() = if answer.is_some() { server.version } else { u64::MAX };
                 answer.ok_or(LockError::NotRead)
             })
         }
@@ -477,7 +477,7 @@ mod tests {
             })
         }
         fn update<'a>(&'a self, record: &'a LeaderElectionRecord) -> LockFuture<'a, ()> {
-            let seen = *self.seen.lock().unwrap();
+            let seen = *self.seen.lock();
             self.ask(move |server| {
                 (server.version == seen).then(|| {
                     server.record = Some(record.clone());
@@ -486,7 +486,7 @@ mod tests {
             })
         }
         fn record_event(&self, what: &str) {
-            self.events.lock().unwrap().push(format!("{} {what}", self.identity));
+            self.events.lock().push(format!("{} {what}", self.identity));
         }
     }
 
@@ -528,7 +528,7 @@ mod tests {
                 ended.stop();
             };
             let callbacks = LeaderCallbacks::new(work, || ())
-                .on_new_leader(move |leader| leaders.lock().unwrap().push(leader.to_owned()));
+                .on_new_leader(move |leader| leaders.lock().push(leader.to_owned()));
             Box::pin(async move { elector.run(callbacks, &stop).await })
         };
         Contender { lock, clock, elector, stop, work_ended, leaders, run }
@@ -558,13 +558,7 @@ mod tests {
     }
 
     fn holder(server: &Arc<Mutex<Server>>) -> String {
-        server
-            .lock()
-            .unwrap()
-            .record
-            .as_ref()
-            .map(|r| r.holder_identity.clone())
-            .unwrap_or_default()
+        server.lock().record.as_ref().map(|r| r.holder_identity.clone()).unwrap_or_default()
     }
 
     #[test]
@@ -573,12 +567,12 @@ mod tests {
         let mut a = contender(&server, "a", 1000);
         assert_eq!(a.poll(), None);
         assert!(a.elector.is_leader());
-        let first = server.lock().unwrap().record.clone().unwrap();
+        let first = server.lock().record.clone().unwrap();
         assert_eq!((first.lease_duration_seconds, first.leader_transitions), (15, 0));
         for _ in 0..60 {
             assert_eq!(a.tick(), None);
         }
-        let last = server.lock().unwrap().record.clone().unwrap();
+        let last = server.lock().record.clone().unwrap();
         assert_eq!(last.acquire_time, first.acquire_time);
         let age = a.clock.now().duration_since(last.renew_time.unwrap());
         assert!(age <= Duration::from_secs(2), "{age:?}");
@@ -586,16 +580,16 @@ mod tests {
         a.stop.stop();
         assert_eq!(block_on(&mut a.run), Ended::Stopped);
         assert!(a.work_ended.is_stopped());
-        let released = server.lock().unwrap().record.clone().unwrap();
+        let released = server.lock().record.clone().unwrap();
         assert_eq!((released.holder_identity.as_str(), released.lease_duration_seconds), ("", 1));
-        assert_eq!(*a.lock.events.lock().unwrap(), ["a became leader", "a stopped leading"]);
-        assert_eq!(*a.leaders.lock().unwrap(), ["a", ""]);
+        assert_eq!(*a.lock.events.lock(), ["a became leader", "a stopped leading"]);
+        assert_eq!(*a.leaders.lock(), ["a", ""]);
 
         // Released: the next takes it with its first try.
         let mut b = contender(&server, "b", 1000);
         b.poll();
         assert_eq!(holder(&server), "b");
-        assert_eq!(server.lock().unwrap().record.as_ref().unwrap().leader_transitions, 1);
+        assert_eq!(server.lock().record.as_ref().unwrap().leader_transitions, 1);
     }
 
     #[test]
@@ -607,8 +601,8 @@ mod tests {
             for _ in 0..20 {
                 a.tick();
             }
-            let renewed = server.lock().unwrap().record.as_ref().unwrap().renew_time.unwrap();
-            server.lock().unwrap().state = state;
+            let renewed = server.lock().record.as_ref().unwrap().renew_time.unwrap();
+            server.lock().state = state;
             a.ticks_until(|_, ended| ended == Some(Ended::Lost));
             let age = a.clock.now().duration_since(renewed).as_secs();
             assert!((10..15).contains(&age), "{age}");
@@ -624,15 +618,15 @@ mod tests {
         a.poll();
         // A request that is never answered takes half of the deadline.
         for (state, outage) in [(ServerState::Refusing, 8), (ServerState::Silent, 4)] {
-            server.lock().unwrap().state = state;
+            server.lock().state = state;
             for _ in 0..outage {
                 assert_eq!(a.tick(), None);
             }
-            server.lock().unwrap().state = ServerState::Up;
+            server.lock().state = ServerState::Up;
             for _ in 0..8 {
                 assert_eq!(a.tick(), None);
             }
-            let renewed = server.lock().unwrap().record.as_ref().unwrap().renew_time.unwrap();
+            let renewed = server.lock().record.as_ref().unwrap().renew_time.unwrap();
             assert!(a.clock.now().duration_since(renewed) <= Duration::from_secs(2));
         }
     }
@@ -653,7 +647,7 @@ mod tests {
             // A renewed just now. B looks again within 5 s (4.4, in whole ticks), waits for a lease
             // from there, and sees within 5 s that it has run out.
             assert!((15..=5 + 15 + 5).contains(&took), "skew {skew}: {took} s");
-            assert_eq!(*b.leaders.lock().unwrap(), ["a", "b"]);
+            assert_eq!(*b.leaders.lock(), ["a", "b"]);
             // The old leader comes back: its write conflicts, and it ends.
             let after = a.ticks_until(|_, ended| ended == Some(Ended::Lost));
             assert!(after <= 13, "{after}");

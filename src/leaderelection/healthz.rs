@@ -1,6 +1,6 @@
 //! Leader election as a health check. Upstream: tools/leaderelection/healthzadaptor.go.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::Duration;
 
 use super::LeaderElector;
@@ -22,12 +22,12 @@ impl HealthzAdaptor {
     }
 
     pub fn set_leader_election(&self, elector: &LeaderElector) {
-        *self.elector.lock().unwrap_or_else(PoisonError::into_inner) = Some(elector.clone());
+        *self.elector.lock() = Some(elector.clone());
     }
 
     /// `Err`: why it is not healthy.
     pub fn check(&self) -> Result<(), String> {
-        match &*self.elector.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.elector.lock() {
             Some(elector) => elector.check(self.timeout),
             None => Ok(()),
         }

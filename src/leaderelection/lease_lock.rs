@@ -1,6 +1,6 @@
 //! The lock as an object of kind Lease. Upstream: `resourcelock.LeaseLock`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -45,7 +45,7 @@ impl LeaseLock {
     }
 
     fn lease(&self) -> MutexGuard<'_, Option<Value>> {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lease.lock()
     }
 }
 

@@ -11,7 +11,7 @@ use super::kinds::Kind;
 use super::status::{ApiError, ApiResult};
 use super::store::Stored;
 use super::write::{Part, text};
-use crate::controllers::resourcequota::{kinds, pods};
+use crate::controllers::cluster::resourcequota::{kinds, pods};
 use crate::objects::{Pod, Quantity, ResourceList, ResourceQuota};
 
 const PRIORITY_CLASSES: &str = "priorityclasses.scheduling.k8s.io";

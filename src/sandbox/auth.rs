@@ -1,13 +1,13 @@
 //! Who asks: certificates and bearer tokens. Whether they may: `rbac`.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::controllers::serviceaccount::jwt::Signer;
+use crate::controllers::accounts::serviceaccount::jwt::Signer;
 use crate::objects::Timestamp;
 use crate::server::auth::Authorities;
 use crate::server::http::Chain;
@@ -114,7 +114,7 @@ impl Auth {
     }
 
     fn keep(&self, token: String, entry: Token) -> String {
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner).insert(token.clone(), entry);
+        self.tokens.lock().insert(token.clone(), entry);
         token
     }
 
@@ -143,13 +143,13 @@ impl Auth {
 
     /// Forgets every token of a user.
     pub fn revoke(&self, user: &str) {
-        let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tokens = self.tokens.lock();
         tokens.retain(|_, token| token.user.name != user);
     }
 
     /// The user and audiences of a token that is still good.
     pub fn token(&self, token: &str, now: Timestamp) -> Option<(User, Vec<String>)> {
-        let tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        let tokens = self.tokens.lock();
         let token = tokens.get(token)?;
         let good = token.expires.is_none_or(|expires| expires > now);
         good.then(|| (token.user.clone(), token.audiences.clone()))

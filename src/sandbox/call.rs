@@ -1,7 +1,8 @@
 //! What a request asks for: its path, its query, and the form of the answer.
 //! Upstream: `apiserver/pkg/endpoints/request.RequestInfo`.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use super::accept::Encoding;
 use super::apply::Writer;
@@ -177,7 +178,7 @@ pub struct Warnings(Mutex<Vec<String>>);
 
 impl Warnings {
     pub fn all(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 }
 
@@ -199,7 +200,7 @@ impl Call {
 
     /// Adds a warning to the answer, once.
     pub fn warn(&self, warning: String) {
-        let mut warnings = self.warnings.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut warnings = self.warnings.0.lock();
         if !warnings.contains(&warning) {
             warnings.push(warning);
         }

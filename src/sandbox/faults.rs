@@ -1,7 +1,7 @@
 //! Failures on demand, and counters of what was asked: how a test steers the API server.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use event_listener::{Event, EventListener};
@@ -101,7 +101,7 @@ pub struct Faults {
 
 impl Faults {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {

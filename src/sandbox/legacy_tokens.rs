@@ -12,7 +12,7 @@ use super::auth::User;
 use super::call::Call;
 use super::status::ApiResult;
 use super::write::{Part, is_deleting, text};
-use crate::controllers::serviceaccount::jwt::{LEGACY_ISSUER, LegacyClaims};
+use crate::controllers::accounts::serviceaccount::jwt::{LEGACY_ISSUER, LegacyClaims};
 use crate::objects::Timestamp;
 
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";

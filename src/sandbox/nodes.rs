@@ -4,8 +4,9 @@
 //! A pod's annotation `sandbox/behavior` steers it: `ready` (the default), `never-ready`, `crash`
 //! (starts, and fails), `exit` (succeeds after it started).
 
+use parking_lot::Mutex;
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -62,8 +63,8 @@ struct Steered {
 }
 
 impl Steering {
-    fn state(&self) -> std::sync::MutexGuard<'_, Steered> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> parking_lot::MutexGuard<'_, Steered> {
+        self.state.lock()
     }
 
     /// The node stops renewing its lease and touching its pods.

@@ -1,8 +1,9 @@
 //! OpenAPI documents for kubectl's `apply` and `explain`, and the types strategic merge walks.
 //! Built when first asked for; the types of the built-in kinds once for the process.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use k8s_openapi::api;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1 as apiextensions;
@@ -153,7 +154,7 @@ fn root_key(kind: &Kind) -> (String, String) {
 fn builtin_group(name: &str) -> Arc<Group> {
     static GROUPS: OnceLock<Mutex<HashMap<String, Arc<Group>>>> = OnceLock::new();
     let groups = GROUPS.get_or_init(Mutex::default);
-    let mut groups = groups.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut groups = groups.lock();
     if let Some(group) = groups.get(name) {
         return group.clone();
     }

@@ -1,6 +1,7 @@
 //! The kinds that are served now: those built in, and those that CustomResourceDefinitions add.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use parking_lot::RwLock;
+use std::sync::Arc;
 
 use super::kinds::Kind;
 
@@ -26,12 +27,12 @@ impl Registry {
     }
 
     pub fn all(&self) -> Vec<Arc<Kind>> {
-        let kinds = self.kinds.read().unwrap_or_else(PoisonError::into_inner);
+        let kinds = self.kinds.read();
         kinds.iter().map(|entry| entry.kind.clone()).collect()
     }
 
     pub fn find(&self, group: &str, version: &str, resource: &str) -> Option<Arc<Kind>> {
-        let kinds = self.kinds.read().unwrap_or_else(PoisonError::into_inner);
+        let kinds = self.kinds.read();
         let found = kinds.iter().find(|entry| {
             let at = &entry.kind.resource;
             at.group == group && at.version == version && at.plural == resource
@@ -41,7 +42,7 @@ impl Registry {
 
     /// Serves the kinds of a CustomResourceDefinition in place of those it had before.
     pub fn define(&self, definition: &str, new: Vec<Kind>) {
-        let mut kinds = self.kinds.write().unwrap_or_else(PoisonError::into_inner);
+        let mut kinds = self.kinds.write();
         kinds.retain(|entry| entry.definition.as_deref() != Some(definition));
         kinds.extend(
             new.into_iter().map(|kind| Entry {

@@ -1,8 +1,9 @@
 //! A small scheduler: binds each pod to a node that has room, whose labels the pod selects and
 //! whose taints it tolerates; of those, the one with the fewest pods.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -251,7 +252,7 @@ impl Scheduler {
         let key = pod.meta.key();
         let gone = matches!(change, Change::Deleted(_))
             || matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
-        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ledger = self.ledger.lock();
         if gone {
             ledger.remove(&key);
             drop(ledger);
@@ -275,7 +276,7 @@ impl Scheduler {
         };
         let nodes = self.nodes.list();
         let node = {
-            let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ledger = self.ledger.lock();
             if ledger.placed.contains_key(&key) {
                 return Ok(Next::Done);
             }
@@ -299,7 +300,7 @@ impl Scheduler {
             self.tell(&pod, EventType::Normal, "Scheduled", message);
             return Ok(Next::Done);
         };
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        self.ledger.lock().remove(&key);
         if error.is_not_found() || error.is_conflict() { Ok(Next::Done) } else { Err(error.into()) }
     }
 

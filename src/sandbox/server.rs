@@ -1,10 +1,11 @@
 //! The sandbox as a server on a port, with its certificates and kubeconfig files.
 
+use parking_lot::Mutex;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -21,7 +22,7 @@ use super::status::{ApiError, ApiResult};
 use super::store::Store;
 use super::traffic::Traffic;
 use crate::clock::{SharedClock, SystemClock};
-use crate::controllers::serviceaccount::jwt::Signer;
+use crate::controllers::accounts::serviceaccount::jwt::Signer;
 use crate::server::auth::Authorities;
 use crate::server::http::{Handler, Server};
 use crate::server::tls::Tls;
@@ -251,7 +252,7 @@ impl Sandbox {
     /// Ends watches and connections, and returns when the port is free.
     pub async fn stop(&self) {
         self.api.stop.stop();
-        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let server = self.server.lock().take();
         if let Some(server) = server {
             server.join().await;
         }

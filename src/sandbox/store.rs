@@ -4,9 +4,10 @@
 //! One number counts every write of the whole store. Each table keeps the last so many of its
 //! changes; from them come watches, and lists at an older version.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use event_listener::{Event, EventListener};
 use hyper::body::Bytes;
@@ -131,7 +132,7 @@ impl Store {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The version of the last write.

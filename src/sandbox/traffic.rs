@@ -1,8 +1,9 @@
 //! What each program asks of the API server, and how many bytes that moves.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_lite::StreamExt;
 use serde::Serialize;
@@ -52,7 +53,7 @@ impl Traffic {
         let path = ResourcePath::parse(&request.path);
         let verb = verb(&request.method, path.as_ref(), &Query::parse(&request.query));
         let received = request.header("content-length").and_then(|text| text.parse().ok());
-        let mut meters = self.meters.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut meters = self.meters.lock();
         let meter = meters.entry((program, verb)).or_default();
         meter.requests.fetch_add(1, Ordering::Relaxed);
         meter.received.fetch_add(received.unwrap_or_default(), Ordering::Relaxed);
@@ -61,7 +62,7 @@ impl Traffic {
 
     /// What `program` has asked so far, by verb.
     pub fn of(&self, program: &str) -> BTreeMap<&'static str, Count> {
-        let meters = self.meters.lock().unwrap_or_else(PoisonError::into_inner);
+        let meters = self.meters.lock();
         let own = meters.iter().filter(|((name, _), _)| name == program);
         own.map(|((_, verb), meter)| (*verb, meter.count())).collect()
     }

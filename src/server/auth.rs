@@ -2,9 +2,10 @@
 //! Upstream: `apiserver/pkg/server/options` `DelegatingAuthenticationOptions` and
 //! `DelegatingAuthorizationOptions`.
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::future::Boxed;
@@ -221,11 +222,11 @@ impl Auth {
 
     /// Trusts these authorities from now on, and no others.
     pub fn set_trust(&self, trust: Trust) {
-        *self.trust.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(trust);
+        *self.trust.write() = Arc::new(trust);
     }
 
     fn trust(&self) -> Arc<Trust> {
-        self.trust.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.trust.read().clone()
     }
 
     /// `inner`, for who may.
@@ -404,12 +405,12 @@ impl<K: Eq + Hash, V: Clone> Cache<K, V> {
     const MOST: usize = 1024;
 
     fn get(&self, key: &K, now: Duration) -> Option<V> {
-        let cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let cache = self.0.lock();
         cache.get(key).filter(|(_, until)| now < *until).map(|(value, _)| value.clone())
     }
 
     fn put(&self, key: K, value: V, until: Duration, now: Duration) {
-        let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = self.0.lock();
         if cache.len() >= Self::MOST {
             cache.retain(|_, (_, until)| now < *until);
         }

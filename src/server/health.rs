@@ -1,7 +1,8 @@
 //! /healthz, /livez and /readyz: named checks, to which more may be added while serving.
 //! Upstream: `apiserver/pkg/server/healthz`, `controller-manager/pkg/healthz`.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use parking_lot::RwLock;
+use std::sync::Arc;
 
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
@@ -30,14 +31,14 @@ impl HealthChecks {
     }
 
     pub fn add(&self, name: &str, check: Check) {
-        let mut checks = self.checks.write().unwrap_or_else(PoisonError::into_inner);
+        let mut checks = self.checks.write();
         checks.push((name.into(), check));
     }
 
     /// Answers a path of `endpoint` (`healthz`, `livez`, `readyz`): all checks, or under
     /// `/healthz/NAME` one of them.
     pub fn answer(&self, endpoint: &str, request: &Request) -> Response {
-        let mut checks = self.checks.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut checks = self.checks.read().clone();
         if checks.is_empty() {
             checks.push(("ping".into(), Arc::new(|| Ok(()))));
         }

@@ -1,12 +1,13 @@
 //! An HTTP/1.1 server, over TLS or plain: keep-alive, chunked streams, client certificates.
 //! Upstream: `apiserver/pkg/server.SecureServingInfo`.
 
+use parking_lot::Mutex;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -369,7 +370,7 @@ impl Future for ClockSleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner).poll(cx)
+        self.0.get_mut().poll(cx)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Which handler answers which path. Upstream: `apiserver/pkg/server/mux.PathRecorderMux`.
 
+use parking_lot::RwLock;
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use futures_lite::future::Boxed;
 
@@ -28,21 +29,21 @@ impl Routes {
     }
 
     pub fn add(&self, path: &str, handler: Handler) {
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write();
         table.exact.insert(path.into(), handler);
     }
 
     /// `path` and all below it.
     pub fn add_tree(&self, path: &str, handler: Handler) {
         self.add(path, handler.clone());
-        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write();
         table.below.insert(format!("{path}/"), handler);
     }
 
     /// The same, not told of among the paths.
     pub fn add_unlisted(&self, path: &str, handler: Handler) {
         self.add_tree(path, handler);
-        self.table.write().unwrap_or_else(PoisonError::into_inner).unlisted.push(path.into());
+        self.table.write().unlisted.push(path.into());
     }
 
     /// The debug handler of a controller: `/debug/controllers/NAME` and all below it, whose
@@ -59,13 +60,13 @@ impl Routes {
 
     /// Sorted, without the unlisted ones.
     pub fn paths(&self) -> Vec<String> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.read();
         table.exact.keys().filter(|path| !table.unlisted.contains(path)).cloned().collect()
     }
 
     pub fn answer(&self, request: Request) -> Boxed<Response> {
         let handler = {
-            let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+            let table = self.table.read();
             let tree = || {
                 let trees = table.below.iter().rev();
                 trees.filter(|(above, _)| request.path.starts_with(*above)).map(|(_, h)| h).next()

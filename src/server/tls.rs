@@ -2,12 +2,13 @@
 //! memory; client certificates asked for, but judged by [`super::auth`].
 //! Upstream: `apiserver/pkg/server/dynamiccertificates`.
 
+use parking_lot::RwLock;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::client::danger::HandshakeSignatureValid;
@@ -172,7 +173,7 @@ impl Certificates {
     }
 
     fn set(&self, mut fresh: Loaded) {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.write();
         if self.options.files.is_none() {
             // One made in memory stays for the process's life.
             fresh.default = current.default.clone();
@@ -181,7 +182,7 @@ impl Certificates {
     }
 
     fn choose(&self, name: Option<&str>) -> Arc<CertifiedKey> {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let current = self.current.read();
         let find = |wanted: &str| {
             current.named.iter().find(|(names, _)| names.iter().any(|name| name == wanted))
         };
@@ -450,7 +451,7 @@ mod tests {
             ..TlsOptions::default()
         };
         let tls = Tls::new(options).expect("a configuration");
-        let named = tls.certificates.current.read().expect("no panic").named.clone();
+        let named = tls.certificates.current.read().named.clone();
         let default = tls.certificates.choose(None);
         for (name, wanted) in [
             ("a.example.com", &named[1].1),

@@ -1,6 +1,7 @@
 //! The metrics of the queues. Upstream: component-base/metrics/prometheus/workqueue.
 
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use parking_lot::Mutex;
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use prometheus::core::{Collector, Desc};
@@ -73,7 +74,7 @@ pub(super) trait HasProgress: Send + Sync {
 /// Reports the progress of `queue` under `name` for as long as it lives.
 pub(super) fn report_progress(name: &str, queue: Weak<dyn HasProgress>) {
     if let Some(all) = ALL.as_ref() {
-        all.queues.lock().unwrap_or_else(PoisonError::into_inner).push((name.into(), queue));
+        all.queues.lock().push((name.into(), queue));
     }
 }
 
@@ -174,7 +175,7 @@ impl Collector for ProgressCollector {
     fn collect(&self) -> Vec<MetricFamily> {
         self.unfinished.reset();
         self.longest.reset();
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner).retain(|(name, queue)| {
+        self.queues.lock().retain(|(name, queue)| {
             let Some(queue) = queue.upgrade() else { return false };
             let progress = queue.progress();
             self.unfinished.with_label_values(&[name]).add(progress.total.as_secs_f64());

@@ -1,8 +1,9 @@
 //! How long a key waits before it is tried again.
 //! Upstream: util/workqueue/default_rate_limiters.go.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Key;
@@ -44,7 +45,7 @@ impl<K: Key> Failures<K> {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<K, u32>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Counts one more, and returns how many there were before it.
@@ -123,7 +124,7 @@ impl BucketRateLimiter {
 
 impl<K> RateLimiter<K> for BucketRateLimiter {
     fn when(&self, _: &K) -> Duration {
-        let mut bucket = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.state.lock();
         let now = self.clock.monotonic();
         let refill = now.saturating_sub(bucket.at).as_secs_f64() * self.per_second;
         bucket.tokens = (bucket.tokens + refill).min(self.burst) - 1.0;

@@ -1,6 +1,7 @@
 //! The queue that workers wait on. Upstream: `workqueue.TypedRateLimitingInterface`.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use event_listener::{Event, IntoNotification};
@@ -209,7 +210,7 @@ impl<K: Key> RateLimitingQueue<K> {
 
 impl<K> Inner<K> {
     fn lock(&self) -> MutexGuard<'_, State<K>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn notify_ready(&self, keys: usize) {

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use allocation_counter::{AllocationInfo, measure};
 use kube_controller_manager::cache::Indexer;
-use kube_controller_manager::controllers::garbagecollector::graph::{Graph, Identity};
-use kube_controller_manager::controllers::ref_manager::{CONTROLLER_INDEX, by_controller};
+use kube_controller_manager::controllers::cluster::garbagecollector::graph::{Graph, Identity};
+use kube_controller_manager::controllers::workloads::ref_manager::{
+    CONTROLLER_INDEX, by_controller,
+};
 use kube_controller_manager::objects::{Istr, Meta, Object, Resource};
 
 /// What an allocation costs beside its bytes: the allocator's header and what it rounds up.

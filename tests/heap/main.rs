@@ -13,7 +13,9 @@ use kube_controller_manager::app::source::ClientSource;
 use kube_controller_manager::cache::{Scope, SharedIndexInformer};
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::SystemClock;
-use kube_controller_manager::controllers::ref_manager::{CONTROLLER_INDEX, by_controller};
+use kube_controller_manager::controllers::workloads::ref_manager::{
+    CONTROLLER_INDEX, by_controller,
+};
 use kube_controller_manager::objects::{Object, PartialObjectMetadata, Pod, ReplicaSet, Resource};
 use kube_controller_manager::sandbox::load::objects;
 use kube_controller_manager::server::http::{Body, Bytes, Handler, Response, Server};

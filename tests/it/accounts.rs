@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kube_controller_manager::client::{Client, Config, Credentials, Delete, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock};
-use kube_controller_manager::controllers::serviceaccount::cleaner;
+use kube_controller_manager::controllers::accounts::serviceaccount::cleaner;
 use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ServiceAccount, TokenSecret};
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;

@@ -2,7 +2,7 @@
 
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::clock::FakeClock;
-use kube_controller_manager::controllers::garbagecollector;
+use kube_controller_manager::controllers::cluster::garbagecollector;
 use kube_controller_manager::objects::{
     ClusterRole, Deployment, Meta, ObjectKey, PartialObjectMetadata, Pod, ReplicaSet, Resource,
     ResourceType,

@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const GROUND: &[&str] = &["clock", "task", "objects", "metrics", "options"];
+const GROUND: &[&str] = &["cel", "clock", "task", "objects", "metrics", "options"];
 
 /// What a room may use, beside itself.
 fn allowed(room: &str) -> Vec<&'static str> {
     let above: &[&str] = match room {
         "clock" | "task" | "objects" => return vec!["objects"],
-        "metrics" | "options" => return vec![],
+        "metrics" | "options" | "cel" => return vec![],
         "client" | "cache" | "workqueue" => &[],
         "events" => &["client"],
         "leaderelection" => &["client", "events"],

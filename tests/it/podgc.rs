@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kube_controller_manager::client::{Delete, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock};
-use kube_controller_manager::controllers::podgc;
+use kube_controller_manager::controllers::cluster::podgc;
 use kube_controller_manager::objects::{Node, ObjectKey, Pod, Resource};
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kube_controller_manager::client::{Client, Delete, Patch};
 use kube_controller_manager::clock::FakeClock;
-use kube_controller_manager::controllers::resourcequota;
+use kube_controller_manager::controllers::cluster::resourcequota;
 use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ResourceQuota, ResourceType};
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;

@@ -1,7 +1,8 @@
 //! What constructors of controllers are given.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::cache::{SharedIndexInformer, SharedInformerFactory};
 use crate::client::Client;
@@ -67,7 +68,7 @@ impl ControllerContext {
     /// `--use-service-account-credentials`, its service account. `name`: the account's, as upstream
     /// spells it (`deployment-controller`). The same for the same name, rate limit included.
     pub fn client(&self, name: &str) -> Client {
-        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clients = self.clients.lock();
         if let Some(client) = clients.get(name) {
             return client.clone();
         }
@@ -93,7 +94,6 @@ impl ControllerContext {
         let client = self.client(name);
         self.broadcasters
             .lock()
-            .unwrap_or_else(PoisonError::into_inner)
             .entry(name.to_owned())
             .or_insert_with(|| EventBroadcaster::new(client, self.clock.clone()))
             .recorder(component)
@@ -111,8 +111,7 @@ impl ControllerContext {
     /// Sends the events that wait, within the broadcasters' bound, and ends them. For when the
     /// controllers have ended.
     pub async fn shutdown_events(&self) {
-        let broadcasters =
-            std::mem::take(&mut *self.broadcasters.lock().unwrap_or_else(PoisonError::into_inner));
+        let broadcasters = std::mem::take(&mut *self.broadcasters.lock());
         let ending = TaskGroup::new();
         for broadcaster in broadcasters.into_values() {
             ending.spawn(async move { broadcaster.shutdown().await });

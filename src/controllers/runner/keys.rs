@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Change, Mapper, Queue};
 use crate::cache::Lister;
-use crate::controllers::expectations::Expectations;
+use crate::controllers::workloads::expectations::Expectations;
 use crate::objects::{Object, ObjectKey, OwnerReference, Resource, Selector, SelectorError};
 
 /// Every change wakes the object's own key.

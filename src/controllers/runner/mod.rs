@@ -1,6 +1,7 @@
 //! What all controllers share: queues, workers, retries, event mapping.
 //! Upstream: the `Run`, `worker` and `processNextWorkItem` of each controller.
 
+pub mod batch;
 mod context;
 mod error;
 pub mod keys;
@@ -342,8 +343,8 @@ impl Drop for ClearOnDrop<'_> {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
     use std::collections::HashMap;
-    use std::sync::Mutex;
 
     use futures_lite::future::{block_on, yield_now};
 
@@ -374,7 +375,7 @@ mod tests {
         let (told, calls) = async_channel::unbounded();
         let attempts: Mutex<HashMap<String, u32>> = Mutex::default();
         c.sync(queue.clone(), move |key: String| {
-            let mut attempts = attempts.lock().unwrap();
+            let mut attempts = attempts.lock();
             let attempt = *attempts.entry(key.clone()).and_modify(|n| *n += 1).or_insert(1);
             drop(attempts);
             told.try_send((key.clone(), attempt)).unwrap();
@@ -507,7 +508,7 @@ mod tests {
                 Change::Deleted(Deleted::Known(_)) => "deleted".into(),
                 Change::Deleted(Deleted::FinalStateUnknown(_)) => "lost".into(),
             };
-            log.lock().unwrap().push(format!("{what} {}", change.object().meta.uid));
+            log.lock().push(format!("{what} {}", change.object().meta.uid));
         };
         let queue = Queue::for_test(FakeClock::new(Timestamp::from_secs(0)));
         let mut handler = Mapped { mapper, queue };
@@ -518,7 +519,7 @@ mod tests {
         handler.on_update(&a2, &b);
         handler.on_delete(&Deleted::Known(b));
         assert_eq!(
-            *told.lock().unwrap(),
+            *told.lock(),
             ["added true a", "resync a", "updated a", "lost a", "added false b", "deleted b"]
         );
     }

@@ -1,8 +1,9 @@
 //! A controller's queue and what its workers do with a key.
 
+use parking_lot::Mutex;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
 use futures_lite::FutureExt;
@@ -88,7 +89,7 @@ impl<K: Key> Queue<K> {
         let Shared { name, clock, limiter, queue, .. } = &*self.shared;
         queue.get_or_init(|| {
             let clock = clock.get();
-            let limiter = limiter.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let limiter = limiter.lock().take();
             let limiter = limiter.unwrap_or_else(|| default_controller_rate_limiter(clock.clone()));
             RateLimitingQueue::new(name, clock, limiter)
         })
@@ -96,7 +97,7 @@ impl<K: Key> Queue<K> {
 
     /// Another limiter than `DefaultTypedControllerRateLimiter`; before the start.
     pub fn limiter(self, limiter: Arc<dyn RateLimiter<K>>) -> Queue<K> {
-        *self.shared.limiter.lock().unwrap_or_else(PoisonError::into_inner) = Some(limiter);
+        *self.shared.limiter.lock() = Some(limiter);
         self
     }
 

@@ -1,7 +1,7 @@
 //! Whether a user may act as another. Upstream: `apiserver/pkg/endpoints/filters/impersonation`.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, PoisonError};
 
 use super::{MASTERS, refusal};
 use crate::sandbox::api::Api;
@@ -37,11 +37,11 @@ pub struct Modes(Mutex<HashMap<String, Mode>>);
 
 impl Modes {
     fn last(&self, user: &str) -> Option<Mode> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(user).copied()
+        self.0.lock().get(user).copied()
     }
 
     fn came_through(&self, user: &str, mode: Mode) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(user.to_owned(), mode);
+        self.0.lock().insert(user.to_owned(), mode);
     }
 }
 

@@ -7,8 +7,9 @@ mod impersonation;
 mod rule;
 mod signers;
 
+use parking_lot::RwLock;
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -227,12 +228,12 @@ fn aggregate(mut faults: Vec<String>) -> String {
 impl Rbac {
     fn index(&self, store: &Store) -> Arc<Index> {
         let version = store.changed_at(&[CLUSTER_ROLES, CLUSTER_BINDINGS, ROLES, BINDINGS]);
-        let known = self.index.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.index.read().clone();
         if known.version == version {
             return known;
         }
         let index = Arc::new(Index::new(store, version));
-        *self.index.write().unwrap_or_else(PoisonError::into_inner) = index.clone();
+        *self.index.write() = index.clone();
         index
     }
 }

@@ -1,0 +1,4 @@
+//! Service accounts, their tokens, and roles.
+
+pub mod clusterroleaggregation;
+pub mod serviceaccount;

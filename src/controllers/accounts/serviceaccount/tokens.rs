@@ -1,0 +1,398 @@
+//! Fills Secrets of type `kubernetes.io/service-account-token` with a token, the authority and the
+//! namespace, and removes them with their account.
+//! Upstream: `tokens_controller.go`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::jwt::{LegacyClaims, Signer};
+use super::token_secrets;
+use crate::cache::Lister;
+use crate::client::{self, Client, Delete};
+use crate::clock::SharedClock;
+use crate::controllers::certificates::root_ca::root_ca;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult};
+use crate::objects::{Istr, ObjectKey, ServiceAccount, TokenSecret, Uid};
+
+const NAME: &str = "serviceaccount-token-controller";
+const MAX_RETRIES: u32 = 10;
+/// Of a reference's removal: how often it is tried, and the least time between two tries, of which
+/// up to as much again is added. Upstream: `RemoveTokenBackoff`.
+const REMOVE_TRIES: u32 = 10;
+const REMOVE_WAIT: Duration = Duration::from_millis(100);
+
+/// An account of one uid, so that what belonged to it is found when it is gone.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct AccountKey {
+    account: ObjectKey,
+    uid: Uid,
+}
+
+impl fmt::Display for AccountKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (uid {})", self.account, self.uid)
+    }
+}
+
+/// A Secret of one uid and the account that it is for, so that the account is found when the Secret
+/// is gone.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct SecretKey {
+    secret: ObjectKey,
+    uid: Uid,
+    account: Istr,
+    /// Empty: of any uid.
+    account_uid: Uid,
+}
+
+impl SecretKey {
+    fn account(&self) -> ObjectKey {
+        ObjectKey { namespace: self.secret.namespace.clone(), name: (*self.account).into() }
+    }
+}
+
+impl fmt::Display for SecretKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (uid {}, account {})", self.secret, self.uid, self.account)
+    }
+}
+
+struct Tokens {
+    client: Client,
+    clock: SharedClock,
+    accounts: Lister<ServiceAccount>,
+    secrets: Lister<TokenSecret>,
+    content: Content,
+}
+
+/// The controller `serviceaccount-token-controller`; none without a key to sign with.
+///
+/// # Errors
+/// When the key or the authority can't be read.
+pub fn controller(cx: &ControllerContext) -> Result<Option<Controller>, String> {
+    let file = &cx.options.service_account_private_key_file;
+    if file.is_empty() {
+        log::info!("Controller is disabled because there is no private key: {NAME}");
+        return Ok(None);
+    }
+    let fault =
+        |why: String| format!("error reading key for service account token controller: {why}");
+    let pem = std::fs::read(file).map_err(|error| fault(format!("open {file}: {error}")))?;
+    let signer = Signer::from_pem(&pem)
+        .map_err(|why| fault(format!("error reading private key file {file}: {why}")))?;
+    // Other controllers' credentials may hang on these tokens, so it has the manager's own.
+    let client = cx.root_client("tokens-controller");
+    let authority = root_ca(&cx.options.root_ca_file, &client)?;
+    let (accounts, secrets) = (cx.informer::<ServiceAccount>(), token_secrets(cx));
+    let this = Arc::new(Tokens {
+        client,
+        clock: cx.clock(),
+        accounts: accounts.lister(),
+        secrets: secrets.lister(),
+        content: Content { signer, authority: Istr::new(&STANDARD.encode(authority)) },
+    });
+
+    let workers = usize::try_from(cx.options.concurrent_serviceaccount_token_syncs).unwrap_or(1);
+    let mut c = Controller::new(NAME);
+    let gone = c.queue("serviceaccount_tokens_service", workers).max_retries(MAX_RETRIES);
+    // Without resyncs, as the Go manager is built.
+    c.watch_resyncing(
+        &accounts,
+        None,
+        &gone,
+        |change: Change<'_, ServiceAccount>, wake: &Queue<AccountKey>| {
+            let meta = &change.object().meta;
+            wake.add(AccountKey { account: meta.key(), uid: meta.uid.clone() });
+        },
+    );
+    let filled = c.queue("serviceaccount_tokens_service", workers).max_retries(MAX_RETRIES);
+    c.watch_resyncing(
+        &secrets,
+        None,
+        &filled,
+        |change: Change<'_, TokenSecret>, wake: &Queue<SecretKey>| {
+            let secret = change.object();
+            if !secret.account_name().is_empty() {
+                wake.add(SecretKey {
+                    secret: secret.meta.key(),
+                    uid: secret.meta.uid.clone(),
+                    account: Istr::new(secret.account_name()),
+                    account_uid: secret.account_uid(),
+                });
+            }
+        },
+    );
+    let accounts = this.clone();
+    c.sync(gone, move |key| accounts.clone().sync_account(key));
+    c.sync(filled, move |key| this.clone().sync_secret(key));
+    Ok(Some(c))
+}
+
+impl Tokens {
+    /// Deletes the Secrets of an account that is there no longer.
+    async fn sync_account(self: Arc<Self>, key: AccountKey) -> SyncResult {
+        if self.cached_account(&key.account, &key.uid).is_some() {
+            return Ok(Next::Done);
+        }
+        let mut errors = Vec::new();
+        for secret in self.secrets.in_namespace(&key.account.namespace) {
+            if secret.is_for(&key.account.name, &key.uid) {
+                let deleted = self.delete(&secret.meta.key(), &secret.meta.uid).await;
+                errors.extend(deleted.err().map(Error::from));
+            }
+        }
+        Error::many(errors).map_or(Ok(Next::Done), Err)
+    }
+
+    async fn sync_secret(self: Arc<Self>, key: SecretKey) -> SyncResult {
+        let secret = self.secrets.get(&key.secret).filter(|secret| secret.meta.uid == key.uid);
+        let Some(secret) = secret else {
+            if self.cached_account(&key.account(), &key.account_uid).is_some() {
+                // Not looked at again: the reference that is left leads nowhere.
+                let removed = self.remove_reference(&key).await;
+                removed.map_err(|error| Error::Terminal(Box::new(error.into())))?;
+            }
+            return Ok(Next::Done);
+        };
+        match self.account(&key.account(), &key.account_uid).await? {
+            Some(account) => self.fill(&account, &secret).await,
+            None => {
+                log::debug!("{}: its service account does not exist: deleted", key.secret);
+                self.delete(&key.secret, &key.uid).await?;
+                Ok(Next::Done)
+            }
+        }
+    }
+
+    /// The account, if it is of this uid. An empty uid is any.
+    fn cached_account(&self, key: &ObjectKey, uid: &Uid) -> Option<Arc<ServiceAccount>> {
+        self.accounts.get(key).filter(|account| uid.is_empty() || account.meta.uid == *uid)
+    }
+
+    /// As [`Self::cached_account`], asking the API server where the cache does not know it.
+    async fn account(
+        &self,
+        key: &ObjectKey,
+        uid: &Uid,
+    ) -> client::Result<Option<Arc<ServiceAccount>>> {
+        if let Some(account) = self.cached_account(key, uid) {
+            return Ok(Some(account));
+        }
+        match self.client.get::<ServiceAccount>(key).await {
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+            Ok(live) => {
+                Ok(Some(live).filter(|live| uid.is_empty() || live.meta.uid == *uid).map(Arc::new))
+            }
+        }
+    }
+
+    /// Deletes the Secret of this uid; gone already is as good.
+    async fn delete(&self, key: &ObjectKey, uid: &Uid) -> client::Result<()> {
+        match self.client.delete::<TokenSecret>(key, Delete::new().uid(uid.clone())).await {
+            Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Gives the Secret what it lacks, if the cache shows it as it is.
+    async fn fill(&self, account: &ServiceAccount, cached: &TokenSecret) -> SyncResult {
+        if !self.content.is_lacking(cached) {
+            return Ok(Next::Done);
+        }
+        let mut outcome = Ok(false);
+        let key = cached.meta.key();
+        let written = self.client.modify::<TokenSecret>(&key, |live| {
+            outcome = self.content.fill(live, account, cached.meta.resource_version);
+            matches!(outcome, Ok(true))
+        });
+        let written = written.await;
+        outcome.map_err(|why| Error::Terminal(Box::new(Error::other(why))))?;
+        match written {
+            // Changed or deleted meanwhile: the watch tells.
+            Err(error) if error.is_not_found() || error.is_conflict() => Ok(Next::Done),
+            other => other.map(|_| Next::Done).map_err(Error::from),
+        }
+    }
+
+    /// Makes the account name the Secret no longer.
+    async fn remove_reference(&self, key: &SecretKey) -> client::Result<()> {
+        let account = key.account();
+        let mut tries = 1;
+        loop {
+            let written = self
+                .client
+                .modify::<ServiceAccount>(&account, |live| {
+                    without_reference(live, &key.account_uid, &key.secret.name)
+                })
+                .await;
+            match written {
+                Err(error) if error.is_not_found() => return Ok(()),
+                Err(error) if error.is_conflict() && tries < REMOVE_TRIES => {}
+                other => return other.map(drop),
+            }
+            tries += 1;
+            self.clock.sleep(REMOVE_WAIT.mul_f64(1.0 + fastrand::f64())).await;
+        }
+    }
+}
+
+/// Takes the Secret off the account's list; whether that changed anything.
+fn without_reference(account: &mut Value, uid: &Uid, secret: &str) -> bool {
+    let real = account["metadata"]["uid"].as_str().unwrap_or_default();
+    if !uid.is_empty() && *uid != Uid::new(real) {
+        return false;
+    }
+    let Some(secrets) = account.get_mut("secrets").and_then(Value::as_array_mut) else {
+        return false;
+    };
+    let before = secrets.len();
+    secrets.retain(|reference| reference["name"] != *secret);
+    secrets.len() != before
+}
+
+/// What is put into Secrets.
+struct Content {
+    signer: Signer,
+    /// In base64; empty: none.
+    authority: Istr,
+}
+
+impl Content {
+    fn lacks_authority(&self, secret: &TokenSecret) -> bool {
+        !self.authority.is_empty() && secret.data.ca != self.authority
+    }
+
+    fn is_lacking(&self, secret: &TokenSecret) -> bool {
+        let data = &secret.data;
+        self.lacks_authority(secret) || !data.has_namespace || !data.has_token
+    }
+
+    /// Gives `live`, a Secret of this version, what it lacks. `false`: nothing, or it has changed.
+    fn fill(
+        &self,
+        live: &mut Value,
+        account: &ServiceAccount,
+        version: u64,
+    ) -> Result<bool, String> {
+        let seen = TokenSecret::deserialize(&*live).map_err(|error| error.to_string())?;
+        if seen.meta.resource_version != version {
+            log::debug!("{}: not up to date, no token is put into it", seen.meta.key());
+            return Ok(false);
+        }
+        if !self.is_lacking(&seen) {
+            return Ok(false);
+        }
+        let meta = &seen.meta;
+        if self.lacks_authority(&seen) {
+            live["data"]["ca.crt"] = self.authority.as_str().into();
+        }
+        if !seen.data.has_namespace {
+            live["data"]["namespace"] = STANDARD.encode(&*meta.namespace).into();
+        }
+        if !seen.data.has_token {
+            let uid = account.meta.uid.to_string();
+            let name = &account.meta.name;
+            let claims = LegacyClaims::new(&account.meta.namespace, name, &uid, &meta.name);
+            live["data"]["token"] = STANDARD.encode(self.signer.sign(&claims)?).into();
+        }
+        let annotations = &mut live["metadata"]["annotations"];
+        annotations[TokenSecret::ACCOUNT_NAME] = (*account.meta.name).into();
+        annotations[TokenSecret::ACCOUNT_UID] = account.meta.uid.to_string().into();
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn account() -> ServiceAccount {
+        let metadata = json!({ "namespace": "ns", "name": "robot", "uid": "u-1" });
+        serde_json::from_value(json!({ "metadata": metadata })).unwrap()
+    }
+
+    fn content(authority: &str) -> Content {
+        let key = rcgen::KeyPair::generate().unwrap().serialize_pem();
+        let signer = Signer::from_pem(key.as_bytes()).unwrap();
+        Content { signer, authority: Istr::new(&STANDARD.encode(authority)) }
+    }
+
+    fn secret(data: Value) -> Value {
+        json!({
+            "metadata": {
+                "namespace": "ns", "name": "s", "resourceVersion": "5",
+                "annotations": { TokenSecret::ACCOUNT_NAME: "robot", "more": "kept" },
+            },
+            "data": data, "type": TokenSecret::TYPE, "future": { "field": 1 },
+        })
+    }
+
+    #[test]
+    fn a_secret_is_given_what_it_lacks_and_keeps_what_it_has() {
+        let content = content("CA");
+        let mut live = secret(Value::Null);
+        live.as_object_mut().unwrap().remove("data");
+        assert_eq!(content.fill(&mut live, &account(), 4), Ok(false), "changed meanwhile");
+        assert_eq!(content.fill(&mut live, &account(), 5), Ok(true));
+        let plain = |key: &str| {
+            String::from_utf8(STANDARD.decode(live["data"][key].as_str().unwrap()).unwrap())
+        };
+        assert_eq!(
+            (plain("ca.crt").unwrap(), plain("namespace").unwrap()),
+            ("CA".into(), "ns".into())
+        );
+        let claims = content.signer.public_key().verify(&plain("token").unwrap());
+        assert_eq!(claims, Some(LegacyClaims::new("ns", "robot", "u-1", "s")));
+        let annotations = json!({
+            TokenSecret::ACCOUNT_NAME: "robot", TokenSecret::ACCOUNT_UID: "u-1", "more": "kept",
+        });
+        assert_eq!(live["metadata"]["annotations"], annotations);
+        assert_eq!(live["future"]["field"], 1);
+        assert_eq!(content.fill(&mut live, &account(), 5), Ok(false), "nothing more");
+
+        live["data"]["token"] = "bWluZQ==".into();
+        live["data"]["ca.crt"] = "b2xk".into();
+        assert_eq!(content.fill(&mut live, &account(), 5), Ok(true));
+        assert_eq!(
+            (&live["data"]["token"], &live["data"]["ca.crt"]),
+            (&json!("bWluZQ=="), &json!("Q0E="))
+        );
+    }
+
+    #[test]
+    fn without_an_authority_none_is_missed() {
+        let content = content("");
+        let full = secret(json!({ "token": "eA==", "namespace": "bnM=", "ca.crt": "b2xk" }));
+        let view = |secret: &Value| TokenSecret::deserialize(secret).unwrap();
+        assert!(!content.is_lacking(&view(&full)));
+        assert!(content.is_lacking(&view(&secret(json!({ "token": "eA==" })))));
+    }
+
+    #[test]
+    fn a_reference_goes_from_the_right_account_alone() {
+        let named =
+            json!({ "metadata": { "uid": "u-1" }, "secrets": [{ "name": "s" }, { "name": "t" }] });
+        for (uid, secret, left) in
+            [("u-1", "s", json!([{ "name": "t" }])), ("", "t", json!([{ "name": "s" }]))]
+        {
+            let mut live = named.clone();
+            assert!(without_reference(&mut live, &Uid::new(uid), secret));
+            assert_eq!(live["secrets"], left);
+        }
+        for (uid, secret) in [("u-2", "s"), ("u-1", "x")] {
+            let mut live = named.clone();
+            assert!(!without_reference(&mut live, &Uid::new(uid), secret));
+            assert_eq!(live, named);
+        }
+    }
+}

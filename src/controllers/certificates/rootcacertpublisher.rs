@@ -1,0 +1,199 @@
+//! Publishes the API server's authority to every namespace, in the ConfigMap `kube-root-ca.crt`.
+//! Upstream: `pkg/controller/certificates/rootcacertpublisher`.
+
+use std::sync::{Arc, LazyLock};
+
+use prometheus::{
+    HistogramVec, IntCounterVec, exponential_buckets, register_histogram_vec,
+    register_int_counter_vec,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::cache::{Lister, Scope};
+use crate::client::Client;
+use crate::clock::SharedClock;
+use crate::controllers::certificates::root_ca::root_ca;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult};
+use crate::objects::{Labels, Meta, Namespace, ObjectKey, Resource, resource};
+
+const NAME: &str = "kube-root-ca.crt";
+/// The key under which the authority stands.
+const ENTRY: &str = "ca.crt";
+const DESCRIPTION: &str = "kubernetes.io/description";
+const DESCRIPTION_TEXT: &str = "Contains a CA bundle that can be used to verify the kube-apiserver \
+    when using internal endpoints such as the internal service IP or kubernetes.default.svc. No \
+    other usage is guaranteed across distributions of Kubernetes clusters.";
+
+static SYNCS: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    register_int_counter_vec!(
+        "root_ca_cert_publisher_sync_total",
+        "[ALPHA] Number of namespace syncs happened in root ca cert publisher.",
+        &["code"]
+    )
+    .expect("registered once, with a valid name")
+});
+static DURATION: LazyLock<HistogramVec> = LazyLock::new(|| {
+    register_histogram_vec!(
+        "root_ca_cert_publisher_sync_duration_seconds",
+        "[ALPHA] Number of namespace syncs happened in root ca cert publisher.",
+        &["code"],
+        exponential_buckets(0.001, 2.0, 15).expect("they grow")
+    )
+    .expect("registered once, with a valid name")
+});
+
+/// All that a ConfigMap has, so that it can be written back. One copy of the authority serves all
+/// that hold it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ConfigMap {
+    #[serde(rename = "metadata")]
+    meta: Meta,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    immutable: Option<bool>,
+    data: Labels,
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    binary_data: Labels,
+}
+
+resource!(ConfigMap, "", "v1", "configmaps", namespaced);
+
+struct Publisher {
+    client: Client,
+    maps: Lister<ConfigMap>,
+    /// What each ConfigMap is to hold.
+    data: Labels,
+    clock: SharedClock,
+}
+
+/// The controller `root-ca-certificate-publisher-controller`.
+///
+/// # Errors
+/// When `--root-ca-file` can't be used.
+pub fn controller(cx: &ControllerContext) -> Result<Option<Controller>, String> {
+    let client = cx.client("root-ca-cert-publisher");
+    let authority = root_ca(&cx.options.root_ca_file, &client)?;
+    let namespaces = cx.informer::<Namespace>();
+    let only = format!("metadata.name={NAME}");
+    let maps = cx.factory().informer_for::<ConfigMap>(Scope {
+        field_selector: Some(only),
+        ..Scope::all(ConfigMap::RESOURCE)
+    });
+    let this = Arc::new(Publisher {
+        client,
+        maps: maps.lister(),
+        data: [(ENTRY, String::from_utf8_lossy(&authority))].into_iter().collect(),
+        clock: cx.clock(),
+    });
+    let mut c = Controller::new("root-ca-certificate-publisher-controller");
+    let queue = c.queue("root_ca_cert_publisher", 1);
+    c.watch(&maps, &queue, |change: Change<'_, ConfigMap>, wake: &Queue| {
+        if !matches!(change, Change::Added { .. }) {
+            wake.add(ObjectKey::cluster(&change.object().meta.namespace));
+        }
+    });
+    c.watch(&namespaces, &queue, |change: Change<'_, Namespace>, wake: &Queue| {
+        let wakes = match &change {
+            Change::Added { .. } => true,
+            Change::Updated { new, .. } | Change::Resync { object: new } => new.is_active(),
+            Change::Deleted(_) => false,
+        };
+        if wakes {
+            wake.add(change.object().meta.key());
+        }
+    });
+    c.sync(queue, move |key| this.clone().sync(key));
+    Ok(Some(c))
+}
+
+impl Publisher {
+    async fn sync(self: Arc<Self>, namespace: ObjectKey) -> SyncResult {
+        let start = self.clock.monotonic();
+        let result = self.publish(&namespace.name).await;
+        let code = match &result {
+            Ok(_) => 200,
+            Err(error) => error.api().and_then(|error| error.code()).unwrap_or(500),
+        };
+        let code = code.to_string();
+        let took = self.clock.monotonic() - start;
+        DURATION.with_label_values(&[code.as_str()]).observe(took.as_secs_f64());
+        SYNCS.with_label_values(&[code.as_str()]).inc();
+        result
+    }
+
+    async fn publish(&self, namespace: &str) -> SyncResult {
+        let key = ObjectKey::new(namespace, NAME);
+        let Some(cached) = self.maps.get(&key) else {
+            let map = json!({
+                "apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": {
+                    "name": NAME, "namespace": namespace,
+                    "annotations": { DESCRIPTION: DESCRIPTION_TEXT },
+                },
+                "data": self.data,
+            });
+            return match self.client.create::<ConfigMap>(namespace, &map).await {
+                Err(error) if error.is_not_found() || error.is_namespace_terminating() => {
+                    Ok(Next::Done)
+                }
+                made => made.map(|_| Next::Done).map_err(Error::from),
+            };
+        };
+        if let Some(map) = corrected(&cached, &self.data) {
+            let mut body = serde_json::to_value(map)?;
+            body["apiVersion"] = "v1".into();
+            body["kind"] = "ConfigMap".into();
+            self.client.update::<ConfigMap>(&key, &body).await?;
+        }
+        Ok(Next::Done)
+    }
+}
+
+/// `map` as it should be; `None` when it is.
+fn corrected(map: &ConfigMap, data: &Labels) -> Option<ConfigMap> {
+    let annotations = &map.meta.annotations;
+    let described = annotations.get(DESCRIPTION).is_some_and(|text| !text.is_empty());
+    if map.data == *data && described {
+        return None;
+    }
+    let mut map = map.clone();
+    map.data = data.clone();
+    let described = map.meta.annotations.iter().chain([(DESCRIPTION, DESCRIPTION_TEXT)]).collect();
+    map.meta.annotations = described;
+    Some(map)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_changed_is_put_right_and_nothing_else() {
+        let data: Labels = [(ENTRY, "CA")].into_iter().collect();
+        let decode =
+            |value: &serde_json::Value| serde_json::from_value::<ConfigMap>(value.clone()).unwrap();
+        let good = json!({
+            "metadata": {
+                "name": NAME, "namespace": "a", "resourceVersion": "7",
+                "annotations": { DESCRIPTION: "of their own", "x": "y" }, "labels": { "l": "m" },
+            },
+            "data": { ENTRY: "CA" }, "binaryData": { "b": "AA==" }, "immutable": false,
+        });
+        assert!(corrected(&decode(&good), &data).is_none());
+        let mut fixed = good.clone();
+        fixed["metadata"]["annotations"][DESCRIPTION] = DESCRIPTION_TEXT.into();
+        for (pointer, value) in [
+            ("/data", json!({ ENTRY: "other" })),
+            ("/data", json!({ ENTRY: "CA", "more": "" })),
+            ("/data", json!({})),
+            ("/metadata/annotations/kubernetes.io~1description", json!("")),
+        ] {
+            let mut bad = good.clone();
+            *bad.pointer_mut(pointer).unwrap() = value.clone();
+            let written = corrected(&decode(&bad), &data);
+            assert_eq!(serde_json::to_value(written).unwrap(), fixed, "{pointer} {value}");
+        }
+    }
+}

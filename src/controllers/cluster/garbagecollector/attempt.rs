@@ -1,0 +1,330 @@
+//! What is done about one object: nothing is deleted that was not looked up live.
+//! Upstream: `attemptToDeleteItem`, `attemptToOrphanWorker`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::GarbageCollector;
+use super::graph::{FOREGROUND, Identity, ORPHAN};
+use crate::client::{Delete, Dynamic, Patch, Propagation};
+use crate::controllers::runner::batch::together;
+use crate::controllers::{Error, Next, SyncResult};
+use crate::objects::{Istr, Meta, ObjectKey, OwnerReference, PartialObjectMetadata, Uid};
+
+/// What an owner reference leads to.
+enum Owner {
+    /// It is there, and stays.
+    Solid,
+    /// There is no such object.
+    Dangling,
+    /// It is being deleted in the foreground: it waits for its dependents.
+    WaitsForDependents,
+}
+
+/// How a look at an object ended.
+enum Look {
+    Done,
+    /// The API has no such object.
+    Absent,
+    /// A cluster-scoped object names an owner that has a namespace: no second look will find it.
+    Misplaced,
+}
+
+/// Tries of removing a finalizer that others change too; the first wait, which grows, between them.
+/// Upstream: `retry.DefaultBackoff`.
+const TRIES: u32 = 4;
+const FIRST_WAIT: Duration = Duration::from_millis(10);
+const WAIT_FACTOR: u32 = 5;
+
+/// Dependents that are let go of at once.
+const ORPHANS: usize = 100;
+
+impl GarbageCollector {
+    pub(super) async fn attempt_to_delete(self: Arc<Self>, uid: Uid) -> SyncResult {
+        self.ready.stopped().await;
+        let (identity, waits) = match self.graph().get(&uid) {
+            None => return Ok(Next::Done),
+            Some(node) if node.being_deleted && !node.deleting_dependents => {
+                return Ok(Next::Done);
+            }
+            Some(node) => (node.identity.clone(), node.deleting_dependents),
+        };
+        match self.look(&identity, waits).await? {
+            // A virtual node is looked at until a watch has shown it.
+            Look::Done if self.graph().get(&uid).is_some_and(|node| node.is_virtual) => {
+                Ok(Next::Backoff)
+            }
+            Look::Done | Look::Misplaced => Ok(Next::Done),
+            Look::Absent => {
+                self.change(|graph, wake| graph.verified_absent(&identity, wake));
+                Ok(Next::Done)
+            }
+        }
+    }
+
+    /// Looks an object up, and deletes it if it has lost its owners. `waits`: it waits for its
+    /// dependents.
+    async fn look(&self, identity: &Identity, waits: bool) -> Result<Look, Error> {
+        let Some((verbs, key)) = self.verbs(identity).await? else { return Ok(Look::Misplaced) };
+        let live = match verbs.get::<PartialObjectMetadata>(&key).await {
+            Ok(live) if live.meta.uid == identity.uid => live.meta,
+            Ok(_) => return Ok(Look::Absent),
+            Err(error) if error.is_not_found() => return Ok(Look::Absent),
+            Err(error) => return Err(error.into()),
+        };
+        if waits {
+            self.wait_for_dependents(identity).await?;
+            return Ok(Look::Done);
+        }
+        let (mut solid, mut loose, mut waiting) = (false, Vec::new(), false);
+        for owner in live.owners() {
+            match self.classify(owner, identity).await? {
+                None => return Ok(Look::Misplaced),
+                Some(Owner::Solid) => solid = true,
+                Some(Owner::Dangling) => loose.push(owner.uid.clone()),
+                Some(Owner::WaitsForDependents) => {
+                    waiting = true;
+                    loose.push(owner.uid.clone());
+                }
+            }
+        }
+        if solid && !loose.is_empty() {
+            self.drop_owners(identity, &loose).await?;
+        }
+        if live.owners().is_empty() || solid {
+            return Ok(Look::Done);
+        }
+        let (has_dependents, in_cycle) = {
+            let graph = self.graph();
+            let mut dependents = graph.dependents(&identity.uid).peekable();
+            (dependents.peek().is_some(), dependents.any(|node| node.deleting_dependents))
+        };
+        let policy = if waiting && has_dependents {
+            if in_cycle {
+                // A cycle of owners that wait for each other is broken here.
+                self.unblock_owners(identity, &live).await?;
+            }
+            Propagation::Foreground
+        } else if live.has_finalizer(ORPHAN) {
+            Propagation::Orphan
+        } else if live.has_finalizer(FOREGROUND) {
+            Propagation::Foreground
+        } else {
+            Propagation::Background
+        };
+        self.delete(&verbs, &key, live, policy).await
+    }
+
+    async fn delete(
+        &self,
+        verbs: &Dynamic,
+        key: &ObjectKey,
+        live: Meta,
+        policy: Propagation,
+    ) -> Result<Look, Error> {
+        let delete = Delete { propagation_policy: Some(policy), ..Delete::new() };
+        let delete = delete.uid(live.uid.clone());
+        let at_version = delete.clone().resource_version(live.resource_version);
+        let mut ended = verbs.delete(key, at_version).await;
+        if ended.as_ref().is_err_and(|error| error.is_conflict()) {
+            match verbs.get::<PartialObjectMetadata>(key).await.map(|now| now.meta) {
+                // It changed, its owners did not: others' updates must not keep it alive.
+                Ok(now)
+                    if now.uid == live.uid
+                        && now.resource_version != live.resource_version
+                        && now.owners() == live.owners() =>
+                {
+                    ended = verbs.delete(key, delete).await;
+                }
+                Err(error) if error.is_not_found() => ended = Err(error),
+                _ => {}
+            }
+        }
+        match ended {
+            Ok(()) => Ok(Look::Done),
+            Err(error) if error.is_not_found() => Ok(Look::Absent),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The verbs over an object's resource, and its key there. `None`: objects of its kind have a
+    /// namespace, this one has none.
+    async fn verbs(&self, identity: &Identity) -> Result<Option<(Dynamic, ObjectKey)>, Error> {
+        let (group, version) =
+            identity.api_version.rsplit_once('/').unwrap_or(("", identity.api_version.as_str()));
+        let mapper = self.client.discovery().await?;
+        let Some(resource) = mapper.resource_for(group, version, &identity.kind) else {
+            return Err(Error::NotYet(format!(
+                "unable to get REST mapping for {}/{}",
+                identity.api_version, identity.kind
+            )));
+        };
+        if resource.namespaced && identity.namespace.is_empty() {
+            return Ok(None);
+        }
+        let namespace =
+            if resource.namespaced { identity.namespace.clone() } else { Istr::default() };
+        let key = ObjectKey { namespace, name: identity.name.clone() };
+        Ok(Some((self.client.resource(&resource).metadata_only(), key)))
+    }
+
+    /// `None`: a cluster-scoped object that names a namespaced owner; it is left alone.
+    async fn classify(
+        &self,
+        owner: &OwnerReference,
+        item: &Identity,
+    ) -> Result<Option<Owner>, Error> {
+        let named = Identity::of_owner(owner, &item.namespace);
+        let cluster = Identity { namespace: Istr::default(), ..named.clone() };
+        if self.graph().is_absent(&named) || self.graph().is_absent(&cluster) {
+            return Ok(Some(Owner::Dangling));
+        }
+        let Some((verbs, key)) = self.verbs(&named).await? else {
+            log::info!("{item} is cluster-scoped, but refers to a namespaced owner: {named}");
+            return Ok(None);
+        };
+        let place = Identity { namespace: key.namespace.clone(), ..named };
+        match verbs.get::<PartialObjectMetadata>(&key).await {
+            Ok(found) if found.meta.uid == owner.uid => {
+                let waits = found.meta.is_being_deleted() && found.meta.has_finalizer(FOREGROUND);
+                Ok(Some(if waits { Owner::WaitsForDependents } else { Owner::Solid }))
+            }
+            Err(error) if !error.is_not_found() => Err(error.into()),
+            _ => {
+                self.graph().remember_absent(place);
+                Ok(Some(Owner::Dangling))
+            }
+        }
+    }
+
+    /// Lets go of an owner that waits, once nothing blocks it.
+    async fn wait_for_dependents(&self, owner: &Identity) -> Result<(), Error> {
+        {
+            let graph = self.graph();
+            let mut blocking = graph.blocking_dependents(&owner.uid).peekable();
+            if blocking.peek().is_some() {
+                for dependent in blocking.filter(|node| !node.deleting_dependents) {
+                    self.to_delete.add(dependent.identity.uid.clone());
+                }
+                return Ok(());
+            }
+        }
+        self.remove_finalizer(owner, FOREGROUND).await
+    }
+
+    pub(super) async fn attempt_to_orphan(self: Arc<Self>, uid: Uid) -> SyncResult {
+        self.ready.stopped().await;
+        let (owner, dependents): (Identity, Vec<Identity>) = {
+            let graph = self.graph();
+            let Some(owner) = graph.get(&uid) else { return Ok(Next::Done) };
+            let dependents = graph.dependents(&uid).map(|node| node.identity.clone());
+            (owner.identity.clone(), dependents.collect())
+        };
+        let mut failures = Vec::new();
+        for some in dependents.chunks(ORPHANS) {
+            let release = |dependent: &Identity| {
+                let (this, dependent, uid) = (self.clone(), dependent.clone(), uid.clone());
+                async move { this.drop_owners(&dependent, &[uid]).await }
+            };
+            failures.extend(
+                together(some.iter().map(release)).await.into_iter().filter_map(Result::err),
+            );
+        }
+        if let Some(error) = Error::many(failures) {
+            return Err(Error::during("failed to orphan dependents", error));
+        }
+        self.remove_finalizer(&owner, ORPHAN).await?;
+        Ok(Next::Done)
+    }
+
+    /// Takes references out of an object; one that is gone has none.
+    async fn drop_owners(&self, item: &Identity, owners: &[Uid]) -> Result<(), Error> {
+        let Some((verbs, key)) = self.verbs(item).await? else { return Ok(()) };
+        let gone: Vec<Value> =
+            owners.iter().map(|uid| json!({ "$patch": "delete", "uid": uid })).collect();
+        let body = json!({ "metadata": { "uid": item.uid, "ownerReferences": gone } });
+        let answer = verbs.patch::<PartialObjectMetadata>(&key, &Patch::StrategicMerge(body)).await;
+        match answer {
+            Err(error) if error.code() == Some(415) => {
+                self.replace_owners(&verbs, &key, item, |owner| {
+                    (!owners.contains(&owner.uid)).then(|| owner.clone())
+                })
+                .await
+            }
+            Err(error) if !error.is_not_found() => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    async fn unblock_owners(&self, item: &Identity, live: &Meta) -> Result<(), Error> {
+        let Some((verbs, key)) = self.verbs(item).await? else { return Ok(()) };
+        let blocks = |owner: &&OwnerReference| owner.block_owner_deletion == Some(true);
+        let owners: Vec<Value> = live
+            .owners()
+            .iter()
+            .filter(blocks)
+            .map(|owner| json!({ "uid": owner.uid, "blockOwnerDeletion": false }))
+            .collect();
+        let body = json!({ "metadata": { "uid": item.uid, "ownerReferences": owners } });
+        let answer = verbs.patch::<PartialObjectMetadata>(&key, &Patch::StrategicMerge(body)).await;
+        match answer {
+            Err(error) if error.code() == Some(415) => {
+                self.replace_owners(&verbs, &key, item, |owner| {
+                    Some(OwnerReference { block_owner_deletion: Some(false), ..owner.clone() })
+                })
+                .await
+            }
+            Err(error) => Err(error.into()),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    /// For custom resources, which know no strategic merge.
+    async fn replace_owners(
+        &self,
+        verbs: &Dynamic,
+        key: &ObjectKey,
+        item: &Identity,
+        keep: impl Fn(&OwnerReference) -> Option<OwnerReference>,
+    ) -> Result<(), Error> {
+        let live = match verbs.get::<PartialObjectMetadata>(key).await {
+            Err(error) if error.is_not_found() => return Ok(()),
+            live => live?.meta,
+        };
+        let owners: Vec<OwnerReference> = live.owners().iter().filter_map(keep).collect();
+        let body = json!({ "metadata": {
+            "uid": item.uid, "resourceVersion": live.resource_version.to_string(),
+            "ownerReferences": owners,
+        }});
+        verbs.patch::<PartialObjectMetadata>(key, &Patch::Merge(body)).await?;
+        Ok(())
+    }
+
+    async fn remove_finalizer(&self, item: &Identity, finalizer: &str) -> Result<(), Error> {
+        let Some((verbs, key)) = self.verbs(item).await? else { return Ok(()) };
+        let mut wait = FIRST_WAIT;
+        for _ in 0..TRIES {
+            let live = match verbs.get::<PartialObjectMetadata>(&key).await {
+                Err(error) if error.is_not_found() => return Ok(()),
+                live => live?.meta,
+            };
+            if live.uid != item.uid || !live.has_finalizer(finalizer) {
+                return Ok(());
+            }
+            let left: Vec<&Istr> =
+                live.finalizers().iter().filter(|name| *name != finalizer).collect();
+            let body = json!({ "metadata": {
+                "resourceVersion": live.resource_version.to_string(), "finalizers": left,
+            }});
+            match verbs.patch::<PartialObjectMetadata>(&key, &Patch::Merge(body)).await {
+                Err(error) if error.is_conflict() => self.clock.sleep(wait).await,
+                Err(error) if error.is_not_found() => return Ok(()),
+                answer => return answer.map(drop).map_err(Error::from),
+            }
+            wait *= WAIT_FACTOR;
+        }
+        Err(Error::other(format!("{item}: the finalizer {finalizer} could not be removed yet")))
+    }
+}

@@ -1,0 +1,169 @@
+//! Deletes what lost its owners, over every deletable resource that discovery names.
+//! Upstream: `pkg/controller/garbagecollector`.
+
+mod attempt;
+mod dot;
+pub mod graph;
+mod nodes;
+
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Arc, LazyLock};
+
+use prometheus::{IntCounter, register_int_counter};
+
+use self::graph::{Graph, Identity, Wake};
+use crate::cache::MetadataHandler;
+use crate::client::{ApiResource, Client};
+use crate::clock::SharedClock;
+use crate::controllers::cluster::monitors::Monitors;
+use crate::controllers::{Controller, ControllerContext, DebugAnswer, DebugRequest, Queue};
+use crate::events::{EventType, ObjectReference, Recorder};
+use crate::objects::{Istr, Meta, ResourceType, Uid};
+use crate::task::StopToken;
+
+const NAME: &str = "garbage-collector-controller";
+const ACCOUNT: &str = "generic-garbage-collector";
+/// To delete an object takes two requests: to have the given rate of deletions takes twice it.
+const RATE: f64 = 2.0;
+
+static SYNC_ERRORS: LazyLock<IntCounter> = LazyLock::new(|| {
+    register_int_counter!(
+        "garbagecollector_controller_resources_sync_error_total",
+        "Number of garbage collector resources sync errors"
+    )
+    .expect("registered once, with a valid name")
+});
+
+pub fn controller(cx: &ControllerContext) -> Controller {
+    let workers = usize::try_from(cx.options.concurrent_gc_syncs).unwrap_or(1);
+    let mut c = Controller::new(NAME);
+    if !cx.options.enable_garbage_collector {
+        return c;
+    }
+    LazyLock::force(&SYNC_ERRORS);
+    let to_delete = c.queue("garbage_collector_attempt_to_delete", workers);
+    let to_orphan = c.queue("garbage_collector_attempt_to_orphan", workers);
+    let this = Arc::new(GarbageCollector {
+        client: cx.client(ACCOUNT).hastened(RATE, 1),
+        recorder: cx.recorder_as(ACCOUNT, NAME),
+        clock: cx.clock(),
+        graph: Mutex::default(),
+        ready: StopToken::new(),
+        to_delete: to_delete.clone(),
+        to_orphan: to_orphan.clone(),
+    });
+    let deleting = this.clone();
+    c.sync(to_delete, move |uid| deleting.clone().attempt_to_delete(uid));
+    let orphaning = this.clone();
+    c.sync(to_orphan, move |uid| orphaning.clone().attempt_to_orphan(uid));
+    let shown = this.clone();
+    c.debug(move |request: &DebugRequest<'_>| {
+        let uids = request.query.iter().filter(|(name, _)| *name == "uid");
+        let uids: Vec<Uid> = uids.map(|(_, uid)| Uid::new(uid)).collect();
+        let answer =
+            || DebugAnswer { content_type: "text/vnd.graphviz", body: shown.graph().to_dot(&uids) };
+        (request.path == "/graph").then(answer)
+    });
+    let monitors =
+        Monitors::new(NAME, cx, this.client.clone(), wanted).counting_errors(SYNC_ERRORS.clone());
+    let ready = this.ready.clone();
+    c.background(move |stop| {
+        monitors.follow(stop, ready, move |resource, _| {
+            Box::new(Monitor {
+                api_version: resource.api_version().into(),
+                kind: Istr::new(&resource.kind),
+                collector: this.clone(),
+            })
+        })
+    });
+    c
+}
+
+fn wanted(found: &ApiResource) -> bool {
+    let ResourceType { plural, group, .. } = &found.resource;
+    let is_event = plural == "events" && matches!(group.as_ref(), "" | "events.k8s.io");
+    found.supports(&["delete", "list", "watch"]) && !is_event
+}
+
+struct GarbageCollector {
+    client: Client,
+    recorder: Recorder,
+    clock: SharedClock,
+    graph: Mutex<Graph>,
+    /// Set once the first lists are in the graph, or took too long, or all is over.
+    ready: StopToken,
+    to_delete: Queue<Uid>,
+    to_orphan: Queue<Uid>,
+}
+
+impl GarbageCollector {
+    fn graph(&self) -> MutexGuard<'_, Graph> {
+        self.graph.lock()
+    }
+
+    /// Changes the graph, and does what the change asks for.
+    fn change(&self, change: impl FnOnce(&mut Graph, &mut dyn FnMut(Wake))) {
+        change(&mut self.graph(), &mut |wake| match wake {
+            Wake::AttemptToDelete(uid) => self.to_delete.add(uid),
+            Wake::AttemptToDeleteLater(uid) => self.to_delete.add_rate_limited(uid),
+            Wake::AttemptToOrphan(uid) => self.to_orphan.add(uid),
+            Wake::InvalidNamespace { dependent, owner } => {
+                let about = ObjectReference {
+                    api_version: dependent.api_version.to_string(),
+                    kind: dependent.kind.to_string(),
+                    namespace: dependent.namespace.to_string(),
+                    name: dependent.name.to_string(),
+                    uid: dependent.uid.to_string(),
+                    resource_version: String::new(),
+                    field_path: String::new(),
+                };
+                let owner = Identity::of_owner(&owner, &dependent.namespace);
+                let text = format!(
+                    "ownerRef {owner} does not exist in namespace {:?}",
+                    dependent.namespace.as_str()
+                );
+                self.recorder.event(&about, EventType::Warning, "OwnerRefInvalidNamespace", text);
+            }
+        });
+    }
+}
+
+/// One resource's events, on their way into the graph.
+struct Monitor {
+    api_version: Istr,
+    kind: Istr,
+    collector: Arc<GarbageCollector>,
+}
+
+impl Monitor {
+    fn identity(&self, meta: &Meta) -> Identity {
+        Identity {
+            api_version: self.api_version.clone(),
+            kind: self.kind.clone(),
+            namespace: meta.namespace.clone(),
+            name: meta.name.clone(),
+            uid: meta.uid.clone(),
+        }
+    }
+}
+
+impl MetadataHandler for Monitor {
+    fn on_add(&mut self, meta: &Meta) {
+        let identity = self.identity(meta);
+        self.collector.change(|graph, wake| graph.observe(identity, None, meta, wake));
+    }
+
+    fn on_update(&mut self, old: &Meta, new: &Meta) {
+        if old.uid != new.uid {
+            self.on_delete(old);
+            return self.on_add(new);
+        }
+        let identity = self.identity(new);
+        self.collector.change(|graph, wake| graph.observe(identity, Some(old), new, wake));
+    }
+
+    fn on_delete(&mut self, meta: &Meta) {
+        let identity = self.identity(meta);
+        self.collector.change(|graph, wake| graph.deleted(&identity, wake));
+    }
+}

@@ -1,0 +1,8 @@
+//! What keeps the cluster as a whole in order: garbage, namespaces, quotas, policies.
+
+pub mod garbagecollector;
+pub mod monitors;
+pub mod namespace;
+pub mod podgc;
+pub mod resourcequota;
+pub mod validatingadmissionpolicystatus;

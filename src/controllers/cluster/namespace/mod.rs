@@ -1,0 +1,267 @@
+//! Empties a namespace that is being deleted, then lets it go.
+//! Upstream: `pkg/controller/namespace`.
+//!
+//! Pods go first: only when none is left is the rest deleted, so that nothing that guards them (a
+//! NetworkPolicy, say) goes before they do.
+
+mod conditions;
+mod content;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+
+use self::conditions::Findings;
+use self::content::{Outcome, delete_all, is_pods};
+use crate::cache::Lister;
+use crate::client::{self, ApiResource, Client};
+use crate::clock::SharedClock;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult};
+use crate::objects::{Istr, Namespace, ObjectKey, Resource, ResourceType};
+use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
+
+const NAME: &str = "namespace-controller";
+/// The finalizer of a namespace's spec that this controller takes off.
+const FINALIZER: &str = "kubernetes";
+/// After a namespace was seen to change: until then all API servers refuse what is new in it, and
+/// all that was made just before can be listed.
+const GRACE: Duration = Duration::from_secs(5);
+/// Failures are retried after this long, doubling.
+const BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(60)];
+/// Emptying a namespace takes many small requests: so many times the rate that others have.
+const FASTER: (f64, u32) = (20.0, 100);
+
+pub fn controller(cx: &ControllerContext) -> Controller {
+    let namespaces = cx.informer::<Namespace>();
+    let mut c = Controller::new(NAME);
+    let workers = usize::try_from(cx.options.concurrent_namespace_syncs).unwrap_or(1);
+    let limiter = MaxOfRateLimiter::new(vec![
+        exponential_failure_rate_limiter(BACKOFF[0], BACKOFF[1]),
+        Arc::new(BucketRateLimiter::new(10.0, 100, cx.clock())),
+    ]);
+    let queue = c.queue("namespace", workers).limiter(Arc::new(limiter));
+    let period = cx.options.namespace_sync_period;
+    c.watch_resyncing(
+        &namespaces,
+        Some(period).filter(|period| !period.is_zero()),
+        &queue,
+        |change: Change<'_, Namespace>, queue: &Queue| {
+            if !matches!(change, Change::Deleted(_)) && change.object().meta.is_being_deleted() {
+                queue.add_after(change.object().meta.key(), GRACE);
+            }
+        },
+    );
+    let (times, bursts) = FASTER;
+    let this = Arc::new(NamespaceController {
+        namespaces: namespaces.lister(),
+        client: cx.client(NAME).hastened(times, bursts),
+        clock: cx.clock(),
+    });
+    c.sync(queue, move |key| this.clone().sync(key));
+    c
+}
+
+struct NamespaceController {
+    namespaces: Lister<Namespace>,
+    client: Client,
+    clock: SharedClock,
+}
+
+/// What is written to a namespace on its way.
+#[derive(Clone, Copy)]
+enum Step {
+    MarkTerminating,
+    RemoveFinalizer,
+}
+
+impl NamespaceController {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        if self.namespaces.get(&key).is_none() {
+            return Ok(Next::Done);
+        }
+        let Some(mut namespace) = unless_gone(self.client.get::<Namespace>(&key).await)? else {
+            return Ok(Next::Done);
+        };
+        if namespace.meta.is_being_deleted() && !namespace.is_terminating() {
+            match self.write(Step::MarkTerminating, namespace).await? {
+                Some(marked) => namespace = marked,
+                None => return Ok(Next::Done),
+            }
+        }
+        if !namespace.meta.is_being_deleted() || namespace.spec.finalizers.is_empty() {
+            return Ok(Next::Done);
+        }
+        let estimate = self.delete_content(&mut namespace).await?;
+        if !estimate.is_zero() {
+            let wait = Duration::from_secs(estimate.as_secs() / 2 + 1);
+            log::debug!("{NAME}: content remaining in namespace {key}, waiting {wait:?}");
+            return Ok(Next::After(wait));
+        }
+        self.write(Step::RemoveFinalizer, namespace).await?;
+        Ok(Next::Done)
+    }
+
+    /// Writes, again after each conflict; never to another namespace of the same name. `None`: it
+    /// is gone.
+    async fn write(
+        &self,
+        step: Step,
+        mut namespace: Namespace,
+    ) -> Result<Option<Namespace>, Error> {
+        loop {
+            match self.attempt(step, &namespace).await {
+                Err(error) if error.is_conflict() => {}
+                written => return Ok(unless_gone(written)?),
+            }
+            let latest = self.client.get::<Namespace>(&namespace.meta.key()).await;
+            let Some(latest) = unless_gone(latest)? else { return Ok(None) };
+            if latest.meta.uid != namespace.meta.uid {
+                return Err(Error::other("namespace uid has changed across retries"));
+            }
+            namespace = latest;
+        }
+    }
+
+    async fn attempt(&self, step: Step, namespace: &Namespace) -> client::Result<Namespace> {
+        match step {
+            Step::MarkTerminating => {
+                let mut status = namespace.status.clone();
+                status.phase = Some("Terminating".to_owned());
+                self.client.update_status(namespace, &status).await
+            }
+            Step::RemoveFinalizer => {
+                let mut left: Vec<&Istr> =
+                    namespace.spec.finalizers.iter().filter(|name| *name != FINALIZER).collect();
+                left.sort_unstable();
+                left.dedup();
+                let body = json!({
+                    "apiVersion": "v1", "kind": "Namespace",
+                    "metadata": namespace.meta, "spec": { "finalizers": left },
+                });
+                let finalize = self.client.resource(&Namespace::RESOURCE).subresource("finalize");
+                finalize.update(&namespace.meta.key(), &body).await
+            }
+        }
+    }
+
+    /// Deletes what can be deleted now, and writes the conditions. Returns how long the rest may
+    /// take; zero: nothing is left.
+    async fn delete_content(&self, namespace: &mut Namespace) -> Result<Duration, Error> {
+        let (mut findings, mut errors) = (Findings::default(), Vec::new());
+        let resources = self.discover(&mut findings, &mut errors).await;
+        let (pods, others): (Vec<_>, Vec<_>) =
+            resources.into_iter().partition(|found| is_pods(&found.resource));
+        let mut estimate = Duration::ZERO;
+        let mut pods_left = 0;
+        for found in &pods {
+            let (outcome, error) = self.delete_resource(found, namespace, &mut findings).await;
+            if let Some(error) = error {
+                let name = &namespace.meta.name;
+                errors.push(Error::other(format!(
+                    "failed to delete pods for namespace: {name}, err: {}",
+                    error.message()
+                )));
+            }
+            estimate = estimate.max(outcome.estimate);
+            pods_left += outcome.left.count;
+        }
+        // As long as there are pods, the conditions tell of failures alone.
+        if pods_left == 0 {
+            for found in &others {
+                let (outcome, error) = self.delete_resource(found, namespace, &mut findings).await;
+                errors.extend(error);
+                estimate = estimate.max(outcome.estimate);
+                findings.remains(&found.resource, outcome.left);
+            }
+        }
+        self.report(namespace, &findings).await;
+        Error::many(errors).map_or(Ok(estimate), Err)
+    }
+
+    /// The namespaced resources that can be deleted. What is not known is found, not fatal.
+    async fn discover(&self, findings: &mut Findings, errors: &mut Vec<Error>) -> Vec<ApiResource> {
+        let discovery = match self.client.discover().await {
+            Ok(discovery) => discovery,
+            Err(error) => {
+                let error = Error::from(error);
+                findings.discovery = Some(error.message());
+                errors.push(error);
+                return Vec::new();
+            }
+        };
+        if let Some(failure) = discovery.failure() {
+            let count = discovery.failures.len();
+            findings.discovery =
+                Some(format!("Discovery failed for some groups, {count} failing: {failure}"));
+            errors.push(Error::other(failure));
+        }
+        let deletable =
+            |found: &&ApiResource| found.resource.namespaced && found.supports(&["delete"]);
+        let resources: Vec<ApiResource> =
+            discovery.preferred().filter(deletable).cloned().collect();
+        if let Some(wrong) = resources.iter().find_map(|found| unparsable(&found.resource)) {
+            findings.group_version = Some(wrong.clone());
+            errors.push(Error::other(wrong));
+            return Vec::new();
+        }
+        resources
+    }
+
+    async fn delete_resource(
+        &self,
+        found: &ApiResource,
+        namespace: &Namespace,
+        findings: &mut Findings,
+    ) -> (Outcome, Option<Error>) {
+        let now = self.clock.now();
+        let since = namespace.meta.deletion_timestamp.unwrap_or(now);
+        let age = now.duration_since(since);
+        let mut outcome = delete_all(&self.client, found, &namespace.meta.name, age).await;
+        let error = outcome.error.take();
+        findings.failures.extend(error.as_ref().map(Error::message));
+        (outcome, error)
+    }
+
+    /// A failure here is logged: the next pass writes the conditions again.
+    async fn report(&self, namespace: &mut Namespace, findings: &Findings) {
+        let mut status = namespace.status.clone();
+        if !findings.apply(status.conditions.get_or_insert_default(), self.clock.now()) {
+            return;
+        }
+        match self.client.update_status(&*namespace, &status).await {
+            Ok(updated) => *namespace = updated,
+            Err(error) => log::error!(
+                "{NAME}: couldn't update status condition for namespace {}: {error}",
+                namespace.meta.name
+            ),
+        }
+    }
+}
+
+fn unless_gone<T>(answer: client::Result<T>) -> client::Result<Option<T>> {
+    match answer {
+        Err(error) if error.is_not_found() => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+/// Why a resource's group and version can't be told apart again. Upstream: `ParseGroupVersion`.
+fn unparsable(resource: &ResourceType) -> Option<String> {
+    let group_version = resource.api_version();
+    let slashes = group_version.matches('/').count();
+    (slashes > 1).then(|| format!("unexpected GroupVersion string: {group_version}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_version_has_one_slash_at_most() {
+        let of = |group, version| unparsable(&ResourceType::fixed(group, version, "K", "ks", true));
+        assert_eq!((of("", "v1"), of("apps", "v1")), (None, None));
+        assert_eq!(of("a/b", "v1").as_deref(), Some("unexpected GroupVersion string: a/b/v1"));
+    }
+}

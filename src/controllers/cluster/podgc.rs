@@ -1,0 +1,331 @@
+//! Deletes pods that nobody else will delete: terminated ones beyond a threshold, those of nodes that
+//! are gone or out of service, and those that are to go but were never scheduled.
+//! Upstream: `pkg/controller/podgc`.
+
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use prometheus::{IntCounterVec, register_int_counter_vec};
+use serde_json::{Value, json};
+
+use crate::cache::Lister;
+use crate::client::{Client, Delete, Patch};
+use crate::clock::SharedClock;
+use crate::controllers::runner::batch::together;
+use crate::controllers::{Controller, ControllerContext, Error};
+use crate::objects::{Istr, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp};
+
+const NAME: &str = "pod-garbage-collector-controller";
+const PERIOD: Duration = Duration::from_secs(20);
+/// How long a pod's node must have been missing from the cache before the API is asked for it.
+const QUARANTINE: Duration = Duration::from_secs(40);
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+static DELETED: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    register_int_counter_vec!(
+        "pod_gc_collector_force_delete_pods_total",
+        "Number of pods that are being forcefully deleted since the Pod GC Controller started.",
+        &["namespace", "reason"]
+    )
+    .expect("registered once, with a valid name")
+});
+
+static FAILED: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    register_int_counter_vec!(
+        "pod_gc_collector_force_delete_pod_errors_total",
+        "Number of errors encountered when forcefully deleting the pods since the Pod GC Controller started.",
+        &["namespace", "reason"]
+    )
+    .expect("registered once, with a valid name")
+});
+
+/// The controller `pod-garbage-collector-controller`.
+pub fn controller(cx: &ControllerContext) -> Controller {
+    LazyLock::force(&DELETED);
+    LazyLock::force(&FAILED);
+    let (pods, nodes) = (cx.informer::<Pod>(), cx.informer::<Node>());
+    let mut c = Controller::new(NAME);
+    c.reads(&pods);
+    c.reads(&nodes);
+    let this = Arc::new(PodGc {
+        client: cx.client("pod-garbage-collector"),
+        clock: cx.clock(),
+        pods: pods.lister(),
+        nodes: nodes.lister(),
+        threshold: usize::try_from(cx.options.terminated_pod_gc_threshold).unwrap_or(0),
+        quarantine: Mutex::default(),
+    });
+    c.every(PERIOD, move || this.clone().collect());
+    c
+}
+
+struct PodGc {
+    client: Client,
+    clock: SharedClock,
+    pods: Lister<Pod>,
+    nodes: Lister<Node>,
+    /// So many terminated pods may stay; 0: all.
+    threshold: usize,
+    quarantine: Mutex<Quarantine>,
+}
+
+/// Why a pod is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    Terminated,
+    OutOfService,
+    Orphaned,
+    Unscheduled,
+}
+
+impl Reason {
+    /// As the metrics name it.
+    fn label(self) -> &'static str {
+        match self {
+            Reason::Terminated => "terminated",
+            Reason::OutOfService => "out-of-service",
+            Reason::Orphaned => "orphaned",
+            Reason::Unscheduled => "unscheduled",
+        }
+    }
+}
+
+impl PodGc {
+    async fn collect(self: Arc<Self>) -> Result<(), Error> {
+        let pods = self.pods.list();
+        self.delete(surplus(&pods, self.threshold), Reason::Terminated).await;
+        let mut stuck = those(&pods, |pod| self.is_out_of_service(pod));
+        sort_by_eviction_and_age(&mut stuck);
+        self.delete(stuck, Reason::OutOfService).await;
+        let gone = self.deleted_nodes(&pods).await;
+        self.delete(those(&pods, |pod| gone.contains(&pod.spec.node_name)), Reason::Orphaned).await;
+        let unscheduled = |pod: &Pod| pod.meta.is_being_deleted() && pod.spec.node_name.is_empty();
+        self.delete(those(&pods, unscheduled), Reason::Unscheduled).await;
+        Ok(())
+    }
+
+    fn node(&self, name: &str) -> Option<Arc<Node>> {
+        self.nodes.get(&ObjectKey::cluster(name))
+    }
+
+    /// To go, on a node whose kubelet is known not to take part in that.
+    fn is_out_of_service(&self, pod: &Pod) -> bool {
+        pod.meta.is_being_deleted()
+            && self
+                .node(&pod.spec.node_name)
+                .is_some_and(|node| !node.is_ready() && node.has_taint(OUT_OF_SERVICE))
+    }
+
+    /// The nodes named by pods that were missing for the quarantine, and that the API lacks too.
+    async fn deleted_nodes(&self, pods: &[Arc<Pod>]) -> Vec<Istr> {
+        let is_missing = |name: &Istr| self.node(name).is_none();
+        let missing = pods.iter().map(|pod| &pod.spec.node_name);
+        let missing = missing.filter(|name| !name.is_empty() && is_missing(name));
+        let due = {
+            let mut quarantine = self.quarantine.lock();
+            quarantine.due(missing, self.clock.monotonic())
+        };
+        let mut gone = Vec::new();
+        for name in due.into_iter().filter(is_missing) {
+            match self.client.get::<NodeName>(&ObjectKey::cluster(&name)).await {
+                Ok(_) => {}
+                Err(error) if error.is_not_found() => gone.push(name),
+                // In quarantine again already, should its pods still be there.
+                Err(error) => log::error!("Error while getting node {name}: {error}"),
+            }
+        }
+        gone
+    }
+
+    async fn delete(self: &Arc<Self>, pods: Vec<Arc<Pod>>, reason: Reason) {
+        if !pods.is_empty() {
+            log::info!("Garbage collecting {} pods ({})", pods.len(), reason.label());
+        }
+        let deletions = pods.into_iter().map(|pod| {
+            let this = self.clone();
+            async move {
+                let key = pod.meta.key();
+                let labels = &[key.namespace.as_str(), reason.label()];
+                log::info!("PodGC is force deleting Pod {key}");
+                if let Err(error) = this.fail_and_delete(&pod, reason).await {
+                    log::error!("Failed to delete {} pod {key}: {error}", reason.label());
+                    FAILED.with_label_values(labels).inc();
+                }
+                DELETED.with_label_values(labels).inc();
+            }
+        });
+        together(deletions).await;
+    }
+
+    /// Before a pod goes it is Failed: who counts its owner's pods must not take it for a running one.
+    async fn fail_and_delete(&self, pod: &Pod, reason: Reason) -> Result<(), Error> {
+        let key = pod.meta.key();
+        if let Some(patch) = failed_status(pod, reason, self.clock.now()) {
+            let status = self.client.resource(&Pod::RESOURCE).subresource("status");
+            let patch = Patch::StrategicMerge(patch);
+            status.patch::<PartialObjectMetadata>(&key, &patch).await?;
+        }
+        let now = Delete::new().grace_period(0).uid(pod.meta.uid.clone());
+        Ok(self.client.delete::<Pod>(&key, now).await?)
+    }
+}
+
+/// A Node of which nothing but its existence is read.
+#[derive(serde::Deserialize)]
+struct NodeName {}
+
+impl Resource for NodeName {
+    const RESOURCE: crate::objects::ResourceType = Node::RESOURCE;
+}
+
+fn those(pods: &[Arc<Pod>], wanted: impl Fn(&Pod) -> bool) -> Vec<Arc<Pod>> {
+    pods.iter().filter(|pod| wanted(pod)).cloned().collect()
+}
+
+/// The terminated pods to delete so that `threshold` of them stay: evicted ones first, then the oldest.
+fn surplus(pods: &[Arc<Pod>], threshold: usize) -> Vec<Arc<Pod>> {
+    if threshold == 0 {
+        return Vec::new();
+    }
+    let mut terminated = those(pods, Pod::is_terminal);
+    let count = terminated.len().saturating_sub(threshold);
+    if count > 0 {
+        sort_by_eviction_and_age(&mut terminated);
+    }
+    terminated.truncate(count);
+    terminated
+}
+
+/// Upstream: `byEvictionAndCreationTimestamp`.
+fn sort_by_eviction_and_age(pods: &mut [Arc<Pod>]) {
+    pods.sort_by(|a, b| {
+        let rank = |pod: &Pod| (!pod.status.evicted, pod.meta.creation_timestamp);
+        rank(a).cmp(&rank(b)).then_with(|| a.meta.name.cmp(&b.meta.name))
+    });
+}
+
+/// The patch that makes `pod` Failed; `None` for one that has ended.
+fn failed_status(pod: &Pod, reason: Reason, now: Timestamp) -> Option<Value> {
+    if pod.is_terminal() {
+        return None;
+    }
+    let mut status = json!({ "phase": "Failed" });
+    let generation = Some(pod.meta.generation).filter(|generation| *generation != 0);
+    if let Some(generation) = generation {
+        status["observedGeneration"] = generation.into();
+    }
+    if reason == Reason::Orphaned {
+        let mut condition = json!({
+            "type": "DisruptionTarget", "status": "True",
+            "reason": "DeletionByPodGC", "message": "PodGC: node no longer exists",
+        });
+        if let Some(generation) = generation {
+            condition["observedGeneration"] = generation.into();
+        }
+        if !pod.status.disruption_target {
+            condition["lastTransitionTime"] = now.to_string().into();
+        }
+        status["conditions"] = json!([condition]);
+    }
+    Some(json!({ "metadata": { "uid": pod.meta.uid }, "status": status }))
+}
+
+/// Nodes that pods name and the cache lacks, and when each is to be looked up.
+#[derive(Default)]
+struct Quarantine {
+    due: BTreeMap<Istr, Duration>,
+}
+
+impl Quarantine {
+    /// Takes in the `missing`, and gives those whose time has come at `now`. They start anew if they
+    /// are among the missing at the next call.
+    fn due<'a>(&mut self, missing: impl Iterator<Item = &'a Istr>, now: Duration) -> Vec<Istr> {
+        let missing: std::collections::BTreeSet<&Istr> = missing.collect();
+        for name in &missing {
+            self.due.entry((*name).clone()).or_insert(now + QUARANTINE);
+        }
+        let due: Vec<Istr> =
+            self.due.iter().filter(|(_, due)| **due <= now).map(|(name, _)| name.clone()).collect();
+        for name in &due {
+            self.due.remove(name);
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(name: &str, second: i64, status: Value) -> Arc<Pod> {
+        let created = Timestamp::from_secs(second).to_string();
+        let pod = json!({
+            "metadata": { "name": name, "uid": name, "generation": 3, "creationTimestamp": created },
+            "status": status,
+        });
+        Arc::new(serde_json::from_value(pod).unwrap())
+    }
+
+    #[test]
+    fn evicted_pods_go_first_and_then_the_oldest() {
+        let pods = [
+            pod("running", 0, json!({ "phase": "Running" })),
+            pod("young", 9, json!({ "phase": "Succeeded" })),
+            pod("b", 5, json!({ "phase": "Failed" })),
+            pod("a", 5, json!({ "phase": "Failed", "reason": "Error" })),
+            pod("evicted", 9, json!({ "phase": "Failed", "reason": "Evicted" })),
+        ];
+        let names = |threshold| -> Vec<String> {
+            surplus(&pods, threshold).iter().map(|pod| pod.meta.name.to_string()).collect()
+        };
+        assert_eq!(names(0), Vec::<String>::new(), "none at all when off");
+        assert_eq!(names(1), ["evicted", "a", "b"]);
+        assert_eq!(names(3), ["evicted"]);
+        assert_eq!(names(4), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_pod_fails_before_it_goes() {
+        let now = Timestamp::from_secs(60);
+        let patch = |status: Value, reason| failed_status(&pod("x", 0, status), reason, now);
+        assert_eq!(patch(json!({ "phase": "Succeeded" }), Reason::Orphaned), None);
+        assert_eq!(
+            patch(json!({ "phase": "Running" }), Reason::Unscheduled),
+            Some(json!({
+                "metadata": { "uid": "x" },
+                "status": { "phase": "Failed", "observedGeneration": 3 },
+            }))
+        );
+        let mut condition = json!({
+            "type": "DisruptionTarget", "status": "True", "observedGeneration": 3,
+            "reason": "DeletionByPodGC", "message": "PodGC: node no longer exists",
+            "lastTransitionTime": "1970-01-01T00:01:00Z",
+        });
+        let orphaned = |patch: Option<Value>| patch.unwrap()["status"]["conditions"][0].take();
+        let is = |status: &str| {
+            let condition = json!({ "type": "DisruptionTarget", "status": status });
+            json!({ "phase": "Running", "conditions": [condition] })
+        };
+        assert_eq!(orphaned(patch(is("False"), Reason::Orphaned)), condition);
+        // True before: the time of the change stays.
+        condition.as_object_mut().unwrap().remove("lastTransitionTime");
+        assert_eq!(orphaned(patch(is("True"), Reason::Orphaned)), condition);
+    }
+
+    #[test]
+    fn a_node_is_looked_up_after_its_quarantine() {
+        let mut quarantine = Quarantine::default();
+        let (a, b) = (Istr::new("a"), Istr::new("b"));
+        let mut due = |missing: &[&Istr], second| {
+            quarantine.due(missing.iter().copied(), Duration::from_secs(second))
+        };
+        assert!(due(&[&a, &a], 0).is_empty());
+        assert!(due(&[&a, &b], 20).is_empty());
+        assert_eq!(due(&[&a, &b], 40), ["a"]);
+        assert_eq!(due(&[&a, &b], 60), ["b"]);
+        assert_eq!(due(&[], 120), ["a"], "whoever asks again looks at the cache first");
+        assert!(due(&[], 200).is_empty());
+    }
+}

@@ -1,0 +1,226 @@
+//! What measures how much of a resource is used. Upstream: `apiserver/pkg/quota/v1`.
+
+use parking_lot::RwLock;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::cache::{MetadataInformer, SharedIndexInformer};
+use crate::controllers::Error;
+use crate::objects::{
+    Istr, Object, Quantity, Resource, ResourceList, ResourceType, ScopeRequirement, SelectorError,
+};
+
+/// Measures the use of one kind of object. Upstream: `quota.Evaluator`.
+pub trait Evaluator: Send + Sync {
+    /// Whether the resource `name` of a quota is measured here. Upstream: `MatchingResources`.
+    fn measures(&self, name: &str) -> bool;
+
+    /// What the objects of a namespace that match all of `scopes` use, under all names that may be
+    /// asked for. Upstream: `UsageStats`.
+    ///
+    /// # Errors
+    /// When the objects are not known yet.
+    fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error>;
+}
+
+fn not_synced(resource: impl std::fmt::Display) -> Error {
+    Error::NotYet(format!("failed to list content: {resource} not yet synced"))
+}
+
+/// The objects of a full cache, each charged by itself.
+pub struct Objects<T, M, S, C> {
+    pub informer: SharedIndexInformer<T>,
+    /// Whether the resource of this name is measured.
+    pub measures: M,
+    /// Whether an object matches a scope.
+    pub in_scope: S,
+    /// Adds what an object uses.
+    pub charge: C,
+}
+
+/// No object matches any scope. Upstream: `MatchesNoScopeFunc`.
+pub fn in_no_scope<T>(_: &T, _: &ScopeRequirement) -> Result<bool, SelectorError> {
+    Ok(false)
+}
+
+impl<T, M, S, C> Evaluator for Objects<T, M, S, C>
+where
+    T: Object + Resource,
+    M: Fn(&str) -> bool + Send + Sync,
+    S: Fn(&T, &ScopeRequirement) -> Result<bool, SelectorError> + Send + Sync,
+    C: Fn(&T, &mut ResourceList) + Send + Sync,
+{
+    fn measures(&self, name: &str) -> bool {
+        (self.measures)(name)
+    }
+
+    fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error> {
+        if !self.informer.has_synced() {
+            return Err(not_synced(T::RESOURCE));
+        }
+        let mut usage = ResourceList::default();
+        for object in self.informer.lister().in_namespace(namespace) {
+            let mut matches = scopes.iter().map(|scope| (self.in_scope)(&object, scope));
+            match matches.find(|matches| !matches!(matches, Ok(true))) {
+                None => (self.charge)(&object, &mut usage),
+                Some(Ok(_)) => {}
+                // A selector that cannot be read ends the count without an error, as upstream.
+                Some(Err(_)) => break,
+            }
+        }
+        Ok(usage)
+    }
+}
+
+/// Any objects, counted. Upstream: `objectCountEvaluator`.
+struct Count {
+    resource: ResourceType,
+    informer: Arc<dyn MetadataInformer>,
+    /// What quotas call the count: `count/deployments.apps`, and what the first ones called it.
+    names: Vec<Istr>,
+}
+
+impl Count {
+    fn new(resource: &ResourceType, informer: Arc<dyn MetadataInformer>) -> Count {
+        const OLD_NAMES: [&str; 4] =
+            ["configmaps", "resourcequotas", "replicationcontrollers", "secrets"];
+        let mut names = vec![format!("count/{resource}").into()];
+        if resource.group.is_empty() && OLD_NAMES.contains(&&*resource.plural) {
+            names.push(Istr::new(&resource.plural));
+        }
+        Count { resource: resource.clone(), informer, names }
+    }
+}
+
+impl Evaluator for Count {
+    fn measures(&self, name: &str) -> bool {
+        self.names.iter().any(|known| known == name)
+    }
+
+    fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error> {
+        if !self.informer.has_synced() {
+            return Err(not_synced(&self.resource));
+        }
+        let count = if scopes.is_empty() { self.informer.count_in(namespace) } else { 0 };
+        let count = Quantity::new(i64::try_from(count).unwrap_or(i64::MAX));
+        Ok(self.names.iter().map(|name| (name.clone(), count)).collect())
+    }
+}
+
+/// The evaluators, each under the resource it looks at. Upstream: `quota.Registry`.
+pub struct Registry {
+    built_in: BTreeMap<String, Arc<dyn Evaluator>>,
+    counts: RwLock<BTreeMap<String, Arc<dyn Evaluator>>>,
+}
+
+impl Registry {
+    pub fn new(built_in: impl IntoIterator<Item = (ResourceType, Arc<dyn Evaluator>)>) -> Registry {
+        let named = built_in.into_iter().map(|(resource, found)| (resource.to_string(), found));
+        Registry { built_in: named.collect(), counts: RwLock::default() }
+    }
+
+    pub fn built_in(&self, resource: &ResourceType) -> Option<&Arc<dyn Evaluator>> {
+        self.built_in.get(&resource.to_string())
+    }
+
+    /// The built-in evaluator of a resource, or a new one that counts its objects.
+    pub fn of(
+        &self,
+        resource: &ResourceType,
+        informer: &Arc<dyn MetadataInformer>,
+    ) -> Arc<dyn Evaluator> {
+        if let Some(built_in) = self.built_in(resource) {
+            return built_in.clone();
+        }
+        let count: Arc<dyn Evaluator> = Arc::new(Count::new(resource, informer.clone()));
+        let mut counts = self.counts.write();
+        counts.insert(resource.to_string(), count.clone());
+        count
+    }
+
+    fn list(&self) -> Vec<Arc<dyn Evaluator>> {
+        let counts = self.counts.read();
+        self.built_in.values().chain(counts.values()).cloned().collect()
+    }
+
+    /// Whether any measures the resource `name` of quotas.
+    pub fn measures(&self, name: &str) -> bool {
+        self.list().iter().any(|evaluator| evaluator.measures(name))
+    }
+
+    /// What is used of the resources that the quota limits and that are measured here, and what
+    /// could not be measured: those resources are left out. Upstream: `CalculateUsage`.
+    pub fn measure(
+        &self,
+        namespace: &str,
+        limited: &ResourceList,
+        scopes: &[ScopeRequirement],
+    ) -> (ResourceList, Vec<Error>) {
+        let evaluators = self.list();
+        let limited = limited.iter().map(|(name, _)| name.as_str());
+        let mut measured: BTreeSet<&str> =
+            limited.filter(|name| evaluators.iter().any(|e| e.measures(name))).collect();
+        let (mut sum, mut errors) = (ResourceList::default(), Vec::new());
+        for evaluator in evaluators {
+            let names: Vec<&str> =
+                measured.iter().copied().filter(|name| evaluator.measures(name)).collect();
+            if names.is_empty() {
+                continue;
+            }
+            match evaluator.usage(namespace, scopes) {
+                Ok(usage) => {
+                    let amount = |name: &str| usage.get(name).unwrap_or_default();
+                    names.iter().for_each(|name| sum.add_to(&Istr::new(name), amount(name)));
+                }
+                Err(error) => {
+                    errors.push(error);
+                    measured.retain(|name| !names.contains(name));
+                }
+            }
+        }
+        sum.retain(|name| measured.contains(name));
+        (sum, errors)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Fixed(&'static [(&'static str, i64)], bool);
+
+    impl Evaluator for Fixed {
+        fn measures(&self, name: &str) -> bool {
+            self.0.iter().any(|(known, _)| *known == name)
+        }
+        fn usage(&self, _: &str, _: &[ScopeRequirement]) -> Result<ResourceList, Error> {
+            if !self.1 {
+                return Err(not_synced("x"));
+            }
+            let known = self.0.iter().filter(|(_, count)| *count > 0);
+            Ok(known.map(|(name, count)| (*name, Quantity::new(*count))).collect())
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_left_out() {
+        let evaluators = [
+            ("a", Fixed(&[("pods", 2), ("both", 1), ("none", 0)], true)),
+            ("b", Fixed(&[("both", 5), ("more", 1)], true)),
+            ("c", Fixed(&[("broken", 1), ("more", 1)], false)),
+        ]
+        .map(|(plural, evaluator)| {
+            let resource = ResourceType::fixed("", "v1", "X", plural, true);
+            (resource, Arc::new(evaluator) as Arc<dyn Evaluator>)
+        });
+        let registry = Registry::new(evaluators);
+        let limited = ["pods", "both", "none", "broken", "more", "unknown"];
+        let limited = limited.into_iter().map(|name| (name, Quantity::ONE)).collect();
+        let (usage, errors) = registry.measure("ns", &limited, &[]);
+        let expected = [("both", 6), ("none", 0), ("pods", 2)];
+        let expected: ResourceList =
+            expected.into_iter().map(|(name, count)| (name, Quantity::new(count))).collect();
+        assert_eq!(usage, expected);
+        assert_eq!(errors.len(), 1);
+    }
+}

@@ -1,0 +1,272 @@
+//! Keeps the status of ResourceQuotas: what is used of what they limit.
+//! Upstream: `pkg/controller/resourcequota`, `pkg/quota/v1`.
+
+mod devices;
+mod evaluator;
+pub mod kinds;
+pub mod pods;
+
+use std::sync::Arc;
+
+use self::devices::{Extended, resource_claims};
+use self::evaluator::{Evaluator, Registry};
+use self::kinds::{claim_changes_usage, service_changes_usage, services, volume_claims};
+use self::pods::Pods;
+use crate::cache::{Lister, MetadataHandler, SharedIndexInformer};
+use crate::client::{ApiResource, Client};
+use crate::controllers::cluster::monitors::Monitors;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult};
+use crate::objects::{
+    DeviceClass, Meta, Object, ObjectKey, PersistentVolumeClaim, Pod, Resource, ResourceClaim,
+    ResourceList, ResourceQuota, ResourceQuotaStatus, ResourceType, Service,
+};
+use crate::task::StopToken;
+
+const NAME: &str = "resourcequota-controller";
+
+/// The controller `resourcequota-controller`.
+pub fn controller(cx: &ControllerContext) -> Controller {
+    let workers = usize::try_from(cx.options.concurrent_resource_quota_syncs).unwrap_or(1);
+    let mut c = Controller::new(NAME);
+    let queue = c.queue("resourcequota_primary", workers);
+    let urgent = c.queue("resourcequota_priority", workers);
+    let quotas = cx.informer::<ResourceQuota>();
+    let this = Arc::new(Quotas {
+        client: cx.client(NAME),
+        quotas: quotas.lister(),
+        registry: registry(cx),
+        queue: queue.clone(),
+        ready: StopToken::new(),
+    });
+    watch_quotas(&mut c, &this, &quotas, &urgent);
+    watch_updates(&mut c, &this, cx);
+    for queue in [queue, urgent] {
+        let syncing = this.clone();
+        c.sync(queue, move |key| syncing.clone().sync(key));
+    }
+    let period = cx.options.resource_quota_sync_period;
+    if !period.is_zero() {
+        let all = this.clone();
+        c.every(period, move || {
+            all.quotas.list().iter().for_each(|quota| all.queue.add(quota.meta.key()));
+            async { Ok(()) }
+        });
+    }
+    let monitors = Monitors::new(NAME, cx, this.client.clone(), is_counted);
+    let ready = this.ready.clone();
+    c.background(move |stop| {
+        monitors.follow(stop, ready, move |resource, informer| {
+            let evaluator = this.registry.of(resource, informer);
+            Box::new(Replenish { quotas: this.clone(), evaluator })
+        })
+    });
+    c
+}
+
+/// The evaluators that do more than count.
+fn registry(cx: &ControllerContext) -> Registry {
+    let pods: Arc<dyn Evaluator> = Arc::new(Pods { informer: cx.informer(), clock: cx.clock() });
+    let mut built_in = vec![
+        (Pod::RESOURCE, pods),
+        (Service::RESOURCE, services(cx.informer())),
+        (PersistentVolumeClaim::RESOURCE, volume_claims(cx.informer())),
+    ];
+    let gates = &cx.options.feature_gates;
+    if gates.enabled("DynamicResourceAllocation") {
+        let extended = gates.enabled("DRAExtendedResource").then(|| Extended {
+            classes: cx.informer::<DeviceClass>().lister(),
+            pods: cx.informer::<Pod>().lister(),
+            clock: cx.clock(),
+        });
+        built_in.push((ResourceClaim::RESOURCE, resource_claims(cx.informer(), extended)));
+    }
+    Registry::new(built_in)
+}
+
+fn watch_quotas(
+    c: &mut Controller,
+    this: &Arc<Quotas>,
+    quotas: &SharedIndexInformer<ResourceQuota>,
+    urgent: &Queue,
+) {
+    let (this, urgent) = (this.clone(), urgent.clone());
+    let queue = this.queue.clone();
+    c.watch(quotas, &queue, move |change: Change<'_, ResourceQuota>, queue: &Queue| {
+        let quota = match change {
+            Change::Added { new, .. } => new,
+            // Changes of the status are our own, or the API server's that charges new objects.
+            Change::Updated { old, new } if !old.limits().amounts_equal(&new.limits()) => new,
+            _ => return,
+        };
+        let queue = if this.lacks_usage(quota) { &urgent } else { queue };
+        queue.add(quota.meta.key());
+    });
+}
+
+/// Updates that free something, or use more; deletions are told by [`Replenish`].
+fn watch_updates(c: &mut Controller, this: &Arc<Quotas>, cx: &ControllerContext) {
+    let clock = cx.clock();
+    watch_kind(c, this, cx, move |old: &Pod, new| pods::changes_usage(old, new, clock.now()));
+    watch_kind(c, this, cx, service_changes_usage);
+    watch_kind(c, this, cx, claim_changes_usage);
+}
+
+fn watch_kind<T: Object + Resource>(
+    c: &mut Controller,
+    this: &Arc<Quotas>,
+    cx: &ControllerContext,
+    changes_usage: impl Fn(&T, &T) -> bool + Send + 'static,
+) {
+    let informer = cx.informer::<T>();
+    let (quotas, queue) = (this.clone(), this.queue.clone());
+    c.watch(&informer, &queue, move |change: Change<'_, T>, _: &Queue| {
+        if let Change::Updated { old, new } = change
+            && changes_usage(old, new)
+            && let Some(evaluator) = quotas.registry.built_in(&T::RESOURCE)
+        {
+            quotas.replenish(&**evaluator, &new.meta().namespace);
+        }
+    });
+}
+
+/// Upstream: `GetQuotableResources`, `DefaultIgnoredResources`.
+fn is_counted(found: &ApiResource) -> bool {
+    let ResourceType { plural, group, namespaced, .. } = &found.resource;
+    let is_ignored = match group.as_ref() {
+        "" => matches!(plural.as_ref(), "bindings" | "componentstatuses" | "events"),
+        "events.k8s.io" => plural == "events",
+        "authentication.k8s.io" | "authorization.k8s.io" => plural.ends_with("reviews"),
+        _ => false,
+    };
+    *namespaced && !is_ignored && found.supports(&["create", "list", "watch", "delete"])
+}
+
+struct Quotas {
+    client: Client,
+    quotas: Lister<ResourceQuota>,
+    registry: Registry,
+    queue: Queue,
+    /// Set once all that is counted is known, or took too long, or all is over.
+    ready: StopToken,
+}
+
+impl Quotas {
+    /// A limit that the status does not show, or of which it does not show the use.
+    fn lacks_usage(&self, quota: &ResourceQuota) -> bool {
+        let ResourceQuotaStatus { hard, used } = &quota.status;
+        !quota.limits().amounts_equal(&hard.quantities())
+            || hard.names().any(|name| !used.has(name) && self.registry.measures(name))
+    }
+
+    /// Looks again at the quotas of a namespace that limit what `evaluator` measures.
+    fn replenish(&self, evaluator: &dyn Evaluator, namespace: &str) {
+        for quota in self.quotas.in_namespace(namespace) {
+            if quota.status.hard.names().any(|name| evaluator.measures(name)) {
+                self.queue.add(quota.meta.key());
+            }
+        }
+    }
+
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        self.ready.stopped().await;
+        let Some(quota) = self.quotas.get(&key) else { return Ok(Next::Done) };
+        let (measured, mut errors) =
+            self.registry.measure(&key.namespace, &quota.limits(), &quota.scopes());
+        if let Some(status) = new_status(&quota, &measured)
+            && let Err(error) = self.client.update_status(&*quota, &status).await
+        {
+            errors.push(error.into());
+        }
+        Error::many(errors).map_or(Ok(Next::Done), Err)
+    }
+}
+
+/// The quota's status with what was `measured`; `None` if it says so already. Of what was not
+/// measured, what the status said before.
+fn new_status(quota: &ResourceQuota, measured: &ResourceList) -> Option<ResourceQuotaStatus> {
+    let ResourceQuotaStatus { hard, used } = &quota.status;
+    let old = used.quantities();
+    let mut new = old.clone();
+    measured.iter().for_each(|(name, amount)| new.insert(name.clone(), amount));
+    new.retain(|name| quota.spec.hard.has(name));
+    let is_current = !hard.is_empty()
+        && !used.is_empty()
+        && quota.limits().amounts_equal(&hard.quantities())
+        && new.amounts_equal(&old);
+    let status = || ResourceQuotaStatus { hard: quota.spec.hard.clone(), used: (&new).into() };
+    (!is_current).then(status)
+}
+
+/// Looks at quotas again when an object of the evaluator's kind is deleted.
+struct Replenish {
+    quotas: Arc<Quotas>,
+    evaluator: Arc<dyn Evaluator>,
+}
+
+impl MetadataHandler for Replenish {
+    /// The API server has charged it.
+    fn on_add(&mut self, _: &Meta) {}
+
+    fn on_update(&mut self, _: &Meta, _: &Meta) {}
+
+    fn on_delete(&mut self, meta: &Meta) {
+        self.quotas.replenish(&*self.evaluator, &meta.namespace);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn next(spec: Value, status: Value, measured: &[(&str, &str)]) -> Option<Value> {
+        let quota = json!({ "spec": { "hard": spec }, "status": status });
+        let quota: ResourceQuota = serde_json::from_value(quota).unwrap();
+        let measured = measured.iter().map(|(name, amount)| (*name, amount.parse().unwrap()));
+        let status = new_status(&quota, &measured.collect())?;
+        Some(serde_json::to_value(status).unwrap())
+    }
+
+    #[test]
+    fn a_status_is_written_when_it_says_something_new() {
+        let hard = json!({ "pods": "+5", "memory": "1Gi" });
+        // Limits are copied as they are written, sums are canonical.
+        assert_eq!(
+            next(hard.clone(), json!({}), &[("pods", "1000"), ("memory", "512Mi"), ("cpu", "1")]),
+            Some(json!({ "hard": hard, "used": { "pods": "1k", "memory": "512Mi" } }))
+        );
+        let same = json!({
+            "hard": { "pods": "5", "memory": "1024Mi" }, "used": { "pods": "2", "memory": "0" },
+        });
+        assert_eq!(next(hard.clone(), same.clone(), &[("pods", "2000m")]), None);
+        // What could not be measured stays as it was.
+        assert_eq!(
+            next(hard.clone(), same.clone(), &[("memory", "1")]),
+            Some(json!({ "hard": hard, "used": { "pods": "2", "memory": "1" } }))
+        );
+        assert_eq!(
+            next(json!({ "pods": "5" }), same, &[("pods", "2")]),
+            Some(json!({ "hard": { "pods": "5" }, "used": { "pods": "2" } }))
+        );
+    }
+
+    #[test]
+    fn what_is_counted() {
+        let counted = |group: &'static str, plural: &'static str, namespaced, verbs: &[&str]| {
+            is_counted(&ApiResource {
+                resource: ResourceType::fixed(group, "v1", "X", plural, namespaced),
+                verbs: verbs.iter().map(ToString::to_string).collect(),
+                preferred: true,
+            })
+        };
+        let all = ["create", "delete", "list", "watch"];
+        assert!(counted("", "pods", true, &all));
+        assert!(counted("example.com", "events", true, &all));
+        assert!(!counted("", "events", true, &all));
+        assert!(!counted("events.k8s.io", "events", true, &all));
+        assert!(!counted("", "nodes", false, &all));
+        assert!(!counted("metrics.k8s.io", "pods", true, &["get", "list"]));
+    }
+}

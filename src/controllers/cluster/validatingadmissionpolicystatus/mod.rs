@@ -1,0 +1,96 @@
+//! Tells the authors of ValidatingAdmissionPolicies what is wrong with their expressions.
+//! Upstream: `pkg/controller/validatingadmissionpolicystatus`.
+
+mod check;
+mod declared;
+mod schema;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use self::check::TypeChecker;
+use crate::cache::Lister;
+use crate::client::{self, Client, Patch};
+use crate::controllers::{Controller, ControllerContext, Next, SyncResult, keys};
+use crate::objects::{
+    ObjectKey, Resource, TypeChecking, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyStatus,
+};
+
+const NAME: &str = "validatingadmissionpolicy-status-controller";
+const FIELD_MANAGER: &str = "validatingadmissionpolicy-status";
+/// How long the schemas of a burst of policies are kept, at most.
+const MEMORY: Duration = Duration::from_secs(300);
+
+struct PolicyStatus {
+    client: Client,
+    policies: Lister<ValidatingAdmissionPolicy>,
+    checker: TypeChecker,
+}
+
+/// The controller `validatingadmissionpolicy-status-controller`.
+pub fn controller(cx: &ControllerContext) -> Controller {
+    let policies = cx.informer::<ValidatingAdmissionPolicy>();
+    let client = cx.client(NAME);
+    let checker = TypeChecker::new(client.clone(), cx.clock());
+    let this = Arc::new(PolicyStatus { client, policies: policies.lister(), checker });
+
+    let mut c = Controller::new(NAME);
+    let workers = cx.options.concurrent_validating_admission_policy_status_syncs;
+    let queue = c.queue(FIELD_MANAGER, usize::try_from(workers).unwrap_or(0));
+    c.watch(&policies, &queue, keys::of_current(is_news));
+    let forgetful = this.clone();
+    c.every(MEMORY, move || {
+        forgetful.checker.forget();
+        std::future::ready(Ok(()))
+    });
+    c.sync(queue, move |key| this.clone().sync(key));
+    c
+}
+
+fn is_news(policy: &ValidatingAdmissionPolicy) -> bool {
+    policy.meta.generation > policy.status.observed_generation
+}
+
+impl PolicyStatus {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(policy) = self.policies.get(&key).filter(|policy| is_news(policy)) else {
+            return Ok(Next::Done);
+        };
+        let expression_warnings = self.checker.check(&policy).await?;
+        let status = ValidatingAdmissionPolicyStatus {
+            observed_generation: policy.meta.generation,
+            type_checking: Some(TypeChecking { expression_warnings }),
+            conditions: Vec::new(),
+        };
+        match self.write(&policy, status).await {
+            Err(error) if error.is_not_found() => Ok(Next::Done),
+            other => Ok(other.map(|()| Next::Done)?),
+        }
+    }
+
+    /// Applies the status, so that a warning that is owned so goes when it is applied no more.
+    async fn write(
+        &self,
+        policy: &ValidatingAdmissionPolicy,
+        status: ValidatingAdmissionPolicyStatus,
+    ) -> client::Result<()> {
+        const UNSUPPORTED_MEDIA_TYPE: u16 = 415;
+        let resource = ValidatingAdmissionPolicy::RESOURCE;
+        let body = json!({
+            "apiVersion": resource.api_version(), "kind": resource.kind,
+            "metadata": { "name": policy.meta.name }, "status": status,
+        });
+        let apply = Patch::Apply { manager: FIELD_MANAGER.into(), force: true, body };
+        let target = self.client.resource(&resource).subresource("status");
+        match target.patch::<Value>(&policy.meta.key(), &apply).await {
+            Err(error) if error.code() == Some(UNSUPPORTED_MEDIA_TYPE) => {
+                let conditions = policy.status.conditions.clone();
+                let status = ValidatingAdmissionPolicyStatus { conditions, ..status };
+                self.client.update_status(policy, &status).await.map(drop)
+            }
+            other => other.map(drop),
+        }
+    }
+}

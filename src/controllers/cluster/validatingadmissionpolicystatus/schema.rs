@@ -1,0 +1,428 @@
+//! From OpenAPI schemas to types: of a document just the schemas that a kind refers to are kept,
+//! and of those just what makes a type. Types are made when an expression asks for them.
+//! Upstream: `apiserver/pkg/cel/openapi`, its `resolver`, `cel/common.SchemaDeclType`.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+use crate::cel::{Fields, LazyFields, RESERVED, Type};
+
+const PREFIX: &str = "#/components/schemas/";
+
+/// How the API names a kind.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+pub struct GroupVersionKind {
+    pub group: String,
+    pub version: String,
+    pub kind: String,
+}
+
+/// `apps/v1, Kind=Deployment`
+impl fmt::Display for GroupVersionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}, Kind={}", self.group, self.version, self.kind)
+    }
+}
+
+impl GroupVersionKind {
+    /// The key of its document in the index of `/openapi/v3`, and its path below that.
+    pub fn document(&self) -> String {
+        match self.group.as_str() {
+            "" => format!("api/{}", self.version),
+            group => format!("apis/{group}/{}", self.version),
+        }
+    }
+}
+
+/// What a schema says about a type.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Schema {
+    #[serde(rename = "type")]
+    kind: Kind,
+    format: Format,
+    properties: Option<HashMap<Box<str>, Arc<Schema>>>,
+    #[serde(deserialize_with = "schema_only")]
+    items: Option<Arc<Schema>>,
+    #[serde(rename = "additionalProperties", deserialize_with = "schema_only")]
+    values: Option<Arc<Schema>>,
+    #[serde(rename = "$ref")]
+    reference: Option<Box<str>>,
+    #[serde(rename = "allOf")]
+    all_of: Vec<Reference>,
+    #[serde(rename = "x-kubernetes-int-or-string")]
+    int_or_string: bool,
+    #[serde(rename = "x-kubernetes-embedded-resource")]
+    embedded: bool,
+}
+
+/// References with something beside them are wrapped.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Reference {
+    #[serde(rename = "$ref")]
+    to: Option<Box<str>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Array,
+    Boolean,
+    Integer,
+    Number,
+    Object,
+    String,
+    #[default]
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Format {
+    Byte,
+    Date,
+    DateTime,
+    Duration,
+    IntOrString,
+    #[default]
+    #[serde(other)]
+    Other,
+}
+
+/// A schema where there is one; a boolean or a list of schemas says nothing about types.
+fn schema_only<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Arc<Schema>>, D::Error> {
+    struct Only;
+    impl<'de> Visitor<'de> for Only {
+        type Value = Option<Arc<Schema>>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a schema")
+        }
+        fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+            while items.next_element::<IgnoredAny>()?.is_some() {}
+            Ok(None)
+        }
+        fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<Self::Value, A::Error> {
+            Schema::deserialize(MapAccessDeserializer::new(members)).map(|s| Some(Arc::new(s)))
+        }
+    }
+    input.deserialize_any(Only)
+}
+
+impl Schema {
+    fn reference(&self) -> Option<&str> {
+        let wrapped = || self.all_of.iter().find_map(|reference| reference.to.as_deref());
+        let to = self.reference.as_deref().or_else(wrapped)?;
+        Some(to.strip_prefix(PREFIX).unwrap_or(to))
+    }
+
+    fn children(&self) -> impl Iterator<Item = &Arc<Schema>> {
+        self.properties.iter().flat_map(HashMap::values).chain(&self.items).chain(&self.values)
+    }
+}
+
+/// A kind's schema and all that it refers to.
+#[derive(Debug)]
+pub struct Definitions {
+    root: String,
+    schemas: HashMap<String, Arc<Schema>>,
+}
+
+#[derive(Deserialize)]
+struct Document<'a> {
+    #[serde(borrow)]
+    components: Components<'a>,
+}
+
+#[derive(Deserialize)]
+struct Components<'a> {
+    #[serde(borrow)]
+    schemas: HashMap<String, &'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Kinds {
+    #[serde(rename = "x-kubernetes-group-version-kind")]
+    kinds: Vec<GroupVersionKind>,
+}
+
+impl Definitions {
+    /// Of `kind`, from the document of its group version; `None`: it is not in there.
+    pub fn read(
+        document: &[u8],
+        kind: &GroupVersionKind,
+    ) -> serde_json::Result<Option<Definitions>> {
+        let Document { components: Components { schemas: all } } =
+            serde_json::from_slice(document)?;
+        let mut root = None;
+        for (name, raw) in &all {
+            let Kinds { kinds } = serde_json::from_str(raw.get())?;
+            if kinds.contains(kind) {
+                root = Some(name.clone());
+                break;
+            }
+        }
+        let Some(root) = root else { return Ok(None) };
+        let mut schemas: HashMap<String, Arc<Schema>> = HashMap::new();
+        let mut wanted = vec![root.clone()];
+        while let Some(name) = wanted.pop() {
+            if schemas.contains_key(&name) {
+                continue;
+            }
+            let raw = all.get(&name).ok_or_else(|| {
+                serde::de::Error::custom(format_args!("cannot resolve Ref {name:?}"))
+            })?;
+            let schema: Arc<Schema> = serde_json::from_str(raw.get())?;
+            let mut within = vec![&schema];
+            while let Some(schema) = within.pop() {
+                wanted.extend(schema.reference().map(str::to_owned));
+                within.extend(schema.children());
+            }
+            schemas.insert(name, schema);
+        }
+        Ok(Some(Definitions { root, schemas }))
+    }
+
+    /// The type, called `name`; `None`: one that has none, and is dynamic.
+    pub fn root_type(self: &Arc<Self>, name: &str) -> Option<Type> {
+        let schema = self.schemas.get(&self.root)?.clone();
+        let path = Path::default().entered(&self.root);
+        Place { definitions: self.clone(), schema, path, resource: true }.declared(name)
+    }
+}
+
+/// The references that were followed to get somewhere: one that leads back is an empty object.
+#[derive(Clone, Default)]
+struct Path(Option<Arc<(String, Path)>>);
+
+impl Path {
+    fn entered(&self, reference: &str) -> Path {
+        Path(Some(Arc::new((reference.to_owned(), self.clone()))))
+    }
+
+    fn contains(&self, reference: &str) -> bool {
+        self.0.as_deref().is_some_and(|(name, rest)| name == reference || rest.contains(reference))
+    }
+}
+
+/// A schema where it stands.
+struct Place {
+    definitions: Arc<Definitions>,
+    schema: Arc<Schema>,
+    path: Path,
+    /// Has at least `apiVersion`, `kind` and a name.
+    resource: bool,
+}
+
+impl Place {
+    /// What stands below, its reference followed.
+    fn below(&self, schema: &Arc<Schema>) -> Place {
+        let definitions = self.definitions.clone();
+        let Some(reference) = schema.reference() else {
+            let (schema, path) = (schema.clone(), self.path.clone());
+            return Place { definitions, resource: schema.embedded, schema, path };
+        };
+        let target = definitions.schemas.get(reference).filter(|_| !self.path.contains(reference));
+        let circular = || Arc::new(Schema { kind: Kind::Object, ..Schema::default() });
+        let schema = target.cloned().unwrap_or_else(circular);
+        let path = self.path.entered(reference);
+        Place { definitions, resource: schema.embedded, schema, path }
+    }
+
+    /// The type of what the schema allows, where objects are called `name`.
+    fn declared(self, name: &str) -> Option<Type> {
+        let schema = &self.schema;
+        if schema.int_or_string || schema.format == Format::IntOrString {
+            return Some(Type::Dyn);
+        }
+        match schema.kind {
+            Kind::Array => {
+                let of = self.below(schema.items.as_ref()?).declared(&format!("{name}.@idx"))?;
+                Some(Type::list(of))
+            }
+            Kind::Object => match &schema.values {
+                Some(values) => {
+                    let of = self.below(values).declared(&format!("{name}.@elem"))?;
+                    Some(Type::map(Type::String, of))
+                }
+                None => Some(Type::structure(name, Fields::Lazy(Box::new(self)))),
+            },
+            Kind::String => Some(match schema.format {
+                Format::Byte => Type::Bytes,
+                Format::Duration => Type::Duration,
+                Format::Date | Format::DateTime => Type::Timestamp,
+                Format::IntOrString | Format::Other => Type::String,
+            }),
+            Kind::Boolean => Some(Type::Bool),
+            Kind::Number => Some(Type::Double),
+            Kind::Integer => Some(Type::Int),
+            Kind::Other => None,
+        }
+    }
+
+    fn property(&self, name: &str) -> Option<Place> {
+        self.schema.properties.as_ref()?.get(name).map(|schema| self.below(schema))
+    }
+
+    /// Whether the schema itself tells of all that every resource has.
+    fn tells_of_metadata(&self) -> bool {
+        let text = |place: &Place, name| {
+            place.property(name).is_some_and(|place| place.schema.kind == Kind::String)
+        };
+        let metadata = self.property("metadata");
+        text(self, "kind")
+            && text(self, "apiVersion")
+            && metadata.is_some_and(|metadata| {
+                metadata.schema.kind == Kind::Object
+                    && text(&metadata, "name")
+                    && text(&metadata, "generateName")
+            })
+    }
+
+    /// The field that expressions call `name`.
+    fn field_named(&self, of: &str, name: &str) -> Option<Type> {
+        if self.resource && !self.tells_of_metadata() {
+            match name {
+                "kind" | "apiVersion" => return Some(Type::String),
+                "metadata" => {
+                    let texts = ["name", "generateName"];
+                    let fields = texts.map(|text| (text.to_owned(), Type::String)).into();
+                    return Some(Type::structure(format!("{of}.{name}"), Fields::Known(fields)));
+                }
+                _ => {}
+            }
+        }
+        let names = self.schema.properties.as_ref()?.keys();
+        let property = names.into_iter().find(|known| escape(known).as_deref() == Some(name))?;
+        self.property(property)?.declared(&format!("{of}.{name}"))
+    }
+}
+
+impl LazyFields for Place {
+    fn field(&self, of: &str, name: &str) -> Option<Type> {
+        self.field_named(of, name).or_else(|| {
+            let keyword = RESERVED.contains(&name).then(|| format!("__{name}__"))?;
+            self.field_named(of, &keyword)
+        })
+    }
+}
+
+/// A property's name as an identifier; `None`: it can't be one. Upstream: `cel.Escape`.
+fn escape(name: &str) -> Option<String> {
+    if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    if RESERVED.contains(&name) {
+        return Some(format!("__{name}__"));
+    }
+    let mut escaped = String::new();
+    let mut characters = name.chars().peekable();
+    while let Some(character) = characters.next() {
+        match character {
+            '_' if characters.next_if_eq(&'_').is_some() => escaped.push_str("__underscores__"),
+            '.' => escaped.push_str("__dot__"),
+            '-' => escaped.push_str("__dash__"),
+            '/' => escaped.push_str("__slash__"),
+            '_' => escaped.push('_'),
+            c if c.is_ascii_alphanumeric() => escaped.push(c),
+            _ => return None,
+        }
+    }
+    Some(escaped)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cel::Environment;
+
+    #[test]
+    fn names_are_escaped() {
+        for (name, expected) in [
+            ("replicas", Some("replicas")),
+            ("foo-bar.x/y", Some("foo__dash__bar__dot__x__slash__y")),
+            ("a__b_c", Some("a__underscores__b_c")),
+            ("namespace", Some("__namespace__")),
+            ("0a", None),
+            ("$ref", None),
+        ] {
+            assert_eq!(escape(name).as_deref(), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn fields_have_the_types_of_their_schemas() {
+        let reference = |name: &str| json!({ "allOf": [{ "$ref": format!("{PREFIX}{name}") }] });
+        let document = json!({ "components": { "schemas": {
+            "Unused": { "type": ["broken"] },
+            "Node": { "type": "object", "properties": {
+                "next": reference("Node"), "leaf": { "type": "integer", "format": "int64" } } },
+            "Root": {
+                "x-kubernetes-group-version-kind": [{ "group": "g", "version": "v1", "kind": "K" }],
+                "type": "object",
+                "properties": {
+                    "tree": reference("Node"),
+                    "many": { "type": "array", "items": reference("Node") },
+                    "map": { "type": "object", "additionalProperties": reference("Node") },
+                    "open": { "type": "object", "additionalProperties": true },
+                    "either": { "x-kubernetes-int-or-string": true },
+                    "port": { "oneOf": [], "format": "int-or-string" },
+                    "nothing": { "oneOf": [{ "type": "string" }] },
+                    "when": { "type": "string", "format": "date-time" },
+                    "raw": { "type": "string", "format": "byte" },
+                    "package": { "type": "boolean" },
+                    "inner": { "type": "object", "x-kubernetes-embedded-resource": true },
+                },
+            },
+        } } });
+        let kind = GroupVersionKind { group: "g".into(), version: "v1".into(), kind: "K".into() };
+        let document = document.to_string();
+        let definitions = Arc::new(Definitions::read(document.as_bytes(), &kind).unwrap().unwrap());
+        let mut environment = Environment::default();
+        environment.variables.insert("object", definitions.root_type("K7").unwrap());
+        for (expression, expected) in [
+            ("object.tree", "K7.tree"),
+            ("object.tree.leaf", "int"),
+            // What leads back to itself ends there.
+            ("object.tree.next", "K7.tree.next"),
+            ("object.many", "list(K7.many.@idx)"),
+            ("object.map['x'].leaf", "int"),
+            ("object.map", "map(string, K7.map.@elem)"),
+            ("object.open", "K7.open"),
+            ("object.either", "dyn"),
+            ("object.port", "dyn"),
+            ("object.when", "timestamp"),
+            ("object.raw", "bytes"),
+            ("object.package", "bool"),
+            ("object.__package__", "bool"),
+            ("object.kind", "string"),
+            ("object.metadata.name", "string"),
+            ("object.inner.metadata.generateName", "string"),
+        ] {
+            let found = environment.compile(expression).map(|of| of.to_string());
+            assert_eq!(found.as_deref(), Ok(expected), "{expression}");
+        }
+        for expression in ["object.nothing", "object.tree.next.leaf", "object.metadata.labels"] {
+            let found = environment.compile(expression).unwrap_err();
+            assert!(found.contains("undefined field"), "{found}");
+        }
+        let other = GroupVersionKind { kind: "Other".into(), ..kind };
+        assert!(Definitions::read(document.as_bytes(), &other).unwrap().is_none());
+    }
+}

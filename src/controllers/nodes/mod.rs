@@ -1,0 +1,3 @@
+//! The nodes of the cluster.
+
+pub mod ttl;

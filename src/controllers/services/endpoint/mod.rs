@@ -1,0 +1,251 @@
+//! Writes the Endpoints of Services that select pods.
+//! Upstream: `pkg/controller/endpoint`.
+
+mod subsets;
+
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cache::Lister;
+use crate::client::{Client, Delete};
+use crate::controllers::runner::Change;
+use crate::controllers::services::service_endpoints::repack::repack;
+use crate::controllers::services::service_endpoints::trigger_time::TriggerTimes;
+use crate::controllers::services::service_endpoints::{
+    Body, HEADLESS, LAST_CHANGE, LEADER, MAX_RETRIES, of_pods, pods_of, relabelled,
+};
+use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult, keys};
+use crate::events::Recorder;
+use crate::objects::{EndpointSubset, Endpoints, Labels, Meta, ObjectKey, Pod, Service, Timestamp};
+
+const NAME: &str = "endpoints-controller";
+/// Its service account, and what it calls itself in events and labels.
+const ACCOUNT: &str = "endpoint-controller";
+
+/// Upstream: `LabelManagedBy`.
+const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
+/// Upstream: `v1.EndpointsOverCapacity`.
+const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
+
+struct EndpointsController {
+    client: Client,
+    recorder: Recorder,
+    services: Lister<Service>,
+    pods: Lister<Pod>,
+    endpoints: Lister<Endpoints>,
+    times: TriggerTimes,
+    /// The versions that were replaced: a cache that still shows one lags.
+    replaced: Mutex<HashMap<ObjectKey, u64>>,
+}
+
+/// The controller `endpoints-controller`.
+pub fn controller(cx: &ControllerContext) -> Controller {
+    let services = cx.informer::<Service>();
+    let (pods, endpoints) = (cx.informer::<Pod>(), cx.informer::<Endpoints>());
+    let this = Arc::new(EndpointsController {
+        client: cx.client(ACCOUNT),
+        recorder: cx.recorder(ACCOUNT),
+        services: services.lister(),
+        pods: pods.lister(),
+        endpoints: endpoints.lister(),
+        times: TriggerTimes::default(),
+        replaced: Mutex::default(),
+    });
+
+    let mut c = Controller::new(NAME);
+    let workers = usize::try_from(cx.options.concurrent_endpoint_syncs).unwrap_or(0);
+    let period: Duration = cx.options.endpoint_updates_batch_period;
+    let queue = c.queue("endpoint", workers).max_retries(MAX_RETRIES);
+    let queue = queue.log_retries(log::Level::Debug);
+    c.watch(&services, &queue, keys::of_object());
+    c.watch(&pods, &queue, of_pods(services.lister(), period));
+    c.watch(&endpoints, &queue, |change: Change<'_, Endpoints>, wake: &Queue| {
+        if let Change::Deleted(deleted) = change {
+            wake.add(deleted.object().meta.key());
+        }
+    });
+    let (leftovers, wake) = (this.clone(), queue.clone());
+    c.background(move |_| async move { leftovers.wake_leftovers(&wake) });
+    c.sync(queue, move |key| this.clone().sync(key));
+    c
+}
+
+impl EndpointsController {
+    /// A Service may have gone while nobody looked. Upstream: `checkLeftoverEndpoints`.
+    fn wake_leftovers(&self, wake: &Queue) {
+        for endpoints in self.endpoints.list() {
+            if !endpoints.meta.annotations.contains_key(LEADER) {
+                wake.add(endpoints.meta.key());
+            }
+        }
+    }
+
+    fn replaced(&self) -> MutexGuard<'_, HashMap<ObjectKey, u64>> {
+        self.replaced.lock()
+    }
+
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(service) = self.services.get(&key) else {
+            match self.client.delete::<Endpoints>(&key, Delete::new()).await {
+                Err(error) if !error.is_not_found() => return Err(error.into()),
+                _ => {}
+            }
+            self.times.forget(&key);
+            self.replaced().remove(&key);
+            return Ok(Next::Done);
+        };
+        if !service.selects_pods() {
+            // Somebody else writes them.
+            return Ok(Next::Done);
+        }
+        let pods = pods_of(&self.pods, &service);
+        let changed_at = self.times.observe(&service, &pods);
+        let subsets = subsets::of_service(&service, &pods);
+
+        let Some(current) = self.endpoints.get(&key) else {
+            let new = desired(&service, None, subsets, changed_at);
+            return self.create(&service, new).await;
+        };
+        if self.replaced().get(&key) == Some(&current.meta.resource_version) {
+            return Err(Error::Stale(format!(
+                "endpoints informer cache is out of date, resource version {} already processed for endpoints {key}",
+                current.meta.resource_version
+            )));
+        }
+        if is_current(&current, &service, &subsets) {
+            return Ok(Next::Done);
+        }
+        let new = desired(&service, Some(&current), subsets, changed_at);
+        match self.client.update::<Endpoints>(&key, &Body::of(&new)).await {
+            // Webhooks and truncation can make an update one of nothing.
+            Ok(written) if written.meta.resource_version != current.meta.resource_version => {
+                self.replaced().insert(key, current.meta.resource_version);
+                Ok(Next::Done)
+            }
+            Ok(_) => Ok(Next::Done),
+            Err(error) => {
+                let error = Error::from(error);
+                let text = format!("Failed to update endpoint {key}: {}", error.message());
+                self.recorder.warning(&new, "FailedToUpdateEndpoint", text);
+                Err(error)
+            }
+        }
+    }
+
+    async fn create(&self, service: &Service, new: Endpoints) -> SyncResult {
+        let meta = &service.meta;
+        match self.client.create::<Endpoints>(&meta.namespace, &Body::of(&new)).await {
+            Ok(_) => Ok(Next::Done),
+            // It would go on failing until the Service goes too.
+            Err(error) if error.is_namespace_terminating() => Ok(Next::Done),
+            Err(error) => {
+                let error = Error::from(error);
+                let key = meta.key();
+                let text =
+                    format!("Failed to create endpoint for service {key}: {}", error.message());
+                self.recorder.warning(&new, "FailedToCreateEndpoint", text);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Whether `current` shows all that it should.
+fn is_current(current: &Endpoints, service: &Service, subsets: &[EndpointSubset]) -> bool {
+    let same_subsets = subsets::equal(&current.subsets, subsets)
+        // Those of another release may be in another order.
+        || subsets::equal(&repack(&current.subsets), subsets);
+    // One that was truncated is written anew each time: what was left out is not known.
+    let within_capacity = subsets::count(&current.subsets) <= subsets::MAX_CAPACITY
+        && !current.meta.annotations.contains_key(OVER_CAPACITY);
+    same_subsets
+        && within_capacity
+        && labels_are_current(&current.meta.labels, &service.meta.labels)
+}
+
+/// Upstream: `labelsCorrectForEndpoints`.
+fn labels_are_current(has: &Labels, service: &Labels) -> bool {
+    let own = |key: &str| key == HEADLESS || key == MANAGED_BY;
+    let copied = has.iter().filter(|(key, _)| !own(key)).count();
+    has.get(MANAGED_BY) == Some(ACCOUNT)
+        && copied == service.len()
+        && has.iter().all(|(key, value)| own(key) || service.get(key) == Some(value))
+}
+
+/// The Endpoints as they should be: the Service's labels, and of `current` all that is not ours.
+fn desired(
+    service: &Service,
+    current: Option<&Endpoints>,
+    mut subsets: Vec<EndpointSubset>,
+    changed_at: Option<Timestamp>,
+) -> Endpoints {
+    let truncated = subsets::truncate(&mut subsets).then_some("truncated");
+    let changed_at = changed_at.map(|at| at.to_string());
+    let mut meta = match current {
+        Some(current) => current.meta.clone(),
+        None => Meta {
+            name: service.meta.name.clone(),
+            namespace: service.meta.namespace.clone(),
+            ..Meta::default()
+        },
+    };
+    meta.annotations = relabelled(
+        &meta.annotations,
+        &[(LAST_CHANGE, changed_at.as_deref()), (OVER_CAPACITY, truncated)],
+    );
+    let headless = (!service.has_cluster_ip()).then_some("");
+    meta.labels =
+        relabelled(&service.meta.labels, &[(HEADLESS, headless), (MANAGED_BY, Some(ACCOUNT))]);
+    Endpoints { meta, subsets }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn service(labels: Value, cluster_ip: &str) -> Service {
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "ns", "name": "s", "labels": labels},
+            "spec": {"clusterIP": cluster_ip, "selector": {"a": "b"}},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_current_until_the_service_or_the_pods_change() {
+        let plain = service(json!({"team": "x"}), "10.96.0.1");
+        let subsets: Vec<EndpointSubset> =
+            serde_json::from_value(json!([{"addresses": [{"ip": "10.0.0.1"}]}])).unwrap();
+        let at = Some(Timestamp::from_secs(0));
+        let written = desired(&plain, None, subsets.clone(), at);
+        assert_eq!(
+            serde_json::to_value(&written).unwrap(),
+            json!({
+                "metadata": {
+                    "name": "s", "namespace": "ns",
+                    "annotations": {LAST_CHANGE: "1970-01-01T00:00:00Z"},
+                    "labels": {"team": "x", MANAGED_BY: "endpoint-controller"},
+                },
+                "subsets": [{"addresses": [{"ip": "10.0.0.1"}]}],
+            })
+        );
+        assert!(is_current(&written, &plain, &subsets));
+        assert!(!is_current(&written, &plain, &[]));
+        assert!(!is_current(&written, &service(json!({}), "10.96.0.1"), &subsets));
+        assert!(!is_current(&written, &service(json!({"team": "y"}), "10.96.0.1"), &subsets));
+
+        let mut foreign = written.clone();
+        foreign.meta.labels = plain.meta.labels.clone();
+        assert!(!is_current(&foreign, &plain, &subsets), "not marked as ours");
+        foreign.meta.annotations =
+            [("mine", "kept"), (OVER_CAPACITY, "truncated")].into_iter().collect();
+        let again = desired(&service(json!({}), "None"), Some(&foreign), subsets, None);
+        let annotations: Vec<_> = again.meta.annotations.iter().collect();
+        assert_eq!(annotations, [("mine", "kept")]);
+        assert_eq!(again.meta.labels.get(HEADLESS), Some(""));
+    }
+}

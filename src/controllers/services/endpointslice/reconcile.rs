@@ -1,0 +1,298 @@
+//! From a Service's pods and slices to what is written. Upstream: `k8s.io/endpointslice.Reconciler`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::desired::{self, Shape, address_types, is_owned};
+use super::distribution;
+use super::metrics::{self, Distributions, METRICS};
+use super::pack::{Plan, pack};
+use super::topology::{self, HintEvent, TopologyCache};
+use crate::cache::Lister;
+use crate::client::{Client, Delete};
+use crate::controllers::Error;
+use crate::controllers::services::service_endpoints::counts::{Efficiency, SliceCounts};
+use crate::controllers::services::service_endpoints::endpoint_set::EndpointSet;
+use crate::controllers::services::service_endpoints::hash::in_order;
+use crate::controllers::services::service_endpoints::tracker::SliceTracker;
+use crate::controllers::services::service_endpoints::{Body, LAST_CHANGE, belongs, relabelled};
+use crate::events::{ObjectReference, Recorder};
+use crate::objects::{
+    Endpoint, EndpointSlice, Istr, Node, ObjectKey, Pod, Service, SlicePort, Timestamp,
+};
+
+pub struct Reconciler {
+    pub client: Client,
+    pub recorder: Recorder,
+    pub nodes: Lister<Node>,
+    /// Endpoints in one slice.
+    pub max: usize,
+    pub counts: SliceCounts,
+    pub distributions: Distributions,
+    pub tracker: Arc<SliceTracker>,
+    pub topology: Arc<TopologyCache>,
+}
+
+/// The endpoints that offer the same ports.
+struct Group {
+    ports: Vec<SlicePort>,
+    endpoints: Vec<Endpoint>,
+}
+
+impl Reconciler {
+    pub fn forget(&self, service: &ObjectKey) {
+        self.counts.remove(service);
+        self.distributions.set(service, None);
+        self.topology.forget(service);
+    }
+
+    /// Makes slices show `pods`. `existing`: the Service's slices that we manage and that stay.
+    pub async fn reconcile(
+        &self,
+        service: &Service,
+        pods: &[Arc<Pod>],
+        existing: Vec<Arc<EndpointSlice>>,
+        changed_at: Option<Timestamp>,
+    ) -> Result<(), Error> {
+        let mut errors = Vec::new();
+        let types = address_types(service);
+        let (supported, other): (Vec<_>, Vec<_>) =
+            existing.into_iter().partition(|slice| types.contains(&slice.address_type));
+        for slice in &other {
+            self.topology.remove_hints(&service.meta.key(), &slice.address_type);
+        }
+        for address_type in &types {
+            let of_type = supported.iter().filter(|slice| slice.address_type == *address_type);
+            let existing: Vec<_> = of_type.cloned().collect();
+            let (groups, faults) = self.groups(service, pods, address_type);
+            errors.extend(faults);
+            let plan = self.plan(service, address_type, groups, existing);
+            let (plan, events) = self.hint(service, address_type, plan);
+            if let Err(error) = self.write(service, plan, changed_at).await {
+                errors.push(error);
+            }
+            let about = ObjectReference::to(service);
+            for HintEvent { event_type, reason, message } in events {
+                self.recorder.event(&about, event_type, reason, message);
+            }
+        }
+        for slice in other {
+            if let Err(error) = self.delete(service, &slice).await {
+                errors.push(error);
+            }
+        }
+        Error::many(errors).map_or(Ok(()), Err)
+    }
+
+    /// The endpoints by the ports they offer, and what is wrong with the pods that offer none.
+    fn groups(
+        &self,
+        service: &Service,
+        pods: &[Arc<Pod>],
+        address_type: &str,
+    ) -> (Vec<Group>, Vec<Error>) {
+        let (mut groups, mut errors) = (Vec::<Group>::new(), Vec::new());
+        let mut nodes: HashMap<&Istr, Option<Arc<Node>>> = HashMap::new();
+        // Pods that are alike offer the same: what the last one offered, and the group it went to.
+        let mut last: Option<(Vec<SlicePort>, usize)> = None;
+        for pod in pods.iter().filter(|pod| belongs(pod, true)) {
+            let offered = desired::ports(service, pod);
+            let at = match &last {
+                Some((same, at)) if *same == offered => *at,
+                _ => {
+                    let ports = in_order(offered.clone());
+                    let known = groups.iter().position(|group| group.ports == ports);
+                    let at = known.unwrap_or_else(|| {
+                        groups.push(Group { ports, endpoints: Vec::new() });
+                        groups.len() - 1
+                    });
+                    last = Some((offered, at));
+                    at
+                }
+            };
+            let name = &pod.spec.node_name;
+            let node =
+                nodes.entry(name).or_insert_with(|| self.nodes.get(&ObjectKey::cluster(name)));
+            if node.is_none() && !service.spec.publish_not_ready_addresses {
+                // A pod of no Node will be collected; until then it must not hold up the others.
+                errors.push(Error::other(format!(
+                    "skipping Pod {} for Service {}: Node {name} Not Found",
+                    pod.meta.name,
+                    service.meta.key()
+                )));
+                continue;
+            }
+            groups[at].endpoints.extend(desired::endpoint(
+                pod,
+                node.as_deref(),
+                service,
+                address_type,
+            ));
+        }
+        (groups, errors)
+    }
+
+    /// Which slices are to hold `groups`, without hints. Upstream: `reconcileByAddressType`.
+    fn plan(
+        &self,
+        service: &Service,
+        address_type: &Istr,
+        groups: Vec<Group>,
+        existing: Vec<Arc<EndpointSlice>>,
+    ) -> Plan {
+        let shape = Shape::new(service, address_type);
+        let mut plan = Plan::default();
+        let mut by_ports: HashMap<Vec<SlicePort>, Vec<Arc<EndpointSlice>>> = HashMap::new();
+        for slice in existing {
+            if is_owned(&slice, service) {
+                let ports = in_order(slice.ports.clone());
+                by_ports.entry(ports).or_default().push(slice);
+            } else {
+                plan.delete.push(slice);
+            }
+        }
+        let mut efficiency: Vec<Efficiency> = Vec::new();
+        for Group { ports, endpoints } in groups {
+            let existing = by_ports.remove(&ports).unwrap_or_default();
+            let desired = EndpointSet::new(endpoints);
+            let count = desired.len();
+            let packed = pack(&shape, &ports, &existing, desired, self.max);
+            let slices = existing.len() + packed.create.len() - packed.delete.len();
+            efficiency.push((count, slices));
+            plan.append(packed);
+        }
+        // Ports that nobody offers any more.
+        plan.delete.extend(by_ports.into_values().flatten());
+
+        if plan.create.is_empty() && plan.update.is_empty() && plan.unchanged.is_empty() {
+            match &plan.delete[..] {
+                [only] if shape.is_placeholder(only) => plan.unchanged.append(&mut plan.delete),
+                _ => plan.create.push(shape.new_slice(&[])),
+            }
+            efficiency.push((0, 1));
+        }
+        METRICS.added.observe(plan.added as f64);
+        METRICS.removed.observe(plan.removed as f64);
+        self.counts.set(&service.meta.key(), efficiency);
+        plan
+    }
+
+    /// The plan with the hints that the Service asks for, and what is to be told about them.
+    fn hint(
+        &self,
+        service: &Service,
+        address_type: &str,
+        mut plan: Plan,
+    ) -> (Plan, Vec<HintEvent>) {
+        let key = service.meta.key();
+        if topology::is_asked_for(service) {
+            self.distributions.set(&key, None);
+            let events = self.topology.add_hints(&key, address_type, &mut plan);
+            return (plan, events);
+        }
+        let mut events = Vec::new();
+        if self.topology.has_populated_hints(&key) {
+            let why = "Topology Aware Hints has been disabled";
+            events.push(HintEvent::disabled(why, address_type));
+        }
+        self.topology.remove_hints(&key, address_type);
+        let near = distribution::asked_for(service);
+        let asked = service.spec.traffic_distribution.as_ref().filter(|_| near.is_some());
+        self.distributions.set(&key, asked);
+        match near {
+            Some(near) => distribution::hint(&mut plan, near),
+            None => distribution::remove(&mut plan),
+        }
+        (plan, events)
+    }
+
+    /// Creates, updates and deletes. Upstream: `finalize`.
+    async fn write(
+        &self,
+        service: &Service,
+        mut plan: Plan,
+        changed_at: Option<Timestamp>,
+    ) -> Result<(), Error> {
+        recycle(service, &mut plan);
+        let key = service.meta.key();
+        let written = plan.create.len() + plan.update.len() + plan.delete.len();
+        let changed_at = changed_at.map(|at| at.to_string());
+        for slice in plan.written() {
+            slice.meta.annotations =
+                relabelled(&slice.meta.annotations, &[(LAST_CHANGE, changed_at.as_deref())]);
+        }
+        // The slices of a Service that goes, go with it: none may come after them.
+        let create = if service.meta.is_being_deleted() { &[] } else { &plan.create[..] };
+        for slice in create {
+            match self.client.create(&key.namespace, &Body::of(slice)).await {
+                Ok(created) => self.tracker.wrote(&created),
+                // It would go on failing until the Service goes too.
+                Err(error) if error.is_namespace_terminating() => return Ok(()),
+                Err(error) => {
+                    let text = Error::from(error).message();
+                    return Err(Error::other(format!(
+                        "failed to create EndpointSlice for Service {key}: {text}"
+                    )));
+                }
+            }
+            metrics::changed("create");
+        }
+        for slice in &plan.update {
+            match self.client.update(&slice.meta.key(), &Body::of(slice)).await {
+                Ok(updated) => self.tracker.wrote(&updated),
+                Err(error) => {
+                    let text = Error::from(error).message();
+                    return Err(Error::other(format!(
+                        "failed to update {} EndpointSlice for Service {key}: {text}",
+                        slice.meta.name
+                    )));
+                }
+            }
+            metrics::changed("update");
+        }
+        for slice in &plan.delete {
+            self.delete(service, slice).await?;
+        }
+        let mode = if topology::is_asked_for(service) { "Auto" } else { "Disabled" };
+        let asked = service.spec.traffic_distribution.as_deref();
+        let near = distribution::asked_for(service).filter(|_| mode == "Disabled");
+        let distribution = near.and(asked).unwrap_or_default();
+        let changed = METRICS.changed_per_sync.with_label_values(&[mode, distribution]);
+        changed.observe(written as f64);
+        Ok(())
+    }
+
+    async fn delete(&self, service: &Service, slice: &EndpointSlice) -> Result<(), Error> {
+        match self.client.delete::<EndpointSlice>(&slice.meta.key(), Delete::new()).await {
+            Ok(()) => self.tracker.expect_deletion(slice),
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) => {
+                return Err(Error::other(format!(
+                    "failed to delete {} EndpointSlice for Service {}: {}",
+                    slice.meta.name,
+                    service.meta.key(),
+                    Error::from(error).message()
+                )));
+            }
+        }
+        metrics::changed("delete");
+        Ok(())
+    }
+}
+
+/// Instead of deleting a slice and creating another, one is replaced. Only slices of this very
+/// Service: those of an earlier one of its name are the garbage collector's.
+fn recycle(service: &Service, plan: &mut Plan) {
+    let Plan { create, update, delete, .. } = plan;
+    delete.retain(|old| {
+        let fits = |new: &EndpointSlice| new.address_type == old.address_type;
+        if !create.last().is_some_and(fits) || !is_owned(old, service) {
+            return true;
+        }
+        if let Some(mut new) = create.pop() {
+            new.meta.name = old.meta.name.clone();
+            update.push(new);
+        }
+        false
+    });
+}

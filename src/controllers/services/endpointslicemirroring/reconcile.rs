@@ -1,0 +1,109 @@
+//! Writes what mirrors Endpoints.
+
+use std::sync::Arc;
+
+use super::metrics;
+use super::mirror::{Plan, desired, plan};
+use crate::client::{Client, Delete};
+use crate::controllers::Error;
+use crate::controllers::services::service_endpoints::Body;
+use crate::controllers::services::service_endpoints::counts::SliceCounts;
+use crate::controllers::services::service_endpoints::tracker::SliceTracker;
+use crate::events::Recorder;
+use crate::objects::{EndpointSlice, Endpoints, ObjectKey};
+
+pub struct Reconciler {
+    pub client: Client,
+    pub recorder: Recorder,
+    /// Endpoints of one subset that are mirrored.
+    pub max: usize,
+    pub counts: SliceCounts,
+    pub tracker: Arc<SliceTracker>,
+}
+
+impl Reconciler {
+    /// Makes slices mirror `endpoints`. `existing`: all that do by now.
+    pub async fn reconcile(
+        &self,
+        endpoints: &Endpoints,
+        existing: Vec<Arc<EndpointSlice>>,
+    ) -> Result<(), Error> {
+        let desired = desired(endpoints, self.max);
+        let (invalid, skipped) = (desired.invalid, desired.skipped);
+        if invalid > 0 {
+            let text =
+                format!("Skipped {invalid} invalid IP addresses when mirroring to EndpointSlices");
+            self.recorder.warning(endpoints, "InvalidIPAddress", text);
+        }
+        if skipped > invalid {
+            let text = format!(
+                "A max of {} addresses can be mirrored to EndpointSlices per Endpoints subset. \
+                 {skipped} addresses were skipped",
+                self.max
+            );
+            self.recorder.warning(endpoints, "TooManyAddressesToMirror", text);
+        }
+        let plan = plan(endpoints, desired, existing, self.max);
+        metrics::observe(plan.changes, skipped);
+        self.counts.set(&endpoints.meta.key(), plan.efficiency.iter().copied());
+        for slice in plan.current.iter().filter(|slice| !self.tracker.has(slice)) {
+            self.tracker.wrote(slice);
+        }
+        self.write(endpoints, plan).await
+    }
+
+    async fn write(&self, endpoints: &Endpoints, plan: Plan) -> Result<(), Error> {
+        let key = endpoints.meta.key();
+        // The slices of Endpoints that go, go with them: none may come after them.
+        let create = if endpoints.meta.is_being_deleted() { &[] } else { &plan.create[..] };
+        for slice in create {
+            match self.client.create(&key.namespace, &Body::of(slice)).await {
+                Ok(created) => self.tracker.wrote(&created),
+                // It would go on failing until the Endpoints go too.
+                Err(error) if error.is_namespace_terminating() => return Ok(()),
+                Err(error) => {
+                    return Err(Error::during("failed to create EndpointSlice", error));
+                }
+            }
+            metrics::changed("create");
+        }
+        for slice in &plan.update {
+            let updated = self.client.update(&slice.meta.key(), &Body::of(slice)).await;
+            let updated =
+                updated.map_err(|error| Error::during("failed to update EndpointSlice", error))?;
+            self.tracker.wrote(&updated);
+            metrics::changed("update");
+        }
+        for slice in &plan.delete {
+            match self.client.delete::<EndpointSlice>(&slice.meta.key(), Delete::new()).await {
+                Ok(()) => self.tracker.expect_deletion(slice),
+                Err(error) if error.is_not_found() => continue,
+                Err(error) => {
+                    return Err(Error::during("failed to delete EndpointSlice", error));
+                }
+            }
+            metrics::changed("delete");
+        }
+        Ok(())
+    }
+
+    /// Nothing is to be mirrored any more. Upstream: `deleteEndpoints`.
+    pub async fn remove(
+        &self,
+        key: &ObjectKey,
+        slices: &[Arc<EndpointSlice>],
+    ) -> Result<(), Error> {
+        self.counts.remove(key);
+        let mut errors = Vec::new();
+        for slice in slices {
+            match self.client.delete::<EndpointSlice>(&slice.meta.key(), Delete::new()).await {
+                Err(error) if !error.is_not_found() => errors.push(error.into()),
+                _ => {}
+            }
+        }
+        match Error::many(errors) {
+            Some(error) => Err(Error::during("error(s) deleting EndpointSlices", error)),
+            None => Ok(()),
+        }
+    }
+}

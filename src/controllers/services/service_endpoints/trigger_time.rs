@@ -1,0 +1,116 @@
+//! When the change happened that a Service's endpoints will show.
+//! Upstream: `k8s.io/endpointslice/util.TriggerTimeTracker`.
+
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::objects::{ObjectKey, Pod, Service, Timestamp};
+
+/// What the last sync of each Service saw.
+#[derive(Default)]
+pub struct TriggerTimes {
+    seen: Mutex<HashMap<ObjectKey, Seen>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    service: Option<Timestamp>,
+    /// By name: when the readiness of a pod last changed.
+    pods: HashMap<Arc<str>, Timestamp>,
+}
+
+impl TriggerTimes {
+    fn seen(&self) -> MutexGuard<'_, HashMap<ObjectKey, Seen>> {
+        self.seen.lock()
+    }
+
+    /// The earliest change since the last call for this Service; its creation with the first one.
+    /// `None`: nothing changed whose time is known. Not to be called twice at once for one Service.
+    pub fn observe(&self, service: &Service, pods: &[Arc<Pod>]) -> Option<Timestamp> {
+        let key = service.meta.key();
+        let before = self.seen().remove(&key);
+        let known = before.is_some();
+        let before = before.unwrap_or_default();
+        let mut now = Seen {
+            service: service.meta.creation_timestamp,
+            pods: HashMap::with_capacity(pods.len()),
+        };
+        let mut earliest: Option<Timestamp> = None;
+        let mut changed = |at: Timestamp, last: Option<Timestamp>| {
+            if last.is_none_or(|last| at > last) {
+                earliest = Some(earliest.map_or(at, |earliest| earliest.min(at)));
+            }
+        };
+        for pod in pods {
+            let ready = pod.status.ready.as_ref();
+            if let Some(at) = ready.and_then(|ready| ready.last_transition_time) {
+                changed(at, before.pods.get(&pod.meta.name).copied());
+                now.pods.insert(pod.meta.name.clone(), at);
+            }
+        }
+        if let Some(at) = now.service {
+            changed(at, before.service);
+        }
+        self.seen().insert(key, now);
+        if known { earliest } else { service.meta.creation_timestamp }
+    }
+
+    pub fn forget(&self, service: &ObjectKey) {
+        self.seen().remove(service);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn service(created: i64) -> Service {
+        let created = Timestamp::from_secs(created);
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "ns", "name": "s", "creationTimestamp": created},
+        }))
+        .unwrap()
+    }
+
+    fn pods(times: &[(&str, i64)]) -> Vec<Arc<Pod>> {
+        let pod = |&(name, ready): &(&str, i64)| {
+            let ready = Timestamp::from_secs(ready);
+            let json = json!({
+                "metadata": {"namespace": "ns", "name": name},
+                "status": {"conditions": [
+                    {"type": "Ready", "status": "True", "lastTransitionTime": ready},
+                ]},
+            });
+            Arc::new(serde_json::from_value(json).unwrap())
+        };
+        times.iter().map(pod).collect()
+    }
+
+    #[test]
+    fn the_earliest_change_since_the_last_look_counts() {
+        let times = TriggerTimes::default();
+        for (what, created, seen, expected) in [
+            ("a new service: its creation", 1, vec![("a", 2), ("b", 3)], Some(1)),
+            ("nothing new", 1, vec![("a", 2), ("b", 3)], None),
+            ("one pod", 1, vec![("a", 2), ("b", 7)], Some(7)),
+            ("two pods: the earlier", 1, vec![("a", 9), ("b", 8)], Some(8)),
+            ("a new pod", 1, vec![("a", 9), ("b", 8), ("c", 5)], Some(5)),
+            ("a pod goes: no time is known", 1, vec![("a", 9)], None),
+            ("it comes back", 1, vec![("a", 9), ("b", 8)], Some(8)),
+            ("time goes back", 1, vec![("a", 4), ("b", 8)], None),
+            ("the service is recreated", 6, vec![("a", 20), ("b", 8)], Some(6)),
+        ] {
+            let found = times.observe(&service(created), &pods(&seen));
+            assert_eq!(found, expected.map(Timestamp::from_secs), "{what}");
+        }
+        times.forget(&ObjectKey::new("ns", "s"));
+        assert_eq!(
+            times.observe(&service(1), &pods(&[("a", 99)])),
+            Some(Timestamp::from_secs(1)),
+            "forgotten: as new"
+        );
+    }
+}

@@ -1,0 +1,137 @@
+//! What a controller waits to see before it acts again. Upstream: `ControllerExpectations` and
+//! `UIDTrackingControllerExpectations`.
+
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use crate::clock::SharedClock;
+use crate::objects::{ObjectKey, Uid};
+
+/// After this long an expectation counts as met: an event must have been lost.
+pub const EXPECTATIONS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
+/// For each owner, the creations and deletions it has asked for and not seen yet. Creations are
+/// counted; deletions are known by uid, so that one is not counted twice (first as an update with a
+/// deletion timestamp, then as the deletion).
+pub struct Expectations {
+    clock: SharedClock,
+    owners: Mutex<HashMap<ObjectKey, Expected>>,
+}
+
+struct Expected {
+    creations: usize,
+    deletions: HashSet<Uid>,
+    /// On the monotonic clock.
+    since: Duration,
+}
+
+impl Expected {
+    fn is_fulfilled(&self) -> bool {
+        self.creations == 0 && self.deletions.is_empty()
+    }
+}
+
+impl Expectations {
+    pub fn new(clock: SharedClock) -> Expectations {
+        Expectations { clock, owners: Mutex::default() }
+    }
+
+    fn owners(&self) -> MutexGuard<'_, HashMap<ObjectKey, Expected>> {
+        self.owners.lock()
+    }
+
+    /// Whether `owner` may act: nothing is expected, all of it was seen, or it took too long.
+    pub fn satisfied(&self, owner: &ObjectKey) -> bool {
+        let owners = self.owners();
+        let Some(expected) = owners.get(owner) else { return true };
+        if expected.is_fulfilled() {
+            return true;
+        }
+        let expired = self.clock.monotonic().saturating_sub(expected.since) > EXPECTATIONS_TIMEOUT;
+        log::debug!(
+            "{owner} expects {} creations and {} deletions{}",
+            expected.creations,
+            expected.deletions.len(),
+            if expired { ", for too long" } else { "" }
+        );
+        expired
+    }
+
+    /// Replaces what `owner` expects. Upstream: `SetExpectations`.
+    pub fn expect(&self, owner: &ObjectKey, creations: usize, deletions: Vec<Uid>) {
+        let since = self.clock.monotonic();
+        let deletions = deletions.into_iter().collect();
+        self.owners().insert(owner.clone(), Expected { creations, deletions, since });
+    }
+
+    /// Replaces what `owner` expects.
+    pub fn expect_creations(&self, owner: &ObjectKey, count: usize) {
+        self.expect(owner, count, Vec::new());
+    }
+
+    /// Replaces what `owner` expects.
+    pub fn expect_deletions(&self, owner: &ObjectKey, dependents: Vec<Uid>) {
+        self.expect(owner, 0, dependents);
+    }
+
+    /// One creation was seen, or will never be.
+    pub fn creation_observed(&self, owner: &ObjectKey) {
+        if let Some(expected) = self.owners().get_mut(owner) {
+            expected.creations = expected.creations.saturating_sub(1);
+        }
+    }
+
+    /// The deletion of `dependent` was seen, or will never be. Counts once.
+    pub fn deletion_observed(&self, owner: &ObjectKey, dependent: &Uid) {
+        if let Some(expected) = self.owners().get_mut(owner) {
+            expected.deletions.remove(dependent);
+        }
+    }
+
+    /// For an owner that is gone. Upstream: `DeleteExpectations`.
+    pub fn forget(&self, owner: &ObjectKey) {
+        self.owners().remove(owner);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::FakeClock;
+    use crate::objects::Timestamp;
+
+    #[test]
+    fn an_owner_waits_for_what_it_asked_for() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let expectations = Expectations::new(clock.clone());
+        let (a, b) = (ObjectKey::new("ns", "a"), ObjectKey::new("ns", "b"));
+        assert!(expectations.satisfied(&a), "never expected anything");
+
+        expectations.expect_creations(&a, 2);
+        expectations.creation_observed(&a);
+        expectations.creation_observed(&b);
+        assert!(!expectations.satisfied(&a));
+        assert!(expectations.satisfied(&b));
+        expectations.creation_observed(&a);
+        assert!(expectations.satisfied(&a));
+        // More than was asked for (an adopted pod) makes no debt.
+        expectations.creation_observed(&a);
+        expectations.expect_creations(&a, 1);
+        assert!(!expectations.satisfied(&a));
+
+        let (x, y) = (Uid::new("x"), Uid::new("y"));
+        expectations.expect_deletions(&a, vec![x.clone(), y.clone()]);
+        expectations.deletion_observed(&a, &x);
+        expectations.deletion_observed(&a, &x);
+        assert!(!expectations.satisfied(&a), "x must not count twice");
+        clock.advance(EXPECTATIONS_TIMEOUT);
+        assert!(!expectations.satisfied(&a));
+        clock.advance(Duration::from_nanos(1));
+        assert!(expectations.satisfied(&a), "expired");
+        expectations.expect_deletions(&a, vec![y]);
+        assert!(!expectations.satisfied(&a));
+        expectations.forget(&a);
+        assert!(expectations.satisfied(&a));
+    }
+}

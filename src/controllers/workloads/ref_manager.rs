@@ -1,0 +1,281 @@
+//! Adoption and release. Upstream: `controller.PodControllerRefManager` and its siblings.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::cache::{IndexValue, Lister};
+use crate::client::{Client, Patch};
+use crate::controllers::Error;
+use crate::objects::{Meta, Object, OwnerReference, Resource, Selector, Uid};
+
+/// The index that [`by_controller`] fills. Upstream: `PodControllerIndex`.
+pub const CONTROLLER_INDEX: &str = "controller";
+
+/// Indexes an object under the uid of its controller, or an orphan under its namespace.
+pub fn by_controller<T: Object>(object: &T, emit: &mut dyn FnMut(IndexValue)) {
+    let meta = object.meta();
+    emit(match meta.controller() {
+        Some(owner) => IndexValue::Uid(owner.uid.clone()),
+        None => IndexValue::Text(meta.namespace.clone()),
+    });
+}
+
+/// What `owner` controls in its namespace, in no order. Needs [`CONTROLLER_INDEX`].
+pub fn owned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
+    let mut found = lister.by_index(CONTROLLER_INDEX, &IndexValue::Uid(owner.uid.clone()));
+    found.retain(|object| object.meta().namespace == owner.namespace);
+    found
+}
+
+/// The same, and what no controller owns: the candidates of [`ControllerRefManager::claim`].
+/// Upstream: `FilterPodsByOwner`.
+pub fn owned_or_orphaned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
+    let mut found = owned(lister, owner);
+    found.extend(lister.by_index(CONTROLLER_INDEX, &IndexValue::Text(owner.namespace.clone())));
+    found
+}
+
+/// Claims what a controller object owns: keeps what matches, adopts matching orphans, releases
+/// what no longer matches.
+pub struct ControllerRefManager<'a> {
+    pub client: &'a Client,
+    /// The metadata of the object that owns.
+    pub owner: &'a Meta,
+    /// What is written into what it adopts.
+    pub owner_ref: OwnerReference,
+    pub selector: &'a Selector,
+    /// Finalizers added with an adoption (Job); usually none.
+    pub finalizers: &'a [&'a str],
+}
+
+impl ControllerRefManager<'_> {
+    /// Those of `candidates` that the owner holds afterwards; an adopted one as the API returned it,
+    /// so with its new resourceVersion. `can_adopt` is asked at most once, before the first
+    /// adoption: it reads the owner live and checks its uid and deletion
+    /// ([`recheck_deletion_timestamp`]). Every candidate is tried; what failed is returned together.
+    pub async fn claim<C: Object + Resource, A: Future<Output = Result<(), Error>>>(
+        &self,
+        candidates: Vec<Arc<C>>,
+        filter: impl Fn(&C) -> bool,
+        can_adopt: impl FnOnce() -> A,
+    ) -> Result<Vec<Arc<C>>, Error> {
+        let mut can_adopt = Some(can_adopt);
+        let mut allowed: Result<(), String> = Ok(());
+        let mut claimed = Vec::with_capacity(candidates.len());
+        let mut errors = Vec::new();
+        for candidate in candidates {
+            let meta = candidate.meta();
+            let matches = || self.selector.matches(&meta.labels) && filter(&candidate);
+            match decide(meta, self.owner, matches) {
+                Claim::Keep => claimed.push(candidate),
+                Claim::Ignore => {}
+                Claim::Release => errors.extend(self.release::<C>(meta).await.err()),
+                Claim::Adopt => {
+                    if let Some(ask) = can_adopt.take() {
+                        allowed = ask().await.map_err(|error| error.to_string());
+                    }
+                    if let Err(reason) = &allowed {
+                        errors.push(Error::other(format!(
+                            "can't adopt {} {}/{} ({}): {reason}",
+                            C::RESOURCE.kind,
+                            meta.namespace,
+                            meta.name,
+                            meta.uid
+                        )));
+                        continue;
+                    }
+                    match self.adopt::<C>(meta).await {
+                        Ok(adopted) => claimed.extend(adopted.map(Arc::new)),
+                        Err(error) => errors.push(error),
+                    }
+                }
+            }
+        }
+        match errors.len() {
+            0 => Ok(claimed),
+            1 => Err(errors.remove(0)),
+            _ => Err(Error::Many(errors)),
+        }
+    }
+
+    /// `None`: it is gone. The API server refuses when another controller was faster.
+    async fn adopt<C: Object + Resource>(&self, meta: &Meta) -> Result<Option<C>, Error> {
+        let patch = adopt_patch(&meta.uid, &self.owner_ref, self.finalizers);
+        match self.client.patch::<C>(&meta.key(), &Patch::StrategicMerge(patch)).await {
+            Ok(adopted) => Ok(Some(adopted)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn release<C: Object + Resource>(&self, meta: &Meta) -> Result<(), Error> {
+        log::debug!("{} {}: releasing it from {}", C::RESOURCE.kind, meta.key(), self.owner.key());
+        let patch = release_patch(&meta.uid, &self.owner.uid, self.finalizers);
+        match self.client.patch::<C>(&meta.key(), &Patch::StrategicMerge(patch)).await {
+            // Invalid: it has no owners any more, or is another object of the same name.
+            Err(error) if !error.is_not_found() && !error.is_invalid() => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads the owner live: `Ok` when it is still the same object and is not being deleted.
+/// Upstream: `RecheckDeletionTimestamp`.
+pub async fn recheck_deletion_timestamp<T: Object + Resource>(
+    client: &Client,
+    owner: &Meta,
+) -> Result<(), Error> {
+    let fresh: T = client
+        .get(&owner.key())
+        .await
+        .map_err(|error| Error::other(format!("can't recheck DeletionTimestamp: {error}")))?;
+    may_adopt(&T::RESOURCE.kind, owner, fresh.meta()).map_err(Error::other)
+}
+
+/// Whether `fresh`, read live, is still `owner` and stays.
+fn may_adopt(kind: &str, owner: &Meta, fresh: &Meta) -> Result<(), String> {
+    if fresh.uid != owner.uid {
+        return Err(format!(
+            "can't recheck DeletionTimestamp: original {kind} {}/{} is gone: got uid {}, wanted {}",
+            owner.namespace, owner.name, fresh.uid, owner.uid
+        ));
+    }
+    match fresh.deletion_timestamp {
+        None => Ok(()),
+        Some(at) => Err(format!(
+            "{}/{} has just been deleted at {}",
+            fresh.namespace,
+            fresh.name,
+            at.to_jiff().strftime("%Y-%m-%d %H:%M:%S +0000 UTC")
+        )),
+    }
+}
+
+/// What is to happen to a candidate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// Already owned, and matches.
+    Keep,
+    Adopt,
+    Release,
+    /// Not the owner's business.
+    Ignore,
+}
+
+/// What `owner` does with `candidate`. `matches`: its selector and filters, asked only when the
+/// answer counts. Upstream: `BaseControllerRefManager.ClaimObject`.
+pub fn decide(candidate: &Meta, owner: &Meta, matches: impl FnOnce() -> bool) -> Claim {
+    if let Some(controller) = candidate.controller() {
+        return match () {
+            () if controller.uid != owner.uid => Claim::Ignore,
+            // Keeping takes no action, so an owner that is being deleted may do it.
+            () if matches() => Claim::Keep,
+            () if owner.is_being_deleted() => Claim::Ignore,
+            () => Claim::Release,
+        };
+    }
+    let other_namespace = !owner.namespace.is_empty() && owner.namespace != candidate.namespace;
+    if owner.is_being_deleted() || candidate.is_being_deleted() || other_namespace || !matches() {
+        return Claim::Ignore;
+    }
+    Claim::Adopt
+}
+
+/// The uid makes the API server refuse another object of the same name.
+fn adopt_patch(candidate: &Uid, owner: &OwnerReference, finalizers: &[&str]) -> Value {
+    let mut patch = json!({"metadata": {"ownerReferences": [owner], "uid": candidate}});
+    if !finalizers.is_empty() {
+        patch["metadata"]["finalizers"] = json!(finalizers);
+    }
+    patch
+}
+
+fn release_patch(candidate: &Uid, owner: &Uid, finalizers: &[&str]) -> Value {
+    let gone = json!({"$patch": "delete", "uid": owner});
+    let mut patch = json!({"metadata": {"uid": candidate, "ownerReferences": [gone]}});
+    if !finalizers.is_empty() {
+        patch["metadata"]["$deleteFromPrimitiveList/finalizers"] = json!(finalizers);
+    }
+    patch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::Timestamp;
+
+    fn meta(json: Value) -> Meta {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn who_is_claimed() {
+        use Claim::{Adopt, Ignore, Keep, Release};
+        let controlled_by = |uid: &str| {
+            json!({"namespace": "ns", "ownerReferences": [
+                {"apiVersion": "v1", "kind": "K", "name": "o", "uid": uid, "controller": true}]})
+        };
+        let only_owned = json!({"namespace": "ns", "ownerReferences": [
+            {"apiVersion": "v1", "kind": "K", "name": "o", "uid": "other"}]});
+        let orphan = json!({"namespace": "ns"});
+        let going = json!({"namespace": "ns", "deletionTimestamp": "2026-01-01T00:00:00Z"});
+        let elsewhere = json!({"namespace": "elsewhere"});
+        // candidate, matches, the owner's decision while it stays, and while it is being deleted
+        for (candidate, matches, staying, deleting) in [
+            (controlled_by("me"), true, Keep, Keep),
+            (controlled_by("me"), false, Release, Ignore),
+            (controlled_by("other"), true, Ignore, Ignore),
+            (controlled_by("other"), false, Ignore, Ignore),
+            (orphan.clone(), true, Adopt, Ignore),
+            (orphan, false, Ignore, Ignore),
+            (only_owned, true, Adopt, Ignore),
+            (going, true, Ignore, Ignore),
+            (elsewhere, true, Ignore, Ignore),
+        ] {
+            let candidate = meta(candidate);
+            let mut owner = meta(json!({"namespace": "ns", "uid": "me"}));
+            assert_eq!(decide(&candidate, &owner, || matches), staying, "{candidate:?} {matches}");
+            owner.deletion_timestamp = Some(Timestamp::from_secs(1));
+            assert_eq!(decide(&candidate, &owner, || matches), deleting, "{candidate:?} {matches}");
+        }
+    }
+
+    #[test]
+    fn patches_are_those_of_the_original() {
+        let owner = meta(json!({"namespace": "ns", "name": "web", "uid": "o"}));
+        let owner = owner.controller_ref::<crate::objects::Deployment>();
+        assert_eq!(
+            adopt_patch(&"c".into(), &owner, &[]),
+            json!({"metadata": {"uid": "c", "ownerReferences": [{
+                "apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "o",
+                "controller": true, "blockOwnerDeletion": true}]}})
+        );
+        assert_eq!(
+            adopt_patch(&"c".into(), &owner, &["f"])["metadata"]["finalizers"],
+            json!(["f"])
+        );
+        assert_eq!(
+            release_patch(&"c".into(), &"o".into(), &["f"]),
+            json!({"metadata": {"uid": "c", "ownerReferences": [{"$patch": "delete", "uid": "o"}],
+                "$deleteFromPrimitiveList/finalizers": ["f"]}})
+        );
+    }
+
+    #[test]
+    fn an_owner_that_went_or_goes_adopts_nothing() {
+        let owner = meta(json!({"namespace": "ns", "name": "web", "uid": "a"}));
+        let deployment = |fresh: &Meta| may_adopt("Deployment", &owner, fresh);
+        assert_eq!(deployment(&owner), Ok(()));
+        assert_eq!(
+            deployment(&meta(json!({"namespace": "ns", "name": "web", "uid": "b"}))).unwrap_err(),
+            "can't recheck DeletionTimestamp: original Deployment ns/web is gone: got uid b, wanted a"
+        );
+        let going = json!({"namespace": "ns", "name": "web", "uid": "a",
+            "deletionTimestamp": "2026-05-01T10:00:00Z"});
+        assert_eq!(
+            deployment(&meta(going)).unwrap_err(),
+            "ns/web has just been deleted at 2026-05-01 10:00:00 +0000 UTC"
+        );
+    }
+}

@@ -1,0 +1,366 @@
+//! One sync of a ReplicaSet: claim, create or delete, tell.
+
+use std::collections::HashSet;
+use std::sync::{Arc, LazyLock};
+
+use prometheus::{
+    Histogram, HistogramOpts, IntCounterVec, exponential_buckets, register_histogram,
+    register_int_counter_vec,
+};
+
+use super::{BURST_REPLICAS, ReplicaSets, Replicating, ranking, status};
+use crate::cache::{IndexValue, Lister};
+use crate::controllers::runner::batch::{SLOW_START_INITIAL_BATCH_SIZE, slow_start, together};
+use crate::controllers::workloads::pod_control::{NewPod, is_gone};
+use crate::controllers::workloads::ref_manager::{
+    CONTROLLER_INDEX, ControllerRefManager, owned_or_orphaned, recheck_deletion_timestamp,
+};
+use crate::controllers::{Error, Next, SyncResult};
+use crate::objects::{ObjectKey, Pod, ReplicaSetStatus, Selector, Timestamp, Uid};
+
+static STALE_SYNC_SKIPS: LazyLock<IntCounterVec> = LazyLock::new(|| {
+    register_int_counter_vec!(
+        "replicaset_controller_stale_sync_skips_total",
+        "Total number of ReplicaSet syncs skipped due to a stale watch cache.",
+        &["group", "resource"]
+    )
+    .expect("registered once, with a valid name")
+});
+
+static SORTING_DELETION_AGE_RATIO: LazyLock<Histogram> = LazyLock::new(|| {
+    let buckets = exponential_buckets(0.25, 2.0, 6).expect("the numbers are valid");
+    register_histogram!(
+        HistogramOpts::new(
+            "replicaset_controller_sorting_deletion_age_ratio",
+            "The ratio of the age of each ready pod chosen for deletion to the age of the youngest \
+             ready pod at the time. Should be <2.",
+        )
+        .buckets(buckets)
+    )
+    .expect("registered once, with a valid name")
+});
+
+pub(super) fn register_metrics() {
+    LazyLock::force(&STALE_SYNC_SKIPS);
+    LazyLock::force(&SORTING_DELETION_AGE_RATIO);
+}
+
+/// What is to be done about the number of pods.
+#[derive(Debug, PartialEq)]
+enum Plan {
+    Nothing,
+    Create(usize),
+    Delete(Vec<Arc<Pod>>),
+}
+
+/// `related`: see [`ranking::choose`].
+fn plan(
+    replicas: i32,
+    active: &[Arc<Pod>],
+    related: impl FnOnce() -> Vec<Arc<Pod>>,
+    now: Timestamp,
+) -> Plan {
+    let wanted = usize::try_from(replicas).unwrap_or(0);
+    match active.len() {
+        have if have < wanted => Plan::Create((wanted - have).min(BURST_REPLICAS)),
+        have if have > wanted => {
+            let count = (have - wanted).min(BURST_REPLICAS);
+            Plan::Delete(ranking::choose(active.to_vec(), count, related, now))
+        }
+        _ => Plan::Nothing,
+    }
+}
+
+impl<S: Replicating> ReplicaSets<S> {
+    /// Upstream: `syncReplicaSet`.
+    pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        if let Some(lag) = self.consistency.lagging(&key) {
+            let labels = [&*lag.resource.group, &*lag.resource.plural];
+            STALE_SYNC_SKIPS.with_label_values(&labels).inc();
+            return Err(lag.into());
+        }
+        let Some(set) = self.sets.get(&key) else {
+            self.consistency.clear(&key, None);
+            self.expectations.forget(&key);
+            return Ok(Next::Done);
+        };
+        let satisfied = self.expectations.satisfied(&key);
+        let selector = match Selector::try_from(set.spec().selector.as_ref()) {
+            Ok(selector) => selector,
+            Err(error) => {
+                // Only a new spec can mend it, and that wakes the set.
+                log::error!("error converting pod selector to selector for {key}: {error}");
+                return Ok(Next::Done);
+            }
+        };
+
+        if self.consistency.settle(&key, &selector, &self.client).await? {
+            self.consistency.ensure_ready(&key)?;
+        }
+
+        let all = owned_or_orphaned(&self.pods, set.meta());
+        let terminating = all
+            .iter()
+            .filter(|pod| pod.is_terminating())
+            .filter(|pod| pod.meta.is_controlled_by(&set.meta().uid))
+            .filter(|pod| selector.matches(&pod.meta.labels))
+            .count();
+        let active = all.into_iter().filter(|pod| pod.is_active()).collect();
+        let active = self.claim(&set, &selector, active).await?;
+
+        let failure = match satisfied && !set.meta().is_being_deleted() {
+            true => self.manage(&key, &set, &active).await.err(),
+            false => None,
+        };
+        // The status, and when to look again, speak of the same moment.
+        let now = self.clock.now();
+        let status = status::calculate(&*set, &active, terminating, failure.as_ref(), now);
+        let written = self.write_status(&key, &set, status).await?;
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        let min_ready = written.spec().min_ready_seconds;
+        let ReplicaSetStatus { ready_replicas, available_replicas, .. } = *written.status();
+        if min_ready > 0 && ready_replicas != available_replicas {
+            let next = status::next_availability_check(&active, min_ready, now, self.clock.now());
+            // Whatever happens, the status is right after that period at the latest.
+            let fallback = std::time::Duration::from_secs(min_ready.unsigned_abs().into());
+            return Ok(Next::After(next.unwrap_or(fallback)));
+        }
+        Ok(Next::Done)
+    }
+
+    async fn claim(
+        &self,
+        set: &S,
+        selector: &Selector,
+        active: Vec<Arc<Pod>>,
+    ) -> Result<Vec<Arc<Pod>>, Error> {
+        let manager = ControllerRefManager {
+            client: &self.client,
+            owner: set.meta(),
+            owner_ref: set.meta().controller_ref::<S>(),
+            selector,
+            finalizers: &[],
+        };
+        let orphans: HashSet<Uid> = active
+            .iter()
+            .filter(|pod| pod.meta.controller().is_none())
+            .map(|pod| pod.meta.uid.clone())
+            .collect();
+        // The cache may not know yet that the set is going, or is another by now.
+        let recheck = recheck_deletion_timestamp::<S>(&self.client, set.meta());
+        let claimed = manager.claim(active, |_| true, || recheck).await?;
+        for adopted in claimed.iter().filter(|pod| orphans.contains(&pod.meta.uid)) {
+            self.pod_control.wrote(set.meta(), &adopted.meta);
+        }
+        Ok(claimed)
+    }
+
+    /// Creates or deletes pods until there are as many as wanted, or the burst is used up.
+    /// Upstream: `manageReplicas`.
+    async fn manage(
+        &self,
+        key: &ObjectKey,
+        set: &Arc<S>,
+        active: &[Arc<Pod>],
+    ) -> Result<(), Error> {
+        let now = self.clock.now();
+        match plan(set.replicas(), active, || self.related(set), now) {
+            Plan::Nothing => Ok(()),
+            Plan::Create(count) => self.create(key, set, count).await,
+            Plan::Delete(pods) => {
+                if pods.len() < active.len() {
+                    report_ages(active, &pods, now);
+                }
+                self.delete(key, set, pods).await
+            }
+        }
+    }
+
+    async fn create(&self, key: &ObjectKey, set: &Arc<S>, count: usize) -> Result<(), Error> {
+        let pod = Arc::new(NewPod::of::<S>(set.meta(), &set.spec().template)?);
+        log::debug!("{key}: too few replicas, need {}, creating {count}", set.replicas());
+        self.expectations.expect_creations(key, count);
+        let (created, failure) = slow_start(count, SLOW_START_INITIAL_BATCH_SIZE, || {
+            let (control, set, pod) = (self.pod_control.clone(), set.clone(), pod.clone());
+            async move { control.create(&*set, &pod).await }
+        })
+        .await;
+        let terminates = |error: &Error| error.api().is_some_and(|e| e.is_namespace_terminating());
+        if failure.as_ref().is_some_and(terminates) {
+            // The set is to go as well: it may wait for pods that nobody makes.
+            return Ok(());
+        }
+        // No event will tell of those that were not made.
+        for _ in created..count {
+            self.expectations.creation_observed(key);
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    async fn delete(
+        &self,
+        key: &ObjectKey,
+        set: &Arc<S>,
+        pods: Vec<Arc<Pod>>,
+    ) -> Result<(), Error> {
+        log::debug!("{key}: too many replicas, need {}, deleting {}", set.replicas(), pods.len());
+        let uids = pods.iter().map(|pod| pod.meta.uid.clone()).collect();
+        self.expectations.expect_deletions(key, uids);
+        let deletions = pods.into_iter().map(|pod| {
+            let (control, set) = (self.pod_control.clone(), set.clone());
+            let (expectations, key) = (self.expectations.clone(), key.clone());
+            let cached = self.pods.clone();
+            async move {
+                let result = control.delete(&*set, &pod).await;
+                // No event will tell of this deletion; or it did before it was expected.
+                if result.is_err() || is_seen_to_go(&pod, &cached) {
+                    expectations.deletion_observed(&key, &pod.meta.uid);
+                }
+                result
+            }
+        });
+        let results = together(deletions).await;
+        // They are likely to be the same: one is enough.
+        let failed = results.into_iter().filter_map(Result::err).find(|error| !is_gone(error));
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// The pods that this set, and the other sets of its owner, select.
+    /// Upstream: `getIndirectlyRelatedPods`.
+    fn related(&self, set: &S) -> Vec<Arc<Pod>> {
+        let Some(owner) = set.meta().controller() else { return Vec::new() };
+        let sets = self.sets.by_index(CONTROLLER_INDEX, &IndexValue::Uid(owner.uid.clone()));
+        // A selector that is broken matches nothing.
+        let selectors: Vec<Selector> = sets
+            .iter()
+            .filter(|other| other.meta().namespace == set.meta().namespace)
+            .filter_map(|other| Selector::try_from(other.spec().selector.as_ref()).ok())
+            .collect();
+        let mut pods = self.pods.in_namespace(&set.meta().namespace);
+        pods.retain(|pod| selectors.iter().any(|selector| selector.matches(&pod.meta.labels)));
+        pods
+    }
+
+    /// Writes `status` if it is news, once more on the live set if that fails. Gives the set as it is
+    /// then. Upstream: `updateReplicaSetStatus`.
+    async fn write_status(
+        &self,
+        key: &ObjectKey,
+        set: &Arc<S>,
+        mut status: ReplicaSetStatus,
+    ) -> Result<Arc<S>, Error> {
+        if !status::must_write(&**set, &status) {
+            return Ok(set.clone());
+        }
+        // The generation that was acted on, even when the live set is ahead of it.
+        status.observed_generation = set.meta().generation;
+        let updated = match self.client.update_status(&**set, &status).await {
+            Ok(updated) => updated,
+            Err(error) => {
+                let live: S = self.client.get(key).await?;
+                if live.meta().uid != set.meta().uid {
+                    return Err(error.into());
+                }
+                self.client.update_status(&live, &status).await?
+            }
+        };
+        let version = updated.meta().resource_version;
+        self.consistency.wrote_at(key, &set.meta().uid, &S::RESOURCE, version);
+        Ok(Arc::new(updated))
+    }
+}
+
+/// Whether the cache knows already that `pod` goes, or is gone.
+fn is_seen_to_go(pod: &Pod, cached: &Lister<Pod>) -> bool {
+    let now = cached.get(&pod.meta.key()).filter(|now| now.meta.uid == pod.meta.uid);
+    now.is_none_or(|now| now.meta.is_being_deleted())
+}
+
+/// Upstream: `reportSortingDeletionAgeRatioMetric`.
+fn report_ages(active: &[Arc<Pod>], chosen: &[Arc<Pod>], now: Timestamp) {
+    let age = |pod: &Arc<Pod>| {
+        let created = pod.meta.creation_timestamp.filter(|_| pod.is_ready())?;
+        Some(now.duration_since(created).as_millis())
+    };
+    let Some(youngest) = active.iter().filter_map(age).min().filter(|age| *age > 0) else { return };
+    for age in chosen.iter().filter_map(age) {
+        SORTING_DELETION_AGE_RATIO.observe((age / youngest) as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::FutureExt;
+    use futures_lite::future::{block_on, yield_now};
+
+    use super::*;
+    use crate::cache::Indexer;
+    use crate::clock::{Clock, FakeClock, SystemClock};
+    use crate::controllers::workloads::consistency::Consistency;
+    use crate::controllers::workloads::expectations::Expectations;
+    use crate::controllers::workloads::pod_control::PodControl;
+    use crate::controllers::workloads::pod_control::testing::{Nobody, forgetful};
+    use crate::events::Recorder;
+    use crate::objects::{Meta, ReplicaSet};
+
+    #[test]
+    fn nobody_waits_for_a_deletion_that_was_seen_before_it_was_expected() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let (client, _) = block_on(forgetful(1));
+        let recorder = Recorder::to_sink(Arc::new(Nobody));
+        let cached = Arc::new(Indexer::new());
+        let pod = |name: &str, uid: &str, deletion_timestamp| {
+            let (name, namespace, uid) = (name.into(), "ns".into(), Uid::new(uid));
+            let meta = Meta { name, namespace, uid, deletion_timestamp, ..Meta::default() };
+            Arc::new(Pod { meta, ..Pod::default() })
+        };
+        cached.insert(pod("going", "1", Some(clock.now())));
+        cached.insert(pod("replaced", "another", None));
+        cached.insert(pod("there", "4", None));
+        let sets = ReplicaSets::<ReplicaSet> {
+            pod_control: PodControl::new(client.clone(), recorder, clock.clone()),
+            client,
+            sets: Lister::new(Arc::new(Indexer::new())),
+            pods: Lister::new(cached),
+            expectations: Arc::new(Expectations::new(SystemClock::shared())),
+            consistency: Arc::new(Consistency::new(Vec::new())),
+            clock: clock.clone(),
+        };
+        let key = ObjectKey::new("ns", "set");
+        let names = ["going", "replaced", "gone", "there"];
+        let chosen = names.iter().zip(["1", "2", "3", "4"]).map(|(name, uid)| pod(name, uid, None));
+        let set = Arc::new(ReplicaSet::default());
+        let passing = async {
+            loop {
+                if clock.sleepers() == names.len() {
+                    clock.advance(std::time::Duration::from_secs(1));
+                }
+                yield_now().await;
+            }
+        };
+        block_on(sets.delete(&key, &set, chosen.collect()).or(passing)).expect("that was us");
+        assert!(!sets.expectations.satisfied(&key), "the event about one is still to come");
+        sets.expectations.deletion_observed(&key, &Uid::new("4"));
+        assert!(sets.expectations.satisfied(&key), "the events about the others have passed");
+    }
+
+    #[test]
+    fn the_difference_is_made_up_in_bursts() {
+        let pods = |count| -> Vec<_> { (0..count).map(|_| Arc::new(Pod::default())).collect() };
+        let now = Timestamp::from_secs(0);
+        for (replicas, have, create) in
+            [(0, 0, 0), (3, 3, 0), (5, 2, 3), (2000, 0, 500), (501, 1, 500)]
+        {
+            let expected = if create == 0 { Plan::Nothing } else { Plan::Create(create) };
+            assert_eq!(plan(replicas, &pods(have), || panic!("not asked"), now), expected);
+        }
+        for (replicas, have, delete) in [(0, 2, 2), (1, 3, 2), (0, 2000, 500)] {
+            let Plan::Delete(chosen) = plan(replicas, &pods(have), Vec::new, now) else {
+                panic!("too many pods");
+            };
+            assert_eq!(chosen.len(), delete);
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! What names an object: namespace and name, and its uid.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::ser::{Serialize, Serializer};
+
+use crate::objects::Istr;
+
+/// Namespace and name; the namespace of cluster-scoped objects is empty.
+/// Upstream: `cache.ObjectName`, and the `namespace/name` keys of the workqueues.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectName {
+    pub namespace: Istr,
+    pub name: Arc<str>,
+}
+
+/// The key under which caches and workqueues know an object.
+pub type ObjectKey = ObjectName;
+
+impl ObjectName {
+    pub fn new(namespace: &str, name: &str) -> ObjectName {
+        ObjectName { namespace: Istr::new(namespace), name: name.into() }
+    }
+
+    pub fn cluster(name: &str) -> ObjectName {
+        ObjectName::new("", name)
+    }
+
+    /// From `namespace/name`, or `name` alone. Upstream: `SplitMetaNamespaceKey`.
+    pub fn parse(text: &str) -> Option<ObjectName> {
+        match text.split_once('/') {
+            None => Some(ObjectName::cluster(text)),
+            Some((_, name)) if name.contains('/') => None,
+            Some((namespace, name)) => Some(ObjectName::new(namespace, name)),
+        }
+    }
+}
+
+impl fmt::Display for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() {
+            return f.write_str(&self.name);
+        }
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl fmt::Debug for ObjectName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// An object's uid. A UUID in its usual form takes sixteen bytes and no allocation; anything else
+/// is kept as it came.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Uid(Repr);
+
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Repr {
+    Uuid([u8; 16]),
+    Other(Istr),
+}
+
+impl Default for Uid {
+    fn default() -> Uid {
+        Uid(Repr::Other(Istr::default()))
+    }
+}
+
+impl Uid {
+    pub fn new(text: &str) -> Uid {
+        Uid(match parse_uuid(text) {
+            Some(bytes) => Repr::Uuid(bytes),
+            None => Repr::Other(Istr::new(text)),
+        })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        matches!(&self.0, Repr::Other(text) if text.is_empty())
+    }
+}
+
+impl From<&str> for Uid {
+    fn from(text: &str) -> Uid {
+        Uid::new(text)
+    }
+}
+
+/// The bytes of a lower-case, hyphenated UUID; `None` for any other spelling, so that printing
+/// gives back what came.
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let text: &[u8; 36] = text.as_bytes().try_into().ok()?;
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    let mut bytes = [0; 16];
+    let mut at = 0;
+    for byte in &mut bytes {
+        if matches!(at, 8 | 13 | 18 | 23) {
+            if text[at] != b'-' {
+                return None;
+            }
+            at += 1;
+        }
+        *byte = digit(text[at])? << 4 | digit(text[at + 1])?;
+        at += 2;
+    }
+    Some(bytes)
+}
+
+impl fmt::Display for Uid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Repr::Other(text) => f.write_str(text),
+            Repr::Uuid(bytes) => {
+                for (at, byte) in bytes.iter().enumerate() {
+                    if matches!(at, 4 | 6 | 8 | 10) {
+                        f.write_str("-")?;
+                    }
+                    write!(f, "{byte:02x}")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Uid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for Uid {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Uid {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Uid, D::Error> {
+        struct Text;
+        impl Visitor<'_> for Text {
+            type Value = Uid;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a uid")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Uid, E> {
+                Ok(Uid::new(text))
+            }
+        }
+        deserializer.deserialize_str(Text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uids_print_as_they_came() {
+        for text in [
+            "",
+            "0123abcd-4567-89ab-cdef-0123456789ab",
+            "0123ABCD-4567-89ab-cdef-0123456789ab",
+            "0123abcd-4567-89ab-cdef0123456789abc",
+            "not-a-uuid",
+        ] {
+            assert_eq!(Uid::new(text).to_string(), text);
+        }
+        assert_eq!(size_of::<Uid>(), 24);
+        assert!(Uid::default().is_empty() && Uid::new("").is_empty());
+    }
+
+    #[test]
+    fn keys_split_as_upstream_does() {
+        assert_eq!(ObjectKey::parse("a/b"), Some(ObjectKey::new("a", "b")));
+        assert_eq!(ObjectKey::parse("b"), Some(ObjectKey::cluster("b")));
+        assert_eq!(ObjectKey::parse("a/b/c"), None);
+        assert_eq!(ObjectKey::new("a", "b").to_string(), "a/b");
+        assert_eq!(ObjectKey::cluster("b").to_string(), "b");
+    }
+}

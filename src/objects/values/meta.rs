@@ -1,0 +1,196 @@
+//! Object metadata as the cache holds it.
+
+use std::fmt;
+use std::hash::Hash;
+use std::sync::{Arc, LazyLock};
+
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::objects::values::intern::{Interned, Pool};
+use crate::objects::wire::protobuf::Message;
+use crate::objects::{
+    Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Timestamp, Uid, messages,
+};
+
+/// `metav1.ObjectMeta` without `managedFields` and `selfLink`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Meta {
+    #[serde(skip_serializing_if = "str_is_empty", deserialize_with = "name")]
+    pub name: Arc<str>,
+    #[serde(skip_serializing_if = "str_is_empty")]
+    pub generate_name: Istr,
+    #[serde(skip_serializing_if = "str_is_empty")]
+    pub namespace: Istr,
+    #[serde(skip_serializing_if = "Uid::is_empty")]
+    pub uid: Uid,
+    /// Comparable within one resource; 0 when absent.
+    #[serde(skip_serializing_if = "is_zero", with = "resource_version")]
+    pub resource_version: u64,
+    #[serde(skip_serializing_if = "is_zero_i64")]
+    pub generation: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub creation_timestamp: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletion_timestamp: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletion_grace_period_seconds: Option<i64>,
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    pub annotations: Labels,
+    /// One copy for all that one owner has.
+    #[serde(skip_serializing_if = "none_or_empty", deserialize_with = "owner_references")]
+    pub owner_references: Option<Interned<[OwnerReference]>>,
+    #[serde(skip_serializing_if = "none_or_empty", deserialize_with = "finalizer_list")]
+    pub finalizers: Option<Interned<[Istr]>>,
+}
+
+impl Meta {
+    pub fn key(&self) -> ObjectKey {
+        ObjectKey { namespace: self.namespace.clone(), name: self.name.clone() }
+    }
+
+    pub fn is_being_deleted(&self) -> bool {
+        self.deletion_timestamp.is_some()
+    }
+
+    pub fn owners(&self) -> &[OwnerReference] {
+        self.owner_references.as_deref().unwrap_or_default()
+    }
+
+    pub fn finalizers(&self) -> &[Istr] {
+        self.finalizers.as_deref().unwrap_or_default()
+    }
+
+    pub fn has_finalizer(&self, name: &str) -> bool {
+        self.finalizers().iter().any(|finalizer| finalizer == name)
+    }
+
+    /// The one owner that manages this object. Upstream: `metav1.GetControllerOf`.
+    pub fn controller(&self) -> Option<&OwnerReference> {
+        self.owners().iter().find(|owner| owner.is_controller())
+    }
+
+    pub fn is_controlled_by(&self, uid: &Uid) -> bool {
+        self.controller().is_some_and(|owner| owner.uid == *uid)
+    }
+
+    /// A reference that makes the object of kind `T` with this metadata the controller of what
+    /// carries it. Upstream: `metav1.NewControllerRef`.
+    pub fn controller_ref<T: Resource>(&self) -> OwnerReference {
+        OwnerReference {
+            api_version: T::RESOURCE.api_version().into(),
+            kind: Istr::new(&T::RESOURCE.kind),
+            name: Istr::new(&self.name),
+            uid: self.uid.clone(),
+            controller: Some(true),
+            block_owner_deletion: Some(true),
+        }
+    }
+}
+
+/// A view whose `meta` holds all the metadata there is, so that a request which replaces the
+/// object's status, and with it its metadata, loses nothing.
+pub trait WholeMeta: Object + Resource {}
+
+fn str_is_empty(text: &str) -> bool {
+    text.is_empty()
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+fn is_zero_i64(number: &i64) -> bool {
+    *number == 0
+}
+
+fn none_or_empty<T>(list: &Option<Interned<[T]>>) -> bool {
+    list.as_ref().is_none_or(|list| list.is_empty())
+}
+
+/// Straight into its one allocation.
+fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<str>, D::Error> {
+    struct Text;
+    impl Visitor<'_> for Text {
+        type Value = Arc<str>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a name")
+        }
+        fn visit_str<E: Error>(self, text: &str) -> Result<Arc<str>, E> {
+            Ok(text.into())
+        }
+        fn visit_unit<E: Error>(self) -> Result<Arc<str>, E> {
+            Ok(Arc::default())
+        }
+    }
+    from.deserialize_any(Text)
+}
+
+fn owner_references<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Interned<[OwnerReference]>>, D::Error> {
+    static OWNERS: LazyLock<Pool<[OwnerReference]>> = LazyLock::new(Pool::new);
+    shared(&OWNERS, from)
+}
+
+fn finalizer_list<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Interned<[Istr]>>, D::Error> {
+    static FINALIZERS: LazyLock<Pool<[Istr]>> = LazyLock::new(Pool::new);
+    shared(&FINALIZERS, from)
+}
+
+/// The pool's copy of a list; `None` for an empty one.
+fn shared<'de, T: Deserialize<'de> + Eq + Hash, D: Deserializer<'de>>(
+    pool: &Pool<[T]>,
+    from: D,
+) -> Result<Option<Interned<[T]>>, D::Error> {
+    let list = Option::<Vec<T>>::deserialize(from)?.unwrap_or_default();
+    Ok((!list.is_empty()).then(|| pool.intern(list)))
+}
+
+mod resource_version {
+    use serde::de::{Deserializer, Error, Visitor};
+    use serde::ser::Serializer;
+
+    pub fn serialize<S: Serializer>(version: &u64, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(version)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+        struct Decimal;
+        impl Visitor<'_> for Decimal {
+            type Value = u64;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a decimal resourceVersion")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<u64, E> {
+                if text.is_empty() {
+                    return Ok(0);
+                }
+                text.parse()
+                    .map_err(|_| E::custom(format!("resourceVersion {text:?}: not decimal")))
+            }
+        }
+        from.deserialize_str(Decimal)
+    }
+}
+
+/// Any object, of any kind, by its metadata alone. Upstream: `metav1.PartialObjectMetadata`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PartialObjectMetadata {
+    #[serde(rename = "metadata")]
+    pub meta: Meta,
+}
+
+impl Object for PartialObjectMetadata {
+    const MESSAGE: Option<&'static Message> = Some(&messages::PARTIAL);
+
+    fn meta(&self) -> &Meta {
+        &self.meta
+    }
+}

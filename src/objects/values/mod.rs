@@ -1,0 +1,11 @@
+//! The vocabulary of objects: keys, labels and selectors, quantities, times, templates, metadata.
+
+pub mod intern;
+pub mod key;
+pub mod meta;
+pub mod owner;
+pub mod quantity;
+pub mod resource_list;
+pub mod selector;
+pub mod template;
+pub mod time;

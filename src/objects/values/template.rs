@@ -1,0 +1,145 @@
+//! Pod templates, kept as the JSON they came in.
+
+use std::hash::{Hash, Hasher};
+use std::ops::Deref;
+use std::sync::{LazyLock, OnceLock};
+
+use serde::de::{Deserialize, Deserializer};
+use serde::ser::{Serialize, Serializer};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::objects::values::intern::{Interned, Pool};
+use crate::objects::{Istr, Labels};
+
+/// A pod template: every byte that the API sent, and a lens on the few fields that are read. So a
+/// field that this build has never heard of still reaches the pods. There is one copy of each text,
+/// however many objects, and versions of them, hold it.
+#[derive(Clone, Debug)]
+pub struct Template(Interned<Shared>);
+
+/// What the lens shows of a [`Template`], which derefs to it.
+#[derive(Debug)]
+pub struct Shared {
+    json: Box<RawValue>,
+    pub labels: Labels,
+    pub annotations: Labels,
+    pub finalizers: Vec<Istr>,
+    digest: OnceLock<u128>,
+}
+
+static TEMPLATES: LazyLock<Pool<Shared>> = LazyLock::new(Pool::new);
+
+impl PartialEq for Shared {
+    fn eq(&self, other: &Shared) -> bool {
+        self.json.get() == other.json.get()
+    }
+}
+
+impl Eq for Shared {}
+
+impl Hash for Shared {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.json.get().hash(state);
+    }
+}
+
+impl Deref for Template {
+    type Target = Shared;
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+#[derive(serde::Deserialize, Default)]
+#[serde(default)]
+struct Lens {
+    metadata: LensMeta,
+}
+
+#[derive(serde::Deserialize, Default)]
+#[serde(default)]
+struct LensMeta {
+    labels: Labels,
+    annotations: Labels,
+    finalizers: Vec<Istr>,
+}
+
+impl Template {
+    /// The template's own JSON.
+    pub fn json(&self) -> &str {
+        self.json.get()
+    }
+
+    /// Parsed, for comparing and for making pods from.
+    pub fn to_value(&self) -> Value {
+        serde_json::from_str(self.json.get()).expect("RawValue holds valid JSON")
+    }
+
+    pub fn from_value(value: &Value) -> Result<Template, serde_json::Error> {
+        Template::from_raw(serde_json::value::to_raw_value(value)?)
+    }
+
+    fn from_raw(json: Box<RawValue>) -> Result<Template, serde_json::Error> {
+        let Lens { metadata: LensMeta { labels, annotations, finalizers } } =
+            serde_json::from_str(json.get())?;
+        let digest = OnceLock::new();
+        Ok(Template(TEMPLATES.intern(Shared { json, labels, annotations, finalizers, digest })))
+    }
+
+    /// What `compute` makes of the template: computed once for all that hold it, so every caller
+    /// must ask for the same.
+    pub fn digest(&self, compute: impl FnOnce(&Template) -> u128) -> u128 {
+        *self.0.digest.get_or_init(|| compute(self))
+    }
+}
+
+impl Default for Template {
+    fn default() -> Template {
+        static EMPTY: LazyLock<Template> =
+            LazyLock::new(|| serde_json::from_str("{}").expect("an empty object is a template"));
+        EMPTY.clone()
+    }
+}
+
+/// Equal as JSON values: key order and white space do not count.
+impl PartialEq for Template {
+    fn eq(&self, other: &Template) -> bool {
+        self.0 == other.0 || self.to_value() == other.to_value()
+    }
+}
+
+impl<'de> Deserialize<'de> for Template {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Template, D::Error> {
+        let json = Box::<RawValue>::deserialize(deserializer)?;
+        Template::from_raw(json).map_err(serde::de::Error::custom)
+    }
+}
+
+impl Serialize for Template {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.json.serialize(serializer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_unknown_fields_and_compares_as_values() {
+        let text = r#"{"metadata":{"labels":{"a":"b"}},"spec":{"brandNew":[1, 2.50]}}"#;
+        let template: Template = serde_json::from_str(text).unwrap();
+        assert_eq!(template.json(), text);
+        assert_eq!(template.labels.get("a"), Some("b"));
+        let reordered: Template = serde_json::from_str(
+            r#"{"spec":{"brandNew":[1,2.50]},"metadata":{"labels":{"a":"b"}}}"#,
+        )
+        .unwrap();
+        assert_eq!(template, reordered);
+        assert_ne!(template, Template::default());
+        let again: Template = serde_json::from_str(text).unwrap();
+        assert!(Interned::ptr_eq(&template.0, &again.0), "the same text is kept once");
+        assert_eq!((again.digest(|_| 1), template.digest(|_| 2)), (1, 1));
+    }
+}

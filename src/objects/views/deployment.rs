@@ -1,0 +1,55 @@
+//! The lean view of a Deployment.
+
+use k8s_openapi::api::apps::v1::DeploymentStatus;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde::Deserialize;
+
+use crate::objects::{Istr, LabelSelector, Meta, Template, WholeMeta, resource};
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Deployment {
+    #[serde(rename = "metadata")]
+    pub meta: Meta,
+    pub spec: DeploymentSpec,
+    pub status: DeploymentStatus,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DeploymentSpec {
+    /// The API server defaults it to 1, so it is always there.
+    pub replicas: Option<i32>,
+    pub selector: Option<LabelSelector>,
+    pub template: Template,
+    pub strategy: DeploymentStrategy,
+    pub min_ready_seconds: i32,
+    pub revision_history_limit: Option<i32>,
+    pub paused: bool,
+    pub progress_deadline_seconds: Option<i32>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DeploymentStrategy {
+    /// `RollingUpdate` or `Recreate`.
+    pub r#type: Istr,
+    pub rolling_update: Option<RollingUpdate>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RollingUpdate {
+    pub max_unavailable: Option<IntOrString>,
+    pub max_surge: Option<IntOrString>,
+}
+
+resource!(Deployment, "apps", "v1", "deployments", namespaced);
+impl WholeMeta for Deployment {}
+
+impl Deployment {
+    /// `spec.replicas`, 1 when absent.
+    pub fn replicas(&self) -> i32 {
+        self.spec.replicas.unwrap_or(1)
+    }
+}

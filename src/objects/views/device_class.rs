@@ -1,0 +1,22 @@
+//! The lean view of a DeviceClass.
+
+use serde::Deserialize;
+
+use crate::objects::{Istr, Meta, resource};
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct DeviceClass {
+    #[serde(rename = "metadata")]
+    pub meta: Meta,
+    pub spec: DeviceClassSpec,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DeviceClassSpec {
+    /// The resource by which containers may ask for its devices.
+    pub extended_resource_name: Option<Istr>,
+}
+
+resource!(DeviceClass, "resource.k8s.io", "v1", "deviceclasses", cluster);

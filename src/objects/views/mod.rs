@@ -1,0 +1,19 @@
+//! Lean views of the kinds, one for each resource: a second one would cost a second watch.
+
+pub mod cluster_role;
+pub mod deployment;
+pub mod device_class;
+pub mod endpoints;
+pub mod namespace;
+pub mod node;
+pub mod persistent_volume_claim;
+pub mod pod;
+pub mod pod_quota;
+pub mod policy;
+pub mod replicaset;
+pub mod replication_controller;
+pub mod resource_claim;
+pub mod resource_quota;
+pub mod service;
+pub mod service_account;
+pub mod service_cidr;

@@ -1,0 +1,38 @@
+//! The lean view of a Namespace.
+
+use k8s_openapi::api::core::v1::NamespaceStatus;
+use serde::{Deserialize, Serialize};
+
+use crate::objects::{Istr, Meta, WholeMeta, resource};
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Namespace {
+    #[serde(rename = "metadata")]
+    pub meta: Meta,
+    pub spec: NamespaceSpec,
+    pub status: NamespaceStatus,
+}
+
+/// All there is in the spec, so it may be written back.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NamespaceSpec {
+    /// Who must be done with the namespace's content before the namespace goes.
+    pub finalizers: Vec<Istr>,
+}
+
+resource!(Namespace, "", "v1", "namespaces", cluster);
+impl WholeMeta for Namespace {}
+
+impl Namespace {
+    /// `status.phase` is `Active`.
+    pub fn is_active(&self) -> bool {
+        self.status.phase.as_deref() == Some("Active")
+    }
+
+    /// `status.phase` is `Terminating`.
+    pub fn is_terminating(&self) -> bool {
+        self.status.phase.as_deref() == Some("Terminating")
+    }
+}

@@ -1,0 +1,354 @@
+//! What quotas ask of a Pod. Upstream: `component-helpers/resource`, `quota/v1/evaluator/core`.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use crate::objects::values::intern::{Interned, Pool};
+use crate::objects::views::pod::{
+    WireAffinity, WireContainer, WireResources, WireSpec, WireStatus, WireTerm,
+};
+use crate::objects::{Istr, Quantity, ResourceList};
+
+/// What quotas ask of a pod. Pods of one template and one state share one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PodQuota {
+    /// What the pod is charged as long as it has not ended, under the names that quotas use
+    /// (`pods`, `requests.cpu` …). Upstream: `podComputeUsageHelper`.
+    pub usage: ResourceList,
+    pub is_best_effort: bool,
+    /// It may run only so long. Upstream: `IsTerminating`.
+    pub has_deadline: bool,
+    pub priority_class: Istr,
+    /// Upstream: `usesCrossNamespacePodAffinity`.
+    pub has_cross_namespace_affinity: bool,
+    /// `status.extendedResourceClaimStatus.resourceClaimName`
+    pub extended_claim: Option<Istr>,
+}
+
+static DIGESTS: LazyLock<Pool<PodQuota>> = LazyLock::new(Pool::new);
+
+impl PodQuota {
+    pub(super) fn of(spec: &WireSpec, status: &WireStatus) -> Interned<PodQuota> {
+        let resources = Resources::new(spec, status);
+        let claim = status.extended_resource_claim_status.as_ref();
+        DIGESTS.intern(PodQuota {
+            usage: charged(&resources.requests(), &resources.limits()),
+            is_best_effort: match status.qos_class.as_str() {
+                "" => is_best_effort(spec),
+                class => class == "BestEffort",
+            },
+            has_deadline: spec.active_deadline_seconds.is_some_and(|seconds| seconds >= 0),
+            priority_class: spec.priority_class_name.clone(),
+            has_cross_namespace_affinity: spec.affinity.as_ref().is_some_and(crosses_namespaces),
+            extended_claim: claim.map(|claim| claim.resource_claim_name.clone()),
+        })
+    }
+}
+
+/// Requests or limits of a [`WireResources`].
+type Part = fn(&WireResources) -> &ResourceList;
+
+/// The resources of a pod, a resize in flight included.
+struct Resources<'a> {
+    spec: &'a WireSpec,
+    /// What each container was given, if its status says so, and the requests promised to it.
+    given: HashMap<&'a str, (&'a WireResources, &'a ResourceList)>,
+    is_infeasible: bool,
+}
+
+impl<'a> Resources<'a> {
+    fn new(spec: &'a WireSpec, status: &'a WireStatus) -> Resources<'a> {
+        let statuses = [&status.container_statuses, &status.init_container_statuses];
+        let given = statuses.into_iter().flatten().flatten().filter_map(|status| {
+            let given = status.resources.as_ref()?;
+            Some((status.name.as_str(), (given, &status.allocated_resources)))
+        });
+        let pending = status.condition("PodResizePending");
+        Resources {
+            spec,
+            given: given.collect(),
+            is_infeasible: pending.is_some_and(|pending| pending.reason == "Infeasible"),
+        }
+    }
+
+    /// Upstream: `PodRequests`.
+    fn requests(&self) -> ResourceList {
+        let mut requests = self.sum(
+            |resources| &resources.requests,
+            |asked, given, promised| {
+                let mut requests = given.clone();
+                requests.raise(promised);
+                if !self.is_infeasible {
+                    requests.raise(asked);
+                }
+                requests
+            },
+        );
+        requests.add(&self.spec.overhead);
+        requests
+    }
+
+    /// Upstream: `PodLimits`.
+    fn limits(&self) -> ResourceList {
+        let mut limits = self.sum(
+            |resources| &resources.limits,
+            |asked, given, _| {
+                let mut limits = given.clone();
+                if !self.is_infeasible {
+                    limits.raise(asked);
+                }
+                limits
+            },
+        );
+        for (name, overhead) in self.spec.overhead.iter() {
+            if limits.get(name).is_some_and(|limit| !limit.is_zero()) {
+                limits.add_to(name, overhead);
+            }
+        }
+        limits
+    }
+
+    /// What the pod needs at most at one time: its containers and sidecars together, or an init
+    /// container and the sidecars before it; what the pod as a whole names stands above both.
+    fn sum(
+        &self,
+        part: Part,
+        effective: impl Fn(&ResourceList, &ResourceList, &ResourceList) -> ResourceList,
+    ) -> ResourceList {
+        let none = ResourceList::default();
+        let asked = |c: &'a WireContainer| c.resources.as_ref().map(part);
+        let of = |c: &'a WireContainer| {
+            let asked = asked(c).unwrap_or(&none);
+            match self.given.get(c.name.as_str()) {
+                Some((given, promised)) => effective(asked, part(given), promised),
+                None => asked.clone(),
+            }
+        };
+        let mut sum = ResourceList::default();
+        self.spec.containers.iter().flatten().for_each(|container| sum.add(&of(container)));
+        let (mut sidecars, mut at_start) = (ResourceList::default(), ResourceList::default());
+        for container in self.spec.init_containers.iter().flatten() {
+            if container.runs_on() {
+                let needs = of(container);
+                sum.add(&needs);
+                sidecars.add(&needs);
+                at_start.raise(&sidecars);
+            } else {
+                let mut needs = asked(container).cloned().unwrap_or_default();
+                needs.add(&sidecars);
+                at_start.raise(&needs);
+            }
+        }
+        sum.raise(&at_start);
+        let whole = self.spec.resources.iter().flat_map(|resources| part(resources).iter());
+        for (name, amount) in whole {
+            if matches!(name.as_str(), "cpu" | "memory") || name.starts_with("hugepages-") {
+                sum.insert(name.clone(), amount);
+            }
+        }
+        sum
+    }
+}
+
+/// Under the names of quotas. Upstream: `podComputeUsageHelper`.
+fn charged(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
+    let mut charged = ResourceList::default();
+    charged.insert("pods", Quantity::ONE);
+    for (name, amount) in requests.iter() {
+        let is_compute = matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage")
+            || name.starts_with("hugepages-");
+        if is_compute {
+            charged.insert(name.clone(), amount);
+        }
+        if is_compute || is_extended(name) {
+            charged.insert(format!("requests.{name}"), amount);
+        }
+    }
+    for (name, amount) in limits.iter() {
+        if matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage") {
+            charged.insert(format!("limits.{name}"), amount);
+        }
+    }
+    charged
+}
+
+/// Upstream: `IsDRAExtendedResourceName`.
+fn is_extended(name: &str) -> bool {
+    let is_native = !name.contains('/') || name.contains("kubernetes.io/");
+    name.starts_with("deviceclass.resource.kubernetes.io/")
+        || !is_native && !name.starts_with("requests.")
+}
+
+/// Upstream: `qos.ComputePodQOS`.
+fn is_best_effort(spec: &WireSpec) -> bool {
+    let asks = |resources: &WireResources| {
+        [&resources.requests, &resources.limits].into_iter().any(|list| {
+            ["cpu", "memory"].iter().any(|name| list.get(name).is_some_and(Quantity::is_positive))
+        })
+    };
+    match &spec.resources {
+        Some(resources) => !asks(resources),
+        None => {
+            let containers = [&spec.containers, &spec.init_containers].into_iter().flatten();
+            !containers.flatten().filter_map(|c| c.resources.as_ref()).any(asks)
+        }
+    }
+}
+
+fn crosses_namespaces(affinity: &WireAffinity) -> bool {
+    let crosses = |term: &WireTerm| {
+        term.namespaces.iter().flatten().next().is_some() || term.namespace_selector.is_some()
+    };
+    [&affinity.pod_affinity, &affinity.pod_anti_affinity].into_iter().flatten().any(|terms| {
+        terms.required.iter().flatten().any(crosses)
+            || terms.preferred.iter().flatten().any(|term| crosses(&term.pod_affinity_term))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::objects::Pod;
+
+    fn pod(spec: Value, status: Value) -> Pod {
+        serde_json::from_value(json!({ "spec": spec, "status": status })).unwrap()
+    }
+
+    fn usage(spec: Value, status: Value) -> String {
+        let usage = &pod(spec, status).quota.usage;
+        usage.iter().map(|(name, amount)| format!("{name}={amount}")).collect::<Vec<_>>().join(" ")
+    }
+
+    fn c(name: &str, cpu: &str) -> Value {
+        json!({ "name": name, "resources": { "requests": { "cpu": cpu } } })
+    }
+
+    fn sidecar(name: &str, cpu: &str) -> Value {
+        let mut container = c(name, cpu);
+        container["restartPolicy"] = "Always".into();
+        container
+    }
+
+    #[test]
+    fn a_pod_is_charged_what_it_may_need_at_once() {
+        for (what, spec, expected) in [
+            ("nothing asked", json!({ "containers": [{ "name": "a" }] }), "pods=1"),
+            (
+                "containers together",
+                json!({ "containers": [c("a", "100m"), c("b", "900m")] }),
+                "cpu=1 pods=1 requests.cpu=1",
+            ),
+            (
+                "an init container alone is more",
+                json!({ "containers": [c("a", "1")], "initContainers": [c("i", "3"), c("j", "2")] }),
+                "cpu=3 pods=1 requests.cpu=3",
+            ),
+            (
+                "a sidecar runs beside what comes after it",
+                json!({
+                    "containers": [c("a", "1")],
+                    "initContainers": [c("i", "2500m"), sidecar("s", "1"), c("j", "2")],
+                }),
+                "cpu=3 pods=1 requests.cpu=3",
+            ),
+            (
+                "overhead, on limits only where there are some",
+                json!({
+                    "containers": [{ "name": "a", "resources": {
+                        "requests": { "cpu": "1", "memory": "1Gi" }, "limits": { "cpu": "2" },
+                    } }],
+                    "overhead": { "cpu": "100m", "memory": "1Mi" },
+                }),
+                "cpu=1100m limits.cpu=2100m memory=1025Mi pods=1 requests.cpu=1100m \
+                 requests.memory=1025Mi",
+            ),
+            (
+                "the pod's own resources replace those of its containers",
+                json!({
+                    "containers": [c("a", "1"), c("b", "1")],
+                    "resources": { "requests": { "cpu": "5", "x.io/y": "1" }, "limits": { "memory": "1Gi" } },
+                }),
+                "cpu=5 limits.memory=1Gi pods=1 requests.cpu=5",
+            ),
+            (
+                "extended resources and huge pages",
+                json!({ "containers": [{ "name": "a", "resources": { "requests": {
+                    "example.com/gpu": "2", "hugepages-2Mi": "4Mi", "ephemeral-storage": "1Gi",
+                    "kubernetes.io/batch": "1", "deviceclass.resource.kubernetes.io/x": "1",
+                } } }] }),
+                "ephemeral-storage=1Gi hugepages-2Mi=4Mi pods=1 \
+                 requests.deviceclass.resource.kubernetes.io/x=1 requests.ephemeral-storage=1Gi \
+                 requests.example.com/gpu=2 requests.hugepages-2Mi=4Mi",
+            ),
+        ] {
+            assert_eq!(usage(spec, json!({})), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_resize_counts_with_the_larger_of_what_is_and_what_is_asked() {
+        let status = |given: &str, promised: &str| {
+            json!({ "containerStatuses": [{
+                "name": "a", "allocatedResources": { "cpu": promised },
+                "resources": { "requests": { "cpu": given }, "limits": { "cpu": given } },
+            }] })
+        };
+        let spec = || json!({ "containers": [c("a", "2")] });
+        assert_eq!(usage(spec(), status("1", "1")), "cpu=2 limits.cpu=1 pods=1 requests.cpu=2");
+        assert_eq!(usage(spec(), status("3", "1")), "cpu=3 limits.cpu=3 pods=1 requests.cpu=3");
+        assert_eq!(usage(spec(), status("1", "4")), "cpu=4 limits.cpu=1 pods=1 requests.cpu=4");
+        let mut infeasible = status("1", "1");
+        infeasible["conditions"] = json!([{
+            "type": "PodResizePending", "status": "True", "reason": "Infeasible",
+        }]);
+        assert_eq!(usage(spec(), infeasible), "cpu=1 limits.cpu=1 pods=1 requests.cpu=1");
+        // Of init containers only a sidecar's status counts.
+        let init = |container: Value| json!({ "initContainers": [container] });
+        let mut given = status("3", "3");
+        given["initContainerStatuses"] = given["containerStatuses"].take();
+        assert_eq!(usage(init(c("a", "1")), given.clone()), "cpu=1 pods=1 requests.cpu=1");
+        let sidecar = usage(init(sidecar("a", "1")), given);
+        assert_eq!(sidecar, "cpu=3 limits.cpu=3 pods=1 requests.cpu=3");
+    }
+
+    #[test]
+    fn what_scopes_ask_for() {
+        let best_effort =
+            |spec: Value, class: &str| pod(spec, json!({ "qosClass": class })).quota.is_best_effort;
+        assert!(best_effort(json!({ "containers": [c("a", "0")] }), ""));
+        assert!(!best_effort(json!({ "containers": [c("a", "1m")] }), ""));
+        assert!(!best_effort(json!({ "initContainers": [c("a", "1m")] }), ""));
+        assert!(best_effort(json!({ "containers": [c("a", "1m")], "resources": {} }), ""));
+        assert!(best_effort(json!({ "containers": [c("a", "1m")] }), "BestEffort"));
+        assert!(!best_effort(json!({}), "Burstable"));
+
+        let deadline = |seconds: Value| {
+            pod(json!({ "activeDeadlineSeconds": seconds }), json!({})).quota.has_deadline
+        };
+        assert_eq!([json!(0), json!(5), Value::Null].map(deadline), [true, true, false]);
+
+        let crosses = |kind: &str, term: Value| {
+            let list = match kind {
+                "required" => json!([term]),
+                _ => json!([{ "weight": 1, "podAffinityTerm": term }]),
+            };
+            let field = format!("{kind}DuringSchedulingIgnoredDuringExecution");
+            let spec = json!({ "affinity": { "podAntiAffinity": { field: list } } });
+            pod(spec, json!({})).quota.has_cross_namespace_affinity
+        };
+        assert!(!crosses("required", json!({ "topologyKey": "x", "namespaces": [] })));
+        assert!(crosses("required", json!({ "namespaces": ["a"] })));
+        assert!(crosses("preferred", json!({ "namespaceSelector": {} })));
+        assert!(!crosses("preferred", json!({ "namespaceSelector": null })));
+    }
+
+    #[test]
+    fn pods_of_one_template_share_their_digest() {
+        let spec = || json!({ "containers": [c("shared", "123m")], "priorityClassName": "high" });
+        let (one, two) = (pod(spec(), json!({})), pod(spec(), json!({ "phase": "Running" })));
+        assert!(Interned::ptr_eq(&one.quota, &two.quota));
+        assert_eq!(one.quota.priority_class, "high");
+    }
+}

@@ -1,0 +1,61 @@
+//! The lean view of a ReplicaSet.
+
+use k8s_openapi::api::apps::v1::ReplicaSetCondition;
+use serde::{Deserialize, Serialize};
+
+use crate::objects::{LabelSelector, Meta, Template, WholeMeta, resource};
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ReplicaSet {
+    #[serde(rename = "metadata")]
+    pub meta: Meta,
+    pub spec: ReplicaSetSpec,
+    pub status: ReplicaSetStatus,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ReplicaSetSpec {
+    /// The API server defaults it to 1, so it is always there.
+    pub replicas: Option<i32>,
+    pub min_ready_seconds: i32,
+    pub selector: Option<LabelSelector>,
+    pub template: Template,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ReplicaSetStatus {
+    pub replicas: i32,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub fully_labeled_replicas: i32,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub ready_replicas: i32,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub available_replicas: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub terminating_replicas: Option<i32>,
+    #[serde(skip_serializing_if = "is_zero_i64")]
+    pub observed_generation: i64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<ReplicaSetCondition>,
+}
+
+resource!(ReplicaSet, "apps", "v1", "replicasets", namespaced);
+impl WholeMeta for ReplicaSet {}
+
+impl ReplicaSet {
+    /// `spec.replicas`, 1 when absent.
+    pub fn replicas(&self) -> i32 {
+        self.spec.replicas.unwrap_or(1)
+    }
+}
+
+fn is_zero(number: &i32) -> bool {
+    *number == 0
+}
+
+fn is_zero_i64(number: &i64) -> bool {
+    *number == 0
+}

@@ -1,0 +1,134 @@
+//! The lean views of a ServiceAccount and of a Secret that holds its token.
+
+use serde::{Deserialize, Deserializer};
+
+use crate::objects::{Istr, Meta, Object, Resource, ResourceType, Uid, resource};
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ServiceAccount {
+    #[serde(rename = "metadata")]
+    pub meta: Meta,
+    /// The names of the Secrets that the account names as its own.
+    #[serde(deserialize_with = "names")]
+    pub secrets: Box<[Box<str>]>,
+}
+
+resource!(ServiceAccount, "", "v1", "serviceaccounts", namespaced);
+
+impl ServiceAccount {
+    pub fn names_secret(&self, name: &str) -> bool {
+        self.secrets.iter().any(|secret| **secret == *name)
+    }
+}
+
+fn names<'de, D: Deserializer<'de>>(from: D) -> Result<Box<[Box<str>]>, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Reference {
+        name: Box<str>,
+    }
+    let references = Option::<Vec<Reference>>::deserialize(from)?.unwrap_or_default();
+    Ok(references.into_iter().map(|reference| reference.name).collect())
+}
+
+/// A Secret of type [`TokenSecret::TYPE`]: which account it is for, and what of its content is
+/// there. The token itself is not kept.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct TokenSecret {
+    #[serde(rename = "metadata")]
+    pub meta: Meta,
+    pub data: TokenData,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct TokenData {
+    /// The authority in base64, the same in every Secret of a cluster.
+    #[serde(rename = "ca.crt")]
+    pub ca: Istr,
+    #[serde(rename = "namespace", deserialize_with = "is_given")]
+    pub has_namespace: bool,
+    #[serde(rename = "token", deserialize_with = "is_given")]
+    pub has_token: bool,
+}
+
+impl Resource for TokenSecret {
+    const RESOURCE: ResourceType = ResourceType::fixed("", "v1", "Secret", "secrets", true);
+}
+
+impl Object for TokenSecret {
+    fn meta(&self) -> &Meta {
+        &self.meta
+    }
+}
+
+impl TokenSecret {
+    pub const TYPE: &str = "kubernetes.io/service-account-token";
+    /// The annotations that name the account.
+    pub const ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
+    pub const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
+
+    /// Empty when nothing says so.
+    pub fn account_name(&self) -> &str {
+        self.meta.annotations.get(TokenSecret::ACCOUNT_NAME).unwrap_or_default()
+    }
+
+    /// Empty when nothing says so.
+    pub fn account_uid(&self) -> Uid {
+        self.meta.annotations.get(TokenSecret::ACCOUNT_UID).map(Uid::new).unwrap_or_default()
+    }
+
+    /// For the account of this name and, where the Secret says so, of this uid.
+    /// Upstream: `serviceaccount.IsServiceAccountToken`.
+    pub fn is_for(&self, name: &str, uid: &Uid) -> bool {
+        let wanted = self.account_uid();
+        self.account_name() == name && (wanted.is_empty() || wanted == *uid)
+    }
+}
+
+/// Whether a string is there and not empty, without a copy of it.
+fn is_given<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    struct Given;
+    impl serde::de::Visitor<'_> for Given {
+        type Value = bool;
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a string")
+        }
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<bool, E> {
+            Ok(!text.is_empty())
+        }
+        fn visit_unit<E: serde::de::Error>(self) -> Result<bool, E> {
+            Ok(false)
+        }
+    }
+    from.deserialize_any(Given)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_token_secret_keeps_what_is_there_and_not_the_token() {
+        let secret: TokenSecret = serde_json::from_value(json!({
+            "metadata": {"name": "s", "annotations": {
+                TokenSecret::ACCOUNT_NAME: "a", TokenSecret::ACCOUNT_UID: "1",
+            }},
+            "data": {"token": "c2VjcmV0", "ca.crt": "Y2E=", "namespace": "", "other": "eA=="},
+        }))
+        .unwrap();
+        let data = TokenData { ca: "Y2E=".into(), has_namespace: false, has_token: true };
+        assert_eq!(secret.data, data);
+        let is_for = |name, uid| secret.is_for(name, &Uid::new(uid));
+        assert_eq!((is_for("a", "1"), is_for("a", "2"), is_for("b", "1")), (true, false, false));
+        let open: TokenSecret = serde_json::from_value(json!({
+            "metadata": {"annotations": {TokenSecret::ACCOUNT_NAME: "a"}},
+        }))
+        .unwrap();
+        assert!(open.is_for("a", &Uid::new("7")));
+    }
+}

@@ -1,0 +1,35 @@
+//! The lean views of a ServiceCIDR and of an IPAddress.
+
+use k8s_openapi::api::networking::v1::ServiceCIDRStatus;
+use serde::Deserialize;
+
+use crate::objects::{Meta, WholeMeta, resource};
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ServiceCIDR {
+    #[serde(rename = "metadata")]
+    pub meta: Meta,
+    pub spec: ServiceCidrSpec,
+    pub status: ServiceCIDRStatus,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ServiceCidrSpec {
+    /// At most one of each family.
+    pub cidrs: Vec<String>,
+}
+
+resource!(ServiceCIDR, "networking.k8s.io", "v1", "servicecidrs", cluster);
+impl WholeMeta for ServiceCIDR {}
+
+/// Its name is the address.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct IPAddress {
+    #[serde(rename = "metadata")]
+    pub meta: Meta,
+}
+
+resource!(IPAddress, "networking.k8s.io", "v1", "ipaddresses", cluster);

@@ -1,0 +1,139 @@
+//! The protobuf messages of what is decoded from them, as far as it is read.
+//! Upstream: `generated.proto` of `core/v1` and `meta/v1`.
+
+use crate::objects::wire::protobuf::{Field, Kind, Message};
+use Kind::{Bool, Int, Text, Time, Wrapped};
+
+pub static METADATA: Message = Message(&[
+    Field::one(1, "name", Text),
+    Field::one(2, "generateName", Text),
+    Field::one(3, "namespace", Text),
+    Field::one(5, "uid", Text),
+    Field::one(6, "resourceVersion", Text),
+    Field::one(7, "generation", Int),
+    Field::one(8, "creationTimestamp", Time),
+    Field::one(9, "deletionTimestamp", Time),
+    Field::one(10, "deletionGracePeriodSeconds", Int),
+    Field::map(11, "labels", Text),
+    Field::map(12, "annotations", Text),
+    Field::list(13, "ownerReferences", Kind::Message(&OWNER)),
+    Field::list(14, "finalizers", Text),
+]);
+
+static OWNER: Message = Message(&[
+    Field::one(1, "kind", Text),
+    Field::one(3, "name", Text),
+    Field::one(4, "uid", Text),
+    Field::one(5, "apiVersion", Text),
+    Field::one(6, "controller", Bool),
+    Field::one(7, "blockOwnerDeletion", Bool),
+]);
+
+/// Any object, by its metadata.
+pub static PARTIAL: Message = Message(&[Field::one(1, "metadata", Kind::Message(&METADATA))]);
+
+pub static LIST_META: Message =
+    Message(&[Field::one(2, "resourceVersion", Text), Field::one(3, "continue", Text)]);
+
+pub static STATUS: Message = Message(&[
+    Field::one(3, "message", Text),
+    Field::one(4, "reason", Text),
+    Field::one(5, "details", Kind::Message(&DETAILS)),
+    Field::one(6, "code", Int),
+]);
+
+static DETAILS: Message = Message(&[
+    Field::list(4, "causes", Kind::Message(&CAUSE)),
+    Field::one(5, "retryAfterSeconds", Int),
+]);
+
+static CAUSE: Message = Message(&[
+    Field::one(1, "reason", Text),
+    Field::one(2, "message", Text),
+    Field::one(3, "field", Text),
+]);
+
+pub static POD: Message = Message(&[
+    Field::one(1, "metadata", Kind::Message(&METADATA)),
+    Field::one(2, "spec", Kind::Message(&POD_SPEC)),
+    Field::one(3, "status", Kind::Message(&POD_STATUS)),
+]);
+
+static POD_SPEC: Message = Message(&[
+    Field::list(2, "containers", Kind::Message(&CONTAINER)),
+    Field::one(5, "activeDeadlineSeconds", Int),
+    Field::one(10, "nodeName", Text),
+    Field::one(16, "hostname", Text),
+    Field::one(17, "subdomain", Text),
+    Field::one(18, "affinity", Kind::Message(&AFFINITY)),
+    Field::list(20, "initContainers", Kind::Message(&CONTAINER)),
+    Field::one(24, "priorityClassName", Text),
+    Field::map(32, "overhead", Wrapped),
+    Field::one(40, "resources", Kind::Message(&RESOURCES)),
+]);
+
+static CONTAINER: Message = Message(&[
+    Field::one(1, "name", Text),
+    Field::list(6, "ports", Kind::Message(&PORT)),
+    Field::one(8, "resources", Kind::Message(&RESOURCES)),
+    Field::one(24, "restartPolicy", Text),
+]);
+
+static PORT: Message = Message(&[
+    Field::one(1, "name", Text),
+    Field::one(3, "containerPort", Int),
+    Field::one(4, "protocol", Text),
+]);
+
+static RESOURCES: Message =
+    Message(&[Field::map(1, "limits", Wrapped), Field::map(2, "requests", Wrapped)]);
+
+static AFFINITY: Message = Message(&[
+    Field::one(2, "podAffinity", Kind::Message(&AFFINITY_TERMS)),
+    Field::one(3, "podAntiAffinity", Kind::Message(&AFFINITY_TERMS)),
+]);
+
+static AFFINITY_TERMS: Message = Message(&[
+    Field::list(1, "requiredDuringSchedulingIgnoredDuringExecution", Kind::Message(&TERM)),
+    Field::list(
+        2,
+        "preferredDuringSchedulingIgnoredDuringExecution",
+        Kind::Message(&WEIGHTED_TERM),
+    ),
+]);
+
+static WEIGHTED_TERM: Message = Message(&[Field::one(2, "podAffinityTerm", Kind::Message(&TERM))]);
+
+static TERM: Message = Message(&[
+    Field::list(2, "namespaces", Text),
+    Field::one(4, "namespaceSelector", Kind::Message(&Message(&[]))),
+]);
+
+static POD_STATUS: Message = Message(&[
+    Field::one(1, "phase", Text),
+    Field::list(2, "conditions", Kind::Message(&CONDITION)),
+    Field::one(4, "reason", Text),
+    Field::list(8, "containerStatuses", Kind::Message(&CONTAINER_STATUS)),
+    Field::one(9, "qosClass", Text),
+    Field::list(10, "initContainerStatuses", Kind::Message(&CONTAINER_STATUS)),
+    Field::list(12, "podIPs", Kind::Message(&POD_IP)),
+    Field::one(18, "extendedResourceClaimStatus", Kind::Message(&EXTENDED_CLAIM)),
+]);
+
+static CONDITION: Message = Message(&[
+    Field::one(1, "type", Text),
+    Field::one(2, "status", Text),
+    Field::one(4, "lastTransitionTime", Time),
+    Field::one(5, "reason", Text),
+]);
+
+static CONTAINER_STATUS: Message = Message(&[
+    Field::one(1, "name", Text),
+    Field::one(5, "restartCount", Int),
+    Field::map(10, "allocatedResources", Wrapped),
+    Field::one(11, "resources", Kind::Message(&RESOURCES)),
+]);
+
+static POD_IP: Message = Message(&[Field::one(1, "ip", Text)]);
+
+static EXTENDED_CLAIM: Message = Message(&[Field::one(2, "resourceClaimName", Text)]);

@@ -1,0 +1,473 @@
+//! Objects in the API's binary form, decoded into the same views as JSON: a table of messages says
+//! which number a field has, and what a table does not name is stepped over unread.
+//! Upstream: `generated.proto` of each group, `apimachinery/pkg/runtime/serializer/protobuf`.
+
+use std::fmt;
+
+use serde::de::value::BorrowedStrDeserializer;
+use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::forward_to_deserialize_any;
+
+pub const MEDIA_TYPE: &str = "application/vnd.kubernetes.protobuf";
+
+/// The fields that views read of a message.
+#[derive(Debug)]
+pub struct Message(pub &'static [Field]);
+
+#[derive(Debug)]
+pub struct Field {
+    number: u64,
+    /// As JSON names it.
+    name: &'static str,
+    kind: Kind,
+    shape: Shape,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    Text,
+    Int,
+    Bool,
+    /// `metav1.Time`; empty: null.
+    Time,
+    /// A message whose first field is its text, as `resource.Quantity`.
+    Wrapped,
+    Message(&'static Message),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    One,
+    List,
+    /// By text.
+    Map,
+}
+
+impl Field {
+    pub const fn one(number: u64, name: &'static str, kind: Kind) -> Field {
+        Field { number, name, kind, shape: Shape::One }
+    }
+
+    pub const fn list(number: u64, name: &'static str, kind: Kind) -> Field {
+        Field { number, name, kind, shape: Shape::List }
+    }
+
+    pub const fn map(number: u64, name: &'static str, kind: Kind) -> Field {
+        Field { number, name, kind, shape: Shape::Map }
+    }
+}
+
+#[derive(Debug)]
+pub struct Error(String);
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "protobuf: {}", self.0)
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl de::Error for Error {
+    fn custom<T: fmt::Display>(what: T) -> Error {
+        Error(what.to_string())
+    }
+}
+
+/// Decodes one `message`. A field that is repeated must come in one piece, as API servers write it.
+pub fn from_slice<'de, T: Deserialize<'de>>(
+    message: &'static Message,
+    bytes: &'de [u8],
+) -> Result<T, Error> {
+    let (kind, shape) = (Kind::Message(message), Shape::One);
+    T::deserialize(Value { kind, shape, number: 0, wire: Wire::Bytes(bytes), rest: &mut &[][..] })
+}
+
+/// What stands behind a field's number.
+#[derive(Clone, Copy, Debug)]
+pub enum Wire<'de> {
+    Varint(u64),
+    Bytes(&'de [u8]),
+    /// Of 4 or 8 bytes: the API has none that a view reads.
+    Fixed,
+}
+
+/// What is left of a message, or why that is not to be had.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Short {
+    /// So far it may be right.
+    CutOff,
+    Malformed,
+}
+
+impl From<Short> for Error {
+    fn from(short: Short) -> Error {
+        Error(match short {
+            Short::CutOff => "cut off".to_owned(),
+            Short::Malformed => "malformed".to_owned(),
+        })
+    }
+}
+
+pub fn varint(from: &mut &[u8]) -> Result<u64, Short> {
+    let mut value = 0;
+    for (at, byte) in from.iter().enumerate().take(10) {
+        value |= u64::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
+            *from = &from[at + 1..];
+            return Ok(value);
+        }
+    }
+    Err(if from.len() < 10 { Short::CutOff } else { Short::Malformed })
+}
+
+/// The number of the next field and its wire type.
+pub fn tag(from: &mut &[u8]) -> Result<(u64, u64), Short> {
+    let tag = varint(from)?;
+    Ok((tag >> 3, tag & 7))
+}
+
+fn bytes<'de>(from: &mut &'de [u8], count: u64) -> Result<&'de [u8], Short> {
+    let count = usize::try_from(count).map_err(|_| Short::Malformed)?;
+    let (taken, rest) = from.split_at_checked(count).ok_or(Short::CutOff)?;
+    *from = rest;
+    Ok(taken)
+}
+
+/// The next field, whole. `from` is at its end on `None`, and anywhere after an error.
+pub fn field<'de>(from: &mut &'de [u8]) -> Result<Option<(u64, Wire<'de>)>, Short> {
+    if from.is_empty() {
+        return Ok(None);
+    }
+    let (number, wire) = tag(from)?;
+    let wire = match wire {
+        0 => Wire::Varint(varint(from)?),
+        1 => bytes(from, 8).map(|_| Wire::Fixed)?,
+        2 => {
+            let length = varint(from)?;
+            Wire::Bytes(bytes(from, length)?)
+        }
+        5 => bytes(from, 4).map(|_| Wire::Fixed)?,
+        _ => return Err(Short::Malformed),
+    };
+    Ok(Some((number, wire)))
+}
+
+/// The bytes of the first field `number`; empty when there is none.
+pub fn find(message: &[u8], number: u64) -> Result<&[u8], Error> {
+    let mut rest = message;
+    while let Some((found, wire)) = field(&mut rest)? {
+        if let (true, Wire::Bytes(bytes)) = (found == number, wire) {
+            return Ok(bytes);
+        }
+    }
+    Ok(&[])
+}
+
+/// The seconds of a time, as microseconds. Where there are nanoseconds too nobody looks at them, for
+/// JSON has none. Upstream: `Time.Unmarshal`.
+fn micros(mut message: &[u8]) -> Result<i64, Error> {
+    let mut seconds = 0_i64;
+    while let Some((number, wire)) = field(&mut message)? {
+        if let (1, Wire::Varint(value)) = (number, wire) {
+            seconds = value.cast_signed();
+        }
+    }
+    Ok(seconds.saturating_mul(1_000_000))
+}
+
+/// One field's value; of a list or a map the first, the others are taken from `rest`.
+struct Value<'de, 'r> {
+    kind: Kind,
+    shape: Shape,
+    number: u64,
+    wire: Wire<'de>,
+    rest: &'r mut &'de [u8],
+}
+
+impl<'de> Value<'de, '_> {
+    fn text(&self) -> Result<&'de str, Error> {
+        let bytes = match (self.kind, self.wire) {
+            (Kind::Text, Wire::Bytes(bytes)) => bytes,
+            (Kind::Wrapped, Wire::Bytes(bytes)) => find(bytes, 1)?,
+            _ => return Err(Error(format!("field {}: another type", self.number))),
+        };
+        str::from_utf8(bytes).map_err(|error| Error(format!("field {}: {error}", self.number)))
+    }
+
+    fn time(&self) -> Option<&'de [u8]> {
+        match (self.kind, self.shape, self.wire) {
+            (Kind::Time, Shape::One, Wire::Bytes(bytes)) => Some(bytes),
+            _ => None,
+        }
+    }
+}
+
+impl<'de> Deserializer<'de> for Value<'de, '_> {
+    type Error = Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        let Value { kind, shape, number, wire, .. } = self;
+        match (shape, kind, wire) {
+            (Shape::List, ..) => visitor.visit_seq(Repeated::new(self)),
+            (Shape::Map, ..) => visitor.visit_map(Repeated::new(self)),
+            (_, Kind::Text | Kind::Wrapped, _) => visitor.visit_borrowed_str(self.text()?),
+            (_, Kind::Int, Wire::Varint(value)) => visitor.visit_i64(value.cast_signed()),
+            (_, Kind::Bool, Wire::Varint(value)) => visitor.visit_bool(value != 0),
+            (_, Kind::Time, Wire::Bytes([])) => visitor.visit_unit(),
+            (_, Kind::Time, Wire::Bytes(bytes)) => visitor.visit_i64(micros(bytes)?),
+            (_, Kind::Message(message), Wire::Bytes(bytes)) => {
+                visitor.visit_map(Fields { message, rest: bytes, next: None })
+            }
+            _ => Err(Error(format!("field {number}: another type"))),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.time() {
+            Some([]) => visitor.visit_none(),
+            _ => visitor.visit_some(self),
+        }
+    }
+
+    /// Microseconds to a time; anything else as it is.
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        match self.time() {
+            Some(bytes) => visitor.visit_i64(micros(bytes)?),
+            None => visitor.visit_newtype_struct(self),
+        }
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        visitor.visit_enum(BorrowedStrDeserializer::new(self.text()?))
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_unit()
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf unit unit_struct
+        seq tuple tuple_struct map struct identifier
+    }
+}
+
+/// A message as a map of its known fields.
+struct Fields<'de> {
+    message: &'static Message,
+    rest: &'de [u8],
+    next: Option<(&'static Field, Wire<'de>)>,
+}
+
+impl<'de> MapAccess<'de> for Fields<'de> {
+    type Error = Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, Error> {
+        while let Some((number, wire)) = field(&mut self.rest)? {
+            if let Some(known) = self.message.0.iter().find(|known| known.number == number) {
+                self.next = Some((known, wire));
+                return seed.deserialize(BorrowedStrDeserializer::new(known.name)).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
+        let (field, wire) = self.next.take().ok_or_else(|| Error("a value without key".into()))?;
+        let Field { number, name, kind, shape } = *field;
+        let value = Value { kind, shape, number, wire, rest: &mut self.rest };
+        seed.deserialize(value).map_err(|Error(what)| Error(format!("{name}: {what}")))
+    }
+}
+
+/// The values of one number that follow upon each other: a list, or the entries of a map.
+struct Repeated<'de, 'r> {
+    kind: Kind,
+    number: u64,
+    next: Option<Wire<'de>>,
+    rest: &'r mut &'de [u8],
+    /// Of the entry whose key was read.
+    entry: Option<Wire<'de>>,
+}
+
+/// What a map's entry lacks is empty.
+const EMPTY: Wire<'static> = Wire::Bytes(&[]);
+
+impl<'de, 'r> Repeated<'de, 'r> {
+    fn new(Value { kind, number, wire, rest, .. }: Value<'de, 'r>) -> Repeated<'de, 'r> {
+        Repeated { kind, number, next: Some(wire), rest, entry: None }
+    }
+
+    fn take(&mut self) -> Result<Option<Wire<'de>>, Error> {
+        if let Some(first) = self.next.take() {
+            return Ok(Some(first));
+        }
+        let mut ahead = *self.rest;
+        Ok(match field(&mut ahead)? {
+            Some((number, wire)) if number == self.number => {
+                *self.rest = ahead;
+                Some(wire)
+            }
+            _ => None,
+        })
+    }
+
+    fn value<'v>(
+        kind: Kind,
+        number: u64,
+        wire: Wire<'de>,
+        rest: &'v mut &'de [u8],
+    ) -> Value<'de, 'v> {
+        Value { kind, shape: Shape::One, number, wire, rest }
+    }
+}
+
+impl<'de> SeqAccess<'de> for Repeated<'de, '_> {
+    type Error = Error;
+
+    fn next_element_seed<E: DeserializeSeed<'de>>(
+        &mut self,
+        seed: E,
+    ) -> Result<Option<E::Value>, Error> {
+        let Some(wire) = self.take()? else { return Ok(None) };
+        seed.deserialize(Self::value(self.kind, self.number, wire, &mut &[][..])).map(Some)
+    }
+}
+
+impl<'de> MapAccess<'de> for Repeated<'de, '_> {
+    type Error = Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, Error> {
+        let Some(wire) = self.take()? else { return Ok(None) };
+        let Wire::Bytes(mut entry) = wire else { return Err(Short::Malformed.into()) };
+        let (mut key, mut value) = (EMPTY, EMPTY);
+        while let Some((number, wire)) = field(&mut entry)? {
+            match number {
+                1 => key = wire,
+                2 => value = wire,
+                _ => {}
+            }
+        }
+        self.entry = Some(value);
+        seed.deserialize(Self::value(Kind::Text, 1, key, &mut &[][..])).map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
+        let wire = self.entry.take().unwrap_or(EMPTY);
+        seed.deserialize(Self::value(self.kind, 2, wire, &mut &[][..]))
+    }
+}
+
+/// What every envelope begins with.
+pub const MAGIC: &[u8] = b"k8s\0";
+
+/// Where the envelope's magic is not: JSON, or a text.
+pub fn is_enveloped(bytes: &[u8]) -> bool {
+    bytes.starts_with(MAGIC)
+}
+
+/// The message in an envelope. Upstream: `runtime.Unknown`.
+pub fn open(envelope: &[u8]) -> Result<&[u8], Error> {
+    let unknown = envelope.strip_prefix(MAGIC);
+    find(unknown.ok_or_else(|| Error("no envelope".to_owned()))?, 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::{Object, PartialObjectMetadata, Pod, Timestamp, messages};
+
+    /// One pod, as kube-apiserver writes it.
+    const JSON: &[u8] = include_bytes!("../../../fixtures/pod.json");
+    const PROTOBUF: &[u8] = include_bytes!("../../../fixtures/pod.protobuf");
+
+    fn decode<T: Object>(bytes: &[u8]) -> Result<T, Error> {
+        from_slice(T::MESSAGE.unwrap(), bytes)
+    }
+
+    #[test]
+    fn a_pod_is_the_same_in_both_forms() {
+        let message = open(PROTOBUF).unwrap();
+        let pod: Pod = decode(message).unwrap();
+        assert_eq!(pod, serde_json::from_slice(JSON).unwrap());
+        let metadata: PartialObjectMetadata = decode(message).unwrap();
+        assert_eq!(metadata, serde_json::from_slice(JSON).unwrap());
+
+        assert!(pod.is_ready() && pod.meta.is_being_deleted() && pod.status.disruption_target);
+        assert_eq!(pod.port("mesh", "UDP"), Some(15001));
+        assert_eq!((pod.status.max_restarts, pod.status.max_sidecar_restarts), (3, 2));
+        assert!(pod.quota.has_cross_namespace_affinity && pod.quota.has_deadline);
+        assert_eq!(pod.meta.owners().len(), 2);
+    }
+
+    #[test]
+    fn a_pod_that_is_cut_off_is_refused() {
+        let message = open(PROTOBUF).unwrap();
+        // Where one of its three fields ends, it is a pod with less in it.
+        let (mut rest, mut ends) = (message, vec![0]);
+        while field(&mut rest).unwrap().is_some() {
+            ends.push(message.len() - rest.len());
+        }
+        for cut in 0..message.len() {
+            assert_eq!(decode::<Pod>(&message[..cut]).is_ok(), ends.contains(&cut), "cut at {cut}");
+        }
+        assert!(open(&PROTOBUF[..40]).is_err() && open(JSON).is_err());
+    }
+
+    #[test]
+    fn odd_messages() {
+        let decode = decode::<PartialObjectMetadata>;
+        let metadata = |bytes: &[u8]| {
+            let length = u8::try_from(bytes.len()).unwrap();
+            [&[0x0a, length], bytes].concat()
+        };
+        for (bytes, why) in [
+            (&b"\x0a\x01\xff"[..], "no UTF-8"),
+            (b"\x08\x01", "a number for a text"),
+            (b"\x3a\x01a", "a text for a number"),
+            (b"\x0f", "an unknown wire type"),
+            (b"\x5a\x05\x0a\x01a\x12\x02", "an entry of a map that is cut off"),
+            (b"\x38\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "a number of too many bytes"),
+            (b"\x72\x01a\x0a\x01b\x72\x01c", "a list in two pieces"),
+        ] {
+            assert!(decode(&metadata(bytes)).is_err(), "{why}");
+        }
+        let found = decode(&metadata(
+            // Text; a negative number; a time; one that is null; an entry without a value; of
+            // unknown numbers one of every wire type.
+            b"\x0a\x01n\x38\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x42\x05\x08\x02\x10\x80\x64\x4a\x00\
+              \x5a\x03\x0a\x01k\xf8\x01\x01\xfa\x01\x01?\xf9\x01........\xfd\x01....",
+        ));
+        let meta = found.unwrap().meta;
+        assert_eq!((&*meta.name, meta.generation), ("n", -1));
+        assert_eq!(meta.creation_timestamp, Some(Timestamp::from_secs(2)));
+        assert_eq!((meta.deletion_timestamp, meta.labels.get("k")), (None, Some("")));
+    }
+
+    #[test]
+    fn tables_name_each_field_once() {
+        let mut left = vec![&messages::POD, &messages::STATUS, &messages::LIST_META];
+        while let Some(Message(fields)) = left.pop() {
+            assert!(fields.is_sorted_by(|a, b| a.number < b.number), "{fields:?}");
+            left.extend(fields.iter().filter_map(|field| match field.kind {
+                Kind::Message(message) => Some(message),
+                _ => None,
+            }));
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What kind of object something is, and how the API names it.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{Deserialize, DeserializeOwned, Deserializer};
+
+use crate::objects::Meta;
+use crate::objects::wire::protobuf::{self, Message};
+
+/// A served resource: what is needed to build its paths and to name it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ResourceType {
+    /// Empty for the core group.
+    pub group: Cow<'static, str>,
+    pub version: Cow<'static, str>,
+    pub kind: Cow<'static, str>,
+    /// The plural, lower-case name in paths.
+    pub plural: Cow<'static, str>,
+    pub namespaced: bool,
+}
+
+impl ResourceType {
+    pub const fn fixed(
+        group: &'static str,
+        version: &'static str,
+        kind: &'static str,
+        plural: &'static str,
+        namespaced: bool,
+    ) -> ResourceType {
+        ResourceType {
+            group: Cow::Borrowed(group),
+            version: Cow::Borrowed(version),
+            kind: Cow::Borrowed(kind),
+            plural: Cow::Borrowed(plural),
+            namespaced,
+        }
+    }
+
+    /// `v1`, `apps/v1`
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() {
+            return self.version.to_string();
+        }
+        format!("{}/{}", self.group, self.version)
+    }
+}
+
+/// `deployments.apps`, as upstream's GroupResource prints.
+impl fmt::Display for ResourceType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.plural)?;
+        if !self.group.is_empty() {
+            write!(f, ".{}", self.group)?;
+        }
+        Ok(())
+    }
+}
+
+/// A Rust type that stands for one resource.
+pub trait Resource: Send + Sync + 'static {
+    const RESOURCE: ResourceType;
+}
+
+/// What a cache can hold.
+pub trait Object: DeserializeOwned + Send + Sync + 'static {
+    /// Its fields' numbers in protobuf; `None`: it is read from JSON alone.
+    const MESSAGE: Option<&'static Message> = None;
+
+    fn meta(&self) -> &Meta;
+}
+
+/// The ways in which objects are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    #[default]
+    Json,
+    /// The message alone, without the envelope.
+    Protobuf,
+}
+
+/// An object as the API server wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Encoded {
+    pub form: Form,
+    pub bytes: Vec<u8>,
+}
+
+impl Encoded {
+    pub fn json(bytes: impl Into<Vec<u8>>) -> Encoded {
+        Encoded { form: Form::Json, bytes: bytes.into() }
+    }
+
+    pub fn protobuf(bytes: impl Into<Vec<u8>>) -> Encoded {
+        Encoded { form: Form::Protobuf, bytes: bytes.into() }
+    }
+
+    pub fn decode<T: Object>(&self) -> Result<T, Box<dyn std::error::Error + Send + Sync>> {
+        match (self.form, T::MESSAGE) {
+            (Form::Json, _) => Ok(serde_json::from_slice(&self.bytes)?),
+            (Form::Protobuf, Some(message)) => Ok(protobuf::from_slice(message, &self.bytes)?),
+            (Form::Protobuf, None) => Err("protobuf, which this kind is not read from".into()),
+        }
+    }
+}
+
+/// `resource!(Pod, "", "v1", "pods", namespaced)`: implements [`Resource`] and [`Object`] for a
+/// view with a field `meta`. After a comma, the view's [`Message`].
+macro_rules! resource {
+    ($type:ident, $group:literal, $version:literal, $plural:literal, $scope:ident
+        $(, $message:ident)?) => {
+        impl $crate::objects::Resource for $type {
+            const RESOURCE: $crate::objects::ResourceType = $crate::objects::ResourceType::fixed(
+                $group,
+                $version,
+                stringify!($type),
+                $plural,
+                $crate::objects::resource!(@$scope),
+            );
+        }
+        impl $crate::objects::Object for $type {
+            $(
+                const MESSAGE: Option<&'static $crate::objects::protobuf::Message> =
+                    Some(&$crate::objects::messages::$message);
+            )?
+
+            fn meta(&self) -> &$crate::objects::Meta {
+                &self.meta
+            }
+        }
+    };
+    (@namespaced) => {
+        true
+    };
+    (@cluster) => {
+        false
+    };
+}
+pub(crate) use resource;
+
+/// `#[serde(deserialize_with = "null_as_default")]`: an explicit null is what an absent field is.
+pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
