@@ -4,7 +4,7 @@
 mod cost;
 use cost::{cost, cost_in_graph};
 use kube_controller_manager::objects::{PartialObjectMetadata, Pod, ReplicaSet};
-use kube_controller_manager::sandbox::load::objects;
+use sandbox::load::objects;
 
 /// Before and after a hash table has doubled, and many times over.
 const COUNTS: [usize; 4] = [100, 1_700, cost::MANY, 50_000];

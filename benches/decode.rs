@@ -11,8 +11,8 @@ use kube_controller_manager::client::{
 };
 use kube_controller_manager::objects::protobuf::MEDIA_TYPE;
 use kube_controller_manager::objects::{Encoded, Object, PartialObjectMetadata, Pod};
-use kube_controller_manager::sandbox::load::objects;
-use kube_controller_manager::sandbox::protobuf;
+use sandbox::load::objects;
+use sandbox::protobuf;
 use serde_json::json;
 
 const COUNTS: [usize; 3] = [100, 1_000, 10_000];

@@ -13,8 +13,8 @@ use kube_controller_manager::controllers::workloads::ref_manager::{
     CONTROLLER_INDEX, by_controller,
 };
 use kube_controller_manager::objects::{Object, ObjectKey, Pod, Uid};
-use kube_controller_manager::sandbox::load::objects;
 use kube_controller_manager::workqueue::{RateLimitingQueue, default_controller_rate_limiter};
+use sandbox::load::objects;
 
 const COUNTS: [usize; 4] = [100, 1_000, 10_000, 100_000];
 

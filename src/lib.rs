@@ -22,6 +22,3 @@ pub mod server;
 
 pub mod app;
 pub mod options;
-
-#[cfg(feature = "sandbox")]
-pub mod sandbox;

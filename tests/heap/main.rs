@@ -17,9 +17,9 @@ use kube_controller_manager::controllers::workloads::ref_manager::{
     CONTROLLER_INDEX, by_controller,
 };
 use kube_controller_manager::objects::{Object, PartialObjectMetadata, Pod, ReplicaSet, Resource};
-use kube_controller_manager::sandbox::load::objects;
 use kube_controller_manager::server::http::{Body, Bytes, Handler, Response, Server};
 use kube_controller_manager::task::StopToken;
+use sandbox::load::objects;
 
 use cost::{MANY, cost, cost_in_graph, decode};
 

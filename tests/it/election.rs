@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{Deployment, ObjectKey, ResourceType, Timestamp};
-use kube_controller_manager::sandbox::cluster::Manager;
-use kube_controller_manager::sandbox::faults::Fault;
+use sandbox::cluster::Manager;
+use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;

@@ -17,13 +17,11 @@ use kube_controller_manager::objects::{
     Deployment, Namespace, Object, ObjectKey, Pod, ReplicaSet, Resource, ResourceType,
 };
 use kube_controller_manager::options::Options;
-use kube_controller_manager::sandbox::SandboxOptions;
-use kube_controller_manager::sandbox::cluster::{
-    Cluster, Manager, ManagerProgram, StandIns, administrator,
-};
-use kube_controller_manager::sandbox::faults::{Fault, Faults};
-use kube_controller_manager::sandbox::nodes::{NodeOptions, Steering};
 use kube_controller_manager::task::StopToken;
+use sandbox::SandboxOptions;
+use sandbox::cluster::{Cluster, Manager, ManagerProgram, StandIns, administrator};
+use sandbox::faults::{Fault, Faults};
+use sandbox::nodes::{NodeOptions, Steering};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 

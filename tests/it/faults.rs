@@ -12,8 +12,8 @@ use kube_controller_manager::clock::{Clock, FakeClock};
 use kube_controller_manager::objects::{
     Deployment, Namespace, ObjectKey, Pod, ReplicaSet, Resource,
 };
-use kube_controller_manager::sandbox::faults::{Fault, Faults};
-use kube_controller_manager::sandbox::store::Store;
+use sandbox::faults::{Fault, Faults};
+use sandbox::store::Store;
 use serde_json::{Value, json};
 
 use crate::env::*;

@@ -8,8 +8,8 @@ use kube_controller_manager::objects::{
     ResourceType,
 };
 use kube_controller_manager::options::Options;
-use kube_controller_manager::sandbox::faults::Fault;
 use kube_controller_manager::task::spawn;
+use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;

@@ -2,8 +2,8 @@
 
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{Namespace, ObjectKey, ResourceType};
-use kube_controller_manager::sandbox::faults::Fault;
-use kube_controller_manager::sandbox::status::ApiError;
+use sandbox::faults::Fault;
+use sandbox::status::ApiError;
 use serde_json::{Value, json};
 
 use crate::env::*;

@@ -3,8 +3,8 @@
 use futures_lite::AsyncReadExt;
 use kube_controller_manager::client::Call;
 use kube_controller_manager::objects::{Pod, Resource};
-use kube_controller_manager::sandbox::protobuf;
 use kube_controller_manager::server::http::{Method, Request, Response};
+use sandbox::protobuf;
 use serde_json::{Value, json};
 
 use crate::env::*;

@@ -8,8 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::sandbox::certs::{Authority, Pair};
-use kube_controller_manager::sandbox::cluster::administrator;
+use sandbox::certs::{Authority, Pair};
+use sandbox::cluster::administrator;
 use serde_json::json;
 
 use crate::env::eventually;

@@ -1,0 +1,199 @@
+//! The whole small cluster: API server, scheduler and nodes, and a controller manager beside it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use super::nodes::{NodeOptions, Steering, nodes};
+use super::scheduler::scheduler;
+use super::{Sandbox, SandboxOptions};
+use kube_controller_manager::app::source::ClientSource;
+use kube_controller_manager::cache::SharedInformerFactory;
+use kube_controller_manager::client::{Client, Config};
+use kube_controller_manager::clock::{SharedClock, SystemClock};
+use kube_controller_manager::events::EventBroadcaster;
+use kube_controller_manager::task::{StopToken, TaskGroup};
+
+/// A scheduler and nodes for any API server, the sandbox's or a real one.
+pub struct StandIns {
+    pub steering: Steering,
+    stop: StopToken,
+    tasks: TaskGroup,
+    factory: SharedInformerFactory,
+    events: EventBroadcaster,
+}
+
+impl StandIns {
+    /// `client`: an administrator's.
+    pub fn start(client: &Client, clock: &SharedClock, options: NodeOptions) -> StandIns {
+        let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
+        let steering = Steering::default();
+        let events = EventBroadcaster::new(client.clone(), clock.clone());
+        let recorder = |component| options.events.then(|| events.recorder(component));
+        let (of_scheduler, of_kubelet) = (recorder("default-scheduler"), recorder("kubelet"));
+        let controllers = [
+            scheduler(&factory, client.clone(), of_scheduler),
+            nodes(&factory, client.clone(), clock.clone(), options, steering.clone(), of_kubelet),
+        ]
+        .map(|controller| controller.with_clock(clock.clone()));
+        let (stop, tasks) = (StopToken::new(), TaskGroup::new());
+        for controller in controllers {
+            let stop = stop.clone();
+            tasks.spawn(async move { controller.run(stop).await });
+        }
+        factory.start(&stop);
+        StandIns { steering, stop, tasks, factory, events }
+    }
+
+    pub async fn stop(self) {
+        self.stop.stop();
+        self.tasks.join().await;
+        self.events.shutdown().await;
+        self.factory.shutdown().await;
+    }
+}
+
+/// An administrator's client without a rate limit. `name`: the User-Agent.
+pub fn administrator(
+    kubeconfig: &Path,
+    name: &str,
+    clock: &SharedClock,
+) -> kube_controller_manager::client::Result<Client> {
+    let mut config = Config::from_kubeconfig(kubeconfig, None, None)?;
+    config.qps = -1.0;
+    config.user_agent = name.to_owned();
+    Client::new(config, clock.clone())
+}
+
+/// A running sandbox with its scheduler and nodes.
+pub struct Cluster {
+    pub sandbox: Sandbox,
+    /// An administrator's client without a rate limit.
+    pub client: Client,
+    pub steering: Steering,
+    clock: SharedClock,
+    stand_ins: StandIns,
+    manager_kubeconfig: PathBuf,
+}
+
+impl Cluster {
+    /// Starts everything but a controller manager. Files (certificates, kubeconfig) go to
+    /// `options.dir`.
+    pub async fn start(
+        options: SandboxOptions,
+        node_options: NodeOptions,
+    ) -> Result<Cluster, Box<dyn std::error::Error + Send + Sync>> {
+        let sandbox = Sandbox::start(options).await?;
+        let clock = SystemClock::shared();
+        let client = administrator(&sandbox.kubeconfig(), "sandbox", &clock)?;
+        let manager_kubeconfig = sandbox.kubeconfig_for("system:kube-controller-manager", &[])?;
+        let stand_ins = StandIns::start(&client, &clock, node_options);
+        let steering = stand_ins.steering.clone();
+        Ok(Cluster { sandbox, client, steering, clock, stand_ins, manager_kubeconfig })
+    }
+
+    pub fn clock(&self) -> SharedClock {
+        self.clock.clone()
+    }
+
+    /// The administrator's.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.sandbox.kubeconfig()
+    }
+
+    /// Of a controller manager, which has the rights that every cluster gives it.
+    pub fn manager_kubeconfig(&self) -> PathBuf {
+        self.manager_kubeconfig.clone()
+    }
+
+    pub async fn stop(self) {
+        self.stand_ins.stop().await;
+        self.sandbox.stop().await;
+    }
+}
+
+/// A controller manager in a process of its own.
+pub struct Manager {
+    child: Child,
+    pub log: PathBuf,
+}
+
+impl Manager {
+    /// Starts `program` with the flags of kubeadm's manifest that fit a manager beside the tests,
+    /// then `extra`. Beside `kubeconfig` are the CA (`ca.crt`) and the key of service accounts'
+    /// tokens (`sa.key`), and thither goes its output (`<name>.log`).
+    pub fn spawn(
+        program: &ManagerProgram,
+        kubeconfig: &Path,
+        name: &str,
+        extra: &[String],
+    ) -> std::io::Result<Manager> {
+        let beside = |name: &str| kubeconfig.with_file_name(name);
+        let log = beside(&format!("{name}.log"));
+        let file = std::fs::File::create(&log)?;
+        let mut command = match program {
+            ManagerProgram::Embedded => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.arg(EMBEDDED);
+                command
+            }
+            ManagerProgram::Path(path) => Command::new(path),
+        };
+        let child = command
+            .arg(format!("--kubeconfig={}", kubeconfig.display()))
+            .arg(format!("--root-ca-file={}", beside("ca.crt").display()))
+            .arg(format!("--service-account-private-key-file={}", beside("sa.key").display()))
+            .args(["--bind-address=127.0.0.1", "--secure-port=0", "--leader-elect=true"])
+            .arg("--use-service-account-credentials=true")
+            .args(extra)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()?;
+        Ok(Manager { child, log })
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
+    /// SIGTERM, then SIGKILL when it is still there after `patience`.
+    pub async fn stop(
+        mut self,
+        clock: &SharedClock,
+        patience: Duration,
+    ) -> std::io::Result<ExitStatus> {
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        let give_up = clock.monotonic() + patience;
+        while clock.monotonic() < give_up {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            clock.sleep(Duration::from_millis(20)).await;
+        }
+        self.child.kill()?;
+        self.child.wait()
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The first argument that makes the sandbox's own binary a controller manager.
+pub const EMBEDDED: &str = "kube-controller-manager";
+
+/// Which controller manager to run.
+pub enum ManagerProgram {
+    /// This binary's own, called with [`EMBEDDED`] as its first argument.
+    Embedded,
+    Path(PathBuf),
+}

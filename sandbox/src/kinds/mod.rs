@@ -1,0 +1,157 @@
+//! What the sandbox knows of each kind: how it is served, defaulted, checked and printed.
+
+mod builtin;
+mod cells;
+mod columns;
+mod core;
+mod custom;
+mod fault;
+mod formats;
+mod json;
+mod metadata;
+mod more;
+mod pod;
+mod pod_rules;
+mod quantity;
+mod rbac;
+pub mod schema;
+mod schema_rules;
+pub mod views;
+mod workloads;
+
+pub use builtin::builtin;
+pub use custom::from_crd;
+pub use json::drop_nulls;
+pub use metadata::{label_key_fault, label_value_fault, subdomain_fault};
+pub use views::View;
+
+use serde_json::Value;
+
+use super::status::Cause;
+use kube_controller_manager::objects::ResourceType;
+
+/// Changes an object in place.
+pub type Edit = Box<dyn Fn(&mut Value) + Send + Sync>;
+/// Changes the new object (first), given the old one.
+pub type EditFrom = Box<dyn Fn(&mut Value, &Value) + Send + Sync>;
+/// The faults of a new object.
+pub type Check = Box<dyn Fn(&Value) -> Vec<Cause> + Send + Sync>;
+/// The faults of the new object (first), given the old one.
+pub type CheckFrom = Box<dyn Fn(&Value, &Value) -> Vec<Cause> + Send + Sync>;
+
+/// Makes a cell of a table from an object and the time now in seconds since 1970.
+pub type Cell = Box<dyn Fn(&Value, i64) -> Value + Send + Sync>;
+
+/// One served resource and its rules. Built-in kinds and those of CustomResourceDefinitions alike.
+/// Objects are JSON values with `apiVersion` and `kind` set; the handlers do everything that is the
+/// same for all kinds (names, uids, versions, generation, timestamps, finalizers, preconditions,
+/// managed `metadata`), a `Kind` what differs.
+///
+/// Order on create: name, uid and creation time set, `default`, `prepare_create`, `validate_create`.
+/// On update: `default`, `prepare_update`, `validate_update`.
+pub struct Kind {
+    pub resource: ResourceType,
+    pub singular: String,
+    pub short_names: Vec<String>,
+    pub categories: Vec<String>,
+    pub subresources: Vec<Subresource>,
+    /// Bumps `metadata.generation` when anything but metadata and status changes.
+    pub has_generation: bool,
+    /// Grace period given by the object to a delete that names none (pods); `None`: at once.
+    pub default_grace: fn(&Value) -> Option<i64>,
+    /// Fills in defaults, on create and update alike.
+    pub default: Edit,
+    /// Before a create is validated: resets status and the like.
+    pub prepare_create: Edit,
+    /// Before an update is validated: puts back what this endpoint may not change.
+    /// Arguments: the new object, the old one.
+    pub prepare_update: EditFrom,
+    pub validate_create: Check,
+    /// The new object, the old one.
+    pub validate_update: CheckFrom,
+    /// Field selectors beyond metadata.name and metadata.namespace: path to value. `None`: not a
+    /// field one can select by.
+    pub field: fn(&Value, &str) -> Option<String>,
+    /// Columns of `kubectl get`.
+    pub columns: Vec<Column>,
+    /// For CustomResourceDefinitions: the OpenAPI schema of the kind.
+    pub schema: Option<Value>,
+    /// For a kind whose objects are stored as another's.
+    pub view: Option<View>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Subresource {
+    Status,
+    /// JSON paths (`.spec.replicas`) of a scale subresource; answers are autoscaling/v1 Scale.
+    Scale {
+        replicas: String,
+        status_replicas: String,
+        selector: Option<String>,
+    },
+    Eviction,
+    Binding,
+    Token,
+    Finalize,
+    Approval,
+    EphemeralContainers,
+    Resize,
+    Log,
+    /// What only a kubelet could answer: exec, attach, port-forward, proxy.
+    Connect(&'static str),
+}
+
+impl Subresource {
+    /// As it stands in paths.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Subresource::Status => "status",
+            Subresource::Scale { .. } => "scale",
+            Subresource::Eviction => "eviction",
+            Subresource::Binding => "binding",
+            Subresource::Token => "token",
+            Subresource::Finalize => "finalize",
+            Subresource::Approval => "approval",
+            Subresource::EphemeralContainers => "ephemeralcontainers",
+            Subresource::Resize => "resize",
+            Subresource::Log => "log",
+            Subresource::Connect(name) => name,
+        }
+    }
+}
+
+impl Kind {
+    /// `true` for a kind that a CustomResourceDefinition brought.
+    pub fn is_custom(&self) -> bool {
+        self.schema.is_some()
+    }
+
+    /// The verbs of the resource itself, sorted, as discovery shows them.
+    pub fn verbs(&self) -> Vec<&'static str> {
+        match (&*self.resource.group, &*self.resource.plural) {
+            // Questions that are answered and not stored.
+            ("authentication.k8s.io" | "authorization.k8s.io", _) | ("", "bindings") => {
+                return vec!["create"];
+            }
+            ("", "componentstatuses") => return vec!["get", "list"],
+            _ => {}
+        }
+        let all =
+            ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+        let namespace = self.resource.group.is_empty() && self.resource.plural == "namespaces";
+        all.into_iter().filter(|verb| !(namespace && *verb == "deletecollection")).collect()
+    }
+}
+
+/// A column of the Table form.
+pub struct Column {
+    pub name: String,
+    /// `string`, `integer`, `date` ...
+    pub r#type: &'static str,
+    pub format: &'static str,
+    pub description: String,
+    /// 0: always shown; more: with `-o wide`.
+    pub priority: i32,
+    /// The cell, given the object and the time now in seconds since 1970.
+    pub cell: Cell,
+}

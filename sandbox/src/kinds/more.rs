@@ -1,0 +1,381 @@
+//! Rules of the other groups.
+
+use serde_json::{Value, json};
+
+use super::fault::{immutable, invalid, required, unsupported};
+use super::json::{drop_nulls, fill, list, list_mut, object, set, text};
+use super::metadata::{self, NameRule};
+use crate::status::Cause;
+
+pub fn check_subdomain(object: &Value) -> Vec<Cause> {
+    metadata::check(object, NameRule::Subdomain)
+}
+
+pub fn update_subdomain(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check_subdomain(new));
+    faults
+}
+
+pub fn check_label(object: &Value) -> Vec<Cause> {
+    metadata::check(object, NameRule::Label)
+}
+
+pub fn update_label(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check_label(new));
+    faults
+}
+
+pub fn check_path(object: &Value) -> Vec<Cause> {
+    metadata::check(object, NameRule::PathSegment)
+}
+
+pub fn update_path(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check_path(new));
+    faults
+}
+
+pub fn default_slice(slice: &mut Value) {
+    drop_nulls(slice);
+    for port in list_mut(slice, "/ports") {
+        fill(port, "name", "");
+        fill(port, "protocol", "TCP");
+    }
+    for endpoint in list_mut(slice, "/endpoints") {
+        object(endpoint, "conditions");
+    }
+    // None are null, not an empty list: so they come back from storage.
+    for key in ["endpoints", "ports"] {
+        if list(slice, &format!("/{key}")).is_empty() {
+            set(slice, key, Value::Null);
+        }
+    }
+}
+
+pub fn check_slice(slice: &Value) -> Vec<Cause> {
+    let mut faults = check_subdomain(slice);
+    let kinds = ["FQDN", "IPv4", "IPv6"];
+    let kind = slice.get("addressType").unwrap_or(&Value::Null);
+    if kind.is_null() {
+        faults.push(required("addressType", ""));
+    } else if !kinds.iter().any(|known| kind == known) {
+        faults.push(unsupported("addressType", kind, &kinds));
+    }
+    for (n, endpoint) in list(slice, "/endpoints").iter().enumerate() {
+        if list(endpoint, "/addresses").is_empty() {
+            let detail = "must contain at least 1 address";
+            faults.push(required(format!("endpoints[{n}].addresses"), detail));
+        }
+    }
+    faults
+}
+
+pub fn update_slice(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check_slice(new));
+    faults.extend(immutable("addressType", new.get("addressType"), old.get("addressType")));
+    faults
+}
+
+pub fn default_hpa(hpa: &mut Value) {
+    drop_nulls(hpa);
+    let spec = object(hpa, "spec");
+    fill(spec, "minReplicas", 1);
+    if list(spec, "/metrics").is_empty() {
+        let cpu = json!([{ "type": "Resource", "resource": {
+            "name": "cpu", "target": { "type": "Utilization", "averageUtilization": 80 },
+        }}]);
+        set(spec, "metrics", cpu);
+    }
+    // The one list the API shows as null when there is none.
+    if let Some(status) = hpa.get_mut("status") {
+        fill(status, "currentMetrics", Value::Null);
+    }
+}
+
+pub fn check_new_hpa(hpa: &Value) -> Vec<Cause> {
+    let mut faults = check_hpa(hpa);
+    faults.extend(wrong_target(hpa));
+    faults
+}
+
+/// Nothing of the core group can be scaled but a ReplicationController.
+fn wrong_target(hpa: &Value) -> Option<Cause> {
+    let of = |part: &str| text(hpa, &format!("/spec/scaleTargetRef/{part}"));
+    let version = of("apiVersion");
+    let wrong = !version.contains('/') && of("kind") != "ReplicationController";
+    let detail = "apiVersion must specify API group";
+    wrong.then(|| invalid("spec.scaleTargetRef.apiVersion", &version.into(), detail))
+}
+
+fn check_hpa(hpa: &Value) -> Vec<Cause> {
+    let mut faults = check_subdomain(hpa);
+    let of =
+        |part: &str| hpa.pointer(&format!("/spec/{part}")).and_then(Value::as_i64).unwrap_or(0);
+    let (least, most) = (of("minReplicas"), of("maxReplicas"));
+    if least < 1 {
+        let detail = "must be greater than or equal to 1";
+        faults.push(invalid("spec.minReplicas", &least.into(), detail));
+    }
+    match most {
+        0 => faults.push(required("spec.maxReplicas", "must be set and greater than 0")),
+        most if most < 0 => {
+            let detail = "must be greater than or equal to 1";
+            faults.push(invalid("spec.maxReplicas", &most.into(), detail));
+        }
+        _ => {}
+    }
+    if most < least {
+        let detail = "must be greater than or equal to `minReplicas`";
+        faults.push(invalid("spec.maxReplicas", &most.into(), detail));
+    }
+    for part in ["kind", "name"] {
+        if text(hpa, &format!("/spec/scaleTargetRef/{part}")).is_empty() {
+            faults.push(required(format!("spec.scaleTargetRef.{part}"), ""));
+        }
+    }
+    faults
+}
+
+pub fn update_hpa(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check_hpa(new));
+    let target =
+        |hpa: &Value, part: &str| hpa.pointer(&format!("/spec/scaleTargetRef/{part}")).cloned();
+    if ["apiVersion", "kind"].into_iter().any(|part| target(new, part) != target(old, part)) {
+        faults.extend(wrong_target(new));
+    }
+    faults
+}
+
+pub fn hpa_status(hpa: &mut Value) {
+    set(hpa, "status", json!({ "currentMetrics": null, "desiredReplicas": 0 }));
+}
+
+pub fn budget_status(budget: &mut Value) {
+    let zero = json!({
+        "currentHealthy": 0, "desiredHealthy": 0, "disruptionsAllowed": 0, "expectedPods": 0,
+    });
+    set(budget, "status", zero);
+}
+
+pub fn check_budget(budget: &Value) -> Vec<Cause> {
+    let mut faults = check_subdomain(budget);
+    let of = |part: &str| budget.pointer(&format!("/spec/{part}"));
+    if of("minAvailable").is_some() && of("maxUnavailable").is_some() {
+        let spec = budget.get("spec").unwrap_or(&Value::Null);
+        let detail = "minAvailable and maxUnavailable cannot be both set";
+        faults.push(invalid("spec", spec, detail));
+    }
+    faults
+}
+
+pub fn update_budget(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check_budget(new));
+    faults
+}
+
+pub fn ingress_status(ingress: &mut Value) {
+    set(ingress, "status", json!({ "loadBalancer": {} }));
+}
+
+pub fn check_ingress(ingress: &Value) -> Vec<Cause> {
+    let mut faults = check_subdomain(ingress);
+    let spec = |part: &str| ingress.pointer(&format!("/spec/{part}"));
+    if spec("defaultBackend").is_none() && list(ingress, "/spec/rules").is_empty() {
+        let detail = "either `defaultBackend` or `rules` must be specified";
+        faults.push(invalid("spec", &Value::Null, detail));
+    }
+    faults
+}
+
+pub fn update_ingress(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check_ingress(new));
+    faults
+}
+
+pub fn default_policy(policy: &mut Value) {
+    drop_nulls(policy);
+    for rules in ["/spec/ingress", "/spec/egress"] {
+        for rule in list_mut(policy, rules) {
+            for port in list_mut(rule, "/ports") {
+                fill(port, "protocol", "TCP");
+            }
+        }
+    }
+    let egress = policy.pointer("/spec/egress").is_some();
+    let types = if egress { json!(["Ingress", "Egress"]) } else { json!(["Ingress"]) };
+    fill(object(policy, "spec"), "policyTypes", types);
+}
+
+pub fn default_storage_class(class: &mut Value) {
+    drop_nulls(class);
+    fill(class, "reclaimPolicy", "Delete");
+    fill(class, "volumeBindingMode", "Immediate");
+}
+
+pub fn check_storage_class(class: &Value) -> Vec<Cause> {
+    let mut faults = check_subdomain(class);
+    if text(class, "/provisioner").is_empty() {
+        faults.push(required("provisioner", ""));
+    }
+    faults
+}
+
+pub fn update_storage_class(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check_storage_class(new));
+    for field in ["provisioner", "parameters", "reclaimPolicy", "volumeBindingMode"] {
+        faults.extend(immutable(field, new.get(field), old.get(field)));
+    }
+    faults
+}
+
+pub fn default_csi_driver(driver: &mut Value) {
+    drop_nulls(driver);
+    let spec = object(driver, "spec");
+    fill(spec, "attachRequired", true);
+    fill(spec, "fsGroupPolicy", "ReadWriteOnceWithFSType");
+    for off in ["podInfoOnMount", "requiresRepublish", "seLinuxMount", "storageCapacity"] {
+        fill(spec, off, false);
+    }
+    fill(spec, "volumeLifecycleModes", json!(["Persistent"]));
+}
+
+pub fn attachment_status(attachment: &mut Value) {
+    set(attachment, "status", json!({ "attached": false }));
+}
+
+pub fn default_priority_class(class: &mut Value) {
+    drop_nulls(class);
+    fill(class, "preemptionPolicy", "PreemptLowerPriority");
+    fill(class, "value", 0);
+}
+
+pub fn update_priority_class(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = update_subdomain(new, old);
+    for field in ["value", "preemptionPolicy"] {
+        faults.extend(immutable(field, new.get(field), old.get(field)));
+    }
+    faults
+}
+
+pub fn default_webhooks(config: &mut Value) {
+    drop_nulls(config);
+    let mutating = text(config, "/kind").starts_with("Mutating");
+    for hook in list_mut(config, "/webhooks") {
+        fill(hook, "failurePolicy", "Fail");
+        fill(hook, "matchPolicy", "Equivalent");
+        fill(hook, "namespaceSelector", json!({}));
+        fill(hook, "objectSelector", json!({}));
+        fill(hook, "timeoutSeconds", 10);
+        if mutating {
+            fill(hook, "reinvocationPolicy", "Never");
+        }
+        if let Some(service) = hook.pointer_mut("/clientConfig/service") {
+            fill(service, "port", 443);
+        }
+        for rule in list_mut(hook, "/rules") {
+            fill(rule, "scope", "*");
+        }
+    }
+}
+
+pub fn check_lease(lease: &Value) -> Vec<Cause> {
+    let mut faults = check_subdomain(lease);
+    let spec = |part: &str| lease.pointer(&format!("/spec/{part}"));
+    for (part, detail) in [("leaseDurationSeconds", "must be greater than 0")] {
+        if let Some(value) = spec(part).filter(|v| v.as_i64().is_some_and(|n| n <= 0)) {
+            faults.push(invalid(format!("spec.{part}"), value, detail));
+        }
+    }
+    if let Some(value) = spec("leaseTransitions").filter(|v| v.as_i64().is_some_and(|n| n < 0)) {
+        let detail = "must be greater than or equal to 0";
+        faults.push(invalid("spec.leaseTransitions", value, detail));
+    }
+    faults
+}
+
+pub fn update_lease(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check_lease(new));
+    faults
+}
+
+pub fn update_revision(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = update_subdomain(new, old);
+    faults.extend(immutable("data", new.get("data"), old.get("data")));
+    faults
+}
+
+pub fn default_csr(csr: &mut Value) {
+    drop_nulls(csr);
+    fill(object(csr, "spec"), "usages", json!(["digital signature", "key encipherment"]));
+}
+
+pub fn csr_field(csr: &Value, path: &str) -> Option<String> {
+    (path == "spec.signerName").then(|| text(csr, "/spec/signerName").to_owned())
+}
+
+/// A request's spec never changes.
+pub fn keep_spec_and_status(new: &mut Value, old: &Value) {
+    super::json::restore(new, old, "spec");
+    super::json::restore(new, old, "status");
+}
+
+pub fn default_crd(crd: &mut Value) {
+    drop_nulls(crd);
+    let spec = object(crd, "spec");
+    let names = object(spec, "names");
+    let kind = text(names, "/kind").to_owned();
+    fill(names, "singular", kind.to_lowercase());
+    fill(names, "listKind", format!("{kind}List"));
+    fill(object(spec, "conversion"), "strategy", "None");
+}
+
+/// The sandbox takes every valid definition at once.
+pub fn accept_crd(crd: &mut Value) {
+    let time = text(crd, "/metadata/creationTimestamp").to_owned();
+    let condition = |kind: &str, reason: &str, message: &str| {
+        json!({
+            "type": kind, "status": "True", "lastTransitionTime": time, "reason": reason,
+            "message": message,
+        })
+    };
+    let stored: Vec<Value> = list(crd, "/spec/versions")
+        .iter()
+        .filter(|version| super::json::truth(version, "/storage"))
+        .map(|version| text(version, "/name").into())
+        .collect();
+    let names = crd.pointer("/spec/names").cloned().unwrap_or_default();
+    let status = json!({
+        "acceptedNames": names,
+        "conditions": [
+            condition("NamesAccepted", "NoConflicts", "no conflicts found"),
+            condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+        ],
+        "storedVersions": stored,
+    });
+    set(crd, "status", status);
+}
+
+pub fn check_crd(crd: &Value) -> Vec<Cause> {
+    let mut faults = check_subdomain(crd);
+    faults.extend(super::custom::from_crd(crd).err().unwrap_or_default());
+    faults
+}
+
+pub fn update_crd(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check_crd(new));
+    for field in ["group", "scope", "names/plural", "names/kind"] {
+        let at = format!("/spec/{field}");
+        let name = format!("spec.{}", field.replace('/', "."));
+        faults.extend(immutable(&name, new.pointer(&at), old.pointer(&at)));
+    }
+    faults
+}

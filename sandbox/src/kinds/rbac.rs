@@ -1,0 +1,216 @@
+//! Rules of roles and bindings. Upstream: `pkg/apis/rbac/{v1,validation}`.
+
+use serde_json::{Value, json};
+
+use super::fault::{invalid, required, unsupported};
+use super::json::{drop_nulls, fill, list, list_mut, object, set, text};
+use super::metadata::{self, NameRule};
+use crate::rbac::GROUP;
+use crate::status::Cause;
+
+pub fn default_role(role: &mut Value) {
+    drop_nulls(role);
+    if list(role, "/rules").is_empty() {
+        // None are null, not an empty list: so they come back from storage.
+        set(role, "rules", Value::Null);
+    }
+    for rule in list_mut(role, "/rules") {
+        drop_empty(rule, &["apiGroups", "resources", "resourceNames", "nonResourceURLs"]);
+    }
+}
+
+/// Drops lists without items.
+fn drop_empty(value: &mut Value, keys: &[&str]) {
+    for key in keys {
+        if value[*key].as_array().is_some_and(Vec::is_empty)
+            && let Some(members) = value.as_object_mut()
+        {
+            members.remove(*key);
+        }
+    }
+}
+
+pub fn default_binding(binding: &mut Value) {
+    drop_nulls(binding);
+    fill(object(binding, "roleRef"), "apiGroup", GROUP);
+    drop_empty(binding, &["subjects"]);
+    for subject in list_mut(binding, "/subjects") {
+        if matches!(text(subject, "/kind"), "User" | "Group") {
+            fill(subject, "apiGroup", GROUP);
+        }
+    }
+}
+
+pub fn check_role(role: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check(role, NameRule::PathSegment);
+    let namespaced = text(role, "/kind") == "Role";
+    for (n, rule) in list(role, "/rules").iter().enumerate() {
+        let at = |field: &str| format!("rules[{n}].{field}");
+        let none = |field: &str| list(rule, &format!("/{field}")).is_empty();
+        if none("verbs") {
+            faults.push(required(at("verbs"), "verbs must contain at least one value"));
+        }
+        if none("nonResourceURLs") {
+            for (field, what) in [("apiGroups", "api group"), ("resources", "resource")] {
+                if none(field) {
+                    let detail = format!("resource rules must supply at least one {what}");
+                    faults.push(required(at(field), &detail));
+                }
+            }
+            continue;
+        }
+        let mut wrong = |detail| {
+            faults.push(invalid(at("nonResourceURLs"), &rule["nonResourceURLs"], detail));
+        };
+        if namespaced {
+            wrong("namespaced rules cannot apply to non-resource URLs");
+        }
+        if !(none("apiGroups") && none("resources") && none("resourceNames")) {
+            wrong("rules cannot apply to both regular resources and non-resource URLs");
+        }
+    }
+    let selectors = "aggregationRule.clusterRoleSelectors";
+    if role.get("aggregationRule").is_some_and(Value::is_object)
+        && list(role, "/aggregationRule/clusterRoleSelectors").is_empty()
+    {
+        let detail = "at least one clusterRoleSelector required if aggregationRule is non-nil";
+        faults.push(required(selectors, detail));
+    }
+    faults
+}
+
+pub fn update_role(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check_role(new));
+    faults
+}
+
+pub fn check_binding(binding: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check(binding, NameRule::PathSegment);
+    let namespaced = text(binding, "/kind") == "RoleBinding";
+    let at = |pointer: &str| binding.pointer(pointer).cloned().unwrap_or_else(|| "".into());
+    let (group, kind) = (at("/roleRef/apiGroup"), at("/roleRef/kind"));
+    if group != GROUP {
+        faults.push(unsupported("roleRef.apiGroup", &group, &[GROUP]));
+    }
+    let kinds: &[&str] = if namespaced { &["Role", "ClusterRole"] } else { &["ClusterRole"] };
+    if !kinds.iter().any(|known| kind == *known) {
+        faults.push(unsupported("roleRef.kind", &kind, kinds));
+    }
+    match text(binding, "/roleRef/name") {
+        "" => faults.push(required("roleRef.name", "")),
+        name => {
+            let wrong = metadata::name_fault(NameRule::PathSegment, name);
+            faults.extend(wrong.map(|why| invalid("roleRef.name", &name.into(), &why)));
+        }
+    }
+    for (n, subject) in list(binding, "/subjects").iter().enumerate() {
+        check_subject(subject, namespaced, &format!("subjects[{n}]"), &mut faults);
+    }
+    faults
+}
+
+fn check_subject(subject: &Value, namespaced: bool, at: &str, faults: &mut Vec<Cause>) {
+    let (kind, name, group) =
+        (text(subject, "/kind"), text(subject, "/name"), text(subject, "/apiGroup"));
+    if name.is_empty() {
+        faults.push(required(format!("{at}.name"), ""));
+    }
+    match kind {
+        "ServiceAccount" => {
+            if !name.is_empty()
+                && let Some(why) = metadata::subdomain_fault(name)
+            {
+                faults.push(invalid(format!("{at}.name"), &name.into(), &why));
+            }
+            if !group.is_empty() {
+                faults.push(unsupported(format!("{at}.apiGroup"), &group.into(), &[""]));
+            }
+            if !namespaced && text(subject, "/namespace").is_empty() {
+                faults.push(required(format!("{at}.namespace"), ""));
+            }
+        }
+        "User" | "Group" => {
+            if group != GROUP {
+                faults.push(unsupported(format!("{at}.apiGroup"), &group.into(), &[GROUP]));
+            }
+        }
+        _ => {
+            let kinds = ["ServiceAccount", "User", "Group"];
+            faults.push(unsupported(format!("{at}.kind"), &kind.into(), &kinds));
+        }
+    }
+}
+
+pub fn update_binding(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = check_binding(new);
+    faults.extend(metadata::check_update(new, old));
+    if new["roleRef"] != old["roleRef"] {
+        // Upstream shows its own form of it, whose fields have other names.
+        let field = |key: &str| text(new, &format!("/roleRef/{key}")).to_owned();
+        let [group, kind, name] = ["apiGroup", "kind", "name"].map(field);
+        let shown = json!({ "APIGroup": group, "Kind": kind, "Name": name });
+        faults.push(invalid("roleRef", &shown, "cannot change roleRef"));
+    }
+    faults
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(faults: &[Cause]) -> Vec<String> {
+        faults.iter().map(|fault| format!("{}: {}", fault.field, fault.message)).collect()
+    }
+
+    #[test]
+    fn a_rule_is_of_resources_or_of_paths() {
+        let role = |kind: &str, rule: Value| {
+            let mut role = json!({ "kind": kind, "metadata": { "name": "r" }, "rules": [rule] });
+            default_role(&mut role);
+            told(&check_role(&role))
+        };
+        let paths = json!({ "verbs": ["get"], "nonResourceURLs": ["/x"], "resources": [] });
+        assert!(role("ClusterRole", paths.clone()).is_empty());
+        let namespaced = "rules[0].nonResourceURLs: Invalid value: [\"/x\"]: namespaced rules cannot apply to non-resource URLs";
+        assert_eq!(role("Role", paths), [namespaced]);
+        let both = json!({ "nonResourceURLs": ["/x"], "apiGroups": [""], "verbs": ["*"] });
+        let words = "rules[0].nonResourceURLs: Invalid value: [\"/x\"]: rules cannot apply to both regular resources and non-resource URLs";
+        assert_eq!(role("ClusterRole", both), [words]);
+        assert_eq!(
+            role("Role", json!({})),
+            [
+                "rules[0].verbs: Required value: verbs must contain at least one value",
+                "rules[0].apiGroups: Required value: resource rules must supply at least one api group",
+                "rules[0].resources: Required value: resource rules must supply at least one resource",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_binding_keeps_its_role_and_names_whom_there_are() {
+        let binding = |kind: &str, role: &str, subject: Value| {
+            let mut binding = json!({
+                "kind": kind, "metadata": { "name": "b", "resourceVersion": "1" },
+                "roleRef": { "kind": role, "name": "r" }, "subjects": [subject],
+            });
+            default_binding(&mut binding);
+            binding
+        };
+        let bob = json!({ "kind": "User", "name": "bob" });
+        let old = binding("RoleBinding", "Role", bob.clone());
+        assert!(update_binding(&old, &old).is_empty());
+        let new = binding("RoleBinding", "ClusterRole", bob);
+        let words = "roleRef: Invalid value: {\"APIGroup\":\"rbac.authorization.k8s.io\",\"Kind\":\"ClusterRole\",\"Name\":\"r\"}: cannot change roleRef";
+        assert_eq!(told(&update_binding(&new, &old)), [words]);
+        let account = json!({ "kind": "ServiceAccount", "name": "a" });
+        assert!(check_binding(&binding("RoleBinding", "Role", account.clone())).is_empty());
+        assert_eq!(
+            told(&check_binding(&binding("ClusterRoleBinding", "Role", account))),
+            [
+                "roleRef.kind: Unsupported value: \"Role\": supported values: \"ClusterRole\"",
+                "subjects[0].namespace: Required value",
+            ]
+        );
+    }
+}

@@ -1,0 +1,144 @@
+//! The main job on a bare machine: an embedded API server with nodes, and the controller manager.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use argh::FromArgs;
+use futures_lite::StreamExt;
+use kube_controller_manager::app;
+use kube_controller_manager::options::{self, Command};
+use kube_controller_manager::task::{self, StopToken};
+use sandbox::SandboxOptions;
+use sandbox::cluster::{EMBEDDED, ManagerProgram};
+use sandbox::demo::Demo;
+use sandbox::load::{Load, Size};
+use sandbox::nodes::NodeOptions;
+
+/// Starts an API server, a scheduler and nodes in this process and a controller manager beside it,
+/// applies a fixture and shows the rollout.
+#[derive(FromArgs)]
+struct Args {
+    /// end when the fixture has rolled out: 0, or 1 with the reason why it has not
+    #[argh(switch)]
+    once: bool,
+    /// how many nodes (3; 100 under a load)
+    #[argh(option)]
+    nodes: Option<usize>,
+    /// load the manager and print what it costs: deployments=100,replicas=100
+    #[argh(option)]
+    load: Option<Size>,
+    /// with --load: ConfigMaps of 10 KB (0)
+    #[argh(option, default = "0")]
+    configmaps: usize,
+    /// with --load: seconds to watch the idle manager (20)
+    #[argh(option, default = "20")]
+    idle: u64,
+    /// with --load: an administrator's kubeconfig, to load another API server than the embedded one
+    #[argh(option)]
+    kubeconfig: Option<PathBuf>,
+    /// with --load: print JSON
+    #[argh(switch)]
+    json: bool,
+    /// seconds that the fixture may take to roll out (120), or a phase of a load (1800)
+    #[argh(option)]
+    timeout: Option<u64>,
+    /// YAML to apply instead of the built-in demo
+    #[argh(option)]
+    fixture: Option<PathBuf>,
+    /// where certificates, kubeconfig and logs go (a new folder among the temporary ones)
+    #[argh(option)]
+    dir: Option<PathBuf>,
+    /// port of the API server (any free one)
+    #[argh(option, default = "0")]
+    port: u16,
+    /// a controller manager to run instead of the embedded one
+    #[argh(option)]
+    manager: Option<PathBuf>,
+    /// flags for the controller manager, after --
+    #[argh(positional)]
+    manager_flags: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let mut args = std::env::args().skip(1).peekable();
+    if args.next_if(|first| first == EMBEDDED).is_some() {
+        return manager(&args.collect::<Vec<String>>());
+    }
+    let args: Args = argh::from_env();
+    let dir = args.dir.unwrap_or_else(|| {
+        std::env::temp_dir().join(format!("kube-sandbox-{}", std::process::id()))
+    });
+    let mut sandbox = SandboxOptions::new(dir);
+    sandbox.address.set_port(args.port);
+    let manager = args.manager.map_or(ManagerProgram::Embedded, ManagerProgram::Path);
+    let nodes =
+        move |count| NodeOptions { count: args.nodes.unwrap_or(count), ..NodeOptions::default() };
+    let patience = move |seconds| Duration::from_secs(args.timeout.unwrap_or(seconds));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let ended = task::run(threads, async move {
+        let stop = StopToken::new();
+        stop_on_signals(&stop)?;
+        let Some(size) = args.load else {
+            let demo = Demo {
+                sandbox,
+                nodes: nodes(3),
+                fixture: args.fixture,
+                manager,
+                manager_flags: args.manager_flags,
+                once: args.once,
+                patience: patience(120),
+            };
+            return demo.run(stop).await;
+        };
+        let load = Load {
+            sandbox,
+            kubeconfig: args.kubeconfig,
+            nodes: nodes(100),
+            size,
+            config_maps: args.configmaps,
+            idle: Duration::from_secs(args.idle),
+            manager,
+            manager_flags: args.manager_flags,
+            patience: patience(1800),
+        };
+        let report = load.run(stop).await?;
+        match args.json {
+            true => println!("{}", serde_json::to_string_pretty(&report)?),
+            false => print!("{report}"),
+        }
+        Ok(())
+    });
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn stop_on_signals(stop: &StopToken) -> std::io::Result<()> {
+    use async_signal::{Signal, Signals};
+    let mut signals = Signals::new([Signal::Term, Signal::Int])?;
+    let stop = stop.clone();
+    drop(task::spawn(async move {
+        signals.next().await;
+        stop.stop();
+    }));
+    Ok(())
+}
+
+/// This binary as the controller manager.
+fn manager(args: &[String]) -> ExitCode {
+    match options::parse(args) {
+        Ok(Command::Run(options)) => {
+            task::run(app::THREADS, app::run(options, app::connect::connect))
+        }
+        Ok(Command::Help | Command::Version(_)) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

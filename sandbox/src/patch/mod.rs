@@ -1,0 +1,228 @@
+//! Patches: JSON patch, merge patch, strategic merge patch. Upstream: `apiserver handlers/patch.go`.
+
+mod keys;
+mod strategic;
+
+pub(super) use keys::merge_rule;
+
+use json_patch::{AddOperation, PatchOperation};
+use serde_json::Value;
+
+use super::kinds::Kind;
+use super::openapi;
+use super::status::{ApiError, ApiResult};
+
+const JSON: &str = "application/json-patch+json";
+const MERGE: &str = "application/merge-patch+json";
+const STRATEGIC: &str = "application/strategic-merge-patch+json";
+const APPLY: &str = "application/apply-patch+yaml";
+
+/// Upstream's bound on what the copies of one JSON patch may add up to.
+const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
+/// How deep a JSON patch may make an object: as deep as one may be that is sent.
+const MAX_DEPTH: usize = 127;
+
+/// Server-side apply, whose body is YAML.
+pub fn is_apply(content_type: &str) -> bool {
+    content_type.split(';').next().is_some_and(|media_type| media_type.trim() == APPLY)
+}
+
+/// `original` after `patch`, whose kind `content_type` names (parameters after `;` don't count).
+///
+/// Errors: 415 for other types (and for strategic merge of custom kinds), 400
+/// for a patch that can't be read, 422 for a JSON patch that does not fit the object.
+pub fn apply(kind: &Kind, content_type: &str, original: &Value, patch: &[u8]) -> ApiResult<Value> {
+    let media_type = content_type.split(';').next().unwrap_or_default().trim();
+    match media_type {
+        JSON => json_patch(original, patch),
+        MERGE => {
+            let mut patched = original.clone();
+            json_patch::merge(&mut patched, &object(patch)?);
+            Ok(patched)
+        }
+        STRATEGIC if !kind.is_custom() => {
+            let schemas = openapi::types_of(kind);
+            strategic::apply(&schemas, original, &object(patch)?)
+        }
+        other => Err(unsupported(kind, other)),
+    }
+}
+
+fn unsupported(kind: &Kind, media_type: &str) -> ApiError {
+    let strategic = if kind.is_custom() { String::new() } else { format!(", {STRATEGIC}") };
+    let accepted = format!("accepted media types include: {JSON}, {MERGE}{strategic}, {APPLY}");
+    let message = match media_type {
+        APPLY => format!("server-side apply does not work in this version of {}", kind.resource),
+        _ => format!("the body of the request was in an unknown format - {accepted}"),
+    };
+    ApiError::new(415, "UnsupportedMediaType", message)
+}
+
+fn unreadable(error: impl std::fmt::Display) -> ApiError {
+    ApiError::new(400, "BadRequest", format!("error decoding patch: {error}"))
+}
+
+fn object(patch: &[u8]) -> ApiResult<Value> {
+    let patch: Value = serde_json::from_slice(patch).map_err(unreadable)?;
+    if !patch.is_object() {
+        let what = match patch {
+            Value::Array(_) => "array",
+            Value::String(_) => "string",
+            Value::Bool(_) => "bool",
+            _ => "number",
+        };
+        return Err(unreadable(format!(
+            "json: cannot unmarshal {what} into Go value of type map[string]interface {{}}"
+        )));
+    }
+    Ok(patch)
+}
+
+fn json_patch(original: &Value, patch: &[u8]) -> ApiResult<Value> {
+    // Upstream's bound on the work one request may ask for.
+    const MAX_OPERATIONS: usize = 10_000;
+    let operations: Vec<Value> = serde_json::from_slice(patch).map_err(unreadable)?;
+    if operations.len() > MAX_OPERATIONS {
+        let message = format!(
+            "The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {}",
+            operations.len()
+        );
+        return Err(ApiError::new(413, "RequestEntityTooLarge", message));
+    }
+    // Upstream does not tell what does not fit.
+    let misfit = || {
+        let message = "the server rejected our request due to an error in our request";
+        let mut error = ApiError::new(422, "Invalid", message);
+        error.details = serde_json::json!({});
+        error
+    };
+    let operations: json_patch::Patch =
+        serde_json::from_value(Value::Array(operations)).map_err(|_| misfit())?;
+    let mut patched = original.clone();
+    let mut copied = 0;
+    for operation in operations.0 {
+        copied += bytes_copied(&operation, &patched);
+        if copied > MAX_COPIED_BYTES || depth_after(&operation, &patched) > MAX_DEPTH {
+            return Err(misfit());
+        }
+        let operation = lenient(operation, &patched);
+        json_patch::patch(&mut patched, &operation).map_err(|_| misfit())?;
+    }
+    Ok(patched)
+}
+
+/// How many bytes of JSON an operation doubles.
+fn bytes_copied(operation: &PatchOperation, object: &Value) -> usize {
+    let PatchOperation::Copy(copy) = operation else { return 0 };
+    let bytes = object.pointer(copy.from.as_str()).map(serde_json::to_vec);
+    bytes.and_then(Result::ok).map_or(0, |bytes| bytes.len())
+}
+
+/// How deep what an operation puts somewhere will reach.
+fn depth_after(operation: &PatchOperation, object: &Value) -> usize {
+    let (path, value) = match operation {
+        PatchOperation::Add(add) => (&add.path, Some(&add.value)),
+        PatchOperation::Replace(replace) => (&replace.path, Some(&replace.value)),
+        PatchOperation::Copy(copy) => (&copy.path, object.pointer(copy.from.as_str())),
+        PatchOperation::Move(r#move) => (&r#move.path, object.pointer(r#move.from.as_str())),
+        PatchOperation::Remove(_) | PatchOperation::Test(_) => return 0,
+    };
+    path.count() + value.map_or(0, depth)
+}
+
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Value::Object(members) => 1 + members.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// An object's missing member can be replaced, and is null to a test: upstream's library takes
+/// that, against the standard.
+fn lenient(operation: PatchOperation, object: &Value) -> Vec<PatchOperation> {
+    let missing = |path: &json_patch::jsonptr::Pointer| {
+        let parent = path.parent().and_then(|parent| object.pointer(parent.as_str()));
+        parent.is_some_and(Value::is_object) && object.pointer(path.as_str()).is_none()
+    };
+    match operation {
+        PatchOperation::Replace(replace) if missing(&replace.path) => {
+            vec![PatchOperation::Add(AddOperation { path: replace.path, value: replace.value })]
+        }
+        PatchOperation::Test(test) if test.value.is_null() && missing(&test.path) => Vec::new(),
+        other => vec![other],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::{builtin, from_crd};
+    use serde_json::json;
+
+    fn pods() -> Kind {
+        builtin().into_iter().find(|kind| kind.resource.plural == "pods").unwrap()
+    }
+
+    fn code(kind: &Kind, content_type: &str, patch: &str) -> u16 {
+        let original = json!({"kind": "Pod", "a": 1});
+        apply(kind, content_type, &original, patch.as_bytes()).map_or_else(|e| e.code, |_| 200)
+    }
+
+    #[test]
+    fn each_type_has_its_answer() {
+        let crd = json!({"metadata": {"name": "foos.x.io"}, "spec": {"group": "x.io", "scope": "Cluster",
+            "names": {"kind": "Foo", "plural": "foos"}, "versions": [{"name": "v1", "served": true,
+            "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}]}});
+        let foo = from_crd(&crd).unwrap().remove(0);
+        for (kind, content_type, patch, answer) in [
+            (&pods(), JSON, r#"[{"op":"test","path":"/a","value":1}]"#, 200),
+            (&pods(), JSON, r#"[{"op":"test","path":"/a","value":2}]"#, 422),
+            (&pods(), JSON, r#"[{"op":"remove","path":"/b/c"}]"#, 422),
+            (&pods(), JSON, r#"[{"op":"foo"}]"#, 422),
+            (&pods(), JSON, r#"{}"#, 400),
+            (&pods(), "application/merge-patch+json; charset=utf-8", r#"{"a":null}"#, 200),
+            (&pods(), MERGE, "[]", 400),
+            (&pods(), MERGE, "{", 400),
+            (&pods(), STRATEGIC, "{}", 200),
+            (&foo, MERGE, "{}", 200),
+            (&foo, STRATEGIC, "{}", 415),
+            (&pods(), "application/apply-patch+yaml", "{}", 415),
+            (&pods(), "text/plain", "{}", 415),
+        ] {
+            assert_eq!(code(kind, content_type, patch), answer, "{content_type} {patch}");
+        }
+    }
+
+    #[test]
+    fn a_json_patch_makes_nothing_too_large_or_too_deep() {
+        let json_patch = |operations: &[Value]| {
+            let patch = Value::from(operations).to_string();
+            code(&pods(), JSON, &patch)
+        };
+        let text = json!({ "op": "add", "path": "/x", "value": ["x".repeat(64 * 1024)] });
+        let double = json!({ "op": "copy", "from": "/x", "path": "/x/-" });
+        let copies = |count| {
+            let mut operations = vec![double.clone(); count];
+            operations.insert(0, text.clone());
+            json_patch(&operations)
+        };
+        // 64 KiB are copied, then 128 KiB, and so on.
+        assert_eq!((copies(5), copies(6)), (200, 422));
+
+        let steps = |count: usize| "/a".repeat(count);
+        let nested = (0..100).fold(json!({}), |inner, _| json!({ "a": inner }));
+        let first = json!({ "op": "add", "path": "/a", "value": nested });
+        for deeper in [
+            json!({ "op": "copy", "from": "/a", "path": steps(102) }),
+            json!({ "op": "add", "path": steps(102), "value": nested }),
+            json!({ "op": "replace", "path": steps(101), "value": nested }),
+        ] {
+            assert_eq!(json_patch(&[first.clone(), deeper.clone()]), 422, "{deeper}");
+        }
+        let flat = json!({ "op": "copy", "from": "/a", "path": "/b" });
+        assert_eq!(json_patch(&[first.clone(), flat]), 200);
+        let last = json!({ "op": "add", "path": steps(102), "value": {} });
+        assert_eq!(json_patch(&[first, last]), 200);
+    }
+}

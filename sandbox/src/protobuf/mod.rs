@@ -1,0 +1,271 @@
+//! Kubernetes' protobuf form of objects: request bodies, as typed clients send them (kubectl's
+//! `create`, `expose`, `auth` ...), are turned into JSON, and answers are made from JSON, by one
+//! table of the messages. Upstream: `apimachinery/pkg/runtime/serializer/protobuf`.
+
+mod encode;
+mod table;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value};
+
+use super::api::unsupported_media;
+use super::failures;
+use super::status::ApiResult;
+use kube_controller_manager::objects::Timestamp;
+pub use kube_controller_manager::objects::protobuf::MEDIA_TYPE;
+use kube_controller_manager::objects::protobuf::{MAGIC, Wire, field};
+
+pub use encode::{answer, encode, envelope, event, knows, list, message};
+use table::{Shape, Type, table};
+
+/// Deeper than any message of the API nests.
+const MAX_DEPTH: usize = 40;
+
+/// The object that `body` holds. Errors: 400 for a body that cannot be read, 415 for a kind that is
+/// taken as JSON only.
+pub fn decode(body: &[u8]) -> ApiResult<Value> {
+    let fault = || failures::bad_request("the body is not a protobuf object of this API");
+    let envelope = body.strip_prefix(MAGIC).ok_or_else(fault)?;
+    let (mut api_version, mut kind, mut raw) = (String::new(), String::new(), &[][..]);
+    for part in parts(envelope) {
+        match part.ok_or_else(fault)? {
+            (1, Wire::Bytes(meta)) => {
+                for part in parts(meta) {
+                    match part.ok_or_else(fault)? {
+                        (1, Wire::Bytes(text)) => {
+                            api_version = String::from_utf8_lossy(text).into_owned();
+                        }
+                        (2, Wire::Bytes(text)) => kind = String::from_utf8_lossy(text).into_owned(),
+                        _ => {}
+                    }
+                }
+            }
+            (2, Wire::Bytes(bytes)) => raw = bytes,
+            _ => {}
+        }
+    }
+    let Some(place) = table().find(&api_version, &kind) else {
+        let mut error = unsupported_media(&["application/json", "application/yaml"]);
+        error.message =
+            format!("{kind} of {api_version:?} is not taken as {MEDIA_TYPE} - {}", error.message);
+        return Err(error);
+    };
+    let mut object = Map::new();
+    read(place, raw, &mut object, 0).ok_or_else(fault)?;
+    object.insert("apiVersion".to_owned(), api_version.into());
+    object.insert("kind".to_owned(), kind.into());
+    Ok(Value::Object(object))
+}
+
+/// Field numbers and values; `None` once where the bytes make no sense.
+fn parts(mut bytes: &[u8]) -> impl Iterator<Item = Option<(u64, Wire<'_>)>> {
+    let mut sound = true;
+    std::iter::from_fn(move || {
+        let part = if sound { field(&mut bytes) } else { Ok(None) };
+        sound = part.is_ok();
+        part.map_or(Some(None), |part| part.map(Some))
+    })
+}
+
+/// Reads a message into `object`; fields that the table lacks are skipped.
+fn read(place: usize, bytes: &[u8], object: &mut Map<String, Value>, depth: usize) -> Option<()> {
+    let message = table().message(place)?;
+    if depth > MAX_DEPTH {
+        return None;
+    }
+    for part in parts(bytes) {
+        let (number, wire) = part?;
+        let Some(field) = message.iter().find(|field| field.number == number) else { continue };
+        if let (Type::Message(inner), "-") = (&field.of, field.name) {
+            let Wire::Bytes(bytes) = wire else { return None };
+            read(*inner, bytes, object, depth + 1)?;
+            continue;
+        }
+        match field.shape {
+            Shape::Map => {
+                let Wire::Bytes(entry) = wire else { return None };
+                let (key, value) = entry_of(&field.of, entry, depth)?;
+                let map = object.entry(field.name).or_insert_with(|| Value::Object(Map::new()));
+                map.as_object_mut()?.insert(key, value);
+            }
+            Shape::List => {
+                let value = value_of(&field.of, &wire, depth)?;
+                let list = object.entry(field.name).or_insert_with(|| Value::Array(Vec::new()));
+                list.as_array_mut()?.push(value);
+            }
+            Shape::Pointer | Shape::Shown | Shape::Value => {
+                let value = value_of(&field.of, &wire, depth)?;
+                let zero = value.is_null() || value == "" || value == 0 || value == false;
+                if !zero || field.shape != Shape::Value && !value.is_null() {
+                    object.insert(field.name.to_owned(), value);
+                }
+            }
+        }
+    }
+    Some(())
+}
+
+fn entry_of(of: &Type, entry: &[u8], depth: usize) -> Option<(String, Value)> {
+    let mut key = String::new();
+    let mut value = None;
+    for part in parts(entry) {
+        match part? {
+            (1, Wire::Bytes(text)) => key = String::from_utf8(text.to_vec()).ok()?,
+            (2, wire) => value = Some(value_of(of, &wire, depth)?),
+            _ => {}
+        }
+    }
+    let value = match value {
+        Some(value) => value,
+        None => value_of(of, &Wire::Bytes(&[]), depth)?,
+    };
+    Some((key, value))
+}
+
+fn text(bytes: &[u8]) -> Option<Value> {
+    Some(std::str::from_utf8(bytes).ok()?.into())
+}
+
+/// The members of the small messages that JSON shows as one value, by their numbers.
+#[derive(Default)]
+struct Small<'a> {
+    ints: [i64; 3],
+    texts: [&'a [u8]; 4],
+}
+
+impl<'a> Small<'a> {
+    fn read(bytes: &'a [u8]) -> Option<Small<'a>> {
+        let mut small = Small::default();
+        for part in parts(bytes) {
+            let (number, wire) = part?;
+            let number = usize::try_from(number).ok()?;
+            match wire {
+                Wire::Varint(int) => *small.ints.get_mut(number)? = int.cast_signed(),
+                Wire::Bytes(bytes) => *small.texts.get_mut(number)? = bytes,
+                Wire::Fixed => return None,
+            }
+        }
+        Some(small)
+    }
+
+    fn time(&self) -> Option<Timestamp> {
+        let micros = self.ints[1].checked_mul(1_000_000)?.checked_add(self.ints[2] / 1000)?;
+        Some(Timestamp::from_micros(micros))
+    }
+}
+
+fn value_of(of: &Type, wire: &Wire<'_>, depth: usize) -> Option<Value> {
+    let bytes = match (of, wire) {
+        (Type::Int, Wire::Varint(int)) => return Some(int.cast_signed().into()),
+        (Type::Bool, Wire::Varint(int)) => return Some((*int != 0).into()),
+        (_, Wire::Varint(_) | Wire::Fixed) | (Type::Int | Type::Bool, Wire::Bytes(_)) => {
+            return None;
+        }
+        (_, Wire::Bytes(bytes)) => *bytes,
+    };
+    match of {
+        Type::Text => text(bytes),
+        Type::Bytes => Some(STANDARD.encode(bytes).into()),
+        Type::Quantity => match Small::read(bytes)?.texts[1] {
+            [] => Some("0".into()),
+            digits => text(digits),
+        },
+        Type::IntOrString => match Small::read(bytes)? {
+            small if small.ints[1] == 0 => Some(small.ints[2].into()),
+            small => text(small.texts[3]),
+        },
+        // The zero time is an empty message.
+        Type::Time | Type::MicroTime if bytes.is_empty() => Some(Value::Null),
+        Type::Time => Some(Small::read(bytes)?.time()?.to_string().into()),
+        Type::MicroTime => Some(Small::read(bytes)?.time()?.to_micro_string().into()),
+        Type::Raw => match Small::read(bytes)?.texts[1] {
+            [] => Some(Value::Null),
+            json => serde_json::from_slice(json).ok(),
+        },
+        Type::Items(of) => {
+            let items = parts(bytes).map(|part| value_of(of, &part?.1, depth));
+            Some(Value::Array(items.collect::<Option<_>>()?))
+        }
+        Type::Message(place) => {
+            let mut object = Map::new();
+            read(*place, bytes, &mut object, depth + 1)?;
+            Some(Value::Object(object))
+        }
+        // Both are no bytes.
+        Type::Int | Type::Bool => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn bytes(number: u8, of: &[u8]) -> Vec<u8> {
+        let mut field = vec![number << 3 | 2, u8::try_from(of.len()).unwrap()];
+        field.extend_from_slice(of);
+        field
+    }
+
+    fn envelope(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
+        let meta = [bytes(1, api_version.as_bytes()), bytes(2, kind.as_bytes())].concat();
+        [MAGIC.to_vec(), bytes(1, &meta), bytes(2, raw), bytes(3, b""), bytes(4, b"")].concat()
+    }
+
+    /// A Deployment: zero replicas as a pointer, one container with ports, resources, a probe.
+    fn deployment() -> Vec<u8> {
+        let meta = [
+            bytes(1, b"web"),
+            bytes(2, b""),
+            bytes(8, b""),
+            bytes(11, &[bytes(1, b"app"), bytes(2, b"web")].concat()),
+        ]
+        .concat();
+        let limit = [bytes(1, b"cpu"), bytes(2, &bytes(1, b"500m"))].concat();
+        let handler = bytes(2, &[bytes(1, b"/"), bytes(2, &[8, 0, 16, 80, 26, 0])].concat());
+        let container = [
+            bytes(1, b"main"),
+            bytes(6, &[bytes(1, b""), vec![16, 0, 24, 80]].concat()),
+            bytes(8, &bytes(1, &limit)),
+            bytes(10, &[bytes(1, &handler), vec![16, 5]].concat()),
+        ]
+        .concat();
+        let pod = [bytes(2, &container), vec![32, 0, 88, 0]].concat();
+        let spec = [vec![8, 0], bytes(3, &bytes(2, &pod))].concat();
+        envelope("apps/v1", "Deployment", &[bytes(1, &meta), bytes(2, &spec)].concat())
+    }
+
+    #[test]
+    fn a_deployment_reads_as_its_json() {
+        let expected = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": { "name": "web", "labels": { "app": "web" } },
+            "spec": { "replicas": 0, "template": { "spec": {
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{
+                    "name": "main", "ports": [{ "containerPort": 80 }],
+                    "resources": { "limits": { "cpu": "500m" } },
+                    "livenessProbe": {
+                        "httpGet": { "path": "/", "port": 80 }, "initialDelaySeconds": 5,
+                    },
+                }],
+            } } },
+        });
+        assert_eq!(decode(&deployment()).unwrap(), expected);
+    }
+
+    #[test]
+    fn broken_bodies_are_refused_and_never_a_panic() {
+        let whole = deployment();
+        for end in 0..whole.len() {
+            if let Err(error) = decode(&whole[..end]) {
+                assert!(matches!(error.code, 400 | 415), "{end}: {error:?}");
+            }
+        }
+        assert_eq!(decode(b"{}").unwrap_err().code, 400);
+        let unknown = decode(&envelope("x.io/v1", "Foo", b"")).unwrap_err();
+        assert_eq!(unknown.code, 415);
+        assert!(unknown.message.contains("Foo of \"x.io/v1\""), "{}", unknown.message);
+    }
+}

@@ -1,0 +1,280 @@
+//! The sandbox as a server on a port, with its certificates and kubeconfig files.
+
+use parking_lot::Mutex;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::api::Api;
+use super::auth::{Auth, User};
+use super::call::Call;
+use super::certs::{Authority, service_account_key};
+use super::faults::Faults;
+use super::kinds::{self, Kind};
+use super::rbac::Rbac;
+use super::registry::Registry;
+use super::status::{ApiError, ApiResult};
+use super::store::Store;
+use super::traffic::Traffic;
+use kube_controller_manager::clock::{SharedClock, SystemClock};
+use kube_controller_manager::controllers::accounts::serviceaccount::jwt::Signer;
+use kube_controller_manager::server::auth::Authorities;
+use kube_controller_manager::server::http::{Handler, Server};
+use kube_controller_manager::server::tls::Tls;
+use kube_controller_manager::task::StopToken;
+
+pub struct SandboxOptions {
+    /// Where the certificates and kubeconfig files go; made when it is not there.
+    pub dir: PathBuf,
+    pub address: SocketAddr,
+    pub clock: SharedClock,
+    /// Changes that each resource remembers; watches from before them get 410.
+    pub history: usize,
+    /// Between the bookmarks of an idle watch.
+    pub bookmark_every: Duration,
+    /// Whether a pod needs its service account, as in a cluster that has the controllers which make
+    /// them. Upstream: the admission plugin ServiceAccount.
+    pub service_accounts: bool,
+    /// In place of the built-in kinds.
+    pub kinds: Option<Vec<Kind>>,
+}
+
+impl SandboxOptions {
+    /// On a free port of the loopback address, by the system's clock.
+    pub fn new(dir: impl Into<PathBuf>) -> SandboxOptions {
+        SandboxOptions {
+            dir: dir.into(),
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            clock: SystemClock::shared(),
+            history: 50_000,
+            bookmark_every: Duration::from_secs(60),
+            service_accounts: true,
+            kinds: None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub enum SandboxError {
+    File(PathBuf, io::Error),
+    Bind(SocketAddr, io::Error),
+    Certificates(rcgen::Error),
+    Key(String),
+    Tls(String),
+    Objects(ApiError),
+}
+
+impl fmt::Display for SandboxError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SandboxError::File(path, _) => write!(f, "cannot write {}", path.display()),
+            SandboxError::Bind(address, _) => write!(f, "cannot listen on {address}"),
+            SandboxError::Certificates(_) => f.write_str("cannot make certificates"),
+            SandboxError::Key(why) => write!(f, "cannot sign tokens: {why}"),
+            SandboxError::Tls(why) => write!(f, "cannot serve TLS: {why}"),
+            SandboxError::Objects(error) => write!(f, "first objects: {}", error.message),
+        }
+    }
+}
+
+impl std::error::Error for SandboxError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            SandboxError::File(_, source) | SandboxError::Bind(_, source) => Some(source),
+            SandboxError::Certificates(source) => Some(source),
+            SandboxError::Objects(_) | SandboxError::Key(_) | SandboxError::Tls(_) => None,
+        }
+    }
+}
+
+/// What a client needs to connect, as the administrator.
+#[derive(Clone, Debug)]
+pub struct ClientFiles {
+    /// `https://127.0.0.1:PORT`
+    pub server: String,
+    pub ca: PathBuf,
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+    /// The private key that signs service accounts' tokens, for a controller manager.
+    pub service_account_key: PathBuf,
+    /// Also the administrator's.
+    pub token: String,
+}
+
+/// A running API server. Dropping it does not stop it.
+pub struct Sandbox {
+    api: Arc<Api>,
+    traffic: Arc<Traffic>,
+    authority: Authority,
+    dir: PathBuf,
+    files: ClientFiles,
+    address: SocketAddr,
+    server: Mutex<Option<Server>>,
+}
+
+impl Sandbox {
+    /// Starts serving; `DIR/kubeconfig` is written when this returns.
+    pub async fn start(options: SandboxOptions) -> Result<Sandbox, SandboxError> {
+        let SandboxOptions {
+            dir,
+            address,
+            clock,
+            history,
+            bookmark_every,
+            service_accounts,
+            kinds: own,
+        } = options;
+        std::fs::create_dir_all(&dir).map_err(|error| SandboxError::File(dir.clone(), error))?;
+        let authority = Authority::new(clock.now()).map_err(SandboxError::Certificates)?;
+        let serving = authority.serving(address.ip()).map_err(SandboxError::Certificates)?;
+        let clients =
+            Authorities::from_pem(authority.certificate.as_bytes()).map_err(SandboxError::Tls)?;
+        let tls = Tls::from_pem(serving.certificate.as_bytes(), serving.key.as_bytes())
+            .map_err(SandboxError::Tls)?;
+        let service_account_key = service_account_key().map_err(SandboxError::Certificates)?;
+        let signer = Signer::from_pem(service_account_key.as_bytes()).map_err(SandboxError::Key)?;
+        let stop = StopToken::new();
+        let api = Arc::new(Api {
+            store: Store::new(history),
+            registry: Registry::new(own.unwrap_or_else(kinds::builtin)),
+            auth: Auth::new(signer, clients),
+            rbac: Rbac::default(),
+            faults: Arc::default(),
+            clock: clock.clone(),
+            service_accounts,
+            stop: stop.clone(),
+            bookmark_every,
+        });
+        api.first_objects().map_err(SandboxError::Objects)?;
+        let traffic = Arc::new(Traffic::default());
+        let (serve, counted) = (api.clone(), traffic.clone());
+        let handler: Handler = Arc::new(move |request| {
+            let meter = counted.meter(&request);
+            let answer = serve.clone().handle(request);
+            Box::pin(async move { meter.sending(answer.await) })
+        });
+        let server = Server::start(address, Some(tls), handler, clock, stop)
+            .await
+            .map_err(|error| SandboxError::Bind(address, error))?;
+        let address = server.address();
+        api.own_service(address).map_err(SandboxError::Objects)?;
+        let files = ClientFiles {
+            server: format!("https://{address}"),
+            ca: dir.join("ca.crt"),
+            certificate: dir.join("admin.crt"),
+            key: dir.join("admin.key"),
+            service_account_key: dir.join("sa.key"),
+            token: api.auth.issue(User::new("admin", &["system:masters"]), Vec::new(), None),
+        };
+        let sandbox = Sandbox {
+            api,
+            traffic,
+            authority,
+            dir,
+            files,
+            address,
+            server: Mutex::new(Some(server)),
+        };
+        sandbox.write("ca.crt", &sandbox.authority.certificate)?;
+        sandbox.write("sa.key", &service_account_key)?;
+        sandbox.write_user("admin", "kubeconfig", "kubernetes-admin", &["system:masters"])?;
+        Ok(sandbox)
+    }
+
+    /// The API itself, for what runs in the same process.
+    pub fn api(&self) -> &Arc<Api> {
+        &self.api
+    }
+
+    /// What programs have asked so far.
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    /// How tests steer and count.
+    pub fn faults(&self) -> &Arc<Faults> {
+        &self.api.faults
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The administrator's kubeconfig file.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.dir.join("kubeconfig")
+    }
+
+    pub fn client_config(&self) -> &ClientFiles {
+        &self.files
+    }
+
+    /// Writes a kubeconfig file for a user with a certificate of its own.
+    pub fn kubeconfig_for(&self, user: &str, groups: &[&str]) -> Result<PathBuf, SandboxError> {
+        let plain: String =
+            user.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        self.write_user(&plain, &format!("{plain}.kubeconfig"), user, groups)
+    }
+
+    fn write_user(
+        &self,
+        files: &str,
+        config: &str,
+        user: &str,
+        groups: &[&str],
+    ) -> Result<PathBuf, SandboxError> {
+        let pair = self.authority.client(user, groups).map_err(SandboxError::Certificates)?;
+        let certificate = self.write(&format!("{files}.crt"), &pair.certificate)?;
+        let key = self.write(&format!("{files}.key"), &pair.key)?;
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "sandbox",
+            "clusters": [{ "name": "sandbox", "cluster": {
+                "server": self.files.server, "certificate-authority": self.files.ca,
+            } }],
+            "users": [{ "name": user, "user": { "client-certificate": certificate, "client-key": key } }],
+            "contexts": [{ "name": "sandbox", "context": { "cluster": "sandbox", "user": user } }],
+        });
+        let text = serde_yaml_ng::to_string(&kubeconfig).unwrap_or_default();
+        self.write(config, &text)
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<PathBuf, SandboxError> {
+        let path = absolute(&self.dir).join(name);
+        std::fs::write(&path, text).map_err(|error| SandboxError::File(path.clone(), error))?;
+        Ok(path)
+    }
+
+    /// Ends watches and connections, and returns when the port is free.
+    pub async fn stop(&self) {
+        self.api.stop.stop();
+        let server = self.server.lock().take();
+        if let Some(server) = server {
+            server.join().await;
+        }
+    }
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+impl Api {
+    /// Creates an object in the same process, with all checks.
+    pub fn create_value(&self, group: &str, resource: &str, object: Value) -> ApiResult<Value> {
+        let version = object["apiVersion"].as_str().unwrap_or_default();
+        let version = version.rsplit('/').next().unwrap_or_default();
+        let kind = self
+            .registry
+            .find(group, version, resource)
+            .ok_or_else(super::failures::no_such_path)?;
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
+        let mut call = Call::of(kind, namespace, "");
+        call.query.fill("fieldManager", "kube-apiserver");
+        self.create_object(&call, object).map(|stored| stored.value.clone())
+    }
+}
