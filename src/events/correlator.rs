@@ -1,40 +1,51 @@
-//! Which events are sent, and as what. Upstream: tools/record/events_cache.go.
+//! Decides which events are sent, and whether each is created or patched.
+//! Upstream: `tools/record/events_cache.go`.
 
 use std::hash::{BuildHasher, RandomState};
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use lru::LruCache;
+
 use super::event::Event;
-use super::lru::Lru;
 use crate::objects::Timestamp;
 
-const CACHE_SIZE: usize = 4096;
-/// So many events that differ only in their message, and they are combined.
+/// Upstream: `maxLruCacheEntries`.
+const CACHE_SIZE: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+/// From this number on, events that differ only in their message are combined.
 const AGGREGATE_MAX_EVENTS: usize = 10;
-/// ... unless none came for longer than this.
+/// A pause longer than this starts the count of similar events again.
 const AGGREGATE_INTERVAL: Duration = Duration::from_secs(600);
-/// So many events of a source about an object are let through at once ...
+/// The events of one source about one object that may be sent in a burst.
 const SPAM_BURST: f64 = 25.0;
-/// ... and then one for each of these.
+/// The time after which one more event may be sent.
 const SPAM_REFILL: Duration = Duration::from_secs(300);
 
-/// Combines, counts and drops events. Keeps what it remembers under hashes: the caches hold no
-/// strings but the names of events.
+/// Combines, counts and drops events. The caches are keyed by hashes; the only strings in them are
+/// the names of events.
 pub(super) struct Correlator {
     hasher: RandomState,
-    similar: Lru<Similar>,
-    series: Lru<Series>,
-    spam: Lru<Bucket>,
+    similar: LruCache<u64, Similar>,
+    series: LruCache<u64, Series>,
+    spam: LruCache<u64, Bucket>,
+}
+
+/// An empty cache. `LruCache::new` would allocate the table for all entries at once.
+fn cache<V>() -> LruCache<u64, V> {
+    let mut cache = LruCache::unbounded();
+    cache.resize(CACHE_SIZE);
+    cache
 }
 
 /// Events that differ only in their message.
 #[derive(Default)]
 struct Similar {
-    /// Different messages, in no order.
+    /// Hashes of the distinct messages, unordered.
     messages: Vec<u64>,
     last: Duration,
 }
 
-/// The same event again and again.
+/// Repetitions of one event.
 #[derive(Default)]
 struct Series {
     count: u32,
@@ -42,25 +53,25 @@ struct Series {
     first_timestamp: Timestamp,
 }
 
-/// A token bucket, by what was taken from it.
+/// A token bucket; counts the tokens taken.
 #[derive(Default)]
 struct Bucket {
     taken: f64,
     at: Duration,
 }
 
-/// What is done with an event.
+/// The decision about one event.
 #[derive(Debug, PartialEq)]
 pub(super) enum Correlated {
-    /// The first of its kind.
+    /// The first event of its series.
     Create(Event),
-    /// Again: the count and the time in the event on the server change.
+    /// A repetition: count and time of the event on the server are updated.
     Patch(Event),
-    /// Too many.
+    /// Dropped: the source exceeds its rate for this object.
     Skip,
 }
 
-/// When an event is correlated: the object's time, the clock's, and what a new name is made of.
+/// The time of an event: wall clock, monotonic clock, and the nanoseconds used in new names.
 #[derive(Clone, Copy)]
 pub(super) struct Now {
     pub wall: Timestamp,
@@ -70,25 +81,20 @@ pub(super) struct Now {
 
 impl Correlator {
     pub fn new() -> Correlator {
-        Correlator {
-            hasher: RandomState::new(),
-            similar: Lru::new(CACHE_SIZE),
-            series: Lru::new(CACHE_SIZE),
-            spam: Lru::new(CACHE_SIZE),
-        }
+        Correlator { hasher: RandomState::new(), similar: cache(), series: cache(), spam: cache() }
     }
 
     pub fn correlate(&mut self, event: Event, now: Now) -> Correlated {
         let spam_key = self.spam_key(&event);
         let (mut event, key) = self.aggregate(event, now);
         let again = self.observe(&mut event, key);
-        if !self.spam.entry(spam_key).take(now.monotonic) {
+        if !self.spam.get_or_insert_mut(spam_key, Bucket::default).take(now.monotonic) {
             return Correlated::Skip;
         }
         if again { Correlated::Patch(event) } else { Correlated::Create(event) }
     }
 
-    /// The event, or the one that stands for it and those like it, and the key of its series.
+    /// Returns the event, or the combined event that replaces it, and the key of its series.
     fn aggregate(&mut self, event: Event, now: Now) -> (Event, u64) {
         let about = &event.involved_object;
         let similar_key = self.hasher.hash_one((
@@ -99,7 +105,7 @@ impl Correlator {
             &event.reporting_component,
         ));
         let message = self.hasher.hash_one(&event.message);
-        let similar = self.similar.entry(similar_key);
+        let similar = self.similar.get_or_insert_mut(similar_key, Similar::default);
         if now.monotonic.saturating_sub(similar.last) > AGGREGATE_INTERVAL {
             similar.messages.clear();
         }
@@ -116,16 +122,16 @@ impl Correlator {
             ));
             return (event, key);
         }
-        // Any one, as upstream: were it the oldest, messages that come round in turn would all be gone
-        // by the time they come again.
+        // Evicts an arbitrary message, as upstream. Evicting the oldest would forget each of a set of
+        // rotating messages just before it repeats.
         let any = self.hasher.hash_one((message, now.nanos)) % similar.messages.len() as u64;
         similar.messages.swap_remove(any as usize);
         (event.combined(now.wall, now.nanos), similar_key)
     }
 
-    /// Makes `event` the next of its series; returns whether there was one before it.
+    /// Makes `event` the next of its series; returns whether the series already had an event.
     fn observe(&mut self, event: &mut Event, key: u64) -> bool {
-        let series = self.series.entry(key);
+        let series = self.series.get_or_insert_mut(key, Series::default);
         let again = series.count > 0;
         if again {
             event.metadata.name.clone_from(&series.name);
@@ -154,7 +160,7 @@ impl Bucket {
         let refill = now.saturating_sub(self.at).as_secs_f64() / SPAM_REFILL.as_secs_f64();
         self.taken = (self.taken - refill).max(0.0);
         self.at = now;
-        // Sums of thirds of a token may miss a whole one by a hair.
+        // Tolerates rounding in sums of fractional tokens.
         let fits = self.taken + 1.0 <= SPAM_BURST + 1e-9;
         if fits {
             self.taken += 1.0;
@@ -299,5 +305,17 @@ mod tests {
         // What was not sent was counted.
         assert_eq!(patch(f.record("a", "Failed", "x")).1, 47);
         assert_eq!(sent(&mut f, "a", 40), 11);
+    }
+
+    #[test]
+    fn the_least_recently_used_entry_is_evicted() {
+        let mut cache = cache::<u64>();
+        for key in 0..CACHE_SIZE.get() as u64 {
+            cache.put(key, key);
+        }
+        cache.get_or_insert_mut(0, u64::default);
+        cache.get_or_insert_mut(u64::MAX, u64::default);
+        assert_eq!(cache.len(), CACHE_SIZE.get());
+        assert_eq!((cache.peek(&0), cache.peek(&1), cache.peek(&2)), (Some(&0), None, Some(&2)));
     }
 }

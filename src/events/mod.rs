@@ -6,7 +6,6 @@
 mod broadcaster;
 mod correlator;
 mod event;
-mod lru;
 mod writer;
 
 use std::sync::Arc;

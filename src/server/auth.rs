@@ -2,13 +2,15 @@
 //! Upstream: `apiserver/pkg/server/options` `DelegatingAuthenticationOptions` and
 //! `DelegatingAuthorizationOptions`.
 
-use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::future::Boxed;
+use lru::LruCache;
+use parking_lot::{Mutex, RwLock};
 use rustls::RootCertStore;
 use rustls::pki_types::UnixTime;
 use rustls::server::WebPkiClientVerifier;
@@ -308,7 +310,7 @@ impl Auth {
             Ok(user) => {
                 let user = user.map(User::authenticated);
                 let until = self.clock.monotonic() + self.config.token_ttl;
-                self.tokens.put(key, user.clone(), until, self.clock.monotonic());
+                self.tokens.put(key, user.clone(), until);
                 user
             }
             Err(error) => {
@@ -339,8 +341,7 @@ impl Auth {
             Ok(yes) => {
                 let config = &self.config;
                 let ttl = if yes { config.authorized_ttl } else { config.unauthorized_ttl };
-                let now = self.clock.monotonic();
-                self.access.put(key, yes, now + ttl, now);
+                self.access.put(key, yes, self.clock.monotonic() + ttl);
                 yes
             }
             Err(error) => {
@@ -392,32 +393,27 @@ fn verb(request: &Request) -> String {
     request.method.as_str().to_ascii_lowercase()
 }
 
-/// Answers that are kept for a time. Bounded: when full, what is over goes, then all.
-struct Cache<K, V>(Mutex<HashMap<K, (V, Duration)>>);
+/// Answers that are valid for a time; the least recently used one is evicted when the cache is full.
+struct Cache<K: Eq + Hash, V>(Mutex<LruCache<K, (V, Duration)>>);
 
-impl<K, V> Default for Cache<K, V> {
+impl<K: Eq + Hash, V> Default for Cache<K, V> {
     fn default() -> Self {
-        Cache(Mutex::default())
+        const CAPACITY: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+        // Bounded afterwards: `LruCache::new` would allocate the table for all entries at once.
+        let mut cache = LruCache::unbounded();
+        cache.resize(CAPACITY);
+        Cache(Mutex::new(cache))
     }
 }
 
 impl<K: Eq + Hash, V: Clone> Cache<K, V> {
-    const MOST: usize = 1024;
-
     fn get(&self, key: &K, now: Duration) -> Option<V> {
-        let cache = self.0.lock();
+        let mut cache = self.0.lock();
         cache.get(key).filter(|(_, until)| now < *until).map(|(value, _)| value.clone())
     }
 
-    fn put(&self, key: K, value: V, until: Duration, now: Duration) {
-        let mut cache = self.0.lock();
-        if cache.len() >= Self::MOST {
-            cache.retain(|_, (_, until)| now < *until);
-        }
-        if cache.len() >= Self::MOST {
-            cache.clear();
-        }
-        cache.insert(key, (value, until));
+    fn put(&self, key: K, value: V, until: Duration) {
+        self.0.lock().put(key, (value, until));
     }
 }
 

@@ -1,16 +1,14 @@
 //! Says of each ServiceCIDR whether it is ready, and keeps one that is deleted until no Service
 //! would lose its address with it. Upstream: `pkg/controller/servicecidrs`.
 
-mod prefix;
-
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
-use self::prefix::Prefix;
 use crate::cache::Lister;
 use crate::client::{Client, Patch};
 use crate::clock::SharedClock;
@@ -52,10 +50,10 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     c.watch(&cidrs, &queue, move |change: Change<'_, ServiceCIDR>, wake: &Queue| {
         wake.add(change.object().meta().key());
         if let Change::Added { new, .. } = change {
-            // It may hold the addresses for which another waits.
+            // The new one may allocate the addresses that block another's deletion.
             let all = lister.list();
-            for prefix in prefixes(new) {
-                for other in those(&all, |subnet| subnet.overlaps(&prefix)) {
+            for subnet in subnets(new) {
+                for other in having(&all, |other| overlap(other, &subnet)) {
                     wake.add(other.meta().key());
                 }
             }
@@ -68,7 +66,7 @@ pub fn controller(cx: &ControllerContext) -> Controller {
             && meta.labels.get(MANAGED_BY_LABEL) == Some(ALLOCATOR)
             && let Ok(address) = meta.name.parse::<IpAddr>()
         {
-            for cidr in those(&lister.list(), |subnet| subnet.gives(address)) {
+            for cidr in having(&lister.list(), |subnet| allocates(subnet, address)) {
                 wake.add(cidr.meta().key());
             }
         }
@@ -179,37 +177,57 @@ const IS_NEEDED: Ready = (
      please remove them or create a new ServiceCIDR",
 );
 
-fn prefixes(cidr: &ServiceCIDR) -> impl Iterator<Item = Prefix> {
-    cidr.spec.cidrs.iter().filter_map(|text| text.parse().ok())
+/// The subnet that `text` names; host bits may be set. Upstream: `netip.ParsePrefix`, which refuses a
+/// length with leading zeros.
+fn subnet(text: &str) -> Option<IpNet> {
+    let (_, length) = text.split_once('/')?;
+    let is_padded = length.len() > 1 && length.starts_with('0');
+    text.parse().ok().filter(|_| !is_padded)
 }
 
-/// Those of `all` that have a subnet like that.
-fn those(
+/// Malformed subnets are ignored.
+fn subnets(cidr: &ServiceCIDR) -> impl Iterator<Item = IpNet> {
+    cidr.spec.cidrs.iter().filter_map(|text| subnet(text))
+}
+
+/// The members of `all` with a subnet that `matches`.
+fn having(
     all: &[Arc<ServiceCIDR>],
-    like: impl Fn(&Prefix) -> bool,
+    matches: impl Fn(&IpNet) -> bool,
 ) -> impl Iterator<Item = &Arc<ServiceCIDR>> {
-    all.iter().filter(move |cidr| prefixes(cidr).any(|prefix| like(&prefix)))
+    all.iter().filter(move |cidr| subnets(cidr).any(|subnet| matches(&subnet)))
 }
 
-/// Whether no address depends on `cidr` alone: `all` others hold its subnets, or the addresses that
-/// are in use. Upstream: `canDeleteCIDR`.
+fn overlap(a: &IpNet, b: &IpNet) -> bool {
+    a.contains(b) || b.contains(a)
+}
+
+/// Whether `subnet` allocates `address`: every address except the network's own and, for IPv4, the
+/// broadcast address. Upstream: `servicecidr.PrefixContainsIP`.
+fn allocates(subnet: &IpNet, address: IpAddr) -> bool {
+    let is_broadcast = address.is_ipv4() && address == subnet.broadcast();
+    subnet.contains(&address) && address != subnet.network() && !is_broadcast
+}
+
+/// Whether `cidr` can be deleted: other members of `all` contain its subnets, or allocate each of its
+/// addresses that is in use. Upstream: `canDeleteCIDR`.
 fn may_go(
     cidr: &ServiceCIDR,
     all: &[Arc<ServiceCIDR>],
     addresses: impl FnOnce() -> Vec<Arc<IPAddress>>,
 ) -> bool {
     let is_other = |other: &Arc<ServiceCIDR>| other.meta.name != cidr.meta.name;
-    let held = |subnet: Prefix| those(all, |larger| larger.contains(&subnet)).any(is_other);
-    if prefixes(cidr).all(held) {
+    let is_covered = |subnet: IpNet| having(all, |larger| larger.contains(&subnet)).any(is_other);
+    if subnets(cidr).all(is_covered) {
         return true;
     }
     let depends = |name: &str| {
         let Ok(address) = name.parse::<IpAddr>() else { return false };
-        let mut holders = those(all, |subnet| subnet.gives(address)).peekable();
+        let mut holders = having(all, |subnet| allocates(subnet, address)).peekable();
         holders.peek().is_some() && !holders.any(is_other)
     };
     let families: Vec<&str> =
-        prefixes(cidr).map(|prefix| if prefix.is_ipv4() { "IPv4" } else { "IPv6" }).collect();
+        subnets(cidr).map(|subnet| if subnet.addr().is_ipv4() { "IPv4" } else { "IPv6" }).collect();
     !addresses().iter().any(|address| {
         let labels = &address.meta.labels;
         labels.get(MANAGED_BY_LABEL) == Some(ALLOCATOR)
@@ -235,7 +253,74 @@ mod tests {
     }
 
     #[test]
-    fn a_subnet_goes_when_nobody_needs_it() {
+    fn subnets_are_parsed() {
+        for good in ["10.0.0.0/8", "10.1.2.3/0", "::/0", "2001:db8::1/128", "1.2.3.4/32"] {
+            assert!(subnet(good).is_some(), "{good}");
+        }
+        for bad in [
+            "",
+            "/",
+            "10.0.0.0",
+            "10.0.0.0/",
+            "10.0.0.0/33",
+            "10.0.0.0/08",
+            "10.0.0.0/+8",
+            "::/129",
+            "10.0.0/8",
+            "fe80::1%eth0/64",
+        ] {
+            assert!(subnet(bad).is_none(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn subnets_overlap_and_contain() {
+        // First, second; they overlap; the first contains the second.
+        for (first, second, overlapping, containing) in [
+            ("10.0.0.0/24", "10.0.0.0/26", true, true),
+            ("10.0.0.0/24", "10.0.0.128/26", true, true),
+            ("10.0.0.0/26", "10.0.0.0/24", true, false),
+            ("10.0.0.0/24", "10.0.0.7/24", true, true),
+            ("10.0.0.0/24", "10.0.1.0/24", false, false),
+            ("0.0.0.0/0", "255.0.0.0/8", true, true),
+            ("0.0.0.0/0", "::/0", false, false),
+            ("2001:db8::/96", "2001:db8::/112", true, true),
+            ("2001:db8::/128", "2001:db8::1/128", false, false),
+        ] {
+            let (a, b) = (subnet(first).unwrap(), subnet(second).unwrap());
+            assert_eq!(overlap(&a, &b), overlapping, "{first} {second}");
+            assert_eq!(overlap(&b, &a), overlapping, "{second} {first}");
+            assert_eq!(a.contains(&b), containing, "{first} {second}");
+        }
+    }
+
+    #[test]
+    fn network_and_broadcast_addresses_are_not_allocated() {
+        for (text, address, expected) in [
+            ("10.0.0.0/24", "10.0.0.1", true),
+            ("10.0.0.0/24", "10.0.0.0", false),
+            ("10.0.0.0/24", "10.0.0.255", false),
+            ("10.0.0.0/24", "10.0.0.254", true),
+            ("10.0.0.0/24", "10.0.1.1", false),
+            ("10.0.0.9/24", "10.0.0.9", true),
+            ("10.0.0.0/31", "10.0.0.1", false),
+            ("10.0.0.4/32", "10.0.0.4", false),
+            ("0.0.0.0/0", "1.2.3.4", true),
+            ("0.0.0.0/0", "255.255.255.255", false),
+            ("2001:db8::/112", "2001:db8::ffff", true),
+            ("2001:db8::/112", "2001:db8::", false),
+            ("2001:db8::/112", "2001:db8::1:1", false),
+            ("2001:db8::1/128", "2001:db8::1", false),
+            ("::/0", "::1", true),
+            ("::/0", "0.0.0.1", false),
+        ] {
+            let address: IpAddr = address.parse().unwrap();
+            assert_eq!(allocates(&subnet(text).unwrap(), address), expected, "{text} {address}");
+        }
+    }
+
+    #[test]
+    fn a_subnet_is_deletable_when_no_address_needs_it() {
         let dual = &["192.168.0.0/24", "2001:db2::/64"][..];
         let v4 = &["192.168.0.0/24"][..];
         // The subnets to be deleted; those of others; addresses in use; whether it may go.
