@@ -203,8 +203,27 @@ mod tests {
             "'%.2f %s'.format([object.count, {'a': [any]}]).matches(r'\\d') && [?any] == []",
             "things.sortBy(t, t.name).transformMap(i, t, i > 0, t).exists_one(k, v, k == v)",
         ] {
-            for (end, _) in source.char_indices() {
-                let _ = environment().compile(&source[..end]);
+            let ends = source.char_indices().map(|(end, _)| end).chain([source.len()]);
+            for cut in ends.map(|end| &source[..end]) {
+                let issues = match environment().compile(cut) {
+                    Ok(found) => {
+                        let found = found.to_string();
+                        assert!(!found.is_empty() && !found.contains("!error!"), "{cut}: {found}");
+                        assert!(!found.contains("_var"), "{cut}: {found}");
+                        continue;
+                    }
+                    Err(issues) => issues,
+                };
+                let heads: Vec<&str> =
+                    issues.lines().filter(|line| line.starts_with("ERROR: <input>:")).collect();
+                assert!(!heads.is_empty(), "{cut}: {issues}");
+                for head in heads {
+                    let mut parts = head["ERROR: <input>:".len()..].splitn(3, ':');
+                    let [line, column, message] = [(); 3].map(|_| parts.next().unwrap_or_default());
+                    let column: usize = column.parse().unwrap();
+                    let is_placed = line == "1" && (1..=cut.chars().count() + 1).contains(&column);
+                    assert!(is_placed && message.len() > 1, "{cut}: {head}");
+                }
             }
         }
     }

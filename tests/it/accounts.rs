@@ -1,4 +1,4 @@
-//! Service accounts, their tokens in Secrets, and the API server's authority in every namespace.
+//! Service accounts, their tokens in Secrets, and the API server's CA in every namespace.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ use crate::faults::deafen;
 use crate::kinds::*;
 
 #[test]
-fn every_namespace_has_its_account_and_the_authority() {
+fn every_namespace_has_its_account_and_the_ca() {
     everywhere("accounts", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let client = &env.client;
         make_namespace(client, "later").await;
         let authority = std::fs::read_to_string(env.kubeconfig.with_file_name("ca.crt")).unwrap();
@@ -44,11 +44,10 @@ fn every_namespace_has_its_account_and_the_authority() {
             let fresh = |map: &Value| good(map) && map["metadata"]["labels"].is_null();
             comes(env, &CONFIG_MAPS, &key, fresh).await;
         }
-        drop(manager);
     });
 }
 
-/// Who the bearer of `token` is to the API server.
+/// The user that the API server sees behind `token`.
 async fn who(env: &Site, token: &str) -> Result<Value, String> {
     let mut config = Config::from_kubeconfig(&env.kubeconfig, None, None).unwrap();
     (config.tls.certificate, config.tls.key) = (None, None);
@@ -75,7 +74,7 @@ fn token_of(secret: &Value) -> Option<String> {
 #[test]
 fn a_token_secret_authenticates_until_its_account_goes() {
     everywhere("tokens", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let client = &env.client;
         let account = json!({
             "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "robot" },
@@ -102,7 +101,7 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         };
         comes(env, secrets, &key, used).await;
 
-        // What is taken out is put back.
+        // Removed data is put back.
         let patch = Patch::Merge(json!({ "data": { "token": null, "ca.crt": "b2xk" } }));
         client.patch::<TokenSecret>(&key, &patch).await.unwrap();
         let whole = |secret: &Value| {
@@ -110,13 +109,13 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         };
         comes(env, secrets, &key, whole).await;
 
-        // A Secret for another account of that name is nobody's.
+        // A Secret for another account of that name is deleted.
         let stranger =
             json!({ TokenSecret::ACCOUNT_NAME: "robot", TokenSecret::ACCOUNT_UID: "other" });
         create(client, secret("stranger", stranger)).await;
         goes(env, secrets, &ObjectKey::new("default", "stranger")).await;
 
-        // A deleted Secret is taken off the account's list.
+        // A deleted Secret is removed from the account's list.
         let referenced = ObjectKey::new("default", "referenced");
         create(client, secret("referenced", name)).await;
         comes(env, secrets, &referenced, |secret| token_of(secret).is_some()).await;
@@ -126,39 +125,35 @@ fn a_token_secret_authenticates_until_its_account_goes() {
         comes(env, &ServiceAccount::RESOURCE, &robot, left).await;
 
         client.delete::<ServiceAccount>(&robot, Delete::new()).await.unwrap();
-        // An API server may know a token for a while.
-        eventually(&env.clock, "the token is worth nothing", || async {
+        // API servers cache tokens for a while.
+        eventually(&env.clock, "the token is refused", || async {
             who(env, &token).await.map_or(Ok(()), |user| Err(user.to_string()))
         })
         .await;
         goes(env, secrets, &key).await;
-        drop(manager);
     });
 }
 
 #[test]
-fn an_account_that_only_the_cache_lacks_has_its_token() {
-    block_on(async {
-        let env = Env::new("tokens-live").await;
-        let manager = env.manager("manager", &[]);
+fn an_account_missing_from_the_cache_alone_gets_its_token() {
+    Env::run("tokens-live", async |env| {
+        let _manager = env.manager("manager", &[]);
         let account = |name: &str| json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": name } });
         let token = |name: &str| secret(name, json!({ TokenSecret::ACCOUNT_NAME: name }));
         let filled = async |name: &str| {
             create(&env.client, account(name)).await;
             create(&env.client, token(name)).await;
             let key = ObjectKey::new("default", name);
-            comes(&env, &TokenSecret::RESOURCE, &key, |it| token_of(it).is_some()).await;
+            comes(env, &TokenSecret::RESOURCE, &key, |it| token_of(it).is_some()).await;
         };
         filled("early").await;
         deafen(env.cluster.sandbox.faults(), "serviceaccounts");
         filled("late").await;
-        drop(manager);
-        env.stop().await;
     });
 }
 
 #[test]
-fn a_token_that_nobody_uses_is_marked_and_a_year_later_it_goes() {
+fn an_unused_token_is_marked_and_deleted_a_year_later() {
     everywhere("cleaner", async |env| {
         const YEAR: Duration = Duration::from_secs(370 * 24 * 3600);
         let (client, secrets) = (&env.client, &TokenSecret::RESOURCE);
@@ -174,7 +169,7 @@ fn a_token_that_nobody_uses_is_marked_and_a_year_later_it_goes() {
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "user" },
             "spec": {
-                "schedulerName": "nobody", "volumes": [volume],
+                "schedulerName": "none", "volumes": [volume],
                 "containers": [{ "name": "main", "image": "x:1" }],
             },
         });
@@ -183,7 +178,7 @@ fn a_token_that_nobody_uses_is_marked_and_a_year_later_it_goes() {
             ObjectKey::new("kube-system", "kube-apiserver-legacy-service-account-token-tracking");
         comes(env, &CONFIG_MAPS, &tracking, |map| map["data"]["since"].is_string()).await;
 
-        // Uses have been tracked since today, says the API server.
+        // The API server tracks uses since today, a year before this clock.
         let clock = FakeClock::new(env.clock.now() + YEAR);
         let InProcess { cx, factory, stop } =
             InProcess::new(env, clock.clone(), Options::default());
@@ -205,10 +200,11 @@ fn a_token_that_nobody_uses_is_marked_and_a_year_later_it_goes() {
             }
         })
         .await;
+        // The pass that marked the first token was over before its deletion: it saw these two.
         for name in ["mounted", "manual"] {
             let key = ObjectKey::new("default", name);
             let left = client.resource(secrets).get::<Value>(&key).await.expect("it stays");
-            assert_eq!(since(&left), None, "{name} is not the controller's to judge");
+            assert_eq!(since(&left), None, "{name} is not marked");
         }
         stop.stop();
         running.await;
@@ -216,12 +212,11 @@ fn a_token_that_nobody_uses_is_marked_and_a_year_later_it_goes() {
     });
 }
 
-/// Where the API server holds pods to their account, the manager makes it in time.
+/// With the admission plugin ServiceAccount a pod needs its account, which the manager makes.
 #[test]
 fn pods_of_a_new_namespace_come_with_its_account() {
-    block_on(async {
-        let env = Env::start("admission", true).await;
-        let manager = env.manager("manager", &[]);
+    Env::run_with_service_accounts("admission", async |env| {
+        let _manager = env.manager("manager", &[]);
         make_namespace(&env.client, "fresh").await;
         let pod = json!({
             "metadata": { "name": "p" }, "spec": { "containers": [{ "name": "c", "image": "i:1" }] },
@@ -240,8 +235,6 @@ fn pods_of_a_new_namespace_come_with_its_account() {
         assert_eq!(map, Some("kube-root-ca.crt"));
         // And it runs.
         let running = |pod: &Value| pod["status"]["phase"] == "Running";
-        comes(&env, &Pod::RESOURCE, &ObjectKey::new("fresh", "p"), running).await;
-        drop(manager);
-        env.stop().await;
+        comes(env, &Pod::RESOURCE, &ObjectKey::new("fresh", "p"), running).await;
     });
 }

@@ -1,4 +1,4 @@
-//! ClusterRoles that are made of others.
+//! Aggregated ClusterRoles.
 
 use kube_controller_manager::client::Delete;
 use kube_controller_manager::objects::{ClusterRole, ObjectKey, Resource};
@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use crate::env::*;
 
 #[test]
-fn a_role_follows_those_that_it_selects() {
+fn an_aggregated_role_follows_the_roles_it_selects() {
     everywhere("aggregation", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         let role = |name: &str, labels: Value, more: Value| {
             let mut role = json!({
@@ -53,6 +53,5 @@ fn a_role_follows_those_that_it_selects() {
             client.delete::<ClusterRole>(&ObjectKey::cluster(name), Delete::new()).await.unwrap();
         }
         holds(&[]).await;
-        drop(manager);
     });
 }

@@ -1,4 +1,4 @@
-//! What an API server keeps by itself, and how it reads what it is asked.
+//! Objects that an API server maintains itself, and its selectors.
 
 use kube_controller_manager::client::{Delete, ListOptions};
 use kube_controller_manager::objects::{IPAddress, ObjectKey, Resource, ResourceType};
@@ -13,7 +13,7 @@ const SLICES: ResourceType =
     ResourceType::fixed("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", true);
 
 #[test]
-fn a_services_address_is_an_object_as_long_as_the_service_is() {
+fn a_services_address_is_an_object_while_the_service_exists() {
     everywhere("addresses", async |env| {
         let service = json!({
             "apiVersion": "v1", "kind": "Service", "metadata": { "name": "web" },
@@ -28,7 +28,7 @@ fn a_services_address_is_an_object_as_long_as_the_service_is() {
         env.client.resource(&SERVICES).delete(&web, Delete::new()).await.unwrap();
         goes(env, &IPAddress::RESOURCE, &address).await;
 
-        // The server's own has endpoints, which lead to the port that it listens on.
+        // The server's own Service has endpoints with the port that it listens on.
         let own = ObjectKey::new("default", "kubernetes");
         let service = comes(env, &SERVICES, &own, |_| true).await;
         let port = &service["spec"]["ports"][0]["targetPort"];
@@ -41,7 +41,7 @@ fn a_services_address_is_an_object_as_long_as_the_service_is() {
 }
 
 #[test]
-fn a_definition_brings_its_apiservice() {
+fn a_definition_has_its_apiservice() {
     everywhere("registered", async |env| {
         serve_widgets(env).await;
         let key = ObjectKey::cluster("v1.example.com");
@@ -58,7 +58,7 @@ fn a_definition_brings_its_apiservice() {
 }
 
 #[test]
-fn labels_are_selected_by_their_numbers_too() {
+fn label_selectors_compare_numbers() {
     everywhere("selectors", async |env| {
         for (name, n) in [("a", "5"), ("b", "12"), ("c", "many")] {
             let labels = json!({ "n": n });

@@ -1,4 +1,4 @@
-//! Deployments and ReplicaSets, through the whole of the machinery.
+//! Deployments, ReplicaSets and ReplicationControllers.
 
 use kube_controller_manager::client::Delete;
 use kube_controller_manager::objects::{
@@ -13,7 +13,7 @@ fn image_of(set: &ReplicaSet) -> String {
 }
 
 #[test]
-fn a_deployment_lives_its_life() {
+fn a_deployment_scales_rolls_out_pauses_and_resumes() {
     everywhere("life", async |env| {
         let manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
@@ -30,7 +30,7 @@ fn a_deployment_lives_its_life() {
         let sets: Vec<ReplicaSet> = list(client).await;
         assert_eq!(sets.len(), 2);
 
-        // Back to the first template: its ReplicaSet is used again, under a new revision.
+        // Back to the first template: its ReplicaSet gets a new revision.
         merge::<Deployment>(client, "web", set_image("web:1")).await;
         let third = rolled_out(client, clock, "web").await;
         assert_eq!(third.meta.annotations.get("deployment.kubernetes.io/revision"), Some("3"));
@@ -39,7 +39,8 @@ fn a_deployment_lives_its_life() {
         let live: Vec<&ReplicaSet> = sets.iter().filter(|set| set.replicas() > 0).collect();
         assert_eq!(live.iter().map(|set| image_of(set)).collect::<Vec<_>>(), ["web:1"]);
 
-        // Paused: a new template makes no ReplicaSet; resumed, it does.
+        // A paused Deployment makes no ReplicaSet for a new template; a resumed one does. The sync
+        // that would make it reports the generation as observed.
         let pause = |paused: bool| json!({ "spec": { "paused": paused } });
         merge::<Deployment>(client, "web", pause(true)).await;
         merge::<Deployment>(client, "web", set_image("web:3")).await;
@@ -65,7 +66,7 @@ fn a_deployment_lives_its_life() {
 #[test]
 fn recreate_never_runs_two_versions_at_once() {
     everywhere("recreate", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         let mut object = deployment("solo", 3, "solo:1");
         object["spec"]["strategy"] = json!({ "type": "Recreate" });
@@ -77,7 +78,7 @@ fn recreate_never_runs_two_versions_at_once() {
         merge::<Pod>(client, &held, hold(json!(["test.io/hold"]))).await;
         merge::<Deployment>(client, "solo", set_image("solo:2")).await;
         let key = ObjectKey::new("default", "solo");
-        eventually(clock, "the deployment has no pods but one that is going", || async {
+        eventually(clock, "one terminating pod remains", || async {
             let solo: Deployment = client.get(&key).await.map_err(|error| error.to_string())?;
             let (all, going) = (solo.status.replicas, solo.status.terminating_replicas);
             if (all.unwrap_or(0), going) == (0, Some(1)) {
@@ -86,6 +87,7 @@ fn recreate_never_runs_two_versions_at_once() {
             Err(format!("{all:?} and {going:?}"))
         })
         .await;
+        // The sync that wrote this status would have made the new ReplicaSet first.
         let sets: Vec<ReplicaSet> = list(client).await;
         assert_eq!(sets.len(), 1, "the new one has to wait");
         merge::<Pod>(client, &held, hold(Value::Null)).await;
@@ -98,12 +100,11 @@ fn recreate_never_runs_two_versions_at_once() {
         })
         .await;
         rolled_out(client, clock, "solo").await;
-        drop(manager);
     });
 }
 
 #[test]
-fn orphans_are_adopted_and_strangers_released() {
+fn orphans_are_adopted_and_relabelled_pods_released() {
     everywhere("adopt", async |env| {
         let (client, clock) = (&env.client, &env.clock);
         let orphan = json!({
@@ -121,7 +122,7 @@ fn orphans_are_adopted_and_strangers_released() {
             },
         });
         create(client, set).await;
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let owned = |pods: Vec<Pod>| -> Vec<Pod> {
             pods.into_iter().filter(|pod| pod.meta.controller().is_some()).collect()
         };
@@ -133,7 +134,7 @@ fn orphans_are_adopted_and_strangers_released() {
         .await;
         merge::<Pod>(client, "orphan", json!({ "metadata": { "labels": { "app": "other" } } }))
             .await;
-        eventually(clock, "the stranger is released and replaced", || async {
+        eventually(clock, "the relabelled pod is released and replaced", || async {
             let pods = env.pods().await;
             let released = pods
                 .iter()
@@ -142,14 +143,13 @@ fn orphans_are_adopted_and_strangers_released() {
             if released && count == 2 { Ok(()) } else { Err(format!("{released}, {count} owned")) }
         })
         .await;
-        drop(manager);
     });
 }
 
 #[test]
-fn a_rollout_that_cannot_progress_says_so() {
+fn a_rollout_without_progress_has_its_condition() {
     everywhere("deadline", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         env.steering.hold(true);
         let mut object = deployment("stuck", 2, "stuck:1");
@@ -170,14 +170,13 @@ fn a_rollout_that_cannot_progress_says_so() {
             if found { Ok(()) } else { Err(format!("{conditions:?}")) }
         })
         .await;
-        drop(manager);
     });
 }
 
 #[test]
 fn a_replication_controller_keeps_its_pods() {
     everywhere("replication", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         let spec = deployment("old", 3, "old:1")["spec"].take();
         create(
@@ -191,7 +190,7 @@ fn a_replication_controller_keeps_its_pods() {
         .await;
         let key = ObjectKey::new("default", "old");
         let settled = async |wanted: i32| {
-            eventually(clock, "the status tells of the pods", || async {
+            eventually(clock, "the status counts the pods", || async {
                 let live: ReplicationController =
                     client.get(&key).await.map_err(|e| e.to_string())?;
                 let expected = ReplicaSetStatus {
@@ -215,9 +214,9 @@ fn a_replication_controller_keeps_its_pods() {
         };
         settled(3).await;
         let name = env.pods().await[0].meta.name.to_string();
-        let relabel = json!({ "metadata": { "labels": { "app": "stranger" } } });
+        let relabel = json!({ "metadata": { "labels": { "app": "other" } } });
         merge::<Pod>(client, &name, relabel).await;
-        eventually(clock, "the stranger is released", || async {
+        eventually(clock, "the relabelled pod is released", || async {
             let key = ObjectKey::new("default", &name);
             let pod: Pod = client.get(&key).await.map_err(|e| e.to_string())?;
             if pod.meta.controller().is_none() { Ok(()) } else { Err("still owned".into()) }
@@ -226,13 +225,12 @@ fn a_replication_controller_keeps_its_pods() {
         settled(3).await;
         merge::<ReplicationController>(client, "old", json!({ "spec": { "replicas": 1 } })).await;
         settled(1).await;
-        // Left to itself, the API server would orphan the pods of this old kind.
+        // The API server orphans the pods of this old kind by default.
         client.delete::<ReplicationController>(&key, Delete::background()).await.expect("delete");
         eventually(clock, "its pods go with it", || async {
             let left = env.pods().await.len();
             if left == 1 { Ok(()) } else { Err(format!("{left} left")) }
         })
         .await;
-        drop(manager);
     });
 }

@@ -1,4 +1,4 @@
-//! What Services lead to: Endpoints and EndpointSlices.
+//! Endpoints and EndpointSlices of Services.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ fn with_port(name: &str, replicas: i32, behavior: &str) -> Value {
 
 type Addresses = BTreeSet<String>;
 
-/// What a Service's Endpoints and slices show: the ready addresses, the others, and the ports.
+/// The ready addresses, the others, and the ports in a Service's Endpoints or slices.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Shown {
     ready: Addresses,
@@ -69,7 +69,7 @@ fn in_slices(slices: &[EndpointSlice]) -> Shown {
     shown
 }
 
-/// Waits until both show just this, and gives the slices.
+/// Waits until both show exactly this. Returns the slices.
 async fn shows(env: &Site, name: &str, wanted: &Shown) -> Vec<EndpointSlice> {
     eventually(&env.clock, &format!("{name} shows {wanted:?}"), || async {
         let (endpoints, slices) = (in_endpoints(env, name).await?, slices(env, name).await);
@@ -102,7 +102,7 @@ async fn nothing_left(env: &Site, name: &str) {
 #[test]
 fn ready_addresses_follow_the_pods() {
     everywhere("endpoints", async |env| {
-        let manager = env.manager("manager", &["--max-endpoints-per-slice=2"]);
+        let _manager = env.manager("manager", &["--max-endpoints-per-slice=2"]);
         let (client, clock) = (&env.client, &env.clock);
         let spec = json!({
             "selector": {"app": "web"},
@@ -149,7 +149,7 @@ fn ready_addresses_follow_the_pods() {
         assert_eq!((&*target.kind, &target.uid), ("Pod", &pods[0].meta.uid));
         assert_eq!(endpoints.meta.labels.get("team"), Some("x"));
 
-        // A label of the Service is one of its slices.
+        // Labels of the Service are copied to its Endpoints and slices.
         let label = json!({"metadata": {"labels": {"team": "y"}}});
         merge::<Service>(client, "web", label).await;
         eventually(clock, "labels follow", || async {
@@ -166,14 +166,13 @@ fn ready_addresses_follow_the_pods() {
 
         client.delete::<Service>(&ObjectKey::new("default", "web"), Delete::new()).await.unwrap();
         nothing_left(env, "web").await;
-        drop(manager);
     });
 }
 
 #[test]
-fn pods_that_are_not_ready_are_published_where_asked() {
+fn unready_pods_are_published_on_request() {
     everywhere("publish", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let client = &env.client;
         let spec = |published: bool| {
             json!({
@@ -201,14 +200,13 @@ fn pods_that_are_not_ready_are_published_where_asked() {
         let slices = shows(env, "published", &ready).await;
         assert!(slices[0].meta.labels.contains_key("service.kubernetes.io/headless"));
         assert!(slices[0].endpoints.iter().all(|e| e.conditions.serving == Some(false)));
-        drop(manager);
     });
 }
 
 #[test]
 fn endpoints_of_a_service_without_a_selector_are_mirrored() {
     everywhere("mirror", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let client = &env.client;
         create(client, service("outside", json!({"ports": [{"port": 80}]}))).await;
         let subsets = |ready: &[&str], not_ready: &[&str]| {
@@ -218,7 +216,7 @@ fn endpoints_of_a_service_without_a_selector_are_mirrored() {
                 "ports": [{"port": 443}],
             }])
         };
-        // The sandbox names this kind's resource like the kind.
+        // The plural of this kind is the kind's own name.
         let endpoints = json!({
             "apiVersion": "v1", "kind": "Endpoints",
             "metadata": {
@@ -254,6 +252,5 @@ fn endpoints_of_a_service_without_a_selector_are_mirrored() {
         let key = ObjectKey::new("default", "outside");
         client.delete::<Service>(&key, Delete::new()).await.unwrap();
         nothing_left(env, "outside").await;
-        drop(manager);
     });
 }

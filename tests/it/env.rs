@@ -27,14 +27,14 @@ use serde_json::{Value, json};
 
 use crate::{kinds, real};
 
-/// How long a condition may take before the test says that it never came. Not a measure of speed.
+/// How long a condition may take before the test fails. Not a measure of speed.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     async_std::task::block_on(future)
 }
 
-/// A folder of this test's own, removed at the end.
+/// A folder that belongs to one test; removed on drop.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -57,7 +57,7 @@ pub fn manager_program() -> ManagerProgram {
     ManagerProgram::Path(PathBuf::from(env!("CARGO_BIN_EXE_kube-controller-manager")))
 }
 
-/// Timings of leader election that suit a test: flags for the manager.
+/// The manager's flags for leader election in seconds rather than minutes.
 pub fn quick_election() -> Vec<String> {
     [
         "--leader-elect-lease-duration=3s",
@@ -68,14 +68,14 @@ pub fn quick_election() -> Vec<String> {
     .to_vec()
 }
 
-/// A cluster, whatever serves its API.
+/// A cluster: the sandbox, or a real API server with stand-ins for nodes and scheduler.
 pub struct Site {
     pub client: Client,
     pub clock: SharedClock,
     pub steering: Steering,
-    /// Of a manager, which has the rights that every cluster gives it.
+    /// Carries the credentials of `system:kube-controller-manager`.
     pub kubeconfig: PathBuf,
-    /// Of the sandbox; a real server has none on demand.
+    /// `None` on a real server, which has no faults on demand.
     pub faults: Option<Arc<Faults>>,
     _folder: Folder,
 }
@@ -87,14 +87,14 @@ const WEBHOOKS: ResourceType = ResourceType::fixed(
     "validatingwebhookconfigurations",
     false,
 );
-/// A webhook that cannot be reached, and what the API server says of it.
+/// A webhook that cannot be reached, and the API server's message about it.
 const WEBHOOK: &str = "refuse.example.com";
 const UNREACHABLE: &str = "Internal error occurred: failed calling webhook \"refuse.example.com\": \
     failed to call webhook: Post \"https://127.0.0.1:1/?timeout=5s\": \
     dial tcp 127.0.0.1:1: connect: connection refused";
 
 impl Site {
-    /// A manager of the built binary, under a log file of its own.
+    /// Starts the built binary as a manager that logs to a file. It is killed on drop.
     pub fn manager(&self, name: &str, extra: &[&str]) -> Manager {
         let mut flags = quick_election();
         flags.extend(extra.iter().map(|flag| flag.to_string()));
@@ -106,8 +106,9 @@ impl Site {
         list(&self.client).await
     }
 
-    /// Has the API server refuse to delete objects of this resource, which need no more than a name:
-    /// by a fault, or by a webhook that cannot be reached. Gives the text of its refusals.
+    /// Makes the API server refuse to delete objects of `resource`, by a fault or by a webhook that
+    /// cannot be reached. Returns the text of its refusals. An object of this kind must need no more
+    /// than a name.
     pub async fn refuse_deletes(&self, resource: &ResourceType) -> &'static str {
         if let Some(faults) = &self.faults {
             for verb in ["delete", "deletecollection"] {
@@ -155,7 +156,7 @@ impl Site {
     }
 }
 
-/// What a controller needs that runs in the test's own process, by the test's own clock.
+/// What a controller needs to run in the test's process on the test's clock.
 pub struct InProcess {
     pub cx: ControllerContext,
     pub factory: SharedInformerFactory,
@@ -179,11 +180,11 @@ impl InProcess {
     }
 }
 
-/// Lets the time of the controllers pass until discovery has been looked at so often.
-pub async fn looks_at_discovery(env: &Env, clock: &FakeClock, times: u64) {
+/// Advances the controllers' clock until they have read discovery `times` more times.
+pub async fn discovery_is_read(env: &Env, clock: &FakeClock, times: u64) {
     let faults = env.cluster.sandbox.faults();
     let wanted = faults.count("get", "/apis") + times;
-    eventually(&env.clock, "discovery is looked at", || async {
+    eventually(&env.clock, "discovery is read", || async {
         clock.advance(Duration::from_secs(30));
         let count = faults.count("get", "/apis");
         if count >= wanted { Ok(()) } else { Err(count.to_string()) }
@@ -203,7 +204,7 @@ impl ClientBuilder for OneClient {
     }
 }
 
-/// Nodes that lose no time.
+/// Nodes that start and stop pods without delay.
 fn quick_nodes() -> NodeOptions {
     NodeOptions {
         start_delay: Duration::ZERO,
@@ -226,13 +227,27 @@ impl std::ops::Deref for Env {
 }
 
 impl Env {
-    /// As the real server beside it, pods need no service account.
+    /// Runs `scenario` on a new sandbox cluster and stops the cluster. As on the real server of
+    /// [`everywhere`], pods need no service account.
+    pub fn run(name: &str, scenario: impl AsyncFn(&Env)) {
+        block_on(async { Env::new(name).await.finish(scenario).await });
+    }
+
+    /// [`Env::run`] where pods need their service account, as on a cluster.
+    pub fn run_with_service_accounts(name: &str, scenario: impl AsyncFn(&Env)) {
+        block_on(async { Env::start(name, true).await.finish(scenario).await });
+    }
+
+    async fn finish(self, scenario: impl AsyncFn(&Env)) {
+        scenario(&self).await;
+        self.stop().await;
+    }
+
     pub async fn new(name: &str) -> Env {
         Env::start(name, false).await
     }
 
-    /// `service_accounts`: pods need theirs, as in a cluster.
-    pub async fn start(name: &str, service_accounts: bool) -> Env {
+    async fn start(name: &str, service_accounts: bool) -> Env {
         let folder = Folder::new(name);
         let options = SandboxOptions { service_accounts, ..SandboxOptions::new(folder.0.clone()) };
         let cluster = Cluster::start(options, quick_nodes()).await.expect("the sandbox starts");
@@ -253,14 +268,12 @@ impl Env {
     }
 }
 
-/// Runs `scenario` on the sandbox; and on a real API server where `KUBEBUILDER_ASSETS` names the
+/// Runs `scenario` on the sandbox, and then on a real API server if `KUBEBUILDER_ASSETS` names the
 /// folder that holds `kube-apiserver` and `etcd`.
 pub fn everywhere(name: &str, scenario: impl AsyncFn(&Site)) {
+    Env::run(name, async |env| scenario(env).await);
+    let Some(assets) = real::assets() else { return };
     block_on(async {
-        let env = Env::new(name).await;
-        scenario(&env).await;
-        env.stop().await;
-        let Some(assets) = real::assets() else { return };
         let folder = Folder::new(name);
         let clock = SystemClock::shared();
         let server = real::ApiServer::start(&assets, &folder.0, &clock).await;
@@ -280,8 +293,9 @@ pub async fn list<T: Resource + DeserializeOwned>(client: &Client) -> Vec<T> {
     client.list(Some("default"), &ListOptions::default()).await.expect("list")
 }
 
-/// Waits for an event about the object of this name with this reason, whose message ends so.
-pub async fn told(env: &Site, name: &str, reason: &str, message: &str) {
+/// Waits for an event with this reason, about the object of this name, whose message ends with
+/// `message`.
+pub async fn has_event(env: &Site, name: &str, reason: &str, message: &str) {
     let what = format!("{name} has the event {reason}: {message}");
     eventually(&env.clock, &what, || async {
         let events = env.client.resource(&kinds::EVENTS);
@@ -297,7 +311,7 @@ pub async fn told(env: &Site, name: &str, reason: &str, message: &str) {
     .await;
 }
 
-/// Looks until `look` finds what it wants; panics with `what` and the last sight when it never does.
+/// Repeats `look` until it returns `Ok`. Panics with `what` and the last error after [`PATIENCE`].
 pub async fn eventually<T, F, Fut>(clock: &Arc<dyn Clock>, what: &str, mut look: F) -> T
 where
     F: FnMut() -> Fut,
@@ -307,7 +321,7 @@ where
     loop {
         match look().await {
             Ok(found) => return found,
-            Err(sight) if clock.monotonic() > give_up => panic!("{what}: {sight}"),
+            Err(last) if clock.monotonic() > give_up => panic!("{what}: {last}"),
             Err(_) => clock.sleep(Duration::from_millis(50)).await,
         }
     }
@@ -358,7 +372,7 @@ pub fn set_image(image: &str) -> Value {
     json!({ "spec": { "template": { "spec": { "containers": [{ "name": "main", "image": image }] } } } })
 }
 
-/// Waits until the Deployment's newest template runs, fully and alone.
+/// Waits until every pod of the Deployment is available and of its newest template.
 pub async fn rolled_out(client: &Client, clock: &SharedClock, name: &str) -> Deployment {
     let key = ObjectKey::new("default", name);
     let deployment = eventually(clock, &format!("deployment {name} rolls out"), || async {
@@ -381,8 +395,8 @@ pub async fn rolled_out(client: &Client, clock: &SharedClock, name: &str) -> Dep
     deployment
 }
 
-/// What must hold when a rollout is over: the pods belong to one ReplicaSet, which belongs to the
-/// Deployment, and there are just as many as asked for.
+/// Asserts what must hold when a rollout is over: the pods belong to one ReplicaSet, which belongs
+/// to the Deployment, and their number is the number asked for.
 pub async fn check_owners(client: &Client, deployment: &Deployment) {
     let sets: Vec<ReplicaSet> = list(client).await;
     let owned: Vec<&ReplicaSet> =

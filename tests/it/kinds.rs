@@ -1,4 +1,4 @@
-//! Kinds that tests name, and one of their own.
+//! Resource types that tests use, and a custom resource.
 
 use kube_controller_manager::client::{ListOptions, Patch};
 use kube_controller_manager::objects::{ObjectKey, ResourceType};
@@ -38,7 +38,7 @@ pub const SELF_REVIEWS: ResourceType = ResourceType::fixed(
     false,
 );
 
-/// Defines [`WIDGETS`] by this schema; they are served once this has ended.
+/// Defines [`WIDGETS`] with this schema, and waits until they are served.
 pub async fn serve_widgets_like(env: &Site, schema: Value) {
     let definition = json!({
         "apiVersion": DEFINITIONS.api_version(), "kind": DEFINITIONS.kind,
@@ -66,7 +66,7 @@ pub async fn serve_widgets(env: &Site) {
     serve_widgets_like(env, json!({ "type": "object" })).await;
 }
 
-/// Says that another server, which is away, answers for version v1 of `group`.
+/// Registers an aggregated server that cannot be reached for version v1 of `group`.
 pub async fn send_away(env: &Site, group: &str) {
     let mut away = json!({
         "apiVersion": API_SERVICES.api_version(), "kind": API_SERVICES.kind,
@@ -80,13 +80,13 @@ pub async fn send_away(env: &Site, group: &str) {
     let services = env.client.resource(&API_SERVICES);
     let Err(error) = services.create::<Value>("", &away).await else { return };
     assert!(error.is_already_exists(), "{error}");
-    // The one that a definition has brought: without its label nobody looks after it.
+    // The APIService of a definition: without this label the API server leaves it alone.
     away["metadata"]["labels"] = json!({ "kube-aggregator.kubernetes.io/automanaged": null });
     let key = ObjectKey::cluster(&format!("v1.{group}"));
     services.patch::<Value>(&key, &Patch::Merge(away)).await.expect("patch");
 }
 
-/// The object, once it is there and `good`.
+/// Waits until the object exists and is `good`. Returns it.
 pub async fn comes(
     env: &Site,
     resource: &ResourceType,
@@ -102,7 +102,7 @@ pub async fn comes(
     .await
 }
 
-/// Until the object is not there any more.
+/// Waits until the object does not exist.
 pub async fn goes(env: &Site, resource: &ResourceType, key: &ObjectKey) {
     eventually(&env.clock, &format!("{resource} {key} goes"), || async {
         match env.client.resource(resource).get::<Value>(key).await {

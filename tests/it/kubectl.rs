@@ -1,4 +1,4 @@
-//! kubectl against the sandbox, as a user types it. Skipped, and said so, where there is no kubectl.
+//! kubectl against the sandbox. Where kubectl is not installed, each test prints that it skips.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -58,8 +58,8 @@ impl Kubectl {
         command
     }
 
-    /// Reads a watch until `last` has been seen, and gives the lines up to it; returns when the
-    /// first object was shown. The watch ends by itself after a while, and the test with it.
+    /// Reads a watch until `last` is seen. Returns when the first object is shown; the handle gives
+    /// the lines up to `last`. The watch times out, and then the test fails.
     async fn watch(&self, args: &[&str], last: &str) -> async_std::task::JoinHandle<Vec<String>> {
         let mut command = self.command(args);
         command.arg("--request-timeout=80s");
@@ -83,7 +83,7 @@ impl Kubectl {
             assert!(found, "the watch ended without {last:?}: {seen:#?}");
             seen
         });
-        // Closed, in either case: by the reader, or with it.
+        // The channel is closed by the reader, or with it.
         let _ = first.recv().await;
         reader
     }
@@ -91,7 +91,7 @@ impl Kubectl {
     async fn try_with(&self, args: &[&str], input: &str) -> (bool, String) {
         let mut command = self.command(args);
         let input = input.to_owned();
-        // The sandbox runs in this process: its threads must not wait for kubectl.
+        // The sandbox runs in this process, so its threads must not wait for kubectl.
         let output = async_std::task::spawn_blocking(move || {
             let mut child = command.spawn().expect("kubectl starts");
             child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
@@ -104,7 +104,7 @@ impl Kubectl {
     }
 }
 
-/// Asks until all of `parts` are in the answer: events are written in the background.
+/// Repeats the command until its output has all of `parts`: events are written in the background.
 async fn shows(env: &Env, kubectl: &Kubectl, args: &[&str], parts: &[&str]) {
     eventually(&env.clock, &format!("{args:?} shows {parts:?}"), || async {
         let text = kubectl.run(args).await;
@@ -121,14 +121,13 @@ fn has(text: &str, parts: &[&str]) {
 }
 
 #[test]
-fn the_commands_of_a_users_day() {
-    block_on(async {
-        let env = Env::new("kubectl").await;
+fn everyday_commands() {
+    Env::run("kubectl", async |env| {
         let home = Folder::new("kubectl-home");
         let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
-            return env.stop().await;
+            return;
         };
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let web = deployment("web", 3, "web:1");
         let apply = ["apply", "-f", "-"];
         has(&kubectl.feed(&apply, &web).await, &["deployment.apps/web created"]);
@@ -143,19 +142,19 @@ fn the_commands_of_a_users_day() {
         let pods = kubectl.run(&["get", "pods", "-l", "app=web"]).await;
         assert_eq!(pods.matches("1/1").count(), 3, "{pods}");
         has(&pods, &["STATUS", "RESTARTS", "Running"]);
-        let told = [
+        let parts = [
             "3 desired | 3 updated | 3 total | 3 available | 0 unavailable",
             "ScalingReplicaSet",
             "Scaled up replica set web-",
             "NewReplicaSetAvailable",
         ];
-        shows(&env, &kubectl, &["describe", "deployment", "web"], &told).await;
-        let told = ["Controlled By:  Deployment/web", "3 Running / 0 Waiting", "SuccessfulCreate"];
-        shows(&env, &kubectl, &["describe", "replicaset"], &told).await;
-        let told = ["LAST SEEN", "SuccessfulCreate", "Created pod: web-"];
-        shows(&env, &kubectl, &["get", "events"], &told).await;
-        let told = ["default-scheduler  Successfully assigned default/web-", "kubelet"];
-        shows(&env, &kubectl, &["describe", "pods"], &told).await;
+        shows(env, &kubectl, &["describe", "deployment", "web"], &parts).await;
+        let parts = ["Controlled By:  Deployment/web", "3 Running / 0 Waiting", "SuccessfulCreate"];
+        shows(env, &kubectl, &["describe", "replicaset"], &parts).await;
+        let parts = ["LAST SEEN", "SuccessfulCreate", "Created pod: web-"];
+        shows(env, &kubectl, &["get", "events"], &parts).await;
+        let parts = ["default-scheduler  Successfully assigned default/web-", "kubelet"];
+        shows(env, &kubectl, &["describe", "pods"], &parts).await;
         let about = ["events", "--for=deployment/web"];
         has(&kubectl.run(&about).await, &["Deployment/web", "ScalingReplicaSet"]);
 
@@ -202,20 +201,17 @@ fn the_commands_of_a_users_day() {
         );
         let all = kubectl.run(&["explain", "deployment", "--recursive"]).await;
         has(&all, &["maxSurge\t<IntOrString>", "containers\t<[]Container> -required-"]);
-        drop(manager);
-        env.stop().await;
     });
 }
 
 #[test]
-fn dependents_go_or_stay_as_delete_says() {
-    block_on(async {
-        let env = Env::new("kubectl-delete").await;
+fn delete_cascades_as_requested() {
+    Env::run("kubectl-delete", async |env| {
         let home = Folder::new("kubectl-home");
         let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
-            return env.stop().await;
+            return;
         };
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let web = deployment("web", 2, "web:1");
         let status = ["rollout", "status", "deployment/web", "--timeout=60s"];
         let sets = ["get", "replicasets", "-o=name"];
@@ -229,7 +225,7 @@ fn dependents_go_or_stay_as_delete_says() {
             &["deployment.apps \"web\" deleted"],
         );
         let owners = ["get", set, "-o=jsonpath={.metadata.ownerReferences}"];
-        assert_eq!(kubectl.run(&owners).await, "", "the set is nobody's");
+        assert_eq!(kubectl.run(&owners).await, "", "the set has no owner");
 
         // A new Deployment adopts it. In the foreground, delete waits for the dependents.
         kubectl.feed(&["apply", "-f", "-"], &web).await;
@@ -246,18 +242,15 @@ fn dependents_go_or_stay_as_delete_says() {
         kubectl.run(&["wait", "pods", "--all", "--for=delete", "--timeout=60s"]).await;
         let left = kubectl.run(&["get", "replicasets,pods"]).await;
         has(&left, &["No resources found in default namespace."]);
-        drop(manager);
-        env.stop().await;
     });
 }
 
 #[test]
-fn what_is_wrong_is_refused_in_a_real_servers_words() {
-    block_on(async {
-        let env = Env::new("kubectl-wrong").await;
+fn errors_have_the_text_of_a_real_server() {
+    Env::run("kubectl-wrong", async |env| {
         let home = Folder::new("kubectl-home");
         let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
-            return env.stop().await;
+            return;
         };
         let mut typo = deployment("web", 3, "web:1");
         typo["spec"]["replcas"] = 3.into();
@@ -313,18 +306,16 @@ fn what_is_wrong_is_refused_in_a_real_servers_words() {
                 &["Error from server (NotImplemented): Pod \"lone\" has no "],
             );
         }
-        env.stop().await;
     });
 }
 
-/// Typed clients write protobuf; what they make must be what they were told.
+/// Typed clients write protobuf: the created objects must have what the flags say.
 #[test]
-fn what_is_created_by_flags_is_as_told() {
-    block_on(async {
-        let env = Env::new("kubectl-create").await;
+fn objects_created_by_flags_have_their_values() {
+    Env::run("kubectl-create", async |env| {
         let home = Folder::new("kubectl-home");
         let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
-            return env.stop().await;
+            return;
         };
         for (command, of, path, expected) in [
             ("configmap c --from-literal=a=b", "cm/c", "{.data}", r#"{"a":"b"}"#),
@@ -391,18 +382,16 @@ fn what_is_created_by_flags_is_as_told() {
         assert_eq!(token.trim().split('.').count(), 3, "signed: {token}");
         assert_eq!(kubectl.run(&["auth", "can-i", "create", "pods"]).await.trim(), "yes");
         has(&kubectl.run(&["auth", "whoami"]).await, &["kubernetes-admin", "system:masters"]);
-        env.stop().await;
     });
 }
 
-/// What an API server makes for itself, and what it writes into what others make.
+/// Objects that an API server creates itself, and fields that it fills in.
 #[test]
 fn a_new_cluster_is_not_empty() {
-    block_on(async {
-        let env = Env::new("kubectl-new").await;
+    Env::run("kubectl-new", async |env| {
         let home = Folder::new("kubectl-home");
         let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
-            return env.stop().await;
+            return;
         };
         let services = kubectl.run(&["get", "apiservices"]).await;
         has(&services, &["v1. ", "v1.apps", "Local", "True"]);
@@ -447,17 +436,15 @@ fn a_new_cluster_is_not_empty() {
             &kubectl.fail(&["create", "-f", "-"], &ingress).await,
             &["spec: Invalid value: null: either `defaultBackend` or `rules` must be specified"],
         );
-        env.stop().await;
     });
 }
 
 #[test]
 fn server_side_apply_keeps_what_others_manage() {
-    block_on(async {
-        let env = Env::new("kubectl-ssa").await;
+    Env::run("kubectl-ssa", async |env| {
         let home = Folder::new("kubectl-home");
         let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
-            return env.stop().await;
+            return;
         };
         let apply = ["apply", "--server-side", "-f", "-"];
         let mut web = deployment("web", 3, "web:1");
@@ -471,7 +458,7 @@ fn server_side_apply_keeps_what_others_manage() {
                using apps/v1: .spec.replicas",
             ],
         );
-        // Without the field there is no conflict, and the scaler keeps it.
+        // Without the field there is no conflict: the scaler owns it.
         web["spec"].as_object_mut().unwrap().remove("replicas");
         web["metadata"].as_object_mut().unwrap().remove("annotations");
         kubectl.feed(&apply, &web).await;
@@ -482,7 +469,7 @@ fn server_side_apply_keeps_what_others_manage() {
         forced.push("--force-conflicts");
         kubectl.feed(&forced, &web).await;
         assert_eq!(kubectl.run(&["get", "deploy", "web", now]).await, "2 ");
-        // From apply on the client's side to apply on the server's.
+        // From client-side apply to server-side apply.
         let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "m" },
             "data": { "a": "1", "b": "2" } });
         kubectl.feed(&["apply", "-f", "-"], &map).await;
@@ -491,6 +478,5 @@ fn server_side_apply_keeps_what_others_manage() {
         kubectl.feed(&apply, &less).await;
         let data = kubectl.run(&["get", "cm", "m", "-o=jsonpath={.data}"]).await;
         assert_eq!(data, r#"{"a":"3"}"#);
-        env.stop().await;
     });
 }

@@ -1,4 +1,4 @@
-//! What a user sees, end to end: the built binary against the sandbox over HTTPS.
+//! End-to-end tests: the built binary against the sandbox over HTTPS.
 
 mod accounts;
 mod aggregation;
@@ -15,6 +15,7 @@ mod kinds;
 mod kubectl;
 mod layers;
 mod namespaces;
+mod paths;
 mod podgc;
 mod policies;
 mod protobuf;

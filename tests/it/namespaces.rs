@@ -1,4 +1,4 @@
-//! How a namespace goes: emptied in order, held by what can't go, with conditions that say why.
+//! Deletion of namespaces: the order, finalizers, and the conditions.
 
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{Namespace, ObjectKey, ResourceType};
@@ -42,9 +42,9 @@ async fn let_go(env: &Site, resource: &ResourceType, namespace: &str, name: &str
     verbs.patch::<Value>(&ObjectKey::new(namespace, name), &patch).await.expect("patch");
 }
 
-/// Waits for a namespace whose conditions that are true are these: type, reason and message.
+/// Waits until these conditions of a namespace are true, and no other: type, reason and message.
 async fn waits_with(env: &Site, name: &str, wanted: &[[&str; 3]]) {
-    eventually(&env.clock, &format!("namespace {name} says why it waits"), || async {
+    eventually(&env.clock, &format!("namespace {name} has its conditions"), || async {
         let namespace: Namespace =
             env.client.get(&ObjectKey::cluster(name)).await.map_err(|error| error.to_string())?;
         let conditions = namespace.status.conditions.unwrap_or_default();
@@ -75,7 +75,7 @@ async fn goes(env: &Site, name: &str) {
 #[test]
 fn pods_go_before_anything_else() {
     everywhere("namespace-order", async |env| {
-        let manager =
+        let _manager =
             env.manager("manager", &["--controllers=*,-root-ca-certificate-publisher-controller"]);
         let all = [&PODS, &CONFIG_MAPS, &DEPLOYMENTS, &REPLICA_SETS, &WIDGETS];
         serve_widgets(env).await;
@@ -110,7 +110,7 @@ fn pods_go_before_anything_else() {
             if names == ["held"] { Ok(()) } else { Err(format!("{names:?}")) }
         })
         .await;
-        // As long as it is there the conditions tell of no failure, and nothing else is touched.
+        // The conditions show that the controller has made its pass and left the rest alone.
         waits_with(env, "ns", &[]).await;
         for resource in &all[1..] {
             let left = items(env, resource, "ns").await;
@@ -122,21 +122,20 @@ fn pods_go_before_anything_else() {
         for resource in all {
             assert_eq!(items(env, resource, "ns").await, [] as [Value; 0], "{resource}");
         }
-        drop(manager);
     });
 }
 
 #[test]
-fn a_finalizer_holds_it_and_the_conditions_say_so() {
+fn a_finalizer_holds_a_namespace_and_its_conditions_name_it() {
     everywhere("namespace-held", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         make_namespace(&env.client, "ns").await;
         for name in ["a", "b"] {
             let object = json!({ "metadata": { "name": name, "finalizers": [HOLD] } });
             make(env, &CONFIG_MAPS, "ns", object).await;
         }
         make(env, &SECRETS, "ns", json!({ "metadata": { "name": "a" } })).await;
-        // A server that can't delete them all at once.
+        // A server that cannot delete a collection.
         if let Some(faults) = &env.faults {
             let refused = ApiError::new(405, "MethodNotAllowed", "not allowed on this resource");
             faults.next(1000, "deletecollection", "secrets", Fault::Fail(refused));
@@ -172,14 +171,13 @@ fn a_finalizer_holds_it_and_the_conditions_say_so() {
             assert_eq!(faults.count("delete", "secrets"), 1);
             assert_eq!(faults.count("deletecollection", "configmaps"), 1, "once is enough");
         }
-        drop(manager);
     });
 }
 
 #[test]
-fn what_is_not_known_or_refused_holds_it() {
+fn failed_discovery_and_refused_deletes_hold_a_namespace() {
     everywhere("namespace-unknown", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         make_namespace(&env.client, "ns").await;
         for resource in [&CONFIG_MAPS, &SECRETS] {
             make(env, resource, "ns", json!({ "metadata": { "name": "a" } })).await;
@@ -213,6 +211,5 @@ fn what_is_not_known_or_refused_holds_it() {
         let key = ObjectKey::cluster("v1beta1.metrics.example.com");
         env.client.resource(&API_SERVICES).delete(&key, Delete::new()).await.expect("delete");
         goes(env, "ns").await;
-        drop(manager);
     });
 }

@@ -1,4 +1,4 @@
-//! Pods that nobody but the pod garbage collector deletes.
+//! The pod garbage collector.
 
 use std::time::Duration;
 
@@ -13,20 +13,20 @@ use serde_json::{Value, json};
 use crate::env::*;
 use crate::faults::deafen;
 
-/// A pod that neither scheduler nor kubelet looks at, and that stays until it is let go.
+/// A pod that scheduler and kubelet ignore, and that a finalizer keeps.
 fn pod(name: &str, node: Option<&str>) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": { "name": name, "namespace": "default", "finalizers": ["test/stay"] },
         "spec": {
-            "schedulerName": "nobody", "nodeName": node,
+            "schedulerName": "none", "nodeName": node,
             "containers": [{ "name": "main", "image": "x:1" }],
         },
     })
 }
 
 #[test]
-fn pods_that_nobody_else_deletes_go() {
+fn excess_orphaned_and_unscheduled_pods_are_deleted() {
     everywhere("podgc", async |env| {
         let client = &env.client;
         for (name, phase) in [("a-old", "Failed"), ("b-new", "Succeeded")] {
@@ -42,7 +42,7 @@ fn pods_that_nobody_else_deletes_go() {
         client.delete::<Pod>(&to_go, Delete::new()).await.expect("delete");
 
         let clock = FakeClock::new(env.clock.now());
-        // All four end up terminated, and the oldest is one too many.
+        // In the end all four are terminated: one more than the threshold.
         let options = Options { terminated_pod_gc_threshold: 3, ..Options::default() };
         let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
         let controller = podgc::controller(&cx).with_clock(clock.clone());
@@ -58,20 +58,30 @@ fn pods_that_nobody_else_deletes_go() {
                 .items;
             pods
         };
-        let reached = eventually(&env.clock, "three of four pods go", || async {
+        eventually(&env.clock, "three of four pods go", || async {
             let pods = pods().await;
             let going = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_string());
             let phase = |pod: &Value| pod["status"]["phase"].as_str().map(str::to_owned);
             let failed = going.filter(|pod| phase(pod).as_deref() != Some("Pending")).count();
             if failed == 3 {
-                return Ok(pods);
+                return Ok(());
             }
             clock.advance(Duration::from_secs(5));
             Err(format!("{pods:#?}"))
         })
         .await;
+        // A further pass over all of them is over when a pod made now goes, and the one after it
+        // when another does.
+        for name in ["c-orphan", "d-orphan"] {
+            create(client, pod(name, Some("no-such-node"))).await;
+            is_going(env, &clock, name).await;
+        }
+        let reached = pods().await;
         let named = |name: &str| reached.iter().find(|pod| pod["metadata"]["name"] == name);
-        assert!(named("b-new").unwrap()["metadata"]["deletionTimestamp"].is_null(), "it may stay");
+        assert!(
+            named("b-new").unwrap()["metadata"]["deletionTimestamp"].is_null(),
+            "within the threshold"
+        );
         assert!(named("a-old").is_some());
         let orphan = &named("orphan").unwrap()["status"];
         assert_eq!(orphan["phase"], "Failed");
@@ -89,13 +99,22 @@ fn pods_that_nobody_else_deletes_go() {
     });
 }
 
+/// Lets time pass until the pod is being deleted.
+async fn is_going(env: &Site, clock: &FakeClock, name: &str) {
+    eventually(&env.clock, &format!("{name} goes"), || async {
+        clock.advance(Duration::from_secs(5));
+        let pod: Pod = env.client.get(&ObjectKey::new("default", name)).await.expect("get");
+        if pod.meta.is_being_deleted() { Ok(()) } else { Err("not yet".to_owned()) }
+    })
+    .await;
+}
+
 #[test]
-fn a_node_that_only_the_cache_lacks_keeps_its_pods() {
-    block_on(async {
-        let env = Env::new("podgc-live").await;
+fn pods_of_a_node_missing_from_the_cache_alone_are_kept() {
+    Env::run("podgc-live", async |env| {
         let (client, clock) = (&env.client, FakeClock::new(env.clock.now()));
         let InProcess { cx, factory, stop } =
-            InProcess::new(&env, clock.clone(), Options::default());
+            InProcess::new(env, clock.clone(), Options::default());
         let controller = podgc::controller(&cx).with_clock(clock.clone());
         let nodes = cx.informer::<Node>();
         factory.start(&stop);
@@ -105,25 +124,20 @@ fn a_node_that_only_the_cache_lacks_keeps_its_pods() {
         let late = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "late" } });
         client.resource(&Node::RESOURCE).create::<Value>("", &late).await.expect("create");
         create(client, pod("kept", Some("late"))).await;
-        create(client, pod("orphan", Some("no-such-node"))).await;
-        let is_going = async |name: &str| {
-            let pod: Pod = client.get(&ObjectKey::new("default", name)).await.expect("get");
-            pod.meta.is_being_deleted()
-        };
-        eventually(&env.clock, "the orphan goes", || async {
-            clock.advance(Duration::from_secs(5));
-            if is_going("orphan").await { Ok(()) } else { Err("not yet".to_owned()) }
-        })
-        .await;
+        // The pass that deletes the second orphan follows a whole pass that saw all the pods.
+        for name in ["orphan", "second"] {
+            create(client, pod(name, Some("no-such-node"))).await;
+            is_going(env, &clock, name).await;
+        }
         stop.stop();
         running.await;
-        assert!(!is_going("kept").await);
+        let kept: Pod = client.get(&ObjectKey::new("default", "kept")).await.expect("get");
+        assert!(!kept.meta.is_being_deleted());
         factory.shutdown().await;
-        env.stop().await;
     });
 }
 
-/// `text` if it is a time that `clock` has shown.
+/// `text`, after asserting that it is a time of `clock`.
 fn clock_text(clock: &FakeClock, text: &Value) -> String {
     let time: kube_controller_manager::objects::Timestamp =
         text.as_str().unwrap_or_default().parse().expect("a time");

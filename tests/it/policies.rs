@@ -1,4 +1,4 @@
-//! What the authors of ValidatingAdmissionPolicies are told about their expressions.
+//! Warnings about the expressions of ValidatingAdmissionPolicies.
 
 use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{
@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use crate::env::*;
 use crate::kinds;
 
-/// Policies, and the warnings that the Go manager 1.36 gave for them on a real API server. The
-/// numbers in names of types, which are different each time, are 0.
+/// Policies, and the warnings that the Go manager 1.36 wrote for them on a real API server. The
+/// numbers in names of types, which differ from run to run, are replaced with 0.
 const WARNINGS: &str = include_str!("../../fixtures/policies.json");
 
 const ONLY: &str = "--controllers=validatingadmissionpolicy-status-controller";
@@ -21,7 +21,7 @@ struct Case {
     warnings: Vec<ExpressionWarning>,
 }
 
-/// A field of every sort.
+/// A schema with a field of every sort.
 const SCHEMA: &str = r#"{ "type": "object", "properties": { "spec": {
   "type": "object",
   "properties": {
@@ -78,7 +78,7 @@ async fn create_policy(env: &Site, name: &str, spec: &Value) {
     let _: Value = resource.create("", &policy).await.expect("create");
 }
 
-/// The warnings about the newest generation, once they are there.
+/// Waits for the warnings about the newest generation.
 async fn warnings(env: &Site, name: &str) -> (i64, Vec<ExpressionWarning>) {
     let key = ObjectKey::new("", name);
     eventually(&env.clock, &format!("policy {name} is checked"), || async {
@@ -98,9 +98,9 @@ async fn warnings(env: &Site, name: &str) -> (i64, Vec<ExpressionWarning>) {
 }
 
 #[test]
-fn a_typo_is_told_until_it_is_corrected() {
+fn a_warning_stays_until_its_fault_is_corrected() {
     everywhere("policies", async |env| {
-        let manager = env.manager("manager", &[ONLY]);
+        let _manager = env.manager("manager", &[ONLY]);
         let spec = json!({
             "matchConstraints": { "resourceRules": [{
                 "apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["CREATE"],
@@ -127,11 +127,11 @@ fn a_typo_is_told_until_it_is_corrected() {
                  | .............^\n",
             ),
         ];
-        let told: Vec<(&str, &str)> = found
+        let found: Vec<(&str, &str)> = found
             .iter()
             .map(|warning| (warning.field_ref.as_str(), warning.warning.as_str()))
             .collect();
-        assert_eq!(told, expected);
+        assert_eq!(found, expected);
 
         let fixed = json!({ "spec": { "validations": [
             { "expression": "object.spec.replicas > 5",
@@ -142,8 +142,7 @@ fn a_typo_is_told_until_it_is_corrected() {
         env.client.patch::<ValidatingAdmissionPolicy>(&key, &patch).await.expect("patch");
         let (second, found) = warnings(env, "replicas").await;
         assert!(second > first, "generation {second} follows {first}");
-        assert_eq!(found, [], "nothing is wrong any more");
-        drop(manager);
+        assert_eq!(found, [], "the policy is correct now");
     });
 }
 
@@ -151,7 +150,7 @@ fn a_typo_is_told_until_it_is_corrected() {
 fn warnings_are_those_of_the_go_manager() {
     everywhere("policies", async |env| {
         kinds::serve_widgets_like(env, serde_json::from_str(SCHEMA).unwrap()).await;
-        // Schemas are published a while after the kind is served.
+        // Schemas are published later than the kind is served.
         eventually(&env.clock, "the schema of widgets is published", || async {
             let path = "/openapi/v3/apis/example.com/v1";
             let text = env.client.get_path(path).await.map_err(|error| error.to_string())?;
@@ -160,7 +159,7 @@ fn warnings_are_those_of_the_go_manager() {
         })
         .await;
         let flags = [ONLY, "--kube-api-qps=1000", "--kube-api-burst=1000"];
-        let manager = env.manager("manager", &flags);
+        let _manager = env.manager("manager", &flags);
         let cases: Vec<Case> = serde_json::from_str(WARNINGS).unwrap();
         assert!(cases.len() > 150);
         for (n, case) in cases.iter().enumerate() {
@@ -177,6 +176,5 @@ fn warnings_are_those_of_the_go_manager() {
             }
         }
         assert!(different.is_empty(), "{}", different.join("\n\n"));
-        drop(manager);
     });
 }

@@ -1,4 +1,4 @@
-//! Objects as protobuf: the same as their JSON, byte by byte as a real server writes them.
+//! Objects in protobuf: equal to their JSON, and byte for byte as a real server writes them.
 
 use futures_lite::AsyncReadExt;
 use kube_controller_manager::client::Call;
@@ -42,7 +42,7 @@ fn encoded(json: &[u8]) -> Vec<u8> {
     protobuf::encode(&object).unwrap_or_else(|| panic!("no message for {object}"))
 }
 
-/// Reads a watch until it has told all that there is.
+/// Reads a watch up to the end of its initial events.
 async fn initial(env: &Site, accept: &'static str) -> Vec<u8> {
     let query = [
         ("watch", "true"),
@@ -64,14 +64,14 @@ async fn initial(env: &Site, accept: &'static str) -> Vec<u8> {
 }
 
 #[test]
-fn objects_lists_and_watches_say_the_same_in_both_encodings() {
+fn objects_lists_and_watches_are_equal_in_both_encodings() {
     everywhere("protobuf", async |env| {
         for name in ["a", "b"] {
             let pod = json!({
                 "apiVersion": "v1", "kind": "Pod",
                 "metadata": { "name": name, "labels": { "app": "protobuf", "tier": "" } },
                 "spec": {
-                    "schedulerName": "nobody", "nodeSelector": { "b": "1", "a": "2" },
+                    "schedulerName": "none", "nodeSelector": { "b": "1", "a": "2" },
                     "volumes": [{ "name": "scratch", "emptyDir": {} }],
                     "containers": [{
                         "name": "main", "image": "x:1", "env": [{ "name": "EMPTY" }],
@@ -119,17 +119,17 @@ fn objects_lists_and_watches_say_the_same_in_both_encodings() {
             ("application/vnd.kubernetes.protobuf;stream=watch", "application/json"),
             (METADATA, METADATA_AS_JSON),
         ] {
-            let told = initial(env, json).await;
+            let read = initial(env, json).await;
             let mut expected = Vec::new();
-            for line in told.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+            for line in read.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
                 let event: Value = serde_json::from_slice(line).expect("an event");
                 if event["type"] == "ADDED" {
                     let object = protobuf::encode(&event["object"]).expect("a message");
                     protobuf::event(&mut expected, "ADDED", &object);
                 }
             }
-            let told = initial(env, accept).await;
-            let (initial, bookmark) = told.split_at(expected.len());
+            let read = initial(env, accept).await;
+            let (initial, bookmark) = read.split_at(expected.len());
             assert_eq!(initial, expected, "{accept}");
             let start = b"\x0a\x08BOOKMARK\x12";
             assert_eq!(&bookmark[4..4 + start.len()], start, "{accept}");
@@ -143,10 +143,9 @@ fn media(response: &Response) -> &str {
 }
 
 #[test]
-fn what_has_no_protobuf_is_json_or_refused_and_failures_are_told_as_asked() {
-    block_on(async {
-        let env = Env::new("protobuf-forms").await;
-        serve_widgets(&env).await;
+fn kinds_without_protobuf_are_json_or_refused() {
+    Env::run("protobuf-forms", async |env| {
+        serve_widgets(env).await;
         let widget = json!({
             "apiVersion": WIDGETS.api_version(), "kind": WIDGETS.kind,
             "metadata": { "name": "w" },
@@ -185,6 +184,5 @@ fn what_has_no_protobuf_is_json_or_refused_and_failures_are_told_as_asked() {
         let gone = ask(Method::DELETE, widget, METADATA).await;
         let gone = protobuf::decode(gone.content()).expect("an object");
         assert_eq!((&gone["kind"], &gone["status"]), (&json!("Status"), &json!("Success")));
-        env.stop().await;
     });
 }

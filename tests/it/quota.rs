@@ -1,4 +1,4 @@
-//! What is used of what ResourceQuotas limit.
+//! Usage of ResourceQuotas.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use crate::env::*;
 use crate::kinds::*;
 
-/// Without those who create ConfigMaps and accounts in every namespace: what is used is what a
-/// test created.
+/// Without the controllers that create ConfigMaps and accounts in every namespace: only the test's
+/// own objects are counted.
 const ONLY: &str = "--controllers=resourcequota-controller";
 
 const SERVICES: ResourceType = ResourceType::fixed("", "v1", "Service", "services", true);
@@ -31,7 +31,7 @@ fn object(api_version: &str, kind: &str, name: &str, rest: Value) -> Value {
 
 fn pod(name: &str, cpu: &str, extra: Value) -> Value {
     let mut spec = json!({
-        "schedulerName": "nobody",
+        "schedulerName": "none",
         "containers": [{
             "name": "main", "image": "x:1", "resources": { "requests": { "cpu": cpu } },
         }],
@@ -44,7 +44,7 @@ fn quota(name: &str, spec: Value) -> Value {
     object("v1", "ResourceQuota", name, json!({ "spec": spec }))
 }
 
-/// Waits until the quota says that just this is used.
+/// Waits until exactly this is used of the quota.
 async fn uses(env: &Site, name: &str, used: &[(&str, &str)]) {
     let status = env.client.resource(&ResourceQuota::RESOURCE);
     let wanted: BTreeMap<&str, &str> = used.iter().copied().collect();
@@ -66,7 +66,7 @@ async fn delete(client: &Client, resource: &ResourceType, name: &str) {
     client.resource(resource).delete(&key, Delete::new()).await.expect("delete");
 }
 
-/// A kind of object that the API server did not know, and an object of it.
+/// Defines a custom resource and creates an object of it.
 async fn define_widgets(env: &Site) {
     serve_widgets(env).await;
     eventually(&env.clock, "a widget is created", || async {
@@ -78,7 +78,7 @@ async fn define_widgets(env: &Site) {
 }
 
 #[test]
-fn what_is_deleted_is_free_again() {
+fn deleted_and_ended_objects_are_not_counted() {
     everywhere("quota", async |env| {
         let client = &env.client;
         define_widgets(env).await;
@@ -96,8 +96,8 @@ fn what_is_deleted_is_free_again() {
         create(client, quota("all", all)).await;
         let long = json!({ "hard": { "pods": "4", "cpu": "2" }, "scopes": ["NotTerminating"] });
         create(client, quota("long", long)).await;
-        // No full pass comes within the patience of this test: changes are told.
-        let manager = env.manager("manager", &[ONLY, "--resource-quota-sync-period=1h"]);
+        // No full pass comes within this test: changes alone cause counts.
+        let _manager = env.manager("manager", &[ONLY, "--resource-quota-sync-period=1h"]);
         let used = |pods: &'static str, cpu, maps, widgets, ports| {
             [
                 ("pods", pods),
@@ -118,7 +118,7 @@ fn what_is_deleted_is_free_again() {
         uses(env, "all", &used("2", "1600m", "1", "0", "0")).await;
         uses(env, "long", &[("pods", "1"), ("cpu", "600m")]).await;
 
-        // A pod that has ended is stored, and uses nothing.
+        // A pod that has ended still exists, and uses nothing.
         let status = client.resource(&Pod::RESOURCE).subresource("status");
         let ended = Patch::Merge(json!({ "status": { "phase": "Succeeded" } }));
         status.patch::<Value>(&ObjectKey::new("default", "two"), &ended).await.expect("patch");
@@ -127,32 +127,31 @@ fn what_is_deleted_is_free_again() {
         ended[3].1 = "2";
         uses(env, "all", &ended).await;
 
-        // Another limit is looked at at once.
+        // A changed limit is counted at once.
         merge::<ResourceQuota>(client, "long", json!({ "spec": { "hard": { "cpu": null } } }))
             .await;
         uses(env, "long", &[("pods", "0")]).await;
-        drop(manager);
     });
 }
 
 #[test]
-fn a_wrong_count_is_put_right_by_the_next_pass() {
+fn the_next_pass_corrects_a_wrong_count() {
     everywhere("quota-resync", async |env| {
         let client = &env.client;
         let hard = json!({ "hard": { "count/configmaps": "9", "pods": "1", "cpu": "2",
             "count/widgets.example.com": "3" } });
         create(client, quota("all", hard)).await;
-        let manager = env.manager("manager", &[ONLY, "--resource-quota-sync-period=1s"]);
+        let _manager = env.manager("manager", &[ONLY, "--resource-quota-sync-period=1s"]);
         uses(env, "all", &[("count/configmaps", "0"), ("pods", "0"), ("cpu", "0")]).await;
         create(client, object("v1", "ConfigMap", "one", json!({}))).await;
         create(client, pod("one", "1", json!({}))).await;
-        // The API server counts what it lets in, and lets in no more than that.
+        // The API server counts what it admits, and refuses the excess.
         let pods = client.resource(&Pod::RESOURCE);
         let why = "exceeded quota: all, requested: pods=1, used: pods=1, limited: pods=1";
         eventually(&env.clock, "one more is refused", || async {
             match pods.create::<Value>("default", &pod("two", "1", json!({}))).await {
                 Err(error) if error.to_string().contains(why) => Ok(()),
-                // A pass that had not heard of the first pod took it out of the count.
+                // A pass that had not seen the first pod removed it from the count.
                 other => {
                     let _ = pods.delete(&ObjectKey::new("default", "two"), Delete::new()).await;
                     Err(format!("{other:?}"))
@@ -164,7 +163,7 @@ fn a_wrong_count_is_put_right_by_the_next_pass() {
         let wrong = Patch::Merge(json!({ "status": { "used": { "pods": "0", "cpu": "2" } } }));
         status.patch::<Value>(&ObjectKey::new("default", "all"), &wrong).await.expect("patch");
         uses(env, "all", &[("count/configmaps", "1"), ("pods", "1"), ("cpu", "1")]).await;
-        // A kind that came later is counted too; until then a real server lets none be created.
+        // A kind defined later is counted too; before that a real server refuses to create any.
         define_widgets(env).await;
         let later = [
             ("count/configmaps", "1"),
@@ -173,11 +172,10 @@ fn a_wrong_count_is_put_right_by_the_next_pass() {
             ("cpu", "1"),
         ];
         uses(env, "all", &later).await;
-        drop(manager);
     });
 }
 
-/// Two widgets, two maps, and a quota of them.
+/// Creates two widgets, two ConfigMaps, and a quota of both.
 async fn widgets_and_maps(env: &Env) {
     define_widgets(env).await;
     let widget = object("example.com/v1", "Widget", "second", json!({}));
@@ -194,83 +192,79 @@ fn widgets_maps<'a>(widgets: &'a str, maps: &'a str) -> [(&'a str, &'a str); 2] 
 }
 
 #[test]
-fn a_group_that_cannot_be_asked_for_a_while_is_counted_all_the_same() {
-    block_on(async {
-        let env = Env::new("quota-away").await;
+fn a_group_whose_discovery_fails_is_counted() {
+    Env::run("quota-away", async |env| {
         let (client, faults) = (&env.client, env.cluster.sandbox.faults());
-        widgets_and_maps(&env).await;
+        widgets_and_maps(env).await;
         let clock = FakeClock::new(env.clock.now());
-        // No full pass comes: changes are told.
+        // No full pass comes: changes alone cause counts.
         let options = Options { resource_quota_sync_period: Duration::ZERO, ..Options::default() };
-        let InProcess { cx, factory, stop } = InProcess::new(&env, clock.clone(), options);
+        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
         let controller = resourcequota::controller(&cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
-        uses(&env, "all", &widgets_maps("2", "2")).await;
+        uses(env, "all", &widgets_maps("2", "2")).await;
         let watches = faults.count("watch", "widgets");
 
-        send_away(&env, "example.com").await;
-        looks_at_discovery(&env, &clock, 3).await;
+        send_away(env, "example.com").await;
+        discovery_is_read(env, &clock, 3).await;
         delete(client, &CONFIG_MAPS, "one").await;
-        uses(&env, "all", &widgets_maps("2", "1")).await;
-        // All is counted anew for another limit.
+        uses(env, "all", &widgets_maps("2", "1")).await;
+        // Another limit causes a full count.
         let more = json!({ "spec": { "hard": { "pods": "1" } } });
         merge::<ResourceQuota>(client, "all", more).await;
         let all = [&widgets_maps("2", "1")[..], &[("pods", "0")]].concat();
-        uses(&env, "all", &all).await;
-        // Its watch still tells who goes.
+        uses(env, "all", &all).await;
+        // Its watch still brings deletions.
         delete(client, &WIDGETS, "first").await;
         let all = [&widgets_maps("1", "1")[..], &[("pods", "0")]].concat();
-        uses(&env, "all", &all).await;
+        uses(env, "all", &all).await;
 
         let key = ObjectKey::cluster("v1.example.com");
         client.resource(&API_SERVICES).delete(&key, Delete::new()).await.expect("delete");
-        looks_at_discovery(&env, &clock, 2).await;
+        discovery_is_read(env, &clock, 2).await;
         delete(client, &WIDGETS, "second").await;
         let all = [&widgets_maps("0", "1")[..], &[("pods", "0")]].concat();
-        uses(&env, "all", &all).await;
-        assert_eq!(faults.count("watch", "widgets"), watches, "the watch was never given up");
+        uses(env, "all", &all).await;
+        assert_eq!(faults.count("watch", "widgets"), watches, "the watch was never closed");
         stop.stop();
         running.await;
         factory.shutdown().await;
-        env.stop().await;
     });
 }
 
 #[test]
-fn what_was_counted_of_a_group_that_cannot_be_asked_stays_until_it_can() {
-    block_on(async {
-        let env = Env::new("quota-unknown").await;
+fn an_earlier_count_stays_while_discovery_fails() {
+    Env::run("quota-unknown", async |env| {
         let client = &env.client;
-        widgets_and_maps(&env).await;
+        widgets_and_maps(env).await;
         let status = client.resource(&ResourceQuota::RESOURCE).subresource("status");
-        // Whoever counted before has seen more of both.
+        // An earlier manager counted more of both.
         let hard = json!({ "count/configmaps": "9", "count/widgets.example.com": "9" });
         let used = json!({ "count/configmaps": "7", "count/widgets.example.com": "7" });
         let before = Patch::Merge(json!({ "status": { "hard": hard, "used": used } }));
         status.patch::<Value>(&ObjectKey::new("default", "all"), &before).await.expect("patch");
-        send_away(&env, "example.com").await;
+        send_away(env, "example.com").await;
         client.reset_discovery();
 
         let clock = FakeClock::new(env.clock.now());
         let resource_quota_sync_period = Duration::from_secs(1);
         let options = Options { resource_quota_sync_period, ..Options::default() };
-        let InProcess { cx, factory, stop } = InProcess::new(&env, clock.clone(), options);
+        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
         let controller = resourcequota::controller(&cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
-        uses(&env, "all", &widgets_maps("7", "2")).await;
+        uses(env, "all", &widgets_maps("7", "2")).await;
         delete(client, &CONFIG_MAPS, "one").await;
-        uses(&env, "all", &widgets_maps("7", "1")).await;
+        uses(env, "all", &widgets_maps("7", "1")).await;
         assert_eq!(env.cluster.sandbox.faults().count("watch", "widgets"), 0);
 
         let key = ObjectKey::cluster("v1.example.com");
         client.resource(&API_SERVICES).delete(&key, Delete::new()).await.expect("delete");
-        looks_at_discovery(&env, &clock, 2).await;
-        uses(&env, "all", &widgets_maps("2", "1")).await;
+        discovery_is_read(env, &clock, 2).await;
+        uses(env, "all", &widgets_maps("2", "1")).await;
         stop.stop();
         running.await;
         factory.shutdown().await;
-        env.stop().await;
     });
 }

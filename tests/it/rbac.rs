@@ -1,13 +1,16 @@
-//! Who may do what, by roles and bindings.
+//! Authorization by roles and bindings.
 
 use std::sync::Arc;
 
-use kube_controller_manager::client::{Client, ListOptions, Result};
-use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ResourceType, ServiceAccount};
+use kube_controller_manager::client::{Client, Delete, ListOptions, Result};
+use kube_controller_manager::objects::{
+    Namespace, ObjectKey, Pod, Resource, ResourceType, ServiceAccount,
+};
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::BINDINGS;
+use crate::kinds::{BINDINGS, goes};
+use crate::rollouts::inhabit;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 const ROLES: ResourceType = ResourceType::fixed(GROUP, "v1", "Role", "roles", true);
@@ -31,7 +34,7 @@ const ACCESS: ResourceType = ResourceType::fixed(
 );
 const ROBOT: &str = "system:serviceaccount:default:robot";
 
-/// A new service account's client.
+/// The client of a new service account.
 async fn robot(env: &Site) -> Client {
     let account =
         json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "robot" } });
@@ -68,7 +71,7 @@ async fn make(client: &Client, resource: &ResourceType, object: &Value) -> Resul
     client.resource(resource).create("default", object).await
 }
 
-fn told<T: std::fmt::Debug>(result: Result<T>) -> String {
+fn refusal<T: std::fmt::Debug>(result: Result<T>) -> String {
     result.unwrap_err().message().unwrap_or_default().to_owned()
 }
 
@@ -77,13 +80,13 @@ async fn pods(client: &Client, namespace: Option<&str>) -> Result<()> {
 }
 
 #[test]
-fn a_binding_lets_its_subject_do_what_the_role_says_and_no_more() {
+fn a_binding_grants_its_role_and_no_more() {
     everywhere("rbac", async |env| {
         let robot = robot(env).await;
         let cannot = |rest: &str| format!("User {ROBOT:?} cannot {rest}");
         let list = "list resource \"pods\" in API group \"\"";
         let here = format!("pods is forbidden: {}", cannot(list)) + " in the namespace \"default\"";
-        assert_eq!(told(pods(&robot, Some("default")).await), here);
+        assert_eq!(refusal(pods(&robot, Some("default")).await), here);
 
         let rules = json!([
             { "apiGroups": [""], "resources": ["pods"], "verbs": ["list"] },
@@ -96,13 +99,13 @@ fn a_binding_lets_its_subject_do_what_the_role_says_and_no_more() {
         })
         .await;
         let elsewhere = here.replace("\"default\"", "\"kube-system\"");
-        assert_eq!(told(pods(&robot, Some("kube-system")).await), elsewhere);
+        assert_eq!(refusal(pods(&robot, Some("kube-system")).await), elsewhere);
         let everywhere = format!("pods is forbidden: {} at the cluster scope", cannot(list));
-        assert_eq!(told(pods(&robot, None).await), everywhere);
-        let path = told(robot.get_path("/metrics").await);
+        assert_eq!(refusal(pods(&robot, None).await), everywhere);
+        let path = refusal(robot.get_path("/metrics").await);
         assert_eq!(path, format!("forbidden: {}", cannot("get path \"/metrics\"")));
 
-        // What it is told when it asks.
+        // Access reviews.
         let own = |verb: &str| {
             json!({
                 "apiVersion": SELF_ACCESS.api_version(), "kind": SELF_ACCESS.kind,
@@ -121,7 +124,7 @@ fn a_binding_lets_its_subject_do_what_the_role_says_and_no_more() {
         assert_eq!(ask("watch").await, json!({ "allowed": false }));
         let mut other = own("list");
         (other["kind"], other["spec"]["user"]) = ((*ACCESS.kind).into(), "bob".into());
-        let refused = told(robot.resource(&ACCESS).create::<Value>("", &other).await);
+        let refused = refusal(robot.resource(&ACCESS).create::<Value>("", &other).await);
         assert!(refused.starts_with("subjectaccessreviews.authorization.k8s.io is"), "{refused}");
         let answer: Value = env.client.resource(&ACCESS).create("", &other).await.unwrap();
         assert_eq!(answer["status"], json!({ "allowed": false }));
@@ -138,11 +141,12 @@ fn a_binding_lets_its_subject_do_what_the_role_says_and_no_more() {
             "{APIGroups:[\"\"], Resources:[\"secrets\"], Verbs:[\"list\" \"get\"]}"
         );
         assert_eq!(
-            told(make(&robot, &ROLES, &role("more", &all)).await),
+            refusal(make(&robot, &ROLES, &role("more", &all)).await),
             format!("roles.{GROUP} \"more\" is forbidden: {grant}{missing}")
         );
-        let bound =
-            told(make(&robot, &ROLE_BINDINGS, &binding("m", "ClusterRole", "cluster-admin")).await);
+        let bound = refusal(
+            make(&robot, &ROLE_BINDINGS, &binding("m", "ClusterRole", "cluster-admin")).await,
+        );
         let missing = concat!(
             "{APIGroups:[\"*\"], Resources:[\"*\"], Verbs:[\"*\"]}\n",
             "{NonResourceURLs:[\"*\"], Verbs:[\"*\"]}"
@@ -158,12 +162,12 @@ fn a_binding_lets_its_subject_do_what_the_role_says_and_no_more() {
 fn controllers_have_the_rights_they_need() {
     everywhere("rights", async |env| {
         let manager = env.manager("manager", &[]);
-        let mut web = deployment("web", 2, "web:1");
-        web["spec"]["template"]["spec"]["containers"][0]["ports"] =
-            json!([{ "containerPort": 80 }]);
-        create(&env.client, web).await;
-        rolled_out(&env.client, &env.clock, "web").await;
-        // Roles that gather others are filled.
+        // Work for every controller that can be given some: what the refusals below would come from.
+        inhabit(env, "busy").await;
+        let namespace = ObjectKey::cluster("busy");
+        env.client.delete::<Namespace>(&namespace, Delete::new()).await.expect("delete");
+        goes(env, &Namespace::RESOURCE, &namespace).await;
+        // Aggregated roles are filled.
         let admin = ObjectKey::cluster("admin");
         eventually(&env.clock, "the role of administrators has its rules", || async {
             let role = env.client.resource(&CLUSTER_ROLES).get::<Value>(&admin).await;
@@ -184,6 +188,5 @@ fn controllers_have_the_rights_they_need() {
         let refused: Vec<&str> =
             log.lines().filter(|line| line.contains("is forbidden: User")).collect();
         assert!(refused.is_empty(), "{refused:#?}");
-        drop(manager);
     });
 }

@@ -5,32 +5,33 @@ use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::Once;
 
 use kube_controller_manager::clock::SharedClock;
+use parking_lot::{Mutex, MutexGuard};
 use sandbox::certs::{Authority, Pair};
 use sandbox::cluster::administrator;
 use serde_json::json;
 
 use crate::env::eventually;
 
-/// The folder that holds the binaries; tells once that there is none.
+/// The folder that holds the binaries. Where it is not set, prints that once.
 pub fn assets() -> Option<PathBuf> {
-    static TOLD: Once = Once::new();
+    static PRINTED: Once = Once::new();
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").filter(|assets| !assets.is_empty());
     if assets.is_none() {
-        // Not by a macro: the test harness would keep it to itself.
+        // Not by a macro: the test harness would capture the text.
         let text = "skipped on a real kube-apiserver: KUBEBUILDER_ASSETS is not set\n";
-        TOLD.call_once(|| std::io::stderr().write_all(text.as_bytes()).unwrap_or_default());
+        PRINTED.call_once(|| std::io::stderr().write_all(text.as_bytes()).unwrap_or_default());
     }
     assets.map(PathBuf::from)
 }
 
-/// Runs until dropped. One at a time: they are heavy.
+/// An API server that runs until dropped. Only one runs at a time: they are heavy.
 pub struct ApiServer {
-    /// Of an administrator.
+    /// The kubeconfig of an administrator.
     pub admin: PathBuf,
-    /// Of the manager, which has the rights that every cluster gives it.
+    /// The kubeconfig of `system:kube-controller-manager`.
     pub kubeconfig: PathBuf,
     processes: Vec<Child>,
     _turn: MutexGuard<'static, ()>,
@@ -46,7 +47,7 @@ impl Drop for ApiServer {
     }
 }
 
-/// A port that nobody listens on just now.
+/// A port that is free now.
 fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     listener.local_addr().expect("its number").port()
@@ -71,16 +72,16 @@ fn spawn(program: PathBuf, folder: &Path, flags: &[String]) -> Child {
 }
 
 impl ApiServer {
-    /// Everything that it writes goes to `folder`.
+    /// Starts etcd and the API server, with all their files in `folder`.
     pub async fn start(assets: &Path, folder: &Path, clock: &SharedClock) -> ApiServer {
         static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = TURN.lock();
         let authority = Authority::new(clock.now()).expect("a CA");
         let file = |name: &str| folder.join(name).display().to_string();
         fs::write(folder.join("ca.crt"), &authority.certificate).expect("written");
         let serving = authority.serving(Ipv4Addr::LOCALHOST.into()).expect("signed");
         write_pair(folder, "apiserver", &serving);
-        // One key for both ends: what it signs, the certificate's public key verifies.
+        // One key signs tokens and TLS handshakes; the certificate's public key verifies both.
         fs::write(folder.join("sa.key"), &serving.key).expect("written");
         let admin = authority.client("admin", &["system:masters"]).expect("signed");
         write_pair(folder, "admin", &admin);
@@ -143,8 +144,8 @@ impl ApiServer {
         let started = ApiServer { admin, kubeconfig, processes, _turn: turn };
         let client = administrator(&started.admin, "tests", clock).expect("a client");
         eventually(clock, "the API server is ready", || async {
-            let said = fs::read_to_string(folder.join("kube-apiserver.log")).unwrap_or_default();
-            let last = said.lines().last().unwrap_or_default();
+            let log = fs::read_to_string(folder.join("kube-apiserver.log")).unwrap_or_default();
+            let last = log.lines().last().unwrap_or_default();
             client.get_path("/readyz").await.map_err(|error| format!("{error}: {last}"))
         })
         .await;

@@ -1,4 +1,4 @@
-//! Resyncs of informers, in a controller.
+//! Resyncs of informers in a controller.
 
 use std::time::Duration;
 
@@ -12,35 +12,33 @@ use kube_controller_manager::task::{StopToken, spawn};
 use crate::env::*;
 
 #[test]
-fn a_watch_has_the_factorys_resync_unless_it_has_its_own() {
-    block_on(async {
-        let env = Env::new("resync").await;
+fn a_watch_has_the_factorys_resync_period_or_its_own() {
+    Env::run("resync", async |env| {
         let source = ClientSource::new(env.client.clone());
         let second = Duration::from_secs(1);
         let factory = SharedInformerFactory::with_resync(source, env.clock.clone(), second);
         let nodes = factory.informer::<Node>();
         let mut controller = Controller::new("resync").with_clock(env.clock.clone());
         let queue: Queue = controller.queue("resync", 1);
-        let (told, heard) = async_channel::unbounded();
-        let tell = |name: &'static str| {
-            let told = told.clone();
+        let (sender, receiver) = async_channel::unbounded();
+        let handler = |name: &'static str| {
+            let sender = sender.clone();
             move |change: Change<'_, Node>, _: &Queue| {
                 if let Change::Resync { .. } = change {
-                    told.try_send(name).unwrap();
+                    sender.try_send(name).unwrap();
                 }
             }
         };
-        controller.watch(&nodes, &queue, tell("default"));
-        controller.watch_resyncing(&nodes, Some(Duration::from_secs(3600)), &queue, tell("own"));
+        controller.watch(&nodes, &queue, handler("default"));
+        controller.watch_resyncing(&nodes, Some(Duration::from_secs(3600)), &queue, handler("own"));
         let stop = StopToken::new();
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         for _ in 0..8 {
-            assert_eq!(heard.recv().await.unwrap(), "default");
+            assert_eq!(receiver.recv().await.unwrap(), "default");
         }
         stop.stop();
         running.await;
         factory.shutdown().await;
-        env.stop().await;
     });
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::env::*;
 use crate::faults::deafen;
 
-/// A ReplicaSet of pods `app: <name>, tier: x`; it selects by the first label alone.
+/// A ReplicaSet of pods with the labels `app: <name>, tier: x`, which selects by the first alone.
 fn replica_set(name: &str, replicas: i32) -> Value {
     let mut template = deployment(name, 0, "web:1")["spec"]["template"].take();
     template["metadata"]["labels"]["tier"] = json!("x");
@@ -27,7 +27,7 @@ fn replica_set(name: &str, replicas: i32) -> Value {
     })
 }
 
-/// Waits until the object is as wanted.
+/// Waits until the object is `good`. Returns it.
 async fn is<T: Resource + serde::de::DeserializeOwned>(
     env: &Site,
     name: &str,
@@ -53,9 +53,9 @@ async fn by_image(env: &Site) -> BTreeMap<String, ReplicaSet> {
 }
 
 #[test]
-fn a_new_size_during_a_rollout_is_shared_in_proportion() {
+fn a_new_size_during_a_rollout_is_divided_in_proportion() {
     everywhere("share", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         let mut web = deployment("web", 10, "web:1");
         web["spec"]["strategy"] = json!({ "rollingUpdate": {
@@ -74,7 +74,7 @@ fn a_new_size_during_a_rollout_is_shared_in_proportion() {
             })
             .await;
         };
-        // Two may be missing, three too many.
+        // At most two below and three above the wanted number.
         have(8, 5).await;
         merge::<Deployment>(client, "web", json!({ "spec": { "replicas": 15 } })).await;
         have(11, 7).await;
@@ -82,16 +82,15 @@ fn a_new_size_during_a_rollout_is_shared_in_proportion() {
         for (image, from, to) in [("web:1", 8, 11), ("web:2", 5, 7)] {
             let text =
                 format!("Scaled up replica set {} from {from} to {to}", sets[image].meta.name);
-            told(env, "web", "ScalingReplicaSet", &text).await;
+            has_event(env, "web", "ScalingReplicaSet", &text).await;
         }
-        drop(manager);
     });
 }
 
 #[test]
-fn old_templates_are_kept_up_to_the_limit_and_come_back() {
+fn old_templates_are_kept_up_to_the_limit_and_reused() {
     everywhere("history", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         let mut web = deployment("web", 2, "web:1");
         web["spec"]["revisionHistoryLimit"] = json!(1);
@@ -119,7 +118,7 @@ fn old_templates_are_kept_up_to_the_limit_and_come_back() {
         ] {
             let ask = json!({ "metadata": { "annotations": { BACK: revision } } });
             merge::<Deployment>(client, "web", ask).await;
-            told(env, "web", reason, text).await;
+            has_event(env, "web", reason, text).await;
             is::<Deployment>(env, "web", "done with the rollback", |web| {
                 web["metadata"]["annotations"][BACK].is_null()
             })
@@ -128,16 +127,15 @@ fn old_templates_are_kept_up_to_the_limit_and_come_back() {
         let back = rolled_out(client, clock, "web").await;
         assert_eq!(back.meta.annotations.get("deployment.kubernetes.io/revision"), Some("4"));
         let again = by_image(env).await;
-        assert_eq!(again["web:2"].meta.uid, sets["web:2"].meta.uid, "it is used again");
+        assert_eq!(again["web:2"].meta.uid, sets["web:2"].meta.uid, "the same ReplicaSet");
         assert_eq!([again["web:2"].replicas(), again["web:3"].replicas()], [2, 0]);
-        drop(manager);
     });
 }
 
 #[test]
-fn a_pod_counts_when_it_has_been_ready_for_long_enough() {
+fn a_pod_is_available_after_min_ready_seconds() {
     everywhere("min-ready", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let mut web = deployment("web", 1, "web:1");
         web["spec"]["minReadySeconds"] = json!(3);
         create(&env.client, web).await;
@@ -153,14 +151,13 @@ fn a_pod_counts_when_it_has_been_ready_for_long_enough() {
         let web = is::<Deployment>(env, "web", "there", |_| true).await;
         let waited = since(&web, "Available").duration_since(ready);
         assert!(waited >= Duration::from_secs(3), "{waited:?}");
-        drop(manager);
     });
 }
 
 #[test]
-fn the_pods_that_cost_least_go_first() {
+fn the_pods_with_the_lowest_deletion_cost_go_first() {
     everywhere("cost", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let client = &env.client;
         create(client, replica_set("web", 4)).await;
         let all = |field: &'static str, count: i32| {
@@ -177,11 +174,11 @@ fn the_pods_that_cost_least_go_first() {
             });
             merge::<Pod>(client, name, json!({ "metadata": meta })).await;
         }
-        // The label that is not the template's tells when the cost is known.
-        is::<ReplicaSet>(env, "web", "in the know", all("fullyLabeledReplicas", 2)).await;
+        // The changed label shows in the status when the controller has seen the cost.
+        is::<ReplicaSet>(env, "web", "informed", all("fullyLabeledReplicas", 2)).await;
         for (replicas, left) in [(3, &names[1..]), (1, &names[3..])] {
             merge::<ReplicaSet>(client, "web", json!({ "spec": { "replicas": replicas } })).await;
-            eventually(&env.clock, &format!("{left:?} are left"), || async {
+            eventually(&env.clock, &format!("{left:?} remain"), || async {
                 let pods = env.pods().await;
                 let mut found: Vec<&str> = pods.iter().map(|pod| &*pod.meta.name).collect();
                 found.sort();
@@ -189,16 +186,15 @@ fn the_pods_that_cost_least_go_first() {
             })
             .await;
         }
-        told(env, "web", "SuccessfulCreate", &format!("Created pod: {}", names[0])).await;
-        told(env, "web", "SuccessfulDelete", &format!("Deleted pod: {}", names[0])).await;
-        drop(manager);
+        has_event(env, "web", "SuccessfulCreate", &format!("Created pod: {}", names[0])).await;
+        has_event(env, "web", "SuccessfulDelete", &format!("Deleted pod: {}", names[0])).await;
     });
 }
 
 #[test]
-fn a_name_that_is_taken_is_passed_over() {
+fn a_name_collision_counts_up() {
     everywhere("collision", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         create(client, deployment("web", 2, "web:1")).await;
         rolled_out(client, clock, "web").await;
@@ -207,7 +203,7 @@ fn a_name_that_is_taken_is_passed_over() {
             .delete::<Deployment>(&ObjectKey::new("default", "web"), Delete::foreground())
             .await
             .expect("delete");
-        eventually(clock, "all of it goes", || async {
+        eventually(clock, "everything goes", || async {
             let left = list::<Deployment>(client).await.len() + by_image(env).await.len();
             let left = left + env.pods().await.len();
             if left == 0 { Ok(()) } else { Err(format!("{left} left")) }
@@ -221,16 +217,15 @@ fn a_name_that_is_taken_is_passed_over() {
         let web = is::<Deployment>(env, "web", "there", |_| true).await;
         assert_eq!(web["status"]["collisionCount"], 1);
         let taken = is::<ReplicaSet>(env, &name, "there", |_| true).await;
-        assert!(taken["metadata"]["ownerReferences"].is_null(), "it is left alone");
+        assert!(taken["metadata"]["ownerReferences"].is_null(), "it is not adopted");
         assert_eq!(taken["spec"]["template"]["metadata"]["labels"]["app"], "other");
-        drop(manager);
     });
 }
 
 #[test]
-fn what_a_quota_forbids_is_asked_for_a_few_times_and_made_later() {
+fn creates_slow_down_while_a_quota_forbids_them() {
     everywhere("forbidden", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let client = &env.client;
         let quota = json!({
             "apiVersion": "v1", "kind": "ResourceQuota",
@@ -251,26 +246,25 @@ fn what_a_quota_forbids_is_asked_for_a_few_times_and_made_later() {
                 && condition["message"].as_str().is_some_and(|message| message.ends_with(why))
         })
         .await;
-        told(env, "web", "FailedCreate", why).await;
+        has_event(env, "web", "FailedCreate", why).await;
         if let Some(faults) = &env.faults {
-            // One, then two at once; after that one each time, later and later.
+            // One, then two at once; after that one each time, with growing delays.
             let asked = faults.count("create", "pods");
             assert!(asked < 30, "{asked} requests");
         }
         let more = json!({ "spec": { "hard": { "pods": "30" } } });
         merge::<ResourceQuota>(client, "few", more).await;
-        is::<ReplicaSet>(env, "web", "whole, without a complaint", |set| {
+        is::<ReplicaSet>(env, "web", "complete, without the condition", |set| {
             set["status"]["replicas"] == 30 && set["status"]["conditions"].is_null()
         })
         .await;
-        drop(manager);
     });
 }
 
 #[test]
-fn pods_that_are_going_are_told_and_replaced() {
+fn terminating_pods_are_counted_and_replaced() {
     everywhere("terminating", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         create(client, deployment("web", 2, "web:1")).await;
         rolled_out(client, clock, "web").await;
@@ -281,43 +275,39 @@ fn pods_that_are_going_are_told_and_replaced() {
         let key = ObjectKey::new("default", &name);
         client.delete::<Pod>(&key, Delete::new().grace_period(0)).await.expect("delete");
         for going in [1, 0] {
-            let tells = |object: &Value| {
+            let counts = |object: &Value| {
                 let status = &object["status"];
                 status["terminatingReplicas"] == going && status["readyReplicas"] == 2
             };
-            is::<ReplicaSet>(env, &set, &format!("rid of all but {going}"), tells).await;
-            is::<Deployment>(env, "web", &format!("rid of all but {going}"), tells).await;
+            is::<ReplicaSet>(env, &set, &format!("at {going} terminating"), counts).await;
+            is::<Deployment>(env, "web", &format!("at {going} terminating"), counts).await;
             if going == 1 {
                 assert_eq!(env.pods().await.len(), 3, "the third takes its place");
                 merge::<Pod>(client, &name, hold(Value::Null)).await;
             }
         }
-        drop(manager);
     });
 }
 
 #[test]
 fn a_status_is_written_only_when_it_changes() {
-    block_on(async {
-        let env = Env::new("quiet").await;
-        let manager = env.manager("manager", &[]);
+    Env::run("quiet", async |env| {
+        let _manager = env.manager("manager", &[]);
         create(&env.client, replica_set("web", 5)).await;
-        is::<ReplicaSet>(&env, "web", "ready", |set| set["status"]["readyReplicas"] == 5).await;
+        is::<ReplicaSet>(env, "web", "ready", |set| set["status"]["readyReplicas"] == 5).await;
         for pod in env.pods().await {
             let touch = json!({ "metadata": { "labels": { "tier": "y" } } });
             merge::<Pod>(&env.client, &pod.meta.name, touch).await;
         }
-        is::<ReplicaSet>(&env, "web", "relabelled", |set| {
+        is::<ReplicaSet>(env, "web", "relabelled", |set| {
             set["status"]["fullyLabeledReplicas"].as_i64().unwrap_or(0) == 0
         })
         .await;
         let written = env.cluster.sandbox.faults().count("update", "replicasets/status");
-        // What changes nothing makes no version. The first is the creation.
+        // A write without a change makes no version. The first version is the creation.
         let store = &env.cluster.sandbox.api().store;
         let versions = store.changes("replicasets.apps", 0, usize::MAX, true).expect("the history");
         assert_eq!(written, versions.changes.len() as u64 - 1);
-        drop(manager);
-        env.stop().await;
     });
 }
 
@@ -329,7 +319,7 @@ async fn served(env: &Site, kind: &str) -> (Dynamic, bool) {
     (env.client.resource(resource), resource.namespaced)
 }
 
-/// Makes a namespace with something for most controllers, and waits until they have done their part.
+/// Creates a namespace with work for most controllers, and waits until the work is done.
 pub async fn inhabit(env: &Site, name: &str) {
     let service = json!({ "apiVersion": "v1", "spec": { "selector": { "app": name }, "ports": [{ "port": 80 }] } });
     let token = json!({
@@ -357,8 +347,8 @@ pub async fn inhabit(env: &Site, name: &str) {
         }
         _ => true,
     };
-    // What is made, and in between what is waited for: a token is taken only for an account that is
-    // there, and a quota is counted once, when all that it counts is known.
+    // An object is created, `None` is only waited for: a token needs its account first, and a quota
+    // is counted once when all that it counts exists.
     for (kind, object) in [
         ("Namespace", Some(json!({ "apiVersion": "v1" }))),
         ("ServiceAccount", None),
@@ -430,22 +420,21 @@ fn a_manager_that_takes_over_changes_nothing() {
         assert!(first.stop(&env.clock, PATIENCE).await.unwrap().success());
         let before = versions(env, "before").await;
         assert_eq!(before.len(), 12, "{before:?}");
-        let second = env.manager("second", &[]);
-        // When it has done all this it has long seen what was there before.
+        let _second = env.manager("second", &[]);
+        // When this is done, every controller has seen the objects from before.
         inhabit(env, "after").await;
         assert_eq!(versions(env, "before").await, before);
-        drop(second);
     });
 }
 
-/// Waits until the manager's cache of ReplicaSets has all that was written until now.
+/// Waits until the manager's cache of ReplicaSets has all writes until now.
 async fn caught_up(env: &Site) {
     let mut last = replica_set("last", 0);
     last["metadata"]["ownerReferences"] = json!([{
         "apiVersion": "apps/v1", "kind": "Deployment", "name": "no", "uid": "no",
     }]);
     create(&env.client, last).await;
-    eventually(&env.clock, "what came last is collected", || async {
+    eventually(&env.clock, "the last ReplicaSet is collected", || async {
         let sets: Vec<ReplicaSet> = list(&env.client).await;
         if sets.iter().any(|set| &*set.meta.name == "last") {
             Err("not yet".into())
@@ -457,14 +446,13 @@ async fn caught_up(env: &Site) {
 }
 
 #[test]
-fn a_sync_waits_until_its_own_writes_are_known() {
-    block_on(async {
-        let env = Env::new("lagging").await;
+fn a_sync_waits_until_its_cache_has_its_own_writes() {
+    Env::run("lagging", async |env| {
         let manager = env.manager("manager", &["-v=4"]);
         let (client, clock, faults) = (&env.client, &env.clock, env.cluster.sandbox.faults());
         for name in ["web", "other"] {
             create(client, replica_set(name, 2)).await;
-            is::<ReplicaSet>(&env, name, "ready", |set| set["status"]["readyReplicas"] == 2).await;
+            is::<ReplicaSet>(env, name, "ready", |set| set["status"]["readyReplicas"] == 2).await;
         }
         let ready = async |app: &str| -> Vec<String> {
             let pods = env.pods().await;
@@ -485,14 +473,14 @@ fn a_sync_waits_until_its_own_writes_are_known() {
             })
             .await;
         };
-        caught_up(&env).await;
+        caught_up(env).await;
         deafen(faults, "replicasets");
-        // The status that was written with this is not seen again.
+        // The status written with this does not come back through the watch.
         replaced("web").await;
         let name = ready("web").await.remove(0);
         let key = ObjectKey::new("default", &name);
         client.delete::<Pod>(&key, Delete::new()).await.expect("delete");
-        // Its deletion was told before those of the others, and was looked at since.
+        // Its deletion came before those of the others, and was handled since.
         replaced("other").await;
         let looks = || {
             let log = std::fs::read_to_string(&manager.log).unwrap();
@@ -506,24 +494,21 @@ fn a_sync_waits_until_its_own_writes_are_known() {
         assert_eq!(env.pods().await.len(), 3, "one of web, two of other");
         faults.clear();
         for name in ["web", "other"] {
-            is::<ReplicaSet>(&env, name, "whole", |set| set["status"]["readyReplicas"] == 2).await;
+            is::<ReplicaSet>(env, name, "whole", |set| set["status"]["readyReplicas"] == 2).await;
         }
         assert_eq!(env.pods().await.len(), 4);
-        drop(manager);
-        env.stop().await;
     });
 }
 
 #[test]
-fn nothing_is_adopted_for_an_owner_that_is_another_by_now() {
-    block_on(async {
-        let env = Env::new("recheck").await;
-        let manager = env.manager("manager", &[]);
+fn an_owner_with_another_uid_on_the_server_adopts_nothing() {
+    Env::run("recheck", async |env| {
+        let _manager = env.manager("manager", &[]);
         let (client, clock, faults) = (&env.client, &env.clock, env.cluster.sandbox.faults());
         create(client, replica_set("web", 0)).await;
         let known = |set: &Value| set["status"]["observedGeneration"] == 1;
-        is::<ReplicaSet>(&env, "web", "known", known).await;
-        caught_up(&env).await;
+        is::<ReplicaSet>(env, "web", "known", known).await;
+        caught_up(env).await;
         deafen(faults, "replicasets");
         client
             .delete::<ReplicaSet>(&ObjectKey::new("default", "web"), Delete::new())
@@ -547,9 +532,7 @@ fn nothing_is_adopted_for_an_owner_that_is_another_by_now() {
         let is_free = |pods: Vec<Pod>| pods.len() == 1 && pods[0].meta.owners().is_empty();
         assert!(is_free(env.pods().await));
         faults.clear();
-        is::<ReplicaSet>(&env, "web", "known", known).await;
+        is::<ReplicaSet>(env, "web", "known", known).await;
         assert!(is_free(env.pods().await));
-        drop(manager);
-        env.stop().await;
     });
 }

@@ -1,4 +1,4 @@
-//! The life of a ServiceCIDR.
+//! ServiceCIDRs and their finalizer.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use crate::env::*;
 
 #[test]
-fn a_subnet_stays_while_an_address_needs_it() {
+fn a_subnet_stays_while_an_address_is_in_it() {
     everywhere("servicecidrs", async |env| {
-        let manager = env.manager("manager", &[]);
+        let _manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         let subnet = json!({
             "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
@@ -29,7 +29,7 @@ fn a_subnet_stays_while_an_address_needs_it() {
         client.resource(&IPAddress::RESOURCE).create::<Value>("", &address).await.unwrap();
 
         let (subnet, address) = (ObjectKey::cluster("more"), ObjectKey::cluster("10.20.0.5"));
-        let says = |status: &'static str, reason: &'static str| {
+        let is_ready = |status: &'static str, reason: &'static str| {
             let subnet = &subnet;
             async move {
                 eventually(clock, &format!("Ready is {status}"), || async {
@@ -43,10 +43,11 @@ fn a_subnet_stays_while_an_address_needs_it() {
                 .await
             }
         };
-        let ready = says("True", "").await;
+        let ready = is_ready("True", "").await;
         assert!(ready.meta.has_finalizer("networking.k8s.io/service-cidr-finalizer"));
         client.delete::<ServiceCIDR>(&subnet, Delete::new()).await.unwrap();
-        let dying = says("False", "Terminating").await;
+        // The controller writes this reason when an address keeps the subnet.
+        let dying = is_ready("False", "Terminating").await;
 
         client.delete::<IPAddress>(&address, Delete::new()).await.unwrap();
         eventually(clock, "the subnet goes", || async {
@@ -57,7 +58,6 @@ fn a_subnet_stays_while_an_address_needs_it() {
         })
         .await;
         let waited = clock.now().duration_since(dying.meta.deletion_timestamp.unwrap());
-        assert!(waited >= Duration::from_secs(10), "the API servers had time to hear of it");
-        drop(manager);
+        assert!(waited >= Duration::from_secs(10), "API servers have ten seconds to stop using it");
     });
 }
