@@ -1,13 +1,13 @@
-//! A parsed expression, macros expanded.
+//! The tree of a parsed expression, with macros expanded.
 
-/// Names a node: an index into the positions of the source, and into the types the checker found.
+/// Identifies a node: the index of its position and of its type.
 pub type Id = u32;
 
 #[derive(Clone, Debug)]
 pub struct Expr {
     pub id: Id,
     pub node: Node,
-    /// Of the tree below: what walks it recursively relies on the parser's bound.
+    /// The depth of the tree below. The parser bounds it, so recursion over the tree is safe.
     pub depth: u32,
 }
 
@@ -35,7 +35,7 @@ pub enum Node {
     Comprehension(Box<Comprehension>),
 }
 
-/// The type of a literal; its value where something depends on it.
+/// The type of a literal, with its value where the checker needs it.
 #[derive(Clone, Debug)]
 pub enum Literal {
     Null,
@@ -68,7 +68,7 @@ pub struct Field {
     pub optional: bool,
 }
 
-/// What the macros over lists and maps become.
+/// The expansion of the macros over lists and maps.
 #[derive(Clone, Debug)]
 pub struct Comprehension {
     pub range: Expr,
@@ -88,7 +88,8 @@ impl Expr {
         Expr { id, node, depth: deepest + 1 }
     }
 
-    /// `a.b.c` as one name, where it could be one. Upstream: `containers.ToQualifiedName`.
+    /// Returns `a.b.c` as one name, if the expression has that form.
+    /// Upstream: `containers.ToQualifiedName`.
     pub fn qualified_name(&self) -> Option<String> {
         match &self.node {
             Node::Ident(name) => Some(name.clone()),

@@ -1,4 +1,4 @@
-//! Finds the type of every node, and what does not fit. Upstream: cel-go's `checker`.
+//! Finds the type of every node, and type errors. Upstream: cel-go's `checker`.
 
 use super::Environment;
 use super::ast::{Comprehension, Element, Entry, Expr, Field, Id, Literal, Node};
@@ -7,7 +7,7 @@ use super::library::{self, Overload};
 use super::parser::Parsed;
 use super::types::{Fields, Substitutions, Type};
 
-/// The type of each node, by [`Id`]. What a macro drops has none, and is dynamic here.
+/// The type of each node, by [`Id`]. A node that a macro drops is dynamic.
 pub struct Types(Vec<Type>);
 
 impl Types {
@@ -16,7 +16,7 @@ impl Types {
     }
 }
 
-/// The types, or all that is wrong, in the order in which it was found.
+/// Returns the types, or all issues in the order in which they were found.
 pub fn check(parsed: &Parsed, environment: &Environment) -> Result<Types, Vec<Issue>> {
     let mut checker = Checker {
         environment,
@@ -62,7 +62,7 @@ impl<'a> Checker<'a> {
         Type::Error
     }
 
-    /// Checks `expr` and remembers its type.
+    /// Checks `expr` and records its type.
     fn check(&mut self, expr: &'a Expr) -> Type {
         let found = match &expr.node {
             Node::Literal(literal) => match literal {
@@ -181,7 +181,7 @@ impl<'a> Checker<'a> {
                 overloads => self.resolve(expr, function, overloads, None, args),
             };
         };
-        // `a.b.c()`: a function of that name, else `c` called on `a.b`.
+        // `a.b.c()` is the function of that name if there is one, else `c` called on `a.b`.
         if let Some(prefix) = target.qualified_name() {
             let name = format!("{prefix}.{function}");
             let overloads = named(&name);
@@ -196,7 +196,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// What the overloads that fit give; all of them count, for what is dynamic may be any.
+    /// Returns the common result of all overloads that fit, or `dyn` where they differ: a dynamic
+    /// argument may fit several.
     fn resolve(
         &mut self,
         expr: &Expr,
@@ -250,7 +251,7 @@ impl<'a> Checker<'a> {
         result
     }
 
-    /// The type of an optional element, which must be an optional.
+    /// The type inside an optional element. An element that is not optional is an issue.
     fn unwrapped(&mut self, value: &Expr, found: Type) -> Type {
         if let Some(inner) = found.unwrap_optional() {
             return inner.clone();
@@ -291,7 +292,7 @@ impl<'a> Checker<'a> {
         Type::map(key, value)
     }
 
-    /// The more general of both, or anything where neither is.
+    /// The more general of both types, or `dyn` where neither is.
     fn join(&mut self, before: Option<Type>, found: Type) -> Type {
         match before {
             None => found,

@@ -1,20 +1,20 @@
-//! What is wrong with an expression, as users of CEL know it.
+//! Issues of an expression, printed as cel-go prints them.
 //! Upstream: cel-go's `common.Error`, `common.Errors`.
 
-/// Further ones are only counted.
+/// The number of issues printed; further ones are counted.
 const MOST: usize = 100;
-/// A longer line is not shown, in characters.
+/// The length in bytes from which a line of source is not shown.
 const LONGEST_SNIPPET: usize = 16384;
 
-/// One fault, and where in the source it is.
+/// A fault and its position in the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issue {
-    /// In characters from the start; `None`: the expression as a whole.
+    /// In characters from the start. `None`: the whole expression.
     pub offset: Option<u32>,
     pub message: String,
 }
 
-/// The text of all of them, in the order of the source; at one place in the order they were found.
+/// Prints issues in the order of the source; issues at one position in the order of `issues`.
 pub fn display(source: &str, mut issues: Vec<Issue>) -> String {
     let excess = issues.len().saturating_sub(MOST);
     issues.truncate(MOST);
@@ -48,7 +48,7 @@ fn one(lines: &[&str], issue: &Issue) -> String {
     text
 }
 
-/// Line and column, both from 0.
+/// Returns line and column, both from 0.
 fn position(lines: &[&str], offset: usize) -> (usize, usize) {
     let mut start = 0;
     for (n, line) in lines.iter().enumerate() {

@@ -1,11 +1,11 @@
-//! Source text to tokens. Upstream: the lexer rules of cel-go's `CEL.g4`.
+//! Splits source text into tokens. Upstream: the lexer rules of cel-go's `CEL.g4`.
 
 use super::issues::Issue;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Token {
     Ident(String),
-    /// Any of the operators and brackets, and the words `in`, `true`, `false`, `null`.
+    /// An operator, a bracket, or one of the words `in`, `true`, `false`, `null`.
     Symbol(&'static str),
     Int(String),
     Uint(String),
@@ -15,7 +15,7 @@ pub enum Token {
     End,
 }
 
-/// A token and where it starts, in characters.
+/// A token and its start, in characters.
 pub type Placed = (Token, u32);
 
 const SYMBOLS: [&str; 26] = [
@@ -29,7 +29,7 @@ struct Lexer {
     at: usize,
 }
 
-/// All tokens, [`Token::End`] last.
+/// Returns all tokens; the last is [`Token::End`].
 pub fn tokens(source: &str) -> Result<Vec<Placed>, Issue> {
     let mut lexer = Lexer { source: source.chars().collect(), at: 0 };
     let mut found = Vec::new();
@@ -139,7 +139,7 @@ impl Lexer {
         Token::Int(text)
     }
 
-    /// Whether a string starts here: how long what stands before its quote is, if so.
+    /// The length of the prefix before the quote, if a string starts here.
     fn string_prefix(&self) -> Option<usize> {
         let bytes = usize::from(matches!(self.peek(0), 'b' | 'B'));
         let raw = usize::from(matches!(self.peek(bytes), 'r' | 'R'));
@@ -176,7 +176,7 @@ impl Lexer {
         Ok(if bytes { Token::Bytes } else { Token::String(text) })
     }
 
-    /// What stands after a backslash.
+    /// Reads the escape sequence after a backslash.
     fn escaped(&mut self, bytes: bool) -> Result<char, &'static str> {
         const BAD: &str = "Syntax error: token recognition error: invalid escape sequence";
         let letter = self.peek(0);
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_told_apart() {
+    fn source_is_split_into_tokens() {
         let cases: [(&str, &[Token]); 8] = [
             (
                 "a.b1 // x\n <= 1",

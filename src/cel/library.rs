@@ -1,4 +1,4 @@
-//! The functions that a policy may call, all of the environment for stored expressions.
+//! The functions that a policy may call: those of the environment for stored expressions.
 //! Upstream: cel-go's `stdlib`, `cel.OptionalTypes` and `ext`, Kubernetes' `apiserver/pkg/cel`:
 //! `environment.baseOpts` and `library`.
 
@@ -10,7 +10,7 @@ use super::types::{Fields, Substitutions, Type};
 /// One way to call a function.
 #[derive(Clone, Debug)]
 pub struct Overload {
-    /// Called on its first argument.
+    /// Whether it is called on its first argument.
     pub member: bool,
     pub args: Vec<Type>,
     pub result: Type,
@@ -18,7 +18,7 @@ pub struct Overload {
 }
 
 impl Overload {
-    /// With parameters of its own: what it takes, what it gives.
+    /// Returns the types of arguments and result, with fresh type parameters.
     pub fn instantiate(&self, known: &mut Substitutions) -> (Vec<Type>, Type) {
         if self.params == 0 {
             return (self.args.clone(), self.result.clone());
@@ -36,7 +36,7 @@ fn renamed(of: &Type, names: &[u32]) -> Type {
     }
 }
 
-/// The overloads of a function, in the order in which they are tried; none: no such function.
+/// The overloads of a function, in the order in which they are tried. Empty: no such function.
 pub fn overloads(function: &str) -> &'static [Overload] {
     static TABLE: LazyLock<HashMap<&'static str, Vec<Overload>>> = LazyLock::new(|| {
         let mut table: HashMap<&'static str, Vec<Overload>> = HashMap::new();
@@ -48,7 +48,7 @@ pub fn overloads(function: &str) -> &'static [Overload] {
     TABLE.get(function).map(Vec::as_slice).unwrap_or_default()
 }
 
-/// The type that a name stands for, where it is a type.
+/// The type that `name` names, if it names one.
 pub fn named_type(name: &str) -> Option<Type> {
     Some(match name {
         "bool" => Type::Bool,
@@ -70,14 +70,15 @@ pub fn named_type(name: &str) -> Option<Type> {
     })
 }
 
-/// A line of [`FUNCTIONS`]: a name, then each overload as `(ARGS)RESULT` or `RECEIVER.(ARGS)RESULT`.
+/// Reads a line of [`FUNCTIONS`]: a name, then each overload as `(ARGS)RESULT` or
+/// `RECEIVER.(ARGS)RESULT`.
 fn read(line: &'static str) -> Vec<(&'static str, Overload)> {
     let mut words = line.split_whitespace();
     let Some(name) = words.next() else { return Vec::new() };
     let templated = |word: &'static str| match word.split_once('$') {
         None => vec![word.to_owned()],
         Some((_, set)) => {
-            // `…$abc`: once for each type of the set in the place of `@`.
+            // `…$set` is repeated for each type of the set, which replaces `@`.
             let types = if set.ends_with("summable") { &COMPARABLE[..4] } else { &COMPARABLE };
             let pattern = word.trim_end_matches(|c| c != '$').trim_end_matches('$');
             types.iter().map(|of| pattern.replace('@', of)).collect()
@@ -108,7 +109,7 @@ fn overload(text: &str) -> Option<Overload> {
     Some(Overload { member: open > 0, args, result, params: params.len() as u32 })
 }
 
-/// At the commas that are not within brackets.
+/// Splits at the commas outside brackets.
 fn split(text: &str) -> Vec<&str> {
     let mut depth = 0;
     let parts = text.split(move |c| {

@@ -1,4 +1,4 @@
-//! Calls that stand for other expressions. A node that a macro makes is placed at the call.
+//! Macros: calls that expand to other expressions. Their nodes have the position of the call.
 //! Upstream: cel-go's `parser.AllMacros`, `cel.OptionalTypes`, `ext.TwoVarComprehensions`,
 //! `ext.Lists`.
 
@@ -8,9 +8,9 @@ use super::parser::Parser;
 
 type Result<T> = std::result::Result<T, Issue>;
 
-/// Holds what a comprehension gathers; no name of a user's.
+/// The variable that holds the result of a comprehension. No user can write this name.
 const ACCUMULATOR: &str = "@result";
-/// What it was called before; still refused.
+/// The former name of [`ACCUMULATOR`], still refused.
 const OLD_ACCUMULATOR: &str = "__result__";
 const UNUSED: &str = "#unused";
 const SORT_INPUT: &str = "@__sortBy_input__";
@@ -18,7 +18,7 @@ const SORT_INPUT: &str = "@__sortBy_input__";
 const NO_NAME: &str = "argument must be a simple name";
 const NO_IDENTIFIER: &str = "argument is not an identifier";
 
-/// `function(args)`, its bracket at `at`.
+/// Makes `function(args)`, whose bracket is at `at`.
 pub fn global_call(
     parser: &mut Parser,
     at: u32,
@@ -40,7 +40,7 @@ pub fn global_call(
     }
 }
 
-/// `target.function(args)`, its bracket at `at`.
+/// Makes `target.function(args)`, whose bracket is at `at`.
 pub fn member_call(
     parser: &mut Parser,
     at: u32,
@@ -166,7 +166,7 @@ impl Make<'_> {
         Ok(self.gather(target, vars, init, step))
     }
 
-    /// `optMap` and `optFlatMap`: the body, with the value under a name, where there is a value.
+    /// `optMap` and `optFlatMap`: the body with the value bound to a name, if there is a value.
     fn optional(&mut self, kind: &str, target: Expr, mut args: Vec<Expr>) -> Result<Expr> {
         let Node::Ident(name) = &args[0].node else {
             return self
@@ -205,7 +205,7 @@ impl Make<'_> {
         Ok(self.bind(SORT_INPUT.to_owned(), target, sorted))
     }
 
-    /// `body`, with `value` under `name`.
+    /// `body` with `value` bound to `name`.
     fn bind(&mut self, name: String, value: Expr, body: Expr) -> Expr {
         let range = self.node(Node::List(Vec::new()));
         let condition = self.literal(Literal::Bool);
@@ -222,21 +222,21 @@ impl Make<'_> {
         })
     }
 
-    /// A comprehension that goes through all and ends with what it gathered.
+    /// A comprehension over all elements whose result is the accumulator.
     fn gather(&mut self, range: Expr, (var, var2): Variables, init: Expr, step: Expr) -> Expr {
         let (condition, result) = (self.literal(Literal::Bool), self.accu());
         let accu = ACCUMULATOR.to_owned();
         self.comprehension(Comprehension { range, var, var2, accu, init, condition, step, result })
     }
 
-    /// The accumulator and one element more.
+    /// The accumulator with one more element.
     fn add_element(&mut self, value: Option<Expr>) -> Expr {
         let elements = value.into_iter().map(|value| Element { value, optional: false }).collect();
         let (accu, list) = (self.accu(), self.node(Node::List(elements)));
         self.call("_+_", vec![accu, list])
     }
 
-    /// `step` where `filter` holds, else the accumulator as it is.
+    /// `step` if `filter` holds, else the unchanged accumulator.
     fn when(&mut self, filter: Option<Expr>, step: Expr) -> Expr {
         match filter {
             Some(filter) => {
@@ -278,7 +278,7 @@ impl Make<'_> {
         Ok(name)
     }
 
-    /// The last `bodies` of `args`, and the variables named by those before.
+    /// Splits `args` into variable names and the last `bodies` expressions.
     fn variables_and_body(
         &self,
         mut args: Vec<Expr>,

@@ -1,10 +1,10 @@
-//! The type checker of the Common Expression Language: from an expression and the types of its
-//! variables to the type of the whole, or to what is wrong with it in the words of cel-go.
-//! Nothing is evaluated. Upstream: cel-go's `cel.Env.Compile`.
+//! The type checker of the Common Expression Language. It takes an expression and the types of its
+//! variables, and returns the type of the whole or the issues with cel-go's text. It evaluates
+//! nothing. Upstream: cel-go's `cel.Env.Compile`.
 //!
-//! The parser is our own, for the places it gives to nodes and the macros it expands must be those
-//! of cel-go: the crate `cel` knows neither comprehensions of two variables nor optional mapping,
-//! and brings a run time for generated parsers.
+//! The parser is our own because the positions of nodes and the expanded macros must be those of
+//! cel-go. The crate `cel` lacks comprehensions of two variables and optional mapping, and depends
+//! on a runtime for generated parsers.
 
 mod ast;
 mod checker;
@@ -22,11 +22,11 @@ pub use self::library::named_type;
 pub use self::parser::RESERVED;
 pub use self::types::{Fields, LazyFields, Type};
 
-/// The variables that an expression may name, and the types that it may name and make.
+/// The variables and types that an expression may use.
 #[derive(Default)]
 pub struct Environment {
     pub variables: HashMap<&'static str, Type>,
-    /// Types with fields, by their names.
+    /// Types with fields, by name.
     pub types: BTreeMap<String, Type>,
 }
 
@@ -36,7 +36,7 @@ impl Environment {
         self.variables.get(name).cloned().or_else(|| of_type().map(Type::type_of))
     }
 
-    /// The type of `source`, or all that is wrong with it as a text of several lines. Recursive: see
+    /// Returns the type of `source`, or all its issues as a text of several lines. Recursive: see
     /// [`on_deep_stack`].
     pub fn compile(&self, source: &str) -> Result<Type, String> {
         let parsed = parser::parse(source).map_err(|issue| issues::display(source, vec![issue]))?;
@@ -50,8 +50,8 @@ impl Environment {
     }
 }
 
-/// Does `work` where expressions may be as deep as the parser lets them be: a worker's stack is
-/// small, and most of this one is never touched.
+/// Runs `work` on a thread whose stack is large enough for the deepest expression that the parser
+/// accepts. The stack of a worker is too small; most pages of this one are never touched.
 pub fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> std::io::Result<T> {
     const STACK_BYTES: usize = 32 << 20;
     std::thread::scope(|scope| {
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told_in_the_words_of_cel_go() {
+    fn type_errors_have_the_text_of_cel_go() {
         for (source, expected) in [
             ("nope.x", "1:1: undeclared reference to 'nope' (in container '')"),
             ("nope(1)", "1:5: undeclared reference to 'nope' (in container '')"),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn all_issues_are_told_in_the_order_of_the_source() {
+    fn issues_are_in_the_order_of_the_source() {
         let issues = environment().compile("!(object.a || object.count) && 1 > object.name");
         let found = issues.unwrap_err();
         let heads: Vec<&str> = found.lines().filter(|line| line.starts_with("ERROR")).collect();

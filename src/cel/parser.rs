@@ -1,5 +1,5 @@
-//! Tokens to an [`Expr`], macros expanded on the way. A node is placed where cel-go places it: an
-//! operator at its sign, a selection at the dot, a call at the bracket.
+//! Parses tokens to an [`Expr`] and expands macros. A node has the position that cel-go gives it:
+//! an operator that of its sign, a selection that of the dot, a call that of the bracket.
 //! Upstream: cel-go's `parser`.
 
 use super::ast::{Element, Entry, Expr, Field, Id, Literal, Node};
@@ -7,16 +7,16 @@ use super::issues::Issue;
 use super::lexer::{self, Placed, Token};
 use super::macros;
 
-/// Of brackets and operators. Upstream: the option `MaxRecursionDepth`.
+/// The limit for nested brackets and operators. Upstream: the option `MaxRecursionDepth`.
 const MAX_NESTING: u32 = 250;
-/// Of the tree with its macros expanded.
+/// The limit for the depth of the tree with its macros expanded.
 const MAX_DEPTH: u32 = 300;
-/// Of nodes: macros that copy what they are called on grow fast.
+/// The limit for nodes: macros that copy their target grow fast.
 const MAX_NODES: usize = 200_000;
-/// In characters. Upstream: `ExpressionSizeCodePointLimit`.
+/// The limit for the source, in characters. Upstream: `ExpressionSizeCodePointLimit`.
 const MAX_LENGTH: usize = 100_000;
 
-/// A binary operator: the higher it binds, the tighter.
+/// A binary operator. A higher `binds` binds tighter.
 #[derive(Clone, Copy)]
 struct Operator {
     symbol: &'static str,
@@ -28,7 +28,7 @@ const fn operator(symbol: &'static str, function: &'static str, binds: u8) -> Op
     Operator { symbol, function, binds }
 }
 
-/// Operators that bind so or less may be taken in any order.
+/// Operators with at most this `binds` are associative: their chains may be balanced.
 const LOGIC: u8 = 2;
 const OPERATORS: [Operator; 14] = [
     operator("||", "_||_", 1),
@@ -47,7 +47,7 @@ const OPERATORS: [Operator; 14] = [
     operator("%", "_%_", 5),
 ];
 
-/// Words that may be fields but not variables.
+/// Words that may name fields but not variables.
 pub const RESERVED: [&str; 21] = [
     "as",
     "break",
@@ -72,7 +72,7 @@ pub const RESERVED: [&str; 21] = [
     "while",
 ];
 
-/// An expression and where its nodes are, in characters, by [`Id`].
+/// An expression and the positions of its nodes, in characters, by [`Id`].
 pub struct Parsed {
     pub expr: Expr,
     pub positions: Vec<u32>,
@@ -80,7 +80,7 @@ pub struct Parsed {
 
 type Result<T> = std::result::Result<T, Issue>;
 
-/// Stops at the first fault.
+/// Parses `source`. Stops at the first fault.
 pub fn parse(source: &str) -> Result<Parsed> {
     let length = source.chars().count();
     if length > MAX_LENGTH {
@@ -101,7 +101,7 @@ fn whole<T>(message: String) -> Result<T> {
     Err(Issue { offset: None, message })
 }
 
-/// Makes nodes, and remembers where they are.
+/// Makes nodes and records their positions.
 pub struct Parser {
     tokens: Vec<Placed>,
     at: usize,
@@ -110,7 +110,7 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// A node at `offset`.
+    /// Makes a node at `offset`.
     pub fn node(&mut self, offset: u32, node: Node) -> Expr {
         let id = self.id(offset);
         Expr::new(id, node)
@@ -129,7 +129,7 @@ impl Parser {
         self.node(offset, Node::Call { function: function.to_owned(), target: None, args })
     }
 
-    /// The same again, at the same places.
+    /// Returns a copy with new ids and the same positions.
     pub fn copy(&mut self, expr: &Expr) -> Expr {
         let mut copy = expr.clone();
         self.renumber(&mut copy);
@@ -146,7 +146,7 @@ impl Parser {
         expr.node.children_mut(&mut |child| self.renumber(child));
     }
 
-    /// Within what the recursion over trees can bear.
+    /// Checks that recursion over `expr` is safe.
     fn bounded(&self, expr: Expr) -> Result<Expr> {
         if expr.depth > MAX_DEPTH || self.positions.len() > MAX_NODES {
             return whole("max recursion depth exceeded".to_owned());
@@ -172,7 +172,7 @@ impl Parser {
         matches!(self.peek(), Token::Symbol(found) if *found == symbol)
     }
 
-    /// Skips a symbol, if it stands here: where it was.
+    /// Skips `symbol` if it is next. Returns its position.
     fn accept(&mut self, symbol: &str) -> Option<u32> {
         let offset = self.is(symbol).then(|| self.offset())?;
         self.next();
@@ -218,7 +218,7 @@ impl Parser {
         self.bounded(result)
     }
 
-    /// Operands and binary operators, on stacks of their own: recursion is for brackets alone.
+    /// Operands and binary operators. They have stacks of their own, so only brackets recurse.
     fn operation(&mut self) -> Result<Expr> {
         let mut operands = vec![self.unary()?];
         let mut operators: Vec<(Operator, u32)> = Vec::new();
@@ -238,8 +238,8 @@ impl Parser {
         OPERATORS.iter().find(|operator| operator.symbol == *symbol).copied()
     }
 
-    /// Makes calls of the operators on top that bind tighter than one that `binds` so, or as tight
-    /// when they go from left to right. Chains of `||` and of `&&` become balanced trees.
+    /// Makes calls of the operators on top of the stack that bind tighter than `binds`, or equally
+    /// if they are left-associative. Chains of `||` and of `&&` become balanced trees.
     fn reduce(
         &mut self,
         operands: &mut Vec<Expr>,
@@ -261,7 +261,7 @@ impl Parser {
         Ok(())
     }
 
-    /// A tree as flat as can be, of terms in their order.
+    /// A tree of minimal depth, of terms in their order.
     fn balanced(
         &mut self,
         terms: &mut std::vec::IntoIter<Expr>,
@@ -282,7 +282,7 @@ impl Parser {
             let mut count = 0;
             let signed =
                 matches!(self.tokens.get(self.at + 1), Some((Token::Int(_) | Token::Double(_), _)));
-            // One minus before a number is part of the literal.
+            // A single minus before a number is part of the literal.
             if symbol == "-" && self.is("-") && signed {
                 break;
             }
@@ -348,7 +348,7 @@ impl Parser {
         }
     }
 
-    /// After the opening bracket, up to and with the closing one.
+    /// Reads arguments after the opening bracket, and the closing bracket.
     fn arguments(&mut self) -> Result<Vec<Expr>> {
         let mut args = Vec::new();
         if self.accept(")").is_some() {
@@ -413,7 +413,7 @@ impl Parser {
         Ok(self.node(offset, Node::Literal(literal)))
     }
 
-    /// What starts with a name: a variable, a call, a message.
+    /// Reads what starts with a name: a variable, a call or a message.
     fn name(&mut self) -> Result<Expr> {
         let dot = if self.accept(".").is_some() { "." } else { "" };
         let offset = self.offset();
@@ -436,7 +436,7 @@ impl Parser {
         }
     }
 
-    /// Skips `a.b.C` where a brace follows.
+    /// Skips `a.b.C` if a brace follows it, and returns its words.
     fn message_name(&mut self) -> Option<Vec<String>> {
         let mut words = Vec::new();
         let mut at = self.at;
@@ -491,7 +491,7 @@ impl Parser {
         Ok(self.node(open, Node::Map(entries)))
     }
 
-    /// A comma, or the end that may as well follow one.
+    /// Reads a comma; it is optional before `end`.
     fn separator(&mut self, end: &str) -> Result<()> {
         if self.accept(",").is_some() || self.is(end) {
             return Ok(());
@@ -505,7 +505,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_expression_is_told() {
+    fn syntax_errors_have_a_position_and_text() {
         let cases = [
             ("a +", Some(3), "Syntax error: unexpected '<EOF>'"),
             ("a b", Some(2), "Syntax error: unexpected 'b'"),

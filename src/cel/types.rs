@@ -1,4 +1,4 @@
-//! Types, how they print, and which fits which. Upstream: cel-go's `common/types.Type`,
+//! Types, their printed form, and assignability. Upstream: cel-go's `common/types.Type`,
 //! `checker.FormatCELType`, `checker.isAssignable`.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ pub enum Type {
     Double,
     Duration,
     Dyn,
-    /// Of what is wrong already, and fits everything.
+    /// The type of an expression with an issue. It fits everything.
     Error,
     Int,
     Null,
@@ -22,16 +22,16 @@ pub enum Type {
     Uint,
     List(Arc<Type>),
     Map(Arc<(Type, Type)>),
-    /// Known by name alone, with parameters: `optional_type(V)`, `net.IP`.
+    /// A type without fields, by name and parameters: `optional_type(V)`, `net.IP`.
     Opaque(&'static str, Arc<[Type]>),
     Struct(Arc<Struct>),
     /// The type of a type.
     Kind(Option<Arc<Type>>),
-    /// Not yet known.
+    /// A type parameter.
     Param(u32),
 }
 
-/// A type with fields. Its name tells it from others.
+/// A type with fields. Its name identifies it.
 #[derive(Debug)]
 pub struct Struct {
     pub name: String,
@@ -39,16 +39,16 @@ pub struct Struct {
 }
 
 pub enum Fields {
-    /// Nothing is known about them: to ask for one is a fault of its own.
+    /// Selecting a field is an issue: upstream cannot resolve such types.
     Unknown,
     Known(BTreeMap<String, Type>),
-    /// Looked up when asked for.
+    /// Looked up on demand.
     Lazy(Box<dyn LazyFields>),
 }
 
-/// Fields that would be too many to lay out.
+/// Fields of types that are too large to expand in advance.
 pub trait LazyFields: Send + Sync {
-    /// The type of the field `name` of the type that is called `of`.
+    /// The type of the field `name` of the type `of`.
     fn field(&self, of: &str, name: &str) -> Option<Type>;
 }
 
@@ -104,7 +104,7 @@ impl Type {
         self.is_dyn() || *self == Type::Error
     }
 
-    /// What an optional holds; `None`: it is none.
+    /// The type inside an optional. `None`: this is not an optional.
     pub fn unwrap_optional(&self) -> Option<&Type> {
         match self {
             Type::Opaque(OPTIONAL, params) => params.first(),
@@ -143,7 +143,7 @@ impl Type {
         }
     }
 
-    /// Both without parameters that are not yet known.
+    /// Upstream: `isEqualOrLessSpecific`.
     fn less_specific_than(&self, other: &Type) -> bool {
         if self.is_dyn() || matches!(self, Type::Param(_)) {
             return true;
@@ -166,7 +166,7 @@ impl Type {
         }
     }
 
-    /// The more general of two that fit.
+    /// The more general of two types that fit each other.
     pub fn most_general<'a>(&'a self, other: &'a Type) -> &'a Type {
         if self.less_specific_than(other) { self } else { other }
     }
@@ -203,16 +203,16 @@ impl fmt::Display for Type {
     }
 }
 
-/// What is known about the parameters so far.
+/// The type parameters and the types they stand for.
 #[derive(Default)]
 pub struct Substitutions {
     known: Vec<Option<Type>>,
-    /// What was there before each change, for when an attempt fails.
+    /// The former value of each change, to undo a failed attempt.
     journal: Vec<(u32, Option<Type>)>,
 }
 
 impl Substitutions {
-    /// A parameter that nothing is known about.
+    /// Makes an unbound parameter.
     pub fn fresh(&mut self) -> u32 {
         self.known.push(None);
         self.known.len() as u32 - 1
@@ -228,7 +228,7 @@ impl Substitutions {
         }
     }
 
-    /// Whether each of `types` fits its place. Learns from it when all do.
+    /// Whether each of `types` fits its place. If all do, binds parameters accordingly.
     pub fn assign_all(&mut self, types: &[Type], places: &[Type]) -> bool {
         self.journal.clear();
         if self.fits_all(types, places) {
@@ -272,7 +272,7 @@ impl Substitutions {
         }
     }
 
-    /// Whether `param` may stand for `this`, and whether something was known about it.
+    /// Whether `param` may stand for `this`, and whether it was bound before.
     fn substitutes(&mut self, this: &Type, param: u32) -> (bool, bool) {
         if *this == Type::Param(param) {
             return (true, true);
@@ -309,12 +309,12 @@ impl Substitutions {
         }
     }
 
-    /// `of` with all that is known filled in.
+    /// `of` with bound parameters replaced.
     pub fn resolve(&self, of: &Type) -> Type {
         self.replace(of, &|param| Type::Param(param))
     }
 
-    /// The same; what is not known becomes dynamic.
+    /// `of` with bound parameters replaced and unbound ones as `dyn`.
     pub fn finish(&self, of: &Type) -> Type {
         self.replace(of, &|_| Type::Dyn)
     }
@@ -331,7 +331,7 @@ impl Substitutions {
 }
 
 impl Type {
-    /// The same with other parameters.
+    /// The same type with its parameters changed.
     pub fn map_params(&self, change: &mut dyn FnMut(&Type) -> Type) -> Type {
         match self {
             Type::List(of) => Type::list(change(of)),
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_attempt_teaches_nothing() {
+    fn a_failed_assignment_binds_nothing() {
         let mut known = Substitutions::default();
         let (a, b) = (Type::Param(known.fresh()), Type::Param(known.fresh()));
         assert!(!known.assign_all(&[Type::Int, Type::Bool], &[a.clone(), Type::String]));

@@ -1,6 +1,6 @@
-//! What is refused although its types fit: literals of mixed types, and formats whose arguments
-//! are of the wrong type. What depends on literals alone (patterns, durations, timestamps) the API
-//! server refuses before a policy is stored.
+//! Issues in expressions whose types fit: list and map literals of mixed types, and format strings
+//! with arguments of the wrong type. The API server checks literals (patterns, durations,
+//! timestamps) before it stores a policy.
 //! Upstream: cel-go's `ValidateHomogeneousAggregateLiterals`, `ext.stringFormatValidator`.
 
 use super::ast::{Expr, Literal, Node};
@@ -32,7 +32,7 @@ impl Validator<'_> {
         self.report(at, format!("expected type '{expected}' but found '{found}'"));
     }
 
-    /// The arguments of a format may be of any types.
+    /// Finds literals of mixed types. The arguments of a format may be of any types.
     fn literals(&mut self, expr: &Expr, exempt: bool) {
         let exempt =
             exempt || matches!(&expr.node, Node::Call { function, .. } if function == "format");
@@ -72,7 +72,7 @@ impl Validator<'_> {
         expr.node.children(&mut |child| self.literals(child, exempt));
     }
 
-    /// Formats that are literals, their arguments a literal list.
+    /// Checks formats that are string literals with a literal list of arguments.
     fn formats(&mut self, expr: &Expr) {
         if let Node::Call { function, target: Some(target), args } = &expr.node
             && function == "format"
@@ -91,7 +91,7 @@ impl Validator<'_> {
         expr.node.children(&mut |child| self.formats(child));
     }
 
-    /// Whether a clause of a format can print `value`; what it cannot, and why, if not.
+    /// Whether a clause of a format can print `value`. The error has the expression at fault.
     fn clause<'e>(&self, clause: char, value: &'e Expr) -> Result<(), (&'e Expr, String)> {
         let of = self.types.of(value);
         let (fits, wanted) = match clause {
@@ -156,7 +156,7 @@ impl Validator<'_> {
     }
 }
 
-/// What an element adds to its list: an optional one what it holds.
+/// The type that an element adds to its list: for an optional element, the type inside.
 fn element_type(of: &Type, optional: bool) -> Type {
     match of.unwrap_optional() {
         Some(inner) if optional => inner.clone(),
@@ -164,7 +164,7 @@ fn element_type(of: &Type, optional: bool) -> Type {
     }
 }
 
-/// The letters of a format's clauses. A format that is none was refused with its policy.
+/// The letters of a format's clauses. The API server has refused malformed formats.
 fn clauses(format: &str) -> Vec<char> {
     let mut found = Vec::new();
     let mut characters = format.chars().peekable();

@@ -107,8 +107,8 @@ impl Site {
     }
 
     /// Makes the API server refuse to delete objects of `resource`, by a fault or by a webhook that
-    /// cannot be reached. Returns the text of its refusals. An object of this kind must need no more
-    /// than a name.
+    /// cannot be reached. Returns the text of its refusals. An object of this kind must need nothing
+    /// but a name.
     pub async fn refuse_deletes(&self, resource: &ResourceType) -> &'static str {
         if let Some(faults) = &self.faults {
             for verb in ["delete", "deletecollection"] {

@@ -262,7 +262,8 @@ fn a_refused_delete_is_retried() {
         let (objects, maps, roles) = (Objects(env), &CONFIG_MAPS, &ClusterRole::RESOURCE);
         let owner = objects.make(roles, "owner", json!({})).await;
         let mut owned = json!({ "ownerReferences": [owner] });
-        objects.make(maps, "default/refused", owned.clone()).await;
+        let dependent = objects.make(maps, "default/refused", owned.clone()).await;
+        let uid = dependent["uid"].as_str().unwrap();
         owned["finalizers"] = json!(["test.io/hold"]);
         objects.make(&ACCOUNTS, "default/allowed", owned).await;
         let refusal = env.refuse_deletes(maps).await;
@@ -271,7 +272,7 @@ fn a_refused_delete_is_retried() {
         objects.is(&ACCOUNTS, "default/allowed", "being deleted", Meta::is_being_deleted).await;
         eventually(&env.clock, "a delete is refused", || async {
             let log = std::fs::read_to_string(&manager.log).unwrap();
-            let is_refused = |line: &str| line.contains("refused") && line.contains(refusal);
+            let is_refused = |line: &str| line.contains(uid) && line.contains(refusal);
             if log.lines().any(is_refused) { Ok(()) } else { Err(log) }
         })
         .await;

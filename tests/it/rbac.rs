@@ -162,7 +162,7 @@ fn a_binding_grants_its_role_and_no_more() {
 fn controllers_have_the_rights_they_need() {
     everywhere("rights", async |env| {
         let manager = env.manager("manager", &[]);
-        // Work for every controller that can be given some: what the refusals below would come from.
+        // Requests of many controllers, any of which could be refused.
         inhabit(env, "busy").await;
         let namespace = ObjectKey::cluster("busy");
         env.client.delete::<Namespace>(&namespace, Delete::new()).await.expect("delete");
