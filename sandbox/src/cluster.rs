@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::nodes::{NodeOptions, Steering, nodes};
@@ -11,6 +12,7 @@ use kube_controller_manager::app::source::ClientSource;
 use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
+use kube_controller_manager::controllers::{ControllerContext, ControllerContextParts};
 use kube_controller_manager::events::EventBroadcaster;
 use kube_controller_manager::task::{StopToken, TaskGroup};
 
@@ -27,15 +29,20 @@ impl StandIns {
     /// `client`: an administrator's.
     pub fn start(client: &Client, clock: &SharedClock, options: NodeOptions) -> StandIns {
         let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
+        let context = ControllerContext::new(ControllerContextParts {
+            options: Arc::default(),
+            factory: factory.clone(),
+            clients: Arc::new(client.clone()),
+            clock: clock.clone(),
+        });
         let steering = Steering::default();
         let events = EventBroadcaster::new(client.clone(), clock.clone());
         let recorder = |component| options.events.then(|| events.recorder(component));
         let (of_scheduler, of_kubelet) = (recorder("default-scheduler"), recorder("kubelet"));
         let controllers = [
-            scheduler(&factory, client.clone(), of_scheduler),
-            nodes(&factory, client.clone(), clock.clone(), options, steering.clone(), of_kubelet),
-        ]
-        .map(|controller| controller.with_clock(clock.clone()));
+            scheduler(&context, of_scheduler),
+            nodes(&context, options, steering.clone(), of_kubelet),
+        ];
         let (stop, tasks) = (StopToken::new(), TaskGroup::new());
         for controller in controllers {
             let stop = stop.clone();

@@ -12,16 +12,17 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use kube_controller_manager::cache::{Lister, Scope, SharedInformerFactory};
+use kube_controller_manager::cache::{Lister, Scope};
 use kube_controller_manager::client::{Client, Delete, Patch};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::controllers::runner::{
-    Change, Controller, Error, Next, Queue, SyncResult,
+    Change, Controller, ControllerContext, Error, Next, Profile, Retries, SyncResult, Workers,
 };
 use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
 use kube_controller_manager::objects::{
     Istr, Meta, Object, ObjectKey, Pod, Resource, ResourceType, Timestamp,
 };
+use kube_controller_manager::options::Count;
 
 const NAME: &str = "sandbox-kubelet";
 const LEASES: ResourceType =
@@ -138,27 +139,21 @@ struct Kubelet {
     recorder: Option<Recorder>,
 }
 
-/// The kubelet of all nodes as a controller over `factory`'s bound pods.
+/// The kubelet of all nodes, as a controller.
 pub fn nodes(
-    factory: &SharedInformerFactory,
-    client: Client,
-    clock: SharedClock,
+    context: &Arc<ControllerContext>,
     options: NodeOptions,
     steering: Steering,
     recorder: Option<Recorder>,
 ) -> Controller {
-    let pods = factory.informer_for::<BoundPod>(Scope {
-        resource: Pod::RESOURCE,
-        metadata_only: false,
-        namespace: None,
-        label_selector: None,
-        field_selector: None,
-    });
-    let this =
-        Arc::new(Kubelet { client, clock, pods: pods.lister(), options, steering, recorder });
-    let mut c = Controller::new(NAME);
-    let queue = c.queue(NAME, 8);
-    c.watch(&pods, &queue, |change: Change<'_, BoundPod>, wake: &Queue| {
+    let workers = Workers::Fixed(Count::new(8));
+    let mut c = Controller::new(Profile { workers, ..Profile::new(NAME) }, context);
+    let pods = c.lister_of::<BoundPod>(Scope::all(Pod::RESOURCE));
+    let (client, clock) = (c.client(), c.clock());
+    let this = Kubelet { client, clock, pods: pods.clone(), options, steering, recorder };
+    let this = Arc::new(this);
+    let queue = c.queue(Retries::default());
+    c.watch(&pods, &queue, |change, wake| {
         if !matches!(change, Change::Deleted(_)) && !change.object().spec.node_name.is_empty() {
             wake.add(change.object().meta.key());
         }

@@ -8,15 +8,17 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use kube_controller_manager::cache::{Lister, Scope, SharedInformerFactory};
+use kube_controller_manager::cache::{Lister, Scope};
 use kube_controller_manager::client::Client;
 use kube_controller_manager::controllers::runner::{
-    Change, Controller, Error, Next, Queue, SyncResult,
+    Change, Controller, ControllerContext, Error, Next, Profile, Queue, Retries, SyncResult,
+    Workers,
 };
 use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
 use kube_controller_manager::objects::{
     Istr, Labels, Meta, ObjectKey, Resource, ResourceList, ResourceType,
 };
+use kube_controller_manager::options::Count;
 
 const NAME: &str = "sandbox-scheduler";
 
@@ -210,35 +212,24 @@ struct Scheduler {
     ledger: Mutex<Ledger>,
 }
 
-/// The scheduler as a controller over `factory`'s pods and nodes.
-pub fn scheduler(
-    factory: &SharedInformerFactory,
-    client: Client,
-    recorder: Option<Recorder>,
-) -> Controller {
-    let pods = factory.informer_for::<Unscheduled>(Scope {
-        resource: PODS,
-        metadata_only: false,
-        namespace: None,
-        label_selector: None,
-        field_selector: None,
-    });
-    let nodes = factory.informer::<Node>();
+/// The scheduler, as a controller.
+pub fn scheduler(context: &Arc<ControllerContext>, recorder: Option<Recorder>) -> Controller {
+    let workers = Workers::Fixed(Count::new(4));
+    let mut c = Controller::new(Profile { workers, ..Profile::new(NAME) }, context);
+    let pods = c.lister_of::<Unscheduled>(Scope::all(PODS));
+    let nodes = c.lister::<Node>();
     let this = Arc::new(Scheduler {
-        client,
+        client: c.client(),
         recorder,
-        pods: pods.lister(),
-        nodes: nodes.lister(),
+        pods: pods.clone(),
+        nodes: nodes.clone(),
         ledger: Mutex::default(),
     });
-    let mut c = Controller::new(NAME);
-    let queue = c.queue(NAME, 4);
+    let queue = c.queue(Retries::default());
     let ledger = this.clone();
-    c.watch(&pods, &queue, move |change: Change<'_, Unscheduled>, wake: &Queue| {
-        ledger.observe(&change, wake);
-    });
+    c.watch(&pods, &queue, move |change, wake| ledger.observe(&change, wake));
     let waiting = this.clone();
-    c.watch(&nodes, &queue, move |change: Change<'_, Node>, wake: &Queue| {
+    c.watch(&nodes, &queue, move |change, wake| {
         if !matches!(change, Change::Deleted(_)) {
             waiting.wake_waiting(wake);
         }

@@ -2,12 +2,11 @@
 //! Upstream: `component-base/metrics/prometheus/{version,feature}`, `component-base/compatibility`,
 //! `component-base/metrics/prometheus/controllers`.
 
-use std::sync::LazyLock;
-
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{GaugeVec, IntGaugeVec, Opts, register_int_gauge_vec};
+use prometheus::{GaugeVec, IntGaugeVec, Opts};
 
+use crate::metrics::metrics;
 use crate::options::{
     Gates, Options, PROGRAM, VERSION, all_feature_gates, emulated, min_compatible, version_info,
 };
@@ -99,12 +98,10 @@ impl Collector for FeatureGates {
 /// The controllers that say whether they run: those that may run in more than one manager.
 pub struct RunningControllers;
 
-static RUNNING: LazyLock<Option<IntGaugeVec>> = LazyLock::new(|| {
-    let help = "[ALPHA] Indicates where instances of a controller are currently running";
-    register_int_gauge_vec!("running_managed_controllers", help, &["manager", "name"])
-        .inspect_err(|error| log::error!("metrics: {error}"))
-        .ok()
-});
+metrics! {
+    static RUNNING: IntGaugeVec["manager", "name"] = "running_managed_controllers",
+        "[ALPHA] Indicates where instances of a controller are currently running";
+}
 
 impl RunningControllers {
     /// Their names here and in the metric.
@@ -112,8 +109,8 @@ impl RunningControllers {
 
     pub fn set(controller: &str, runs: bool) {
         let told = Self::TOLD.iter().find(|(name, _)| *name == controller);
-        if let (Some((_, name)), Some(gauge)) = (told, RUNNING.as_ref()) {
-            gauge.with_label_values(&[PROGRAM, name]).set(runs.into());
+        if let Some((_, name)) = told {
+            RUNNING.with_label_values(&[PROGRAM, name]).set(runs.into());
         }
     }
 }

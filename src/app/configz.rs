@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::controllers::canonical;
+use super::controller_table::canonical;
 use super::leader_migration::LeaderMigration;
 use crate::options::{Options, show_duration};
 

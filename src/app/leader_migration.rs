@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::controllers::TOKEN_CONTROLLER;
+use super::controller_table::TOKEN_CONTROLLER;
 use crate::options::{Options, PROGRAM};
 
 const GROUP: &str = "controllermanager.config.k8s.io";

@@ -5,7 +5,7 @@ pub mod client_builder;
 mod component_metrics;
 mod configz;
 pub mod connect;
-pub mod controllers;
+pub mod controller_table;
 mod leader_election;
 mod leader_migration;
 mod logging;
@@ -26,7 +26,7 @@ use crate::clock::SystemClock;
 use crate::leaderelection::{Ended, HealthzAdaptor, new_identity};
 use crate::options::{self, Options, validate};
 use crate::server::health::HealthChecks;
-use crate::task::{StopToken, TaskGroup};
+use crate::task::{Latch, StopToken, TaskGroup, caught};
 
 use connect::{Connect, Target, user_agent};
 use futures_lite::future;
@@ -47,7 +47,7 @@ pub const THREADS: usize = 1;
 /// Runs the manager with `options` until a signal, a lost lease or an error; errors are told on
 /// stderr, a line each.
 pub async fn run(options: Options, connect: Connect) -> ExitCode {
-    let problems = validate(&options, &controllers::is_known);
+    let problems = validate(&options, &controller_table::is_known);
     let ended = match problems.is_empty() {
         true => run_until_stopped(options, connect).await,
         false => Err(problems),
@@ -65,7 +65,7 @@ pub async fn run(options: Options, connect: Connect) -> ExitCode {
 
 /// The text of `--help`.
 pub fn usage() -> String {
-    let (all, off) = controllers::names();
+    let (all, off) = controller_table::names();
     options::usage(&all, &off)
 }
 
@@ -130,10 +130,10 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         clock: clock.clone(),
         migration: migration.clone(),
         lease: Lease::Main,
-        running: StopToken::new(),
+        running: Latch::new(),
     };
     let Some(main) = main else {
-        let ended = start::run(started, stop).await;
+        let ended = run_controllers(started, stop).await;
         serving.stop();
         tasks.join().await;
         return ended.map_err(|error| vec![error]);
@@ -147,7 +147,8 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         let started = Started { lease, ..started.clone() };
         move |stop: StopToken, guard: Guard| async move {
             let connection = started.connection.guarded(guard);
-            if let Err(error) = start::run(Started { connection, ..started }, stop).await {
+            let ended = run_controllers(Started { connection, ..started }, stop).await;
+            if let Err(error) = ended {
                 log::error!("{error}");
                 *told.lock() = Some(error);
             }
@@ -167,7 +168,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     let migrated = async {
         let (Some(migration), Some(health)) = (&migration, &second) else { return Ok(()) };
         // Who holds the first lease takes the second too: never one manager each.
-        if leading.unless_stopped(started.running.stopped()).await.is_none() {
+        if leading.unless_stopped(started.running.opened()).await.is_none() {
             return Ok(());
         }
         let name = &migration.leader_name;
@@ -181,6 +182,12 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         Some(error) => Err(vec![error]),
         None => Ok(()),
     }
+}
+
+/// As [`start::run`]; a panic is an error too, so that no lease is held without controllers.
+async fn run_controllers(started: Started, stop: StopToken) -> Result<(), String> {
+    let ended = caught(start::run(started, stop)).await;
+    ended.unwrap_or_else(|panic| Err(format!("the start of the controllers panicked: {panic}")))
 }
 
 /// `Err`: the process has to end at once, with what is yet to be told.

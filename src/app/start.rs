@@ -5,7 +5,6 @@
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_lite::FutureExt;
@@ -13,7 +12,7 @@ use futures_lite::FutureExt;
 use super::client_builder::{ServiceAccountClients, SimpleClients};
 use super::component_metrics::RunningControllers;
 use super::connect::{Connection, user_agent};
-use super::controllers::{CONTROLLERS, Descriptor, Start};
+use super::controller_table::{CONTROLLERS, Descriptor};
 use super::leader_migration::{LeaderMigration, Lease};
 use crate::cache::SharedInformerFactory;
 use crate::clock::SharedClock;
@@ -25,7 +24,7 @@ use crate::options::{Options, show_duration};
 use crate::server::health::HealthChecks;
 use crate::server::routes::Routes;
 use crate::server::{Handler, Request, Response, handler};
-use crate::task::{StopToken, TaskGroup};
+use crate::task::{Failure, Latch, StopToken, TaskGroup, caught};
 
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 const API_SERVER_RETRY: Duration = Duration::from_secs(1);
@@ -33,7 +32,7 @@ const DISCOVERY_RESET: Duration = Duration::from_secs(30);
 /// A controller starts after the start interval and up to as much again.
 const START_JITTER: f64 = 1.0;
 
-/// What start-up has made by the time the lease is ours.
+/// What start-up has made before it takes the lease.
 #[derive(Clone)]
 pub struct Started {
     pub options: Arc<Options>,
@@ -43,15 +42,15 @@ pub struct Started {
     pub routes: Routes,
     pub clock: SharedClock,
     pub migration: Option<LeaderMigration>,
-    /// The lease that is ours: which controllers run.
+    /// The lease that is held. It decides which controllers run.
     pub lease: Lease,
-    /// Stops, once for all clones, when controllers have been started under the main lease.
-    pub running: StopToken,
+    /// Opens when controllers have been started under the main lease.
+    pub running: Latch,
 }
 
 impl Started {
     fn runs(&self, row: &Descriptor) -> bool {
-        let lease = self.migration.as_ref().map_or(Lease::Main, |m| m.lease_of(row.name));
+        let lease = self.migration.as_ref().map_or(Lease::Main, |m| m.lease_of(row.name()));
         lease == self.lease
     }
 }
@@ -59,8 +58,11 @@ impl Started {
 /// Runs the controllers until stopped.
 ///
 /// # Errors
-/// When the API server is not healthy in time, or controllers do not end in theirs.
+/// When the API server is not healthy in time, when a controller fails, or when controllers do not
+/// end in their time.
 pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
+    // Stops when a controller fails, too.
+    let (stop, failure) = (stop.child(), Failure::new());
     let Started { options, connection, health, routes, clock, .. } = &started;
     let Some(healthy) = stop.unless_stopped(wait_for_api_server(&**connection, clock)).await else {
         return Ok(());
@@ -76,7 +78,6 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
         factory: factory.clone(),
         clients: clients(options, connection, clock),
         clock: clock.clone(),
-        stop: stop.clone(),
     });
 
     let rows = CONTROLLERS.iter().filter(|row| started.runs(row));
@@ -89,21 +90,26 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
     factory.start(&stop);
     let running = Arc::new(Mutex::new(BTreeSet::new()));
     for controller in controllers {
-        tasks.spawn(run_one(controller, options, health, &running, clock, &stop));
+        tasks.spawn(run_one(controller, options, health, &running, clock, &stop, &failure));
     }
     if started.lease == Lease::Main {
-        started.running.stop();
+        started.running.open();
     }
-    stop.stopped().await;
+    stop.unless_stopped(failure.reported()).await;
+    stop.stop();
 
-    let waiting = tell_who_still_runs(&running, options, clock);
+    let waiting = log_running(&running, options, clock);
     let ended = within(clock, options.controller_shutdown_timeout, async {
         tasks.join().await;
         log::info!("All controllers terminated");
         context.shutdown_events().await;
         factory.shutdown().await;
     });
-    if ended.or(waiting).await.is_some() {
+    let ended = ended.or(waiting).await;
+    if let Some(failure) = failure.get() {
+        return Err(failure.to_owned());
+    }
+    if ended.is_some() {
         return Ok(());
     }
     let running = running.lock().clone();
@@ -112,8 +118,8 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
     Err("controller shutdown timeout reached".into())
 }
 
-/// Tells now and then which controllers have not ended yet, for ever.
-async fn tell_who_still_runs<T>(
+/// Logs from time to time which controllers have not ended yet. Never resolves.
+async fn log_running<T>(
     running: &Mutex<BTreeSet<&'static str>>,
     options: &Options,
     clock: &SharedClock,
@@ -168,16 +174,18 @@ fn clients(
 fn build<'a>(
     rows: impl Iterator<Item = &'a Descriptor>,
     options: &Options,
-    context: &ControllerContext,
+    context: &Arc<ControllerContext>,
 ) -> Result<Vec<Controller>, String> {
     let mut controllers = Vec::new();
     for row in rows {
-        match row.start(options) {
-            Start::Run(build) => match build.make(context)?.filter(|made| !made.is_idle()) {
-                Some(controller) => controllers.push(controller),
-                None => log::info!("Warning: skipping controller: {}", row.name),
-            },
-            Start::Skip(reason) => log::info!("Warning: {reason}: {}", row.name),
+        if let Some(reason) = row.skipped(options) {
+            log::info!("Warning: {reason}: {}", row.name());
+            continue;
+        }
+        let controller = row.construct(context)?;
+        match controller.is_idle() {
+            true => log::info!("Warning: skipping controller: {}", row.name()),
+            false => controllers.push(controller),
         }
     }
     Ok(controllers)
@@ -200,19 +208,8 @@ fn served(debug: DebugHandler) -> Handler {
     })
 }
 
-/// When dropped, by a panic too, before the stop: the controller has failed.
-struct TellEnd {
-    failed: Arc<AtomicBool>,
-    stop: StopToken,
-}
-
-impl Drop for TellEnd {
-    fn drop(&mut self) {
-        self.failed.store(!self.stop.is_stopped(), Ordering::SeqCst);
-    }
-}
-
-/// A controller from its start, a jittered interval from now, to its end.
+/// A controller from its start, a jittered interval from now, to its end. Its failure, and an end
+/// before the stop, are reported to `failure`.
 fn run_one(
     controller: Controller,
     options: &Options,
@@ -220,16 +217,15 @@ fn run_one(
     running: &Arc<Mutex<BTreeSet<&'static str>>>,
     clock: &SharedClock,
     stop: &StopToken,
+    failure: &Failure,
 ) -> impl Future<Output = ()> + Send + use<> {
-    let (name, failed) = (controller.name(), Arc::new(AtomicBool::new(false)));
-    let seen = failed.clone();
-    let check = move || match seen.load(Ordering::SeqCst) {
-        true => Err(format!("{name} has ended")),
-        false => Ok(()),
-    };
+    let (name, own) = (controller.name(), controller.failure());
+    let seen = own.clone();
+    let check = move || seen.get().map_or(Ok(()), |failure| Err(failure.to_owned()));
     health.add(name, Arc::new(check));
     let wait = options.controller_start_interval.mul_f64(1.0 + START_JITTER * fastrand::f64());
     let (running, clock, stop) = (running.clone(), clock.clone(), stop.clone());
+    let failure = failure.clone();
     async move {
         if stop.unless_stopped(clock.sleep(wait)).await.is_none() {
             return;
@@ -237,9 +233,24 @@ fn run_one(
         log::info!("Controller starting: {name}");
         running.lock().insert(name);
         RunningControllers::set(name, true);
-        let ended = TellEnd { failed, stop: stop.clone() };
-        controller.run(stop).await;
-        drop(ended);
+        let work = async {
+            if let Err(panic) = caught(controller.run(stop.clone())).await {
+                own.report(format!("{name} panicked: {panic}"));
+            } else if !stop.is_stopped() {
+                own.report(format!("{name} has ended"));
+            }
+        };
+        // A failed controller may take long to end; the process does not wait for it.
+        let failed = async {
+            own.reported().await;
+            failure.report(own.get().unwrap_or(name).to_owned());
+            std::future::pending().await
+        };
+        work.or(failed).await;
+        if let Some(reported) = own.get() {
+            log::error!("{reported}");
+            failure.report(reported.to_owned());
+        }
         running.lock().remove(name);
         RunningControllers::set(name, false);
         log::info!("Controller terminated: {name}");
@@ -264,7 +275,7 @@ async fn within<T>(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use futures_lite::future::{Boxed, block_on, poll_once};
 
@@ -334,7 +345,8 @@ mod tests {
 
     #[test]
     fn debug_handlers_answer_under_the_name_of_their_controller() {
-        let mut controller = Controller::new("gc");
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let mut controller = Controller::for_test("gc", 1, clock);
         controller.debug(|request: &DebugRequest<'_>| {
             let body = format!("{:?}", request.query);
             (request.path == "/graph").then_some(DebugAnswer { content_type: "text/dot", body })

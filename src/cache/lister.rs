@@ -21,6 +21,11 @@ impl<T: Object> Lister<T> {
         Lister { indexer }
     }
 
+    /// Whether both read the same cache.
+    pub fn is(&self, other: &Lister<T>) -> bool {
+        Arc::ptr_eq(&self.indexer, &other.indexer)
+    }
+
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
         self.indexer.get(key)
     }

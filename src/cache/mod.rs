@@ -20,7 +20,7 @@ mod shared_informer;
 mod source;
 mod store;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod undelta_store;
 
 pub use delta_fifo::{Delta, DeltaFifo, Deltas, Popped};

@@ -3,13 +3,12 @@
 use parking_lot::Mutex;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::{AsyncBufReadExt, AsyncReadExt};
 use http_client::http_types::headers::{HeaderName, HeaderValue};
 use http_client::http_types::{self, Method, Url};
-use prometheus::{HistogramVec, IntCounterVec, register_histogram_vec, register_int_counter_vec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -23,44 +22,26 @@ use super::tls::TlsSource;
 use super::transport::{OwnConnection, Transport};
 use super::{Error, Result};
 use crate::clock::SharedClock;
+use crate::metrics::metrics;
 use crate::objects::{Encoded, Form, Object, protobuf};
 
 /// As client-go's `rest.Request`.
 const TRIES: u32 = 10;
 
-static REQUESTS: LazyLock<IntCounterVec> = LazyLock::new(|| {
-    let help = "[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.";
-    register_int_counter_vec!("rest_client_requests_total", help, &["code", "method", "host"])
-        .expect("registered once")
-});
-static RETRIES: LazyLock<IntCounterVec> = LazyLock::new(|| {
-    let help = "[ALPHA] Number of request retries, partitioned by status code, verb, and host.";
-    register_int_counter_vec!("rest_client_request_retries_total", help, &["code", "verb", "host"])
-        .expect("registered once")
-});
-static DURATION: LazyLock<HistogramVec> = LazyLock::new(|| {
-    let help = "[ALPHA] Request latency in seconds. Broken down by verb, and host.";
-    let buckets = vec![0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
-    register_histogram_vec!(
+metrics! {
+    static REQUESTS: IntCounterVec["code", "method", "host"] = "rest_client_requests_total",
+        "[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.";
+    static RETRIES: IntCounterVec["code", "verb", "host"] = "rest_client_request_retries_total",
+        "[ALPHA] Number of request retries, partitioned by status code, verb, and host.";
+    static DURATION: HistogramVec["verb", "host"](LATENCIES) =
         "rest_client_request_duration_seconds",
-        help,
-        &["verb", "host"],
-        buckets
-    )
-    .expect("registered once")
-});
-static LIMITED: LazyLock<HistogramVec> = LazyLock::new(|| {
-    let help =
-        "[ALPHA] Client side rate limiter latency in seconds. Broken down by verb, and host.";
-    let buckets = vec![0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
-    register_histogram_vec!(
+        "[ALPHA] Request latency in seconds. Broken down by verb, and host.";
+    static LIMITED: HistogramVec["verb", "host"](LATENCIES) =
         "rest_client_rate_limiter_duration_seconds",
-        help,
-        &["verb", "host"],
-        buckets
-    )
-    .expect("registered once")
-});
+        "[ALPHA] Client side rate limiter latency in seconds. Broken down by verb, and host.";
+}
+
+const LATENCIES: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
 
 /// Asked before every write whether it may still be made.
 pub type Guard = Arc<dyn Fn() -> bool + Send + Sync>;

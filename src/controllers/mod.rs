@@ -10,5 +10,5 @@ pub mod workloads;
 
 pub use runner::{
     ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugAnswer,
-    DebugHandler, DebugRequest, Error, Health, Next, Queue, SyncResult, keys,
+    DebugHandler, DebugRequest, Error, Next, Profile, Queue, Retries, SyncResult, Workers, keys,
 };

@@ -5,16 +5,16 @@ use std::fmt;
 use std::future::Future;
 use std::ops::ControlFlow;
 use std::pin::Pin;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::FutureExt;
 use log::Level;
-use prometheus::{IntCounterVec, IntGaugeVec, register_int_counter_vec, register_int_gauge_vec};
 
 use super::election::{Attempt, Election, Outcome, Start};
 use super::{Lock, LockError};
 use crate::clock::SharedClock;
+use crate::metrics::metrics;
 use crate::task::{self, StopToken};
 
 /// Waits between attempts to take the lock are longer by up to this factor of the retry period.
@@ -370,42 +370,22 @@ impl Inner {
     }
 }
 
-struct Metrics {
-    master: IntGaugeVec,
-    slow_path: IntCounterVec,
+metrics! {
+    static MASTER: IntGaugeVec["name"] = "leader_election_master_status",
+        "[ALPHA] Gauge of if the reporting system is master of the relevant lease, 0 \
+         indicates backup, 1 indicates master. 'name' is the string used to identify the \
+         lease. Please make sure to group by name.";
+    static SLOW_PATH: IntCounterVec["name"] = "leader_election_slowpath_total",
+        "[ALPHA] Total number of slow path exercised in renewing leader leases. 'name' is \
+         the string used to identify the lease. Please make sure to group by name.";
 }
 
-static METRICS: LazyLock<Option<Metrics>> = LazyLock::new(|| {
-    let register = || -> prometheus::Result<Metrics> {
-        Ok(Metrics {
-            master: register_int_gauge_vec!(
-                "leader_election_master_status",
-                "[ALPHA] Gauge of if the reporting system is master of the relevant lease, 0 \
-                 indicates backup, 1 indicates master. 'name' is the string used to identify the \
-                 lease. Please make sure to group by name.",
-                &["name"]
-            )?,
-            slow_path: register_int_counter_vec!(
-                "leader_election_slowpath_total",
-                "[ALPHA] Total number of slow path exercised in renewing leader leases. 'name' is \
-                 the string used to identify the lease. Please make sure to group by name.",
-                &["name"]
-            )?,
-        })
-    };
-    register().inspect_err(|error| log::error!("leaderelection: no metrics: {error}")).ok()
-});
-
 fn set_master(name: &str, is_master: bool) {
-    if let Some(metrics) = METRICS.as_ref() {
-        metrics.master.with_label_values(&[name]).set(is_master.into());
-    }
+    MASTER.with_label_values(&[name]).set(is_master.into());
 }
 
 fn count_slow_path(name: &str) {
-    if let Some(metrics) = METRICS.as_ref() {
-        metrics.slow_path.with_label_values(&[name]).inc();
-    }
+    SLOW_PATH.with_label_values(&[name]).inc();
 }
 
 #[cfg(test)]

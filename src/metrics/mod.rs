@@ -1,10 +1,118 @@
 //! Counters, gauges and histograms under the Go manager's names, and their text form.
-//! Each room declares its own with `prometheus`'s macros in the default registry.
+//! Each room declares its own with [`metrics!`], in the default registry.
 
 use std::sync::OnceLock;
 
-use prometheus::TextEncoder;
+use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
+pub use prometheus::{
+    GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+};
+use prometheus::{HistogramOpts, Opts, TextEncoder};
+
+/// Declares metrics as statics, each registered with its first use:
+///
+/// ```ignore
+/// metrics! {
+///     /// Optional: registers them all, so that they are served at zero as well.
+///     pub fn register;
+///     static DELETED: IntCounterVec["namespace", "reason"] = "pods_deleted_total", "Help.";
+///     pub static SYNC: Histogram(exponential(0.001, 2.0, 15)) = "sync_seconds", "Help.";
+/// }
+/// ```
+macro_rules! metrics {
+    ($(#[$fn_doc:meta])* $fn_vis:vis fn $register:ident; $(
+        $(#[$doc:meta])* $vis:vis static $metric:ident:
+            $kind:ident $([$($label:literal),+])? $(($buckets:expr))? = $name:expr, $help:expr;
+    )*) => {
+        $(#[$fn_doc])*
+        $fn_vis fn $register() {
+            $( std::sync::LazyLock::force(&$metric); )*
+        }
+        $crate::metrics::metrics! { $(
+            $(#[$doc])* $vis static $metric:
+                $kind $([$($label),+])? $(($buckets))? = $name, $help;
+        )* }
+    };
+    ($(
+        $(#[$doc:meta])* $vis:vis static $metric:ident:
+            $kind:ident $([$($label:literal),+])? $(($buckets:expr))? = $name:expr, $help:expr;
+    )*) => { $(
+        $(#[$doc])*
+        $vis static $metric: std::sync::LazyLock<$crate::metrics::$kind> =
+            std::sync::LazyLock::new(|| $crate::metrics::declared($crate::metrics::Spec {
+                name: $name,
+                help: $help,
+                labels: &[$($($label),+)?],
+                buckets: ([$(Vec::from($buckets))?] as [Vec<f64>; _]).concat(),
+            }));
+    )* };
+}
+pub(crate) use metrics;
+
+/// What [`metrics!`] says of one metric.
+pub struct Spec<'a> {
+    pub name: &'a str,
+    pub help: &'a str,
+    pub labels: &'a [&'a str],
+    /// Upper bounds; empty: prometheus's default ones. Histograms have them.
+    pub buckets: Vec<f64>,
+}
+
+/// A kind of metric that [`metrics!`] can declare.
+pub trait Metric: Collector + Clone + Sized + 'static {
+    /// # Errors
+    /// When a name or the buckets are not valid.
+    fn new(spec: Spec<'_>) -> prometheus::Result<Self>;
+}
+
+/// A new metric, registered.
+///
+/// # Panics
+/// When its name is not valid or is taken: a mistake in the program.
+pub fn declared<M: Metric>(spec: Spec<'_>) -> M {
+    let name = spec.name.to_owned();
+    let registered = M::new(spec).and_then(|metric| {
+        prometheus::register(Box::new(metric.clone()))?;
+        Ok(metric)
+    });
+    registered.unwrap_or_else(|error| panic!("the metric {name}: {error}"))
+}
+
+/// Bounds that start at `start` and grow by `factor`. Upstream: `ExponentialBuckets`.
+pub fn exponential(start: f64, factor: f64, count: usize) -> Vec<f64> {
+    std::iter::successors(Some(start), |bound| Some(bound * factor)).take(count).collect()
+}
+
+macro_rules! kinds {
+    ($( $kind:ident: |$spec:ident| $new:expr; )*) => { $(
+        impl Metric for $kind {
+            fn new($spec: Spec<'_>) -> prometheus::Result<$kind> {
+                $new
+            }
+        }
+    )* };
+}
+
+kinds! {
+    IntCounter: |spec| IntCounter::new(spec.name, spec.help);
+    IntCounterVec: |spec| IntCounterVec::new(Opts::new(spec.name, spec.help), spec.labels);
+    IntGauge: |spec| IntGauge::new(spec.name, spec.help);
+    IntGaugeVec: |spec| IntGaugeVec::new(Opts::new(spec.name, spec.help), spec.labels);
+    GaugeVec: |spec| GaugeVec::new(Opts::new(spec.name, spec.help), spec.labels);
+    Histogram: |spec| Histogram::with_opts(spec.histogram());
+    HistogramVec: |spec| {
+        let labels = spec.labels;
+        HistogramVec::new(spec.histogram(), labels)
+    };
+}
+
+impl Spec<'_> {
+    fn histogram(self) -> HistogramOpts {
+        let opts = HistogramOpts::new(self.name, self.help);
+        if self.buckets.is_empty() { opts } else { opts.buckets(self.buckets) }
+    }
+}
 
 /// The content type of what [`render`] gives.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
@@ -62,6 +170,27 @@ fn with_gos_bounds(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    metrics! {
+        fn register;
+        static COUNTER: IntCounterVec["a", "b"] = "test_declared_total", "Counts.";
+        static SECONDS: Histogram(exponential(0.5, 2.0, 2)) = "test_declared_seconds", "Takes.";
+    }
+
+    #[test]
+    fn declared_metrics_are_served_with_their_labels_and_buckets() {
+        register();
+        COUNTER.with_label_values(&["x", "y"]).inc();
+        let text = String::from_utf8(render()).unwrap();
+        for line in [
+            "test_declared_total{a=\"x\",b=\"y\"} 1\n",
+            "test_declared_seconds_bucket{le=\"0.5\"} 0\n",
+            "test_declared_seconds_bucket{le=\"1\"} 0\n",
+            "test_declared_seconds_bucket{le=\"+Inf\"} 0\n",
+        ] {
+            assert!(text.contains(line), "{line}");
+        }
+    }
 
     #[test]
     fn small_bounds_are_written_as_go_writes_them() {

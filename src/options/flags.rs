@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use super::values::{CertKeys, Gates, Given, Level, Map, Quantity, Value, Version, Vmodule};
+use super::values::{CertKeys, Count, Gates, Given, Level, Map, Quantity, Value, Version, Vmodule};
 
 /// What the parser and `--help` know of a flag.
 pub struct FlagInfo {
@@ -195,7 +195,7 @@ flags! {
     }
     "Service-lb-controller" {
         /// Services that are worked on at once.
-        concurrent_service_syncs: i32 = 1;
+        concurrent_service_syncs: Count = Count::new(1);
     }
     "Secure serving" {
         /// Address of the secure port; unspecified (0.0.0.0 or ::): all interfaces.
@@ -293,59 +293,59 @@ flags! {
     }
     "Deployment-controller" {
         /// Deployments that are worked on at once.
-        concurrent_deployment_syncs: i32 = 5;
+        concurrent_deployment_syncs: Count = Count::new(5);
     }
     "Device-taint-eviction-controller" {
         /// Evictions and rule updates at once.
-        concurrent_device_taint_eviction_syncs: i32 = 8;
+        concurrent_device_taint_eviction_syncs: Count = Count::new(8);
     }
     "Resourceclaim-controller" {
         /// ResourceClaims that are created or deleted at once.
-        concurrent_resourceclaim_syncs: i32 = 50;
+        concurrent_resourceclaim_syncs: Count = Count::new(50);
     }
     "Statefulset-controller" {
         /// StatefulSets that are worked on at once.
-        concurrent_statefulset_syncs: i32 = 5;
+        concurrent_statefulset_syncs: Count = Count::new(5);
     }
     "Daemonset-controller" {
         /// DaemonSets that are worked on at once.
-        concurrent_daemonset_syncs: i32 = 2;
+        concurrent_daemonset_syncs: Count = Count::new(2);
     }
     "Endpoints-controller" {
         /// Services whose Endpoints are worked on at once.
-        concurrent_endpoint_syncs: i32 = 5;
+        concurrent_endpoint_syncs: Count = Count::new(5);
         /// How long changes of Pods are gathered before Endpoints are written.
         endpoint_updates_batch_period: Duration = Duration::ZERO;
     }
     "Endpointslice-controller" {
         /// Services whose EndpointSlices are worked on at once (1 to 50).
-        concurrent_service_endpoint_syncs: i32 = 5;
+        concurrent_service_endpoint_syncs: Count = Count::new(5);
         /// How long changes of Pods are gathered before slices are written.
         endpointslice_updates_batch_period: Duration = Duration::ZERO;
         /// Endpoints in one EndpointSlice (1 to 1000).
-        max_endpoints_per_slice: i32 = 100;
+        max_endpoints_per_slice: Count = Count::new(100);
     }
     "Endpointslice-mirroring-controller" {
         /// Endpoints that are mirrored at once (1 to 50).
-        mirroring_concurrent_service_endpoint_syncs: i32 = 5;
+        mirroring_concurrent_service_endpoint_syncs: Count = Count::new(5);
         /// How long changes are gathered before mirrored slices are written.
         mirroring_endpointslice_updates_batch_period: Duration = Duration::ZERO;
         /// Endpoints of a subset that are mirrored (1 to 1000).
-        mirroring_max_endpoints_per_subset: i32 = 1000;
+        mirroring_max_endpoints_per_subset: Count = Count::new(1000);
     }
     "Ephemeral-volume-controller" {
         /// Ephemeral volumes that are worked on at once.
-        concurrent_ephemeralvolume_syncs: i32 = 5;
+        concurrent_ephemeralvolume_syncs: Count = Count::new(5);
     }
     "Garbage-collector-controller" {
         /// Workers of the garbage collector.
-        concurrent_gc_syncs: i32 = 20;
+        concurrent_gc_syncs: Count = Count::new(20);
         /// Collect garbage; as the flag of kube-apiserver says.
         enable_garbage_collector: bool = true;
     }
     "Horizontal-pod-autoscaler-controller" {
         /// Autoscalers that are worked on at once.
-        concurrent_horizontal_pod_autoscaler_syncs: i32 = 5;
+        concurrent_horizontal_pod_autoscaler_syncs: Count = Count::new(5);
         /// How long after a Pod's start its CPU samples may be skipped.
         horizontal_pod_autoscaler_cpu_initialization_period: Duration = minutes(5);
         /// Scale down no further than any recommendation of this long.
@@ -359,11 +359,11 @@ flags! {
     }
     "Job-controller" {
         /// Jobs that are worked on at once.
-        concurrent_job_syncs: i32 = 5;
+        concurrent_job_syncs: Count = Count::new(5);
     }
     "Cronjob-controller" {
         /// CronJobs that are worked on at once.
-        concurrent_cron_job_syncs: i32 = 5;
+        concurrent_cron_job_syncs: Count = Count::new(5);
     }
     "Legacy-serviceaccount-token-cleaner-controller" {
         /// How long a secret-based token is kept after its last use.
@@ -371,7 +371,7 @@ flags! {
     }
     "Namespace-controller" {
         /// Namespaces that are worked on at once.
-        concurrent_namespace_syncs: i32 = 10;
+        concurrent_namespace_syncs: Count = Count::new(10);
         /// How often each Namespace is looked at.
         namespace_sync_period: Duration = minutes(5);
     }
@@ -427,21 +427,21 @@ flags! {
     }
     "Replicaset-controller" {
         /// ReplicaSets that are worked on at once.
-        concurrent_replicaset_syncs: i32 = 5;
+        concurrent_replicaset_syncs: Count = Count::new(5);
     }
     "Replicationcontroller-controller" {
         /// ReplicationControllers that are worked on at once.
-        concurrent_rc_syncs: i32 = 5;
+        concurrent_rc_syncs: Count = Count::new(5);
     }
     "Resourcequota-controller" {
         /// ResourceQuotas that are worked on at once.
-        concurrent_resource_quota_syncs: i32 = 5;
+        concurrent_resource_quota_syncs: Count = Count::new(5);
         /// How often usage is counted anew.
         resource_quota_sync_period: Duration = minutes(5);
     }
     "Serviceaccount-controller" {
         /// Tokens of service accounts that are worked on at once.
-        concurrent_serviceaccount_token_syncs: i32 = 5;
+        concurrent_serviceaccount_token_syncs: Count = Count::new(5);
         /// Authority that is put into service accounts' token secrets, in PEM.
         root_ca_file: String = String::new();
         /// RSA or ECDSA key that signs secret-based tokens, in PEM.
@@ -449,11 +449,11 @@ flags! {
     }
     "Ttl-after-finished-controller" {
         /// Workers of the ttl-after-finished-controller.
-        concurrent_ttl_after_finished_syncs: i32 = 5;
+        concurrent_ttl_after_finished_syncs: Count = Count::new(5);
     }
     "Validatingadmissionpolicy-status-controller" {
         /// Workers of the validatingadmissionpolicy-status-controller.
-        concurrent_validating_admission_policy_status_syncs: i32 = 5;
+        concurrent_validating_admission_policy_status_syncs: Count = Count::new(5);
     }
     "Metrics" {
         /// Values that a metric's label may have: 'metric,label=value1,value2'.

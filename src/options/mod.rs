@@ -15,6 +15,6 @@ pub use parse::{Command, PROGRAM, parse};
 pub use usage::{VERSION, git_version, platform, report_version, usage, version, version_info};
 pub use validate::{emulated, min_compatible, validate};
 pub use values::{
-    CertKey, CertKeys, Gates, Level, Map, Quantity, Value, Version, Vmodule, parse_duration,
+    CertKey, CertKeys, Count, Gates, Level, Map, Quantity, Value, Version, Vmodule, parse_duration,
     show_duration,
 };

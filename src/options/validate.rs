@@ -95,6 +95,7 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
             o.concurrent_validating_admission_policy_status_syncs,
         ),
     ] {
+        let count = count.given();
         refuse(count < 1, format!("--{flag} must be greater than 0, but got {count}"));
     }
     for (flag, count, most) in [
@@ -107,6 +108,7 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
         ),
         ("mirroring-max-endpoints-per-subset", o.mirroring_max_endpoints_per_subset, 1000),
     ] {
+        let count = count.given();
         refuse(count < 1, format!("--{flag} must not be less than 1, but got {count}"));
         refuse(count > most, format!("--{flag} must not be more than {most}, but got {count}"));
     }
@@ -399,6 +401,11 @@ fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::{Count, Value};
+
+    fn count(given: &str) -> Count {
+        Count::parse(given).expect("a number")
+    }
 
     fn problems(change: fn(&mut Options)) -> Vec<String> {
         let mut options = Options::default();
@@ -424,11 +431,11 @@ mod tests {
                 "--controllers: \"*\" is not in the list of known controllers",
             ),
             (
-                |o| o.concurrent_deployment_syncs = 0,
+                |o| o.concurrent_deployment_syncs = count("0"),
                 "--concurrent-deployment-syncs must be greater than 0, but got 0",
             ),
             (
-                |o| o.max_endpoints_per_slice = 1001,
+                |o| o.max_endpoints_per_slice = count("1001"),
                 "--max-endpoints-per-slice must not be more than 1000, but got 1001",
             ),
             (

@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::{Serialize, Serializer};
+
 use super::usage::VERSION;
 
 /// A type that a flag can have.
@@ -104,6 +106,46 @@ fn whole(text: &str) -> Option<i32> {
     }
     let sign = if text.starts_with('-') { "-" } else { "" };
     i32::from_str_radix(&format!("{sign}{}", digits.replace('_', "")), radix).ok()
+}
+
+/// A count that is at least 1, such as a controller's workers. A smaller number on the command line
+/// counts as 1 and is kept for [`validate`](super::validate()), which refuses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Count {
+    given: i32,
+}
+
+impl Count {
+    /// Does not compile in a constant when `count` is below 1.
+    pub const fn new(count: i32) -> Count {
+        assert!(count >= 1, "a count is at least 1");
+        Count { given: count }
+    }
+
+    pub fn get(self) -> usize {
+        usize::try_from(self.given).unwrap_or(1).max(1)
+    }
+
+    /// The number on the command line; may be below 1.
+    pub fn given(self) -> i32 {
+        self.given
+    }
+}
+
+impl Value for Count {
+    const KIND: &'static str = i32::KIND;
+    fn parse(text: &str) -> Result<Count, String> {
+        i32::parse(text).map(|given| Count { given })
+    }
+    fn text(&self) -> String {
+        self.given.to_string()
+    }
+}
+
+impl Serialize for Count {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_i32(self.given)
+    }
 }
 
 impl Value for String {

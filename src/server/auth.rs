@@ -419,73 +419,39 @@ impl<K: Eq + Hash, V: Clone> Cache<K, V> {
 
 /// Upstream: `apiserver/pkg/endpoints/filters/metrics.go`.
 mod metrics {
-    use std::sync::LazyLock;
     use std::time::Duration;
 
-    use prometheus::{
-        HistogramVec, IntCounterVec, exponential_buckets, histogram_opts, register_histogram_vec,
-        register_int_counter_vec,
-    };
+    use crate::metrics::{exponential, metrics};
 
-    struct Metrics {
-        users: IntCounterVec,
-        authentications: IntCounterVec,
-        authentication_seconds: HistogramVec,
-        authorizations: IntCounterVec,
-        authorization_seconds: HistogramVec,
+    metrics! {
+        static USERS: IntCounterVec["username"] = "authenticated_user_requests",
+            "[ALPHA] Counter of authenticated requests broken out by username.";
+        static AUTHENTICATIONS: IntCounterVec["result"] =
+            "authentication_attempts", "[ALPHA] Counter of authenticated attempts.";
+        static AUTHENTICATION_SECONDS: HistogramVec["result"](exponential(0.001, 2.0, 15)) =
+            "authentication_duration_seconds",
+            "[ALPHA] Authentication duration in seconds broken out by result.";
+        static AUTHORIZATIONS: IntCounterVec["result"] = "authorization_attempts_total",
+            "[ALPHA] Counter of authorization attempts broken down by result. It can be \
+             either 'allowed', 'denied', 'no-opinion' or 'error'.";
+        static AUTHORIZATION_SECONDS: HistogramVec["result"](exponential(0.001, 2.0, 15)) =
+            "authorization_duration_seconds",
+            "[ALPHA] Authorization duration in seconds broken out by result.";
     }
 
-    static METRICS: LazyLock<Option<Metrics>> = LazyLock::new(|| {
-        let seconds = |name: &str, help: &str| {
-            let opts = histogram_opts!(name, help, exponential_buckets(0.001, 2.0, 15)?);
-            register_histogram_vec!(opts, &["result"])
-        };
-        let register = || -> prometheus::Result<Metrics> {
-            Ok(Metrics {
-                users: register_int_counter_vec!(
-                    "authenticated_user_requests",
-                    "[ALPHA] Counter of authenticated requests broken out by username.",
-                    &["username"]
-                )?,
-                authentications: register_int_counter_vec!(
-                    "authentication_attempts",
-                    "[ALPHA] Counter of authenticated attempts.",
-                    &["result"]
-                )?,
-                authentication_seconds: seconds(
-                    "authentication_duration_seconds",
-                    "[ALPHA] Authentication duration in seconds broken out by result.",
-                )?,
-                authorizations: register_int_counter_vec!(
-                    "authorization_attempts_total",
-                    "[ALPHA] Counter of authorization attempts broken down by result. It can be \
-                     either 'allowed', 'denied', 'no-opinion' or 'error'.",
-                    &["result"]
-                )?,
-                authorization_seconds: seconds(
-                    "authorization_duration_seconds",
-                    "[ALPHA] Authorization duration in seconds broken out by result.",
-                )?,
-            })
-        };
-        register().inspect_err(|error| log::error!("authentication: no metrics: {error}")).ok()
-    });
-
     pub fn authenticated(user: Option<&str>, took: Duration) {
-        let Some(metrics) = METRICS.as_ref() else { return };
         let result = if user.is_some() { "success" } else { "failure" };
-        metrics.authentications.with_label_values(&[result]).inc();
-        metrics.authentication_seconds.with_label_values(&[result]).observe(took.as_secs_f64());
+        AUTHENTICATIONS.with_label_values(&[result]).inc();
+        AUTHENTICATION_SECONDS.with_label_values(&[result]).observe(took.as_secs_f64());
         if let Some(user) = user {
-            metrics.users.with_label_values(&[category(user)]).inc();
+            USERS.with_label_values(&[category(user)]).inc();
         }
     }
 
     pub fn authorized(allowed: bool, took: Duration) {
-        let Some(metrics) = METRICS.as_ref() else { return };
         let result = if allowed { "allowed" } else { "no-opinion" };
-        metrics.authorizations.with_label_values(&[result]).inc();
-        metrics.authorization_seconds.with_label_values(&[result]).observe(took.as_secs_f64());
+        AUTHORIZATIONS.with_label_values(&[result]).inc();
+        AUTHORIZATION_SECONDS.with_label_values(&[result]).observe(took.as_secs_f64());
     }
 
     /// Few values, and nobody's name. Upstream: `compressUsername`.

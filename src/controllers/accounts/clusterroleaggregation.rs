@@ -8,15 +8,13 @@ use serde_json::json;
 
 use crate::cache::{IndexValue, Lister};
 use crate::client::{Client, Patch};
-use crate::controllers::runner::Change;
-use crate::controllers::{Controller, ControllerContext, Next, Queue, SyncResult};
+use crate::controllers::{Controller, Next, Retries, SyncResult};
 use crate::objects::{
     AggregationRule, ClusterRole, Istr, Object, ObjectKey, PolicyRule, Resource, Selector,
     SelectorError,
 };
 
-const NAME: &str = "clusterrole-aggregation-controller";
-const WORKERS: usize = 5;
+const FIELD_MANAGER: &str = "clusterrole-aggregation-controller";
 
 /// Finds the roles that aggregate others, all under one value.
 const AGGREGATING: &str = "aggregating";
@@ -26,25 +24,24 @@ fn aggregating() -> IndexValue {
 }
 
 /// The controller `clusterrole-aggregation-controller`.
-pub fn controller(cx: &ControllerContext) -> Controller {
-    let roles = cx.informer::<ClusterRole>();
-    roles.add_index(AGGREGATING, |role, emit| {
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let roles = c.lister::<ClusterRole>();
+    c.index(&roles, AGGREGATING, |role, emit| {
         if role.aggregation_rule.is_some() {
             emit(aggregating());
         }
     });
-    let this = Arc::new(Aggregation { client: cx.client(NAME), roles: roles.lister() });
-    let mut c = Controller::new(NAME);
-    let queue = c.queue("ClusterRoleAggregator", WORKERS);
-    let lister = roles.lister();
+    let this = Arc::new(Aggregation { client: c.client(), roles: roles.clone() });
+    let queue = c.queue(Retries::default());
+    let all = roles.clone();
     // Any role may be part of any other, and there are few.
-    c.watch(&roles, &queue, move |_: Change<'_, ClusterRole>, wake: &Queue| {
-        for role in lister.by_index(AGGREGATING, &aggregating()) {
+    c.watch(&roles, &queue, move |_, wake| {
+        for role in all.by_index(AGGREGATING, &aggregating()) {
             wake.add(role.meta().key());
         }
     });
     c.sync(queue, move |key| this.clone().sync(key));
-    c
+    Ok(())
 }
 
 struct Aggregation {
@@ -71,7 +68,7 @@ impl Aggregation {
         if !rules.is_empty() {
             body["rules"] = json!(rules);
         }
-        let patch = Patch::Apply { manager: NAME.into(), force: true, body };
+        let patch = Patch::Apply { manager: FIELD_MANAGER.into(), force: true, body };
         match self.client.patch::<ClusterRole>(key, &patch).await {
             // A server without server-side apply.
             Err(error) if error.code() == Some(415) => {

@@ -1,12 +1,8 @@
 //! Publishes the API server's authority to every namespace, in the ConfigMap `kube-root-ca.crt`.
 //! Upstream: `pkg/controller/certificates/rootcacertpublisher`.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
-use prometheus::{
-    HistogramVec, IntCounterVec, exponential_buckets, register_histogram_vec,
-    register_int_counter_vec,
-};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -15,37 +11,27 @@ use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::certificates::root_ca::root_ca;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult};
+use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::metrics::{exponential, metrics};
 use crate::objects::{Labels, Meta, Namespace, ObjectKey, Resource, resource};
 
 const NAME: &str = "kube-root-ca.crt";
-/// The key under which the authority stands.
+/// The key of the authority in the ConfigMap.
 const ENTRY: &str = "ca.crt";
 const DESCRIPTION: &str = "kubernetes.io/description";
 const DESCRIPTION_TEXT: &str = "Contains a CA bundle that can be used to verify the kube-apiserver \
     when using internal endpoints such as the internal service IP or kubernetes.default.svc. No \
     other usage is guaranteed across distributions of Kubernetes clusters.";
 
-static SYNCS: LazyLock<IntCounterVec> = LazyLock::new(|| {
-    register_int_counter_vec!(
-        "root_ca_cert_publisher_sync_total",
-        "[ALPHA] Number of namespace syncs happened in root ca cert publisher.",
-        &["code"]
-    )
-    .expect("registered once, with a valid name")
-});
-static DURATION: LazyLock<HistogramVec> = LazyLock::new(|| {
-    register_histogram_vec!(
+metrics! {
+    static SYNCS: IntCounterVec["code"] = "root_ca_cert_publisher_sync_total",
+        "[ALPHA] Number of namespace syncs happened in root ca cert publisher.";
+    static DURATION: HistogramVec["code"](exponential(0.001, 2.0, 15)) =
         "root_ca_cert_publisher_sync_duration_seconds",
-        "[ALPHA] Number of namespace syncs happened in root ca cert publisher.",
-        &["code"],
-        exponential_buckets(0.001, 2.0, 15).expect("they grow")
-    )
-    .expect("registered once, with a valid name")
-});
+        "[ALPHA] Number of namespace syncs happened in root ca cert publisher.";
+}
 
-/// All that a ConfigMap has, so that it can be written back. One copy of the authority serves all
-/// that hold it.
+/// A whole ConfigMap, so that it can be written back. All ConfigMaps share one copy of the authority.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ConfigMap {
@@ -71,30 +57,28 @@ struct Publisher {
 /// The controller `root-ca-certificate-publisher-controller`.
 ///
 /// # Errors
-/// When `--root-ca-file` can't be used.
-pub fn controller(cx: &ControllerContext) -> Result<Option<Controller>, String> {
-    let client = cx.client("root-ca-cert-publisher");
-    let authority = root_ca(&cx.options.root_ca_file, &client)?;
-    let namespaces = cx.informer::<Namespace>();
+/// When `--root-ca-file` cannot be used.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let authority = root_ca(&c.options().root_ca_file, &c.client())?;
+    let namespaces = c.lister::<Namespace>();
     let only = format!("metadata.name={NAME}");
-    let maps = cx.factory().informer_for::<ConfigMap>(Scope {
+    let maps = c.lister_of::<ConfigMap>(Scope {
         field_selector: Some(only),
         ..Scope::all(ConfigMap::RESOURCE)
     });
     let this = Arc::new(Publisher {
-        client,
-        maps: maps.lister(),
+        client: c.client(),
+        maps: maps.clone(),
         data: [(ENTRY, String::from_utf8_lossy(&authority))].into_iter().collect(),
-        clock: cx.clock(),
+        clock: c.clock(),
     });
-    let mut c = Controller::new("root-ca-certificate-publisher-controller");
-    let queue = c.queue("root_ca_cert_publisher", 1);
-    c.watch(&maps, &queue, |change: Change<'_, ConfigMap>, wake: &Queue| {
+    let queue = c.queue(Retries::default());
+    c.watch(&maps, &queue, |change, wake| {
         if !matches!(change, Change::Added { .. }) {
             wake.add(ObjectKey::cluster(&change.object().meta.namespace));
         }
     });
-    c.watch(&namespaces, &queue, |change: Change<'_, Namespace>, wake: &Queue| {
+    c.watch(&namespaces, &queue, |change, wake| {
         let wakes = match &change {
             Change::Added { .. } => true,
             Change::Updated { new, .. } | Change::Resync { object: new } => new.is_active(),
@@ -105,7 +89,7 @@ pub fn controller(cx: &ControllerContext) -> Result<Option<Controller>, String> 
         }
     });
     c.sync(queue, move |key| this.clone().sync(key));
-    Ok(Some(c))
+    Ok(())
 }
 
 impl Publisher {

@@ -6,27 +6,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::FutureExt;
-use prometheus::IntCounter;
 
-use crate::cache::{MetadataHandler, MetadataInformer, Registration, SharedInformerFactory};
+use crate::cache::{MetadataHandler, MetadataInformer, Registration};
 use crate::client::{ApiResource, Client};
 use crate::clock::SharedClock;
-use crate::controllers::ControllerContext;
+use crate::controllers::Controller;
+use crate::controllers::runner::MetadataCaches;
+use crate::metrics::IntCounter;
 use crate::objects::ResourceType;
-use crate::task::StopToken;
+use crate::task::{Latch, StopToken};
 
-/// Between two looks at discovery.
+/// The time between two reads of discovery.
 const PERIOD: Duration = Duration::from_secs(30);
-/// How long new resources have for their first lists.
+/// The time that new resources have for their first lists.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One watch for each resource that discovery names and a filter lets through, shared with whoever
-/// else watches it.
+/// One watch for each resource that discovery names and a filter lets through, shared with the other
+/// watchers of that resource.
 pub struct Monitors {
     name: &'static str,
     client: Client,
     clock: SharedClock,
-    factory: SharedInformerFactory,
+    caches: MetadataCaches,
     wanted: fn(&ApiResource) -> bool,
     errors: Option<IntCounter>,
     running: HashMap<ResourceType, Monitored>,
@@ -39,36 +40,44 @@ struct Monitored {
 }
 
 impl Monitors {
-    /// `name`: the controller's. `wanted` is asked of each resource in its preferred version.
-    pub fn new(
-        name: &'static str,
-        cx: &ControllerContext,
-        client: Client,
-        wanted: fn(&ApiResource) -> bool,
-    ) -> Monitors {
-        let (clock, factory) = (cx.clock(), cx.factory().clone());
-        Monitors { name, client, clock, factory, wanted, errors: None, running: HashMap::new() }
+    /// `wanted` is asked for each resource in its preferred version.
+    pub fn new(c: &Controller, client: Client, wanted: fn(&ApiResource) -> bool) -> Monitors {
+        Monitors {
+            name: c.name(),
+            client,
+            clock: c.clock(),
+            caches: c.metadata_caches(),
+            wanted,
+            errors: None,
+            running: HashMap::new(),
+        }
     }
 
-    /// Counts what goes wrong, too.
+    /// Counts failures as well.
     pub fn counting_errors(self, counter: IntCounter) -> Monitors {
         Monitors { errors: Some(counter), ..self }
     }
 
-    /// Runs until `stop`. `monitor` is asked for a handler when a resource appears. `ready` is
-    /// stopped once the handlers have seen the first lists, or some take too long, or all is over.
-    pub async fn follow<F>(mut self, stop: StopToken, ready: StopToken, monitor: F)
+    /// Runs as long as the controller. `monitor` makes the handler of a resource that appears. The
+    /// workers start when the handlers have seen the first lists, or some lists take too long.
+    pub fn follow<F>(mut self, c: &mut Controller, monitor: F)
     where
-        F: Fn(&ResourceType, &Arc<dyn MetadataInformer>) -> Box<dyn MetadataHandler> + Send,
+        F: Fn(&ResourceType, &Arc<dyn MetadataInformer>) -> Box<dyn MetadataHandler>
+            + Send
+            + Sync
+            + 'static,
     {
-        while !stop.is_stopped() {
-            if self.look(&stop, &monitor).await {
-                self.wait(&stop).await;
-                ready.stop();
+        let ready = Latch::new();
+        c.ready_when(&ready);
+        c.background(move |stop| async move {
+            while !stop.is_stopped() {
+                if self.look(&stop, &monitor).await {
+                    self.wait(&stop).await;
+                    ready.open();
+                }
+                stop.unless_stopped(self.clock.sleep(PERIOD)).await;
             }
-            stop.unless_stopped(self.clock.sleep(PERIOD)).await;
-        }
-        ready.stop();
+        });
     }
 
     fn warn(&self, what: &str) {
@@ -113,7 +122,7 @@ impl Monitors {
             self.warn("no resources reported by discovery");
             return false;
         }
-        // Of a group that could not be asked, what works goes on.
+        // Discovery of the group failed: its resources that have synced stay.
         let kept = |known: &ResourceType, monitored: &Monitored| {
             wanted.contains(known)
                 || (found.failures.contains_key(&known.api_version())
@@ -130,17 +139,15 @@ impl Monitors {
         for (resource, Monitored { informer, registration }) in gone {
             log::info!("{}: {resource} is served no longer", self.name);
             informer.remove_metadata_handler(&registration);
-            if informer.scope().metadata_only {
-                self.factory.release(&resource);
-            }
+            self.caches.release(&*informer);
         }
         for resource in fresh {
-            let informer = self.factory.metadata(&resource);
+            let informer = self.caches.informer(&resource);
             let handler = monitor(&resource, &informer);
             let registration = informer.add_metadata_handler(self.name, handler);
             self.running.insert(resource, Monitored { informer, registration });
         }
-        self.factory.start(stop);
+        self.caches.start(stop);
         true
     }
 }

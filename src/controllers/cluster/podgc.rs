@@ -1,64 +1,48 @@
-//! Deletes pods that nobody else will delete: terminated ones beyond a threshold, those of nodes that
-//! are gone or out of service, and those that are to go but were never scheduled.
+//! Deletes pods that no other component deletes: terminated pods above a threshold, pods of nodes that
+//! are gone or out of service, and pods that are being deleted but were never scheduled.
 //! Upstream: `pkg/controller/podgc`.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::{IntCounterVec, register_int_counter_vec};
 use serde_json::{Value, json};
 
 use crate::cache::Lister;
 use crate::client::{Client, Delete, Patch};
 use crate::clock::SharedClock;
 use crate::controllers::runner::batch::together;
-use crate::controllers::{Controller, ControllerContext, Error};
+use crate::controllers::{Controller, Error};
+use crate::metrics::metrics;
 use crate::objects::{Istr, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp};
 
-const NAME: &str = "pod-garbage-collector-controller";
 const PERIOD: Duration = Duration::from_secs(20);
-/// How long a pod's node must have been missing from the cache before the API is asked for it.
+/// How long a pod's node is missing from the cache before it is looked up in the API.
 const QUARANTINE: Duration = Duration::from_secs(40);
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-static DELETED: LazyLock<IntCounterVec> = LazyLock::new(|| {
-    register_int_counter_vec!(
+metrics! {
+    static DELETED: IntCounterVec["namespace", "reason"] =
         "pod_gc_collector_force_delete_pods_total",
-        "Number of pods that are being forcefully deleted since the Pod GC Controller started.",
-        &["namespace", "reason"]
-    )
-    .expect("registered once, with a valid name")
-});
-
-static FAILED: LazyLock<IntCounterVec> = LazyLock::new(|| {
-    register_int_counter_vec!(
+        "Number of pods that are being forcefully deleted since the Pod GC Controller started.";
+    static FAILED: IntCounterVec["namespace", "reason"] =
         "pod_gc_collector_force_delete_pod_errors_total",
-        "Number of errors encountered when forcefully deleting the pods since the Pod GC Controller started.",
-        &["namespace", "reason"]
-    )
-    .expect("registered once, with a valid name")
-});
+        "Number of errors encountered when forcefully deleting the pods since the Pod GC Controller started.";
+}
 
 /// The controller `pod-garbage-collector-controller`.
-pub fn controller(cx: &ControllerContext) -> Controller {
-    LazyLock::force(&DELETED);
-    LazyLock::force(&FAILED);
-    let (pods, nodes) = (cx.informer::<Pod>(), cx.informer::<Node>());
-    let mut c = Controller::new(NAME);
-    c.reads(&pods);
-    c.reads(&nodes);
+pub fn controller(c: &mut Controller) -> Result<(), String> {
     let this = Arc::new(PodGc {
-        client: cx.client("pod-garbage-collector"),
-        clock: cx.clock(),
-        pods: pods.lister(),
-        nodes: nodes.lister(),
-        threshold: usize::try_from(cx.options.terminated_pod_gc_threshold).unwrap_or(0),
+        client: c.client(),
+        clock: c.clock(),
+        pods: c.lister(),
+        nodes: c.lister(),
+        threshold: usize::try_from(c.options().terminated_pod_gc_threshold).unwrap_or(0),
         quarantine: Mutex::default(),
     });
     c.every(PERIOD, move || this.clone().collect());
-    c
+    Ok(())
 }
 
 struct PodGc {
@@ -66,7 +50,7 @@ struct PodGc {
     clock: SharedClock,
     pods: Lister<Pod>,
     nodes: Lister<Node>,
-    /// So many terminated pods may stay; 0: all.
+    /// The number of terminated pods that stay; 0: all stay.
     threshold: usize,
     quarantine: Mutex<Quarantine>,
 }
@@ -110,7 +94,7 @@ impl PodGc {
         self.nodes.get(&ObjectKey::cluster(name))
     }
 
-    /// To go, on a node whose kubelet is known not to take part in that.
+    /// It is being deleted, on a node whose kubelet does not take part in that.
     fn is_out_of_service(&self, pod: &Pod) -> bool {
         pod.meta.is_being_deleted()
             && self
@@ -118,7 +102,7 @@ impl PodGc {
                 .is_some_and(|node| !node.is_ready() && node.has_taint(OUT_OF_SERVICE))
     }
 
-    /// The nodes named by pods that were missing for the quarantine, and that the API lacks too.
+    /// The nodes named by pods that are missing for the quarantine, and missing in the API as well.
     async fn deleted_nodes(&self, pods: &[Arc<Pod>]) -> Vec<Istr> {
         let is_missing = |name: &Istr| self.node(name).is_none();
         let missing = pods.iter().map(|pod| &pod.spec.node_name);
@@ -132,7 +116,7 @@ impl PodGc {
             match self.client.get::<NodeName>(&ObjectKey::cluster(&name)).await {
                 Ok(_) => {}
                 Err(error) if error.is_not_found() => gone.push(name),
-                // In quarantine again already, should its pods still be there.
+                // The next collection puts it into quarantine again if its pods still exist.
                 Err(error) => log::error!("Error while getting node {name}: {error}"),
             }
         }
@@ -159,7 +143,7 @@ impl PodGc {
         together(deletions).await;
     }
 
-    /// Before a pod goes it is Failed: who counts its owner's pods must not take it for a running one.
+    /// Marks the pod Failed before its deletion, so that its owner does not count it as running.
     async fn fail_and_delete(&self, pod: &Pod, reason: Reason) -> Result<(), Error> {
         let key = pod.meta.key();
         if let Some(patch) = failed_status(pod, reason, self.clock.now()) {
@@ -172,7 +156,7 @@ impl PodGc {
     }
 }
 
-/// A Node of which nothing but its existence is read.
+/// A Node whose existence alone is read.
 #[derive(serde::Deserialize)]
 struct NodeName {}
 
@@ -184,7 +168,8 @@ fn those(pods: &[Arc<Pod>], wanted: impl Fn(&Pod) -> bool) -> Vec<Arc<Pod>> {
     pods.iter().filter(|pod| wanted(pod)).cloned().collect()
 }
 
-/// The terminated pods to delete so that `threshold` of them stay: evicted ones first, then the oldest.
+/// The terminated pods to delete so that `threshold` of them stay: evicted pods first, then the
+/// oldest.
 fn surplus(pods: &[Arc<Pod>], threshold: usize) -> Vec<Arc<Pod>> {
     if threshold == 0 {
         return Vec::new();
@@ -206,7 +191,7 @@ fn sort_by_eviction_and_age(pods: &mut [Arc<Pod>]) {
     });
 }
 
-/// The patch that makes `pod` Failed; `None` for one that has ended.
+/// The patch that makes `pod` Failed; `None` when it is terminated already.
 fn failed_status(pod: &Pod, reason: Reason, now: Timestamp) -> Option<Value> {
     if pod.is_terminal() {
         return None;
@@ -232,15 +217,15 @@ fn failed_status(pod: &Pod, reason: Reason, now: Timestamp) -> Option<Value> {
     Some(json!({ "metadata": { "uid": pod.meta.uid }, "status": status }))
 }
 
-/// Nodes that pods name and the cache lacks, and when each is to be looked up.
+/// Nodes that pods name and the cache lacks, and when each is looked up.
 #[derive(Default)]
 struct Quarantine {
     due: BTreeMap<Istr, Duration>,
 }
 
 impl Quarantine {
-    /// Takes in the `missing`, and gives those whose time has come at `now`. They start anew if they
-    /// are among the missing at the next call.
+    /// Takes in the `missing`, and removes and returns the nodes that are due at `now`. A node that is
+    /// missing at the next call starts a new quarantine.
     fn due<'a>(&mut self, missing: impl Iterator<Item = &'a Istr>, now: Duration) -> Vec<Istr> {
         let missing: std::collections::BTreeSet<&Istr> = missing.collect();
         for name in &missing {
@@ -280,7 +265,7 @@ mod tests {
         let names = |threshold| -> Vec<String> {
             surplus(&pods, threshold).iter().map(|pod| pod.meta.name.to_string()).collect()
         };
-        assert_eq!(names(0), Vec::<String>::new(), "none at all when off");
+        assert_eq!(names(0), Vec::<String>::new(), "off");
         assert_eq!(names(1), ["evicted", "a", "b"]);
         assert_eq!(names(3), ["evicted"]);
         assert_eq!(names(4), Vec::<String>::new());
@@ -325,7 +310,7 @@ mod tests {
         assert!(due(&[&a, &b], 20).is_empty());
         assert_eq!(due(&[&a, &b], 40), ["a"]);
         assert_eq!(due(&[&a, &b], 60), ["b"]);
-        assert_eq!(due(&[], 120), ["a"], "whoever asks again looks at the cache first");
+        assert_eq!(due(&[], 120), ["a"], "the caller looks at the cache first");
         assert!(due(&[], 200).is_empty());
     }
 }

@@ -1,5 +1,5 @@
-//! Tells the kubelets how long they may keep a Secret or a ConfigMap before they look again: the
-//! longer, the more nodes there are. Upstream: `pkg/controller/ttl`.
+//! Annotates each Node with the time for which its kubelet may keep a Secret or a ConfigMap: the more
+//! nodes, the longer. Upstream: `pkg/controller/ttl`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,16 +9,14 @@ use serde_json::json;
 use crate::cache::Lister;
 use crate::client::{Client, Patch};
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, ControllerContext, Next, Queue, SyncResult};
-use crate::objects::{Node, Object, ObjectKey};
+use crate::controllers::{Controller, Next, Retries, SyncResult};
+use crate::objects::{Node, ObjectKey};
 
-const NAME: &str = "ttl-controller";
-const WORKERS: usize = 5;
 /// Upstream: `v1.ObjectTTLAnnotationKey`.
 const ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
 
-/// Sizes of clusters: the fewest and the most nodes, and the seconds. They overlap, so that a
-/// cluster at a boundary does not go back and forth.
+/// Sizes of clusters: the fewest and the most nodes, and the seconds. The ranges overlap, so that a
+/// cluster at a boundary does not change its step all the time.
 const STEPS: &[(u32, u32, u32)] = &[
     (0, 100, 0),
     (90, 500, 15),
@@ -28,37 +26,34 @@ const STEPS: &[(u32, u32, u32)] = &[
 ];
 
 /// The controller `ttl-controller`.
-pub fn controller(cx: &ControllerContext) -> Controller {
-    let nodes = cx.informer::<Node>();
-    let ttl = Arc::new(Ttl {
-        client: cx.client(NAME),
-        nodes: nodes.lister(),
-        seconds: AtomicU32::new(STEPS[0].2),
-    });
-    let mut c = Controller::new(NAME);
-    let queue = c.queue("ttlcontroller", WORKERS);
-    let (counted, mut size) = (ttl.clone(), Size::default());
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let nodes = c.lister::<Node>();
+    let seconds = Arc::new(AtomicU32::new(STEPS[0].2));
+    let ttl = Ttl { client: c.client(), nodes: nodes.clone(), seconds: seconds.clone() };
+    let ttl = Arc::new(ttl);
+    let queue = c.queue(Retries::default());
+    let mut size = Size::default();
     // The other nodes follow with their next change: kubelets write their status all the time.
-    c.watch(&nodes, &queue, move |change: Change<'_, Node>, wake: &Queue| {
+    c.watch(&nodes, &queue, move |change, wake| {
         match change {
             Change::Added { .. } => size.grow(),
             Change::Deleted(_) => size.shrink(),
             Change::Updated { .. } | Change::Resync { .. } => {}
         }
-        counted.seconds.store(size.seconds(), Ordering::Relaxed);
+        seconds.store(size.seconds(), Ordering::Relaxed);
         if !matches!(change, Change::Deleted(_)) {
-            wake.add(change.object().meta().key());
+            wake.add(change.object().meta.key());
         }
     });
     c.sync(queue, move |key| ttl.clone().sync(key));
-    c
+    Ok(())
 }
 
 struct Ttl {
     client: Client,
     nodes: Lister<Node>,
-    /// What every node is to carry.
-    seconds: AtomicU32,
+    /// The annotation's value.
+    seconds: Arc<AtomicU32>,
 }
 
 impl Ttl {
@@ -75,7 +70,7 @@ impl Ttl {
     }
 }
 
-/// How many nodes there are, and which step that makes.
+/// The number of nodes, and the step in [`STEPS`].
 #[derive(Default)]
 struct Size {
     nodes: u32,

@@ -1,23 +1,34 @@
-//! What constructors of controllers are given.
+//! What all controllers are made of: flags, caches, clients, events, time.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::cache::{SharedIndexInformer, SharedInformerFactory};
+use crate::cache::{MetadataInformer, SharedInformerFactory};
 use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::events::{EventBroadcaster, Recorder};
-use crate::objects::{Object, Resource};
+use crate::objects::ResourceType;
 use crate::options::Options;
 use crate::task::{StopToken, TaskGroup};
 
 /// Makes the clients of controllers. Upstream: `ControllerClientBuilder`.
 pub trait ClientBuilder: Send + Sync {
-    /// A client under the name of a controller. Asked at most once for a name.
+    /// A client under the name of a controller. Called at most once for a name.
     fn client(&self, name: &str) -> Client;
-    /// A client under the manager's own credentials, whatever the others have, and under this name.
+    /// A client under the manager's own credentials, and under this name.
     fn root_client(&self, name: &str) -> Client;
+}
+
+/// The same client for every controller.
+impl ClientBuilder for Client {
+    fn client(&self, _: &str) -> Client {
+        self.clone()
+    }
+
+    fn root_client(&self, _: &str) -> Client {
+        self.clone()
+    }
 }
 
 /// What a context is made of.
@@ -26,48 +37,29 @@ pub struct ControllerContextParts {
     pub factory: SharedInformerFactory,
     pub clients: Arc<dyn ClientBuilder>,
     pub clock: SharedClock,
-    /// Stops when the controllers are to stop.
-    pub stop: StopToken,
 }
 
-/// What a constructor of a controller is given. Upstream: `ControllerContext`.
+/// What controllers share. A controller reaches it only through its
+/// [`Controller`](super::Controller), which so knows what the controller reads.
+/// Upstream: `ControllerContext`.
 pub struct ControllerContext {
-    /// The flags, by their names in snake case.
-    pub options: Arc<Options>,
-    factory: SharedInformerFactory,
+    pub(super) options: Arc<Options>,
+    pub(super) factory: SharedInformerFactory,
+    pub(super) clock: SharedClock,
     builder: Arc<dyn ClientBuilder>,
-    clock: SharedClock,
-    stop: StopToken,
     clients: Mutex<HashMap<String, Client>>,
     broadcasters: Mutex<HashMap<String, EventBroadcaster>>,
 }
 
 impl ControllerContext {
-    pub fn new(parts: ControllerContextParts) -> ControllerContext {
-        let ControllerContextParts { options, factory, clients: builder, clock, stop } = parts;
-        ControllerContext {
-            options,
-            factory,
-            builder,
-            clock,
-            stop,
-            clients: Mutex::default(),
-            broadcasters: Mutex::default(),
-        }
+    pub fn new(parts: ControllerContextParts) -> Arc<ControllerContext> {
+        let ControllerContextParts { options, factory, clients: builder, clock } = parts;
+        let (clients, broadcasters) = (Mutex::default(), Mutex::default());
+        Arc::new(ControllerContext { options, factory, builder, clock, clients, broadcasters })
     }
 
-    pub fn informer<T: Object + Resource>(&self) -> SharedIndexInformer<T> {
-        self.factory.informer()
-    }
-
-    pub fn factory(&self) -> &SharedInformerFactory {
-        &self.factory
-    }
-
-    /// A client under the controller's own name: User-Agent and, with
-    /// `--use-service-account-credentials`, its service account. `name`: the account's, as upstream
-    /// spells it (`deployment-controller`). The same for the same name, rate limit included.
-    pub fn client(&self, name: &str) -> Client {
+    /// The same client for the same name, rate limit included.
+    pub(super) fn client(&self, name: &str) -> Client {
         let mut clients = self.clients.lock();
         if let Some(client) = clients.get(name) {
             return client.clone();
@@ -77,20 +69,12 @@ impl ControllerContext {
         client
     }
 
-    /// A new client under the manager's own credentials: for what makes other controllers'.
-    /// Upstream: `rootClientBuilder`.
-    pub fn root_client(&self, name: &str) -> Client {
+    pub(super) fn root_client(&self, name: &str) -> Client {
         self.builder.root_client(name)
     }
 
-    /// Events of `component`, sent with the client of the same name.
-    pub fn recorder(&self, component: &str) -> Recorder {
-        self.recorder_as(component, component)
-    }
-
-    /// Events of `component`, sent with the client `name`: where upstream gives the two different
-    /// names, only the account of that name may write events.
-    pub fn recorder_as(&self, name: &str, component: &str) -> Recorder {
+    /// Events of `component`, sent with the client `name`.
+    pub(super) fn recorder(&self, name: &str, component: &str) -> Recorder {
         let client = self.client(name);
         self.broadcasters
             .lock()
@@ -99,16 +83,7 @@ impl ControllerContext {
             .recorder(component)
     }
 
-    pub fn clock(&self) -> SharedClock {
-        self.clock.clone()
-    }
-
-    /// Stops when the controllers are to stop.
-    pub fn stop(&self) -> &StopToken {
-        &self.stop
-    }
-
-    /// Sends the events that wait, within the broadcasters' bound, and ends them. For when the
+    /// Sends the events that wait, within the broadcasters' bound, and ends them. Call it when the
     /// controllers have ended.
     pub async fn shutdown_events(&self) {
         let broadcasters = std::mem::take(&mut *self.broadcasters.lock());
@@ -117,5 +92,31 @@ impl ControllerContext {
             ending.spawn(async move { broadcaster.shutdown().await });
         }
         ending.join().await;
+    }
+}
+
+/// The caches of resources that become known while the controller runs, by the metadata of their
+/// objects. No worker waits for them: their reader has to look whether each has synced.
+pub struct MetadataCaches {
+    pub(super) factory: SharedInformerFactory,
+}
+
+impl MetadataCaches {
+    /// The informer of a resource. Its user gives it back with [`MetadataCaches::release`].
+    pub fn informer(&self, resource: &ResourceType) -> Arc<dyn MetadataInformer> {
+        self.factory.metadata(resource)
+    }
+
+    /// The informer ends with its last user, unless it is a full one.
+    pub fn release(&self, informer: &dyn MetadataInformer) {
+        let scope = informer.scope();
+        if scope.metadata_only {
+            self.factory.release(&scope.resource);
+        }
+    }
+
+    /// Starts the informers that do not run yet.
+    pub fn start(&self, stop: &StopToken) {
+        self.factory.start(stop);
     }
 }

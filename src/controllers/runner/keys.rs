@@ -10,14 +10,14 @@ use crate::objects::{Object, ObjectKey, OwnerReference, Resource, Selector, Sele
 
 /// Every change wakes the object's own key.
 pub fn of_object<T: Object>() -> impl Mapper<T, ObjectKey> {
-    |change: Change<'_, T>, wake: &Queue| wake.add(change.object().meta().key())
+    |change, wake| wake.add(change.object().meta().key())
 }
 
 /// Additions, updates and resyncs of objects that pass `filter`; never deletions.
 pub fn of_current<T: Object>(
     filter: impl Fn(&T) -> bool + Send + 'static,
 ) -> impl Mapper<T, ObjectKey> {
-    move |change: Change<'_, T>, wake: &Queue| {
+    move |change, wake| {
         if !matches!(change, Change::Deleted(_)) && filter(change.object()) {
             wake.add(change.object().meta().key());
         }
@@ -192,8 +192,12 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
     }
 }
 
-impl<T: Object, O: Object + Resource> Mapper<T, ObjectKey> for OfController<T, O> {
-    fn map(&mut self, change: Change<'_, T>, wake: &Queue) {
+impl<T: Object, O: Object + Resource> OfController<T, O> {
+    pub fn mapper(self) -> impl Mapper<T, ObjectKey> {
+        move |change, wake| self.map(change, wake)
+    }
+
+    fn map(&self, change: Change<'_, T>, wake: &Queue) {
         match change {
             Change::Added { new, .. } => self.added(new, wake),
             Change::Updated { old, new } => self.updated(old, new, wake),

@@ -1,47 +1,60 @@
 //! A controller's queue and what its workers do with a key.
 
-use parking_lot::Mutex;
-use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
-
-use futures_lite::FutureExt;
-use prometheus::{IntCounterVec, register_int_counter_vec};
 
 use super::error::Chain;
 use super::{Error, Next, SyncResult};
 use crate::cache::BoxFuture;
-use crate::clock::{SharedClock, SystemClock};
+use crate::clock::SharedClock;
+use crate::metrics::metrics;
 use crate::objects::ObjectKey;
-use crate::task::StopToken;
-use crate::workqueue::{Key, RateLimiter, RateLimitingQueue, default_controller_rate_limiter};
+use crate::task::{self, StopToken};
+use crate::workqueue::{
+    ItemExponentialFailureRateLimiter, Key, RateLimiter, RateLimitingQueue,
+    default_controller_rate_limiter,
+};
 
-static PANICS: LazyLock<IntCounterVec> = LazyLock::new(|| {
-    register_int_counter_vec!(
-        "controller_panics_total",
-        "Panics of a controller's syncs and jobs that were caught.",
-        &["controller"]
-    )
-    .expect("registered once, with a valid name")
-});
+metrics! {
+    static PANICS: IntCounterVec["controller"] = "controller_panics_total",
+        "Panics of a controller's syncs and jobs that were caught.";
+}
 
-/// How soon a key is looked at again whose cache lagged behind its own writes.
+/// When a key is looked at again whose cache lags behind its own writes: this long after the first
+/// time, doubling. The cache is mostly up to date within milliseconds, but a silent watch may last
+/// for minutes.
 const STALE_RETRY: Duration = Duration::from_millis(100);
+const MAX_STALE_RETRY: Duration = Duration::from_secs(5);
 
-/// The clock of a controller: the system's, unless another was set before the first look.
-#[derive(Clone, Default)]
-pub(super) struct ControllerClock(Arc<OnceLock<SharedClock>>);
+/// How a queue retries the keys that failed.
+pub struct Retries<K = ObjectKey> {
+    limiter: Option<Arc<dyn RateLimiter<K>>>,
+    max: Option<u32>,
+    level: log::Level,
+}
 
-impl ControllerClock {
-    pub fn get(&self) -> SharedClock {
-        self.0.get_or_init(SystemClock::shared).clone()
+impl<K: Key> Default for Retries<K> {
+    /// With `DefaultTypedControllerRateLimiter`, without end, logged as errors.
+    fn default() -> Retries<K> {
+        Retries { limiter: None, max: None, level: log::Level::Error }
+    }
+}
+
+impl<K: Key> Retries<K> {
+    /// Gives up on a key after this many failures in a row. Upstream: `maxRetries`.
+    pub fn at_most(max: u32) -> Retries<K> {
+        Retries { max: Some(max), ..Retries::default() }
     }
 
-    pub fn set(&self, clock: SharedClock) {
-        if self.0.set(clock).is_err() {
-            log::warn!("a controller's clock was set after its first use: not changed");
-        }
+    /// After the delays of another limiter.
+    pub fn limited_by(self, limiter: Arc<dyn RateLimiter<K>>) -> Retries<K> {
+        Retries { limiter: Some(limiter), ..self }
+    }
+
+    /// Logs a failure that is retried at `level`. Where conflicts are routine, upstream logs as
+    /// errors only the keys that it gives up.
+    pub fn logged_as(self, level: log::Level) -> Retries<K> {
+        Retries { level, ..self }
     }
 }
 
@@ -51,17 +64,12 @@ pub struct Queue<K = ObjectKey> {
 }
 
 struct Shared<K> {
-    name: &'static str,
-    workers: usize,
-    clock: ControllerClock,
-    /// Another than the default one; taken with the first use.
-    limiter: Mutex<Option<Arc<dyn RateLimiter<K>>>>,
-    /// `u32::MAX`: no end.
-    max_retries: AtomicU32,
-    /// Of a failure that is to be tried again, if not an error.
-    retry_level: OnceLock<log::Level>,
-    /// Made with the first use, when limiter and clock are known.
-    queue: OnceLock<RateLimitingQueue<K>>,
+    queue: RateLimitingQueue<K>,
+    /// Of keys whose last sync ended with [`Error::Stale`].
+    stale: ItemExponentialFailureRateLimiter<K>,
+    /// `None`: no end.
+    max_retries: Option<u32>,
+    retry_level: log::Level,
 }
 
 impl<K> Clone for Queue<K> {
@@ -71,47 +79,16 @@ impl<K> Clone for Queue<K> {
 }
 
 impl<K: Key> Queue<K> {
-    pub(super) fn new(name: &'static str, workers: usize, clock: ControllerClock) -> Queue<K> {
-        Queue {
-            shared: Arc::new(Shared {
-                name,
-                workers,
-                clock,
-                limiter: Mutex::new(None),
-                max_retries: AtomicU32::new(u32::MAX),
-                retry_level: OnceLock::new(),
-                queue: OnceLock::new(),
-            }),
-        }
+    pub(super) fn new(name: &str, retries: Retries<K>, clock: SharedClock) -> Queue<K> {
+        let Retries { limiter, max: max_retries, level: retry_level } = retries;
+        let limiter = limiter.unwrap_or_else(|| default_controller_rate_limiter(clock.clone()));
+        let queue = RateLimitingQueue::new(name, clock, limiter);
+        let stale = ItemExponentialFailureRateLimiter::new(STALE_RETRY, MAX_STALE_RETRY);
+        Queue { shared: Arc::new(Shared { queue, stale, max_retries, retry_level }) }
     }
 
     fn inner(&self) -> &RateLimitingQueue<K> {
-        let Shared { name, clock, limiter, queue, .. } = &*self.shared;
-        queue.get_or_init(|| {
-            let clock = clock.get();
-            let limiter = limiter.lock().take();
-            let limiter = limiter.unwrap_or_else(|| default_controller_rate_limiter(clock.clone()));
-            RateLimitingQueue::new(name, clock, limiter)
-        })
-    }
-
-    /// Another limiter than `DefaultTypedControllerRateLimiter`; before the start.
-    pub fn limiter(self, limiter: Arc<dyn RateLimiter<K>>) -> Queue<K> {
-        *self.shared.limiter.lock() = Some(limiter);
-        self
-    }
-
-    /// Give up on a key after so many failures in a row (upstream's `maxRetries`).
-    pub fn max_retries(self, retries: u32) -> Queue<K> {
-        self.shared.max_retries.store(retries, Ordering::Relaxed);
-        self
-    }
-
-    /// Log failures that are tried again as no more than `level`; before the start. Where a
-    /// conflict is an everyday thing upstream does so, and tells of those alone that it gives up on.
-    pub fn log_retries(self, level: log::Level) -> Queue<K> {
-        self.shared.retry_level.get_or_init(|| level);
-        self
+        &self.shared.queue
     }
 
     pub fn add(&self, key: K) {
@@ -131,10 +108,6 @@ impl<K: Key> Queue<K> {
         self.inner().num_requeues(key)
     }
 
-    pub(super) fn workers(&self) -> usize {
-        self.shared.workers
-    }
-
     pub(super) fn shut_down(&self) {
         self.inner().shut_down();
     }
@@ -142,9 +115,9 @@ impl<K: Key> Queue<K> {
     /// One worker: takes keys until the queue is shut down.
     pub(super) async fn work(self, controller: &'static str, sync: BoxSync<K>, stop: StopToken) {
         while let Some(key) = self.inner().get().await {
-            // What is still queued at the stop is left to the next leader.
+            // Keys that are still queued at the stop are left to the next leader.
             if !stop.is_stopped() {
-                let result = caught(controller, || sync(key.clone())).await;
+                let result = caught(controller, async { sync(key.clone()).await }).await;
                 self.settle(controller, &key, result);
             }
             self.inner().done(&key);
@@ -153,7 +126,11 @@ impl<K: Key> Queue<K> {
 
     /// Forgets or retries `key`, as `result` asks. `None`: the sync panicked.
     fn settle(&self, controller: &str, key: &K, result: Option<SyncResult>) {
-        let queue = self.inner();
+        let Shared { queue, stale, max_retries, retry_level } = &*self.shared;
+        let is_stale = matches!(&result, Some(Err(error)) if error.is_stale());
+        if !is_stale {
+            stale.forget(key);
+        }
         let error = match result {
             Some(Ok(Next::Done)) => return queue.forget(key),
             Some(Ok(Next::After(delay))) => {
@@ -165,61 +142,48 @@ impl<K: Key> Queue<K> {
         };
         if error.is_terminal() {
             log::error!("{controller}: Error syncing {key}, not retried: {}", Chain(&error));
+            stale.forget(key);
             return queue.forget(key);
         }
-        if queue.num_requeues(key) >= self.shared.max_retries.load(Ordering::Relaxed) {
+        if max_retries.is_some_and(|max| queue.num_requeues(key) >= max) {
             log::error!(
                 "{controller}: Dropping {key} out of the queue, too many retries: {}",
                 Chain(&error)
             );
+            stale.forget(key);
             return queue.forget(key);
         }
-        log::log!(self.retry_level(&error), "{controller}: Error syncing {key}: {}", Chain(&error));
-        if error.is_stale() {
-            // The key did nothing wrong. A turn in the bucket that all failures share could be long
-            // in coming, after a storm of writes, when the cache is up to date within milliseconds.
-            return queue.add_after(key.clone(), STALE_RETRY);
-        }
-        queue.add_rate_limited(key.clone());
-    }
-
-    /// How a failure is logged that is tried again.
-    fn retry_level(&self, error: &Error) -> log::Level {
-        match self.shared.retry_level.get() {
-            _ if error.is_expected() => log::Level::Debug,
-            Some(level) => *level,
-            None => log::Level::Error,
+        let level = retry_log_level(&error, *retry_level);
+        log::log!(level, "{controller}: Error syncing {key}: {}", Chain(&error));
+        match is_stale {
+            // Not from the shared bucket: after a storm of writes a turn there may be far away.
+            true => queue.add_after(key.clone(), stale.when(key)),
+            false => queue.add_rate_limited(key.clone()),
         }
     }
 }
 
+/// The level at which a failure is logged that is retried.
+fn retry_log_level(error: &Error, level: log::Level) -> log::Level {
+    if error.is_expected() { log::Level::Debug } else { level }
+}
+
 pub(super) type BoxSync<K> = Arc<dyn Fn(K) -> BoxFuture<'static, SyncResult> + Send + Sync>;
 
-/// What `run` gives, or `None` when it panicked: logged and counted.
-pub(super) async fn caught<T>(
-    controller: &str,
-    run: impl FnOnce() -> BoxFuture<'static, T>,
-) -> Option<T> {
-    // Nothing of a sync's own is looked at after its panic; what it shares guards itself.
-    match AssertUnwindSafe(async { run().await }).catch_unwind().await {
-        Ok(output) => Some(output),
-        Err(panic) => {
-            let what = panic
-                .downcast_ref::<String>()
-                .map(String::as_str)
-                .or_else(|| panic.downcast_ref::<&str>().copied())
-                .unwrap_or("no message");
-            log::error!("{controller}: Observed a panic: {what}");
-            PANICS.with_label_values(&[controller]).inc();
-            None
-        }
+/// The output of `work`, or `None` after a panic, which is logged and counted.
+pub(super) async fn caught<T>(controller: &str, work: impl Future<Output = T>) -> Option<T> {
+    let output = task::caught(work).await;
+    if let Err(panic) = &output {
+        log::error!("{controller}: Observed a panic: {panic}");
+        PANICS.with_label_values(&[controller]).inc();
     }
+    output.ok()
 }
 
 /// Logs the end of a job that belongs to no key.
 pub(super) fn log_job(controller: &str, result: Option<Result<(), Error>>) {
     if let Some(Err(error)) = result {
-        let level = if error.is_expected() { log::Level::Debug } else { log::Level::Error };
+        let level = retry_log_level(&error, log::Level::Error);
         log::log!(level, "{controller}: {}", Chain(&error));
     }
 }
@@ -232,9 +196,7 @@ pub(super) fn panics(controller: &str) -> u64 {
 #[cfg(test)]
 impl<K: Key> Queue<K> {
     pub(in crate::controllers) fn for_test(clock: SharedClock) -> Queue<K> {
-        let of = ControllerClock::default();
-        of.set(clock);
-        Queue::new("test", 1, of)
+        Queue::new("test", Retries::default(), clock)
     }
 
     /// The keys that can be taken now, each done at once.
@@ -266,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_writes_are_waited_for_without_backoff() {
+    fn a_stale_cache_costs_a_key_nothing_of_the_rate_limiter() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let (key, times) = ("k".to_owned(), 20);
         for (error, counted) in [(stale as fn() -> Error, 0), (not_yet, times)] {
@@ -277,16 +239,34 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_says_how_its_retries_are_logged() {
+    fn retries_of_a_stale_cache_grow_to_seconds_until_it_has_caught_up() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
-        for (level, expected) in [
-            (None, [Level::Error, Level::Debug, Level::Debug]),
-            (Some(Level::Info), [Level::Info, Level::Debug, Level::Debug]),
+        let queue: Queue<String> = Queue::for_test(clock.clone());
+        let key = "k".to_owned();
+        let mut wait_millis = |result: Option<SyncResult>| {
+            queue.settle("c", &key, result);
+            let mut waited = 0_u64;
+            while queue.drain().is_empty() {
+                clock.advance(Duration::from_millis(100));
+                waited += 100;
+            }
+            waited
+        };
+        let waits: Vec<u64> = (0..8).map(|_| wait_millis(Some(Err(stale())))).collect();
+        assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+        wait_millis(Some(Ok(Next::After(Duration::from_secs(1)))));
+        assert_eq!(wait_millis(Some(Err(stale()))), 100, "reset by a sync that was not stale");
+    }
+
+    #[test]
+    fn a_controller_sets_the_level_at_which_its_retries_are_logged() {
+        for (retries, expected) in [
+            (Retries::default(), [Level::Error, Level::Debug, Level::Debug]),
+            (Retries::default().logged_as(Level::Info), [Level::Info, Level::Debug, Level::Debug]),
         ] {
-            let queue: Queue<String> = Queue::for_test(clock.clone());
-            let queue = level.into_iter().fold(queue, Queue::log_retries);
+            let Retries::<String> { level, .. } = retries;
             let errors = [Error::other("conflict"), stale(), not_yet()];
-            assert_eq!(errors.map(|error| queue.retry_level(&error)), expected);
+            assert_eq!(errors.map(|error| retry_log_level(&error, level)), expected);
         }
     }
 }

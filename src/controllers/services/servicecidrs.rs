@@ -13,14 +13,11 @@ use crate::cache::Lister;
 use crate::client::{Client, Patch};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult};
+use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
 use crate::events::Recorder;
 use crate::objects::{IPAddress, Object, ObjectKey, Resource, ServiceCIDR};
 
-const NAME: &str = "service-cidr-controller";
-/// Its service account has a plural in its name.
-const ACCOUNT: &str = "service-cidrs-controller";
-const WORKERS: usize = 5;
+const FIELD_MANAGER: &str = "service-cidr-controller";
 const MAX_RETRIES: u32 = 15;
 
 const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
@@ -34,24 +31,22 @@ const MANAGED_BY_LABEL: &str = "ipaddress.kubernetes.io/managed-by";
 const ALLOCATOR: &str = "ipallocator.k8s.io";
 
 /// The controller `service-cidr-controller`.
-pub fn controller(cx: &ControllerContext) -> Controller {
-    let (cidrs, addresses) = (cx.informer::<ServiceCIDR>(), cx.informer::<IPAddress>());
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let (cidrs, addresses) = (c.lister::<ServiceCIDR>(), c.lister::<IPAddress>());
     let this = Arc::new(ServiceCidrs {
-        client: cx.client(ACCOUNT),
-        recorder: cx.recorder_as(ACCOUNT, NAME),
-        cidrs: cidrs.lister(),
-        addresses: addresses.lister(),
-        clock: cx.clock(),
+        client: c.client(),
+        recorder: c.recorder(),
+        cidrs: cidrs.clone(),
+        addresses: addresses.clone(),
+        clock: c.clock(),
     });
-    let mut c = Controller::new(NAME);
-    let queue = c.queue("ipaddresses", WORKERS).max_retries(MAX_RETRIES);
-    let queue = queue.log_retries(log::Level::Debug);
-    let lister = cidrs.lister();
-    c.watch(&cidrs, &queue, move |change: Change<'_, ServiceCIDR>, wake: &Queue| {
+    let queue = c.queue(Retries::at_most(MAX_RETRIES).logged_as(log::Level::Debug));
+    let all = cidrs.clone();
+    c.watch(&cidrs, &queue, move |change, wake| {
         wake.add(change.object().meta().key());
         if let Change::Added { new, .. } = change {
             // The new one may allocate the addresses that block another's deletion.
-            let all = lister.list();
+            let all = all.list();
             for subnet in subnets(new) {
                 for other in having(&all, |other| overlap(other, &subnet)) {
                     wake.add(other.meta().key());
@@ -59,20 +54,19 @@ pub fn controller(cx: &ControllerContext) -> Controller {
             }
         }
     });
-    let lister = cidrs.lister();
-    c.watch(&addresses, &queue, move |change: Change<'_, IPAddress>, wake: &Queue| {
+    c.watch(&addresses, &queue, move |change, wake| {
         let meta = change.object().meta();
         if matches!(change, Change::Added { .. } | Change::Deleted(_))
             && meta.labels.get(MANAGED_BY_LABEL) == Some(ALLOCATOR)
             && let Ok(address) = meta.name.parse::<IpAddr>()
         {
-            for cidr in having(&lister.list(), |subnet| allocates(subnet, address)) {
+            for cidr in having(&cidrs.list(), |subnet| allocates(subnet, address)) {
                 wake.add(cidr.meta().key());
             }
         }
     });
     c.sync(queue, move |key| this.clone().sync(key));
-    c
+    Ok(())
 }
 
 struct ServiceCidrs {
@@ -152,7 +146,7 @@ impl ServiceCidrs {
             "metadata": { "name": cidr.meta.name }, "status": { "conditions": [ready] },
         });
         let verbs = self.client.resource(&ServiceCIDR::RESOURCE).subresource("status");
-        let patch = Patch::Apply { manager: NAME.into(), force: true, body };
+        let patch = Patch::Apply { manager: FIELD_MANAGER.into(), force: true, body };
         match verbs.patch::<ServiceCIDR>(&cidr.meta.key(), &patch).await {
             // A server without server-side apply.
             Err(error) if error.code() == Some(415) => {

@@ -4,16 +4,20 @@
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 
+use crate::cache::Lister;
 use crate::client::{Client, ListOptions};
 use crate::controllers::Error;
-use crate::objects::{ObjectKey, PartialObjectMetadata, ResourceType, Selector, Uid};
+use crate::objects::{
+    Object, ObjectKey, PartialObjectMetadata, Resource, ResourceType, Selector, Uid,
+};
 
 /// The newest version that the cache of a resource has seen: `Lister::last_seen_version`.
-pub type SeenVersion = Arc<dyn Fn() -> u64 + Send + Sync>;
+type SeenVersion = Box<dyn Fn() -> u64 + Send + Sync>;
 
-/// The newest versions written on behalf of each owner, held against what the caches have seen.
+/// The newest versions written on behalf of each owner, compared with what the caches have seen.
+/// Writes to resources whose cache it does not know are not tracked.
+#[derive(Default)]
 pub struct Consistency {
     stores: Vec<(ResourceType, SeenVersion)>,
     writes: Mutex<HashMap<ObjectKey, Written>>,
@@ -30,7 +34,7 @@ struct Written {
 struct At {
     /// 0: none.
     version: u64,
-    /// There was a write of which nobody can say whether it was done.
+    /// The answer to a write was lost: it may have been done.
     unsure: bool,
 }
 
@@ -59,9 +63,15 @@ impl From<Lag> for Error {
 }
 
 impl Consistency {
-    /// Writes to resources that are not in `stores` are not tracked.
-    pub fn new(stores: Vec<(ResourceType, SeenVersion)>) -> Consistency {
-        Consistency { stores, writes: Mutex::default() }
+    /// Tracks the writes to the objects of `lister` as well.
+    pub fn with<T: Object + Resource>(self, lister: &Lister<T>) -> Consistency {
+        let lister = lister.clone();
+        self.tracking(T::RESOURCE, Box::new(move || lister.last_seen_version()))
+    }
+
+    fn tracking(mut self, resource: ResourceType, seen: SeenVersion) -> Consistency {
+        self.stores.push((resource, seen));
+        self
     }
 
     fn writes(&self) -> MutexGuard<'_, HashMap<ObjectKey, Written>> {
@@ -86,21 +96,21 @@ impl Consistency {
         note(&mut written.at[at]);
     }
 
-    /// `resource` was written at `version` for the owner of this name and uid. An owner of another uid
-    /// starts anew; an older version than known is nothing new.
+    /// `resource` was written at `version` for the owner of this name and uid. The record of an owner
+    /// of another uid is replaced; a version older than a known one changes nothing.
     pub fn wrote_at(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType, version: u64) {
         self.note(owner, uid, resource, |at| at.version = at.version.max(version));
     }
 
-    /// A write of `resource` for the owner may have been done: its answer was lost. The next sync is
-    /// to [`settle`](Consistency::settle) it, lest the same is written twice.
+    /// A write of `resource` for the owner may have been done: its answer was lost. The next sync has
+    /// to [`settle`](Consistency::settle) it, or the same may be written twice.
     pub fn unsure(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType) {
         self.note(owner, uid, resource, |at| at.unsure = true);
     }
 
     /// Asks the API server for the objects that may have been written though the answer was lost, so
-    /// that [`lagging`](Consistency::lagging) waits for them too. Gives whether there were any such
-    /// writes. `selector`: of what the owner owns.
+    /// that [`lagging`](Consistency::lagging) waits for them too. Returns whether there were any such
+    /// writes. `selector`: selects the owner's objects.
     pub async fn settle(
         &self,
         owner: &ObjectKey,
@@ -132,7 +142,7 @@ impl Consistency {
         Ok(!unsure.is_empty())
     }
 
-    /// Forgets the owner if it has this uid; whatever its uid with `None`.
+    /// Forgets the owner if it has this uid; `None`: any uid.
     pub fn clear(&self, owner: &ObjectKey, uid: Option<&Uid>) {
         let mut writes = self.writes();
         if writes.get(owner).is_some_and(|written| uid.is_none_or(|uid| *uid == written.uid)) {
@@ -140,8 +150,8 @@ impl Consistency {
         }
     }
 
-    /// The cache that lags behind what was written for `owner`, if one does. When none does, the record
-    /// has served and is dropped. Not to be called while a sync of `owner` writes.
+    /// The cache that lags behind what was written for `owner`, if there is one; if not, the record is
+    /// dropped. Not to be called while a sync of `owner` writes.
     pub fn lagging(&self, owner: &ObjectKey) -> Option<Lag> {
         let mut writes = self.writes();
         let written = writes.get(owner)?;
@@ -151,12 +161,12 @@ impl Consistency {
                 continue;
             }
             let seen = seen();
-            // 0: the store does not know; nobody is to wait for that.
+            // 0: the store does not know its version, so there is nothing to wait for.
             if seen != 0 && written > seen {
                 return Some(Lag { resource: resource.clone(), written, seen });
             }
         }
-        // What is not settled yet is still to be asked for.
+        // A write that is not settled yet keeps the record.
         if written.at.iter().all(|at| !at.unsure) {
             writes.remove(owner);
         }
@@ -171,22 +181,22 @@ impl Consistency {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
-    use crate::objects::{Pod, ReplicaSet, Resource};
+    use crate::objects::{Pod, ReplicaSet};
 
     #[test]
     fn an_owner_is_ready_when_the_caches_have_seen_its_writes() {
         let (pods, sets) = (Arc::new(AtomicU64::new(5)), Arc::new(AtomicU64::new(5)));
         let seen = |of: &Arc<AtomicU64>| -> SeenVersion {
             let of = of.clone();
-            Arc::new(move || of.load(Ordering::SeqCst))
+            Box::new(move || of.load(Ordering::SeqCst))
         };
-        let store = Consistency::new(vec![
-            (Pod::RESOURCE, seen(&pods)),
-            (ReplicaSet::RESOURCE, seen(&sets)),
-        ]);
+        let store = Consistency::default()
+            .tracking(Pod::RESOURCE, seen(&pods))
+            .tracking(ReplicaSet::RESOURCE, seen(&sets));
         let (owner, uid) = (ObjectKey::new("ns", "a"), Uid::new("1"));
         assert!(store.ensure_ready(&owner).is_ok(), "nothing written");
 

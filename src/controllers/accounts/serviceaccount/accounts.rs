@@ -1,4 +1,4 @@
-//! Sees to it that every namespace has its service account `default`.
+//! Creates the service account `default` in every namespace.
 //! Upstream: `serviceaccounts_controller.go`.
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, ControllerContext, Next, Queue, SyncResult, keys};
+use crate::controllers::{Controller, Next, Retries, SyncResult, keys};
 use crate::objects::{Namespace, ObjectKey, ServiceAccount};
 
 /// The accounts that every namespace has.
@@ -21,29 +21,23 @@ struct Accounts {
 }
 
 /// The controller `serviceaccount-controller`.
-pub fn controller(cx: &ControllerContext) -> Controller {
-    let (namespaces, accounts) = (cx.informer::<Namespace>(), cx.informer::<ServiceAccount>());
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let (namespaces, accounts) = (c.lister::<Namespace>(), c.lister::<ServiceAccount>());
     let this = Arc::new(Accounts {
-        client: cx.client("service-account-controller"),
-        namespaces: namespaces.lister(),
-        accounts: accounts.lister(),
+        client: c.client(),
+        namespaces: namespaces.clone(),
+        accounts: accounts.clone(),
     });
-    let mut c = Controller::new("serviceaccount-controller");
-    let queue = c.queue("serviceaccount", 1);
-    // Without resyncs, as upstream's defaults have it.
-    c.watch_resyncing(
-        &accounts,
-        None,
-        &queue,
-        |change: Change<'_, ServiceAccount>, wake: &Queue| {
-            if let Change::Deleted(account) = change {
-                wake.add(ObjectKey::cluster(&account.object().meta.namespace));
-            }
-        },
-    );
-    c.watch_resyncing(&namespaces, None, &queue, keys::of_current(|_: &Namespace| true));
+    let queue = c.queue(Retries::default());
+    // Without resyncs, as upstream.
+    c.watch_resyncing(&accounts, None, &queue, |change, wake| {
+        if let Change::Deleted(account) = change {
+            wake.add(ObjectKey::cluster(&account.object().meta.namespace));
+        }
+    });
+    c.watch_resyncing(&namespaces, None, &queue, keys::of_current(|_| true));
     c.sync(queue, move |key| this.clone().sync(key));
-    c
+    Ok(())
 }
 
 impl Accounts {

@@ -1,5 +1,5 @@
-//! Marks token Secrets that were made for an account by itself and that nobody has used for long,
-//! and deletes them when nobody has missed them for as long again.
+//! Marks auto-generated token Secrets that are long unused as invalid, and deletes them after the same
+//! time again.
 //! Upstream: `legacy_serviceaccount_token_cleaner.go`.
 
 use std::collections::{HashMap, HashSet};
@@ -15,7 +15,7 @@ use super::token_secrets;
 use crate::cache::Lister;
 use crate::client::{self, Client, Delete, ListOptions, Patch};
 use crate::clock::SharedClock;
-use crate::controllers::{Controller, ControllerContext, Error};
+use crate::controllers::{Controller, Error};
 use crate::objects::{Istr, ObjectKey, ResourceType, ServiceAccount, Timestamp, TokenSecret};
 
 /// Labels of token Secrets, with dates.
@@ -42,27 +42,23 @@ struct Cleaner {
 ///
 /// # Errors
 /// When `--legacy-service-account-token-clean-up-period` is zero.
-pub fn controller(cx: &ControllerContext) -> Result<Option<Controller>, String> {
-    let patience = cx.options.legacy_service_account_token_clean_up_period;
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let patience = c.options().legacy_service_account_token_clean_up_period;
     if patience.is_zero() {
         return Err("failed to init the legacy service account token cleaner: \
                     invalid CleanUpPeriod: 0s"
             .into());
     }
-    let (accounts, secrets) = (cx.informer::<ServiceAccount>(), token_secrets(cx));
     let this = Arc::new(Cleaner {
-        client: cx.client("legacy-service-account-token-cleaner"),
-        reader: cx.root_client("shared-informers"),
-        clock: cx.clock(),
-        accounts: accounts.lister(),
-        secrets: secrets.lister(),
+        client: c.client(),
+        reader: c.root_client("shared-informers"),
+        clock: c.clock(),
+        accounts: c.lister(),
+        secrets: token_secrets(c),
         patience,
     });
-    let mut c = Controller::new("legacy-serviceaccount-token-cleaner-controller");
-    c.reads(&accounts);
-    c.reads(&secrets);
     c.every(EVERY, move || this.clone().clean());
-    Ok(Some(c))
+    Ok(())
 }
 
 impl Cleaner {

@@ -1,5 +1,5 @@
-//! Service accounts: the default one of each namespace, and secret-based tokens from their making
-//! to the day nobody has used them for long.
+//! Service accounts: the default one of each namespace, and secret-based tokens from their creation
+//! to their deletion when they are long unused.
 //! Upstream: `pkg/controller/serviceaccount`.
 
 pub mod accounts;
@@ -8,13 +8,12 @@ pub mod jwt;
 mod mounts;
 pub mod tokens;
 
-use crate::cache::{Scope, SharedIndexInformer};
-use crate::controllers::ControllerContext;
+use crate::cache::{Lister, Scope};
+use crate::controllers::Controller;
 use crate::objects::{Resource, TokenSecret};
 
-/// The Secrets that hold tokens; no other is asked for.
-fn token_secrets(cx: &ControllerContext) -> SharedIndexInformer<TokenSecret> {
+/// The Secrets that hold tokens. No other Secret is read.
+fn token_secrets(c: &mut Controller) -> Lister<TokenSecret> {
     let only = format!("type={}", TokenSecret::TYPE);
-    cx.factory()
-        .informer_for(Scope { field_selector: Some(only), ..Scope::all(TokenSecret::RESOURCE) })
+    c.lister_of(Scope { field_selector: Some(only), ..Scope::all(TokenSecret::RESOURCE) })
 }

@@ -17,11 +17,9 @@ use crate::cache::Lister;
 use crate::client::{self, Client, Delete};
 use crate::clock::SharedClock;
 use crate::controllers::certificates::root_ca::root_ca;
-use crate::controllers::runner::Change;
-use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult};
+use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
 use crate::objects::{Istr, ObjectKey, ServiceAccount, TokenSecret, Uid};
 
-const NAME: &str = "serviceaccount-token-controller";
 const MAX_RETRIES: u32 = 10;
 /// Of a reference's removal: how often it is tried, and the least time between two tries, of which
 /// up to as much again is added. Upstream: `RemoveTokenBackoff`.
@@ -72,67 +70,55 @@ struct Tokens {
     content: Content,
 }
 
-/// The controller `serviceaccount-token-controller`; none without a key to sign with.
+/// The controller `serviceaccount-token-controller`; idle without a key to sign with.
 ///
 /// # Errors
-/// When the key or the authority can't be read.
-pub fn controller(cx: &ControllerContext) -> Result<Option<Controller>, String> {
-    let file = &cx.options.service_account_private_key_file;
+/// When the key or the authority cannot be read.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let file = c.options().service_account_private_key_file.clone();
     if file.is_empty() {
-        log::info!("Controller is disabled because there is no private key: {NAME}");
-        return Ok(None);
+        log::info!("Controller is disabled because there is no private key: {}", c.name());
+        return Ok(());
     }
     let fault =
         |why: String| format!("error reading key for service account token controller: {why}");
-    let pem = std::fs::read(file).map_err(|error| fault(format!("open {file}: {error}")))?;
+    let pem = std::fs::read(&file).map_err(|error| fault(format!("open {file}: {error}")))?;
     let signer = Signer::from_pem(&pem)
         .map_err(|why| fault(format!("error reading private key file {file}: {why}")))?;
-    // Other controllers' credentials may hang on these tokens, so it has the manager's own.
-    let client = cx.root_client("tokens-controller");
-    let authority = root_ca(&cx.options.root_ca_file, &client)?;
-    let (accounts, secrets) = (cx.informer::<ServiceAccount>(), token_secrets(cx));
+    // The credentials of other controllers may depend on these tokens, so it has the manager's own.
+    let client = c.root_client("tokens-controller");
+    let authority = root_ca(&c.options().root_ca_file, &client)?;
+    let (accounts, secrets) = (c.lister::<ServiceAccount>(), token_secrets(c));
     let this = Arc::new(Tokens {
         client,
-        clock: cx.clock(),
-        accounts: accounts.lister(),
-        secrets: secrets.lister(),
+        clock: c.clock(),
+        accounts: accounts.clone(),
+        secrets: secrets.clone(),
         content: Content { signer, authority: Istr::new(&STANDARD.encode(authority)) },
     });
-
-    let workers = usize::try_from(cx.options.concurrent_serviceaccount_token_syncs).unwrap_or(1);
-    let mut c = Controller::new(NAME);
-    let gone = c.queue("serviceaccount_tokens_service", workers).max_retries(MAX_RETRIES);
     // Without resyncs, as the Go manager is built.
-    c.watch_resyncing(
-        &accounts,
-        None,
-        &gone,
-        |change: Change<'_, ServiceAccount>, wake: &Queue<AccountKey>| {
-            let meta = &change.object().meta;
-            wake.add(AccountKey { account: meta.key(), uid: meta.uid.clone() });
-        },
-    );
-    let filled = c.queue("serviceaccount_tokens_service", workers).max_retries(MAX_RETRIES);
-    c.watch_resyncing(
-        &secrets,
-        None,
-        &filled,
-        |change: Change<'_, TokenSecret>, wake: &Queue<SecretKey>| {
-            let secret = change.object();
-            if !secret.account_name().is_empty() {
-                wake.add(SecretKey {
-                    secret: secret.meta.key(),
-                    uid: secret.meta.uid.clone(),
-                    account: Istr::new(secret.account_name()),
-                    account_uid: secret.account_uid(),
-                });
-            }
-        },
-    );
+    let gone = c.queue(Retries::at_most(MAX_RETRIES));
+    c.watch_resyncing(&accounts, None, &gone, |change, wake| {
+        let meta = &change.object().meta;
+        wake.add(AccountKey { account: meta.key(), uid: meta.uid.clone() });
+    });
+    // Upstream gives both queues the same name.
+    let filled = c.queue(Retries::at_most(MAX_RETRIES));
+    c.watch_resyncing(&secrets, None, &filled, |change, wake| {
+        let secret = change.object();
+        if !secret.account_name().is_empty() {
+            wake.add(SecretKey {
+                secret: secret.meta.key(),
+                uid: secret.meta.uid.clone(),
+                account: Istr::new(secret.account_name()),
+                account_uid: secret.account_uid(),
+            });
+        }
+    });
     let accounts = this.clone();
     c.sync(gone, move |key| accounts.clone().sync_account(key));
     c.sync(filled, move |key| this.clone().sync_secret(key));
-    Ok(Some(c))
+    Ok(())
 }
 
 impl Tokens {

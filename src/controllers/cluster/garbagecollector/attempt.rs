@@ -43,7 +43,6 @@ const ORPHANS: usize = 100;
 
 impl GarbageCollector {
     pub(super) async fn attempt_to_delete(self: Arc<Self>, uid: Uid) -> SyncResult {
-        self.ready.stopped().await;
         let (identity, waits) = match self.graph().get(&uid) {
             None => return Ok(Next::Done),
             Some(node) if node.being_deleted && !node.deleting_dependents => {
@@ -215,7 +214,6 @@ impl GarbageCollector {
     }
 
     pub(super) async fn attempt_to_orphan(self: Arc<Self>, uid: Uid) -> SyncResult {
-        self.ready.stopped().await;
         let (owner, dependents): (Identity, Vec<Identity>) = {
             let graph = self.graph();
             let Some(owner) = graph.get(&uid) else { return Ok(Next::Done) };

@@ -1,4 +1,4 @@
-//! Deletes what lost its owners, over every deletable resource that discovery names.
+//! Deletes objects that lost their owners, of every deletable resource that discovery names.
 //! Upstream: `pkg/controller/garbagecollector`.
 
 mod attempt;
@@ -7,48 +7,40 @@ pub mod graph;
 mod nodes;
 
 use parking_lot::{Mutex, MutexGuard};
-use std::sync::{Arc, LazyLock};
-
-use prometheus::{IntCounter, register_int_counter};
+use std::sync::Arc;
 
 use self::graph::{Graph, Identity, Wake};
 use crate::cache::MetadataHandler;
 use crate::client::{ApiResource, Client};
 use crate::clock::SharedClock;
 use crate::controllers::cluster::monitors::Monitors;
-use crate::controllers::{Controller, ControllerContext, DebugAnswer, DebugRequest, Queue};
+use crate::controllers::{Controller, DebugAnswer, Queue, Retries};
 use crate::events::{EventType, ObjectReference, Recorder};
+use crate::metrics::metrics;
 use crate::objects::{Istr, Meta, ResourceType, Uid};
-use crate::task::StopToken;
 
-const NAME: &str = "garbage-collector-controller";
-const ACCOUNT: &str = "generic-garbage-collector";
-/// To delete an object takes two requests: to have the given rate of deletions takes twice it.
+/// To delete an object takes two requests, so the client's rate is twice that of deletions.
 const RATE: f64 = 2.0;
 
-static SYNC_ERRORS: LazyLock<IntCounter> = LazyLock::new(|| {
-    register_int_counter!(
-        "garbagecollector_controller_resources_sync_error_total",
-        "Number of garbage collector resources sync errors"
-    )
-    .expect("registered once, with a valid name")
-});
+metrics! {
+    fn register_metrics;
+    static SYNC_ERRORS: IntCounter = "garbagecollector_controller_resources_sync_error_total",
+        "Number of garbage collector resources sync errors";
+}
 
-pub fn controller(cx: &ControllerContext) -> Controller {
-    let workers = usize::try_from(cx.options.concurrent_gc_syncs).unwrap_or(1);
-    let mut c = Controller::new(NAME);
-    if !cx.options.enable_garbage_collector {
-        return c;
+/// The controller `garbage-collector-controller`; idle without `--enable-garbage-collector`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    if !c.options().enable_garbage_collector {
+        return Ok(());
     }
-    LazyLock::force(&SYNC_ERRORS);
-    let to_delete = c.queue("garbage_collector_attempt_to_delete", workers);
-    let to_orphan = c.queue("garbage_collector_attempt_to_orphan", workers);
+    register_metrics();
+    let to_delete = c.queue_named("garbage_collector_attempt_to_delete", Retries::default());
+    let to_orphan = c.queue_named("garbage_collector_attempt_to_orphan", Retries::default());
     let this = Arc::new(GarbageCollector {
-        client: cx.client(ACCOUNT).hastened(RATE, 1),
-        recorder: cx.recorder_as(ACCOUNT, NAME),
-        clock: cx.clock(),
+        client: c.client().hastened(RATE, 1),
+        recorder: c.recorder(),
+        clock: c.clock(),
         graph: Mutex::default(),
-        ready: StopToken::new(),
         to_delete: to_delete.clone(),
         to_orphan: to_orphan.clone(),
     });
@@ -57,7 +49,7 @@ pub fn controller(cx: &ControllerContext) -> Controller {
     let orphaning = this.clone();
     c.sync(to_orphan, move |uid| orphaning.clone().attempt_to_orphan(uid));
     let shown = this.clone();
-    c.debug(move |request: &DebugRequest<'_>| {
+    c.debug(move |request| {
         let uids = request.query.iter().filter(|(name, _)| *name == "uid");
         let uids: Vec<Uid> = uids.map(|(_, uid)| Uid::new(uid)).collect();
         let answer =
@@ -65,18 +57,15 @@ pub fn controller(cx: &ControllerContext) -> Controller {
         (request.path == "/graph").then(answer)
     });
     let monitors =
-        Monitors::new(NAME, cx, this.client.clone(), wanted).counting_errors(SYNC_ERRORS.clone());
-    let ready = this.ready.clone();
-    c.background(move |stop| {
-        monitors.follow(stop, ready, move |resource, _| {
-            Box::new(Monitor {
-                api_version: resource.api_version().into(),
-                kind: Istr::new(&resource.kind),
-                collector: this.clone(),
-            })
+        Monitors::new(c, this.client.clone(), wanted).counting_errors(SYNC_ERRORS.clone());
+    monitors.follow(c, move |resource, _| {
+        Box::new(Monitor {
+            api_version: resource.api_version().into(),
+            kind: Istr::new(&resource.kind),
+            collector: this.clone(),
         })
     });
-    c
+    Ok(())
 }
 
 fn wanted(found: &ApiResource) -> bool {
@@ -90,8 +79,6 @@ struct GarbageCollector {
     recorder: Recorder,
     clock: SharedClock,
     graph: Mutex<Graph>,
-    /// Set once the first lists are in the graph, or took too long, or all is over.
-    ready: StopToken,
     to_delete: Queue<Uid>,
     to_orphan: Queue<Uid>,
 }
@@ -101,7 +88,7 @@ impl GarbageCollector {
         self.graph.lock()
     }
 
-    /// Changes the graph, and does what the change asks for.
+    /// Changes the graph, and adds the keys that the change wakes to the queues.
     fn change(&self, change: impl FnOnce(&mut Graph, &mut dyn FnMut(Wake))) {
         change(&mut self.graph(), &mut |wake| match wake {
             Wake::AttemptToDelete(uid) => self.to_delete.add(uid),

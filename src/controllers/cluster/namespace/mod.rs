@@ -1,8 +1,8 @@
 //! Empties a namespace that is being deleted, then lets it go.
 //! Upstream: `pkg/controller/namespace`.
 //!
-//! Pods go first: only when none is left is the rest deleted, so that nothing that guards them (a
-//! NetworkPolicy, say) goes before they do.
+//! Pods are deleted first, and the rest when they are gone: a NetworkPolicy, for example, outlives the
+//! pods that it guards.
 
 mod conditions;
 mod content;
@@ -18,49 +18,40 @@ use crate::cache::Lister;
 use crate::client::{self, ApiResource, Client};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult};
+use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
 use crate::objects::{Istr, Namespace, ObjectKey, Resource, ResourceType};
 use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
 
-const NAME: &str = "namespace-controller";
 /// The finalizer of a namespace's spec that this controller takes off.
 const FINALIZER: &str = "kubernetes";
-/// After a namespace was seen to change: until then all API servers refuse what is new in it, and
-/// all that was made just before can be listed.
+/// The wait after a change of a namespace. Then all API servers refuse new objects in it, and objects
+/// that were created just before can be listed.
 const GRACE: Duration = Duration::from_secs(5);
 /// Failures are retried after this long, doubling.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(60)];
-/// Emptying a namespace takes many small requests: so many times the rate that others have.
+/// Emptying a namespace takes many small requests: rate and burst are multiplied by these factors.
 const FASTER: (f64, u32) = (20.0, 100);
 
-pub fn controller(cx: &ControllerContext) -> Controller {
-    let namespaces = cx.informer::<Namespace>();
-    let mut c = Controller::new(NAME);
-    let workers = usize::try_from(cx.options.concurrent_namespace_syncs).unwrap_or(1);
+/// The controller `namespace-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let namespaces = c.lister::<Namespace>();
     let limiter = MaxOfRateLimiter::new(vec![
         exponential_failure_rate_limiter(BACKOFF[0], BACKOFF[1]),
-        Arc::new(BucketRateLimiter::new(10.0, 100, cx.clock())),
+        Arc::new(BucketRateLimiter::new(10.0, 100, c.clock())),
     ]);
-    let queue = c.queue("namespace", workers).limiter(Arc::new(limiter));
-    let period = cx.options.namespace_sync_period;
-    c.watch_resyncing(
-        &namespaces,
-        Some(period).filter(|period| !period.is_zero()),
-        &queue,
-        |change: Change<'_, Namespace>, queue: &Queue| {
-            if !matches!(change, Change::Deleted(_)) && change.object().meta.is_being_deleted() {
-                queue.add_after(change.object().meta.key(), GRACE);
-            }
-        },
-    );
-    let (times, bursts) = FASTER;
-    let this = Arc::new(NamespaceController {
-        namespaces: namespaces.lister(),
-        client: cx.client(NAME).hastened(times, bursts),
-        clock: cx.clock(),
+    let queue = c.queue(Retries::default().limited_by(Arc::new(limiter)));
+    let period = c.options().namespace_sync_period;
+    let resync = Some(period).filter(|period| !period.is_zero());
+    c.watch_resyncing(&namespaces, resync, &queue, |change, wake| {
+        if !matches!(change, Change::Deleted(_)) && change.object().meta.is_being_deleted() {
+            wake.add_after(change.object().meta.key(), GRACE);
+        }
     });
+    let (rate_factor, burst_factor) = FASTER;
+    let client = c.client().hastened(rate_factor, burst_factor);
+    let this = Arc::new(NamespaceController { namespaces, client, clock: c.clock() });
     c.sync(queue, move |key| this.clone().sync(key));
-    c
+    Ok(())
 }
 
 struct NamespaceController {
@@ -96,7 +87,7 @@ impl NamespaceController {
         let estimate = self.delete_content(&mut namespace).await?;
         if !estimate.is_zero() {
             let wait = Duration::from_secs(estimate.as_secs() / 2 + 1);
-            log::debug!("{NAME}: content remaining in namespace {key}, waiting {wait:?}");
+            log::debug!("content remaining in namespace {key}, waiting {wait:?}");
             return Ok(Next::After(wait));
         }
         self.write(Step::RemoveFinalizer, namespace).await?;
@@ -233,7 +224,7 @@ impl NamespaceController {
         match self.client.update_status(&*namespace, &status).await {
             Ok(updated) => *namespace = updated,
             Err(error) => log::error!(
-                "{NAME}: couldn't update status condition for namespace {}: {error}",
+                "couldn't update status condition for namespace {}: {error}",
                 namespace.meta.name
             ),
         }

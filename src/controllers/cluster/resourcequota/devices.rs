@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::evaluator::{Evaluator, Objects, in_no_scope};
 use super::pods::{charge, is_extended_request};
-use crate::cache::{IndexValue, Lister, SharedIndexInformer};
+use crate::cache::{IndexValue, Lister};
 use crate::clock::SharedClock;
+use crate::controllers::runner::OptionalCache;
 use crate::objects::{DeviceClass, Istr, ObjectKey, Pod, Quantity, ResourceClaim, ResourceList};
 
 const COUNT: &str = "count/resourceclaims.resource.k8s.io";
@@ -19,20 +20,21 @@ const OWNER_INDEX: &str = "extendedResourceClaimPodUIDOwner";
 
 /// What is read for claims that stand for extended resources: gate `DRAExtendedResource`.
 pub struct Extended {
-    pub classes: Lister<DeviceClass>,
+    pub classes: OptionalCache<DeviceClass>,
     pub pods: Lister<Pod>,
     pub clock: SharedClock,
 }
 
 pub fn resource_claims(
-    informer: SharedIndexInformer<ResourceClaim>,
+    claims: OptionalCache<ResourceClaim>,
     extended: Option<Extended>,
 ) -> Arc<dyn Evaluator> {
-    informer.add_index(OWNER_INDEX, by_owner);
+    claims.index(OWNER_INDEX, by_owner);
     let extended = extended.map(Arc::new);
-    let (claims, classes) = (informer.lister(), extended.clone());
+    let (claims, classes) = (Arc::new(claims), extended.clone());
+    let charged = claims.clone();
     Arc::new(Objects {
-        informer,
+        lister: move || claims.lister(),
         measures: move |name: &str| {
             name == COUNT
                 || name.ends_with(DEVICES_OF_CLASS)
@@ -45,7 +47,7 @@ pub fn resource_claims(
                 let name = format!("{class}{DEVICES_OF_CLASS}");
                 usage.add_to(&name.into(), Quantity::new(*count));
             }
-            if let Some(extended) = &extended {
+            if let (Some(extended), Some(claims)) = (&extended, charged.lister()) {
                 usage.add(&extended.charge(claim, &claims));
             }
         },
@@ -67,17 +69,17 @@ fn by_owner(claim: &ResourceClaim, add: &mut dyn FnMut(IndexValue)) {
 impl Extended {
     /// Upstream: `GetExtendedResource`.
     fn resource_of(&self, class: &str) -> Option<Istr> {
-        let class = self.classes.get(&ObjectKey::cluster(class))?;
+        let class = self.classes.lister()?.get(&ObjectKey::cluster(class))?;
         class.spec.extended_resource_name.clone().filter(|name| !name.is_empty())
     }
 
     fn measures(&self, name: &str) -> bool {
         let Some(resource) = name.strip_prefix(REQUESTS) else { return false };
+        let Some(classes) = self.classes.lister() else { return false };
         let class = resource.strip_prefix(CLASS);
-        class.is_some_and(|class| self.classes.get(&ObjectKey::cluster(class)).is_some())
+        class.is_some_and(|class| classes.get(&ObjectKey::cluster(class)).is_some())
             || is_extended_request(name)
-                && self
-                    .classes
+                && classes
                     .list()
                     .iter()
                     .any(|class| class.spec.extended_resource_name.as_deref() == Some(resource))

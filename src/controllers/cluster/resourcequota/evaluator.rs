@@ -4,7 +4,7 @@ use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::cache::{MetadataInformer, SharedIndexInformer};
+use crate::cache::{Lister, MetadataInformer};
 use crate::controllers::Error;
 use crate::objects::{
     Istr, Object, Quantity, Resource, ResourceList, ResourceType, ScopeRequirement, SelectorError,
@@ -27,9 +27,10 @@ fn not_synced(resource: impl std::fmt::Display) -> Error {
     Error::NotYet(format!("failed to list content: {resource} not yet synced"))
 }
 
-/// The objects of a full cache, each charged by itself.
-pub struct Objects<T, M, S, C> {
-    pub informer: SharedIndexInformer<T>,
+/// The objects of a cache, each charged by itself.
+pub struct Objects<L, M, S, C> {
+    /// The Lister of the objects; `None` while they are not known.
+    pub lister: L,
     /// Whether the resource of this name is measured.
     pub measures: M,
     /// Whether an object matches a scope.
@@ -43,9 +44,10 @@ pub fn in_no_scope<T>(_: &T, _: &ScopeRequirement) -> Result<bool, SelectorError
     Ok(false)
 }
 
-impl<T, M, S, C> Evaluator for Objects<T, M, S, C>
+impl<T, L, M, S, C> Evaluator for Objects<L, M, S, C>
 where
     T: Object + Resource,
+    L: Fn() -> Option<Lister<T>> + Send + Sync,
     M: Fn(&str) -> bool + Send + Sync,
     S: Fn(&T, &ScopeRequirement) -> Result<bool, SelectorError> + Send + Sync,
     C: Fn(&T, &mut ResourceList) + Send + Sync,
@@ -55,11 +57,9 @@ where
     }
 
     fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error> {
-        if !self.informer.has_synced() {
-            return Err(not_synced(T::RESOURCE));
-        }
+        let lister = (self.lister)().ok_or_else(|| not_synced(T::RESOURCE))?;
         let mut usage = ResourceList::default();
-        for object in self.informer.lister().in_namespace(namespace) {
+        for object in lister.in_namespace(namespace) {
             let mut matches = scopes.iter().map(|scope| (self.in_scope)(&object, scope));
             match matches.find(|matches| !matches!(matches, Ok(true))) {
                 None => (self.charge)(&object, &mut usage),

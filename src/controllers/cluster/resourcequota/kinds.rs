@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::evaluator::{Evaluator, Objects, in_no_scope};
-use crate::cache::SharedIndexInformer;
+use crate::cache::Lister;
 use crate::objects::{
     Istr, Labels, PersistentVolumeClaim, Quantity, ResourceList, ScopeRequirement, SelectorError,
     Service,
@@ -15,9 +15,9 @@ const CLAIMS: [&str; 3] =
     ["count/persistentvolumeclaims", "persistentvolumeclaims", "requests.storage"];
 const STORAGE_CLASS: &str = ".storageclass.storage.k8s.io/";
 
-pub fn services(informer: SharedIndexInformer<Service>) -> Arc<dyn Evaluator> {
+pub fn services(services: Lister<Service>) -> Arc<dyn Evaluator> {
     Arc::new(Objects {
-        informer,
+        lister: move || Some(services.clone()),
         measures: |name: &str| SERVICES.contains(&name),
         in_scope: in_no_scope::<Service>,
         charge: charge_service,
@@ -49,9 +49,9 @@ pub fn service_changes_usage(old: &Service, new: &Service) -> bool {
     charged(old) != charged(new)
 }
 
-pub fn volume_claims(informer: SharedIndexInformer<PersistentVolumeClaim>) -> Arc<dyn Evaluator> {
+pub fn volume_claims(claims: Lister<PersistentVolumeClaim>) -> Arc<dyn Evaluator> {
     Arc::new(Objects {
-        informer,
+        lister: move || Some(claims.clone()),
         measures: measures_claims,
         in_scope: claim_in_scope,
         charge: charge_claim,

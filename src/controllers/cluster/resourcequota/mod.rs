@@ -1,4 +1,4 @@
-//! Keeps the status of ResourceQuotas: what is used of what they limit.
+//! Keeps the status of ResourceQuotas: the usage of the resources that they limit.
 //! Upstream: `pkg/controller/resourcequota`, `pkg/quota/v1`.
 
 mod devices;
@@ -7,45 +7,43 @@ pub mod kinds;
 pub mod pods;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use self::devices::{Extended, resource_claims};
 use self::evaluator::{Evaluator, Registry};
 use self::kinds::{claim_changes_usage, service_changes_usage, services, volume_claims};
 use self::pods::Pods;
-use crate::cache::{Lister, MetadataHandler, SharedIndexInformer};
+use crate::cache::{Lister, MetadataHandler};
 use crate::client::{ApiResource, Client};
 use crate::controllers::cluster::monitors::Monitors;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult};
+use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
 use crate::objects::{
-    DeviceClass, Meta, Object, ObjectKey, PersistentVolumeClaim, Pod, Resource, ResourceClaim,
-    ResourceList, ResourceQuota, ResourceQuotaStatus, ResourceType, Service,
+    Meta, Object, ObjectKey, PersistentVolumeClaim, Pod, Resource, ResourceClaim, ResourceList,
+    ResourceQuota, ResourceQuotaStatus, ResourceType, Service,
 };
-use crate::task::StopToken;
 
-const NAME: &str = "resourcequota-controller";
+/// How long workers wait for the DeviceClasses, which a server need not serve.
+const CLASSES_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The controller `resourcequota-controller`.
-pub fn controller(cx: &ControllerContext) -> Controller {
-    let workers = usize::try_from(cx.options.concurrent_resource_quota_syncs).unwrap_or(1);
-    let mut c = Controller::new(NAME);
-    let queue = c.queue("resourcequota_primary", workers);
-    let urgent = c.queue("resourcequota_priority", workers);
-    let quotas = cx.informer::<ResourceQuota>();
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let queue = c.queue(Retries::default());
+    let urgent = c.queue_named("resourcequota_priority", Retries::default());
+    let quotas = c.lister::<ResourceQuota>();
     let this = Arc::new(Quotas {
-        client: cx.client(NAME),
-        quotas: quotas.lister(),
-        registry: registry(cx),
+        client: c.client(),
+        quotas: quotas.clone(),
+        registry: registry(c),
         queue: queue.clone(),
-        ready: StopToken::new(),
     });
-    watch_quotas(&mut c, &this, &quotas, &urgent);
-    watch_updates(&mut c, &this, cx);
+    watch_quotas(c, &this, &quotas, &urgent);
+    watch_updates(c, &this);
     for queue in [queue, urgent] {
         let syncing = this.clone();
         c.sync(queue, move |key| syncing.clone().sync(key));
     }
-    let period = cx.options.resource_quota_sync_period;
+    let period = c.options().resource_quota_sync_period;
     if !period.is_zero() {
         let all = this.clone();
         c.every(period, move || {
@@ -53,33 +51,31 @@ pub fn controller(cx: &ControllerContext) -> Controller {
             async { Ok(()) }
         });
     }
-    let monitors = Monitors::new(NAME, cx, this.client.clone(), is_counted);
-    let ready = this.ready.clone();
-    c.background(move |stop| {
-        monitors.follow(stop, ready, move |resource, informer| {
-            let evaluator = this.registry.of(resource, informer);
-            Box::new(Replenish { quotas: this.clone(), evaluator })
-        })
+    Monitors::new(c, this.client.clone(), is_counted).follow(c, move |resource, informer| {
+        let evaluator = this.registry.of(resource, informer);
+        Box::new(Replenish { quotas: this.clone(), evaluator })
     });
-    c
+    Ok(())
 }
 
 /// The evaluators that do more than count.
-fn registry(cx: &ControllerContext) -> Registry {
-    let pods: Arc<dyn Evaluator> = Arc::new(Pods { informer: cx.informer(), clock: cx.clock() });
+fn registry(c: &mut Controller) -> Registry {
+    let pods = c.lister::<Pod>();
+    let evaluator: Arc<dyn Evaluator> = Arc::new(Pods { pods: pods.clone(), clock: c.clock() });
     let mut built_in = vec![
-        (Pod::RESOURCE, pods),
-        (Service::RESOURCE, services(cx.informer())),
-        (PersistentVolumeClaim::RESOURCE, volume_claims(cx.informer())),
+        (Pod::RESOURCE, evaluator),
+        (Service::RESOURCE, services(c.lister())),
+        (PersistentVolumeClaim::RESOURCE, volume_claims(c.lister())),
     ];
-    let gates = &cx.options.feature_gates;
-    if gates.enabled("DynamicResourceAllocation") {
-        let extended = gates.enabled("DRAExtendedResource").then(|| Extended {
-            classes: cx.informer::<DeviceClass>().lister(),
-            pods: cx.informer::<Pod>().lister(),
-            clock: cx.clock(),
+    if c.feature("DynamicResourceAllocation") {
+        let extended = c.feature("DRAExtendedResource").then(|| Extended {
+            classes: c.optional(CLASSES_PATIENCE),
+            pods,
+            clock: c.clock(),
         });
-        built_in.push((ResourceClaim::RESOURCE, resource_claims(cx.informer(), extended)));
+        // The monitors wait for the claims if they are served.
+        let claims = resource_claims(c.optional(Duration::ZERO), extended);
+        built_in.push((ResourceClaim::RESOURCE, claims));
     }
     Registry::new(built_in)
 }
@@ -87,15 +83,15 @@ fn registry(cx: &ControllerContext) -> Registry {
 fn watch_quotas(
     c: &mut Controller,
     this: &Arc<Quotas>,
-    quotas: &SharedIndexInformer<ResourceQuota>,
+    quotas: &Lister<ResourceQuota>,
     urgent: &Queue,
 ) {
     let (this, urgent) = (this.clone(), urgent.clone());
     let queue = this.queue.clone();
-    c.watch(quotas, &queue, move |change: Change<'_, ResourceQuota>, queue: &Queue| {
+    c.watch(quotas, &queue, move |change, queue| {
         let quota = match change {
             Change::Added { new, .. } => new,
-            // Changes of the status are our own, or the API server's that charges new objects.
+            // Changes of the status are our own, or the API server's when it charges new objects.
             Change::Updated { old, new } if !old.limits().amounts_equal(&new.limits()) => new,
             _ => return,
         };
@@ -104,23 +100,22 @@ fn watch_quotas(
     });
 }
 
-/// Updates that free something, or use more; deletions are told by [`Replenish`].
-fn watch_updates(c: &mut Controller, this: &Arc<Quotas>, cx: &ControllerContext) {
-    let clock = cx.clock();
-    watch_kind(c, this, cx, move |old: &Pod, new| pods::changes_usage(old, new, clock.now()));
-    watch_kind(c, this, cx, service_changes_usage);
-    watch_kind(c, this, cx, claim_changes_usage);
+/// Wakes quotas for updates that change usage. [`Replenish`] wakes them for deletions.
+fn watch_updates(c: &mut Controller, this: &Arc<Quotas>) {
+    let clock = c.clock();
+    watch_kind(c, this, move |old: &Pod, new| pods::changes_usage(old, new, clock.now()));
+    watch_kind(c, this, service_changes_usage);
+    watch_kind(c, this, claim_changes_usage);
 }
 
 fn watch_kind<T: Object + Resource>(
     c: &mut Controller,
     this: &Arc<Quotas>,
-    cx: &ControllerContext,
     changes_usage: impl Fn(&T, &T) -> bool + Send + 'static,
 ) {
-    let informer = cx.informer::<T>();
+    let objects = c.lister::<T>();
     let (quotas, queue) = (this.clone(), this.queue.clone());
-    c.watch(&informer, &queue, move |change: Change<'_, T>, _: &Queue| {
+    c.watch(&objects, &queue, move |change, _| {
         if let Change::Updated { old, new } = change
             && changes_usage(old, new)
             && let Some(evaluator) = quotas.registry.built_in(&T::RESOURCE)
@@ -147,19 +142,17 @@ struct Quotas {
     quotas: Lister<ResourceQuota>,
     registry: Registry,
     queue: Queue,
-    /// Set once all that is counted is known, or took too long, or all is over.
-    ready: StopToken,
 }
 
 impl Quotas {
-    /// A limit that the status does not show, or of which it does not show the use.
+    /// The status does not show a limit, or the usage of a limited resource.
     fn lacks_usage(&self, quota: &ResourceQuota) -> bool {
         let ResourceQuotaStatus { hard, used } = &quota.status;
         !quota.limits().amounts_equal(&hard.quantities())
             || hard.names().any(|name| !used.has(name) && self.registry.measures(name))
     }
 
-    /// Looks again at the quotas of a namespace that limit what `evaluator` measures.
+    /// Wakes the quotas of a namespace that limit what `evaluator` measures.
     fn replenish(&self, evaluator: &dyn Evaluator, namespace: &str) {
         for quota in self.quotas.in_namespace(namespace) {
             if quota.status.hard.names().any(|name| evaluator.measures(name)) {
@@ -169,7 +162,6 @@ impl Quotas {
     }
 
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        self.ready.stopped().await;
         let Some(quota) = self.quotas.get(&key) else { return Ok(Next::Done) };
         let (measured, mut errors) =
             self.registry.measure(&key.namespace, &quota.limits(), &quota.scopes());
@@ -182,8 +174,8 @@ impl Quotas {
     }
 }
 
-/// The quota's status with what was `measured`; `None` if it says so already. Of what was not
-/// measured, what the status said before.
+/// The quota's status with the `measured` usage; `None` when it is current. A resource that was not
+/// measured keeps its usage.
 fn new_status(quota: &ResourceQuota, measured: &ResourceList) -> Option<ResourceQuotaStatus> {
     let ResourceQuotaStatus { hard, used } = &quota.status;
     let old = used.quantities();
@@ -198,7 +190,7 @@ fn new_status(quota: &ResourceQuota, measured: &ResourceList) -> Option<Resource
     (!is_current).then(status)
 }
 
-/// Looks at quotas again when an object of the evaluator's kind is deleted.
+/// Wakes quotas when an object of the evaluator's kind is deleted.
 struct Replenish {
     quotas: Arc<Quotas>,
     evaluator: Arc<dyn Evaluator>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::evaluator::Evaluator;
-use crate::cache::SharedIndexInformer;
+use crate::cache::Lister;
 use crate::clock::SharedClock;
 use crate::controllers::Error;
 use crate::objects::{
@@ -28,7 +28,7 @@ const NAMES: [&str; 11] = [
 ];
 
 pub struct Pods {
-    pub informer: SharedIndexInformer<Pod>,
+    pub pods: Lister<Pod>,
     pub clock: SharedClock,
 }
 
@@ -41,11 +41,8 @@ impl Evaluator for Pods {
     }
 
     fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error> {
-        if !self.informer.has_synced() {
-            return Err(Error::NotYet("failed to list content: pods not yet synced".into()));
-        }
         let now = self.clock.now();
-        Ok(sum(&self.informer.lister().in_namespace(namespace), scopes, now))
+        Ok(sum(&self.pods.in_namespace(namespace), scopes, now))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tells the authors of ValidatingAdmissionPolicies what is wrong with their expressions.
+//! Writes type-checking warnings into the status of ValidatingAdmissionPolicies.
 //! Upstream: `pkg/controller/validatingadmissionpolicystatus`.
 
 mod check;
@@ -13,12 +13,11 @@ use serde_json::{Value, json};
 use self::check::TypeChecker;
 use crate::cache::Lister;
 use crate::client::{self, Client, Patch};
-use crate::controllers::{Controller, ControllerContext, Next, SyncResult, keys};
+use crate::controllers::{Controller, Next, Retries, SyncResult, keys};
 use crate::objects::{
     ObjectKey, Resource, TypeChecking, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyStatus,
 };
 
-const NAME: &str = "validatingadmissionpolicy-status-controller";
 const FIELD_MANAGER: &str = "validatingadmissionpolicy-status";
 /// How long the schemas of a burst of policies are kept, at most.
 const MEMORY: Duration = Duration::from_secs(300);
@@ -30,15 +29,11 @@ struct PolicyStatus {
 }
 
 /// The controller `validatingadmissionpolicy-status-controller`.
-pub fn controller(cx: &ControllerContext) -> Controller {
-    let policies = cx.informer::<ValidatingAdmissionPolicy>();
-    let client = cx.client(NAME);
-    let checker = TypeChecker::new(client.clone(), cx.clock());
-    let this = Arc::new(PolicyStatus { client, policies: policies.lister(), checker });
-
-    let mut c = Controller::new(NAME);
-    let workers = cx.options.concurrent_validating_admission_policy_status_syncs;
-    let queue = c.queue(FIELD_MANAGER, usize::try_from(workers).unwrap_or(0));
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let policies = c.lister();
+    let checker = TypeChecker::new(c.client(), c.clock());
+    let this = Arc::new(PolicyStatus { client: c.client(), policies: policies.clone(), checker });
+    let queue = c.queue(Retries::default());
     c.watch(&policies, &queue, keys::of_current(is_news));
     let forgetful = this.clone();
     c.every(MEMORY, move || {
@@ -46,7 +41,7 @@ pub fn controller(cx: &ControllerContext) -> Controller {
         std::future::ready(Ok(()))
     });
     c.sync(queue, move |key| this.clone().sync(key));
-    c
+    Ok(())
 }
 
 fn is_news(policy: &ValidatingAdmissionPolicy) -> bool {
@@ -70,7 +65,7 @@ impl PolicyStatus {
         }
     }
 
-    /// Applies the status, so that a warning that is owned so goes when it is applied no more.
+    /// Applies the status, so that a warning goes when it is no longer applied.
     async fn write(
         &self,
         policy: &ValidatingAdmissionPolicy,

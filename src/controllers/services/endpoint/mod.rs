@@ -6,7 +6,6 @@ mod subsets;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::cache::Lister;
 use crate::client::{Client, Delete};
@@ -16,13 +15,12 @@ use crate::controllers::services::service_endpoints::trigger_time::TriggerTimes;
 use crate::controllers::services::service_endpoints::{
     Body, HEADLESS, LAST_CHANGE, LEADER, MAX_RETRIES, of_pods, pods_of, relabelled,
 };
-use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult, keys};
+use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{EndpointSubset, Endpoints, Labels, Meta, ObjectKey, Pod, Service, Timestamp};
 
-const NAME: &str = "endpoints-controller";
-/// Its service account, and what it calls itself in events and labels.
-const ACCOUNT: &str = "endpoint-controller";
+/// The controller's name in labels. Upstream: `ControllerName`.
+const MANAGER: &str = "endpoint-controller";
 
 /// Upstream: `LabelManagedBy`.
 const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
@@ -36,44 +34,40 @@ struct EndpointsController {
     pods: Lister<Pod>,
     endpoints: Lister<Endpoints>,
     times: TriggerTimes,
-    /// The versions that were replaced: a cache that still shows one lags.
+    /// The versions that were replaced: a cache that still shows one of them lags.
     replaced: Mutex<HashMap<ObjectKey, u64>>,
 }
 
 /// The controller `endpoints-controller`.
-pub fn controller(cx: &ControllerContext) -> Controller {
-    let services = cx.informer::<Service>();
-    let (pods, endpoints) = (cx.informer::<Pod>(), cx.informer::<Endpoints>());
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let services = c.lister::<Service>();
+    let (pods, endpoints) = (c.lister::<Pod>(), c.lister::<Endpoints>());
     let this = Arc::new(EndpointsController {
-        client: cx.client(ACCOUNT),
-        recorder: cx.recorder(ACCOUNT),
-        services: services.lister(),
-        pods: pods.lister(),
-        endpoints: endpoints.lister(),
+        client: c.client(),
+        recorder: c.recorder(),
+        services: services.clone(),
+        pods: pods.clone(),
+        endpoints: endpoints.clone(),
         times: TriggerTimes::default(),
         replaced: Mutex::default(),
     });
-
-    let mut c = Controller::new(NAME);
-    let workers = usize::try_from(cx.options.concurrent_endpoint_syncs).unwrap_or(0);
-    let period: Duration = cx.options.endpoint_updates_batch_period;
-    let queue = c.queue("endpoint", workers).max_retries(MAX_RETRIES);
-    let queue = queue.log_retries(log::Level::Debug);
+    let period = c.options().endpoint_updates_batch_period;
+    let queue = c.queue(Retries::at_most(MAX_RETRIES).logged_as(log::Level::Debug));
     c.watch(&services, &queue, keys::of_object());
-    c.watch(&pods, &queue, of_pods(services.lister(), period));
-    c.watch(&endpoints, &queue, |change: Change<'_, Endpoints>, wake: &Queue| {
+    c.watch(&pods, &queue, of_pods(services.clone(), period));
+    c.watch(&endpoints, &queue, |change, wake| {
         if let Change::Deleted(deleted) = change {
             wake.add(deleted.object().meta.key());
         }
     });
     let (leftovers, wake) = (this.clone(), queue.clone());
-    c.background(move |_| async move { leftovers.wake_leftovers(&wake) });
+    c.at_start(move || leftovers.wake_leftovers(&wake));
     c.sync(queue, move |key| this.clone().sync(key));
-    c
+    Ok(())
 }
 
 impl EndpointsController {
-    /// A Service may have gone while nobody looked. Upstream: `checkLeftoverEndpoints`.
+    /// A Service may have been deleted while no manager ran. Upstream: `checkLeftoverEndpoints`.
     fn wake_leftovers(&self, wake: &Queue) {
         for endpoints in self.endpoints.list() {
             if !endpoints.meta.annotations.contains_key(LEADER) {
@@ -97,7 +91,7 @@ impl EndpointsController {
             return Ok(Next::Done);
         };
         if !service.selects_pods() {
-            // Somebody else writes them.
+            // The user writes them.
             return Ok(Next::Done);
         }
         let pods = pods_of(&self.pods, &service);
@@ -138,7 +132,7 @@ impl EndpointsController {
         let meta = &service.meta;
         match self.client.create::<Endpoints>(&meta.namespace, &Body::of(&new)).await {
             Ok(_) => Ok(Next::Done),
-            // It would go on failing until the Service goes too.
+            // It would fail until the Service is deleted as well.
             Err(error) if error.is_namespace_terminating() => Ok(Next::Done),
             Err(error) => {
                 let error = Error::from(error);
@@ -152,12 +146,12 @@ impl EndpointsController {
     }
 }
 
-/// Whether `current` shows all that it should.
+/// Whether `current` is as it should be.
 fn is_current(current: &Endpoints, service: &Service, subsets: &[EndpointSubset]) -> bool {
     let same_subsets = subsets::equal(&current.subsets, subsets)
         // Those of another release may be in another order.
         || subsets::equal(&repack(&current.subsets), subsets);
-    // One that was truncated is written anew each time: what was left out is not known.
+    // Truncated Endpoints are written each time: the addresses that are left out are not known.
     let within_capacity = subsets::count(&current.subsets) <= subsets::MAX_CAPACITY
         && !current.meta.annotations.contains_key(OVER_CAPACITY);
     same_subsets
@@ -169,12 +163,12 @@ fn is_current(current: &Endpoints, service: &Service, subsets: &[EndpointSubset]
 fn labels_are_current(has: &Labels, service: &Labels) -> bool {
     let own = |key: &str| key == HEADLESS || key == MANAGED_BY;
     let copied = has.iter().filter(|(key, _)| !own(key)).count();
-    has.get(MANAGED_BY) == Some(ACCOUNT)
+    has.get(MANAGED_BY) == Some(MANAGER)
         && copied == service.len()
         && has.iter().all(|(key, value)| own(key) || service.get(key) == Some(value))
 }
 
-/// The Endpoints as they should be: the Service's labels, and of `current` all that is not ours.
+/// The Endpoints as they should be: the Service's labels, and the other fields of `current`.
 fn desired(
     service: &Service,
     current: Option<&Endpoints>,
@@ -197,7 +191,7 @@ fn desired(
     );
     let headless = (!service.has_cluster_ip()).then_some("");
     meta.labels =
-        relabelled(&service.meta.labels, &[(HEADLESS, headless), (MANAGED_BY, Some(ACCOUNT))]);
+        relabelled(&service.meta.labels, &[(HEADLESS, headless), (MANAGED_BY, Some(MANAGER))]);
     Endpoints { meta, subsets }
 }
 

@@ -20,19 +20,14 @@ use crate::controllers::services::service_endpoints::trigger_time::TriggerTimes;
 use crate::controllers::services::service_endpoints::{
     MAX_RETRIES, of_pods, pods_of, slices, slow_retries,
 };
-use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult, keys};
+use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{EndpointSlice, Node, ObjectKey, Pod, Service};
 
-const NAME: &str = "endpointslice-controller";
-/// Its service account.
-const ACCOUNT: &str = "endpointslice-controller";
-/// What it calls itself in events.
-const COMPONENT: &str = "endpoint-slice-controller";
-/// What it calls itself in the label of its slices. Upstream: `ControllerName`.
+/// The controller's name in the label of its slices. Upstream: `ControllerName`.
 const MANAGER: &str = "endpointslice-controller.k8s.io";
 
-/// A changed slice wakes its Service so much later at least: more of them may change.
+/// The least time after which a changed slice wakes its Service: more slices may change.
 /// Upstream: `endpointSliceChangeMinSyncDelay`.
 const MIN_SLICE_DELAY: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(1000);
@@ -50,27 +45,26 @@ struct EndpointSlices {
 }
 
 /// The controller `endpointslice-controller`.
-pub fn controller(cx: &ControllerContext) -> Controller {
+pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
-    let (services, pods) = (cx.informer::<Service>(), cx.informer::<Pod>());
-    let (endpoint_slices, nodes) = (cx.informer::<EndpointSlice>(), cx.informer::<Node>());
-    slices::index(&endpoint_slices);
+    let (services, pods) = (c.lister::<Service>(), c.lister::<Pod>());
+    let (slices, nodes) = (slices::lister(c), c.lister::<Node>());
     let (tracker, topology) = (Arc::<SliceTracker>::default(), Arc::<TopologyCache>::default());
-    let recorder = cx.recorder_as(ACCOUNT, COMPONENT);
-    let max = usize::try_from(cx.options.max_endpoints_per_slice).unwrap_or(1).max(1);
+    let recorder = c.recorder();
+    let max = c.options().max_endpoints_per_slice.get();
     let this = Arc::new(EndpointSlices {
         recorder: recorder.clone(),
-        services: services.lister(),
-        pods: pods.lister(),
-        slices: endpoint_slices.lister(),
-        nodes: nodes.lister(),
+        services: services.clone(),
+        pods: pods.clone(),
+        slices: slices.clone(),
+        nodes: nodes.clone(),
         times: TriggerTimes::default(),
         tracker: tracker.clone(),
         topology: topology.clone(),
         reconciler: Reconciler {
-            client: cx.client(ACCOUNT),
+            client: c.client(),
             recorder,
-            nodes: nodes.lister(),
+            nodes: nodes.clone(),
             max,
             counts: metrics::counts(max),
             distributions: metrics::Distributions::default(),
@@ -78,28 +72,24 @@ pub fn controller(cx: &ControllerContext) -> Controller {
             topology,
         },
     });
-
-    let mut c = Controller::new(NAME);
-    let workers = usize::try_from(cx.options.concurrent_service_endpoint_syncs).unwrap_or(0);
-    let period: Duration = cx.options.endpointslice_updates_batch_period;
-    let queue = c
-        .queue("endpoint_slice", workers)
-        .limiter(slow_retries(MAX_BACKOFF, cx.clock()))
-        .max_retries(MAX_RETRIES)
-        .log_retries(log::Level::Info);
-    // The one key of a queue without a name: all Nodes together.
-    let topology_queue = c.queue::<&'static str>("", 1);
+    let period = c.options().endpointslice_updates_batch_period;
+    let retries = Retries::at_most(MAX_RETRIES)
+        .limited_by(slow_retries(MAX_BACKOFF, c.clock()))
+        .logged_as(log::Level::Info);
+    let queue = c.queue(retries);
     c.watch(&services, &queue, keys::of_object());
-    c.watch(&pods, &queue, of_pods(services.lister(), period));
+    c.watch(&pods, &queue, of_pods(services, period));
     let delay = MIN_SLICE_DELAY.max(period);
-    c.watch(&endpoint_slices, &queue, slices::wake_service(MANAGER, tracker, delay));
-    c.watch(&nodes, &topology_queue, |change: Change<'_, Node>, wake: &Queue<&'static str>| {
+    c.watch(&slices, &queue, slices::wake_service(MANAGER, tracker, delay));
+    // One key for all Nodes together, in a queue without metrics.
+    let topology_queue = c.queue_named("", Retries::default());
+    c.watch(&nodes, &topology_queue, |change, wake| {
         if changes_topology(&change) {
             wake.add("nodes");
         }
     });
     let (looking, wake) = (this.clone(), queue.clone());
-    c.sync(topology_queue, move |_| {
+    c.sync_by(1, topology_queue, move |_| {
         looking.look_at_nodes(&wake);
         async { Ok(Next::Done) }
     });
@@ -111,10 +101,10 @@ pub fn controller(cx: &ControllerContext) -> Controller {
             result
         }
     });
-    c
+    Ok(())
 }
 
-/// A zone may be set long after the Node was made.
+/// The zone may be set long after the Node was created.
 fn changes_topology(change: &Change<'_, Node>) -> bool {
     match change {
         Change::Added { .. } | Change::Deleted(_) => true,
@@ -143,7 +133,7 @@ impl EndpointSlices {
             return Ok(Next::Done);
         };
         if !service.selects_pods() {
-            // Somebody else writes them.
+            // The user writes them.
             return Ok(Next::Done);
         }
         let pods = pods_of(&self.pods, &service);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::desired::{self, Shape, address_types, is_owned};
 use super::distribution;
-use super::metrics::{self, Distributions, METRICS};
+use super::metrics::{self, ADDED, CHANGED_PER_SYNC, Distributions, REMOVED};
 use super::pack::{Plan, pack};
 use super::topology::{self, HintEvent, TopologyCache};
 use crate::cache::Lister;
@@ -171,8 +171,8 @@ impl Reconciler {
             }
             efficiency.push((0, 1));
         }
-        METRICS.added.observe(plan.added as f64);
-        METRICS.removed.observe(plan.removed as f64);
+        ADDED.observe(plan.added as f64);
+        REMOVED.observe(plan.removed as f64);
         self.counts.set(&service.meta.key(), efficiency);
         plan
     }
@@ -257,7 +257,7 @@ impl Reconciler {
         let asked = service.spec.traffic_distribution.as_deref();
         let near = distribution::asked_for(service).filter(|_| mode == "Disabled");
         let distribution = near.and(asked).unwrap_or_default();
-        let changed = METRICS.changed_per_sync.with_label_values(&[mode, distribution]);
+        let changed = CHANGED_PER_SYNC.with_label_values(&[mode, distribution]);
         changed.observe(written as f64);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Mirrors the Endpoints that somebody wrote for a Service without a selector to EndpointSlices.
+//! Mirrors the Endpoints that users write for Services without a selector to EndpointSlices.
 //! Upstream: `pkg/controller/endpointslicemirroring`.
 
 mod metrics;
@@ -14,15 +14,10 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::services::service_endpoints::tracker::SliceTracker;
 use crate::controllers::services::service_endpoints::{LEADER, MAX_RETRIES, slices, slow_retries};
-use crate::controllers::{Controller, ControllerContext, Error, Next, Queue, SyncResult};
+use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
 use crate::objects::{EndpointSlice, Endpoints, ObjectKey, Service};
 
-const NAME: &str = "endpointslice-mirroring-controller";
-/// Its service account.
-const ACCOUNT: &str = "endpointslicemirroring-controller";
-/// What it calls itself in events.
-const COMPONENT: &str = "endpoint-slice-mirroring-controller";
-/// What it calls itself in the label of its slices. Upstream: `ControllerName`.
+/// The controller's name in the label of its slices. Upstream: `ControllerName`.
 const MANAGER: &str = "endpointslicemirroring-controller.k8s.io";
 
 /// Upstream: `discovery.LabelSkipMirror`.
@@ -40,36 +35,31 @@ struct Mirroring {
 }
 
 /// The controller `endpointslice-mirroring-controller`.
-pub fn controller(cx: &ControllerContext) -> Controller {
+pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
-    let (endpoints, services) = (cx.informer::<Endpoints>(), cx.informer::<Service>());
-    let endpoint_slices = cx.informer::<EndpointSlice>();
-    slices::index(&endpoint_slices);
+    let (endpoints, services) = (c.lister::<Endpoints>(), c.lister::<Service>());
+    let slices = slices::lister(c);
     let tracker = Arc::<SliceTracker>::default();
-    let max = usize::try_from(cx.options.mirroring_max_endpoints_per_subset).unwrap_or(1).max(1);
+    let max = c.options().mirroring_max_endpoints_per_subset.get();
     let this = Arc::new(Mirroring {
-        endpoints: endpoints.lister(),
-        services: services.lister(),
-        slices: endpoint_slices.lister(),
+        endpoints: endpoints.clone(),
+        services: services.clone(),
+        slices: slices.clone(),
         tracker: tracker.clone(),
         reconciler: Reconciler {
-            client: cx.client(ACCOUNT),
-            recorder: cx.recorder_as(ACCOUNT, COMPONENT),
+            client: c.client(),
+            recorder: c.recorder(),
             max,
             counts: metrics::counts(max),
             tracker: tracker.clone(),
         },
-        clock: cx.clock(),
+        clock: c.clock(),
     });
-
-    let mut c = Controller::new(NAME);
-    let workers = cx.options.mirroring_concurrent_service_endpoint_syncs;
-    let queue = c
-        .queue("endpoint_slice_mirroring", usize::try_from(workers).unwrap_or(0))
-        .limiter(slow_retries(MAX_BACKOFF, cx.clock()))
-        .max_retries(MAX_RETRIES)
-        .log_retries(log::Level::Info);
-    c.watch(&endpoints, &queue, |change: Change<'_, Endpoints>, wake: &Queue| {
+    let retries = Retries::at_most(MAX_RETRIES)
+        .limited_by(slow_retries(MAX_BACKOFF, c.clock()))
+        .logged_as(log::Level::Info);
+    let queue = c.queue(retries);
+    c.watch(&endpoints, &queue, |change, wake| {
         let was = match &change {
             Change::Updated { old, .. } => is_mirrored(old),
             _ => false,
@@ -79,7 +69,7 @@ pub fn controller(cx: &ControllerContext) -> Controller {
             wake.add(endpoints.meta.key());
         }
     });
-    c.watch(&services, &queue, |change: Change<'_, Service>, wake: &Queue| {
+    c.watch(&services, &queue, |change, wake| {
         let concerned = match &change {
             Change::Updated { old, new } => has_selector(old) != has_selector(new),
             Change::Resync { .. } => false,
@@ -90,8 +80,8 @@ pub fn controller(cx: &ControllerContext) -> Controller {
             wake.add(change.object().meta.key());
         }
     });
-    let period: Duration = cx.options.mirroring_endpointslice_updates_batch_period;
-    c.watch(&endpoint_slices, &queue, slices::wake_service(MANAGER, tracker, period));
+    let period = c.options().mirroring_endpointslice_updates_batch_period;
+    c.watch(&slices, &queue, slices::wake_service(MANAGER, tracker, period));
     c.sync(queue, move |key| {
         let this = this.clone();
         async move {
@@ -101,14 +91,14 @@ pub fn controller(cx: &ControllerContext) -> Controller {
             result
         }
     });
-    c
+    Ok(())
 }
 
 fn has_selector(service: &Service) -> bool {
     !service.spec.selector.is_empty()
 }
 
-/// Neither marked as not to be mirrored nor a lock. Upstream: `shouldMirror`.
+/// Endpoints are mirrored unless they are a lock or carry the label that forbids it. Upstream: `shouldMirror`.
 fn is_mirrored(endpoints: &Endpoints) -> bool {
     endpoints.meta.labels.get(SKIP_MIRROR) != Some("true")
         && !endpoints.meta.annotations.contains_key(LEADER)

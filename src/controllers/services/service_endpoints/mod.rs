@@ -18,7 +18,6 @@ use serde::Serialize;
 
 use crate::cache::Lister;
 use crate::clock::SharedClock;
-use crate::controllers::Queue;
 use crate::controllers::runner::{Change, Mapper};
 use crate::objects::{
     Labels, Object, ObjectKey, Pod, Resource, Service, ServicePort, TargetPort, TargetRef,
@@ -128,7 +127,7 @@ pub fn target_ref(pod: &Pod) -> Arc<TargetRef> {
 /// labels changed those that did, `period` later.
 /// Upstream: `GetPodUpdateProjectionKey`, `GetServicesToUpdate`.
 pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, ObjectKey> {
-    move |change: Change<'_, Pod>, wake: &Queue| {
+    move |change, wake| {
         let selecting = |pod: &Pod| -> HashSet<ObjectKey> {
             let services = services.in_namespace(&pod.meta.namespace);
             let selects = |service: &&Arc<Service>| service.selects(&pod.meta.labels);

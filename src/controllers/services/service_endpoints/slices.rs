@@ -1,11 +1,11 @@
-//! Whose an EndpointSlice is, and whom a change of one wakes.
+//! The Service and the manager of an EndpointSlice, and the Service that a change of a slice wakes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::tracker::SliceTracker;
-use crate::cache::{IndexValue, Lister, SharedIndexInformer};
-use crate::controllers::Queue;
+use crate::cache::{IndexValue, Lister};
+use crate::controllers::Controller;
 use crate::controllers::runner::{Change, Mapper};
 use crate::objects::{EndpointSlice, Labels, ObjectKey};
 
@@ -26,13 +26,15 @@ pub fn is_managed(labels: &Labels, manager: &str) -> bool {
     labels.get(MANAGED_BY) == Some(manager)
 }
 
-/// Lets [`of_service`] find slices.
-pub fn index(slices: &SharedIndexInformer<EndpointSlice>) {
-    slices.add_index(SERVICE_INDEX, |slice: &EndpointSlice, put| {
+/// A Lister in which [`of_service`] finds slices.
+pub fn lister(c: &mut Controller) -> Lister<EndpointSlice> {
+    let slices = c.lister();
+    c.index(&slices, SERVICE_INDEX, |slice: &EndpointSlice, put| {
         if slice.meta.labels.contains_key(SERVICE_NAME) {
             put(IndexValue::Key(service_of(slice)));
         }
     });
+    slices
 }
 
 /// The slices of a Service that `manager` writes, by name.
@@ -60,7 +62,7 @@ pub fn wake_service(
     tracker: Arc<SliceTracker>,
     delay: Duration,
 ) -> impl Mapper<EndpointSlice, ObjectKey> {
-    move |change: Change<'_, EndpointSlice>, wake: &Queue| {
+    move |change, wake| {
         let managed = |slice: &EndpointSlice| is_managed(&slice.meta.labels, manager);
         let add = |slice: &EndpointSlice| {
             let service = service_of(slice);
@@ -104,6 +106,8 @@ mod tests {
     use super::*;
     use crate::cache::Deleted;
     use crate::clock::FakeClock;
+    use crate::controllers::Queue;
+    use crate::controllers::runner::Change;
     use crate::objects::Timestamp;
 
     fn slice(generation: i64, service: &str, manager: &str) -> Arc<EndpointSlice> {
@@ -120,7 +124,7 @@ mod tests {
         let (tracker, queue) = (Arc::<SliceTracker>::default(), Queue::for_test(clock.clone()));
         let mut mapper = wake_service("me", tracker.clone(), delay);
         let mut wakes = |change: Change<'_, EndpointSlice>| {
-            mapper.map(change, &queue);
+            mapper(change, &queue);
             assert!(queue.drain().is_empty(), "not at once");
             clock.advance(delay);
             let mut names: Vec<String> = queue.drain().iter().map(|k| k.name.to_string()).collect();

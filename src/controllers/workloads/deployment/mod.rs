@@ -1,5 +1,5 @@
-//! Keeps Deployments: makes a ReplicaSet for every template they have had, moves pods from the old
-//! to the new one as the strategy says, and tells in the status how far it has come.
+//! Keeps Deployments: makes a ReplicaSet for each template, moves pods from the old ReplicaSets to the
+//! new one as the strategy says, and reports the progress in the status.
 //! Upstream: `pkg/controller/deployment`.
 
 mod annotations;
@@ -20,57 +20,41 @@ use std::sync::Arc;
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::clock::SharedClock;
-use crate::controllers::workloads::consistency::{Consistency, SeenVersion};
+use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::ref_manager::{
     CONTROLLER_INDEX, ControllerRefManager, by_controller, owned_or_orphaned,
     recheck_deletion_timestamp,
 };
-use crate::controllers::{Controller, ControllerContext, Error, Next, SyncResult, keys};
+use crate::controllers::{Controller, Error, Next, Retries, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{Deployment, LabelSelector, ObjectKey, Pod, ReplicaSet, Resource, Selector};
 use sync::Owned;
 
-const CONTROLLER_NAME: &str = "deployment-controller";
 /// Upstream: `maxRetries`: 5 ms to 82 s.
 const MAX_RETRIES: u32 = 15;
 
-pub fn controller(cx: &ControllerContext) -> Controller {
-    let deployments = cx.informer::<Deployment>();
-    let replica_sets = cx.informer::<ReplicaSet>();
-    let pods = cx.informer::<Pod>();
-    replica_sets.add_index(CONTROLLER_INDEX, by_controller::<ReplicaSet>);
-    pods.add_index(CONTROLLER_INDEX, by_controller::<Pod>);
-
+/// The controller `deployment-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let (deployments, replica_sets) = (c.lister::<Deployment>(), c.lister::<ReplicaSet>());
+    let pods = c.lister::<Pod>();
+    c.index(&replica_sets, CONTROLLER_INDEX, by_controller);
+    c.index(&pods, CONTROLLER_INDEX, by_controller);
     let this = Arc::new(DeploymentController {
-        client: cx.client(CONTROLLER_NAME),
-        recorder: cx.recorder(CONTROLLER_NAME),
-        clock: cx.clock(),
-        consistency: Consistency::new(vec![
-            (Deployment::RESOURCE, seen(deployments.lister())),
-            (ReplicaSet::RESOURCE, seen(replica_sets.lister())),
-        ]),
-        deployments: deployments.lister(),
-        replica_sets: replica_sets.lister(),
-        pods: pods.lister(),
+        client: c.client(),
+        recorder: c.recorder(),
+        clock: c.clock(),
+        consistency: Consistency::default().with(&deployments).with(&replica_sets),
+        deployments: deployments.clone(),
+        replica_sets: replica_sets.clone(),
+        pods: pods.clone(),
     });
-
-    let workers = usize::try_from(cx.options.concurrent_deployment_syncs).unwrap_or(1).max(1);
-    let mut c = Controller::new(CONTROLLER_NAME);
-    let queue = c.queue::<ObjectKey>("deployment", workers).max_retries(MAX_RETRIES);
-    let queue = queue.log_retries(log::Level::Debug);
+    let queue = c.queue(Retries::at_most(MAX_RETRIES).logged_as(log::Level::Debug));
     c.watch(&deployments, &queue, keys::of_object());
-    c.watch(&replica_sets, &queue, wake::by_replica_set(deployments.lister()));
-    c.watch(
-        &pods,
-        &queue,
-        wake::by_pod(deployments.lister(), replica_sets.lister(), pods.lister()),
-    );
+    c.watch(&replica_sets, &queue, wake::by_replica_set(deployments.clone()));
+    let by_pod = wake::by_pod(deployments, replica_sets, pods.clone());
+    c.watch(&pods, &queue, by_pod);
     c.sync(queue, move |key| this.clone().sync(key));
-    c
-}
-
-fn seen<T: crate::objects::Object>(lister: Lister<T>) -> SeenVersion {
-    Arc::new(move || lister.last_seen_version())
+    Ok(())
 }
 
 struct DeploymentController {
@@ -86,7 +70,7 @@ struct DeploymentController {
 impl DeploymentController {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         match self.sync_deployment(&key).await {
-            // Whatever is left undone goes with the namespace.
+            // The namespace deletes the rest.
             Err(error) if error.api().is_some_and(|api| api.is_namespace_terminating()) => {
                 Ok(Next::Done)
             }
@@ -164,7 +148,7 @@ impl DeploymentController {
         Ok(owned)
     }
 
-    /// False of what was adopted just now.
+    /// False for a set that was adopted just now.
     fn is_cached(&self, set: &Arc<ReplicaSet>) -> bool {
         set.meta.resource_version <= self.replica_sets.last_seen_version()
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use super::DeploymentController;
 use super::annotations::{self, DESIRED_REPLICAS, REVISION};
 use super::limits::{Limits, is_rolling_update};
 use super::rollback::rollback_to;
@@ -11,7 +12,6 @@ use super::scaling::{self, Share};
 use super::sets::{Sets, beyond_history, by_size_newer, by_size_older};
 use super::status::{self, PROGRESSING};
 use super::template::{HASH_LABEL, equal_ignoring_hash, hash, replica_set_name};
-use super::{CONTROLLER_NAME, DeploymentController};
 use crate::client::{self, Delete, Patch};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Deployment, ReplicaSet, Resource, ResourceType};
@@ -194,7 +194,7 @@ impl DeploymentController {
         deployment.status.collision_count = Some(count);
         if self.write_status(deployment).await.is_ok() {
             log::info!(
-                "{CONTROLLER_NAME}: {}: the hash of {name} collides, collisionCount is now {count}",
+                "{}: the hash of {name} collides, collisionCount is now {count}",
                 deployment.meta.key()
             );
         }
@@ -212,7 +212,7 @@ impl DeploymentController {
         if status::progress_deadline(deployment).is_some() {
             self.set_progressing(deployment, "False", status::FAILED_CREATE, message.clone());
             if let Err(second) = self.write_status(deployment).await {
-                log::debug!("{CONTROLLER_NAME}: {}: {second}", deployment.meta.key());
+                log::debug!("{}: {second}", deployment.meta.key());
             }
         }
         self.recorder.warning(deployment, status::FAILED_CREATE, message);

@@ -8,7 +8,7 @@ use crate::controllers::runner::{Change, Mapper};
 use crate::controllers::workloads::ref_manager::owned;
 use crate::objects::{Deployment, ObjectKey, OwnerReference, Pod, ReplicaSet, Resource, Selector};
 
-/// The Deployment that `owner`, of something in `namespace`, names, if it is still that one.
+/// The Deployment that `owner`, a reference of an object in `namespace`, names; its uid agrees.
 /// Upstream: `resolveControllerRef`.
 fn resolve(
     deployments: &Lister<Deployment>,
@@ -22,18 +22,18 @@ fn resolve(
     (found.meta.uid == owner.uid).then_some(found)
 }
 
-/// A ReplicaSet wakes its Deployment, and the one it had; an orphan those that select it, when it
-/// appears and when it changes so that one may want it.
+/// A ReplicaSet wakes its Deployment, and its previous one. An orphan wakes the Deployments that select
+/// it, when it appears and when its labels or its owner change.
 pub(super) fn by_replica_set(
     deployments: Lister<Deployment>,
 ) -> impl Mapper<ReplicaSet, ObjectKey> {
-    move |change: Change<'_, ReplicaSet>, wake: &Queue| match change {
+    move |change, wake| match change {
         Change::Added { new, .. } if !new.meta.is_being_deleted() => {
             if !wake_owner(&deployments, new, wake) {
                 wake_selecting(&deployments, new, wake);
             }
         }
-        // A manager that starts late sees it go as an addition.
+        // A manager that starts late sees a set that is being deleted as an addition.
         Change::Added { new, .. } => {
             wake_owner(&deployments, new, wake);
         }
@@ -57,7 +57,7 @@ pub(super) fn by_replica_set(
     }
 }
 
-/// Whether `set` has a controller; that is woken if it is a Deployment.
+/// Wakes the controller of `set` if it is a Deployment. Returns whether `set` has a controller.
 fn wake_owner(deployments: &Lister<Deployment>, set: &ReplicaSet, wake: &Queue) -> bool {
     let Some(owner) = set.meta.controller() else { return false };
     if let Some(found) = resolve(deployments, &set.meta.namespace, owner) {
@@ -90,7 +90,7 @@ pub(super) fn by_pod(
     replica_sets: Lister<ReplicaSet>,
     pods: Lister<Pod>,
 ) -> impl Mapper<Pod, ObjectKey> {
-    move |change: Change<'_, Pod>, wake: &Queue| {
+    move |change, wake| {
         let Change::Deleted(gone) = change else { return };
         let pod = gone.object();
         let Some(owner) = pod.meta.controller() else { return };

@@ -1,4 +1,4 @@
-//! Keeps as many pods of a ReplicaSet as it asks for; and of a ReplicationController, in the same way.
+//! Keeps the number of pods that a ReplicaSet or a ReplicationController asks for.
 //! Upstream: `pkg/controller/replicaset`, `pkg/controller/replication`.
 
 mod ranking;
@@ -16,23 +16,22 @@ use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::pod_control::PodControl;
 use crate::controllers::workloads::ref_manager::{CONTROLLER_INDEX, by_controller};
-use crate::controllers::{Controller, ControllerContext, Queue, keys};
+use crate::controllers::{Controller, Retries, keys};
 use crate::objects::{
-    Pod, ReplicaSet, ReplicaSetSpec, ReplicaSetStatus, ReplicationController, Resource, Selector,
-    WholeMeta,
+    Pod, ReplicaSet, ReplicaSetSpec, ReplicaSetStatus, ReplicationController, Selector, WholeMeta,
 };
 
-/// At most so many pods are created or deleted in one sync. Upstream: `BurstReplicas`.
+/// The most pods that one sync creates or deletes. Upstream: `BurstReplicas`.
 const BURST_REPLICAS: usize = 500;
 
 /// A kind that asks for a number of pods.
-trait Replicating: WholeMeta {
-    /// Whether the status tells of pods that are being deleted.
+pub trait Replicating: WholeMeta {
+    /// Whether the status counts pods that are being deleted.
     const COUNTS_TERMINATING: bool;
     fn spec(&self) -> &ReplicaSetSpec;
     fn status(&self) -> &ReplicaSetStatus;
 
-    /// How many, 1 when it is not said.
+    /// The wanted number of pods; 1 when the spec does not say.
     fn replicas(&self) -> i32 {
         self.spec().replicas.unwrap_or(1)
     }
@@ -62,14 +61,6 @@ impl Replicating for ReplicationController {
     }
 }
 
-/// How the controller of one kind is called, and by whom.
-struct Names {
-    controller: &'static str,
-    /// Of its service account, and the source of its events.
-    client: &'static str,
-    queue: &'static str,
-}
-
 /// Keeps the sets of one kind.
 struct ReplicaSets<S> {
     client: Client,
@@ -81,70 +72,45 @@ struct ReplicaSets<S> {
     clock: SharedClock,
 }
 
-/// The controller `replicaset-controller`.
-pub fn controller(cx: &ControllerContext) -> Controller {
-    let name = "replicaset-controller";
-    let names = Names { controller: name, client: name, queue: "replicaset" };
-    keeping::<ReplicaSet>(cx, names, cx.options.concurrent_replicaset_syncs)
-}
-
-/// The controller `replicationcontroller-controller`. Upstream: `NewReplicationManager`.
-pub fn replication_controller(cx: &ControllerContext) -> Controller {
-    let names = Names {
-        controller: "replicationcontroller-controller",
-        client: "replication-controller",
-        queue: "replicationmanager",
-    };
-    keeping::<ReplicationController>(cx, names, cx.options.concurrent_rc_syncs)
-}
-
-fn keeping<S: Replicating>(cx: &ControllerContext, names: Names, workers: i32) -> Controller {
+/// The controller of the sets of one kind: `replicaset-controller`, and
+/// `replicationcontroller-controller`. Upstream: `NewReplicaSetController`, `NewReplicationManager`.
+pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
     sync::register_metrics();
-    let (sets, pods) = (cx.informer::<S>(), cx.informer::<Pod>());
-    pods.add_index(CONTROLLER_INDEX, by_controller::<Pod>);
-    sets.add_index(CONTROLLER_INDEX, by_controller::<S>);
-
-    let (set_lister, pod_lister) = (sets.lister(), pods.lister());
-    let (sets_seen, pods_seen) = (set_lister.clone(), pod_lister.clone());
-    let consistency = Arc::new(Consistency::new(vec![
-        (Pod::RESOURCE, Arc::new(move || pods_seen.last_seen_version())),
-        (S::RESOURCE, Arc::new(move || sets_seen.last_seen_version())),
-    ]));
-    let expectations = Arc::new(Expectations::new(cx.clock()));
-    let client = cx.client(names.client);
+    let (sets, pods) = (c.lister::<S>(), c.lister::<Pod>());
+    c.index(&pods, CONTROLLER_INDEX, by_controller);
+    c.index(&sets, CONTROLLER_INDEX, by_controller);
+    let consistency = Arc::new(Consistency::default().with(&pods).with(&sets));
+    let expectations = Arc::new(Expectations::new(c.clock()));
     let this = Arc::new(ReplicaSets {
-        pod_control: PodControl::new(client.clone(), cx.recorder(names.client), cx.clock())
-            .recording(&consistency),
-        client,
-        sets: set_lister,
-        pods: pod_lister,
+        pod_control: PodControl::new(c.client(), c.recorder(), c.clock()).recording(&consistency),
+        client: c.client(),
+        sets: sets.clone(),
+        pods: pods.clone(),
         expectations: expectations.clone(),
         consistency: consistency.clone(),
-        clock: cx.clock(),
+        clock: c.clock(),
     });
-
-    let mut c = Controller::new(names.controller);
-    let queue = c.queue(names.queue, usize::try_from(workers).unwrap_or(0));
-    let owned = keys::of_controller(&this.sets)
+    let owned = keys::of_controller(&sets)
         .or_matching_orphans(|set: &S| Selector::try_from(set.spec().selector.as_ref()))
         .observing(&expectations)
         .again_after(becomes_available);
-    c.watch(&sets, &queue, move |change: Change<'_, S>, wake: &Queue| {
+    let queue = c.queue(Retries::default());
+    c.watch(&sets, &queue, move |change, wake| {
         let meta = change.object().meta();
         let key = meta.key();
         if let Change::Deleted(_) = change {
-            // Another of its name starts clean.
+            // A new set of the same name starts without the old one's records.
             consistency.clear(&key, Some(&meta.uid));
             expectations.forget(&key);
         }
         wake.add(key);
     });
-    c.watch(&pods, &queue, owned);
+    c.watch(&pods, &queue, owned.mapper());
     c.sync(queue, move |key| this.clone().sync(key));
-    c
+    Ok(())
 }
 
-/// No event tells that a pod has been ready for `minReadySeconds`.
+/// When a pod that became ready is available: no event comes when `minReadySeconds` have passed.
 fn becomes_available(old: &Pod, new: &Pod, set: &impl Replicating) -> Option<Duration> {
     let period = u64::try_from(set.spec().min_ready_seconds).ok().filter(|seconds| *seconds > 0)?;
     (!old.is_ready() && new.is_ready()).then(|| Duration::from_secs(period))

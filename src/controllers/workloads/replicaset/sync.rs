@@ -1,12 +1,7 @@
 //! One sync of a ReplicaSet: claim, create or delete, tell.
 
 use std::collections::HashSet;
-use std::sync::{Arc, LazyLock};
-
-use prometheus::{
-    Histogram, HistogramOpts, IntCounterVec, exponential_buckets, register_histogram,
-    register_int_counter_vec,
-};
+use std::sync::Arc;
 
 use super::{BURST_REPLICAS, ReplicaSets, Replicating, ranking, status};
 use crate::cache::{IndexValue, Lister};
@@ -16,33 +11,18 @@ use crate::controllers::workloads::ref_manager::{
     CONTROLLER_INDEX, ControllerRefManager, owned_or_orphaned, recheck_deletion_timestamp,
 };
 use crate::controllers::{Error, Next, SyncResult};
+use crate::metrics::{exponential, metrics};
 use crate::objects::{ObjectKey, Pod, ReplicaSetStatus, Selector, Timestamp, Uid};
 
-static STALE_SYNC_SKIPS: LazyLock<IntCounterVec> = LazyLock::new(|| {
-    register_int_counter_vec!(
+metrics! {
+    pub(super) fn register_metrics;
+    static STALE_SYNC_SKIPS: IntCounterVec["group", "resource"] =
         "replicaset_controller_stale_sync_skips_total",
-        "Total number of ReplicaSet syncs skipped due to a stale watch cache.",
-        &["group", "resource"]
-    )
-    .expect("registered once, with a valid name")
-});
-
-static SORTING_DELETION_AGE_RATIO: LazyLock<Histogram> = LazyLock::new(|| {
-    let buckets = exponential_buckets(0.25, 2.0, 6).expect("the numbers are valid");
-    register_histogram!(
-        HistogramOpts::new(
-            "replicaset_controller_sorting_deletion_age_ratio",
-            "The ratio of the age of each ready pod chosen for deletion to the age of the youngest \
-             ready pod at the time. Should be <2.",
-        )
-        .buckets(buckets)
-    )
-    .expect("registered once, with a valid name")
-});
-
-pub(super) fn register_metrics() {
-    LazyLock::force(&STALE_SYNC_SKIPS);
-    LazyLock::force(&SORTING_DELETION_AGE_RATIO);
+        "Total number of ReplicaSet syncs skipped due to a stale watch cache.";
+    static SORTING_DELETION_AGE_RATIO: Histogram(exponential(0.25, 2.0, 6)) =
+        "replicaset_controller_sorting_deletion_age_ratio",
+        "The ratio of the age of each ready pod chosen for deletion to the age of the youngest \
+         ready pod at the time. Should be <2.";
 }
 
 /// What is to be done about the number of pods.
@@ -298,7 +278,6 @@ mod tests {
     use super::*;
     use crate::cache::Indexer;
     use crate::clock::{Clock, FakeClock, SystemClock};
-    use crate::controllers::workloads::consistency::Consistency;
     use crate::controllers::workloads::expectations::Expectations;
     use crate::controllers::workloads::pod_control::PodControl;
     use crate::controllers::workloads::pod_control::testing::{Nobody, forgetful};
@@ -325,7 +304,7 @@ mod tests {
             sets: Lister::new(Arc::new(Indexer::new())),
             pods: Lister::new(cached),
             expectations: Arc::new(Expectations::new(SystemClock::shared())),
-            consistency: Arc::new(Consistency::new(Vec::new())),
+            consistency: Arc::default(),
             clock: clock.clone(),
         };
         let key = ObjectKey::new("ns", "set");

@@ -1,0 +1,431 @@
+//! The controllers of 1.36: one row each, and which of them `--controllers` asks for.
+//! Upstream: `cmd/kube-controller-manager/app/controller_descriptor.go`.
+
+use std::sync::Arc;
+
+use crate::controllers::{self, Controller, ControllerContext, Profile, Workers};
+use crate::objects::{ReplicaSet, ReplicationController};
+use crate::options::{Count, Gates, Options};
+
+/// Wires a new controller up. A constructor that adds no work leaves the controller idle, and the
+/// log says why; an idle controller is not started.
+///
+/// # Errors
+/// When something that the controller needs is broken: then no controller starts.
+pub type Constructor = fn(&mut Controller) -> Result<(), String>;
+
+/// A row of [`CONTROLLERS`].
+#[derive(Clone, Copy)]
+pub struct Descriptor {
+    pub profile: Profile,
+    /// The name that it had in older releases, if it was renamed.
+    pub alias: Option<&'static str>,
+    /// All of them must be on.
+    pub gates: &'static [&'static str],
+    pub on_by_default: bool,
+    /// Run by a cloud controller manager, never by this one.
+    pub cloud: bool,
+    /// `None`: known, but not available in this build.
+    pub constructor: Option<Constructor>,
+}
+
+const fn row(name: &'static str) -> Descriptor {
+    let (profile, alias, gates, constructor) = (Profile::new(name), None, &[], None);
+    Descriptor { profile, alias, gates, on_by_default: true, cloud: false, constructor }
+}
+
+impl Descriptor {
+    const fn alias(self, alias: &'static str) -> Descriptor {
+        Descriptor { alias: Some(alias), ..self }
+    }
+    const fn gates(self, gates: &'static [&'static str]) -> Descriptor {
+        Descriptor { gates, ..self }
+    }
+    const fn off(self) -> Descriptor {
+        Descriptor { on_by_default: false, ..self }
+    }
+    const fn cloud(self) -> Descriptor {
+        Descriptor { cloud: true, ..self }
+    }
+    /// The service account and the source of events, where they differ from the name.
+    const fn account(self, account: &'static str) -> Descriptor {
+        let profile = Profile { account, event_source: account, ..self.profile };
+        Descriptor { profile, ..self }
+    }
+    /// The source of events, where it differs from the service account.
+    const fn event_source(self, event_source: &'static str) -> Descriptor {
+        Descriptor { profile: Profile { event_source, ..self.profile }, ..self }
+    }
+    const fn queue(self, queue: &'static str) -> Descriptor {
+        Descriptor { profile: Profile { queue, ..self.profile }, ..self }
+    }
+    const fn workers(self, count: i32) -> Descriptor {
+        let workers = Workers::Fixed(Count::new(count));
+        Descriptor { profile: Profile { workers, ..self.profile }, ..self }
+    }
+    const fn workers_of(self, flag: fn(&Options) -> Count) -> Descriptor {
+        let workers = Workers::Flag(flag);
+        Descriptor { profile: Profile { workers, ..self.profile }, ..self }
+    }
+    const fn built(self, constructor: Constructor) -> Descriptor {
+        Descriptor { constructor: Some(constructor), ..self }
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.profile.name
+    }
+
+    /// The controller, wired up; may be idle.
+    ///
+    /// # Errors
+    /// As the [`Constructor`]'s, and when the controller is not available in this build.
+    pub fn construct(&self, context: &Arc<ControllerContext>) -> Result<Controller, String> {
+        let missing = || format!("{}: not available in this build", self.name());
+        let mut controller = Controller::new(self.profile, context);
+        self.constructor.ok_or_else(missing)?(&mut controller)?;
+        Ok(controller)
+    }
+
+    fn is(&self, name: &str) -> bool {
+        self.name() == name || self.alias == Some(name)
+    }
+
+    /// Whether `list`, the value of `--controllers`, asks for it. The first item about it decides.
+    pub fn enabled(&self, list: &[String]) -> bool {
+        let decided = list.iter().find_map(|item| match item.strip_prefix('-') {
+            Some(name) => self.is(name).then_some(false),
+            None => self.is(item).then_some(true),
+        });
+        decided.unwrap_or(self.on_by_default && list.iter().any(|item| item == "*"))
+    }
+
+    /// Whether the gates let it run.
+    pub fn gated_on(&self, gates: &Gates) -> bool {
+        self.gates.iter().all(|gate| gates.enabled(gate))
+    }
+}
+
+impl Descriptor {
+    /// Why the options do not let the controller run, for the log; `None`: it runs.
+    pub fn skipped(&self, options: &Options) -> Option<&'static str> {
+        // The token controller runs whatever `--controllers` says, as upstream.
+        if self.name() != TOKEN_CONTROLLER && !self.enabled(&options.controllers) {
+            return Some("controller is disabled");
+        }
+        if !self.gated_on(&options.feature_gates) {
+            return Some("controller is disabled by a feature gate");
+        }
+        if self.cloud {
+            return Some("skipping a cloud provider controller");
+        }
+        self.constructor.is_none().then_some("controller is not available in this build")
+    }
+}
+
+/// The row of this name or alias.
+pub fn find(name: &str) -> Option<&'static Descriptor> {
+    CONTROLLERS.iter().find(|row| row.is(name))
+}
+
+/// Whether `--controllers` may name it.
+pub fn is_known(name: &str) -> bool {
+    find(name).is_some()
+}
+
+/// The names that `--controllers` may name, sorted; and those of them that are off by default.
+pub fn names() -> (Vec<&'static str>, Vec<&'static str>) {
+    let sorted = |rows: &mut dyn Iterator<Item = &Descriptor>| {
+        let mut names: Vec<&str> = rows.map(Descriptor::name).collect();
+        names.sort_unstable();
+        names
+    };
+    let off = sorted(&mut CONTROLLERS.iter().filter(|row| !row.on_by_default));
+    (sorted(&mut CONTROLLERS.iter()), off)
+}
+
+/// `list` with today's names in place of older ones.
+pub fn canonical(list: &[String]) -> Vec<String> {
+    let today = |item: &String| {
+        let (sign, name) = item.strip_prefix('-').map_or(("", item.as_str()), |name| ("-", name));
+        match find(name) {
+            Some(row) => format!("{sign}{}", row.name()),
+            None => item.clone(),
+        }
+    };
+    list.iter().map(today).collect()
+}
+
+/// Starts first: it makes the tokens that other controllers may need.
+pub const TOKEN_CONTROLLER: &str = "serviceaccount-token-controller";
+
+/// In the order in which they start.
+pub const CONTROLLERS: &[Descriptor] = &[
+    row(TOKEN_CONTROLLER)
+        .alias("serviceaccount-token")
+        .queue("serviceaccount_tokens_service")
+        .workers_of(|o| o.concurrent_serviceaccount_token_syncs)
+        .built(controllers::accounts::serviceaccount::tokens::controller),
+    row("endpoints-controller")
+        .alias("endpoint")
+        .account("endpoint-controller")
+        .queue("endpoint")
+        .workers_of(|o| o.concurrent_endpoint_syncs)
+        .built(controllers::services::endpoint::controller),
+    row("endpointslice-controller")
+        .alias("endpointslice")
+        .event_source("endpoint-slice-controller")
+        .queue("endpoint_slice")
+        .workers_of(|o| o.concurrent_service_endpoint_syncs)
+        .built(controllers::services::endpointslice::controller),
+    row("endpointslice-mirroring-controller")
+        .alias("endpointslicemirroring")
+        .account("endpointslicemirroring-controller")
+        .event_source("endpoint-slice-mirroring-controller")
+        .queue("endpoint_slice_mirroring")
+        .workers_of(|o| o.mirroring_concurrent_service_endpoint_syncs)
+        .built(controllers::services::endpointslicemirroring::controller),
+    row("replicationcontroller-controller")
+        .alias("replicationcontroller")
+        .account("replication-controller")
+        .queue("replicationmanager")
+        .workers_of(|o| o.concurrent_rc_syncs)
+        .built(controllers::workloads::replicaset::controller::<ReplicationController>),
+    row("pod-garbage-collector-controller")
+        .alias("podgc")
+        .account("pod-garbage-collector")
+        .built(controllers::cluster::podgc::controller),
+    row("resourcequota-controller")
+        .alias("resourcequota")
+        .queue("resourcequota_primary")
+        .workers_of(|o| o.concurrent_resource_quota_syncs)
+        .built(controllers::cluster::resourcequota::controller),
+    row("namespace-controller")
+        .alias("namespace")
+        .queue("namespace")
+        .workers_of(|o| o.concurrent_namespace_syncs)
+        .built(controllers::cluster::namespace::controller),
+    row("serviceaccount-controller")
+        .alias("serviceaccount")
+        .account("service-account-controller")
+        .queue("serviceaccount")
+        .built(controllers::accounts::serviceaccount::accounts::controller),
+    row("garbage-collector-controller")
+        .alias("garbagecollector")
+        .account("generic-garbage-collector")
+        .event_source("garbage-collector-controller")
+        .workers_of(|o| o.concurrent_gc_syncs)
+        .built(controllers::cluster::garbagecollector::controller),
+    row("daemonset-controller")
+        .alias("daemonset")
+        .account("daemon-set-controller")
+        .event_source("daemonset-controller")
+        .workers_of(|o| o.concurrent_daemonset_syncs),
+    row("job-controller").alias("job").workers_of(|o| o.concurrent_job_syncs),
+    row("podgroup-protection-controller").gates(&["GenericWorkload"]),
+    row("deployment-controller")
+        .alias("deployment")
+        .queue("deployment")
+        .workers_of(|o| o.concurrent_deployment_syncs)
+        .built(controllers::workloads::deployment::controller),
+    row("replicaset-controller")
+        .alias("replicaset")
+        .queue("replicaset")
+        .workers_of(|o| o.concurrent_replicaset_syncs)
+        .built(controllers::workloads::replicaset::controller::<ReplicaSet>),
+    row("horizontal-pod-autoscaler-controller")
+        .alias("horizontalpodautoscaling")
+        .account("horizontal-pod-autoscaler")
+        .workers_of(|o| o.concurrent_horizontal_pod_autoscaler_syncs),
+    row("disruption-controller").alias("disruption").event_source("controllermanager"),
+    row("statefulset-controller")
+        .alias("statefulset")
+        .workers_of(|o| o.concurrent_statefulset_syncs),
+    row("cronjob-controller").alias("cronjob").workers_of(|o| o.concurrent_cron_job_syncs),
+    row("certificatesigningrequest-signing-controller")
+        .alias("csrsigning")
+        .account("certificate-controller"),
+    row("certificatesigningrequest-approving-controller")
+        .alias("csrapproving")
+        .account("certificate-controller"),
+    row("certificatesigningrequest-cleaner-controller")
+        .alias("csrcleaner")
+        .account("certificate-controller"),
+    row("podcertificaterequest-cleaner-controller")
+        .account("podcertificaterequestcleaner")
+        .gates(&["PodCertificateRequest"]),
+    row("ttl-controller")
+        .alias("ttl")
+        .queue("ttlcontroller")
+        .workers(5)
+        .built(controllers::nodes::ttl::controller),
+    row("bootstrap-signer-controller").alias("bootstrapsigner").account("bootstrap-signer").off(),
+    row("token-cleaner-controller").alias("tokencleaner").account("token-cleaner").off(),
+    row("node-ipam-controller")
+        .alias("nodeipam")
+        .account("node-controller")
+        .event_source("cidrAllocator"),
+    row("node-lifecycle-controller").alias("nodelifecycle").account("node-controller"),
+    row("service-lb-controller").alias("service").cloud(),
+    row("node-route-controller").alias("route").cloud(),
+    row("cloud-node-lifecycle-controller").alias("cloud-node-lifecycle").cloud(),
+    row("persistentvolume-binder-controller")
+        .alias("persistentvolume-binder")
+        .account("persistent-volume-binder")
+        .event_source("persistentvolume-controller"),
+    row("persistentvolume-attach-detach-controller")
+        .alias("attachdetach")
+        .account("attachdetach-controller"),
+    row("persistentvolume-expander-controller")
+        .alias("persistentvolume-expander")
+        .account("expand-controller")
+        .event_source("volume_expand"),
+    row("clusterrole-aggregation-controller")
+        .alias("clusterrole-aggregation")
+        .queue("ClusterRoleAggregator")
+        .workers(5)
+        .built(controllers::accounts::clusterroleaggregation::controller),
+    row("persistentvolumeclaim-protection-controller")
+        .alias("pvc-protection")
+        .account("pvc-protection-controller"),
+    row("persistentvolume-protection-controller")
+        .alias("pv-protection")
+        .account("pv-protection-controller"),
+    row("volumeattributesclass-protection-controller").gates(&["VolumeAttributesClass"]),
+    row("ttl-after-finished-controller")
+        .alias("ttl-after-finished")
+        .workers_of(|o| o.concurrent_ttl_after_finished_syncs),
+    row("root-ca-certificate-publisher-controller")
+        .alias("root-ca-cert-publisher")
+        .account("root-ca-cert-publisher")
+        .queue("root_ca_cert_publisher")
+        .built(controllers::certificates::rootcacertpublisher::controller),
+    row("kube-apiserver-serving-clustertrustbundle-publisher-controller")
+        .account("kube-apiserver-serving-clustertrustbundle-publisher")
+        .gates(&["ClusterTrustBundle"]),
+    row("ephemeral-volume-controller")
+        .alias("ephemeral-volume")
+        .event_source("ephemeral_volume")
+        .workers_of(|o| o.concurrent_ephemeralvolume_syncs),
+    row("storageversion-garbage-collector-controller")
+        .alias("storage-version-gc")
+        .account("storage-version-garbage-collector")
+        .gates(&["APIServerIdentity", "StorageVersionAPI"]),
+    row("resourceclaim-controller")
+        .alias("resource-claim-controller")
+        .account("resource-claim-controller")
+        .event_source("resource_claim")
+        .workers_of(|o| o.concurrent_resourceclaim_syncs)
+        .gates(&["DynamicResourceAllocation"]),
+    row("resourcepoolstatusrequest-controller").gates(&["DRAResourcePoolStatus"]),
+    row("device-taint-eviction-controller")
+        .workers_of(|o| o.concurrent_device_taint_eviction_syncs)
+        .gates(&["DynamicResourceAllocation", "DRADeviceTaints"]),
+    row("legacy-serviceaccount-token-cleaner-controller")
+        .alias("legacy-service-account-token-cleaner")
+        .account("legacy-service-account-token-cleaner")
+        .built(controllers::accounts::serviceaccount::cleaner::controller),
+    row("validatingadmissionpolicy-status-controller")
+        .queue("validatingadmissionpolicy-status")
+        .workers_of(|o| o.concurrent_validating_admission_policy_status_syncs)
+        .built(controllers::cluster::validatingadmissionpolicystatus::controller),
+    row("taint-eviction-controller")
+        .account("node-controller")
+        .event_source("taint-eviction-controller")
+        .gates(&["SeparateTaintEvictionController"]),
+    row("service-cidr-controller")
+        .account("service-cidrs-controller")
+        .event_source("service-cidr-controller")
+        .queue("ipaddresses")
+        .workers(5)
+        .gates(&["MultiCIDRServiceAllocator"])
+        .built(controllers::services::servicecidrs::controller),
+    row("storage-version-migrator-controller").alias("svm").gates(&["StorageVersionMigrator"]),
+    row("selinux-warning-controller")
+        .event_source("selinux_warning")
+        .off()
+        .gates(&["SELinuxChangePolicy"]),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{FEATURE_GATES, validate};
+
+    fn running(list: &[&str]) -> Vec<&'static str> {
+        let list: Vec<String> = list.iter().map(ToString::to_string).collect();
+        CONTROLLERS.iter().filter(|row| row.enabled(&list)).map(Descriptor::name).collect()
+    }
+
+    #[test]
+    fn the_list_enables_and_disables_controllers() {
+        let off = ["bootstrap-signer-controller", "token-cleaner-controller"];
+        let star = running(&["*"]);
+        assert_eq!(star.len(), CONTROLLERS.len() - 3);
+        assert!(off.iter().all(|name| !star.contains(name)));
+        let kubeadm = running(&["*", "bootstrapsigner", "tokencleaner"]);
+        assert_eq!(kubeadm.len(), star.len() + 2);
+        assert_eq!(
+            running(&["deployment", "replicaset-controller"]),
+            ["deployment-controller", "replicaset-controller"]
+        );
+        assert!(!running(&["*", "-deployment"]).contains(&"deployment-controller"));
+        assert!(
+            !running(&["-deployment-controller", "deployment"]).contains(&"deployment-controller")
+        );
+        assert_eq!(running(&[]), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn older_names_become_todays() {
+        let list: Vec<String> = ["*", "bootstrapsigner", "-podgc"].map(String::from).into();
+        assert_eq!(
+            canonical(&list),
+            ["*", "bootstrap-signer-controller", "-pod-garbage-collector-controller"]
+        );
+        let (all, off) = names();
+        assert!(all.is_sorted() && all.len() == CONTROLLERS.len());
+        assert_eq!(
+            off,
+            [
+                "bootstrap-signer-controller",
+                "selinux-warning-controller",
+                "token-cleaner-controller"
+            ]
+        );
+    }
+
+    #[test]
+    fn names_are_unique_and_gates_exist() {
+        let mut names: Vec<&str> = CONTROLLERS.iter().map(Descriptor::name).collect();
+        names.extend(CONTROLLERS.iter().filter_map(|row| row.alias));
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+        let known = |gate: &&str| FEATURE_GATES.iter().any(|group| group.names.contains(gate));
+        for row in CONTROLLERS {
+            assert!(row.gates.iter().all(known), "{}", row.name());
+        }
+    }
+
+    #[test]
+    fn kubeadms_list_is_valid_and_an_unknown_name_is_not() {
+        let mut options = Options::default();
+        options.controllers.extend(["bootstrapsigner".into(), "-token-cleaner-controller".into()]);
+        assert!(validate(&options, &is_known).is_empty());
+        options.controllers.push("-nope".into());
+        assert_eq!(validate(&options, &is_known).len(), 1);
+    }
+
+    #[test]
+    fn a_row_without_a_constructor_is_skipped_with_its_reason() {
+        let reason = |row: &Descriptor, options: &Options| row.skipped(options).unwrap_or("runs");
+        let options = Options::default();
+        assert_eq!(reason(&row("x"), &options), "controller is not available in this build");
+        assert_eq!(reason(&row("x").off(), &options), "controller is disabled");
+        assert_eq!(reason(&row("x").cloud(), &options), "skipping a cloud provider controller");
+        let gated = row("x").gates(&["ClusterTrustBundle"]);
+        assert_eq!(reason(&gated, &options), "controller is disabled by a feature gate");
+        assert_eq!(reason(&row("x").built(|_| Ok(())), &options), "runs");
+    }
+}

@@ -1,0 +1,625 @@
+//! A controller: what it watches, its queues, its syncs; and how it runs.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+
+use super::change::Mapped;
+use super::queue::{BoxSync, caught, log_job};
+use super::{
+    ControllerContext, DebugAnswer, DebugHandler, DebugRequest, Error, Mapper, MetadataCaches,
+    Profile, Queue, Retries, SyncResult,
+};
+use crate::cache::{BoxFuture, IndexFn, Lister, Registration, Scope, SharedIndexInformer};
+use crate::client::Client;
+use crate::clock::SharedClock;
+use crate::events::Recorder;
+use crate::objects::{Object, Resource};
+use crate::options::Options;
+use crate::task::{Failure, Latch, StopToken, TaskGroup};
+use crate::workqueue::Key;
+
+type Wait = BoxFuture<'static, ()>;
+type Work = BoxFuture<'static, ()>;
+type Start = Box<dyn FnOnce(&StopToken) -> Work + Send>;
+
+/// A controller. A constructor is handed a new one, wires it up, and the runner runs it.
+///
+/// The way to a cache is [`Controller::lister`]: workers wait for every cache that the controller
+/// has a Lister of.
+pub struct Controller {
+    profile: Profile,
+    context: Arc<ControllerContext>,
+    /// The `SharedIndexInformer`s behind the Listers.
+    informers: Vec<Box<dyn Any + Send>>,
+    /// The caches that must have synced before any task starts.
+    waits: Vec<Wait>,
+    /// Workers start when all of these are open.
+    gates: Vec<Latch>,
+    backgrounds: Vec<Start>,
+    workers: Vec<Start>,
+    queues: ShutDown,
+    failure: Failure,
+    debug: Option<DebugHandler>,
+}
+
+/// Shuts the queues down when dropped: no queue outlives its controller.
+#[derive(Default)]
+struct ShutDown(Vec<Box<dyn Fn() + Send>>);
+
+impl Drop for ShutDown {
+    fn drop(&mut self) {
+        for shut_down in &self.0 {
+            shut_down();
+        }
+    }
+}
+
+/// Stops when dropped.
+struct StopOnDrop(StopToken);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// What a controller is made from.
+impl Controller {
+    pub fn new(profile: Profile, context: &Arc<ControllerContext>) -> Controller {
+        Controller {
+            profile,
+            context: context.clone(),
+            informers: Vec::new(),
+            waits: Vec::new(),
+            gates: Vec::new(),
+            backgrounds: Vec::new(),
+            workers: Vec::new(),
+            queues: ShutDown::default(),
+            failure: Failure::new(),
+            debug: None,
+        }
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.profile.name
+    }
+
+    /// The flags, by their names in snake case.
+    pub fn options(&self) -> &Options {
+        &self.context.options
+    }
+
+    /// Whether a feature gate is on.
+    pub fn feature(&self, gate: &str) -> bool {
+        self.context.options.feature_gates.enabled(gate)
+    }
+
+    pub fn clock(&self) -> SharedClock {
+        self.context.clock.clone()
+    }
+
+    /// A client under the controller's own name: User-Agent and, with
+    /// `--use-service-account-credentials`, its service account.
+    pub fn client(&self) -> Client {
+        self.context.client(self.profile.account)
+    }
+
+    /// A client under the manager's own credentials and a name of its own, for a controller that
+    /// makes the credentials of others. Upstream: `rootClientBuilder`.
+    pub fn root_client(&self, name: &str) -> Client {
+        self.context.root_client(name)
+    }
+
+    /// Records events of this controller.
+    pub fn recorder(&self) -> Recorder {
+        self.context.recorder(self.profile.account, self.profile.event_source)
+    }
+}
+
+/// What it reads.
+impl Controller {
+    /// Every `T` in the cluster. Workers wait for the cache.
+    pub fn lister<T: Object + Resource>(&mut self) -> Lister<T> {
+        self.lister_of(Scope::all(T::RESOURCE))
+    }
+
+    /// As [`Controller::lister`], of a narrower scope.
+    pub fn lister_of<T: Object>(&mut self, scope: Scope) -> Lister<T> {
+        let informer = self.context.factory.informer_for::<T>(scope);
+        let lister = informer.lister();
+        if self.informer(&lister).is_none() {
+            self.wait_for(&informer, None);
+            self.informers.push(Box::new(informer));
+        }
+        lister
+    }
+
+    /// Lets [`Lister::by_index`] find objects of `lister` by what `index` gives.
+    pub fn index<T: Object>(&mut self, lister: &Lister<T>, name: &'static str, index: IndexFn<T>) {
+        self.own_informer(lister).add_index(name, index);
+    }
+
+    /// A cache that may never sync, because a server need not serve its resource. Workers wait for it
+    /// no longer than `patience`; it gives a Lister once it has synced.
+    pub fn optional<T: Object + Resource>(&mut self, patience: Duration) -> OptionalCache<T> {
+        let informer = self.context.factory.informer::<T>();
+        let (synced, clock) = (informer.clone(), self.clock());
+        self.waits.push(Box::pin(async move { synced.synced().or(clock.sleep(patience)).await }));
+        OptionalCache { informer }
+    }
+
+    /// The caches of resources that become known while the controller runs.
+    pub fn metadata_caches(&self) -> MetadataCaches {
+        MetadataCaches { factory: self.context.factory.clone() }
+    }
+
+    fn informer<T: Object>(&self, lister: &Lister<T>) -> Option<&SharedIndexInformer<T>> {
+        let typed = self.informers.iter().filter_map(|any| any.downcast_ref());
+        typed.into_iter().find(|informer: &&SharedIndexInformer<T>| informer.lister().is(lister))
+    }
+
+    fn own_informer<T: Object>(&self, lister: &Lister<T>) -> SharedIndexInformer<T> {
+        let informer = self.informer(lister);
+        informer.expect("a Lister comes from the controller that uses it").clone()
+    }
+
+    fn wait_for<T: Object>(
+        &mut self,
+        informer: &SharedIndexInformer<T>,
+        registration: Option<Registration>,
+    ) {
+        let informer = informer.clone();
+        self.waits.push(Box::pin(async move {
+            informer.synced().await;
+            if let Some(registration) = registration {
+                registration.synced().await;
+            }
+        }));
+    }
+}
+
+/// A cache that is read once it has synced. See [`Controller::optional`].
+pub struct OptionalCache<T> {
+    informer: SharedIndexInformer<T>,
+}
+
+impl<T: Object> OptionalCache<T> {
+    pub fn index(&self, name: &'static str, index: IndexFn<T>) {
+        self.informer.add_index(name, index);
+    }
+
+    /// `None` before the first list is complete.
+    pub fn lister(&self) -> Option<Lister<T>> {
+        self.informer.has_synced().then(|| self.informer.lister())
+    }
+}
+
+/// What it does.
+impl Controller {
+    /// The number of workers of its queues.
+    fn worker_count(&self) -> usize {
+        self.profile.workers.count(&self.context.options)
+    }
+
+    /// The queue that the controller's row names.
+    pub fn queue<K: Key>(&mut self, retries: Retries<K>) -> Queue<K> {
+        self.queue_named(self.profile.queue, retries)
+    }
+
+    /// A further queue; metrics know it by `name`.
+    pub fn queue_named<K: Key>(&mut self, name: &'static str, retries: Retries<K>) -> Queue<K> {
+        let queue = Queue::new(name, retries, self.clock());
+        let handle = queue.clone();
+        self.queues.0.push(Box::new(move || handle.shut_down()));
+        queue
+    }
+
+    /// Hands the changes of the objects of `lister` to `mapper`, with the resync of
+    /// `--min-resync-period`.
+    pub fn watch<T: Object, K: Key>(
+        &mut self,
+        lister: &Lister<T>,
+        queue: &Queue<K>,
+        mapper: impl Mapper<T, K>,
+    ) {
+        let resync = self.own_informer(lister).default_resync();
+        self.watch_resyncing(lister, resync, queue, mapper);
+    }
+
+    /// As [`Controller::watch`], with its own resync; `None`: without one.
+    /// Upstream: `AddEventHandlerWithResyncPeriod`.
+    pub fn watch_resyncing<T: Object, K: Key>(
+        &mut self,
+        lister: &Lister<T>,
+        resync: Option<Duration>,
+        queue: &Queue<K>,
+        mapper: impl Mapper<T, K>,
+    ) {
+        let informer = self.own_informer(lister);
+        let handler = Mapped { mapper, queue: queue.clone() };
+        let registration = informer.add_handler(self.profile.name, handler, resync);
+        self.wait_for(&informer, Some(registration));
+    }
+
+    /// No worker takes a key before `latch` is open.
+    pub fn ready_when(&mut self, latch: &Latch) {
+        self.gates.push(latch.clone());
+    }
+
+    /// What the workers of `queue` do with a key.
+    pub fn sync<K: Key, F, Fut>(&mut self, queue: Queue<K>, sync: F)
+    where
+        F: Fn(K) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = SyncResult> + Send + 'static,
+    {
+        self.sync_by(self.worker_count(), queue, sync);
+    }
+
+    /// As [`Controller::sync`], with a number of workers other than the row's.
+    pub fn sync_by<K: Key, F, Fut>(&mut self, workers: usize, queue: Queue<K>, sync: F)
+    where
+        F: Fn(K) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = SyncResult> + Send + 'static,
+    {
+        let name = self.profile.name;
+        let sync: BoxSync<K> = Arc::new(move |key| Box::pin(sync(key)));
+        for _ in 0..workers {
+            let (queue, sync) = (queue.clone(), sync.clone());
+            self.workers.push(Box::new(move |stop| Box::pin(queue.work(name, sync, stop.clone()))));
+        }
+    }
+
+    /// Once with the start of the workers, and then this long after each end.
+    pub fn every<F, Fut>(&mut self, period: Duration, job: F)
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        let (name, clock) = (self.profile.name, self.clock());
+        self.workers.push(Box::new(move |stop| {
+            let stop = stop.clone();
+            Box::pin(async move {
+                loop {
+                    log_job(name, caught(name, async { job().await }).await);
+                    if stop.unless_stopped(clock.sleep(period)).await.is_none() {
+                        return;
+                    }
+                }
+            })
+        }));
+    }
+
+    /// Once, when the caches have synced. Does not wait.
+    pub fn at_start(&mut self, job: impl FnOnce() + Send + 'static) {
+        let name = self.profile.name;
+        self.backgrounds.push(Box::new(move |stop| {
+            let stop = stop.clone();
+            Box::pin(async move {
+                caught(name, async { job() }).await;
+                stop.stopped().await;
+            })
+        }));
+    }
+
+    /// Runs beside the workers, from the time the caches have synced until the stop. The controller
+    /// fails when the task ends sooner.
+    pub fn background<F, Fut>(&mut self, task: F)
+    where
+        F: FnOnce(StopToken) -> Fut + Send + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        self.backgrounds.push(Box::new(move |stop| Box::pin(task(stop.clone()))));
+    }
+
+    /// Answers requests below `/debug/controllers/NAME`.
+    pub fn debug(
+        &mut self,
+        answer: impl Fn(&DebugRequest<'_>) -> Option<DebugAnswer> + Send + Sync + 'static,
+    ) {
+        self.debug = Some(Arc::new(answer));
+    }
+
+    pub fn debug_handler(&self) -> Option<DebugHandler> {
+        self.debug.clone()
+    }
+
+    /// Its constructor added no work: flags or the environment leave it nothing to do. It is not
+    /// started. Upstream: a constructor that returns no controller.
+    pub fn is_idle(&self) -> bool {
+        self.workers.is_empty() && self.backgrounds.is_empty()
+    }
+
+    /// Reported when one of the controller's tasks panics outside of a sync, or ends before the stop.
+    pub fn failure(&self) -> Failure {
+        self.failure.clone()
+    }
+
+    /// Waits for the caches, then works until it is stopped or fails. From then on no key is taken,
+    /// and this resolves when the running syncs have ended; the caller bounds that wait. When this
+    /// future is dropped, the controller stops without that wait.
+    pub async fn run(self, stop: StopToken) {
+        let Controller { profile, waits, gates, backgrounds, workers, queues, failure, .. } = self;
+        let (name, stop) = (profile.name, StopOnDrop(stop.child()));
+        log::info!("Starting {name}");
+        let synced = async {
+            for wait in waits {
+                wait.await;
+            }
+        };
+        if stop.0.unless_stopped(synced).await.is_none() {
+            return;
+        }
+        let tasks = TaskGroup::new();
+        let start = |start: Start| {
+            tasks.spawn(watched(name, start(&stop.0), failure.clone(), stop.0.clone()));
+        };
+        backgrounds.into_iter().for_each(start);
+        let work = async {
+            for gate in gates {
+                gate.opened().await;
+            }
+            workers.into_iter().for_each(start);
+            std::future::pending().await
+        };
+        stop.0.unless_stopped(failure.reported().or(work)).await;
+        log::info!("Shutting down {name}");
+        stop.0.stop();
+        drop(queues);
+        tasks.join().await;
+    }
+}
+
+/// Runs `work` and reports its end, unless that comes after the stop.
+async fn watched(name: &'static str, work: Work, failure: Failure, stop: StopToken) {
+    let ended = caught(name, work).await;
+    if !stop.is_stopped() {
+        let how = if ended.is_some() { "ended" } else { "panicked" };
+        failure.report(format!("{name}: a task of the controller {how}"));
+    }
+}
+
+#[cfg(test)]
+impl Controller {
+    /// A controller that makes no requests, and whose caches never sync.
+    pub(crate) fn for_test(
+        name: &'static str,
+        workers: i32,
+        clock: Arc<crate::clock::FakeClock>,
+    ) -> Controller {
+        use super::{ClientBuilder, ControllerContextParts, Workers};
+        struct NoClients;
+
+        impl ClientBuilder for NoClients {
+            fn client(&self, _: &str) -> Client {
+                unreachable!("the controllers of these tests make no requests")
+            }
+
+            fn root_client(&self, _: &str) -> Client {
+                unreachable!("the controllers of these tests make no requests")
+            }
+        }
+
+        let source = crate::cache::testing::Script::new();
+        let context = ControllerContext::new(ControllerContextParts {
+            options: Arc::default(),
+            factory: crate::cache::SharedInformerFactory::new(source, clock.clone()),
+            clients: Arc::new(NoClients),
+            clock,
+        });
+        let workers = Workers::Fixed(crate::options::Count::new(workers));
+        Controller::new(Profile { workers, ..Profile::new(name) }, &context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+    use std::collections::HashMap;
+
+    use futures_lite::future::{block_on, poll_once, yield_now};
+
+    use super::super::Next;
+    use super::super::queue::panics;
+    use super::*;
+    use crate::clock::{Clock, FakeClock};
+    use crate::objects::{Node, Timestamp};
+    use crate::task::spawn;
+
+    /// The next message; meanwhile the fake time passes.
+    async fn next<T>(from: &async_channel::Receiver<T>, clock: &FakeClock) -> T {
+        loop {
+            match from.try_recv() {
+                Ok(sent) => return sent,
+                Err(_) => {
+                    clock.advance(Duration::from_millis(1));
+                    yield_now().await;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn keys_are_retried_as_their_syncs_end() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let mut c = Controller::for_test("test-retries", 2, clock.clone());
+        let queue = c.queue::<String>(Retries::at_most(2));
+        let (sent, calls) = async_channel::unbounded();
+        let attempts: Mutex<HashMap<String, u32>> = Mutex::default();
+        c.sync(queue.clone(), move |key: String| {
+            let mut attempts = attempts.lock();
+            let attempt = *attempts.entry(key.clone()).and_modify(|n| *n += 1).or_insert(1);
+            drop(attempts);
+            sent.try_send((key.clone(), attempt)).unwrap();
+            async move {
+                match (&*key, attempt) {
+                    ("panics", 1) => panic!("as the test asks"),
+                    ("fails", 1..=2) => Err(Error::Stale("behind".into())),
+                    ("hopeless", _) => Err(Error::other("never")),
+                    ("terminal", _) => Err(Error::Terminal(Box::new(Error::other("no")))),
+                    ("again", 1) => Ok(Next::After(Duration::from_secs(1))),
+                    ("slowly", 1) => Ok(Next::Backoff),
+                    _ => Ok(Next::Done),
+                }
+            }
+        });
+        let stop = StopToken::new();
+        block_on(async {
+            let running = spawn(c.run(stop.clone()));
+            for (key, attempts) in [
+                ("panics", 2),
+                ("fails", 3),
+                ("hopeless", 3),
+                ("terminal", 1),
+                ("again", 2),
+                ("slowly", 2),
+                ("fine", 1),
+            ] {
+                queue.add(key.to_owned());
+                for attempt in 1..=attempts {
+                    assert_eq!(next(&calls, &clock).await, (key.to_owned(), attempt));
+                }
+                // Nothing of this key follows: the next one's call would come after it.
+                clock.advance(Duration::from_secs(10));
+            }
+            stop.stop();
+            running.await;
+        });
+        assert!(calls.try_recv().is_err());
+        for key in ["panics", "fails", "hopeless", "terminal", "again", "slowly"] {
+            assert_eq!(queue.retries(&key.to_owned()), 0, "{key} is forgotten");
+        }
+        assert_eq!(panics("test-retries"), 1);
+    }
+
+    #[test]
+    fn a_controller_without_work_is_idle() {
+        let mut c = Controller::for_test("test-idle", 1, FakeClock::new(Timestamp::from_secs(0)));
+        let queue = c.queue::<String>(Retries::default());
+        assert!(c.is_idle(), "a queue without workers is no work");
+        c.sync(queue, |_| async { Ok(Next::Done) });
+        assert!(!c.is_idle());
+    }
+
+    #[test]
+    fn a_stop_lets_the_running_sync_end_and_takes_no_further_key() {
+        let mut c = Controller::for_test("test-stop", 1, FakeClock::new(Timestamp::from_secs(0)));
+        let queue = c.queue::<String>(Retries::default());
+        let (sent, calls) = async_channel::unbounded();
+        let (release, released) = async_channel::unbounded::<()>();
+        c.sync(queue.clone(), {
+            let sent = sent.clone();
+            move |key: String| {
+                let (sent, released) = (sent.clone(), released.clone());
+                async move {
+                    sent.try_send(format!("{key} starts")).unwrap();
+                    released.recv().await.unwrap();
+                    sent.try_send(format!("{key} ends")).unwrap();
+                    Ok(Next::Done)
+                }
+            }
+        });
+        c.background(move |stop| async move {
+            stop.stopped().await;
+            sent.try_send("background ends".into()).unwrap();
+        });
+        block_on(async {
+            let stop = StopToken::new();
+            let running = spawn(c.run(stop.clone()));
+            queue.add("a".into());
+            queue.add("b".into());
+            assert_eq!(calls.recv().await.unwrap(), "a starts");
+            stop.stop();
+            assert_eq!(calls.recv().await.unwrap(), "background ends");
+            assert!(calls.is_empty(), "a still runs");
+            release.try_send(()).unwrap();
+            running.await;
+            assert_eq!(calls.recv().await.unwrap(), "a ends");
+            assert!(calls.recv().await.is_err(), "b is not taken, and nothing holds on");
+        });
+    }
+
+    #[test]
+    fn jobs_come_again_after_their_period() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let mut c = Controller::for_test("test-every", 1, clock.clone());
+        let (sent, calls) = async_channel::unbounded();
+        let times = clock.clone();
+        c.every(Duration::from_secs(60), move || {
+            sent.try_send(times.monotonic()).unwrap();
+            async { Err(Error::other("also after an error")) }
+        });
+        block_on(async {
+            let stop = StopToken::new();
+            let running = spawn(c.run(stop.clone()));
+            let first = calls.recv().await.unwrap();
+            assert_eq!(first, Duration::ZERO);
+            let second = next(&calls, &clock).await;
+            assert!(second >= Duration::from_secs(60), "{second:?}");
+            stop.stop();
+            running.await;
+        });
+    }
+
+    #[test]
+    fn workers_wait_for_every_cache_that_is_read_and_for_the_gate() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let run = |prepare: &dyn Fn(&mut Controller)| {
+            let mut c = Controller::for_test("test-gate", 1, clock.clone());
+            prepare(&mut c);
+            let queue = c.queue::<&str>(Retries::default());
+            let (sent, calls) = async_channel::unbounded();
+            c.sync(queue.clone(), move |key| {
+                sent.try_send(key).unwrap();
+                async { Ok(Next::Done) }
+            });
+            queue.add("a");
+            (Box::pin(c.run(StopToken::new())), calls)
+        };
+        let takes_a_key = |prepare: &dyn Fn(&mut Controller)| {
+            let (mut running, calls) = run(prepare);
+            block_on(async {
+                for _ in 0..100 {
+                    assert!(poll_once(&mut running).await.is_none());
+                    yield_now().await;
+                }
+                calls.try_recv().is_ok()
+            })
+        };
+        assert!(takes_a_key(&|_| {}));
+        assert!(!takes_a_key(&|c| drop(c.lister::<Node>())), "the cache never syncs");
+        assert!(takes_a_key(&|c| drop(c.optional::<Node>(Duration::ZERO))));
+        let latch = Latch::new();
+        assert!(!takes_a_key(&|c| c.ready_when(&latch)));
+        latch.open();
+        assert!(takes_a_key(&|c| c.ready_when(&latch)));
+    }
+
+    #[test]
+    fn a_controller_fails_with_a_background_task_that_panics_or_ends() {
+        type Add = fn(&mut Controller);
+        let cases: [(Add, Option<&str>); 4] = [
+            (|c| c.background(|_| async { panic!("as the test asks") }), Some("panicked")),
+            (|c| c.background(|_| async {}), Some("ended")),
+            (|c| c.background(|stop| async move { stop.stopped().await }), None),
+            (|c| c.at_start(|| {}), None),
+        ];
+        for (add, how) in cases {
+            let mut c =
+                Controller::for_test("test-fails", 1, FakeClock::new(Timestamp::from_secs(0)));
+            add(&mut c);
+            let (failure, stop) = (c.failure(), StopToken::new());
+            block_on(async {
+                let running = spawn(c.run(stop.clone()));
+                if how.is_none() {
+                    stop.stop();
+                }
+                running.await;
+            });
+            let expected = how.map(|how| format!("test-fails: a task of the controller {how}"));
+            assert_eq!(failure.get(), expected.as_deref());
+        }
+    }
+}
