@@ -289,7 +289,9 @@ mod tests {
             group.spawn(async {});
         }
         group.spawn(async { panic!("as the test asks") });
-        group.spawn(async move { drop(released.recv().await) });
+        group.spawn(async move {
+            let _ = released.recv().await;
+        });
         block_on(async {
             while group.running.count.load(Ordering::SeqCst) > 1 {
                 yield_now().await;

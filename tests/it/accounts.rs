@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use kube_controller_manager::client::{Client, Config, Credentials, Delete, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock};
-use kube_controller_manager::controllers::accounts::serviceaccount::cleaner;
 use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ServiceAccount, TokenSecret};
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
@@ -182,7 +181,7 @@ fn an_unused_token_is_marked_and_deleted_a_year_later() {
         let clock = FakeClock::new(env.clock.now() + YEAR);
         let InProcess { cx, factory, stop } =
             InProcess::new(env, clock.clone(), Options::default());
-        let controller = cleaner::controller(&cx).unwrap().unwrap().with_clock(clock.clone());
+        let controller = made("legacy-serviceaccount-token-cleaner-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         let since = |secret: &Value| {

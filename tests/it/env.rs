@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use kube_controller_manager::app::controller_table;
 use kube_controller_manager::app::source::ClientSource;
 use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::client::{Client, Delete, ListOptions, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock, SharedClock, SystemClock};
-use kube_controller_manager::controllers::{
-    ClientBuilder, ControllerContext, ControllerContextParts,
-};
+use kube_controller_manager::controllers::{Controller, ControllerContext, ControllerContextParts};
 use kube_controller_manager::objects::{
     Deployment, Namespace, Object, ObjectKey, Pod, ReplicaSet, Resource, ResourceType,
 };
@@ -158,7 +157,7 @@ impl Site {
 
 /// What a controller needs to run in the test's process on the test's clock.
 pub struct InProcess {
-    pub cx: ControllerContext,
+    pub cx: Arc<ControllerContext>,
     pub factory: SharedInformerFactory,
     pub stop: StopToken,
 }
@@ -172,9 +171,8 @@ impl InProcess {
         let cx = ControllerContext::new(ControllerContextParts {
             options: Arc::new(options),
             factory: factory.clone(),
-            clients: Arc::new(OneClient(client)),
+            clients: Arc::new(client),
             clock,
-            stop: stop.clone(),
         });
         InProcess { cx, factory, stop }
     }
@@ -193,15 +191,10 @@ pub async fn discovery_is_read(env: &Env, clock: &FakeClock, times: u64) {
     env.client.reset_discovery();
 }
 
-struct OneClient(Client);
-
-impl ClientBuilder for OneClient {
-    fn root_client(&self, name: &str) -> Client {
-        self.client(name)
-    }
-    fn client(&self, _: &str) -> Client {
-        self.0.clone()
-    }
+/// The controller of a row of the table.
+pub fn made(name: &str, cx: &Arc<ControllerContext>) -> Controller {
+    let row = controller_table::find(name).expect("a row of this name");
+    row.construct(cx).expect("a controller")
 }
 
 /// Nodes that start and stop pods without delay.

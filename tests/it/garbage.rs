@@ -2,7 +2,6 @@
 
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::clock::FakeClock;
-use kube_controller_manager::controllers::cluster::garbagecollector;
 use kube_controller_manager::objects::{
     ClusterRole, Deployment, Meta, ObjectKey, PartialObjectMetadata, Pod, ReplicaSet, Resource,
     ResourceType,
@@ -385,7 +384,7 @@ fn a_group_whose_discovery_fails_keeps_its_watches_and_its_objects() {
         let clock = FakeClock::new(env.clock.now());
         let InProcess { cx, factory, stop } =
             InProcess::new(env, clock.clone(), Options::default());
-        let controller = garbagecollector::controller(&cx);
+        let controller = made("garbage-collector-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         let (objects, maps) = (Objects(env), &CONFIG_MAPS);

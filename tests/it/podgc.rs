@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use kube_controller_manager::client::{Delete, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock};
-use kube_controller_manager::controllers::cluster::podgc;
 use kube_controller_manager::objects::{Node, ObjectKey, Pod, Resource};
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
@@ -45,7 +44,7 @@ fn excess_orphaned_and_unscheduled_pods_are_deleted() {
         // In the end all four are terminated: one more than the threshold.
         let options = Options { terminated_pod_gc_threshold: 3, ..Options::default() };
         let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
-        let controller = podgc::controller(&cx).with_clock(clock.clone());
+        let controller = made("pod-garbage-collector-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
 
@@ -116,8 +115,8 @@ fn pods_of_a_node_missing_from_the_cache_alone_are_kept() {
         let (client, clock) = (&env.client, FakeClock::new(env.clock.now()));
         let InProcess { cx, factory, stop } =
             InProcess::new(env, clock.clone(), Options::default());
-        let controller = podgc::controller(&cx).with_clock(clock.clone());
-        let nodes = cx.informer::<Node>();
+        let controller = made("pod-garbage-collector-controller", &cx);
+        let nodes = factory.informer::<Node>();
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         nodes.synced().await;

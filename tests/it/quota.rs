@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use kube_controller_manager::client::{Client, Delete, Patch};
 use kube_controller_manager::clock::FakeClock;
-use kube_controller_manager::controllers::cluster::resourcequota;
 use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ResourceQuota, ResourceType};
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
@@ -200,7 +199,7 @@ fn a_group_whose_discovery_fails_is_counted() {
         // No full pass comes: changes alone cause counts.
         let options = Options { resource_quota_sync_period: Duration::ZERO, ..Options::default() };
         let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
-        let controller = resourcequota::controller(&cx);
+        let controller = made("resourcequota-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         uses(env, "all", &widgets_maps("2", "2")).await;
@@ -251,7 +250,7 @@ fn an_earlier_count_stays_while_discovery_fails() {
         let resource_quota_sync_period = Duration::from_secs(1);
         let options = Options { resource_quota_sync_period, ..Options::default() };
         let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
-        let controller = resourcequota::controller(&cx);
+        let controller = made("resourcequota-controller", &cx);
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
         uses(env, "all", &widgets_maps("7", "2")).await;

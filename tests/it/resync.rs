@@ -1,11 +1,14 @@
 //! Resyncs of informers in a controller.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube_controller_manager::app::source::ClientSource;
 use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::controllers::runner::Change;
-use kube_controller_manager::controllers::{Controller, Queue};
+use kube_controller_manager::controllers::{
+    Controller, ControllerContext, ControllerContextParts, Profile, Queue, Retries,
+};
 use kube_controller_manager::objects::Node;
 use kube_controller_manager::task::{StopToken, spawn};
 
@@ -17,9 +20,15 @@ fn a_watch_has_the_factorys_resync_period_or_its_own() {
         let source = ClientSource::new(env.client.clone());
         let second = Duration::from_secs(1);
         let factory = SharedInformerFactory::with_resync(source, env.clock.clone(), second);
-        let nodes = factory.informer::<Node>();
-        let mut controller = Controller::new("resync").with_clock(env.clock.clone());
-        let queue: Queue = controller.queue("resync", 1);
+        let context = ControllerContext::new(ControllerContextParts {
+            options: Arc::default(),
+            factory: factory.clone(),
+            clients: Arc::new(env.client.clone()),
+            clock: env.clock.clone(),
+        });
+        let mut controller = Controller::new(Profile::new("resync"), &context);
+        let nodes = controller.lister::<Node>();
+        let queue: Queue = controller.queue(Retries::default());
         let (sender, receiver) = async_channel::unbounded();
         let handler = |name: &'static str| {
             let sender = sender.clone();

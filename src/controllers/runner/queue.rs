@@ -243,7 +243,7 @@ mod tests {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let queue: Queue<String> = Queue::for_test(clock.clone());
         let key = "k".to_owned();
-        let mut wait_millis = |result: Option<SyncResult>| {
+        let wait_millis = |result: Option<SyncResult>| {
             queue.settle("c", &key, result);
             let mut waited = 0_u64;
             while queue.drain().is_empty() {

@@ -173,6 +173,7 @@ mod tests {
     use super::*;
     use crate::cache::{Deleted, Indexer};
     use crate::clock::FakeClock;
+    use crate::controllers::Queue;
     use crate::objects::Timestamp;
 
     fn pod(version: u64, labels: Value, ready: bool, ip: &str) -> Arc<Pod> {
@@ -203,7 +204,7 @@ mod tests {
         let mut mapper = of_pods(Lister::new(services), Duration::ZERO);
         let queue = Queue::for_test(FakeClock::new(Timestamp::from_secs(0)));
         let mut wakes = |change: Change<'_, Pod>| {
-            mapper.map(change, &queue);
+            mapper(change, &queue);
             let mut names: Vec<String> = queue.drain().iter().map(|k| k.name.to_string()).collect();
             names.sort();
             names
