@@ -12,7 +12,7 @@ use kube_controller_manager::app::source::ClientSource;
 use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
-use kube_controller_manager::controllers::{ControllerContext, ControllerContextParts};
+use kube_controller_manager::controllers::runner::{ControllerContext, ControllerContextParts};
 use kube_controller_manager::events::EventBroadcaster;
 use kube_controller_manager::task::{StopToken, TaskGroup};
 
