@@ -10,6 +10,7 @@ mod leader_election;
 mod leader_migration;
 mod logging;
 mod notices;
+mod open_files;
 pub mod process_metrics;
 pub mod serving;
 mod signals;
@@ -84,6 +85,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         }
     }
     log::info!("Starting version {}", options::git_version());
+    open_files::raise_limit();
     for notice in notices::of(&options) {
         log::warn!("{notice}");
     }
@@ -121,7 +123,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         None => return Ok(()),
     }
 
-    let client = connection.client(&user_agent("leader-election"));
+    let client = connection.client(&user_agent("leader-election")).urgent();
     let started = Started {
         options: options.clone(),
         connection,

@@ -1,4 +1,4 @@
-//! Who we say we are: tokens, token files, credential plugins, and whom we act as.
+//! What requests show of their user: tokens, token files, credential plugins, impersonation.
 
 use parking_lot::Mutex;
 use std::path::PathBuf;
@@ -14,12 +14,12 @@ use super::exec::{Issued, Plugin};
 use super::{Error, Result};
 use crate::clock::SharedClock;
 
-/// Gives a bearer token, fresh for each request. It is given the token that the server has refused
-/// since it was asked last, if there is one: that must not be given again. `Err`: why there is none.
+/// Returns the bearer token for a request. Its argument is the token that the server has refused
+/// since the last call, if any, which must not be returned again. `Err`: why there is no token.
 pub type TokenProvider =
     Arc<dyn Fn(Option<String>) -> Boxed<std::result::Result<String, String>> + Send + Sync>;
 
-/// How long a token file's content is taken to be current.
+/// How long a token file's content counts as current.
 const FILE_LIFETIME: Duration = Duration::from_secs(60);
 
 pub(super) enum Auth {
@@ -38,10 +38,10 @@ pub(super) enum Auth {
     },
 }
 
-/// What a request shows of us.
+/// The credentials that a request shows.
 #[derive(Default)]
 pub(super) struct Shown {
-    /// The header's value, where there is to be one.
+    /// The value of the header `Authorization`.
     pub header: Option<String>,
     issued: Option<Arc<Issued>>,
 }
@@ -114,15 +114,15 @@ impl Auth {
         Ok(Shown { header, issued: None })
     }
 
-    /// The server refused what was shown: the next is had anew.
-    pub async fn refused(&self, shown: &Shown) {
+    /// The server refused what was shown: the next request shows fresh credentials.
+    pub fn refused(&self, shown: &Shown) {
         match self {
             Auth::File { read, .. } => {
                 *read.lock() = None;
             }
             Auth::Exec(plugin) => {
                 if let Some(issued) = &shown.issued {
-                    plugin.refused(issued).await;
+                    plugin.refused(issued);
                 }
             }
             Auth::Provider { refused, .. } => {
@@ -142,7 +142,7 @@ pub(super) fn token_of(path: &std::path::Path) -> Result<String> {
     }
 }
 
-/// The headers that ask to act as somebody else. Upstream: `transport.NewImpersonatingRoundTripper`.
+/// The headers that ask to act as another user. Upstream: `transport.NewImpersonatingRoundTripper`.
 pub(super) fn impersonation(of: &Impersonation) -> Result<Vec<(HeaderName, HeaderValue)>> {
     let Impersonation { user, uid, groups, extra } = of;
     let mut headers = vec![("impersonate-user".to_owned(), user)];
@@ -162,14 +162,14 @@ pub(super) fn impersonation(of: &Impersonation) -> Result<Vec<(HeaderName, Heade
     built.collect()
 }
 
-/// `Err`: a header cannot carry it.
+/// `Err`: the text does not fit in a header.
 pub(super) fn header_value(
     text: &str,
 ) -> std::result::Result<HeaderValue, http_client::http_types::Error> {
     HeaderValue::from_bytes(text.as_bytes().to_vec())
 }
 
-/// For a part of a header's name: what may not stand there, and `%`, by its number.
+/// Escapes a part of a header's name: `%`, and what a name must not contain, by its code.
 fn header_escape(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&byte);
     text.bytes().fold(String::new(), |mut escaped, byte| {
@@ -208,8 +208,8 @@ mod tests {
         assert_eq!(header(), "Bearer two");
         std::fs::write(&path, "\n").unwrap();
         clock.advance(FILE_LIFETIME);
-        assert_eq!(header(), "Bearer two", "what is there now is no token");
-        block_on(auth.refused(&Shown::default()));
+        assert_eq!(header(), "Bearer two", "an empty file has no token");
+        auth.refused(&Shown::default());
         assert!(block_on(auth.show()).is_err());
         std::fs::remove_file(&path).unwrap();
         assert!(block_on(auth.show()).is_err());
@@ -217,14 +217,14 @@ mod tests {
         let header = || block_on(auth.show()).unwrap().header.unwrap();
         assert_eq!(header(), "Bearer other");
         std::fs::write(&path, "three").unwrap();
-        assert_eq!(header(), "Bearer three", "the file stands before the token");
+        assert_eq!(header(), "Bearer three", "the file has precedence over the token");
         std::fs::remove_file(&path).unwrap();
         clock.advance(FILE_LIFETIME);
         assert_eq!(header(), "Bearer three");
     }
 
     #[test]
-    fn acting_as_another_is_asked_for_in_headers() {
+    fn impersonation_is_asked_for_in_headers() {
         let text = |text: &str| text.to_owned();
         let mut who = Impersonation {
             user: text("system:serviceaccount:a:b"),
@@ -236,7 +236,7 @@ mod tests {
             ]
             .into(),
         };
-        let told = |who: &Impersonation| -> Vec<String> {
+        let shown = |who: &Impersonation| -> Vec<String> {
             let headers = impersonation(who).unwrap();
             headers.iter().map(|(name, value)| format!("{name}: {value}")).collect()
         };
@@ -248,30 +248,30 @@ mod tests {
             "impersonate-extra-example.com%2fsome%25key: x",
             "impersonate-extra-example.com%2fsome%25key: y",
         ];
-        assert_eq!(told(&who), expected);
+        assert_eq!(shown(&who), expected);
         let user = Impersonation { user: text("u"), ..Impersonation::default() };
-        assert_eq!(told(&user), ["impersonate-user: u"]);
+        assert_eq!(shown(&user), ["impersonate-user: u"]);
         who.groups.push(text("größe"));
         let error = impersonation(&who).unwrap_err().to_string();
         assert!(error.contains("impersonate-group: \"größe\""), "{error}");
     }
 
     #[test]
-    fn a_provider_hears_once_which_token_was_refused() {
-        let heard: Arc<Mutex<Vec<Option<String>>>> = Arc::default();
+    fn a_provider_gets_a_refused_token_once() {
+        let refusals: Arc<Mutex<Vec<Option<String>>>> = Arc::default();
         let auth = Auth::provider({
-            let heard = heard.clone();
+            let refusals = refusals.clone();
             Arc::new(move |refused| {
-                heard.lock().push(refused);
+                refusals.lock().push(refused);
                 Box::pin(async { Ok("t".to_owned()) })
             })
         });
         let shown = block_on(auth.show()).unwrap();
         assert_eq!(shown.header.as_deref(), Some("Bearer t"));
-        block_on(auth.refused(&shown));
+        auth.refused(&shown);
         for _ in 0..2 {
             block_on(auth.show()).unwrap();
         }
-        assert_eq!(*heard.lock(), [None, Some("t".to_owned()), None]);
+        assert_eq!(*refusals.lock(), [None, Some("t".to_owned()), None]);
     }
 }

@@ -1,11 +1,12 @@
-//! What the server serves. Upstream: client-go's `discovery` and `restmapper`.
+//! The resources that the server serves. Upstream: client-go's `discovery` and `restmapper`.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use super::Result;
 use super::request::{Call, Client};
-use super::{Error, Result};
+use super::stream::undecoded;
 use crate::objects::{ResourceType, null_as_default};
 
 const AGGREGATED: &str =
@@ -16,7 +17,7 @@ const AGGREGATED: &str =
 pub struct ApiResource {
     pub resource: ResourceType,
     pub verbs: Vec<String>,
-    /// Of its group's version that the server prefers, or of the only one that has it.
+    /// Of the version that the server prefers, among those of its group that have the resource.
     pub preferred: bool,
 }
 
@@ -30,7 +31,7 @@ impl ApiResource {
 #[derive(Clone, Debug, Default)]
 pub struct Discovery {
     pub resources: Vec<ApiResource>,
-    /// Group versions that could not be asked, and why: what they serve is not known.
+    /// Group versions that could not be read, and why: their resources are not known.
     pub failures: BTreeMap<String, String>,
 }
 
@@ -43,7 +44,7 @@ impl Discovery {
         self.resources.iter().find(matches).map(|found| found.resource.clone())
     }
 
-    /// What could not be asked, in one text. Upstream: `ErrGroupDiscoveryFailed`.
+    /// The failures in one text. Upstream: `ErrGroupDiscoveryFailed`.
     pub fn failure(&self) -> Option<String> {
         let mut texts: Vec<String> =
             self.failures.iter().map(|(version, why)| format!("{version}: {why}")).collect();
@@ -154,35 +155,36 @@ struct LegacyResource {
 }
 
 impl Client {
-    /// Asks the server, every time. Fails only where nothing at all can be learned.
+    /// Asks the server, every time.
+    ///
+    /// # Errors
+    /// When neither `/api` nor `/apis` can be read. A group version that cannot be read is in
+    /// [`Discovery::failures`].
     pub async fn discover(&self) -> Result<Discovery> {
         let mut found = Discovery::default();
         for (path, core) in [("/api", true), ("/apis", false)] {
             let mut call = Call::new("GET", path);
             call.accept = AGGREGATED;
             let body = match self.send(&call).await {
-                // As of a server that serves groups alone.
+                // A server that serves only groups.
                 Err(error) if core && error.is_not_found() => continue,
                 body => body?,
             };
-            let list: AggregatedList = serde_json::from_slice(&body).map_err(|source| {
-                Error::Decode { request: call.to_string(), source: source.into() }
-            })?;
+            let list: AggregatedList =
+                serde_json::from_slice(&body).map_err(undecoded(&call.to_string()))?;
             if list.kind == "APIGroupDiscoveryList" {
                 found.add_aggregated(list.items);
             } else if core {
-                let ApiVersions { versions } = serde_json::from_slice(&body).map_err(|source| {
-                    Error::Decode { request: call.to_string(), source: source.into() }
-                })?;
+                let ApiVersions { versions } =
+                    serde_json::from_slice(&body).map_err(undecoded(&call.to_string()))?;
                 let version = |version| LegacyVersion { version };
                 let versions: Vec<LegacyVersion> = versions.into_iter().map(version).collect();
                 let preferred_version = versions.first().cloned().unwrap_or_default();
                 let group = LegacyGroup { name: String::new(), versions, preferred_version };
                 self.add_legacy(&mut found, group).await;
             } else {
-                let groups: GroupList = serde_json::from_slice(&body).map_err(|source| {
-                    Error::Decode { request: call.to_string(), source: source.into() }
-                })?;
+                let groups: GroupList =
+                    serde_json::from_slice(&body).map_err(undecoded(&call.to_string()))?;
                 for group in groups.groups {
                     self.add_legacy(&mut found, group).await;
                 }

@@ -1,7 +1,9 @@
-//! What can go wrong with a request.
+//! Failures of requests.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
+use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -10,28 +12,50 @@ use crate::objects::{messages, protobuf};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-type Cause = Box<dyn std::error::Error + Send + Sync>;
+/// What lies below an error; clones share it.
+#[derive(Clone, Debug)]
+pub struct Cause(Arc<dyn std::error::Error + Send + Sync>);
 
-#[derive(Debug)]
+impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Cause {
+    fn from(error: E) -> Cause {
+        Cause(error.into().into())
+    }
+}
+
+impl Deref for Cause {
+    type Target = dyn std::error::Error + Send + Sync;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[derive(Clone, Debug)]
 pub enum Error {
     /// The server answered with a failure.
     Status(Box<Failure>),
-    /// No answer came: DNS, connection, TLS, a broken or late response.
+    /// No whole answer came: DNS, connection, TLS, a broken or late response.
     Transport { request: String, source: Cause },
     /// An answer came that does not decode.
     Decode { request: String, source: Cause },
     /// The request could not be built: a body that does not serialize, a bad path.
     Request { request: String, source: Cause },
-    /// The client's guard let nothing pass any more: the server has heard nothing.
+    /// The client's guard did not pass the request: no byte of it was sent.
     HeldBack { request: String },
-    /// Credentials could not be had.
+    /// There are no credentials to show.
     Credentials(Cause),
-    /// What a kubeconfig, a certificate or the Pod's environment lacks.
+    /// A kubeconfig, a certificate or the Pod's environment is incomplete or malformed.
     Config(String),
 }
 
-/// A failure as the server told it. Upstream: `apierrors.StatusError`.
-#[derive(Debug)]
+/// A failure that the server reports. Upstream: `apierrors.StatusError`.
+#[derive(Clone, Debug)]
 pub struct Failure {
     /// `GET /api/v1/pods`
     pub request: String,
@@ -142,7 +166,7 @@ impl Error {
         self.is("TooManyRequests", 429)
     }
 
-    /// The server's own time ran out, or it asks to come back.
+    /// The server's own time ran out, or it asks for another try.
     pub fn is_timeout(&self) -> bool {
         self.is("Timeout", 504) || self.reason() == Some("ServerTimeout")
     }
@@ -162,17 +186,17 @@ impl Error {
             .is_some_and(|f| f.status.details.causes.iter().any(|cause| cause.reason == reason))
     }
 
-    /// No answer came.
+    /// No whole answer came.
     pub fn is_transport(&self) -> bool {
         matches!(self, Error::Transport { .. })
     }
 
-    /// Nobody listens: the server is away, or on its way. Upstream: `utilnet.IsConnectionRefused`.
+    /// The server does not listen: it is away, or it restarts. Upstream: `utilnet.IsConnectionRefused`.
     pub fn is_refused(&self) -> bool {
         self.is_reset() || self.kind() == Some(ErrorKind::ConnectionRefused)
     }
 
-    /// Somebody listened, and went away before there was an answer.
+    /// The connection was closed before there was an answer.
     pub fn is_reset(&self) -> bool {
         matches!(self.kind(), Some(ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof))
     }
@@ -186,7 +210,7 @@ impl Error {
         }
     }
 
-    /// A write that failed so may have been done all the same.
+    /// A write that failed in this way may have been carried out.
     pub fn is_unsure(&self) -> bool {
         self.is_timeout() || matches!(self, Error::Transport { .. } | Error::Decode { .. })
     }
@@ -245,7 +269,7 @@ impl fmt::Display for Error {
             Error::Decode { request, source } => write!(f, "{request}: bad answer: {source}"),
             Error::Request { request, source } => write!(f, "{request}: {source}"),
             Error::HeldBack { request } => {
-                write!(f, "{request}: not sent: the lease is not ours any more")
+                write!(f, "{request}: not sent: the lease is no longer held")
             }
             Error::Credentials(source) => write!(f, "credentials: {source}"),
             Error::Config(what) => f.write_str(what),
@@ -290,13 +314,13 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_told_once_and_known_for_what_it_is() {
+    fn a_cause_is_shown_once_and_keeps_its_kind() {
         let failed = |kind: ErrorKind| Error::Transport {
             request: "GET /x".into(),
-            source: io::Error::new(kind, "nobody there").into(),
+            source: io::Error::new(kind, "refused").into(),
         };
         let error = failed(ErrorKind::ConnectionRefused);
-        assert_eq!(error.to_string(), "GET /x: nobody there");
+        assert_eq!(error.to_string(), "GET /x: refused");
         assert!(std::error::Error::source(&error).is_none());
         assert!(error.is_refused() && !error.is_reset());
         for gone in [ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof] {

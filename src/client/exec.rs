@@ -5,12 +5,12 @@ use std::io::{IsTerminal, stdin};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use async_lock::Mutex;
 use base64::Engine;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::config::{Config, Exec};
+use super::kept::Kept;
 use super::{Error, Result};
 use crate::clock::SharedClock;
 use crate::objects::Timestamp;
@@ -23,7 +23,7 @@ pub(super) struct Pair {
     pub key: Vec<u8>,
 }
 
-/// What a plugin printed; one of them at least is there.
+/// What a plugin printed: a token, a certificate or both.
 #[derive(Debug)]
 pub(super) struct Issued {
     pub token: Option<String>,
@@ -31,40 +31,36 @@ pub(super) struct Issued {
     expires: Option<Timestamp>,
 }
 
-/// A plugin, and what it printed last. It runs once at a time, and again when that has expired or
-/// was refused.
+/// A plugin, and what it printed last. It runs again when that has expired or was refused.
+///
+/// One run at a time, in a task of its own: a request that gives up, as those of the leader election
+/// do after a while, leaves the run and its result to the next one.
 pub(super) struct Plugin {
     exec: Exec,
     /// For `KUBERNETES_EXEC_INFO`.
     cluster: Option<Value>,
     clock: SharedClock,
-    current: Mutex<Option<Arc<Issued>>>,
+    issued: Kept<Arc<Issued>>,
 }
 
 impl Plugin {
     pub fn new(exec: &Exec, config: &Config, clock: &SharedClock) -> Result<Plugin> {
         let cluster = exec.provide_cluster_info.then(|| cluster_of(exec, config)).transpose()?;
-        Ok(Plugin { exec: exec.clone(), cluster, clock: clock.clone(), current: Mutex::default() })
+        Ok(Plugin { exec: exec.clone(), cluster, clock: clock.clone(), issued: Kept::default() })
     }
 
     pub async fn credentials(&self) -> Result<Arc<Issued>> {
-        let mut current = self.current.lock().await;
         let now = self.clock.now();
-        if let Some(known) = current.as_ref().filter(|known| known.is_current(now)) {
-            return Ok(known.clone());
-        }
-        let (exec, cluster) = (self.exec.clone(), self.cluster.clone());
-        let fresh = Arc::new(task::blocking(move || run(&exec, cluster)).await?);
-        *current = Some(fresh.clone());
-        Ok(fresh)
+        let run = || {
+            let (exec, cluster) = (self.exec.clone(), self.cluster.clone());
+            async move { task::blocking(move || run(&exec, cluster)).await.map(Arc::new) }
+        };
+        self.issued.get(|issued| issued.is_current(now), run).await
     }
 
-    /// The server did not take `shown`: unless others came since, the plugin runs again.
-    pub async fn refused(&self, shown: &Arc<Issued>) {
-        let mut current = self.current.lock().await;
-        if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, shown)) {
-            *current = None;
-        }
+    /// The server refused `shown`: unless it was replaced since, the plugin runs again.
+    pub fn refused(&self, shown: &Arc<Issued>) {
+        self.issued.reset_if(|issued| Arc::ptr_eq(issued, shown));
     }
 }
 
@@ -131,7 +127,7 @@ fn run(exec: &Exec, cluster: Option<Value>) -> Result<Issued> {
         .envs(exec.env.iter().map(|pair| (&pair.name, &pair.value)))
         .env("KUBERNETES_EXEC_INFO", info)
         .stdin(if interactive { Stdio::inherit() } else { Stdio::null() })
-        // Where it asks.
+        // Where it writes its questions.
         .stderr(if interactive { Stdio::inherit() } else { Stdio::piped() })
         .output()
         .map_err(|error| fault(error.to_string()))?;
@@ -142,7 +138,7 @@ fn run(exec: &Exec, cluster: Option<Value>) -> Result<Issued> {
     issued(&exec.api_version, &output.stdout).map_err(fault)
 }
 
-/// Whether a plugin may ask whoever sits there. `Err`: it must, and nobody does.
+/// Whether a plugin may ask a person. `Err`: it has to, and there is no terminal.
 /// Upstream: `isInteractive`.
 fn is_interactive(mode: &str, is_terminal: bool) -> std::result::Result<bool, &'static str> {
     match mode {
@@ -205,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_may_ask_where_somebody_sits() {
+    fn a_plugin_may_ask_at_a_terminal() {
         for (mode, [with, without]) in [
             ("Never", [Ok(false), Ok(false)]),
             ("IfAvailable", [Ok(true), Ok(false)]),
@@ -247,7 +243,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("plugin-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let count = folder.join("count");
-        // The token is how often it ran.
+        // The token is the number of runs.
         let script = format!(
             "echo >> {0}; n=$(wc -l < {0} | tr -d ' '); echo '{1}' | sed s/N/$n/",
             count.display(),
@@ -260,17 +256,46 @@ mod tests {
         let token = || ask().token.clone().unwrap();
         assert_eq!([token(), token()], ["1", "1"]);
         let first = ask();
-        block_on(plugin.refused(&first));
+        plugin.refused(&first);
         assert_eq!(token(), "2");
-        block_on(plugin.refused(&first));
-        assert_eq!(token(), "2", "others had it replaced already");
+        plugin.refused(&first);
+        assert_eq!(token(), "2", "it was replaced already");
         clock.advance(std::time::Duration::from_secs(201));
         assert_eq!(token(), "3", "expired");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
-    fn a_plugin_is_told_of_the_cluster_and_its_failure_is_told() {
+    fn a_run_outlives_the_request_that_began_it() {
+        let folder = std::env::temp_dir().join(format!("slow-plugin-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (count, gate) = (folder.join("count"), folder.join("gate"));
+        let made = Command::new("mkfifo").arg(&gate).status().unwrap();
+        assert!(made.success());
+        // The plugin ends when the gate is written to.
+        let script = format!(
+            "echo >> {}; cat {} > /dev/null; echo '{}'",
+            count.display(),
+            gate.display(),
+            answer(r#"{"token":"t"}"#)
+        );
+        let clock: SharedClock = FakeClock::new(Timestamp::from_secs(100));
+        let plugin = Plugin::new(&shell(script), &Config::new("https://h"), &clock).unwrap();
+        // The election gives each of its requests a limited time.
+        for _ in 0..3 {
+            let waited = block_on(futures_lite::future::poll_once(Box::pin(plugin.credentials())));
+            assert!(waited.is_none(), "the plugin has not ended");
+        }
+        // Opening the gate waits for the plugin to do so, too.
+        std::fs::write(&gate, "go").unwrap();
+        let issued = block_on(plugin.credentials()).unwrap();
+        assert_eq!(issued.token.as_deref(), Some("t"));
+        assert_eq!(std::fs::read_to_string(&count).unwrap(), "\n", "it ran once");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_plugin_gets_the_cluster_and_its_failure_is_reported() {
         let clock: SharedClock = FakeClock::new(Timestamp::from_secs(0));
         let mut config = Config::new("https://h:1");
         config.tls.ca = Some(super::super::config::Pem::Inline(b"CA".to_vec()));

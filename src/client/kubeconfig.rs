@@ -9,7 +9,7 @@ use serde_yaml_ng::Value;
 
 use super::auth::token_of;
 use super::config::{Config, Credentials, Exec, Impersonation, Pem, Tls, address, read};
-use super::proxy::Proxy;
+use super::transport::Proxy;
 use super::{Error, Result};
 use crate::objects::null_as_default;
 

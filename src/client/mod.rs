@@ -8,19 +8,15 @@ mod discovery;
 mod error;
 mod exec;
 mod frames;
+mod kept;
 mod kubeconfig;
 mod options;
 pub mod pem;
-mod proxy;
 mod rate;
 mod request;
-mod rotation;
 mod split;
 mod stream;
-mod tls;
 mod transport;
-mod trust;
-mod tunnel;
 
 pub use auth::TokenProvider;
 pub use chunks::{BadChunk, ChunkDecoder, Piece};
@@ -99,10 +95,8 @@ impl Client {
         if change(&mut live) {
             return self.resource(&T::RESOURCE).update(key, &live).await;
         }
-        serde_json::from_value(live).map_err(|source| Error::Decode {
-            request: format!("GET {} {key}", T::RESOURCE),
-            source: source.into(),
-        })
+        let request = format!("GET {} {key}", T::RESOURCE);
+        serde_json::from_value(live).map_err(stream::undecoded(&request))
     }
 
     pub async fn patch<T: Resource + DeserializeOwned>(

@@ -1,4 +1,4 @@
-//! One way for all requests: limited, authorized, counted, retried where that is safe.
+//! The one path of all requests: rate-limited, authorized, counted, retried where that is safe.
 
 use parking_lot::Mutex;
 use std::fmt;
@@ -16,10 +16,10 @@ use super::auth::{Auth, Shown, TokenProvider, header_value, impersonation};
 use super::config::{Config, Credentials, Pem, Tls};
 use super::discovery::Discovery;
 use super::exec::Plugin;
-use super::proxy;
+use super::kept::Kept;
 use super::rate::Bucket;
-use super::tls::TlsSource;
-use super::transport::{OwnConnection, Transport};
+use super::stream::undecoded;
+use super::transport::{AskBefore, HeldBack, Purpose, Transport};
 use super::{Error, Result};
 use crate::clock::SharedClock;
 use crate::metrics::metrics;
@@ -27,6 +27,8 @@ use crate::objects::{Encoded, Form, Object, protobuf};
 
 /// As client-go's `rest.Request`.
 const TRIES: u32 = 10;
+/// Before a watch that was reset is started again, on average.
+const RESET_WAIT: Duration = Duration::from_secs(1);
 
 metrics! {
     static REQUESTS: IntCounterVec["code", "method", "host"] = "rest_client_requests_total",
@@ -43,10 +45,10 @@ metrics! {
 
 const LATENCIES: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
 
-/// Asked before every write whether it may still be made.
+/// Asked whether a write may still be made: when it begins, and again before its first byte is sent.
 pub type Guard = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Speaks to one API server under one identity, with one rate limiter. Cheap to clone.
+/// Speaks to one API server as one user, with one rate limiter. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
@@ -57,14 +59,16 @@ struct Inner {
     base: Url,
     host: String,
     auth: Arc<Auth>,
-    /// Headers of every request: whom we act as.
+    /// Headers of every request.
     impersonation: Arc<[(HeaderName, HeaderValue)]>,
     limiter: Bucket,
     config: Config,
     clock: SharedClock,
     guard: Option<Guard>,
-    discovery: Arc<Mutex<Option<Arc<Discovery>>>>,
-    /// Connections without a client certificate: all who have tokens of their own share them.
+    /// Requests do not wait for the pool.
+    is_urgent: bool,
+    discovery: Arc<Kept<Arc<Discovery>>>,
+    /// Connections without a client certificate, shared by all clients with tokens of their own.
     anonymous: Arc<Mutex<Option<surf::Client>>>,
 }
 
@@ -85,7 +89,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// For a segment of a path.
+/// Escapes a segment of a path.
 pub(super) fn escape(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@!$&'()*+,;=".contains(&byte);
     text.bytes().fold(String::new(), |mut escaped, byte| {
@@ -113,7 +117,7 @@ impl Call {
         }
     }
 
-    /// With a JSON body.
+    /// The same, with a JSON body.
     pub fn body(mut self, content_type: &'static str, body: &impl Serialize) -> Result<Call> {
         let bytes = serde_json::to_vec(body).map_err(|source| Error::Request {
             request: self.to_string(),
@@ -125,7 +129,8 @@ impl Call {
 }
 
 impl Client {
-    /// Reads certificates and keys now, so that what is broken is told at once.
+    /// # Errors
+    /// When a certificate or key cannot be used, or the configuration is malformed.
     pub fn new(config: Config, clock: SharedClock) -> Result<Client> {
         let base = Url::parse(&config.host)
             .map_err(|error| Error::Config(format!("server {:?}: {error}", config.host)))?;
@@ -151,6 +156,7 @@ impl Client {
             config,
             clock,
             guard: None,
+            is_urgent: false,
             discovery: Arc::default(),
             anonymous: Arc::default(),
         };
@@ -162,8 +168,7 @@ impl Client {
         self.derive(|derived| derived.config.user_agent = user_agent.to_owned())
     }
 
-    /// The same, with a limiter of its own that lets more through: the rate and the burst so many
-    /// times as high.
+    /// The same, with a limiter of its own: the rate and the burst are multiplied by these factors.
     pub fn hastened(&self, qps_times: f64, burst_times: u32) -> Client {
         self.derive(|derived| {
             derived.config.qps *= qps_times;
@@ -171,12 +176,18 @@ impl Client {
         })
     }
 
-    /// The same, but nothing is written any more once `guard` says no; nor by clients derived from it.
+    /// The same, but no write passes once `guard` says no. This holds for clients derived from it.
     pub fn guarded(&self, guard: Guard) -> Client {
         self.derive(|derived| derived.guard = Some(guard))
     }
 
-    /// The same server, under no credentials but `tokens`.
+    /// The same, for the leader election: requests do not wait for others, and find a descriptor when
+    /// few are free.
+    pub fn urgent(&self) -> Client {
+        self.derive(|derived| derived.is_urgent = true)
+    }
+
+    /// The same server, with `tokens` as the only credentials.
     pub fn with_tokens(&self, user_agent: &str, tokens: TokenProvider) -> Result<Client> {
         let Inner { base, config, clock, .. } = &*self.inner;
         let http = {
@@ -201,8 +212,9 @@ impl Client {
     fn derive(&self, change: impl FnOnce(&mut Inner)) -> Client {
         let limiter =
             |config: &Config| Bucket::new(config.qps, config.burst, self.inner.clock.clone());
-        let Inner { http, base, host, auth, impersonation, config, clock, guard, .. } =
-            &*self.inner;
+        let Inner {
+            http, base, host, auth, impersonation, config, clock, guard, is_urgent, ..
+        } = &*self.inner;
         let mut derived = Inner {
             http: http.clone(),
             base: base.clone(),
@@ -213,6 +225,7 @@ impl Client {
             config: config.clone(),
             clock: clock.clone(),
             guard: guard.clone(),
+            is_urgent: *is_urgent,
             discovery: self.inner.discovery.clone(),
             anonymous: self.inner.anonymous.clone(),
         };
@@ -221,8 +234,8 @@ impl Client {
         Client { inner: Arc::new(derived) }
     }
 
-    /// The authority that vouches for the server, in PEM, if it stands in the configuration itself
-    /// and not in a file that this names. Upstream: `rest.Config.CAData`.
+    /// The server's certificate authority in PEM, if the configuration holds it and does not name a
+    /// file. Upstream: `rest.Config.CAData`.
     pub fn ca_data(&self) -> Option<&[u8]> {
         match &self.inner.config.tls.ca {
             Some(Pem::Inline(pem)) => Some(pem),
@@ -230,28 +243,27 @@ impl Client {
         }
     }
 
-    /// Objects may come in protobuf.
+    /// Whether objects may come in protobuf.
     pub(super) fn speaks_protobuf(&self) -> bool {
         self.inner.config.form == Form::Protobuf
     }
 
-    /// What the server serves: asked once, then from memory until [`Client::reset_discovery`].
-    /// Clients derived from one another share it.
+    /// What the server serves: fetched once, then kept until [`Client::reset_discovery`]. Clients
+    /// derived from one another share it, and share a fetch under way.
     pub async fn discovery(&self) -> Result<Arc<Discovery>> {
-        let known = self.inner.discovery.lock().clone();
-        if let Some(known) = known {
-            return Ok(known);
-        }
-        let fresh = Arc::new(self.discover().await?);
-        *self.inner.discovery.lock() = Some(fresh.clone());
-        Ok(fresh)
+        let fetch = || {
+            let client = self.clone();
+            async move { client.discover().await.map(Arc::new) }
+        };
+        self.inner.discovery.get(|_| true, fetch).await
     }
 
+    /// The next [`Client::discovery`] fetches again, also while an earlier fetch is under way.
     pub fn reset_discovery(&self) {
-        *self.inner.discovery.lock() = None;
+        self.inner.discovery.reset();
     }
 
-    /// `GET` of any path: the body, whatever it is.
+    /// `GET` of any path: the body as it is.
     pub async fn get_path(&self, path: &str) -> Result<Vec<u8>> {
         self.send(&Call::new("GET", path)).await
     }
@@ -259,11 +271,10 @@ impl Client {
     /// Sends and decodes.
     pub async fn fetch<O: DeserializeOwned>(&self, call: &Call) -> Result<O> {
         let body = self.send(call).await?;
-        serde_json::from_slice(&body)
-            .map_err(|source| Error::Decode { request: call.to_string(), source: source.into() })
+        serde_json::from_slice(&body).map_err(undecoded(&call.to_string()))
     }
 
-    /// As [`Self::fetch`], in whichever form the object comes.
+    /// As [`Self::fetch`], for an object in JSON or protobuf.
     pub async fn fetch_object<T: Object>(&self, call: &Call) -> Result<T> {
         let body = self.send(call).await?;
         let object = match protobuf::is_enveloped(&body) {
@@ -272,7 +283,7 @@ impl Client {
         };
         object
             .and_then(|object| object.decode())
-            .map_err(|source| Error::Decode { request: call.to_string(), source })
+            .map_err(|source| Error::Decode { request: call.to_string(), source: source.into() })
     }
 
     /// The whole body of an answer that is not a failure.
@@ -283,7 +294,7 @@ impl Client {
         Ok(body)
     }
 
-    /// As [`Self::send`], for answers that nobody looks at: the body is read, not kept.
+    /// As [`Self::send`], for answers that no one needs: the body is read, not kept.
     pub async fn send_and_drain(&self, call: &Call) -> Result<()> {
         let mut answer = self.open(call).await?;
         loop {
@@ -307,21 +318,22 @@ impl Client {
                 Err(error) => error,
             };
             let wait = match &error {
-                // The server asks to come back: nothing was done.
+                // The server asks for another try, and has done nothing.
                 Error::Status(failure) if matches!(failure.code, 429 | 500..=599) => {
                     failure.retry_after
                 }
                 Error::Status(failure) if failure.code == 401 && !renewed => {
                     renewed = true;
-                    self.inner.auth.refused(&shown).await;
+                    self.inner.auth.refused(&shown);
                     Some(Duration::ZERO)
                 }
                 Error::Transport { .. } if call.method == "GET" && !call.is_watch && tries < 3 => {
                     Some(Duration::from_millis(50))
                 }
-                // A server that restarts: whoever waits a second most often finds it back.
+                // A server that restarts is most often back after a second. All its watches end at
+                // once, and must not return at once.
                 Error::Transport { .. } if call.is_watch && error.is_reset() => {
-                    Some(Duration::from_secs(1))
+                    Some(RESET_WAIT.mul_f64(0.5 + fastrand::f64()))
                 }
                 _ => None,
             };
@@ -336,30 +348,35 @@ impl Client {
     async fn attempt(&self, call: &Call, shown: &mut Shown) -> Result<http_types::Body> {
         let inner = &self.inner;
         let labels = [call.method, inner.host.as_str()];
+        let guard = inner.guard.as_ref().filter(|_| call.method != "GET");
+        let held_back = || Error::HeldBack { request: call.to_string() };
+        if guard.is_some_and(|guard| !guard()) {
+            return Err(held_back());
+        }
         let start = inner.clock.monotonic();
         inner.limiter.take().await;
         let sent = inner.clock.monotonic();
         LIMITED.with_label_values(&labels).observe((sent - start).as_secs_f64());
         *shown = inner.auth.show().await?;
-        let request = self.request(call, shown)?;
-        if call.method != "GET" && inner.guard.as_ref().is_some_and(|guard| !guard()) {
-            return Err(Error::HeldBack { request: call.to_string() });
+        let mut request = self.request(call, shown)?;
+        if let Some(guard) = guard {
+            request.ext_mut().insert(AskBefore(guard.clone()));
         }
         let answer = inner.http.send(request).await;
         DURATION.with_label_values(&labels).observe((inner.clock.monotonic() - sent).as_secs_f64());
+        let answer = answer.map_err(|error| match error.into_inner().downcast::<io::Error>() {
+            Ok(error) if error.get_ref().is_some_and(|inner| inner.is::<HeldBack>()) => held_back(),
+            // Kept as it is, so that callers can ask for its kind.
+            Ok(error) => broken(call, error),
+            Err(other) => Error::Transport { request: call.to_string(), source: other.into() },
+        });
         let code = match &answer {
             Ok(answer) => u16::from(answer.status()).to_string(),
+            Err(Error::HeldBack { .. }) => return Err(held_back()),
             Err(_) => "<error>".to_owned(),
         };
         REQUESTS.with_label_values(&[code.as_str(), call.method, inner.host.as_str()]).inc();
-        let mut answer = answer.map_err(|error| {
-            // As what it is where that is known, so that one can ask what kind.
-            let source = match error.into_inner().downcast::<io::Error>() {
-                Ok(error) => error.into(),
-                Err(other) => other.into(),
-            };
-            Error::Transport { request: call.to_string(), source }
-        })?;
+        let mut answer = answer?;
         let code = u16::from(answer.status());
         if (200..300).contains(&code) {
             return Ok(answer.take_body());
@@ -391,15 +408,17 @@ impl Client {
         request.insert_header("user-agent", inner.config.user_agent.as_str());
         if let Some(value) = &shown.header {
             let value = header_value(value)
-                .map_err(|_| Error::Credentials("a token that fits in no header".into()))?;
+                .map_err(|_| Error::Credentials("the token does not fit in a header".into()))?;
             request.insert_header("authorization", value);
         }
         for (name, value) in inner.impersonation.iter() {
             request.append_header(name.clone(), value.clone());
         }
-        if call.is_watch {
-            request.ext_mut().insert(OwnConnection);
-        }
+        request.ext_mut().insert(match (call.is_watch, inner.is_urgent) {
+            (true, _) => Purpose::Watch,
+            (false, true) => Purpose::Lease,
+            (false, false) => Purpose::Request,
+        });
         Ok(request)
     }
 }
@@ -412,10 +431,7 @@ fn connections(
     config: &Config,
     clock: &SharedClock,
 ) -> Result<surf::Client> {
-    let proxy =
-        proxy::before(base, config.proxy.as_deref(), |name: &str| std::env::var(name).ok())?;
-    let tls = TlsSource::new(tls, plugin)?;
-    let transport = Transport::new(tls, proxy, clock.clone(), config.timeout);
+    let transport = Transport::new(base, tls, plugin, config, clock)?;
     let http = surf::Config::new().set_http_client(transport);
     http.try_into().map_err(|error| Error::Config(format!("HTTP client: {error}")))
 }

@@ -133,7 +133,7 @@ impl ListStream {
 }
 
 /// The error for an answer to `request` that cannot be understood.
-fn undecoded<E: std::error::Error + Send + Sync + 'static>(
+pub(super) fn undecoded<E: std::error::Error + Send + Sync + 'static>(
     request: &str,
 ) -> impl Fn(E) -> Error + use<'_, E> {
     move |source| Error::Decode { request: request.to_owned(), source: source.into() }

@@ -1,6 +1,7 @@
 //! Who the client says it is, and the way it takes to the API server.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use futures_lite::future::zip;
 use futures_lite::{AsyncBufReadExt, FutureExt, StreamExt, io};
 use futures_rustls::TlsAcceptor;
 use kube_controller_manager::client::{
-    Client, Config, Credentials, Error, Exec, Impersonation, ListOptions, Pem, Result, WatchStream,
+    Client, Config, Credentials, Delete, Error, Exec, Impersonation, ListOptions, Pem, Result,
+    WatchStream,
 };
 use kube_controller_manager::clock::{FakeClock, SharedClock, SystemClock};
 use kube_controller_manager::objects::{ObjectKey, Resource, ServiceAccount};
@@ -359,6 +361,47 @@ fn a_socks_proxy_is_asked_for_a_connection() {
         assert_eq!(request[..8], [5, 1, 0, 1, 127, 0, 0, 1]);
         assert_eq!(found.unwrap(), "first");
         env.stop().await;
+    });
+}
+
+#[test]
+fn a_write_is_held_back_when_the_lease_is_lost_while_it_connects() {
+    block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut config = Config::new("http://k.example:8080");
+        config.proxy = Some(format!("socks5://{}", listener.local_addr().unwrap()));
+        let lease = Arc::new(AtomicBool::new(true));
+        let guard = lease.clone();
+        let client = Client::new(config, SystemClock::shared())
+            .unwrap()
+            .guarded(Arc::new(move || guard.load(Ordering::SeqCst)));
+        let serve = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let (mut greeting, mut request) = ([0; 3], [0; 16]);
+            stream.read_exact(&mut greeting).await.unwrap();
+            stream.write_all(&[5, 0]).await.unwrap();
+            stream.read_exact(&mut request).await.unwrap();
+            lease.store(false, Ordering::SeqCst);
+            stream.write_all(&[5, 0, 0, 1, 0, 0, 0, 0, 0, 0]).await.unwrap();
+            stream
+        };
+        let ask = async move {
+            let key = ObjectKey::new("a", "b");
+            // With it, its connections are closed in the end.
+            let client = client;
+            let sent = client.delete::<ServiceAccount>(&key, Delete::new());
+            let clock = SystemClock::shared();
+            let unanswered = async {
+                clock.sleep(Duration::from_secs(2)).await;
+                None
+            };
+            async { Some(sent.await) }.or(unanswered).await
+        };
+        let (mut stream, answer) = zip(serve, ask).await;
+        assert!(matches!(answer, Some(Err(Error::HeldBack { .. }))), "{answer:?}");
+        let mut sent = Vec::new();
+        stream.read_to_end(&mut sent).await.unwrap();
+        assert!(sent.is_empty(), "{}", String::from_utf8_lossy(&sent));
     });
 }
 

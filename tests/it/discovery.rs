@@ -1,7 +1,11 @@
-//! What the client makes of a server's discovery, whatever that serves.
+//! How the client discovers what a server serves.
 
+use std::sync::Arc;
+
+use async_std::channel::unbounded;
 use async_std::io::{BufReader, WriteExt};
-use async_std::net::TcpListener;
+use async_std::net::{TcpListener, TcpStream};
+use futures_lite::future::{poll_once, zip};
 use futures_lite::{AsyncBufReadExt, FutureExt};
 use kube_controller_manager::client::{Client, Config, Discovery, Result};
 use kube_controller_manager::clock::SystemClock;
@@ -108,5 +112,86 @@ fn what_the_server_refuses_is_not_taken_for_missing() {
             let error = discovered(answers).await.unwrap_err();
             assert!(error.is_forbidden(), "{error}");
         }
+    });
+}
+
+/// A connection of the client, once it has asked for `/api`.
+async fn asked(listener: &TcpListener) -> BufReader<TcpStream> {
+    let mut stream = BufReader::new(listener.accept().await.unwrap().0);
+    let mut line = String::new();
+    while line != "\r\n" {
+        line.clear();
+        assert_ne!(stream.read_line(&mut line).await.unwrap(), 0);
+    }
+    stream
+}
+
+async fn answer(stream: &mut BufReader<TcpStream>, body: &str) {
+    let length = body.len();
+    let answer =
+        format!("HTTP/1.1 200 X\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}");
+    stream.get_mut().write_all(answer.as_bytes()).await.unwrap();
+}
+
+/// A server that is asked for discovery, and a client of it.
+async fn watched() -> (TcpListener, Client) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let config = Config::new(format!("http://{}", listener.local_addr().unwrap()));
+    (listener, Client::new(config, SystemClock::shared()).unwrap())
+}
+
+#[test]
+fn discovery_is_fetched_once_for_all_who_wait() {
+    block_on(async {
+        let (listener, client) = watched().await;
+        let serve = async {
+            // The second request is the other half of the same fetch.
+            for body in [EMPTY, AGGREGATED] {
+                answer(&mut asked(&listener).await, body).await;
+            }
+        };
+        let one = client.named("one");
+        // A caller that gives up does not end the fetch.
+        let mut impatient = Box::pin(one.discovery());
+        assert!(poll_once(&mut impatient).await.is_none());
+        drop(impatient);
+        let both = zip(one.discovery(), client.discovery());
+        let ((first, second), ()) = zip(both, serve).await;
+        let (first, second) = (first.unwrap(), second.unwrap());
+        assert!(Arc::ptr_eq(&first, &second));
+        assert_eq!(first.resources.len(), 1);
+        assert!(Arc::ptr_eq(&first, &client.discovery().await.unwrap()), "it is kept");
+    });
+}
+
+#[test]
+fn a_fetch_that_began_before_a_reset_is_not_kept() {
+    block_on(async {
+        let (listener, client) = watched().await;
+        let (go, wait) = unbounded::<()>();
+        let early = async {
+            let early = client.discovery().await.unwrap();
+            go.send(()).await.unwrap();
+            early
+        };
+        let late = async {
+            let mut first = asked(&listener).await;
+            client.reset_discovery();
+            let late = client.discovery();
+            let serve = async {
+                // The early fetch ends while the late one is under way.
+                let mut second = asked(&listener).await;
+                answer(&mut first, EMPTY).await;
+                answer(&mut asked(&listener).await, EMPTY).await;
+                wait.recv().await.unwrap();
+                answer(&mut second, EMPTY).await;
+                answer(&mut asked(&listener).await, AGGREGATED).await;
+            };
+            zip(late, serve).await.0.unwrap()
+        };
+        let (early, late) = zip(early, late).await;
+        assert_eq!((early.resources.len(), late.resources.len()), (0, 1));
+        let known = client.discovery().await.unwrap();
+        assert!(Arc::ptr_eq(&known, &late), "the newer result is kept");
     });
 }

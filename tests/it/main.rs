@@ -14,6 +14,7 @@ mod garbage;
 mod kinds;
 mod kubectl;
 mod layers;
+mod limits;
 mod namespaces;
 mod paths;
 mod podgc;

@@ -1,4 +1,4 @@
-//! A way through a proxy, once it is connected to: HTTP's CONNECT, or SOCKS 5 (RFC 1928, 1929).
+//! Tunnels through a connected proxy: HTTP's CONNECT, and SOCKS 5 (RFC 1928, 1929).
 //! Upstream: `net/http.Transport`, `golang.org/x/net/proxy`.
 
 use std::io;
@@ -6,11 +6,11 @@ use std::net::IpAddr;
 
 use futures_lite::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 
+use super::head::{Head, read_head};
 use super::proxy::{Kind, Proxy};
-use super::transport::{Head, read_head};
 
-/// Asks `proxy`, at the other end of `stream`, for a way to `host` and `port`. Names are looked up
-/// by the proxy.
+/// Asks `proxy`, at the other end of `stream`, for a tunnel to `host` and `port`. The proxy looks
+/// names up.
 pub(super) async fn open<S>(stream: S, proxy: &Proxy, host: &str, port: u16) -> io::Result<S>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin,
@@ -49,7 +49,7 @@ where
     if !(200..300).contains(&code) {
         return Err(refused(format!("CONNECT {target}: {code}")));
     }
-    // The server speaks second: nothing can be here yet.
+    // The server does not send first: no byte of it can be here yet.
     if !reader.buffer().is_empty() {
         return Err(refused("it sent more than an answer".to_owned()));
     }
@@ -59,7 +59,7 @@ where
 const VERSION: u8 = 5;
 const NO_LOGIN: u8 = 0;
 const LOGIN: u8 = 2;
-const NONE_WILL_DO: u8 = 0xff;
+const NO_ACCEPTABLE_METHOD: u8 = 0xff;
 
 async fn socks<S>(mut stream: S, proxy: &Proxy, host: &str, port: u16) -> io::Result<S>
 where
@@ -81,7 +81,7 @@ where
                 return Err(refused("username/password authentication failed".to_owned()));
             }
         }
-        (NONE_WILL_DO, _) => {
+        (NO_ACCEPTABLE_METHOD, _) => {
             return Err(refused("no acceptable authentication methods".to_owned()));
         }
         (other, _) => return Err(bad(format!("unsupported authentication method {other}"))),
@@ -96,7 +96,7 @@ where
     if reply != 0 {
         return Err(refused(format!("{host}:{port}: {}", meaning(reply))));
     }
-    // Where it is connected from: of no use, but to be read.
+    // The proxy's own address is read and ignored.
     let length = match kind {
         1 => 4,
         4 => 16,
@@ -111,7 +111,7 @@ where
     Ok(stream)
 }
 
-/// Sends `what`, and reads so many bytes of the answer.
+/// Sends `what` and reads `N` bytes of the answer.
 async fn ask<const N: usize>(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     what: &[u8],
@@ -123,7 +123,7 @@ async fn ask<const N: usize>(
     Ok(answer)
 }
 
-/// With its length, in a byte, before it.
+/// `bytes` after a byte that holds their length.
 fn short(bytes: &[u8]) -> io::Result<Vec<u8>> {
     let long = |_| io::Error::new(io::ErrorKind::InvalidInput, "name or password too long");
     let length = u8::try_from(bytes.len()).map_err(long)?;
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// A peer whose whole side of the talk is known beforehand.
+    /// A peer that sends fixed bytes.
     struct Script {
         says: io::Cursor<Vec<u8>>,
         heard: Vec<u8>,
@@ -189,7 +189,7 @@ mod tests {
         }
     }
 
-    /// What the proxy heard and what it did not need to say, or the error.
+    /// What the proxy received and how many of its bytes were not read, or the error.
     fn talk(proxy: &str, host: &str, says: &[u8]) -> Result<(Vec<u8>, usize), String> {
         let script = Script { says: io::Cursor::new(says.to_vec()), heard: Vec::new() };
         let proxy = Proxy::parse(proxy).unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn socks_is_spoken_by_the_book() {
+    fn socks_follows_the_rfc() {
         const AT: &[u8] = &[0, 0, 0, 0, 0, 0];
         let fine = [&[5, 0, 5, 0, 0, 1], AT, b"more"].concat();
         let name = [b"\x05\x01\x00\x05\x01\x00\x03\x01k".as_slice(), &[1, 187]].concat();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tunnel_is_asked_for_by_connect() {
+    fn a_tunnel_is_requested_by_connect() {
         let (heard, left) = talk("http://u:p@p", "::1", b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
         let expected = "CONNECT [::1]:443 HTTP/1.1\r\nhost: [::1]:443\r\n\
                         proxy-authorization: Basic dTpw\r\n\r\n";

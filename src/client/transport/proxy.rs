@@ -1,25 +1,25 @@
-//! Which proxy stands before the API server. Upstream: `http.ProxyFromEnvironment`, `rest.Config.Proxy`.
+//! The choice of a proxy for the API server. Upstream: `http.ProxyFromEnvironment`, `rest.Config.Proxy`.
 
 use std::net::IpAddr;
 
 use base64::Engine;
 use http_client::http_types::Url;
 
-use super::{Error, Result};
+use crate::client::{Error, Result};
 
 /// How a proxy is spoken to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Asked by CONNECT for a tunnel; or, when the server has no TLS, sent the requests themselves.
+pub(in crate::client) enum Kind {
+    /// Asked by CONNECT for a tunnel, or, when the server has no TLS, sent the requests themselves.
     Http,
-    /// The same, under TLS.
+    /// The same, over TLS.
     Https,
     Socks5,
 }
 
-/// A proxy before the server.
+/// A proxy's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Proxy {
+pub(in crate::client) struct Proxy {
     pub kind: Kind,
     pub host: String,
     pub port: u16,
@@ -27,12 +27,12 @@ pub(super) struct Proxy {
     pub login: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// The proxy before `server`: `configured` (a kubeconfig's `proxy-url`), else what the environment's
-/// HTTPS_PROXY, or without TLS its HTTP_PROXY, says unless NO_PROXY names the server.
+/// The proxy for `server`: `configured` (a kubeconfig's `proxy-url`), else the environment's
+/// HTTPS_PROXY, or HTTP_PROXY without TLS, unless NO_PROXY names the server.
 ///
 /// # Errors
-/// The proxy's address is none, or is of another kind than those of [`Kind`]; or HTTP_PROXY may have
-/// been set by whoever sent this program, a CGI script, a header `Proxy`.
+/// When the proxy's address is malformed or of another kind than those of [`Kind`]. When HTTP_PROXY
+/// may come from a header `Proxy`, because the program runs as a CGI script.
 pub(super) fn before(
     server: &Url,
     configured: Option<&str>,
@@ -62,7 +62,7 @@ pub(super) fn before(
     if is_local || exempt.split(',').any(|rule| exempts(rule, &host, port)) {
         return Ok(None);
     }
-    // Here the scheme may be missing.
+    // In the environment the scheme may be missing.
     let address = if address.contains("://") { address } else { format!("http://{address}") };
     Proxy::parse(&address).map(Some).map_err(|why| Error::Config(format!("{upper}: {why}")))
 }
@@ -73,7 +73,8 @@ fn bare_host(url: &Url) -> String {
 }
 
 impl Proxy {
-    /// `Err`: what is wrong with the address, which itself is not told: there may be a password in it.
+    /// `Err`: what is wrong with the address. The text does not contain the address, which may hold a
+    /// password.
     pub fn parse(address: &str) -> std::result::Result<Proxy, String> {
         let url = Url::parse(address).map_err(|error| format!("could not parse: {error}"))?;
         let (kind, usual_port) = match url.scheme() {
@@ -95,7 +96,7 @@ impl Proxy {
         Ok(Proxy { kind, host, port: url.port().unwrap_or(usual_port), login })
     }
 
-    /// Whether it is sent the requests to `server` themselves: there is no TLS in which to hide them.
+    /// Whether the proxy is sent the requests to `server` themselves, since no TLS protects them.
     pub fn forwards_to(&self, server: &Url) -> bool {
         server.scheme() == "http" && self.kind != Kind::Socks5
     }
@@ -121,8 +122,8 @@ fn unescape(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Whether one entry of NO_PROXY names the server: `*`, an address, a network, a domain with all
-/// below it, or with a dot before it only what is below it; a port narrows it.
+/// Whether one entry of NO_PROXY names the server: `*`, an address, a network, a domain with its
+/// subdomains, or after a leading dot only the subdomains. A port restricts the entry to that port.
 fn exempts(rule: &str, host: &str, port: u16) -> bool {
     let rule = rule.trim().to_ascii_lowercase();
     if rule.is_empty() || rule == "*" {

@@ -10,18 +10,19 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, RootCertStore};
 
-use super::config::{Pem, Tls};
-use super::exec::{Pair, Plugin};
 use super::rotation::Rotations;
 use super::trust::Trust;
-use super::{Error, Result, pem};
+use crate::client::config::{Pem, Tls};
+use crate::client::exec::{Pair, Plugin};
+use crate::client::{Error, Result, pem};
 
-/// What a configuration is made of: when its files were last changed and how long they are, and
-/// what the plugin gave.
+/// What a configuration is made of: the modification times and lengths of its files, and what the
+/// plugin issued.
 type Ingredients = ([Option<(SystemTime, u64)>; 3], Option<Pair>);
 
-/// Makes rustls's configuration, anew when one of its files or the plugin's certificate has changed.
-/// Until then it is the very same: whoever has another one is out of date.
+/// Makes rustls's configuration, and makes it again when one of its files or the plugin's certificate
+/// has changed. Until then every caller gets the same `Arc`: a connection that holds another one is
+/// out of date.
 pub(super) struct TlsSource {
     tls: Tls,
     plugin: Option<Arc<Plugin>>,
@@ -36,15 +37,18 @@ struct Made {
     config: Arc<ClientConfig>,
 }
 
-/// How we show ourselves, and how often that had changed when we did.
+/// The configuration to connect with.
 pub(super) struct Identity {
     pub config: Arc<ClientConfig>,
+    /// How often the client certificate had been replaced.
     pub rotations: u64,
 }
 
 impl TlsSource {
-    /// Fails where a certificate or key can't be read or used. `plugin`: its certificate stands
-    /// before that of `tls`.
+    /// `plugin`: its certificate has precedence over that of `tls`.
+    ///
+    /// # Errors
+    /// When a certificate or key cannot be read or used.
     pub fn new(tls: Tls, plugin: Option<Arc<Plugin>>) -> Result<TlsSource> {
         let (made, rotations) = (Mutex::default(), Arc::default());
         let source = TlsSource { tls, plugin, made, rotations };
@@ -56,7 +60,7 @@ impl TlsSource {
         self.tls.server_name.as_deref()
     }
 
-    /// Whether the client certificate may be another one some day.
+    /// Whether the client certificate may be replaced while the process runs.
     pub fn may_rotate(&self) -> bool {
         self.plugin.is_some() || self.has_files()
     }
@@ -100,14 +104,14 @@ impl TlsSource {
         let (config, pair) = match (self.make(ingredients.1.as_ref()), made.take()) {
             (Ok((config, pair)), before) => {
                 if before.is_some_and(|before| before.pair.is_some() && before.pair != pair) {
-                    log::info!("the client certificate has changed: watches are asked for anew");
+                    log::info!("the client certificate has changed: watches are restarted");
                     self.rotations.one_more();
                 }
                 (Arc::new(config), pair)
             }
-            // Files in the middle of being replaced: what was good goes on till they change again.
+            // Files that are being replaced: the former content stays until they change again.
             (Err(error), Some(before)) if ingredients.1.is_none() => {
-                log::warn!("TLS files changed but can't be used yet: {error}");
+                log::warn!("TLS files have changed but cannot be used yet: {error}");
                 (before.config, before.pair)
             }
             (Err(error), before) => {
@@ -120,7 +124,7 @@ impl TlsSource {
         Ok(identity)
     }
 
-    /// With the client certificate in it.
+    /// The configuration, and the client certificate in it.
     fn make(&self, issued: Option<&Pair>) -> Result<(ClientConfig, Option<Pair>)> {
         let fault =
             |what: &str, error: &dyn std::fmt::Display| Error::Config(format!("{what}: {error}"));
@@ -129,7 +133,7 @@ impl TlsSource {
             .with_safe_default_protocol_versions()
             .map_err(|error| fault("TLS", &error))?;
         let trust = match self.tls.insecure {
-            true => Trust::everybody(&provider),
+            true => Trust::every(&provider),
             false => Trust::of(self.authorities()?, &provider),
         };
         let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(trust));
@@ -181,9 +185,9 @@ impl TlsSource {
     }
 }
 
-/// A client certificate with its key. Of version 1 too, which rustls itself does not read: so are
-/// those that `openssl x509 -req` makes when it is told of no extensions.
-/// `Err`: why they are none.
+/// A client certificate with its key. Certificates of version 1 are accepted too, which rustls
+/// itself does not read: `openssl x509 -req` makes them when no extensions are asked for.
+/// `Err`: why the two cannot be used.
 fn certified(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
@@ -198,7 +202,7 @@ fn certified(
     Ok(CertifiedKey::new(chain, key).into())
 }
 
-/// The bundle of the usual places; empty where there is none.
+/// The bundle of authorities in one of the usual places; empty if none has one.
 fn system_roots() -> Vec<u8> {
     let named = std::env::var("SSL_CERT_FILE").ok();
     let usual = [
@@ -214,7 +218,7 @@ fn system_roots() -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// As `openssl x509 -req -signkey` makes one: of version 1, and signed by itself.
+    /// Made by `openssl x509 -req -signkey`: of version 1, and self-signed.
     const OLD: &str = "\
 -----BEGIN CERTIFICATE-----
 MIIBFjCBvQIUbzZlPiJrD/mwDRxIqWxjynfC3UgwCgYIKoZIzj0EAwIwDjEMMAoG
@@ -241,7 +245,7 @@ KBdNldGeZKjvGGg/TpvEEgxzDhGmxk/I+w==
     }
 
     #[test]
-    fn authorities_that_are_of_no_use_are_skipped() {
+    fn unusable_authorities_are_skipped() {
         let good = rcgen::generate_simple_self_signed(["me".to_owned()]).unwrap().cert;
         let block = |content| {
             format!("-----BEGIN CERTIFICATE-----\n{content}\n-----END CERTIFICATE-----\n")
@@ -257,7 +261,7 @@ KBdNldGeZKjvGGg/TpvEEgxzDhGmxk/I+w==
     }
 
     #[test]
-    fn a_certificate_goes_with_its_own_key_whatever_its_version() {
+    fn a_certificate_of_any_version_needs_its_own_key() {
         let pair = rcgen::generate_simple_self_signed(["me".to_owned()]).unwrap();
         let (new, new_key) = (pair.cert.pem(), pair.signing_key.serialize_pem());
         for (certificate, key) in [(new.as_str(), new_key.as_str()), (OLD, OLD_KEY)] {

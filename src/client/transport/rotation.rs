@@ -1,4 +1,4 @@
-//! Watches end when the client certificate that they were asked under has been replaced.
+//! Watches end when the client certificate that they were started with has been replaced.
 //! Upstream: `transport.certRotatingDialer`, `connrotation`.
 
 use parking_lot::Mutex;
@@ -14,7 +14,7 @@ use futures_lite::future::Boxed;
 use futures_lite::io::AsyncRead;
 use pin_project::pin_project;
 
-/// How often the client certificate was replaced.
+/// Counts how often the client certificate was replaced.
 #[derive(Default)]
 pub(super) struct Rotations {
     count: AtomicU64,
@@ -42,15 +42,15 @@ impl Rotations {
     }
 }
 
-/// A body that ends, as if the server had closed it, with the next rotation.
+/// A body that ends with the next rotation, as if the server had closed it.
 #[pin_project]
 pub(super) struct UntilRotated<R> {
     #[pin]
     reader: R,
     rotations: Arc<Rotations>,
-    /// So many there had been when it was asked for.
+    /// The number of rotations when the watch was started.
     count: u64,
-    /// In a lock only to be `Sync`.
+    /// The lock makes it `Sync`.
     rotated: Mutex<Boxed<()>>,
 }
 
@@ -61,7 +61,7 @@ impl<R> UntilRotated<R> {
     }
 }
 
-/// What was read, or nothing once `rotated`.
+/// What was read, or the end once `rotated` is ready.
 fn or_end<T: Default>(
     read: Poll<io::Result<T>>,
     rotated: &mut Mutex<Boxed<()>>,

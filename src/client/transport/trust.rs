@@ -14,10 +14,11 @@ use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, Sign
 #[derive(Debug)]
 enum Trusted {
     /// `insecure-skip-tls-verify`
-    Everybody,
-    /// What an authority vouches for; and an authority that is itself the server, which rustls does
-    /// not trust: servers' certificates that are made by hand are often both. Upstream: `crypto/x509`.
-    Vouched {
+    Every,
+    /// Servers whose certificate an authority has signed, and servers whose certificate is itself an
+    /// authority's: certificates made by hand are often both, and rustls does not trust those.
+    /// Upstream: `crypto/x509`.
+    Signed {
         /// `None`: there are no authorities.
         chains: Option<Arc<WebPkiServerVerifier>>,
         authorities: Vec<CertificateDer<'static>>,
@@ -31,20 +32,22 @@ pub(super) struct Trust {
 }
 
 impl Trust {
-    pub fn everybody(provider: &CryptoProvider) -> Trust {
-        Trust { trusted: Trusted::Everybody, schemes: provider.signature_verification_algorithms }
+    /// Trusts every server.
+    pub fn every(provider: &CryptoProvider) -> Trust {
+        Trust { trusted: Trusted::Every, schemes: provider.signature_verification_algorithms }
     }
 
+    /// Trusts servers that `authorities` have signed.
     pub fn of(authorities: Vec<CertificateDer<'static>>, provider: &Arc<CryptoProvider>) -> Trust {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(authorities.iter().cloned());
         let chains = WebPkiServerVerifier::builder_with_provider(roots.into(), provider.clone());
-        let trusted = Trusted::Vouched { chains: chains.build().ok(), authorities };
+        let trusted = Trusted::Signed { chains: chains.build().ok(), authorities };
         Trust { trusted, schemes: provider.signature_verification_algorithms }
     }
 }
 
-/// An authority in a server's stead.
+/// Verifies a server whose certificate is an authority's.
 fn verify_alone(
     own: &CertificateDer<'_>,
     name: &ServerName<'_>,
@@ -76,14 +79,14 @@ impl ServerCertVerifier for Trust {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         match &self.trusted {
-            Trusted::Everybody => Ok(ServerCertVerified::assertion()),
-            Trusted::Vouched { authorities, .. } if authorities.iter().any(|one| one == own) => {
+            Trusted::Every => Ok(ServerCertVerified::assertion()),
+            Trusted::Signed { authorities, .. } if authorities.iter().any(|one| one == own) => {
                 verify_alone(own, name, now).map(|()| ServerCertVerified::assertion())
             }
-            Trusted::Vouched { chains: Some(chains), .. } => {
+            Trusted::Signed { chains: Some(chains), .. } => {
                 chains.verify_server_cert(own, between, name, ocsp, now)
             }
-            Trusted::Vouched { chains: None, .. } => {
+            Trusted::Signed { chains: None, .. } => {
                 Err(Error::InvalidCertificate(CertificateError::UnknownIssuer))
             }
         }
@@ -134,8 +137,7 @@ mod tests {
         params(change).self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
     }
 
-    /// Whether a server at `name` that shows `own` is trusted by whom `authority` is trusted,
-    /// in the year.
+    /// Whether a client that trusts `authority` trusts a server at `name` that shows `own`, in `year`.
     fn verify(
         authority: &CertificateDer<'static>,
         own: &CertificateDer<'static>,
@@ -159,8 +161,11 @@ mod tests {
         assert_eq!(verify(&own, &own, "127.0.0.1", 2000), Ok(()));
         assert_eq!(verify(&own, &own, "127.0.0.1", 1999), Err(CertificateError::NotValidYet));
         assert_eq!(verify(&own, &own, "127.0.0.1", 2001), Err(CertificateError::Expired));
-        assert!(verify(&own, &own, "k.example", 2000).is_err(), "it is another's");
-        assert!(verify(&alone(|_| ()), &own, "127.0.0.1", 2000).is_err(), "it is a stranger");
+        assert!(verify(&own, &own, "k.example", 2000).is_err(), "it has another name");
+        assert!(
+            verify(&alone(|_| ()), &own, "127.0.0.1", 2000).is_err(),
+            "it is another certificate"
+        );
         let leaf = alone(|params| params.is_ca = IsCa::NoCa);
         assert_eq!(verify(&leaf, &leaf, "127.0.0.1", 2000), Ok(()));
         let client = ExtendedKeyUsagePurpose::ClientAuth;
@@ -170,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_vouches_for_servers() {
+    fn servers_that_an_authority_has_signed_are_trusted() {
         let issuer =
             CertifiedIssuer::self_signed(params(|_| ()), KeyPair::generate().unwrap()).unwrap();
         let key = KeyPair::generate().unwrap();

@@ -1,0 +1,18 @@
+//! The process's limit of open files.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Raises the soft limit of open files to the hard one, as Go does at start: a watch takes a
+/// descriptor, and a cluster may have more resources than the usual soft limit of 1,024.
+pub fn raise_limit() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current == maximum {
+        return;
+    }
+    let show = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
+    let (from, to) = (show(current), show(maximum));
+    match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        Ok(()) => log::info!("limit of open files raised from {from} to {to}"),
+        Err(error) => log::warn!("limit of open files stays {from}, not {to}: {error}"),
+    }
+}

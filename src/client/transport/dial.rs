@@ -1,0 +1,198 @@
+//! Connecting to a name that has several addresses. RFC 8305 ("happy eyeballs"); upstream:
+//! `net.Dialer`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use async_std::net::{TcpStream, ToSocketAddrs};
+use futures_lite::future::poll_fn;
+
+use crate::clock::{SharedClock, Sleep};
+
+/// How long an address has before the next one is tried beside it.
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+
+/// Connects to the first address of `host` that answers.
+///
+/// The next address is tried when an attempt fails, and also while earlier attempts are silent: a
+/// black-holed address costs [`ATTEMPT_DELAY`], not the whole time for connecting. The caller limits
+/// the time of all attempts together.
+///
+/// # Errors
+/// That of the address that failed first, when all have failed.
+pub(super) async fn dial(host: &str, port: u16, clock: &SharedClock) -> io::Result<TcpStream> {
+    let fault = |error: io::Error| {
+        io::Error::new(error.kind(), format!("connect to {host}:{port}: {error}"))
+    };
+    let found = (host, port).to_socket_addrs().await.map_err(fault)?;
+    race(interleaved(found.collect()), clock, TcpStream::connect).await.map_err(fault)
+}
+
+/// Both families in turn, beginning with that of the first address.
+fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let first = addresses.first().is_some_and(SocketAddr::is_ipv4);
+    let (own, other): (Vec<_>, Vec<_>) =
+        addresses.into_iter().partition(|address| address.is_ipv4() == first);
+    let mut sorted = Vec::with_capacity(own.len() + other.len());
+    let (mut own, mut other) = (own.into_iter(), other.into_iter());
+    loop {
+        let before = sorted.len();
+        sorted.extend(own.next());
+        sorted.extend(other.next());
+        if sorted.len() == before {
+            return sorted;
+        }
+    }
+}
+
+/// The first connection that `connect` makes to one of `addresses`; the other attempts are dropped.
+async fn race<C, F>(
+    addresses: Vec<SocketAddr>,
+    clock: &SharedClock,
+    connect: impl Fn(SocketAddr) -> F,
+) -> io::Result<C>
+where
+    F: Future<Output = io::Result<C>> + Send,
+{
+    let mut untried = addresses.into_iter();
+    let mut attempts: Vec<(SocketAddr, Pin<Box<F>>)> = Vec::new();
+    // When the next address is tried; `None`: now.
+    let mut next: Option<Sleep> = None;
+    let mut first_error: Option<io::Error> = None;
+    poll_fn(move |context| {
+        loop {
+            if next.is_none()
+                && let Some(address) = untried.next()
+            {
+                attempts.push((address, Box::pin(connect(address))));
+                next = Some(clock.sleep(ATTEMPT_DELAY));
+            }
+            let (mut connected, before) = (None, attempts.len());
+            attempts.retain_mut(|(address, attempt)| match attempt.as_mut().poll(context) {
+                Poll::Pending => true,
+                Poll::Ready(Ok(connection)) => {
+                    connected.get_or_insert(connection);
+                    false
+                }
+                Poll::Ready(Err(error)) => {
+                    let text = || io::Error::new(error.kind(), format!("{address}: {error}"));
+                    first_error.get_or_insert_with(text);
+                    false
+                }
+            });
+            if let Some(connection) = connected {
+                return Poll::Ready(Ok(connection));
+            }
+            let is_due = attempts.len() < before
+                || next.as_mut().is_some_and(|next| next.as_mut().poll(context).is_ready());
+            match untried.len() {
+                0 if attempts.is_empty() => {
+                    let error = first_error.take();
+                    return Poll::Ready(Err(error.unwrap_or_else(|| {
+                        io::Error::new(io::ErrorKind::NotFound, "the name has no address")
+                    })));
+                }
+                1.. if is_due => next = None,
+                _ => return Poll::Pending,
+            }
+        }
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use futures_lite::future::{block_on, poll_once};
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::clock::{Clock, FakeClock};
+    use crate::objects::Timestamp;
+
+    fn addresses(text: &str) -> Vec<SocketAddr> {
+        text.split_whitespace().map(|one| format!("{one}:1").parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn families_take_turns() {
+        for (given, expected) in [
+            ("", ""),
+            ("10.0.0.1 10.0.0.2", "10.0.0.1 10.0.0.2"),
+            ("[::1] [::2] 10.0.0.1", "[::1] 10.0.0.1 [::2]"),
+            ("10.0.0.1 [::1] [::2] 10.0.0.2 10.0.0.3", "10.0.0.1 [::1] 10.0.0.2 [::2] 10.0.0.3"),
+        ] {
+            assert_eq!(interleaved(addresses(given)), addresses(expected), "{given}");
+        }
+    }
+
+    /// The address that connects, and after how many milliseconds. `silent` never answer and
+    /// `closed` refuse at once.
+    fn raced(all: &str, silent: &str, closed: &str) -> (u128, Result<SocketAddr, String>) {
+        let (silent, closed) = (addresses(silent), addresses(closed));
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let shared: SharedClock = clock.clone();
+        let tried = Mutex::new(BTreeSet::new());
+        let connect = |address: SocketAddr| {
+            assert!(tried.lock().insert(address), "{address} is tried once");
+            let (silent, closed) = (silent.contains(&address), closed.contains(&address));
+            async move {
+                match (silent, closed) {
+                    (true, _) => std::future::pending().await,
+                    (_, true) => Err(io::Error::from(io::ErrorKind::ConnectionRefused)),
+                    _ => Ok(address),
+                }
+            }
+        };
+        let mut racing = Box::pin(race(addresses(all), &shared, connect));
+        let ended = (0..100).find_map(|_| {
+            let ended = block_on(poll_once(&mut racing));
+            if ended.is_none() {
+                clock.advance(Duration::from_millis(50));
+            }
+            ended
+        });
+        let ended = ended.unwrap_or_else(|| Err(io::Error::other("never")));
+        (clock.monotonic().as_millis(), ended.map_err(|error| error.to_string()))
+    }
+
+    #[test]
+    fn a_silent_address_does_not_keep_the_others_waiting() {
+        let first = |text| Ok(addresses(text)[0]);
+        assert_eq!(raced("10.0.0.1 10.0.0.2", "", ""), (0, first("10.0.0.1")));
+        assert_eq!(raced("10.0.0.1 10.0.0.2", "10.0.0.1", ""), (250, first("10.0.0.2")));
+        assert_eq!(
+            raced("10.0.0.1 [::1] 10.0.0.2", "10.0.0.1 [::1]", ""),
+            (500, first("10.0.0.2"))
+        );
+        // A refusal is followed by the next address at once.
+        assert_eq!(
+            raced("10.0.0.1 10.0.0.2 10.0.0.3", "10.0.0.2", "10.0.0.1"),
+            (250, first("10.0.0.3"))
+        );
+        let (at, error) = raced("10.0.0.1 [::1]", "", "10.0.0.1 [::1]");
+        assert_eq!(at, 0);
+        assert!(error.unwrap_err().starts_with("10.0.0.1:1: "), "the first failure is reported");
+        assert_eq!(raced("10.0.0.1 10.0.0.2", "10.0.0.1", "10.0.0.2").1, Err("never".to_owned()));
+        assert!(raced("", "", "").1.unwrap_err().contains("no address"));
+    }
+
+    #[test]
+    fn a_host_is_connected_to() {
+        block_on(async {
+            let listener = async_std::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let clock = crate::clock::SystemClock::shared();
+            let stream = dial("127.0.0.1", port, &clock).await.unwrap();
+            assert_eq!(stream.peer_addr().unwrap().port(), port);
+            drop(listener);
+            let error = dial("127.0.0.1", port, &clock).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+            assert!(error.to_string().contains(&format!("connect to 127.0.0.1:{port}")), "{error}");
+        });
+    }
+}

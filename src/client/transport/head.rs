@@ -1,0 +1,187 @@
+//! Heads of HTTP/1.1: a request's is written, an answer's is read.
+
+use std::io;
+
+use futures_lite::AsyncBufReadExt;
+use futures_lite::io::AsyncBufRead;
+use http_client::Request;
+use http_client::http_types::{Method, StatusCode};
+
+use super::proxy::Proxy;
+use crate::client::chunks::ChunkDecoder;
+use crate::objects::protobuf;
+
+const HEAD_LIMIT: usize = 64 << 10;
+/// A request's head has room here, a token of a service account included.
+const HEAD_CAPACITY: usize = 2 << 10;
+
+/// The head of a request whose body has `length` bytes. `forwarding`: the proxy that is sent the
+/// request itself.
+pub(super) fn head_of(
+    request: &Request,
+    length: usize,
+    forwarding: Option<&Proxy>,
+) -> io::Result<Vec<u8>> {
+    let url = request.url();
+    let host = url.host_str().unwrap_or_default();
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+    let mut head = String::with_capacity(HEAD_CAPACITY);
+    let mut push = |parts: &[&str]| parts.iter().for_each(|part| head.push_str(part));
+    push(&[request.method().as_ref(), " "]);
+    if forwarding.is_some() {
+        push(&[url.scheme(), "://", host, &port]);
+    }
+    push(&[url.path()]);
+    if let Some(query) = url.query() {
+        push(&["?", query]);
+    }
+    push(&[" HTTP/1.1\r\nhost: ", host, &port, "\r\n"]);
+    if let Some(value) = forwarding.and_then(Proxy::authorization) {
+        push(&["proxy-authorization: ", &value, "\r\n"]);
+    }
+    for (name, values) in request.iter() {
+        // http-types gives even an empty body a type, and the API server refuses it for discovery.
+        if length == 0 && name.as_str() == "content-type" {
+            continue;
+        }
+        for value in values {
+            if value.as_str().contains(['\r', '\n']) {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("header {name}")));
+            }
+            push(&[name.as_str(), ": ", value.as_str(), "\r\n"]);
+        }
+    }
+    let has_body = matches!(request.method(), Method::Post | Method::Put | Method::Patch);
+    if length > 0 || has_body {
+        push(&["content-length: ", &length.to_string(), "\r\n"]);
+    }
+    push(&["\r\n"]);
+    Ok(head.into_bytes())
+}
+
+/// How the end of a body is known.
+#[derive(Debug)]
+pub(super) enum Framing {
+    Length(u64),
+    Chunked(ChunkDecoder),
+    UntilClose,
+}
+
+pub(super) struct Head {
+    pub code: u16,
+    pub status: StatusCode,
+    /// The one header that is read by callers.
+    pub retry_after: Option<String>,
+    pub framing: Framing,
+    /// Of the body. JSON and other types are not distinguished.
+    pub is_protobuf: bool,
+    pub keep_alive: bool,
+}
+
+/// Reads the head of an answer, and nothing beyond it.
+pub(super) async fn read_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head> {
+    loop {
+        let head = read_one_head(io).await?;
+        // 1xx come before the answer.
+        if !matches!(head.code, 100..=199) {
+            return Ok(head);
+        }
+    }
+}
+
+async fn read_one_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head> {
+    let mut bytes = Vec::new();
+    loop {
+        let there = io.fill_buf().await?;
+        if there.is_empty() {
+            let what = if bytes.is_empty() {
+                "closed before an answer came"
+            } else {
+                "closed in the answer's head"
+            };
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+        }
+        let before = bytes.len();
+        bytes.extend_from_slice(there);
+        let count = there.len();
+        match parse_head(&bytes)? {
+            Some((head, length)) => {
+                io.consume(length - before);
+                return Ok(head);
+            }
+            None if bytes.len() > HEAD_LIMIT => {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the answer's head is too long",
+                ));
+            }
+            None => io.consume(count),
+        }
+    }
+}
+
+fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
+    let bad =
+        |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("bad answer: {what}"));
+    let mut headers = [httparse::EMPTY_HEADER; 96];
+    let mut response = httparse::Response::new(&mut headers);
+    let length = match response.parse(bytes).map_err(|error| bad(error.to_string()))? {
+        httparse::Status::Partial => return Ok(None),
+        httparse::Status::Complete(length) => length,
+    };
+    let code = response.code.unwrap_or_default();
+    let status = StatusCode::try_from(code).or_else(|_| match code / 100 {
+        2 => Ok(StatusCode::Ok),
+        4 => Ok(StatusCode::BadRequest),
+        5 => Ok(StatusCode::InternalServerError),
+        _ => Err(bad(format!("status {code}"))),
+    })?;
+    let find = |name: &str| {
+        let mut all =
+            response.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(name));
+        all.next().map(|header| String::from_utf8_lossy(header.value).trim().to_ascii_lowercase())
+    };
+    let framing = match (find("transfer-encoding"), find("content-length")) {
+        (Some(coding), _) if coding.ends_with("chunked") => Framing::Chunked(ChunkDecoder::new()),
+        (Some(_), _) | (None, None) => Framing::UntilClose,
+        (None, Some(length)) => {
+            Framing::Length(length.parse().map_err(|_| bad(format!("content-length {length}")))?)
+        }
+    };
+    let closes = find("connection").is_some_and(|value| value.contains("close"));
+    let keep_alive =
+        response.version == Some(1) && !closes && !matches!(framing, Framing::UntilClose);
+    let retry_after = find("retry-after").filter(|value| value.is_ascii());
+    let is_protobuf = response.headers.iter().any(|header| {
+        header.name.eq_ignore_ascii_case("content-type")
+            && header.value.starts_with(protobuf::MEDIA_TYPE.as_bytes())
+    });
+    Ok(Some((Head { code, status, retry_after, framing, is_protobuf, keep_alive }, length)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_read_whole_or_not_at_all() {
+        let text = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX: y\r\n\r\n5\r\n";
+        let end = text.len() - 3;
+        for cut in 0..end {
+            assert!(parse_head(&text[..cut]).unwrap().is_none(), "cut at {cut}");
+        }
+        let (head, length) = parse_head(text).unwrap().unwrap();
+        assert_eq!((head.code, length), (200, end));
+        assert!(head.keep_alive && matches!(head.framing, Framing::Chunked(_)));
+        for (text, keep) in [
+            ("HTTP/1.1 409 Conflict\r\nContent-Length: 2\r\n\r\n", true),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n", false),
+            ("HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n", false),
+            ("HTTP/1.1 200 OK\r\n\r\n", false),
+        ] {
+            let (head, _) = parse_head(text.as_bytes()).unwrap().unwrap();
+            assert_eq!(head.keep_alive, keep, "{text}");
+        }
+        assert!(parse_head(b"NONSENSE\r\n\r\n").is_err());
+    }
+}

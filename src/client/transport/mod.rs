@@ -1,0 +1,243 @@
+//! surf's backend: HTTP/1.1 over TCP and TLS, with a bounded keep-alive pool.
+//!
+//! A watch has a connection of its own that never enters the pool. A pooled connection that the
+//! server has closed is noticed before it is used, and a request is never sent twice. A peer that
+//! vanishes is noticed by TCP's keep-alive: HTTP/1.1 has no ping, as client-go sends it on HTTP/2.
+
+mod body;
+mod connect;
+mod dial;
+mod head;
+mod pool;
+mod proxy;
+mod rotation;
+mod sockets;
+mod tls;
+mod trust;
+mod tunnel;
+
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_lite::{AsyncWriteExt, FutureExt};
+use http_client::http_types::{self, Method, StatusCode, Url};
+use http_client::{HttpClient, Request, Response};
+
+use self::body::{BodyReader, IdleLimit};
+use self::connect::Connector;
+use self::head::{Framing, head_of, read_head};
+use self::pool::Pool;
+pub(super) use self::proxy::Proxy;
+use self::rotation::UntilRotated;
+pub(super) use self::sockets::Purpose;
+use self::sockets::Sockets;
+use self::tls::TlsSource;
+use super::config::{Config, Tls};
+use super::exec::Plugin;
+use super::{Guard, Result};
+use crate::clock::SharedClock;
+use crate::objects::protobuf;
+use crate::task;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two looks at the files of the client certificate, while no request looks at them.
+const LOOK_AT_FILES: Duration = Duration::from_secs(5 * 60);
+
+/// In a request's extensions: asked before the first byte is sent. The request may have waited for
+/// its turn and for a connection since it was made.
+pub(super) struct AskBefore(pub Guard);
+
+/// Why a request was not sent: its guard did not pass it.
+#[derive(Debug)]
+pub(super) struct HeldBack;
+
+impl fmt::Display for HeldBack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("held back by its guard")
+    }
+}
+
+impl std::error::Error for HeldBack {}
+
+/// One server's connections.
+#[derive(Clone)]
+pub(super) struct Transport {
+    shared: Arc<Shared>,
+    config: http_client::Config,
+}
+
+struct Shared {
+    connector: Connector,
+    pool: Arc<Pool>,
+    /// For an answer's head, and between two pieces of a body that is not a watch's.
+    timeout: Duration,
+    /// A task looks at the files of the client certificate.
+    looked_at: AtomicBool,
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Transport")
+    }
+}
+
+impl Transport {
+    /// Connections to `base`. `tls` stands in place of the configuration's; `plugin`: of a client
+    /// certificate.
+    ///
+    /// # Errors
+    /// When a certificate, a key or the proxy's address cannot be used.
+    pub fn new(
+        base: &Url,
+        tls: Tls,
+        plugin: Option<Arc<Plugin>>,
+        config: &Config,
+        clock: &SharedClock,
+    ) -> Result<Transport> {
+        let environment = |name: &str| std::env::var(name).ok();
+        let proxy = proxy::before(base, config.proxy.as_deref(), environment)?;
+        let (tls, sockets) = (TlsSource::new(tls, plugin)?, Sockets::shared());
+        let connector = Connector { tls, proxy, sockets, clock: clock.clone() };
+        let pool = Arc::new(Pool::new(clock.clone()));
+        let (timeout, looked_at) = (config.timeout, AtomicBool::new(false));
+        let shared = Shared { connector, pool, timeout, looked_at };
+        Ok(Transport { shared: Arc::new(shared), config: http_client::Config::default() })
+    }
+}
+
+impl HttpClient for Transport {
+    fn send<'a, 'f>(
+        &'a self,
+        request: Request,
+    ) -> Pin<Box<dyn Future<Output = std::result::Result<Response, http_types::Error>> + Send + 'f>>
+    where
+        'a: 'f,
+        Self: 'f,
+    {
+        Box::pin(async move {
+            let answer = self.shared.clone().exchange(request).await;
+            answer.map_err(|error| http_types::Error::new(StatusCode::BadGateway, error))
+        })
+    }
+
+    fn config(&self) -> &http_client::Config {
+        &self.config
+    }
+}
+
+fn timed_out(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("{what} timed out"))
+}
+
+impl Shared {
+    async fn within<T>(
+        &self,
+        limit: Duration,
+        what: &str,
+        work: impl Future<Output = io::Result<T>>,
+    ) -> io::Result<T> {
+        let late = async {
+            self.connector.clock.sleep(limit).await;
+            Err(timed_out(what))
+        };
+        work.or(late).await
+    }
+
+    async fn exchange(self: Arc<Self>, mut request: Request) -> io::Result<Response> {
+        let purpose = request.ext().get::<Purpose>().copied().unwrap_or(Purpose::Request);
+        let (tls, proxy) = (&self.connector.tls, self.connector.proxy.as_ref());
+        let body = request.take_body().into_bytes().await.map_err(io::Error::other)?;
+        let forwarding = proxy.filter(|proxy| proxy.forwards_to(request.url()));
+        let head = head_of(&request, body.len(), forwarding)?;
+        let identity = match request.url().scheme() {
+            "http" => None,
+            _ => Some(tls.identity().await.map_err(io::Error::other)?),
+        };
+        let rotations = identity.as_ref().map(|identity| identity.rotations);
+        let config = identity.map(|identity| identity.config);
+        let turn = match purpose {
+            Purpose::Request => {
+                let turn = async { Ok(self.pool.turn().await) };
+                Some(self.within(self.timeout, "the wait for other requests", turn).await?)
+            }
+            Purpose::Watch | Purpose::Lease => None,
+        };
+        let pooled = match purpose {
+            Purpose::Watch => None,
+            Purpose::Request | Purpose::Lease => self.pool.take(config.as_ref()),
+        };
+        let mut connection = match pooled {
+            Some(connection) => connection,
+            None => {
+                let connecting = self.connector.connect(request.url(), config, purpose);
+                // Boxed, so that the many tasks of watches have no room for it.
+                self.within(CONNECT_TIMEOUT, "the connection", Box::pin(connecting)).await?
+            }
+        };
+        if request.ext().get::<AskBefore>().is_some_and(|AskBefore(guard)| !guard()) {
+            self.pool.put(connection);
+            return Err(io::Error::other(HeldBack));
+        }
+        let work = async {
+            let stream = connection.io.get_mut();
+            stream.write_all(&head).await?;
+            stream.write_all(&body).await?;
+            stream.flush().await?;
+            read_head(&mut connection.io).await
+        };
+        let head = self.within(self.timeout, "the answer", work).await?;
+        let mut response = Response::new(head.status);
+        if let Some(value) = &head.retry_after {
+            response.insert_header("retry-after", value.as_str());
+        }
+        let is_head = request.method() == Method::Head;
+        let framing = match head.framing {
+            _ if is_head || matches!(head.code, 100..=199 | 204 | 304) => Framing::Length(0),
+            framing => framing,
+        };
+        let keep = head.keep_alive && purpose != Purpose::Watch;
+        let pool = keep.then(|| self.pool.clone());
+        let mut reader = BodyReader { connection: Some(connection), framing, pool, turn };
+        reader.finish_if_done();
+        let mut body = match (purpose, rotations.filter(|_| tls.may_rotate())) {
+            (Purpose::Watch, None) => http_types::Body::from_reader(reader, None),
+            (Purpose::Watch, Some(count)) => {
+                self.look_at_files();
+                let reader = UntilRotated::new(reader, tls.rotations().clone(), count);
+                http_types::Body::from_reader(reader, None)
+            }
+            (Purpose::Request | Purpose::Lease, _) => {
+                let clock = self.connector.clock.clone();
+                let limited = IdleLimit::new(reader, self.timeout, clock);
+                http_types::Body::from_reader(limited, None)
+            }
+        };
+        if head.is_protobuf {
+            body.set_mime(protobuf::MEDIA_TYPE);
+        }
+        response.set_body(body);
+        Ok(response)
+    }
+
+    /// Makes sure that watches notice a new client certificate also when no request does.
+    fn look_at_files(self: &Arc<Self>) {
+        if self.connector.tls.has_files() && !self.looked_at.swap(true, Ordering::Relaxed) {
+            task::spawn(look(Arc::downgrade(self), self.connector.clock.clone()));
+        }
+    }
+}
+
+/// Ends with the transport.
+async fn look(shared: Weak<Shared>, clock: SharedClock) {
+    loop {
+        clock.sleep(LOOK_AT_FILES).await;
+        let Some(shared) = shared.upgrade() else { return };
+        if let Err(error) = shared.connector.tls.identity().await {
+            log::error!("the client certificate: {error}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Connections that are used again, and how many requests are under way at once.
+
+use parking_lot::Mutex;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use async_lock::{Semaphore, SemaphoreGuardArc};
+use futures_lite::FutureExt;
+use futures_lite::io::AsyncBufRead;
+use rustls::ClientConfig;
+
+use super::connect::Connection;
+use crate::clock::SharedClock;
+use crate::task;
+
+/// Idle connections kept, and requests under way before a further one prefers to wait: a TLS
+/// handshake costs both sides more than many requests.
+const POOL_SIZE: usize = 32;
+/// How long a request waits for one of the first [`POOL_SIZE`] to end, so that slow answers hold up
+/// no other request.
+const WAIT_FOR_CONNECTION: Duration = Duration::from_millis(500);
+/// Requests that may be under way beyond [`POOL_SIZE`], once they have waited.
+const OVERFLOW: usize = 96;
+/// Shorter than the 90 s after which the API server closes an idle connection.
+const IDLE_LIFETIME: Duration = Duration::from_secs(75);
+
+/// One server's idle connections, and the turns of requests.
+pub(super) struct Pool {
+    idle: Mutex<Idle>,
+    in_use: Arc<Semaphore>,
+    overflow: Arc<Semaphore>,
+    clock: SharedClock,
+}
+
+#[derive(Default)]
+struct Idle {
+    /// With the time since when each is idle.
+    connections: Vec<(Connection, Duration)>,
+    /// A task is about to close those that stay idle.
+    is_reaped: bool,
+}
+
+/// A request may be under way while this exists.
+pub(super) struct Turn(#[expect(dead_code, reason = "held for its drop")] SemaphoreGuardArc);
+
+impl Pool {
+    pub fn new(clock: SharedClock) -> Pool {
+        let (in_use, overflow) = (Semaphore::new(POOL_SIZE), Semaphore::new(OVERFLOW));
+        let (in_use, overflow) = (Arc::new(in_use), Arc::new(overflow));
+        Pool { idle: Mutex::default(), in_use, overflow, clock }
+    }
+
+    /// Waits for a turn. May be dropped at any time.
+    pub async fn turn(&self) -> Turn {
+        let late = async {
+            self.clock.sleep(WAIT_FOR_CONNECTION).await;
+            Turn(self.overflow.acquire_arc().await)
+        };
+        async { Turn(self.in_use.acquire_arc().await) }.or(late).await
+    }
+
+    /// An idle connection that was made with `tls`. Those made with another configuration are
+    /// closed: the client certificate or the trusted authorities have changed since.
+    pub fn take(&self, tls: Option<&Arc<ClientConfig>>) -> Option<Connection> {
+        let now = self.clock.monotonic();
+        let mut idle = self.idle.lock();
+        idle.connections.retain(|(connection, since)| {
+            let same = match (&connection.tls, tls) {
+                (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+                (one, other) => one.is_none() && other.is_none(),
+            };
+            same && now < *since + IDLE_LIFETIME
+        });
+        while let Some((mut connection, _)) = idle.connections.pop() {
+            // Anything to be read now is the server's goodbye.
+            let mut context = Context::from_waker(Waker::noop());
+            if Pin::new(&mut connection.io).poll_fill_buf(&mut context).is_pending() {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    /// Keeps a connection, if there is room.
+    pub fn put(self: &Arc<Self>, connection: Connection) {
+        let mut idle = self.idle.lock();
+        if connection.io.buffer().is_empty() && idle.connections.len() < POOL_SIZE {
+            idle.connections.push((connection, self.clock.monotonic()));
+            if !std::mem::replace(&mut idle.is_reaped, true) {
+                task::spawn(reap(Arc::downgrade(self), self.clock.clone()));
+            }
+        }
+    }
+}
+
+/// Closes connections that are idle for too long, also when no request comes by. Ends with the last
+/// of them.
+async fn reap(pool: Weak<Pool>, clock: SharedClock) {
+    loop {
+        clock.sleep(IDLE_LIFETIME).await;
+        let Some(pool) = pool.upgrade() else { return };
+        let now = clock.monotonic();
+        let mut idle = pool.idle.lock();
+        idle.connections.retain(|(_, since)| now < *since + IDLE_LIFETIME);
+        if idle.connections.is_empty() {
+            *idle = Idle::default();
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_std::net::{TcpListener, TcpStream};
+    use futures_lite::AsyncReadExt;
+    use futures_lite::future::{block_on, poll_once, yield_now};
+
+    use super::super::connect::testing::plain;
+    use super::*;
+    use crate::clock::FakeClock;
+    use crate::objects::Timestamp;
+
+    #[test]
+    fn an_idle_connection_is_closed_without_a_request() {
+        async_std::task::block_on(async {
+            let clock = FakeClock::new(Timestamp::from_secs(0));
+            let pool = Arc::new(Pool::new(clock.clone()));
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let mut server = listener.accept().await.unwrap().0;
+            pool.put(plain(stream));
+            let found = pool.take(None).expect("it was put there");
+            pool.put(found);
+            for _ in 0..1_000_000 {
+                if clock.sleepers() > 0 {
+                    break;
+                }
+                yield_now().await;
+            }
+            assert_eq!(clock.sleepers(), 1, "the task that closes it waits");
+            clock.advance(IDLE_LIFETIME);
+            assert_eq!(server.read(&mut [0; 8]).await.unwrap(), 0, "it is closed");
+            assert!(pool.take(None).is_none());
+        });
+    }
+
+    #[test]
+    fn requests_under_way_are_bounded() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let pool = Pool::new(clock.clone());
+        let mut under_way: Vec<Turn> = (0..POOL_SIZE).map(|_| block_on(pool.turn())).collect();
+        // The next one waits, and takes the place of the first to end.
+        let mut next = Box::pin(pool.turn());
+        assert!(block_on(poll_once(&mut next)).is_none());
+        under_way.pop();
+        under_way.push(block_on(poll_once(&mut next)).expect("a turn is free"));
+        // When none ends, it goes on after a while.
+        for _ in 0..OVERFLOW {
+            let mut next = Box::pin(pool.turn());
+            assert!(block_on(poll_once(&mut next)).is_none());
+            clock.advance(WAIT_FOR_CONNECTION);
+            under_way.push(block_on(poll_once(&mut next)).expect("it has waited"));
+        }
+        for freed in [0, POOL_SIZE] {
+            let mut next = Box::pin(pool.turn());
+            for _ in 0..100 {
+                assert!(block_on(poll_once(&mut next)).is_none());
+                clock.advance(WAIT_FOR_CONNECTION);
+            }
+            drop(under_way.remove(freed));
+            let turn = block_on(poll_once(&mut next)).expect("a turn is free");
+            under_way.insert(freed, turn);
+        }
+    }
+}

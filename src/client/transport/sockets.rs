@@ -1,0 +1,136 @@
+//! How many of the process's descriptors the connections to API servers may take.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use rustix::process::{Resource, getrlimit};
+
+/// What a connection is for: the more the process depends on it, the longer it finds a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::client) enum Purpose {
+    /// One resource's events. Its connection carries nothing else.
+    Watch,
+    /// Any other request, on a connection of the pool.
+    Request,
+    /// A request of the leader election: it waits for no other request.
+    Lease,
+}
+
+/// The part of the limit that is kept back at each step: by watches for requests, and by requests
+/// for the lease, for health checks and for files.
+const KEPT_PART: usize = 8;
+/// The most descriptors that one step keeps back.
+const KEPT_MOST: usize = 256;
+
+/// The most connections that may be open when one more is asked for, with itself.
+fn allowed(limit: usize, purpose: Purpose) -> usize {
+    let kept = (limit / KEPT_PART).min(KEPT_MOST);
+    match purpose {
+        Purpose::Watch => limit - 2 * kept,
+        Purpose::Request => limit - kept,
+        Purpose::Lease => limit,
+    }
+}
+
+/// Counts connections against the limit of open files.
+pub(super) struct Sockets {
+    limit: fn() -> usize,
+    open: AtomicUsize,
+    /// The warning that few descriptors are free has been written.
+    warned: AtomicBool,
+}
+
+/// The place of one open connection, given back when it is dropped.
+pub(super) struct Place {
+    sockets: Arc<Sockets>,
+}
+
+/// The soft limit of open files of this process.
+fn open_files_limit() -> usize {
+    let soft = getrlimit(Resource::Nofile).current;
+    soft.map_or(usize::MAX, |soft| usize::try_from(soft).unwrap_or(usize::MAX))
+}
+
+impl Sockets {
+    /// The sockets of this process.
+    pub fn shared() -> Arc<Sockets> {
+        static SHARED: LazyLock<Arc<Sockets>> =
+            LazyLock::new(|| Arc::new(Sockets::new(open_files_limit)));
+        SHARED.clone()
+    }
+
+    pub fn new(limit: fn() -> usize) -> Sockets {
+        Sockets { limit, open: AtomicUsize::new(0), warned: AtomicBool::new(false) }
+    }
+
+    /// A place for one more connection.
+    ///
+    /// # Errors
+    /// When all places for this purpose are taken.
+    pub fn take(self: &Arc<Self>, purpose: Purpose) -> io::Result<Place> {
+        let limit = (self.limit)();
+        let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
+        let place = Place { sockets: self.clone() };
+        if open > allowed(limit, purpose) {
+            let what = format!(
+                "{} connections are open and the limit of open files is {limit}; the others are \
+                 kept for more urgent use: raise the limit (ulimit -n)",
+                open - 1
+            );
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
+        }
+        let watches = allowed(limit, Purpose::Watch);
+        if open > watches / 4 * 3 && !self.warned.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "{open} connections are open and the limit of open files is {limit}: above \
+                 {watches} connections no watch is started; raise the limit (ulimit -n)"
+            );
+        }
+        Ok(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let sockets = &self.sockets;
+        let open = sockets.open.fetch_sub(1, Ordering::Relaxed) - 1;
+        if sockets.warned.load(Ordering::Relaxed)
+            && open < allowed((sockets.limit)(), Purpose::Watch) / 2
+        {
+            sockets.warned.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urgent_connections_find_descriptors_when_others_do_not() {
+        for (limit, expected) in [
+            (8, [6, 7, 8]),
+            (1024, [768, 896, 1024]),
+            (20_000, [19_488, 19_744, 20_000]),
+            (usize::MAX, [usize::MAX - 512, usize::MAX - 256, usize::MAX]),
+        ] {
+            let places = [Purpose::Watch, Purpose::Request, Purpose::Lease];
+            assert_eq!(places.map(|purpose| allowed(limit, purpose)), expected, "{limit}");
+        }
+        let sockets = Arc::new(Sockets::new(|| 8));
+        let mut places = Vec::new();
+        for (purpose, count) in [(Purpose::Watch, 6), (Purpose::Request, 1), (Purpose::Lease, 1)] {
+            for _ in 0..count {
+                places.push(sockets.take(purpose).unwrap());
+            }
+            let error = sockets.take(purpose).err().expect("all places are taken");
+            assert!(error.to_string().contains("limit of open files is 8"), "{error}");
+        }
+        assert!(sockets.warned.load(Ordering::Relaxed));
+        places.truncate(5);
+        assert!(sockets.take(Purpose::Watch).is_ok());
+        places.truncate(2);
+        assert!(!sockets.warned.load(Ordering::Relaxed));
+    }
+}

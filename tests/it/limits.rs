@@ -1,0 +1,85 @@
+//! A manager at the limit of its open files.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use kube_controller_manager::objects::{ObjectKey, ResourceType};
+use sandbox::cluster::{Manager, ManagerProgram};
+use serde_json::{Value, json};
+
+use crate::env::*;
+use crate::kinds::DEFINITIONS;
+
+const LEASES: ResourceType =
+    ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
+
+/// A script that runs the manager under these limits of open files.
+fn limited(folder: &Path, soft: u32, hard: u32) -> ManagerProgram {
+    let ManagerProgram::Path(program) = manager_program() else { panic!("the built binary") };
+    let script = folder.join("limited.sh");
+    let text = format!(
+        "#!/bin/sh\nulimit -Sn {soft} && ulimit -Hn {hard} && exec {} \"$@\"\n",
+        program.display()
+    );
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    ManagerProgram::Path(script)
+}
+
+async fn define(env: &Site, index: usize) {
+    let (plural, kind) = (format!("things{index}"), format!("Thing{index}"));
+    let definition = json!({
+        "apiVersion": DEFINITIONS.api_version(), "kind": DEFINITIONS.kind,
+        "metadata": { "name": format!("{plural}.example.com") },
+        "spec": {
+            "group": "example.com", "scope": "Namespaced",
+            "names": { "kind": kind, "plural": plural, "singular": kind.to_lowercase() },
+            "versions": [{
+                "name": "v1", "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": { "type": "object" } },
+            }],
+        },
+    });
+    env.client.resource(&DEFINITIONS).create::<Value>("", &definition).await.expect("create");
+}
+
+#[test]
+fn the_lease_is_kept_when_watches_use_up_the_open_files() {
+    const HARD: u32 = 200;
+    block_on(async {
+        let env = Env::new("open-files").await;
+        let folder = Folder::new("open-files-script");
+        for index in 0..HARD as usize {
+            define(&env, index).await;
+        }
+        let program = limited(&folder.0, 64, HARD);
+        let mut manager =
+            Manager::spawn(&program, &env.kubeconfig, "manager", &quick_election()).unwrap();
+        let log = || fs::read_to_string(&manager.log).unwrap();
+        for line in ["limit of open files raised from 64 to 200", "kept for more urgent use"] {
+            eventually(&env.clock, line, || async {
+                if log().contains(line) { Ok(()) } else { Err(log()) }
+            })
+            .await;
+        }
+        // The election goes on, for longer than a lease that is not renewed lasts.
+        let key = ObjectKey::new("kube-system", "kube-controller-manager");
+        let mut last = Value::Null;
+        for _ in 0..10 {
+            last = eventually(&env.clock, "the lease is renewed", || async {
+                let lease: Value = env.client.resource(&LEASES).get(&key).await.unwrap();
+                let renewed = lease["spec"]["renewTime"].clone();
+                if renewed == last { Err(renewed.to_string()) } else { Ok(renewed) }
+            })
+            .await;
+        }
+        let open = fs::read_dir(format!("/proc/{}/fd", manager.id())).unwrap().count();
+        assert!(open < HARD as usize, "{open} open files");
+        assert_eq!(manager.ended().unwrap(), None);
+        let stopped = manager.stop(&env.clock, Duration::from_secs(30)).await.unwrap();
+        assert!(stopped.success(), "{stopped}");
+        env.stop().await;
+    });
+}
