@@ -86,18 +86,20 @@ where
             if let Some(connection) = connected {
                 return Poll::Ready(Ok(connection));
             }
-            let is_due = attempts.len() < before
-                || next.as_mut().is_some_and(|next| next.as_mut().poll(context).is_ready());
-            match untried.len() {
-                0 if attempts.is_empty() => {
-                    let error = first_error.take();
-                    return Poll::Ready(Err(error.unwrap_or_else(|| {
+            if untried.len() == 0 {
+                return match attempts.is_empty() {
+                    true => Poll::Ready(Err(first_error.take().unwrap_or_else(|| {
                         io::Error::new(io::ErrorKind::NotFound, "the name has no address")
-                    })));
-                }
-                1.. if is_due => next = None,
-                _ => return Poll::Pending,
+                    }))),
+                    false => Poll::Pending,
+                };
             }
+            let has_failed = attempts.len() < before;
+            let mut is_late = || next.as_mut().is_some_and(|n| n.as_mut().poll(context).is_ready());
+            if !has_failed && !is_late() {
+                return Poll::Pending;
+            }
+            next = None;
         }
     })
     .await
