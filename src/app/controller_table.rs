@@ -240,7 +240,11 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("statefulset-controller")
         .alias("statefulset")
         .workers_of(|o| o.concurrent_statefulset_syncs),
-    row("cronjob-controller").alias("cronjob").workers_of(|o| o.concurrent_cron_job_syncs),
+    row("cronjob-controller")
+        .alias("cronjob")
+        .workers_of(|o| o.concurrent_cron_job_syncs)
+        .queue("cronjob")
+        .built(controllers::workloads::cronjob::controller),
     row("certificatesigningrequest-signing-controller")
         .alias("csrsigning")
         .account("certificate-controller"),
@@ -286,14 +290,23 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .built(controllers::accounts::clusterroleaggregation::controller),
     row("persistentvolumeclaim-protection-controller")
         .alias("pvc-protection")
-        .account("pvc-protection-controller"),
+        .account("pvc-protection-controller")
+        .queue("pvcprotection")
+        .built(controllers::storage::pvcprotection::controller),
     row("persistentvolume-protection-controller")
         .alias("pv-protection")
-        .account("pv-protection-controller"),
-    row("volumeattributesclass-protection-controller").gates(&["VolumeAttributesClass"]),
+        .account("pv-protection-controller")
+        .queue("pvprotection")
+        .built(controllers::storage::pvprotection::controller),
+    row("volumeattributesclass-protection-controller")
+        .gates(&["VolumeAttributesClass"])
+        .queue("vacprotection")
+        .built(controllers::storage::vacprotection::controller),
     row("ttl-after-finished-controller")
         .alias("ttl-after-finished")
-        .workers_of(|o| o.concurrent_ttl_after_finished_syncs),
+        .workers_of(|o| o.concurrent_ttl_after_finished_syncs)
+        .queue("ttl_jobs_to_delete")
+        .built(controllers::workloads::ttlafterfinished::controller),
     row("root-ca-certificate-publisher-controller")
         .alias("root-ca-cert-publisher")
         .account("root-ca-cert-publisher")
@@ -305,7 +318,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("ephemeral-volume-controller")
         .alias("ephemeral-volume")
         .event_source("ephemeral_volume")
-        .workers_of(|o| o.concurrent_ephemeralvolume_syncs),
+        .workers_of(|o| o.concurrent_ephemeralvolume_syncs)
+        .queue("ephemeral_volume")
+        .built(controllers::storage::ephemeral::controller),
     row("storageversion-garbage-collector-controller")
         .alias("storage-version-gc")
         .account("storage-version-garbage-collector")

@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod nodes;
 pub mod runner;
 pub mod services;
+pub mod storage;
 pub mod workloads;
 
 pub use runner::{

@@ -19,19 +19,25 @@ pub use values::selector::{LabelSelector, Requirement, Selector, SelectorError};
 pub use values::template::Template;
 pub use values::time::{ParseTimestampError, Timestamp, micro_time};
 pub use views::cluster_role::{AggregationRule, ClusterRole, PolicyRule};
+pub use views::cron_job::{CronJob, CronJobSpec, JobTemplate, JobTemplateMeta};
 pub use views::deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdate};
 pub use views::device_class::{DeviceClass, DeviceClassSpec};
 pub use views::endpoints::{
     Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice,
     EndpointSubset, Endpoints, Hint, SlicePort, TargetRef,
 };
+pub use views::job::{Job, JobCondition, JobSpec, JobStatus};
 pub use views::namespace::{Namespace, NamespaceSpec};
 pub use views::node::{Node, NodeSpec, NodeStatus, Taint};
+pub use views::persistent_volume::{
+    PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus,
+};
 pub use views::persistent_volume_claim::{
-    PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
+    ClaimCondition, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
 };
 pub use views::pod::{
-    NamedPort, Pod, PodPhase, PodShape, PodSpec, PodStatus, ReadyCondition, Sidecar, parse_ip,
+    ClaimVolume, NamedPort, Pod, PodPhase, PodShape, PodSpec, PodStatus, ReadyCondition, Sidecar,
+    parse_ip,
 };
 pub use views::pod_quota::PodQuota;
 pub use views::policy::{
@@ -48,6 +54,7 @@ pub use views::resource_quota::{
 pub use views::service::{Service, ServicePort, ServiceSpec, TargetPort};
 pub use views::service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use views::service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec};
+pub use views::volume_attributes_class::VolumeAttributesClass;
 pub(crate) use wire::messages;
 pub use wire::protobuf;
 pub use wire::resource::{Encoded, Form, Object, Resource, ResourceType};

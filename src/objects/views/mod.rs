@@ -1,11 +1,14 @@
 //! Lean views of the kinds, one for each resource: a second one would cost a second watch.
 
 pub mod cluster_role;
+pub mod cron_job;
 pub mod deployment;
 pub mod device_class;
 pub mod endpoints;
+pub mod job;
 pub mod namespace;
 pub mod node;
+pub mod persistent_volume;
 pub mod persistent_volume_claim;
 pub mod pod;
 pub mod pod_quota;
@@ -17,3 +20,4 @@ pub mod resource_quota;
 pub mod service;
 pub mod service_account;
 pub mod service_cidr;
+pub mod volume_attributes_class;

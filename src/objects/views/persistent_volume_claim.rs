@@ -31,6 +31,14 @@ pub struct PersistentVolumeClaimStatus {
     pub allocated_storage: Option<Quantity>,
     pub current_volume_attributes_class_name: Option<Istr>,
     pub modify_volume_status: Option<ModifyVolumeStatus>,
+    pub conditions: Option<Box<[ClaimCondition]>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ClaimCondition {
+    pub r#type: Istr,
+    pub status: Istr,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -42,6 +50,10 @@ pub struct ModifyVolumeStatus {
 resource!(PersistentVolumeClaim, "", "v1", "persistentvolumeclaims", namespaced);
 
 impl PersistentVolumeClaim {
+    pub fn condition(&self, name: &str) -> Option<&ClaimCondition> {
+        self.status.conditions.iter().flatten().find(|condition| condition.r#type == *name)
+    }
+
     /// The name of its StorageClass, or empty. Upstream: `GetPersistentVolumeClaimClass`.
     pub fn storage_class(&self) -> &str {
         let annotated = self.meta.annotations.get("volume.beta.kubernetes.io/storage-class");

@@ -34,6 +34,17 @@ pub struct PodShape {
     pub ports: Box<[NamedPort]>,
     /// The init containers that run as long as the pod does.
     pub sidecars: Box<[Sidecar]>,
+    /// The volumes that are claims, in their order.
+    pub claims: Box<[ClaimVolume]>,
+}
+
+/// A volume that is a PersistentVolumeClaim.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ClaimVolume {
+    /// The claim's name.
+    Existing(Istr),
+    /// The volume's name. The claim is made for the pod and owned by it.
+    Ephemeral(Istr),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -63,6 +74,8 @@ pub struct PodStatus {
     pub evicted: bool,
     /// In the order of the pod's families; what is not an address is left out.
     pub ips: Box<[IpAddr]>,
+    /// Every container that has a status waits or has terminated.
+    pub nothing_runs: bool,
     /// Of any container. Upstream: `maxContainerRestarts`.
     pub max_restarts: i32,
     /// Of any sidecar. Upstream: `maxContainerRestarts`.
@@ -110,6 +123,24 @@ impl Pod {
         matches!(self.status.phase, PodPhase::Failed | PodPhase::Succeeded)
     }
 
+    /// No container runs any more, nor will. Upstream: `volumeutil.IsPodTerminated`.
+    pub fn is_terminated(&self) -> bool {
+        self.is_terminal() || self.meta.is_being_deleted() && self.status.nothing_runs
+    }
+
+    /// The claims of the pod's volumes: the name, and whether the claim is made for the pod.
+    pub fn claims(&self) -> impl Iterator<Item = (Istr, bool)> + '_ {
+        self.spec.shape.claims.iter().map(|volume| match volume {
+            ClaimVolume::Existing(name) => (name.clone(), false),
+            ClaimVolume::Ephemeral(volume) => (self.ephemeral_claim(volume), true),
+        })
+    }
+
+    /// The name of the claim for an ephemeral volume. Upstream: `ephemeral.VolumeClaimName`.
+    pub fn ephemeral_claim(&self, volume: &str) -> Istr {
+        Istr::new(&format!("{}-{volume}", self.meta.name))
+    }
+
     /// Neither finished nor being deleted. Upstream: `controller.IsPodActive`.
     pub fn is_active(&self) -> bool {
         !self.is_terminal() && !self.meta.is_being_deleted()
@@ -143,6 +174,7 @@ pub(super) struct WireSpec {
     node_name: Istr,
     hostname: Istr,
     subdomain: Istr,
+    volumes: Option<Vec<WireVolume>>,
     pub containers: Option<Vec<WireContainer>>,
     pub init_containers: Option<Vec<WireContainer>>,
     pub resources: Option<WireResources>,
@@ -150,6 +182,30 @@ pub(super) struct WireSpec {
     pub active_deadline_seconds: Option<i64>,
     pub priority_class_name: Istr,
     pub affinity: Option<WireAffinity>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireVolume {
+    name: Istr,
+    persistent_volume_claim: Option<WireClaimSource>,
+    ephemeral: Option<IgnoredAny>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireClaimSource {
+    claim_name: Istr,
+}
+
+impl WireVolume {
+    fn claim(self) -> Option<ClaimVolume> {
+        match (self.persistent_volume_claim, self.ephemeral) {
+            (Some(source), _) => Some(ClaimVolume::Existing(source.claim_name)),
+            (None, Some(_)) => Some(ClaimVolume::Ephemeral(self.name)),
+            (None, None) => None,
+        }
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -222,6 +278,7 @@ pub(super) struct WireStatus {
     pod_ips: Option<Vec<WireAddress>>,
     pub container_statuses: Option<Vec<WireContainerStatus>>,
     pub init_container_statuses: Option<Vec<WireContainerStatus>>,
+    ephemeral_container_statuses: Option<Vec<WireContainerStatus>>,
     pub qos_class: Istr,
     pub extended_resource_claim_status: Option<WireExtendedClaim>,
 }
@@ -230,9 +287,24 @@ pub(super) struct WireStatus {
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct WireContainerStatus {
     pub name: Istr,
+    state: Option<WireState>,
     restart_count: i32,
     pub resources: Option<WireResources>,
     pub allocated_resources: ResourceList,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireState {
+    waiting: Option<IgnoredAny>,
+    terminated: Option<IgnoredAny>,
+}
+
+impl WireContainerStatus {
+    fn runs(&self) -> bool {
+        let idle = |state: &WireState| state.waiting.is_some() || state.terminated.is_some();
+        !self.state.as_ref().is_some_and(idle)
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -292,6 +364,12 @@ impl From<WirePod> for Pod {
         let disruption_target = status
             .condition("DisruptionTarget")
             .is_some_and(|condition| condition.status == "True");
+        let all = [
+            &status.container_statuses,
+            &status.init_container_statuses,
+            &status.ephemeral_container_statuses,
+        ];
+        let nothing_runs = !all.into_iter().flatten().flatten().any(WireContainerStatus::runs);
         let ips = status.pod_ips.into_iter().flatten();
         let containers = status.container_statuses.into_iter().flatten();
         let init = status.init_container_statuses.into_iter().flatten();
@@ -302,6 +380,7 @@ impl From<WirePod> for Pod {
             phase: status.phase,
             ready,
             disruption_target,
+            nothing_runs,
             ips: ips.filter_map(|address| parse_ip(&address.ip)).collect(),
             evicted: status.phase == PodPhase::Failed && status.reason == "Evicted",
             max_restarts: containers.map(|status| status.restart_count).max().unwrap_or(0),
@@ -311,7 +390,9 @@ impl From<WirePod> for Pod {
                 .max()
                 .unwrap_or(0),
         };
-        let shape = SHAPES.intern(PodShape { subdomain: spec.subdomain, ports, sidecars });
+        let claims = spec.volumes.into_iter().flatten().filter_map(WireVolume::claim).collect();
+        let shape = PodShape { subdomain: spec.subdomain, ports, sidecars, claims };
+        let shape = SHAPES.intern(shape);
         let spec = PodSpec { node_name: spec.node_name, hostname: spec.hostname, shape };
         Pod { meta, spec, status, quota }
     }

@@ -60,6 +60,7 @@ pub static POD: Message = Message(&[
 ]);
 
 static POD_SPEC: Message = Message(&[
+    Field::list(1, "volumes", Kind::Message(&VOLUME)),
     Field::list(2, "containers", Kind::Message(&CONTAINER)),
     Field::one(5, "activeDeadlineSeconds", Int),
     Field::one(10, "nodeName", Text),
@@ -71,6 +72,15 @@ static POD_SPEC: Message = Message(&[
     Field::map(32, "overhead", Wrapped),
     Field::one(40, "resources", Kind::Message(&RESOURCES)),
 ]);
+
+static VOLUME: Message = Message(&[Field::one(1, "name", Text), Field::inline(2, &VOLUME_SOURCE)]);
+
+static VOLUME_SOURCE: Message = Message(&[
+    Field::one(10, "persistentVolumeClaim", Kind::Message(&CLAIM_SOURCE)),
+    Field::one(29, "ephemeral", Kind::Message(&Message(&[]))),
+]);
+
+static CLAIM_SOURCE: Message = Message(&[Field::one(1, "claimName", Text)]);
 
 static CONTAINER: Message = Message(&[
     Field::one(1, "name", Text),
@@ -117,6 +127,7 @@ static POD_STATUS: Message = Message(&[
     Field::one(9, "qosClass", Text),
     Field::list(10, "initContainerStatuses", Kind::Message(&CONTAINER_STATUS)),
     Field::list(12, "podIPs", Kind::Message(&POD_IP)),
+    Field::list(13, "ephemeralContainerStatuses", Kind::Message(&CONTAINER_STATUS)),
     Field::one(18, "extendedResourceClaimStatus", Kind::Message(&EXTENDED_CLAIM)),
 ]);
 
@@ -129,9 +140,15 @@ static CONDITION: Message = Message(&[
 
 static CONTAINER_STATUS: Message = Message(&[
     Field::one(1, "name", Text),
+    Field::one(2, "state", Kind::Message(&CONTAINER_STATE)),
     Field::one(5, "restartCount", Int),
     Field::map(10, "allocatedResources", Wrapped),
     Field::one(11, "resources", Kind::Message(&RESOURCES)),
+]);
+
+static CONTAINER_STATE: Message = Message(&[
+    Field::one(1, "waiting", Kind::Message(&Message(&[]))),
+    Field::one(3, "terminated", Kind::Message(&Message(&[]))),
 ]);
 
 static POD_IP: Message = Message(&[Field::one(1, "ip", Text)]);

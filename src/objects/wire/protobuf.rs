@@ -41,6 +41,8 @@ enum Shape {
     List,
     /// By text.
     Map,
+    /// A message whose fields JSON writes among those of the outer one.
+    Inline,
 }
 
 impl Field {
@@ -50,6 +52,11 @@ impl Field {
 
     pub const fn list(number: u64, name: &'static str, kind: Kind) -> Field {
         Field { number, name, kind, shape: Shape::List }
+    }
+
+    /// A message without a name in JSON, such as a Volume's source.
+    pub const fn inline(number: u64, message: &'static Message) -> Field {
+        Field { number, name: "", kind: Kind::Message(message), shape: Shape::Inline }
     }
 
     pub const fn map(number: u64, name: &'static str, kind: Kind) -> Field {
@@ -217,7 +224,7 @@ impl<'de> Deserializer<'de> for Value<'de, '_> {
             (_, Kind::Time, Wire::Bytes([])) => visitor.visit_unit(),
             (_, Kind::Time, Wire::Bytes(bytes)) => visitor.visit_i64(micros(bytes)?),
             (_, Kind::Message(message), Wire::Bytes(bytes)) => {
-                visitor.visit_map(Fields { message, rest: bytes, next: None })
+                visitor.visit_map(Fields { message, rest: bytes, outer: None, next: None })
             }
             _ => Err(Error(format!("field {number}: another type"))),
         }
@@ -265,6 +272,8 @@ impl<'de> Deserializer<'de> for Value<'de, '_> {
 struct Fields<'de> {
     message: &'static Message,
     rest: &'de [u8],
+    /// While the fields of an inline message are read: the message that it is in.
+    outer: Option<(&'static Message, &'de [u8])>,
     next: Option<(&'static Field, Wire<'de>)>,
 }
 
@@ -275,13 +284,26 @@ impl<'de> MapAccess<'de> for Fields<'de> {
         &mut self,
         seed: K,
     ) -> Result<Option<K::Value>, Error> {
-        while let Some((number, wire)) = field(&mut self.rest)? {
-            if let Some(known) = self.message.0.iter().find(|known| known.number == number) {
-                self.next = Some((known, wire));
-                return seed.deserialize(BorrowedStrDeserializer::new(known.name)).map(Some);
+        loop {
+            let Some((number, wire)) = field(&mut self.rest)? else {
+                let Some((message, rest)) = self.outer.take() else { return Ok(None) };
+                (self.message, self.rest) = (message, rest);
+                continue;
+            };
+            let Some(known) = self.message.0.iter().find(|known| known.number == number) else {
+                continue;
+            };
+            match (known.shape, known.kind, wire) {
+                (Shape::Inline, Kind::Message(inner), Wire::Bytes(bytes)) => {
+                    self.outer = Some((self.message, self.rest));
+                    (self.message, self.rest) = (inner, bytes);
+                }
+                _ => {
+                    self.next = Some((known, wire));
+                    return seed.deserialize(BorrowedStrDeserializer::new(known.name)).map(Some);
+                }
             }
         }
-        Ok(None)
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {

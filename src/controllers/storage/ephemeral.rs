@@ -1,0 +1,188 @@
+//! Makes the claims of pods' ephemeral volumes. Upstream: `pkg/controller/volume/ephemeral`.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::claims::{CLAIM_INDEX, by_claim, pods_of};
+use crate::cache::Lister;
+use crate::client::Client;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::events::Recorder;
+use crate::metrics::metrics;
+use crate::objects::{ClaimVolume, ObjectKey, PersistentVolumeClaim, Pod, Resource};
+
+metrics! {
+    fn register;
+    static ATTEMPTS: IntCounter = "ephemeral_volume_controller_create_total",
+        "[ALPHA] Number of PersistentVolumeClaim creation requests";
+    static FAILURES: IntCounter = "ephemeral_volume_controller_create_failures_total",
+        "[ALPHA] Number of PersistentVolumeClaim creation requests";
+}
+
+/// The controller `ephemeral-volume-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    register();
+    let (claims, pods) = (c.lister::<PersistentVolumeClaim>(), c.lister::<Pod>());
+    c.index(&pods, CLAIM_INDEX, by_claim);
+    let queue = c.queue(Retries::default());
+    // The volumes of a pod never change, and its claims go with their owner.
+    c.watch(&pods, &queue, |change, wake| {
+        if let Change::Added { new, .. } = change {
+            wake_pod(new, wake);
+        }
+    });
+    let users = pods.clone();
+    c.watch(&claims, &queue, move |change, wake| {
+        if let Change::Deleted(last) = change {
+            for pod in pods_of(&users, &last.object().meta.key()) {
+                wake_pod(&pod, wake);
+            }
+        }
+    });
+    let this = Ephemeral { client: c.client(), recorder: c.recorder(), claims, pods };
+    let this = Arc::new(this);
+    c.sync(queue, move |key| this.clone().sync(key));
+    Ok(())
+}
+
+fn wake_pod(pod: &Pod, wake: &Queue) {
+    if !pod.meta.is_being_deleted() && pod.claims().any(|(_, for_pod)| for_pod) {
+        wake.add(pod.meta.key());
+    }
+}
+
+struct Ephemeral {
+    client: Client,
+    recorder: Recorder,
+    claims: Lister<PersistentVolumeClaim>,
+    pods: Lister<Pod>,
+}
+
+impl Ephemeral {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(pod) = self.pods.get(&key).filter(|pod| !pod.meta.is_being_deleted()) else {
+            return Ok(Next::Done);
+        };
+        for volume in &pod.spec.shape.claims {
+            let ClaimVolume::Ephemeral(volume) = volume else { continue };
+            if let Err(error) = self.provide(&pod, volume).await {
+                let text = format!("ephemeral volume {volume}: {}", error.message());
+                self.recorder.warning(&*pod, "FailedBinding", &text);
+                return Err(Error::other(format!("pod {key}, {text}")));
+            }
+        }
+        Ok(Next::Done)
+    }
+
+    async fn provide(&self, pod: &Pod, volume: &str) -> Result<(), Error> {
+        let name = pod.ephemeral_claim(volume);
+        let key = ObjectKey::new(&pod.meta.namespace, &name);
+        if let Some(claim) = self.claims.get(&key) {
+            return is_for(&claim, pod);
+        }
+        // The view of a pod leaves the template out.
+        let live: Value = match self.client.resource(&Pod::RESOURCE).get(&pod.meta.key()).await {
+            Err(error) if error.is_not_found() => return Ok(()),
+            live => live?,
+        };
+        let Some(claim) = made_for(pod, &live, volume, &name) else { return Ok(()) };
+        ATTEMPTS.inc();
+        let claims = self.client.resource(&PersistentVolumeClaim::RESOURCE);
+        let created = claims.create_for_metadata(&key.namespace, &claim).await;
+        created.map(drop).map_err(|error| {
+            FAILURES.inc();
+            Error::other(format!("create PVC {name}: {}", Error::from(error).message()))
+        })
+    }
+}
+
+/// Upstream: `ephemeral.VolumeIsForPod`.
+fn is_for(claim: &PersistentVolumeClaim, pod: &Pod) -> Result<(), Error> {
+    match claim.meta.is_controlled_by(&pod.meta.uid) {
+        true => Ok(()),
+        false => Err(Error::other(format!(
+            "PVC {} was not created for pod {} (pod is not owner)",
+            claim.meta.key(),
+            pod.meta.key(),
+        ))),
+    }
+}
+
+/// The claim for `volume` of `live`; `None` when that is not `pod` any more.
+fn made_for(pod: &Pod, live: &Value, volume: &str, name: &str) -> Option<Value> {
+    if live["metadata"]["uid"] != pod.meta.uid.to_string() {
+        return None;
+    }
+    let mut volumes = live["spec"]["volumes"].as_array()?.iter();
+    let template = &volumes.find(|found| found["name"] == volume)?["ephemeral"];
+    let template = &template["volumeClaimTemplate"];
+    let mut metadata = json!({
+        "name": name, "ownerReferences": [pod.meta.controller_ref::<Pod>()],
+    });
+    for field in ["annotations", "labels"] {
+        if !template["metadata"][field].is_null() {
+            metadata[field] = template["metadata"][field].clone();
+        }
+    }
+    Some(json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": metadata, "spec": template["spec"],
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_made_from_the_template_and_owned_by_the_pod() {
+        let live = json!({
+            "metadata": { "namespace": "ns", "name": "p", "uid": "u" },
+            "spec": { "volumes": [
+                { "name": "other", "emptyDir": {} },
+                { "name": "tmp", "ephemeral": { "volumeClaimTemplate": {
+                    "metadata": { "labels": { "a": "b" }, "name": "ignored" },
+                    "spec": { "accessModes": ["ReadWriteOnce"], "futureField": 1.50 },
+                } } },
+            ] },
+        });
+        let pod: Pod = serde_json::from_value(live.clone()).unwrap();
+        let claim = made_for(&pod, &live, "tmp", "p-tmp").unwrap();
+        assert_eq!(
+            claim,
+            json!({
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+                "metadata": {
+                    "name": "p-tmp", "labels": { "a": "b" },
+                    "ownerReferences": [{
+                        "apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u",
+                        "controller": true, "blockOwnerDeletion": true,
+                    }],
+                },
+                "spec": { "accessModes": ["ReadWriteOnce"], "futureField": 1.50 },
+            })
+        );
+        let mut next = live.clone();
+        next["metadata"]["uid"] = json!("another");
+        assert!(made_for(&pod, &next, "tmp", "p-tmp").is_none(), "another pod of the name");
+        assert!(made_for(&pod, &live, "gone", "p-gone").is_none());
+    }
+
+    #[test]
+    fn a_claim_of_another_owner_is_refused() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": { "namespace": "ns", "name": "p", "uid": "u" },
+        }))
+        .unwrap();
+        let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+            "metadata": { "namespace": "ns", "name": "p-tmp" },
+        }))
+        .unwrap();
+        assert_eq!(
+            is_for(&claim, &pod).unwrap_err().to_string(),
+            "PVC ns/p-tmp was not created for pod ns/p (pod is not owner)"
+        );
+    }
+}

@@ -1,0 +1,261 @@
+//! Keeps a PersistentVolumeClaim that is being deleted for as long as a pod uses it.
+//! Upstream: `pkg/controller/volume/pvcprotection`.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::claims::{CLAIM_INDEX, by_claim, pods_of, uses};
+use super::protection::Protection;
+use crate::cache::Lister;
+use crate::client::{Client, ListOptions};
+use crate::clock::SharedClock;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::objects::{Object, ObjectKey, PersistentVolumeClaim, Pod, Resource, Timestamp};
+
+/// Upstream: `volumeutil.PVCProtectionFinalizer`.
+const PROTECTION: Protection = Protection("kubernetes.io/pvc-protection");
+/// The gate of the condition Unused.
+const UNUSED_SINCE: &str = "PersistentVolumeClaimUnusedSinceTime";
+const UNUSED: &str = "Unused";
+
+/// The controller `persistentvolumeclaim-protection-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let (claims, pods) = (c.lister::<PersistentVolumeClaim>(), c.lister::<Pod>());
+    c.index(&pods, CLAIM_INDEX, by_claim);
+    let tracks_use = c.feature(UNUSED_SINCE);
+    let queue = c.queue(Retries::default());
+    c.watch(&claims, &queue, move |change, wake| {
+        let claim = change.object();
+        let unknown = || tracks_use && claim.condition(UNUSED).is_none();
+        if !matches!(change, Change::Deleted(_)) && (PROTECTION.concerns(&claim.meta) || unknown())
+        {
+            wake.add(claim.meta.key());
+        }
+    });
+    c.watch(&pods, &queue, move |change, wake| match change {
+        Change::Deleted(last) => wake_claims(last.object(), wake),
+        change if tracks_use || frees_claims(change.object()) => {
+            wake_claims(change.object(), wake);
+        }
+        _ => {}
+    });
+    let this = PvcProtection { client: c.client(), clock: c.clock(), claims, pods, tracks_use };
+    let this = Arc::new(this);
+    c.sync(queue, move |key| this.clone().sync(key));
+    Ok(())
+}
+
+/// Whether a pod that exists may yet be the reason why a claim can go.
+fn frees_claims(pod: &Pod) -> bool {
+    pod.is_terminated() || pod.spec.node_name.is_empty()
+}
+
+fn wake_claims(pod: &Pod, wake: &Queue) {
+    for (claim, _) in pod.claims() {
+        wake.add(ObjectKey::new(&pod.meta.namespace, &claim));
+    }
+}
+
+/// Whether `pod` keeps a claim from being deleted. A kubelet does not start a pod with a claim that
+/// is being deleted, so only a pod that has a node counts. Upstream: `podUsesPVCForDeletion`.
+fn keeps(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
+    // The kubelet is done with it, or it was deleted by force. It may itself wait for its claim.
+    let is_shut_down =
+        pod.meta.is_being_deleted() && pod.meta.deletion_grace_period_seconds == Some(0);
+    !pod.spec.node_name.is_empty() && uses(pod, claim, !is_shut_down)
+}
+
+/// Whether `pod` counts for the condition Unused. Upstream: `podUsesPVCForUnusedSince`.
+fn counts_as_use(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
+    !pod.is_terminated() && uses(pod, claim, true)
+}
+
+struct PvcProtection {
+    client: Client,
+    clock: SharedClock,
+    claims: Lister<PersistentVolumeClaim>,
+    pods: Lister<Pod>,
+    tracks_use: bool,
+}
+
+impl PvcProtection {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
+        let mut live = None;
+        if self.tracks_use && !claim.meta.is_being_deleted() {
+            let used = self.is_used(&claim, counts_as_use, &mut live).await?;
+            self.set_unused(&claim, !used).await?;
+        }
+        if PROTECTION.is_deletion_candidate(&claim.meta)
+            && !self.is_used(&claim, keeps, &mut live).await?
+        {
+            PROTECTION.remove(&self.client, &*claim).await?;
+            self.release_others(&claim, &live.unwrap_or_default()).await;
+        }
+        if PROTECTION.is_missing(&claim.meta) {
+            PROTECTION.add(&self.client, &*claim).await?;
+        }
+        Ok(Next::Done)
+    }
+
+    /// Asks the cache first: a pod that is found there decides. A pod that is not may be missing from
+    /// the cache alone, so the API server is asked for the namespace's pods, once a sync.
+    async fn is_used(
+        &self,
+        claim: &PersistentVolumeClaim,
+        by: fn(&Pod, &PersistentVolumeClaim) -> bool,
+        live: &mut Option<Vec<Pod>>,
+    ) -> Result<bool, Error> {
+        if pods_of(&self.pods, &claim.meta.key()).iter().any(|pod| by(pod, claim)) {
+            return Ok(true);
+        }
+        if live.is_none() {
+            let namespace = Some(&*claim.meta.namespace);
+            let listed = self.client.list(namespace, &ListOptions::default()).await;
+            *live = Some(listed.map_err(|e| Error::during("live list of pods failed", e))?);
+        }
+        Ok(live.iter().flatten().any(|pod| by(pod, claim)))
+    }
+
+    /// A list of pods that is newer than the deletion of other claims in its namespace serves them
+    /// too: of many claims that go together only the first costs a list. Failures are left to the
+    /// other claims' own syncs.
+    async fn release_others(&self, first: &PersistentVolumeClaim, live: &[Pod]) {
+        for other in self.claims.in_namespace(&first.meta.namespace) {
+            let released = other.meta.uid != first.meta.uid
+                && PROTECTION.is_deletion_candidate(&other.meta)
+                && !pods_of(&self.pods, &other.meta.key()).iter().any(|pod| keeps(pod, &other))
+                && !live.iter().any(|pod| keeps(pod, &other));
+            if released {
+                let _ = PROTECTION.remove(&self.client, &*other).await;
+            }
+        }
+    }
+
+    /// Makes the condition Unused say what is true now. Upstream: `updateUnusedCondition`.
+    async fn set_unused(&self, claim: &PersistentVolumeClaim, unused: bool) -> Result<(), Error> {
+        if claim.condition(UNUSED).is_some_and(|condition| (condition.status == "True") == unused) {
+            return Ok(());
+        }
+        let claims = self.client.resource(&PersistentVolumeClaim::RESOURCE);
+        let mut live: Value = claims.get(&claim.meta().key()).await?;
+        if live["metadata"]["uid"] != claim.meta.uid.to_string() {
+            return Ok(());
+        }
+        set_condition(&mut live["status"], unused_condition(unused, self.clock.now()));
+        claims.subresource("status").update::<Value>(&claim.meta.key(), &live).await?;
+        Ok(())
+    }
+}
+
+fn unused_condition(unused: bool, now: Timestamp) -> Value {
+    let (status, reason, message) = match unused {
+        true => ("True", "NoPodsUsingPVC", "No pods are currently referencing this PVC"),
+        false => ("False", "PodUsingPVC", "A pod is currently referencing this PVC"),
+    };
+    json!({
+        "type": UNUSED, "status": status, "lastTransitionTime": now,
+        "reason": reason, "message": message,
+    })
+}
+
+/// Replaces the condition of the same type, or adds it.
+fn set_condition(status: &mut Value, condition: Value) {
+    if status["conditions"].is_null() {
+        status["conditions"] = json!([]);
+    }
+    let Some(conditions) = status["conditions"].as_array_mut() else { return };
+    match conditions.iter_mut().find(|old| old["type"] == condition["type"]) {
+        Some(old) => *old = condition,
+        None => conditions.push(condition),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: Value, meta: Value, status: Value) -> Pod {
+        let mut metadata = json!({ "namespace": "ns", "name": "p", "uid": "pod" });
+        metadata.as_object_mut().unwrap().extend(meta.as_object().unwrap().clone());
+        serde_json::from_value(json!({ "metadata": metadata, "spec": spec, "status": status }))
+            .unwrap()
+    }
+
+    fn claim(name: &str, owner: Option<&str>) -> PersistentVolumeClaim {
+        let owners: Vec<Value> = owner
+            .iter()
+            .map(|uid| {
+                json!({
+                    "apiVersion": "v1", "kind": "Pod", "name": "p", "uid": uid, "controller": true,
+                })
+            })
+            .collect();
+        serde_json::from_value(json!({
+            "metadata": { "namespace": "ns", "name": name, "ownerReferences": owners },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn which_pods_keep_which_claims() {
+        let volumes = json!([
+            { "name": "data", "persistentVolumeClaim": { "claimName": "plain" } },
+            { "name": "tmp", "ephemeral": { "volumeClaimTemplate": {} } },
+            { "name": "dir", "emptyDir": {} },
+        ]);
+        let on_node = json!({ "nodeName": "n", "volumes": volumes });
+        let pending = json!({ "volumes": volumes });
+        let shut_down = json!({
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0,
+        });
+        let (plain, own) = (claim("plain", None), claim("p-tmp", Some("pod")));
+        let foreign = claim("p-tmp", Some("another"));
+        // The pod; then whether it keeps the claim, its own ephemeral one, and another pod's.
+        for (spec, meta, kept, what) in [
+            (&on_node, json!({}), [true, true, false], "runs"),
+            (&pending, json!({}), [false, false, false], "has no node"),
+            (&on_node, shut_down.clone(), [true, false, false], "is shut down"),
+        ] {
+            let pod = pod(spec.clone(), meta, json!({}));
+            let found = [&plain, &own, &foreign].map(|claim| keeps(&pod, claim));
+            assert_eq!(found, kept, "{what}");
+        }
+        assert!(!keeps(&pod(on_node, json!({}), json!({})), &claim("dir", None)));
+    }
+
+    #[test]
+    fn which_pods_count_as_use() {
+        let spec = || json!({ "volumes": [{ "persistentVolumeClaim": { "claimName": "c" } }] });
+        let deleted = json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" });
+        let state = |state: &str| json!({ "phase": "Running", "containerStatuses": [{ "state": { state: {} } }] });
+        for (meta, status, counts) in [
+            (json!({}), json!({ "phase": "Pending" }), true),
+            (json!({}), json!({ "phase": "Succeeded" }), false),
+            (json!({}), json!({ "phase": "Failed" }), false),
+            (deleted.clone(), state("running"), true),
+            (deleted.clone(), state("terminated"), false),
+            (deleted.clone(), state("waiting"), false),
+            (json!({}), state("waiting"), true),
+        ] {
+            let text = format!("{meta} {status}");
+            let pod = pod(spec(), meta, status);
+            assert_eq!(counts_as_use(&pod, &claim("c", None)), counts, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_condition_is_replaced_and_the_others_stay() {
+        let now = Timestamp::from_secs(0);
+        let mut status = json!({ "phase": "Bound", "conditions": [{ "type": "Resizing" }] });
+        set_condition(&mut status, unused_condition(true, now));
+        set_condition(&mut status, unused_condition(false, now));
+        assert_eq!(status["conditions"].as_array().unwrap().len(), 2);
+        assert_eq!(status["conditions"][1]["reason"], "PodUsingPVC");
+        let mut none = json!({});
+        set_condition(&mut none, unused_condition(true, now));
+        assert_eq!(none["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:00Z");
+    }
+}

@@ -1,0 +1,43 @@
+//! Keeps a PersistentVolume that is being deleted for as long as it is bound.
+//! Upstream: `pkg/controller/volume/pvprotection`.
+
+use std::sync::Arc;
+
+use super::protection::Protection;
+use crate::cache::Lister;
+use crate::client::Client;
+use crate::controllers::runner::keys;
+use crate::controllers::{Controller, Next, Retries, SyncResult};
+use crate::objects::{ObjectKey, PersistentVolume};
+
+/// Upstream: `volumeutil.PVProtectionFinalizer`.
+const PROTECTION: Protection = Protection("kubernetes.io/pv-protection");
+
+/// The controller `persistentvolume-protection-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let volumes = c.lister::<PersistentVolume>();
+    let this = Arc::new(PvProtection { client: c.client(), volumes: volumes.clone() });
+    let queue = c.queue(Retries::default());
+    let concerned = |volume: &PersistentVolume| PROTECTION.concerns(&volume.meta);
+    c.watch(&volumes, &queue, keys::of_current(concerned));
+    c.sync(queue, move |key| this.clone().sync(key));
+    Ok(())
+}
+
+struct PvProtection {
+    client: Client,
+    volumes: Lister<PersistentVolume>,
+}
+
+impl PvProtection {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(volume) = self.volumes.get(&key) else { return Ok(Next::Done) };
+        if PROTECTION.is_deletion_candidate(&volume.meta) && !volume.is_bound() {
+            PROTECTION.remove(&self.client, &*volume).await?;
+        }
+        if PROTECTION.is_missing(&volume.meta) {
+            PROTECTION.add(&self.client, &*volume).await?;
+        }
+        Ok(Next::Done)
+    }
+}

@@ -1,0 +1,137 @@
+//! Keeps a VolumeAttributesClass that is being deleted for as long as a volume or a claim names it.
+//! Upstream: `pkg/controller/volume/vacprotection`.
+
+use std::sync::Arc;
+
+use super::protection::Protection;
+use crate::cache::{IndexValue, Lister};
+use crate::client::Client;
+use crate::controllers::runner::{Change, keys};
+use crate::controllers::{Controller, Next, Queue, Retries, SyncResult};
+use crate::objects::{
+    Istr, Object, ObjectKey, PersistentVolume, PersistentVolumeClaim, VolumeAttributesClass,
+};
+
+/// Upstream: `volumeutil.VACProtectionFinalizer`.
+const PROTECTION: Protection = Protection("kubernetes.io/vac-protection");
+/// Volumes and claims by the classes that they name.
+const CLASS_INDEX: &str = "volumeAttributesClassName";
+
+/// The controller `volumeattributesclass-protection-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let classes = c.lister::<VolumeAttributesClass>();
+    let volumes = c.lister::<PersistentVolume>();
+    let claims = c.lister::<PersistentVolumeClaim>();
+    c.index(&volumes, CLASS_INDEX, |volume, emit| emit_all(volume, emit));
+    c.index(&claims, CLASS_INDEX, |claim, emit| emit_all(claim, emit));
+    let queue = c.queue(Retries::default());
+    let concerned = |class: &VolumeAttributesClass| PROTECTION.concerns(&class.meta);
+    c.watch(&classes, &queue, keys::of_current(concerned));
+    c.watch(&volumes, &queue, wake_released::<PersistentVolume>);
+    c.watch(&claims, &queue, wake_released::<PersistentVolumeClaim>);
+    let this = Arc::new(VacProtection { client: c.client(), classes, volumes, claims });
+    c.sync(queue, move |key| this.clone().sync(key));
+    Ok(())
+}
+
+/// What names VolumeAttributesClasses.
+trait NamesClasses: Object {
+    fn classes(&self) -> Vec<Istr>;
+}
+
+impl NamesClasses for PersistentVolume {
+    fn classes(&self) -> Vec<Istr> {
+        let name = self.spec.volume_attributes_class_name.as_ref();
+        name.filter(|name| !name.is_empty()).cloned().into_iter().collect()
+    }
+}
+
+impl NamesClasses for PersistentVolumeClaim {
+    fn classes(&self) -> Vec<Istr> {
+        self.volume_attributes_classes().into_iter().cloned().collect()
+    }
+}
+
+fn emit_all<T: NamesClasses>(object: &T, emit: &mut dyn FnMut(IndexValue)) {
+    object.classes().into_iter().for_each(|class| emit(IndexValue::Text(class)));
+}
+
+/// Wakes the classes that a change no longer names.
+fn wake_released<T: NamesClasses>(change: Change<'_, T>, wake: &Queue) {
+    let released = match change {
+        Change::Updated { old, new } => {
+            let named = new.classes();
+            old.classes().into_iter().filter(|class| !named.contains(class)).collect()
+        }
+        Change::Deleted(last) => last.object().classes(),
+        Change::Added { .. } | Change::Resync { .. } => Vec::new(),
+    };
+    released.iter().for_each(|class| wake.add(ObjectKey::cluster(class)));
+}
+
+struct VacProtection {
+    client: Client,
+    classes: Lister<VolumeAttributesClass>,
+    volumes: Lister<PersistentVolume>,
+    claims: Lister<PersistentVolumeClaim>,
+}
+
+impl VacProtection {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(class) = self.classes.get(&key) else { return Ok(Next::Done) };
+        if PROTECTION.is_deletion_candidate(&class.meta) && !self.is_used(&key.name) {
+            PROTECTION.remove(&self.client, &*class).await?;
+        }
+        if PROTECTION.is_missing(&class.meta) {
+            PROTECTION.add(&self.client, &*class).await?;
+        }
+        Ok(Next::Done)
+    }
+
+    fn is_used(&self, class: &str) -> bool {
+        let class = IndexValue::Text(class.into());
+        !self.volumes.by_index(CLASS_INDEX, &class).is_empty()
+            || !self.claims.by_index(CLASS_INDEX, &class).is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cache::Deleted;
+    use crate::clock::FakeClock;
+    use crate::objects::Timestamp;
+
+    #[test]
+    fn the_classes_that_are_no_longer_named_are_looked_at() {
+        let claim = |spec: Value, status: Value| -> Arc<PersistentVolumeClaim> {
+            Arc::new(serde_json::from_value(json!({ "spec": spec, "status": status })).unwrap())
+        };
+        let all = claim(
+            json!({ "volumeAttributesClassName": "wanted" }),
+            json!({
+                "currentVolumeAttributesClassName": "current",
+                "modifyVolumeStatus": { "targetVolumeAttributesClassName": "target" },
+            }),
+        );
+        let moved = claim(
+            json!({ "volumeAttributesClassName": "wanted" }),
+            json!({ "currentVolumeAttributesClassName": "target" }),
+        );
+        let queue = Queue::for_test(FakeClock::new(Timestamp::from_secs(0)));
+        let woken = |change: Change<'_, PersistentVolumeClaim>| {
+            wake_released(change, &queue);
+            let mut names: Vec<String> =
+                queue.drain().iter().map(|key| key.name.to_string()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(woken(Change::Updated { old: &all, new: &moved }), ["current"]);
+        assert!(woken(Change::Updated { old: &moved, new: &all }).is_empty());
+        assert!(woken(Change::Added { new: &all, initial: false }).is_empty());
+        let deleted = Deleted::Known(all.clone());
+        assert_eq!(woken(Change::Deleted(&deleted)), ["current", "target", "wanted"]);
+    }
+}

@@ -1,0 +1,156 @@
+//! Which start of a CronJob is due, and when to look again.
+
+use std::time::Duration;
+
+use super::schedule::Schedule;
+use crate::objects::{CronJob, Timestamp};
+
+/// Added to the time of the next start, for clocks that are a little apart.
+/// Upstream: `nextScheduleDelta`.
+const MARGIN: Duration = Duration::from_millis(100);
+/// More missed starts than this are reported.
+const MANY: i64 = 100;
+
+/// How many starts were missed, roughly.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Missed {
+    None,
+    Few,
+    Many,
+}
+
+/// What has been due since the last start.
+#[derive(Debug, PartialEq)]
+struct Recent {
+    /// From where starts are counted.
+    since: Timestamp,
+    /// The most recent start that is not after now.
+    last: Option<Timestamp>,
+    missed: Missed,
+}
+
+/// Upstream: `mostRecentScheduleTime`.
+fn recent(
+    cron_job: &CronJob,
+    schedule: &Schedule,
+    now: Timestamp,
+    deadline: Option<i64>,
+) -> Result<Recent, String> {
+    let last = cron_job.status.last_schedule_time.as_ref();
+    let mut since = match last {
+        Some(last) => last.0.into(),
+        None => cron_job.meta.creation_timestamp.unwrap_or_default(),
+    };
+    if let Some(deadline) = deadline {
+        // Anything before this is too late anyway.
+        since = since.max(now - Duration::from_secs(u64::try_from(deadline).unwrap_or(0)));
+    }
+    let never = || "time difference between two schedules is less than 1 second".to_owned();
+    let first = schedule.next(since).ok_or_else(never)?;
+    if now < first {
+        return Ok(Recent { since, last: None, missed: Missed::None });
+    }
+    let second = schedule.next(first).ok_or_else(never)?;
+    if now < second {
+        return Ok(Recent { since, last: Some(first), missed: Missed::None });
+    }
+    let period = i64::try_from(second.duration_since(first).as_secs()).unwrap_or(i64::MAX);
+    if period < 1 {
+        return Err(never());
+    }
+    let elapsed = i64::try_from(now.duration_since(first).as_secs()).unwrap_or(i64::MAX);
+    let count = elapsed / period + 1;
+    // Two periods before now, so that no list of all missed starts is needed. The period of a
+    // schedule such as `30 6-16/4 * * 1-5` varies: the last start is looked for from there.
+    let before = first.as_micros() + (count - 2) * period * 1_000_000;
+    let mut last = None;
+    let mut next = schedule.next(Timestamp::from_micros(before));
+    while let Some(time) = next.filter(|time| *time <= now) {
+        last = Some(time);
+        next = schedule.next(time);
+    }
+    Ok(Recent { since, last, missed: if count > MANY { Missed::Many } else { Missed::Few } })
+}
+
+/// The start that is due, if there is one. Upstream: `nextScheduleTime`.
+///
+/// # Errors
+/// When the schedule is never due, such as on 31 February.
+pub fn start(
+    cron_job: &CronJob,
+    schedule: &Schedule,
+    now: Timestamp,
+) -> Result<Option<(Timestamp, Missed)>, String> {
+    let deadline = cron_job.spec.starting_deadline_seconds;
+    let Recent { last, missed, .. } = recent(cron_job, schedule, now, deadline)?;
+    Ok(last.map(|time| (time, missed)))
+}
+
+/// How long until the next start. Upstream: `nextScheduleTimeDuration`.
+pub fn wait(cron_job: &CronJob, schedule: &Schedule, now: Timestamp) -> Duration {
+    let from = match recent(cron_job, schedule, now, None) {
+        Ok(Recent { last: Some(last), .. }) => last,
+        Ok(Recent { since, missed: Missed::None, .. }) => since,
+        Ok(_) | Err(_) => now,
+    };
+    schedule.next(from).map_or(Duration::ZERO, |next| (next + MARGIN).duration_since(now))
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::tz::TimeZone;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        format!("2026-05-19T{text}Z").parse().unwrap()
+    }
+
+    fn cron_job(last: Option<&str>, deadline: Value) -> CronJob {
+        serde_json::from_value(json!({
+            "metadata": { "creationTimestamp": at("09:00:00") },
+            "spec": { "startingDeadlineSeconds": deadline },
+            "status": { "lastScheduleTime": last.map(at) },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn which_start_is_due() {
+        let none = || json!(null);
+        for (schedule, last, deadline, now, due, wait_seconds) in [
+            ("0 * * * *", None, none(), "09:59:59", None, 1),
+            ("0 * * * *", None, none(), "10:00:00", Some(("10:00:00", Missed::None)), 3600),
+            ("0 * * * *", None, none(), "10:30:00", Some(("10:00:00", Missed::None)), 1800),
+            ("0 * * * *", Some("10:00:00"), none(), "10:30:00", None, 1800),
+            (
+                "0 * * * *",
+                Some("10:00:00"),
+                none(),
+                "13:10:00",
+                Some(("13:00:00", Missed::Few)),
+                3000,
+            ),
+            ("* * * * *", None, none(), "12:00:30", Some(("12:00:00", Missed::Many)), 30),
+            ("* * * * *", None, json!(300), "12:00:30", Some(("12:00:00", Missed::Few)), 30),
+            ("0 * * * *", None, json!(60), "10:30:00", None, 1800),
+            ("@every 7m", None, none(), "09:15:00", Some(("09:14:00", Missed::Few)), 360),
+        ] {
+            let text = format!("{schedule} {last:?} {deadline} at {now}");
+            let schedule = Schedule::parse(schedule, TimeZone::UTC).unwrap();
+            let (cron_job, now) = (cron_job(last, deadline), at(now));
+            let due = due.map(|(time, missed)| (at(time), missed));
+            assert_eq!(start(&cron_job, &schedule, now), Ok(due), "{text}");
+            let expected = Duration::from_secs(wait_seconds) + MARGIN;
+            assert_eq!(wait(&cron_job, &schedule, now), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_schedule_without_dates_is_an_error() {
+        let never = Schedule::parse("59 23 31 2 *", TimeZone::UTC).unwrap();
+        let error = start(&cron_job(None, json!(null)), &never, at("12:00:00")).unwrap_err();
+        assert_eq!(error, "time difference between two schedules is less than 1 second");
+    }
+}

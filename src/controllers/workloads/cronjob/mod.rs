@@ -1,0 +1,514 @@
+//! Starts the Jobs of CronJobs at their times. Upstream: `pkg/controller/cronjob`.
+
+mod due;
+mod schedule;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use jiff::tz::TimeZone;
+use k8s_openapi::api::core::v1::ObjectReference;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use self::due::Missed;
+use self::schedule::{Schedule, time_zone};
+use crate::cache::Lister;
+use crate::client::{Client, Delete};
+use crate::clock::SharedClock;
+use crate::controllers::runner::{Change, keys};
+use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::events::Recorder;
+use crate::metrics::metrics;
+use crate::objects::{CronJob, Job, Labels, Object, ObjectKey, Resource, Timestamp};
+
+/// Upstream: `batch.CronJobScheduledTimestampAnnotation`.
+const SCHEDULED: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
+
+metrics! {
+    fn register;
+    static SKEW: Histogram(crate::metrics::exponential(1.0, 2.0, 10)) =
+        "cronjob_controller_job_creation_skew_duration_seconds",
+        "[STABLE] Time between when a cronjob is scheduled to be run, and when the corresponding job is created";
+}
+
+/// The controller `cronjob-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    register();
+    let (cron_jobs, jobs) = (c.lister::<CronJob>(), c.lister::<Job>());
+    let queue = c.queue(Retries::default());
+    c.watch(&jobs, &queue, keys::of_controller(&cron_jobs).mapper());
+    let (clock, recorder) = (c.clock(), c.recorder());
+    c.watch(&cron_jobs, &queue, move |change, wake| {
+        let key = change.object().meta.key();
+        match change {
+            Change::Updated { old, new } if rescheduled(old, new) => match planned(new) {
+                Ok(schedule) => wake.add_after(key, due::wait(new, &schedule, clock.now())),
+                Err(_) => {
+                    let text = format!("unparseable schedule for cronjob: {}", new.spec.schedule);
+                    recorder.warning(&**new, "UnParseableCronJobSchedule", &text);
+                }
+            },
+            _ => wake.add(key),
+        }
+    });
+    let (client, clock, recorder) = (c.client(), c.clock(), c.recorder());
+    let this = Arc::new(CronJobs { client, clock, recorder, cron_jobs, jobs });
+    c.sync(queue, move |key| this.clone().sync(key));
+    Ok(())
+}
+
+fn rescheduled(old: &CronJob, new: &CronJob) -> bool {
+    old.spec.schedule != new.spec.schedule || old.spec.time_zone != new.spec.time_zone
+}
+
+/// The schedule in its time zone. Upstream: `formatSchedule`, `cron.ParseStandard`.
+fn planned(cron_job: &CronJob) -> Result<Schedule, String> {
+    let spec = &cron_job.spec;
+    // A zone within the schedule wins.
+    let named = spec.time_zone.as_ref().filter(|_| !names_zone(&spec.schedule));
+    let zone = named.and_then(|name| time_zone(name).ok());
+    Schedule::parse(&spec.schedule, zone.unwrap_or_else(TimeZone::system))
+}
+
+fn names_zone(schedule: &str) -> bool {
+    schedule.contains("TZ")
+}
+
+struct CronJobs {
+    client: Client,
+    clock: SharedClock,
+    recorder: Recorder,
+    cron_jobs: Lister<CronJob>,
+    jobs: Lister<Job>,
+}
+
+/// A CronJob in the course of a sync: what changes of its status is written once, at the end.
+struct Run {
+    cron_job: CronJob,
+    changed: bool,
+}
+
+impl Run {
+    fn active(&self) -> &[ObjectReference] {
+        self.cron_job.status.active.as_deref().unwrap_or_default()
+    }
+
+    fn is_active(&self, job: &Job) -> bool {
+        self.active().iter().any(|active| active.uid.as_deref() == Some(&*job.meta.uid.to_string()))
+    }
+
+    fn forget(&mut self, uid: &str) {
+        let active = self.cron_job.status.active.get_or_insert_default();
+        active.retain(|job| job.uid.as_deref() != Some(uid));
+        self.changed = true;
+    }
+}
+
+impl CronJobs {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(cron_job) = self.cron_jobs.get(&key) else { return Ok(Next::Done) };
+        // By name alone, as upstream: a namesake's Jobs are reported.
+        let jobs: Vec<Arc<Job>> = self
+            .jobs
+            .in_namespace(&key.namespace)
+            .into_iter()
+            .filter(|job| job.meta.controller().is_some_and(|owner| owner.name == *key.name))
+            .collect();
+        let mut run = Run { cron_job: CronJob::clone(&cron_job), changed: false };
+        self.clean_up(&mut run, &jobs).await;
+        let result = self.advance(&mut run, &jobs).await;
+        if run.changed {
+            self.client.update_status(&run.cron_job, &run.cron_job.status).await?;
+        }
+        result
+    }
+
+    /// Deletes the oldest finished Jobs beyond the limits. Upstream: `cleanupFinishedJobs`.
+    async fn clean_up(&self, run: &mut Run, jobs: &[Arc<Job>]) {
+        let spec = &run.cron_job.spec;
+        let limits = [
+            ("Complete", spec.successful_jobs_history_limit),
+            ("Failed", spec.failed_jobs_history_limit),
+        ];
+        for (condition, limit) in limits {
+            let Some(limit) = limit else { continue };
+            for job in surplus(jobs, condition, limit) {
+                self.delete(run, &job).await;
+            }
+        }
+    }
+
+    /// Whether the Job was deleted. Upstream: `deleteJob`.
+    async fn delete(&self, run: &mut Run, job: &Job) -> bool {
+        match self.client.delete::<Job>(&job.meta.key(), Delete::background()).await {
+            Err(error) => {
+                let text = format!("Deleted job: {}", Error::from(error).message());
+                self.recorder.warning(&run.cron_job, "FailedDelete", &text);
+                false
+            }
+            Ok(()) => {
+                run.forget(&job.meta.uid.to_string());
+                let text = format!("Deleted job {}", job.meta.name);
+                self.recorder.normal(&run.cron_job, "SuccessfulDelete", &text);
+                true
+            }
+        }
+    }
+
+    /// Upstream: `syncCronJob`.
+    async fn advance(&self, run: &mut Run, jobs: &[Arc<Job>]) -> SyncResult {
+        let now = self.clock.now();
+        self.note_jobs(run, jobs).await?;
+        self.note_missing(run, jobs).await?;
+        let spec = &run.cron_job.spec;
+        if run.cron_job.meta.is_being_deleted() {
+            return Ok(Next::Done);
+        }
+        if let Some(zone) = &spec.time_zone
+            && let Err(error) = time_zone(zone)
+        {
+            let text = format!("invalid timeZone: {zone:?}: {error}");
+            self.recorder.warning(&run.cron_job, "UnknownTimeZone", &text);
+            return Ok(Next::Done);
+        }
+        if spec.suspend == Some(true) {
+            return Ok(Next::Done);
+        }
+        if names_zone(&spec.schedule) {
+            let text = format!(
+                "CRON_TZ or TZ used in schedule {:?} is not officially supported, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details",
+                spec.schedule
+            );
+            self.recorder.warning(&run.cron_job, "UnsupportedSchedule", &text);
+        }
+        let schedule = match planned(&run.cron_job) {
+            Ok(schedule) => schedule,
+            Err(error) => {
+                let text = format!("unparseable schedule: {:?} : {error}", spec.schedule);
+                self.recorder.warning(&run.cron_job, "UnparseableSchedule", &text);
+                return Ok(Next::Done);
+            }
+        };
+        let start = match due::start(&run.cron_job, &schedule, now) {
+            Ok(start) => start,
+            Err(error) => {
+                let text = format!("invalid schedule: {} : {error}", spec.schedule);
+                self.recorder.warning(&run.cron_job, "InvalidSchedule", &text);
+                return Ok(Next::Done);
+            }
+        };
+        if let Some((time, missed)) = start {
+            if missed == Missed::Many {
+                let text = "too many missed start times. Set or decrease \
+                    .spec.startingDeadlineSeconds or check clock skew";
+                self.recorder.warning(&run.cron_job, "TooManyMissedTimes", text);
+            }
+            if let Started::Elsewhere = self.start(run, time, now).await? {
+                return Ok(Next::Done);
+            }
+        }
+        Ok(Next::After(due::wait(&run.cron_job, &schedule, now)))
+    }
+
+    /// Takes Jobs that have finished off the active list. Only the API server decides whether a
+    /// running Job that is not on the list is a foreign one: the cached CronJob may be older.
+    async fn note_jobs(&self, run: &mut Run, jobs: &[Arc<Job>]) -> Result<(), Error> {
+        for job in jobs {
+            let active = run.is_active(job);
+            let Some(finished) = job.finished() else {
+                if active {
+                    continue;
+                }
+                let live: CronJob = self.client.get(&run.cron_job.meta.key()).await?;
+                let live = Run { cron_job: live, changed: run.changed };
+                if live.is_active(job) {
+                    *run = live;
+                    continue;
+                }
+                let text = format!(
+                    "Saw a job that the controller did not create or forgot: {}",
+                    job.meta.name
+                );
+                self.recorder.warning(&run.cron_job, "UnexpectedJob", &text);
+                continue;
+            };
+            if active {
+                run.forget(&job.meta.uid.to_string());
+                let text =
+                    format!("Saw completed job: {}, condition: {}", job.meta.name, finished.r#type);
+                self.recorder.normal(&run.cron_job, "SawCompletedJob", &text);
+            }
+            if finished.r#type == "Complete" {
+                let last = &mut run.cron_job.status.last_successful_time;
+                let completed = job.status.completion_time.map(Timestamp::to_api);
+                if completed.as_ref().map(|time| time.0) > last.as_ref().map(|time| time.0) {
+                    *last = completed;
+                    run.changed = true;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes Jobs that are gone off the active list.
+    async fn note_missing(&self, run: &mut Run, jobs: &[Arc<Job>]) -> Result<(), Error> {
+        let known: HashSet<String> = jobs.iter().map(|job| job.meta.uid.to_string()).collect();
+        for active in run.active().to_vec() {
+            let uid = active.uid.unwrap_or_default();
+            if known.contains(&uid) {
+                continue;
+            }
+            let name = active.name.unwrap_or_default();
+            let key = ObjectKey::new(&active.namespace.unwrap_or_default(), &name);
+            match self.client.get::<Job>(&key).await {
+                Err(error) if error.is_not_found() => {
+                    let text = format!("Active job went missing: {name}");
+                    self.recorder.normal(&run.cron_job, "MissingJob", &text);
+                    run.forget(&uid);
+                }
+                found => drop(found?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts the Job of `time`, if nothing is against it.
+    async fn start(
+        &self,
+        run: &mut Run,
+        time: Timestamp,
+        now: Timestamp,
+    ) -> Result<Started, Error> {
+        let spec = &run.cron_job.spec;
+        let deadline = spec.starting_deadline_seconds.and_then(|seconds| seconds.try_into().ok());
+        if deadline.is_some_and(|seconds| time + std::time::Duration::from_secs(seconds) < now) {
+            let time = time.to_jiff().strftime("%a, %d %b %Y %H:%M:%S +0000");
+            let text = format!("Missed scheduled time to start a job: {time}");
+            self.recorder.warning(&run.cron_job, "MissSchedule", &text);
+            return Ok(Started::Handled);
+        }
+        let name = job_name(&run.cron_job, time);
+        let namespace = run.cron_job.meta.namespace.clone();
+        let key = ObjectKey::new(&namespace, &name);
+        let listed = run.active().iter().any(|active| {
+            active.name.as_deref() == Some(&*name)
+                && active.namespace.as_deref() == Some(&namespace)
+        });
+        let last = run.cron_job.status.last_schedule_time.as_ref();
+        if listed || last.is_some_and(|last| last.0 == time.to_jiff()) {
+            return Ok(Started::Handled);
+        }
+        if spec.concurrency_policy == "Forbid" && !run.active().is_empty() {
+            let text = "Not starting job because prior execution is running and concurrency \
+                policy is Forbid";
+            self.recorder.normal(&run.cron_job, "JobAlreadyActive", text);
+            return Ok(Started::Handled);
+        }
+        if spec.concurrency_policy == "Replace" {
+            self.replace(run).await?;
+        }
+        let body = job_for(&run.cron_job, &name, time).map_err(Error::other)?;
+        let created = self.client.create::<Job>(&namespace, &body).await;
+        let job = match created {
+            Ok(job) => {
+                let created = job.meta.creation_timestamp.unwrap_or(now);
+                SKEW.observe(created.duration_since(time).as_secs_f64());
+                let text = format!("Created job {name}");
+                self.recorder.normal(&run.cron_job, "SuccessfulCreate", &text);
+                job
+            }
+            Err(error) if error.is_namespace_terminating() => return Err(error.into()),
+            Err(error) if error.is_already_exists() => {
+                // Made by this controller, when its status was not written afterwards.
+                let job: Job = self.client.get(&key).await?;
+                if !job.meta.is_controlled_by(&run.cron_job.meta.uid) || run.is_active(&job) {
+                    return Ok(Started::Elsewhere);
+                }
+                log::info!("cronjob-controller: Job {key} already exists");
+                job
+            }
+            Err(error) => {
+                let error = Error::from(error);
+                let text = format!("Error creating job: {}", error.message());
+                self.recorder.warning(&run.cron_job, "FailedCreate", &text);
+                return Err(error);
+            }
+        };
+        let status = &mut run.cron_job.status;
+        status.active.get_or_insert_default().push(reference(&job));
+        status.last_schedule_time = Some(time.to_api());
+        run.changed = true;
+        Ok(Started::Handled)
+    }
+
+    /// Deletes what still runs.
+    async fn replace(&self, run: &mut Run) -> Result<(), Error> {
+        for active in run.active().to_vec() {
+            let namespace = active.namespace.unwrap_or_default();
+            let key = ObjectKey::new(&namespace, &active.name.unwrap_or_default());
+            let job: Job = self.client.get(&key).await.map_err(|error| {
+                let error = Error::from(error);
+                let text = format!("Get job: {}", error.message());
+                self.recorder.warning(&run.cron_job, "FailedGet", &text);
+                error
+            })?;
+            if !self.delete(run, &job).await {
+                return Err(Error::other(format!("could not replace job {key}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+enum Started {
+    Handled,
+    /// A Job of that name exists, and its status is somebody else's to write.
+    Elsewhere,
+}
+
+/// The Jobs that finished with `condition` and are too many, oldest first.
+fn surplus(jobs: &[Arc<Job>], condition: &str, limit: i32) -> Vec<Arc<Job>> {
+    let finished = |job: &&Arc<Job>| job.finished().is_some_and(|it| it.r#type == *condition);
+    let mut jobs: Vec<Arc<Job>> = jobs.iter().filter(finished).cloned().collect();
+    // Those that never started come last.
+    jobs.sort_by_key(|job| {
+        let started = job.status.start_time;
+        (started.is_none(), started, job.meta.name.clone())
+    });
+    let limit = usize::try_from(limit).unwrap_or(0);
+    jobs.truncate(jobs.len().saturating_sub(limit));
+    jobs
+}
+
+/// One name for each start, so that no start makes two Jobs. Upstream: `getJobName`.
+fn job_name(cron_job: &CronJob, time: Timestamp) -> String {
+    format!("{}-{}", cron_job.meta.name, time.as_micros() / 60_000_000)
+}
+
+/// A Job as it is created, its spec as the template has it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NewJob<'a> {
+    api_version: String,
+    kind: &'a str,
+    metadata: Value,
+    spec: &'a Option<Box<RawValue>>,
+}
+
+/// Upstream: `getJobFromTemplate2`.
+fn job_for<'a>(cron_job: &'a CronJob, name: &str, time: Timestamp) -> Result<NewJob<'a>, String> {
+    let template = &cron_job.spec.job_template;
+    let (labels, annotations) = match &template.metadata {
+        Some(metadata) => (metadata.labels.clone(), metadata.annotations.clone()),
+        None => (Labels::default(), Labels::default()),
+    };
+    let zone = time_zone(cron_job.spec.time_zone.as_deref().unwrap_or_default())?;
+    let local = time.to_jiff().to_zoned(zone);
+    let scheduled = match local.offset().seconds() {
+        0 => time.to_string(),
+        _ => local.strftime("%Y-%m-%dT%H:%M:%S%:z").to_string(),
+    };
+    let mut metadata = json!({
+        "name": name, "namespace": cron_job.meta.namespace,
+        "labels": labels, "annotations": annotations,
+        "ownerReferences": [cron_job.meta.controller_ref::<CronJob>()],
+    });
+    metadata["annotations"][SCHEDULED] = json!(scheduled);
+    let api_version = Job::RESOURCE.api_version();
+    Ok(NewJob { api_version, kind: "Job", metadata, spec: &template.spec })
+}
+
+fn reference(job: &Job) -> ObjectReference {
+    let meta = job.meta();
+    ObjectReference {
+        api_version: Some(Job::RESOURCE.api_version()),
+        kind: Some(Job::RESOURCE.kind.to_string()),
+        namespace: Some(meta.namespace.to_string()),
+        name: Some(meta.name.to_string()),
+        uid: Some(meta.uid.to_string()),
+        resource_version: Some(meta.resource_version.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_are_made_from_the_template_and_named_by_their_time() {
+        let cron_job: CronJob = serde_json::from_str(
+            r#"{
+                "metadata": { "namespace": "ns", "name": "backup", "uid": "u" },
+                "spec": {
+                    "timeZone": "Asia/Kolkata",
+                    "jobTemplate": {
+                        "metadata": { "labels": { "a": "b" }, "annotations": { "note": "x" } },
+                        "spec": { "parallelism": 2, "future": { "ratio": 1.50 } }
+                    }
+                }
+            }"#,
+        )
+        .unwrap();
+        let time: Timestamp = "2026-05-19T10:07:00Z".parse().unwrap();
+        let name = job_name(&cron_job, time);
+        assert_eq!(name, "backup-29653087");
+        let job = job_for(&cron_job, &name, time).unwrap();
+        let spec = r#"{ "parallelism": 2, "future": { "ratio": 1.50 } }"#;
+        assert_eq!(job.spec.as_ref().unwrap().get(), spec, "each byte is kept");
+        assert_eq!(
+            serde_json::to_value(job).unwrap(),
+            json!({
+                "apiVersion": "batch/v1", "kind": "Job",
+                "metadata": {
+                    "name": "backup-29653087", "namespace": "ns", "labels": { "a": "b" },
+                    "annotations": { "note": "x", SCHEDULED: "2026-05-19T15:37:00+05:30" },
+                    "ownerReferences": [{
+                        "apiVersion": "batch/v1", "kind": "CronJob", "name": "backup", "uid": "u",
+                        "controller": true, "blockOwnerDeletion": true,
+                    }],
+                },
+                "spec": { "parallelism": 2, "future": { "ratio": 1.50 } },
+            })
+        );
+        let utc: CronJob = serde_json::from_str("{}").unwrap();
+        let job = job_for(&utc, "j", time).unwrap();
+        assert_eq!(job.metadata["annotations"][SCHEDULED], "2026-05-19T10:07:00Z");
+    }
+
+    #[test]
+    fn the_oldest_finished_jobs_are_too_many() {
+        let job = |name: &str, condition: &str, started: Value| -> Arc<Job> {
+            let job = json!({
+                "metadata": { "name": name },
+                "status": {
+                    "startTime": started,
+                    "conditions": [{ "type": condition, "status": "True" }],
+                },
+            });
+            Arc::new(serde_json::from_value(job).unwrap())
+        };
+        let at = |second: i64| json!(Timestamp::from_secs(second));
+        let jobs = [
+            job("never", "Complete", json!(null)),
+            job("b", "Complete", at(2)),
+            job("c", "Complete", at(1)),
+            job("a", "Complete", at(2)),
+            job("failed", "Failed", at(0)),
+            job("runs", "Suspended", at(0)),
+        ];
+        for (condition, limit, gone) in [
+            ("Complete", 4, &[] as &[&str]),
+            ("Complete", 2, &["c", "a"]),
+            ("Complete", 0, &["c", "a", "b", "never"]),
+            ("Failed", 0, &["failed"]),
+            ("Failed", 1, &[]),
+        ] {
+            let found = surplus(&jobs, condition, limit);
+            let names: Vec<&str> = found.iter().map(|job| &*job.meta.name).collect();
+            assert_eq!(names, gone, "{condition} {limit}");
+        }
+    }
+}

@@ -1,0 +1,442 @@
+//! Schedules as the API takes them. The fields, their ranges, the way days of the month and of the
+//! week combine and what happens when clocks change are those of upstream's library, which differ
+//! from one library to the next: the times at which Jobs start must not change with the manager.
+//! Upstream: `github.com/robfig/cron/v3`.
+
+use std::time::Duration;
+
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+
+use crate::objects::Timestamp;
+use crate::options::parse_duration;
+
+/// The times at which something happens, to the second.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Schedule {
+    /// In a time zone.
+    Fields(Box<Fields>, TimeZone),
+    /// `@every`: whole seconds, at least one.
+    Every(Duration),
+}
+
+/// The values of each field at which the schedule is due.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fields {
+    minute: Set,
+    hour: Set,
+    day_of_month: Set,
+    month: Set,
+    day_of_week: Set,
+}
+
+/// Numbers from 0 to 59.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Set {
+    bits: u64,
+    /// It was written with a star and no step.
+    star: bool,
+}
+
+/// What one field may contain.
+struct Bounds {
+    min: u32,
+    max: u32,
+    /// From `min` on.
+    names: &'static [&'static str],
+}
+
+const MINUTES: Bounds = Bounds { min: 0, max: 59, names: &[] };
+const HOURS: Bounds = Bounds { min: 0, max: 23, names: &[] };
+const DAYS_OF_MONTH: Bounds = Bounds { min: 1, max: 31, names: &[] };
+const MONTHS: Bounds = Bounds {
+    min: 1,
+    max: 12,
+    names: &["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"],
+};
+const DAYS_OF_WEEK: Bounds =
+    Bounds { min: 0, max: 6, names: &["sun", "mon", "tue", "wed", "thu", "fri", "sat"] };
+
+/// A schedule that is not due within this many years is never due.
+const HORIZON_YEARS: i16 = 5;
+
+/// The time zone of this name, as the API names them: case matters, and the empty name is UTC.
+///
+/// # Errors
+/// In upstream's words, which events carry.
+pub fn time_zone(name: &str) -> Result<TimeZone, String> {
+    match name {
+        "" | "UTC" => return Ok(TimeZone::UTC),
+        "Local" => return Ok(TimeZone::system()),
+        _ => {}
+    }
+    let zone = TimeZone::get(name).ok().filter(|zone| zone.iana_name() == Some(name));
+    zone.ok_or_else(|| format!("unknown time zone {name}"))
+}
+
+impl Schedule {
+    /// Reads five fields or a descriptor such as `@daily`, behind `TZ=` or `CRON_TZ=` and a zone if
+    /// there is one; otherwise in `zone`. Upstream: `cron.ParseStandard`.
+    ///
+    /// # Errors
+    /// In upstream's words, which events carry.
+    pub fn parse(text: &str, zone: TimeZone) -> Result<Schedule, String> {
+        if text.is_empty() {
+            return Err("empty spec string".to_owned());
+        }
+        let named = ["TZ=", "CRON_TZ="].into_iter().find_map(|prefix| text.strip_prefix(prefix));
+        let (text, zone) = match named {
+            None => (text, zone),
+            Some(rest) => {
+                let (name, rest) = rest
+                    .split_once(' ')
+                    .ok_or_else(|| "invalid schedule format: no fields".to_owned())?;
+                let zone = time_zone(name)
+                    .map_err(|error| format!("provided bad location {name}: {error}"))?;
+                (rest.trim(), zone)
+            }
+        };
+        if text.starts_with('@') {
+            return descriptor(text, zone);
+        }
+        let fields: Vec<&str> = text.split_whitespace().collect();
+        let [minute, hour, day_of_month, month, day_of_week] = fields[..] else {
+            let found = fields.len();
+            let fields = fields.join(" ");
+            return Err(format!("expected exactly 5 fields, found {found}: [{fields}]"));
+        };
+        let fields = Fields {
+            minute: MINUTES.set(minute)?,
+            hour: HOURS.set(hour)?,
+            day_of_month: DAYS_OF_MONTH.set(day_of_month)?,
+            month: MONTHS.set(month)?,
+            day_of_week: DAYS_OF_WEEK.set(day_of_week)?,
+        };
+        Ok(Schedule::Fields(Box::new(fields), zone))
+    }
+
+    /// The first time after `time` at which the schedule is due.
+    pub fn next(&self, time: Timestamp) -> Option<Timestamp> {
+        let seconds = time.as_micros().div_euclid(1_000_000);
+        match self {
+            Schedule::Every(delay) => Some(Timestamp::from_secs(seconds) + *delay),
+            Schedule::Fields(fields, zone) => {
+                fields.next(&Zone(zone), seconds + 1).map(Timestamp::from_secs)
+            }
+        }
+    }
+}
+
+fn descriptor(text: &str, zone: TimeZone) -> Result<Schedule, String> {
+    let fields = match text {
+        "@yearly" | "@annually" => "0 0 1 1 *",
+        "@monthly" => "0 0 1 * *",
+        "@weekly" => "0 0 * * 0",
+        "@daily" | "@midnight" => "0 0 * * *",
+        "@hourly" => "0 * * * *",
+        _ => {
+            let every = text.strip_prefix("@every ");
+            let every = every.ok_or_else(|| format!("unrecognized descriptor: {text}"))?;
+            let every = parse_duration(every)
+                .map_err(|error| format!("failed to parse duration {text}: {error}"))?;
+            return Ok(Schedule::Every(Duration::from_secs(every.as_secs().max(1))));
+        }
+    };
+    Schedule::parse(fields, zone)
+}
+
+impl Bounds {
+    /// Reads a list of ranges: `1,5-10/2,*/15`. Upstream: `getField`.
+    fn set(&self, field: &str) -> Result<Set, String> {
+        let mut set = Set::default();
+        for range in field.split(',').filter(|range| !range.is_empty()) {
+            let Set { bits, star } = self.range(range)?;
+            set = Set { bits: set.bits | bits, star: set.star || star };
+        }
+        Ok(set)
+    }
+
+    /// Upstream: `getRange`.
+    fn range(&self, text: &str) -> Result<Set, String> {
+        let (range, step) = match text.split('/').collect::<Vec<_>>()[..] {
+            [range] => (range, None),
+            [range, step] => (range, Some(step)),
+            _ => return Err(format!("too many slashes: {text}")),
+        };
+        let ends: Vec<&str> = range.split('-').collect();
+        let mut star = matches!(ends[0], "*" | "?");
+        let (start, mut end) = match ends[..] {
+            _ if star => (self.min, self.max),
+            [only] => self.number(only).map(|only| (only, only))?,
+            [start, end] => (self.number(start)?, self.number(end)?),
+            _ => return Err(format!("too many hyphens: {text}")),
+        };
+        let step = match step {
+            None => 1,
+            Some(step) => {
+                let step = number(step)?;
+                if ends.len() == 1 {
+                    // `N/step` runs to the end of the field.
+                    end = self.max;
+                }
+                star &= step <= 1;
+                step
+            }
+        };
+        let Bounds { min, max, .. } = self;
+        if start < *min {
+            return Err(format!("beginning of range ({start}) below minimum ({min}): {text}"));
+        }
+        if end > *max {
+            return Err(format!("end of range ({end}) above maximum ({max}): {text}"));
+        }
+        if start > end {
+            return Err(format!(
+                "beginning of range ({start}) beyond end of range ({end}): {text}"
+            ));
+        }
+        if step == 0 {
+            return Err(format!("step of range should be a positive number: {text}"));
+        }
+        let steps = (start..=end).step_by(usize::try_from(step).unwrap_or(usize::MAX));
+        Ok(Set { bits: steps.fold(0, |bits, value| bits | 1 << value), star })
+    }
+
+    /// Upstream: `parseIntOrName`.
+    fn number(&self, text: &str) -> Result<u32, String> {
+        let named = self.names.iter().zip(self.min..);
+        let named = named.into_iter().find(|(name, _)| text.eq_ignore_ascii_case(name));
+        named.map_or_else(|| number(text), |(_, value)| Ok(value))
+    }
+}
+
+fn number(text: &str) -> Result<u32, String> {
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        let quoted = format!("strconv.Atoi: parsing {text:?}: invalid syntax");
+        return Err(format!("failed to parse int from {text}: {quoted}"));
+    }
+    let value: i64 = text.parse().map_err(|_| {
+        let quoted = format!("strconv.Atoi: parsing {text:?}: value out of range");
+        format!("failed to parse int from {text}: {quoted}")
+    })?;
+    if value < 0 {
+        return Err(format!("negative number ({value}) not allowed: {text}"));
+    }
+    // Larger than any field's maximum, whatever it is.
+    Ok(u32::try_from(value).unwrap_or(u32::MAX))
+}
+
+impl Set {
+    fn has(self, value: i8) -> bool {
+        u32::try_from(value).is_ok_and(|value| self.bits & 1 << value != 0)
+    }
+}
+
+/// A time zone, in seconds since 1970.
+struct Zone<'a>(&'a TimeZone);
+
+impl Zone<'_> {
+    fn offset(&self, seconds: i64) -> i64 {
+        let time = jiff::Timestamp::from_second(seconds).unwrap_or_default();
+        i64::from(self.0.to_offset(time).seconds())
+    }
+
+    fn local(&self, seconds: i64) -> DateTime {
+        let time = jiff::Timestamp::from_second(seconds).unwrap_or_default();
+        self.0.to_datetime(time)
+    }
+
+    /// The time at which clocks show `local`. A time that clocks skip, or show twice, is taken with
+    /// the offset that Go takes. Upstream: `time.Date`.
+    fn seconds(&self, local: DateTime) -> i64 {
+        let utc = TimeZone::UTC.to_timestamp(local).map_or(0, jiff::Timestamp::as_second);
+        utc - self.offset(utc - self.offset(utc))
+    }
+}
+
+const MINUTE: i64 = 60;
+const HOUR: i64 = 60 * MINUTE;
+
+impl Fields {
+    /// A day must match both fields of days if one of them is a star, otherwise either.
+    fn day_matches(&self, local: DateTime) -> bool {
+        let of_month = self.day_of_month.has(local.day());
+        let of_week = self.day_of_week.has(local.weekday().to_sunday_zero_offset());
+        if self.day_of_month.star || self.day_of_week.star {
+            of_month && of_week
+        } else {
+            of_month || of_week
+        }
+    }
+
+    /// The first due second, `from` or later. Each field is advanced until it matches; one that
+    /// starts again at its beginning takes the search back to the months.
+    /// Upstream: `SpecSchedule.Next`.
+    fn next(&self, zone: &Zone<'_>, from: i64) -> Option<i64> {
+        let last_year = zone.local(from).year() + HORIZON_YEARS;
+        let mut time = from;
+        // Whether the smaller fields are at their beginning already.
+        let mut advanced = false;
+        'months: loop {
+            let mut local = zone.local(time);
+            if local.year() > last_year {
+                return None;
+            }
+            while !self.month.has(local.month()) {
+                if !advanced {
+                    advanced = true;
+                    local = local.date().first_of_month().at(0, 0, 0, 0);
+                }
+                let (year, month) = match local.month() {
+                    12 => (local.year() + 1, 1),
+                    month => (local.year(), month + 1),
+                };
+                let next = jiff::civil::date(year, month, local.day());
+                time = zone.seconds(next.to_datetime(local.time()));
+                local = zone.local(time);
+                if local.month() == 1 {
+                    continue 'months;
+                }
+            }
+            while !self.day_matches(local) {
+                if !advanced {
+                    advanced = true;
+                    local = zone.local(zone.seconds(local.date().at(0, 0, 0, 0)));
+                }
+                let next = local.date().tomorrow().ok()?;
+                time = zone.seconds(next.to_datetime(local.time()));
+                // Where clocks skip midnight, the day begins an hour off.
+                time += match i64::from(zone.local(time).hour()) {
+                    0 => 0,
+                    hour if hour > 12 => (24 - hour) * HOUR,
+                    hour => -hour * HOUR,
+                };
+                local = zone.local(time);
+                if local.day() == 1 {
+                    continue 'months;
+                }
+            }
+            while !self.hour.has(local.hour()) {
+                if !advanced {
+                    advanced = true;
+                    time = zone.seconds(local.date().at(local.hour(), 0, 0, 0));
+                }
+                time += HOUR;
+                local = zone.local(time);
+                if local.hour() == 0 {
+                    continue 'months;
+                }
+            }
+            while !self.minute.has(local.minute()) {
+                if !advanced {
+                    advanced = true;
+                    time -= time.rem_euclid(MINUTE);
+                }
+                time += MINUTE;
+                local = zone.local(time);
+                if local.minute() == 0 {
+                    continue 'months;
+                }
+            }
+            // Schedules of the API have no field for seconds: they are due at second 0.
+            if local.second() == 0 {
+                return Some(time);
+            }
+            time += i64::from(60 - local.second());
+            advanced = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Schedule, String> {
+        Schedule::parse(text, TimeZone::UTC)
+    }
+
+    fn time(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn when_schedules_are_due() {
+        for (schedule, from, next) in [
+            ("* * * * *", "2026-07-09T14:45:00Z", "2026-07-09T14:46:00Z"),
+            ("* * * * ?", "2026-07-09T14:59:59Z", "2026-07-09T15:00:00Z"),
+            ("*/15 * * * *", "2026-07-09T14:46:12Z", "2026-07-09T15:00:00Z"),
+            ("20-35/15 * * * *", "2026-07-09T14:46:00Z", "2026-07-09T15:20:00Z"),
+            ("5/20 * * * *", "2026-07-09T14:26:00Z", "2026-07-09T14:45:00Z"),
+            ("0 23 31 DEC ?", "2026-01-01T00:00:00Z", "2026-12-31T23:00:00Z"),
+            ("0 0 29 2 *", "2026-01-01T00:00:00Z", "2028-02-29T00:00:00Z"),
+            ("30 8 * * Mon-fri", "2026-07-10T08:30:00Z", "2026-07-13T08:30:00Z"),
+            // Either day, unless one of the two is a star.
+            ("0 0 13 * 5", "2026-11-01T00:00:00Z", "2026-11-06T00:00:00Z"),
+            ("0 0 13 * *", "2026-11-01T00:00:00Z", "2026-11-13T00:00:00Z"),
+            ("0 0 * * 5", "2026-11-01T00:00:00Z", "2026-11-06T00:00:00Z"),
+            // A step takes the star away.
+            ("0 0 */2 * 5", "2026-11-01T00:00:00Z", "2026-11-03T00:00:00Z"),
+            ("@yearly", "2026-11-01T00:00:00Z", "2027-01-01T00:00:00Z"),
+            ("@monthly", "2026-11-01T00:00:00Z", "2026-12-01T00:00:00Z"),
+            ("@weekly", "2026-11-01T00:00:00Z", "2026-11-08T00:00:00Z"),
+            ("@midnight", "2026-11-01T00:00:00Z", "2026-11-02T00:00:00Z"),
+            ("@hourly", "2026-11-01T00:00:00Z", "2026-11-01T01:00:00Z"),
+            ("@every 90m", "2026-11-01T00:00:00.5Z", "2026-11-01T01:30:00Z"),
+            ("@every 10ms", "2026-11-01T00:00:00Z", "2026-11-01T00:00:01Z"),
+            ("TZ=Asia/Kolkata 0 9 * * *", "2026-11-01T00:00:00Z", "2026-11-01T03:30:00Z"),
+            ("CRON_TZ=Asia/Tokyo @daily", "2026-11-01T00:00:00Z", "2026-11-01T15:00:00Z"),
+            // Clocks go from 2:00 to 3:00 on 2026-03-08 and from 2:00 to 1:00 on 2026-11-01.
+            ("TZ=America/New_York 0 0 * * *", "2026-03-08T05:00:00Z", "2026-03-09T04:00:00Z"),
+            ("TZ=America/New_York 30 2 * * *", "2026-03-07T08:00:00Z", "2026-03-09T06:30:00Z"),
+            ("TZ=America/New_York 30 1 * * *", "2026-10-31T06:00:00Z", "2026-11-01T05:30:00Z"),
+            ("TZ=America/New_York 30 1 * * *", "2026-11-01T05:30:00Z", "2026-11-01T06:30:00Z"),
+            ("TZ=America/New_York 0 * * * *", "2026-11-01T05:00:00Z", "2026-11-01T06:00:00Z"),
+            // Midnight is skipped on 2018-11-04.
+            ("TZ=America/Sao_Paulo 0 0 * * *", "2018-11-03T12:00:00Z", "2018-11-05T02:00:00Z"),
+            ("TZ=America/Sao_Paulo 0 9 4 11 ?", "2018-11-01T12:00:00Z", "2018-11-04T11:00:00Z"),
+        ] {
+            let next_found = parse(schedule).unwrap().next(time(from));
+            assert_eq!(next_found, Some(time(next)), "{schedule} after {from}");
+        }
+        assert_eq!(parse("59 23 31 2 *").unwrap().next(time("2026-01-01T00:00:00Z")), None);
+    }
+
+    #[test]
+    fn what_is_refused_and_why() {
+        for (text, why) in [
+            ("", "empty spec string"),
+            ("* * * *", "expected exactly 5 fields, found 4: [* * * *]"),
+            ("TZ=0", "invalid schedule format: no fields"),
+            (
+                "TZ=Mars/Base * * * * *",
+                "provided bad location Mars/Base: unknown time zone Mars/Base",
+            ),
+            ("60 * * * *", "end of range (60) above maximum (59): 60"),
+            ("* * 0 * *", "beginning of range (0) below minimum (1): 0"),
+            ("* * * * 7", "end of range (7) above maximum (6): 7"),
+            ("5-1 * * * *", "beginning of range (5) beyond end of range (1): 5-1"),
+            ("1-2-3 * * * *", "too many hyphens: 1-2-3"),
+            ("1/2/3 * * * *", "too many slashes: 1/2/3"),
+            ("*/0 * * * *", "step of range should be a positive number: */0"),
+            (
+                "x * * * *",
+                r#"failed to parse int from x: strconv.Atoi: parsing "x": invalid syntax"#,
+            ),
+            ("* * * * */-1", "negative number (-1) not allowed: -1"),
+            ("@never", "unrecognized descriptor: @never"),
+        ] {
+            assert_eq!(parse(text).unwrap_err(), why, "{text}");
+        }
+    }
+
+    #[test]
+    fn time_zones_have_exact_names() {
+        assert!(time_zone("Europe/Berlin").is_ok());
+        assert_eq!(time_zone("").unwrap(), TimeZone::UTC);
+        for name in ["europe/berlin", "Nowhere", "../etc/passwd"] {
+            assert_eq!(time_zone(name).unwrap_err(), format!("unknown time zone {name}"));
+        }
+    }
+}
