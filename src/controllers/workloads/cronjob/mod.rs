@@ -100,8 +100,9 @@ impl Run {
     }
 
     fn forget(&mut self, uid: &str) {
-        let active = self.cron_job.status.active.get_or_insert_default();
+        let mut active = self.cron_job.status.active.take().unwrap_or_default();
         active.retain(|job| job.uid.as_deref() != Some(uid));
+        self.cron_job.status.active = Some(active).filter(|active| !active.is_empty());
         self.changed = true;
     }
 }
