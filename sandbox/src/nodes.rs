@@ -147,7 +147,8 @@ pub fn nodes(
     recorder: Option<Recorder>,
 ) -> Controller {
     let workers = Workers::Fixed(Count::new(8));
-    let mut c = Controller::new(Profile { workers, ..Profile::new(NAME) }, context);
+    let profile = Profile { workers, ..Profile::new(NAME) };
+    let mut c = Controller::new(profile, context).expect("there is one client for all");
     let pods = c.lister_of::<BoundPod>(Scope::all(Pod::RESOURCE));
     let (client, clock) = (c.client(), c.clock());
     let this = Kubelet { client, clock, pods: pods.clone(), options, steering, recorder };

@@ -215,7 +215,8 @@ struct Scheduler {
 /// The scheduler, as a controller.
 pub fn scheduler(context: &Arc<ControllerContext>, recorder: Option<Recorder>) -> Controller {
     let workers = Workers::Fixed(Count::new(4));
-    let mut c = Controller::new(Profile { workers, ..Profile::new(NAME) }, context);
+    let profile = Profile { workers, ..Profile::new(NAME) };
+    let mut c = Controller::new(profile, context).expect("there is one client for all");
     let pods = c.lister_of::<Unscheduled>(Scope::all(PODS));
     let nodes = c.lister::<Node>();
     let this = Arc::new(Scheduler {

@@ -34,12 +34,12 @@ pub struct SimpleClients {
 }
 
 impl ClientBuilder for SimpleClients {
-    fn client(&self, name: &str) -> Client {
-        self.connection.client(&user_agent(name))
+    fn client(&self, name: &str) -> Result<Client, String> {
+        Ok(self.root_client(name))
     }
 
     fn root_client(&self, name: &str) -> Client {
-        self.client(name)
+        self.connection.client(&user_agent(name))
     }
 }
 
@@ -52,7 +52,7 @@ pub struct ServiceAccountClients {
 }
 
 impl ClientBuilder for ServiceAccountClients {
-    fn client(&self, name: &str) -> Client {
+    fn client(&self, name: &str) -> Result<Client, String> {
         let requests = ApiTokens { client: self.root.clone(), name: name.into() };
         let tokens = CachedTokens::new(Arc::new(requests), self.clock.clone());
         let agent = user_agent(&format!("system:serviceaccount:{NAMESPACE}:{name}"));

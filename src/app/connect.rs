@@ -24,7 +24,14 @@ pub trait Connection: Send + Sync + 'static {
     /// A client under our own credentials, with a rate limit of its own.
     fn client(&self, user_agent: &str) -> Client;
     /// A client that holds no credentials but the source's tokens.
-    fn client_with_tokens(&self, user_agent: &str, tokens: Arc<dyn TokenSource>) -> Client;
+    ///
+    /// # Errors
+    /// When the authorities that vouch for the server cannot be read.
+    fn client_with_tokens(
+        &self,
+        user_agent: &str,
+        tokens: Arc<dyn TokenSource>,
+    ) -> Result<Client, String>;
     /// The same, which writes nothing that `guard` does not pass.
     fn guarded(&self, guard: Guard) -> Arc<dyn Connection>;
     /// How the caches read through `client`.
@@ -90,16 +97,14 @@ impl Connection for ApiServer {
         self.client.named(user_agent)
     }
 
-    fn client_with_tokens(&self, user_agent: &str, tokens: Arc<dyn TokenSource>) -> Client {
+    fn client_with_tokens(
+        &self,
+        user_agent: &str,
+        tokens: Arc<dyn TokenSource>,
+    ) -> Result<Client, String> {
         let provider = Arc::new(move |refused| tokens.token(refused));
-        match self.client.with_tokens(user_agent, provider) {
-            Ok(client) => client,
-            // The same certificates were read when this connection was made.
-            Err(error) => {
-                log::error!("client {user_agent}: {error}: going on under our own credentials");
-                self.client.named(user_agent)
-            }
-        }
+        let client = self.client.with_tokens(user_agent, provider);
+        client.map_err(|error| format!("client {user_agent}: {error}"))
     }
 
     fn guarded(&self, guard: Guard) -> Arc<dyn Connection> {

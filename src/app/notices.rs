@@ -17,6 +17,12 @@ pub fn of(o: &Options) -> Vec<String> {
          takes its lease by itself, as with the gate off"
             .into(),
     );
+    tell(
+        !o.feature_gates.enabled("PodLevelResources"),
+        "feature gate PodLevelResources is off, but has no effect in this build: quotas charge a \
+         pod's own resources wherever the API server stores them"
+            .into(),
+    );
     let emulated = emulated(o);
     let own = git_version().split('.').nth(1).and_then(|minor| minor.parse().ok());
     tell(
@@ -70,6 +76,10 @@ mod tests {
             ),
             (|o| o.emulated_version = vec!["kube=1.35".into()], "--emulated-version=1.35 "),
             (|o| o.contention_profiling = true, "--contention-profiling "),
+            (
+                |o| o.feature_gates.0.push(("PodLevelResources".into(), false)),
+                "feature gate PodLevelResources is off",
+            ),
         ];
         for (change, start) in table {
             assert!(told(*change).starts_with(start), "{}", told(*change));

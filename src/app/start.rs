@@ -294,7 +294,7 @@ mod tests {
         fn client(&self, _: &str) -> Client {
             unreachable!("health is asked without a client")
         }
-        fn client_with_tokens(&self, _: &str, _: Arc<dyn TokenSource>) -> Client {
+        fn client_with_tokens(&self, _: &str, _: Arc<dyn TokenSource>) -> Result<Client, String> {
             unreachable!("health is asked without a client")
         }
         fn guarded(&self, _: Guard) -> Arc<dyn Connection> {
@@ -330,6 +330,61 @@ mod tests {
         assert_eq!(wait(3), (3, Ok(())));
         assert_eq!(wait(10), (10, Ok(())));
         assert_eq!(wait(12), (10, Err("2 left".into())));
+    }
+
+    /// Panics when it is asked for anything.
+    struct Broken;
+
+    impl Connection for Broken {
+        fn client(&self, _: &str) -> Client {
+            panic!("as the test asks")
+        }
+        fn client_with_tokens(&self, _: &str, _: Arc<dyn TokenSource>) -> Result<Client, String> {
+            panic!("as the test asks")
+        }
+        fn guarded(&self, _: Guard) -> Arc<dyn Connection> {
+            panic!("as the test asks")
+        }
+        fn source(&self, _: Client) -> Arc<dyn Source> {
+            panic!("as the test asks")
+        }
+        fn healthz(&self) -> Boxed<Result<(), String>> {
+            panic!("as the test asks")
+        }
+        fn reset_discovery(&self) {}
+    }
+
+    #[test]
+    fn a_panic_during_the_start_is_an_error_of_the_process() {
+        let started = Started {
+            options: Arc::default(),
+            connection: Arc::new(Broken),
+            health: HealthChecks::new(),
+            routes: Routes::new(),
+            clock: FakeClock::new(Timestamp::from_secs(0)),
+            migration: None,
+            lease: Lease::Main,
+            running: Latch::new(),
+        };
+        let ended = block_on(crate::app::run_controllers(started, StopToken::new()));
+        let expected = "the start of the controllers panicked: as the test asks";
+        assert_eq!(ended, Err(expected.to_owned()));
+    }
+
+    #[test]
+    fn a_failed_controller_fails_its_health_check_and_the_process() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let mut controller = Controller::for_test("test-fails", 1, clock.clone());
+        controller.background(|_| async { panic!("as the test asks") });
+        let (health, failure) = (HealthChecks::new(), Failure::new());
+        let (options, running) = (Options::default(), Arc::default());
+        let (clock, stop): (SharedClock, _) = (clock, StopToken::new());
+        block_on(run_one(controller, &options, &health, &running, &clock, &stop, &failure));
+        let expected = "test-fails: a task of the controller panicked";
+        assert_eq!(failure.get(), Some(expected));
+        let check = health.answer("healthz", &Request::get("/healthz/test-fails"));
+        assert_eq!(check.status, 500);
+        assert!(running.lock().is_empty());
     }
 
     #[test]

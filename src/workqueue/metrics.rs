@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{
-    GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    exponential_buckets, histogram_opts, register_histogram_vec, register_int_counter_vec,
-    register_int_gauge_vec,
-};
+use prometheus::{GaugeVec, Histogram, IntCounter, IntGauge, Opts};
+
+use crate::metrics::{exponential, metrics};
 
 /// The metrics of one named queue.
 pub(super) struct QueueMetrics {
@@ -24,13 +22,12 @@ pub(super) struct QueueMetrics {
 impl QueueMetrics {
     /// `None` for a queue without a name.
     pub fn new(name: &str) -> Option<QueueMetrics> {
-        let all = ALL.as_ref()?;
         (!name.is_empty()).then(|| QueueMetrics {
-            depth: all.depth.with_label_values(&[name]),
-            adds: all.adds.with_label_values(&[name]),
-            queue_duration: all.queue_duration.with_label_values(&[name]),
-            work_duration: all.work_duration.with_label_values(&[name]),
-            retries: all.retries.with_label_values(&[name]),
+            depth: DEPTH.with_label_values(&[name]),
+            adds: ADDS.with_label_values(&[name]),
+            queue_duration: QUEUE_DURATION.with_label_values(&[name]),
+            work_duration: WORK_DURATION.with_label_values(&[name]),
+            retries: RETRIES.with_label_values(&[name]),
         })
     }
 
@@ -73,35 +70,37 @@ pub(super) trait HasProgress: Send + Sync {
 
 /// Reports the progress of `queue` under `name` for as long as it lives.
 pub(super) fn report_progress(name: &str, queue: Weak<dyn HasProgress>) {
-    if let Some(all) = ALL.as_ref() {
-        all.queues.lock().push((name.into(), queue));
-    }
+    QUEUES.lock().push((name.into(), queue));
 }
 
 type Queues = Arc<Mutex<Vec<(Box<str>, Weak<dyn HasProgress>)>>>;
 
-struct All {
-    depth: IntGaugeVec,
-    adds: IntCounterVec,
-    queue_duration: HistogramVec,
-    work_duration: HistogramVec,
-    retries: IntCounterVec,
-    queues: Queues,
+metrics! {
+    static DEPTH: IntGaugeVec["name"] = "workqueue_depth", "[BETA] Current depth of workqueue";
+    static ADDS: IntCounterVec["name"] =
+        "workqueue_adds_total", "[BETA] Total number of adds handled by workqueue";
+    static QUEUE_DURATION: HistogramVec["name"](exponential(10e-9, 10.0, 10)) =
+        "workqueue_queue_duration_seconds",
+        "[BETA] How long in seconds an item stays in workqueue before being requested.";
+    static WORK_DURATION: HistogramVec["name"](exponential(10e-9, 10.0, 10)) =
+        "workqueue_work_duration_seconds",
+        "[BETA] How long in seconds processing an item from workqueue takes.";
+    static RETRIES: IntCounterVec["name"] =
+        "workqueue_retries_total", "[BETA] Total number of retries handled by workqueue";
 }
 
-static ALL: LazyLock<Option<All>> = LazyLock::new(|| match All::register() {
-    Ok(all) => Some(all),
-    Err(error) => {
-        log::error!("workqueue: no metrics: {error}");
-        None
+/// The queues with a name, for [`ProgressCollector`].
+static QUEUES: LazyLock<Queues> = LazyLock::new(|| {
+    let queues = Queues::default();
+    if let Err(error) = ProgressCollector::register(&queues) {
+        log::error!("workqueue: the progress has no metrics: {error}");
     }
+    queues
 });
 
-impl All {
-    fn register() -> prometheus::Result<All> {
-        let buckets = exponential_buckets(10e-9, 10.0, 10)?;
-        let queues = Queues::default();
-        let progress = ProgressCollector {
+impl ProgressCollector {
+    fn register(queues: &Queues) -> prometheus::Result<()> {
+        prometheus::register(Box::new(ProgressCollector {
             unfinished: GaugeVec::new(
                 Opts::new(
                     "workqueue_unfinished_work_seconds",
@@ -121,42 +120,7 @@ impl All {
                 &["name"],
             )?,
             queues: queues.clone(),
-        };
-        prometheus::register(Box::new(progress))?;
-        Ok(All {
-            depth: register_int_gauge_vec!(
-                "workqueue_depth",
-                "[BETA] Current depth of workqueue",
-                &["name"]
-            )?,
-            adds: register_int_counter_vec!(
-                "workqueue_adds_total",
-                "[BETA] Total number of adds handled by workqueue",
-                &["name"]
-            )?,
-            queue_duration: register_histogram_vec!(
-                histogram_opts!(
-                    "workqueue_queue_duration_seconds",
-                    "[BETA] How long in seconds an item stays in workqueue before being requested.",
-                    buckets.clone()
-                ),
-                &["name"]
-            )?,
-            work_duration: register_histogram_vec!(
-                histogram_opts!(
-                    "workqueue_work_duration_seconds",
-                    "[BETA] How long in seconds processing an item from workqueue takes.",
-                    buckets
-                ),
-                &["name"]
-            )?,
-            retries: register_int_counter_vec!(
-                "workqueue_retries_total",
-                "[BETA] Total number of retries handled by workqueue",
-                &["name"]
-            )?,
-            queues,
-        })
+        }))
     }
 }
 

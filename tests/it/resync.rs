@@ -26,7 +26,7 @@ fn a_watch_has_the_factorys_resync_period_or_its_own() {
             clients: Arc::new(env.client.clone()),
             clock: env.clock.clone(),
         });
-        let mut controller = Controller::new(Profile::new("resync"), &context);
+        let mut controller = Controller::new(Profile::new("resync"), &context).unwrap();
         let nodes = controller.lister::<Node>();
         let queue: Queue = controller.queue(Retries::default());
         let (sender, receiver) = async_channel::unbounded();

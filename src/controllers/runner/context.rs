@@ -15,15 +15,18 @@ use crate::task::{StopToken, TaskGroup};
 /// Makes the clients of controllers. Upstream: `ControllerClientBuilder`.
 pub trait ClientBuilder: Send + Sync {
     /// A client under the name of a controller. Called at most once for a name.
-    fn client(&self, name: &str) -> Client;
+    ///
+    /// # Errors
+    /// When the client cannot have the controller's own credentials.
+    fn client(&self, name: &str) -> Result<Client, String>;
     /// A client under the manager's own credentials, and under this name.
     fn root_client(&self, name: &str) -> Client;
 }
 
 /// The same client for every controller.
 impl ClientBuilder for Client {
-    fn client(&self, _: &str) -> Client {
-        self.clone()
+    fn client(&self, _: &str) -> Result<Client, String> {
+        Ok(self.clone())
     }
 
     fn root_client(&self, _: &str) -> Client {
@@ -59,23 +62,22 @@ impl ControllerContext {
     }
 
     /// The same client for the same name, rate limit included.
-    pub(super) fn client(&self, name: &str) -> Client {
+    pub(super) fn client(&self, name: &str) -> Result<Client, String> {
         let mut clients = self.clients.lock();
         if let Some(client) = clients.get(name) {
-            return client.clone();
+            return Ok(client.clone());
         }
-        let client = self.builder.client(name);
+        let client = self.builder.client(name)?;
         clients.insert(name.to_owned(), client.clone());
-        client
+        Ok(client)
     }
 
     pub(super) fn root_client(&self, name: &str) -> Client {
         self.builder.root_client(name)
     }
 
-    /// Events of `component`, sent with the client `name`.
-    pub(super) fn recorder(&self, name: &str, component: &str) -> Recorder {
-        let client = self.client(name);
+    /// Events of `component`, sent with `client`, which has this name.
+    pub(super) fn recorder(&self, name: &str, client: Client, component: &str) -> Recorder {
         self.broadcasters
             .lock()
             .entry(name.to_owned())

@@ -32,6 +32,7 @@ type Start = Box<dyn FnOnce(&StopToken) -> Work + Send>;
 pub struct Controller {
     profile: Profile,
     context: Arc<ControllerContext>,
+    client: Client,
     /// The `SharedIndexInformer`s behind the Listers.
     informers: Vec<Box<dyn Any + Send>>,
     /// The caches that must have synced before any task starts.
@@ -68,8 +69,11 @@ impl Drop for StopOnDrop {
 
 /// What a controller is made from.
 impl Controller {
-    pub fn new(profile: Profile, context: &Arc<ControllerContext>) -> Controller {
-        Controller {
+    /// # Errors
+    /// When there is no client under the controller's name.
+    pub fn new(profile: Profile, context: &Arc<ControllerContext>) -> Result<Controller, String> {
+        Ok(Controller {
+            client: context.client(profile.account)?,
             profile,
             context: context.clone(),
             informers: Vec::new(),
@@ -80,7 +84,7 @@ impl Controller {
             queues: ShutDown::default(),
             failure: Failure::new(),
             debug: None,
-        }
+        })
     }
 
     pub fn name(&self) -> &'static str {
@@ -104,7 +108,7 @@ impl Controller {
     /// A client under the controller's own name: User-Agent and, with
     /// `--use-service-account-credentials`, its service account.
     pub fn client(&self) -> Client {
-        self.context.client(self.profile.account)
+        self.client.clone()
     }
 
     /// A client under the manager's own credentials and a name of its own, for a controller that
@@ -115,7 +119,8 @@ impl Controller {
 
     /// Records events of this controller.
     pub fn recorder(&self) -> Recorder {
-        self.context.recorder(self.profile.account, self.profile.event_source)
+        let Profile { account, event_source, .. } = self.profile;
+        self.context.recorder(account, self.client(), event_source)
     }
 }
 
@@ -389,28 +394,19 @@ impl Controller {
         workers: i32,
         clock: Arc<crate::clock::FakeClock>,
     ) -> Controller {
-        use super::{ClientBuilder, ControllerContextParts, Workers};
-        struct NoClients;
-
-        impl ClientBuilder for NoClients {
-            fn client(&self, _: &str) -> Client {
-                unreachable!("the controllers of these tests make no requests")
-            }
-
-            fn root_client(&self, _: &str) -> Client {
-                unreachable!("the controllers of these tests make no requests")
-            }
-        }
-
+        use super::{ControllerContextParts, Workers};
+        let config = crate::client::Config::new("http://127.0.0.1:1".to_owned());
+        let client = Client::new(config, clock.clone()).expect("no certificates are read");
         let source = crate::cache::testing::Script::new();
         let context = ControllerContext::new(ControllerContextParts {
             options: Arc::default(),
             factory: crate::cache::SharedInformerFactory::new(source, clock.clone()),
-            clients: Arc::new(NoClients),
+            clients: Arc::new(client),
             clock,
         });
         let workers = Workers::Fixed(crate::options::Count::new(workers));
-        Controller::new(Profile { workers, ..Profile::new(name) }, &context)
+        let profile = Profile { workers, ..Profile::new(name) };
+        Controller::new(profile, &context).expect("there is one client for all")
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde::Deserialize;
 
-use crate::objects::{Pod, Resource, ResourceType};
+use crate::objects::{Pod, Resource, ResourceType, null_as_default};
 
 /// A pod, as far as it names Secrets.
 #[derive(Default, Deserialize)]
@@ -58,7 +58,7 @@ struct Variables {
     secret_ref: Option<Reference>,
 }
 
-/// Its source, of whatever kind, under the kind's name.
+/// The source of a volume, under the name of its kind.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Volume {
@@ -68,13 +68,15 @@ struct Volume {
     source: BTreeMap<String, Source>,
 }
 
-/// All the places in which one kind of volume or another names a Secret.
+/// The places in which some kind of volume names a Secret.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Source {
     secret_name: String,
     secret_ref: Option<Reference>,
     node_publish_secret_ref: Option<Reference>,
+    /// `null` in a projected volume without sources.
+    #[serde(deserialize_with = "null_as_default")]
     sources: Vec<Projected>,
 }
 
@@ -117,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_place_that_can_name_a_secret_is_looked_at() {
+    fn every_place_that_can_name_a_secret_is_read() {
         let container = |n: u32| {
             json!({
                 "name": "c", "image": "i",
@@ -135,6 +137,7 @@ mod tests {
             "ephemeralContainers": [container(3)],
             "volumes": [
                 { "name": "no", "emptyDir": {} },
+                { "name": "no", "projected": { "sources": null, "defaultMode": 420 } },
                 { "name": "no", "configMap": { "name": "no", "items": [{ "key": "k", "path": "p" }] } },
                 { "name": "a", "secret": { "secretName": "volume", "defaultMode": 420 } },
                 { "name": "b", "csi": { "driver": "d", "nodePublishSecretRef": { "name": "csi" } } },

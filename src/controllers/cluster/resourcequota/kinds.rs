@@ -107,9 +107,11 @@ fn claim_in_scope(
     Ok(classes.into_iter().any(|class| selector.matches(&label(class))))
 }
 
-/// Upstream: `RequiresQuotaReplenish`.
+/// Whether the claim is charged differently. Upstream: `RequiresQuotaReplenish`, which compares two
+/// pointers and so is true of every update.
 pub fn claim_changes_usage(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim) -> bool {
     storage_of(old) != storage_of(new)
+        || old.storage_class() != new.storage_class()
         || old.volume_attributes_classes() != new.volume_attributes_classes()
 }
 
@@ -183,6 +185,22 @@ mod tests {
             assert!(usage.iter().all(|(name, _)| measures_claims(name)));
         }
         assert!(!measures_claims("gold.storageclass.storage.k8s.io/pods"));
+    }
+
+    #[test]
+    fn a_claim_is_counted_again_when_its_charge_changes() {
+        let with = |spec: Value, status: Value| claim(spec, status);
+        let plain = with(json!({}), json!({}));
+        let storage = json!({ "resources": { "requests": { "storage": "1Gi" } } });
+        for (changed, expected) in [
+            (plain.clone(), false),
+            (with(storage, json!({})), true),
+            (with(json!({ "storageClassName": "gold" }), json!({})), true),
+            (with(json!({ "volumeAttributesClassName": "fast" }), json!({})), true),
+            (with(json!({}), json!({ "currentVolumeAttributesClassName": "fast" })), true),
+        ] {
+            assert_eq!(claim_changes_usage(&plain, &changed), expected, "{changed:?}");
+        }
     }
 
     #[test]

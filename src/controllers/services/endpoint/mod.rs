@@ -94,20 +94,22 @@ impl EndpointsController {
             // The user writes them.
             return Ok(Next::Done);
         }
+        let current = self.endpoints.get(&key);
+        let version = current.as_ref().map(|current| current.meta.resource_version);
+        if let Some(version) = version
+            && self.replaced().get(&key) == Some(&version)
+        {
+            return Err(Error::Stale(format!(
+                "endpoints informer cache is out of date, resource version {version} already processed for endpoints {key}"
+            )));
+        }
         let pods = pods_of(&self.pods, &service);
         let changed_at = self.times.observe(&service, &pods);
         let subsets = subsets::of_service(&service, &pods);
-
-        let Some(current) = self.endpoints.get(&key) else {
+        let Some(current) = current else {
             let new = desired(&service, None, subsets, changed_at);
             return self.create(&service, new).await;
         };
-        if self.replaced().get(&key) == Some(&current.meta.resource_version) {
-            return Err(Error::Stale(format!(
-                "endpoints informer cache is out of date, resource version {} already processed for endpoints {key}",
-                current.meta.resource_version
-            )));
-        }
         if is_current(&current, &service, &subsets) {
             return Ok(Next::Done);
         }

@@ -136,12 +136,13 @@ impl EndpointSlices {
             // The user writes them.
             return Ok(Next::Done);
         }
-        let pods = pods_of(&self.pods, &service);
+        let seen = self.slices.last_seen_version();
         let mut existing = slices::of_service(&self.slices, &key, MANAGER);
         existing.retain(|slice| !slice.meta.is_being_deleted());
-        if self.tracker.are_stale(&key, existing.iter().map(|slice| &**slice)) {
+        if self.tracker.are_stale(&key, existing.iter().map(|slice| &**slice), seen) {
             return Err(Error::Stale("EndpointSlice informer cache is out of date".into()));
         }
+        let pods = pods_of(&self.pods, &service);
         let changed_at = self.times.observe(&service, &pods);
         if let Err(error) = self.reconciler.reconcile(&service, &pods, existing, changed_at).await {
             let text =

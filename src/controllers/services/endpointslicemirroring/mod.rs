@@ -108,13 +108,14 @@ impl Mirroring {
     async fn sync(&self, key: ObjectKey) -> SyncResult {
         let endpoints = self.endpoints.get(&key).filter(|endpoints| is_mirrored(endpoints));
         let service = self.services.get(&key).filter(|service| !has_selector(service));
+        let seen = self.slices.last_seen_version();
         let slices = slices::of_service(&self.slices, &key, MANAGER);
         let (Some(endpoints), Some(_)) = (endpoints, service) else {
             self.tracker.forget(&key);
             self.reconciler.remove(&key, &slices).await?;
             return Ok(Next::Done);
         };
-        if self.tracker.are_stale(&key, slices.iter().map(|slice| &**slice)) {
+        if self.tracker.are_stale(&key, slices.iter().map(|slice| &**slice), seen) {
             return Err(Error::Stale("EndpointSlice informer cache is out of date".into()));
         }
         self.reconciler.reconcile(&endpoints, slices).await?;

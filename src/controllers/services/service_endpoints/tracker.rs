@@ -1,16 +1,16 @@
-//! Which EndpointSlices a controller wrote last, so that it neither acts on a cache that has not seen
-//! them yet nor wakes up for them. Upstream: `k8s.io/endpointslice/util.EndpointSliceTracker`.
+//! The EndpointSlices that a controller wrote last. It does not act on a cache that has not seen them
+//! yet, and does not wake up for them. Upstream: `k8s.io/endpointslice/util.EndpointSliceTracker`.
 
 use parking_lot::{Mutex, MutexGuard};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::slices::service_of;
 use crate::objects::{EndpointSlice, ObjectKey, Uid};
 
-/// What the watch will show of a slice at last.
+/// What the watch is going to show of a slice.
 #[derive(Clone, Copy, PartialEq)]
 enum Expected {
-    Generation(i64),
+    Written { generation: i64, version: u64 },
     Deletion,
 }
 
@@ -36,7 +36,8 @@ impl SliceTracker {
 
     /// The slice was written, and this is what came back.
     pub fn wrote(&self, slice: &EndpointSlice) {
-        self.expect(slice, Expected::Generation(slice.meta.generation));
+        let (generation, version) = (slice.meta.generation, slice.meta.resource_version);
+        self.expect(slice, Expected::Written { generation, version });
     }
 
     /// The slice was deleted.
@@ -51,7 +52,7 @@ impl SliceTracker {
     /// Whether the slice is news: not known, or newer than what was written.
     pub fn should_sync(&self, slice: &EndpointSlice) -> bool {
         match self.expected(slice) {
-            Some(Expected::Generation(written)) => slice.meta.generation > written,
+            Some(Expected::Written { generation, .. }) => slice.meta.generation > generation,
             Some(Expected::Deletion) | None => true,
         }
     }
@@ -60,29 +61,42 @@ impl SliceTracker {
     pub fn deleted(&self, slice: &EndpointSlice) -> bool {
         let mut services = self.services();
         let known = services.get_mut(&service_of(slice)).and_then(|s| s.remove(&slice.meta.uid));
-        !matches!(known, Some(Expected::Generation(_)))
+        !matches!(known, Some(Expected::Written { .. }))
     }
 
-    /// Whether these slices of `service`, all that the cache has, lag behind what was written.
+    /// Whether these slices of `service`, all in the cache, lag behind what was written. `seen`: the
+    /// newest version that the cache had seen before it was read.
     pub fn are_stale<'a>(
         &self,
         service: &ObjectKey,
         slices: impl IntoIterator<Item = &'a EndpointSlice>,
+        seen: u64,
     ) -> bool {
-        let services = self.services();
-        let Some(expected) = services.get(service) else { return false };
-        let mut found = 0;
+        let mut services = self.services();
+        let Some(expected) = services.get_mut(service) else { return false };
+        let mut found = HashSet::new();
         for slice in slices {
             match expected.get(&slice.meta.uid) {
                 Some(Expected::Deletion) => return true,
-                Some(Expected::Generation(written)) if *written > slice.meta.generation => {
+                Some(Expected::Written { generation, .. })
+                    if *generation > slice.meta.generation =>
+                {
                     return true;
                 }
-                Some(Expected::Generation(_)) => found += 1,
+                Some(Expected::Written { .. }) => {
+                    found.insert(slice.meta.uid.clone());
+                }
                 None => {}
             }
         }
-        expected.values().filter(|expected| **expected != Expected::Deletion).count() > found
+        // A slice that another client deleted before our request was answered: the cache has seen
+        // both the write and the deletion, and no further event comes.
+        expected.retain(|uid, expected| match expected {
+            Expected::Written { version, .. } => found.contains(uid) || *version > seen,
+            Expected::Deletion => true,
+        });
+        let written = |expected: &&Expected| **expected != Expected::Deletion;
+        expected.values().filter(written).count() > found.len()
     }
 
     pub fn forget(&self, service: &ObjectKey) {
@@ -99,6 +113,7 @@ mod tests {
     fn slice(uid: &str, generation: i64) -> EndpointSlice {
         serde_json::from_value(json!({"metadata": {
             "namespace": "ns", "name": uid, "uid": uid, "generation": generation,
+            "resourceVersion": "7",
             "labels": {"kubernetes.io/service-name": "s"},
         }}))
         .unwrap()
@@ -107,7 +122,7 @@ mod tests {
     #[test]
     fn the_cache_is_stale_until_it_shows_what_was_written() {
         let (tracker, service) = (SliceTracker::default(), ObjectKey::new("ns", "s"));
-        let stale = |slices: &[EndpointSlice]| tracker.are_stale(&service, slices);
+        let stale = |slices: &[EndpointSlice]| tracker.are_stale(&service, slices, 0);
         assert!(!stale(&[slice("a", 1)]), "nothing written");
         tracker.wrote(&slice("a", 2));
         assert!(stale(&[]), "not there yet");
@@ -118,6 +133,16 @@ mod tests {
         assert!(!stale(&[slice("a", 2)]));
         tracker.forget(&service);
         assert!(!stale(&[]));
+    }
+
+    #[test]
+    fn a_slice_that_another_client_deletes_before_the_answer_is_not_waited_for() {
+        let (tracker, service) = (SliceTracker::default(), ObjectKey::new("ns", "s"));
+        assert!(tracker.deleted(&slice("a", 1)), "the watch shows it before the answer");
+        tracker.wrote(&slice("a", 1));
+        assert!(tracker.are_stale(&service, &[], 6), "the cache has not seen the write");
+        assert!(!tracker.are_stale(&service, &[], 7));
+        assert!(!tracker.has(&slice("a", 1)));
     }
 
     #[test]

@@ -47,6 +47,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         deployments: deployments.clone(),
         replica_sets: replica_sets.clone(),
         pods: pods.clone(),
+        counts_terminating: c.feature("DeploymentReplicaSetTerminatingReplicas"),
     });
     let queue = c.queue(Retries::at_most(MAX_RETRIES).logged_as(log::Level::Debug));
     c.watch(&deployments, &queue, keys::of_object());
@@ -65,6 +66,8 @@ struct DeploymentController {
     deployments: Lister<Deployment>,
     replica_sets: Lister<ReplicaSet>,
     pods: Lister<Pod>,
+    /// Whether the status counts pods that are being deleted.
+    counts_terminating: bool,
 }
 
 impl DeploymentController {

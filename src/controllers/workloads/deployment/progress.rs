@@ -19,7 +19,7 @@ impl DeploymentController {
         sets: &Sets,
     ) -> SyncResult {
         let now = self.clock.now();
-        let next = rollout_status(sets, deployment, now);
+        let next = rollout_status(sets, deployment, now, self.counts_terminating);
         if next == status::normal(deployment.status.clone()) {
             return Ok(next_check(deployment, &next, now));
         }
@@ -29,8 +29,13 @@ impl DeploymentController {
     }
 }
 
-fn rollout_status(sets: &Sets, deployment: &Deployment, now: Timestamp) -> DeploymentStatus {
-    let mut next = status::calculate(sets, deployment, now);
+fn rollout_status(
+    sets: &Sets,
+    deployment: &Deployment,
+    now: Timestamp,
+    counts_terminating: bool,
+) -> DeploymentStatus {
+    let mut next = status::calculate(sets, deployment, now, counts_terminating);
     let name = match &sets.new {
         Some(set) => format!("ReplicaSet {:?}", set.meta.name),
         None => format!("Deployment {:?}", deployment.meta.name),
@@ -187,7 +192,7 @@ mod tests {
             ((1, 0, None), (1, 0), None),
         ] {
             let wanted = deployment(json!(10), status(was.0, was.1, was.2));
-            let next = rollout_status(&sets(is.0, is.1), &wanted, NOW);
+            let next = rollout_status(&sets(is.0, is.1), &wanted, NOW, true);
             let got = super::status::find(&next, PROGRESSING).map(|condition| {
                 let transition: Timestamp =
                     condition.last_transition_time.clone().unwrap().0.into();
@@ -205,7 +210,7 @@ mod tests {
         }
         for none in [Value::Null, json!(i32::MAX)] {
             let wanted = deployment(none, status(1, 0, before("R", 5)));
-            let next = rollout_status(&sets(1, 0), &wanted, NOW);
+            let next = rollout_status(&sets(1, 0), &wanted, NOW, true);
             assert!(super::status::find(&next, PROGRESSING).is_none());
         }
     }
@@ -214,7 +219,7 @@ mod tests {
     fn messages_name_the_replica_set() {
         let wanted = deployment(json!(10), status(1, 0, None));
         let message = |sets: &Sets| {
-            let next = rollout_status(sets, &wanted, NOW);
+            let next = rollout_status(sets, &wanted, NOW, true);
             super::status::find(&next, PROGRESSING).unwrap().message.clone().unwrap()
         };
         assert_eq!(message(&sets(2, 0)), "ReplicaSet \"new\" is progressing.");

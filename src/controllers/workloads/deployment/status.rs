@@ -84,7 +84,12 @@ pub(super) fn from_replica_set(condition: &ReplicaSetCondition) -> DeploymentCon
 
 /// The counts, and whether enough pods are available; other conditions are carried over.
 /// Upstream: `calculateStatus`.
-pub(super) fn calculate(sets: &Sets, deployment: &Deployment, now: Timestamp) -> DeploymentStatus {
+pub(super) fn calculate(
+    sets: &Sets,
+    deployment: &Deployment,
+    now: Timestamp,
+    counts_terminating: bool,
+) -> DeploymentStatus {
     let sum = |count: fn(&ReplicaSet) -> i32| sets.all().map(|set| count(set)).sum::<i32>();
     let available = sum(|set| set.status.available_replicas);
     let mut status = DeploymentStatus {
@@ -96,7 +101,7 @@ pub(super) fn calculate(sets: &Sets, deployment: &Deployment, now: Timestamp) ->
         // More are available than wanted while a Deployment shrinks.
         unavailable_replicas: Some((sets.replicas() - available).max(0)),
         collision_count: deployment.status.collision_count,
-        terminating_replicas: terminating(sets),
+        terminating_replicas: terminating(sets).filter(|_| counts_terminating),
         conditions: deployment.status.conditions.clone(),
     };
     let needed = deployment.replicas() - Limits::of(deployment).max_unavailable;
@@ -109,7 +114,7 @@ pub(super) fn calculate(sets: &Sets, deployment: &Deployment, now: Timestamp) ->
     normal(status)
 }
 
-/// `None` while a ReplicaSet that has a status lacks this field. Upstream:
+/// `None` while a ReplicaSet that has a status does not show the count. Upstream:
 /// `GetTerminatingReplicaCountForReplicaSets` (gate `DeploymentReplicaSetTerminatingReplicas`).
 fn terminating(sets: &Sets) -> Option<i32> {
     let known = sets.all().map(|set| match set.status.terminating_replicas {
@@ -191,7 +196,7 @@ mod tests {
             new: new.as_ref().map(|status| one("new", status)),
             old: old.iter().map(|status| one("old", status)).collect(),
         };
-        serde_json::to_value(calculate(&sets, &deployment(spec, status), NOW)).unwrap()
+        serde_json::to_value(calculate(&sets, &deployment(spec, status), NOW, true)).unwrap()
     }
 
     #[test]
@@ -221,7 +226,7 @@ mod tests {
         let got = status_of(None, &[half], spec.clone(), json!({}));
         assert_eq!(got["conditions"][0]["reason"], "MinimumReplicasUnavailable");
         assert_eq!(got["updatedReplicas"], Value::Null);
-        // one that never had a status does not count, one that has and is silent hides the sum
+        // A ReplicaSet without any status counts as 0; one with a status but no count hides the sum.
         let got = status_of(Some(json!({})), std::slice::from_ref(&full), spec.clone(), json!({}));
         assert_eq!(got["terminatingReplicas"], 1);
         let got = status_of(Some(json!({"observedGeneration": 1})), &[full], spec, json!({}));

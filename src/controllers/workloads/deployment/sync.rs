@@ -45,7 +45,7 @@ impl DeploymentController {
     }
 
     async fn sync_status(&self, deployment: &mut Deployment, sets: &Sets) -> SyncResult {
-        let next = status::calculate(sets, deployment, self.clock.now());
+        let next = status::calculate(sets, deployment, self.clock.now(), self.counts_terminating);
         if next != status::normal(deployment.status.clone()) {
             deployment.status = next;
             self.write_status(deployment).await?;

@@ -70,6 +70,10 @@ struct ReplicaSets<S> {
     expectations: Arc<Expectations>,
     consistency: Arc<Consistency>,
     clock: SharedClock,
+    /// Whether the status counts pods that are being deleted.
+    counts_terminating: bool,
+    /// Whether the annotation of a pod decides how early it is deleted.
+    uses_deletion_cost: bool,
 }
 
 /// The controller of the sets of one kind: `replicaset-controller`, and
@@ -79,7 +83,11 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
     let (sets, pods) = (c.lister::<S>(), c.lister::<Pod>());
     c.index(&pods, CONTROLLER_INDEX, by_controller);
     c.index(&sets, CONTROLLER_INDEX, by_controller);
-    let consistency = Arc::new(Consistency::default().with(&pods).with(&sets));
+    let consistency = match c.feature("StaleControllerConsistencyReplicaSet") {
+        true => Consistency::default().with(&pods).with(&sets),
+        false => Consistency::default(),
+    };
+    let consistency = Arc::new(consistency);
     let expectations = Arc::new(Expectations::new(c.clock()));
     let this = Arc::new(ReplicaSets {
         pod_control: PodControl::new(c.client(), c.recorder(), c.clock()).recording(&consistency),
@@ -89,6 +97,9 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
         expectations: expectations.clone(),
         consistency: consistency.clone(),
         clock: c.clock(),
+        counts_terminating: S::COUNTS_TERMINATING
+            && c.feature("DeploymentReplicaSetTerminatingReplicas"),
+        uses_deletion_cost: c.feature("PodDeletionCost"),
     });
     let owned = keys::of_controller(&sets)
         .or_matching_orphans(|set: &S| Selector::try_from(set.spec().selector.as_ref()))

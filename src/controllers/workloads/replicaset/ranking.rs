@@ -1,4 +1,4 @@
-//! Which pods go first when there are too many. Upstream: `controller.ActivePodsWithRanks`.
+//! Which pods are deleted first when there are too many. Upstream: `controller.ActivePodsWithRanks`.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use crate::objects::{Istr, Pod, PodPhase, Timestamp, Uid};
 
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// What makes a pod go early, the first that differs decides; the lesser goes first.
+/// The order in which pods are deleted: the first field that differs decides, the lesser goes first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Preference {
     assigned: bool,
@@ -48,6 +48,7 @@ pub fn choose(
     count: usize,
     related: impl FnOnce() -> Vec<Arc<Pod>>,
     now: Timestamp,
+    uses_deletion_cost: bool,
 ) -> Vec<Arc<Pod>> {
     if count >= pods.len() {
         return pods;
@@ -73,7 +74,7 @@ pub fn choose(
             PodPhase::Pending | PodPhase::Succeeded | PodPhase::Failed => 0,
         },
         ready: pod.is_ready(),
-        deletion_cost: deletion_cost(pod),
+        deletion_cost: if uses_deletion_cost { deletion_cost(pod) } else { 0 },
         neighbours: Reverse(on_node.get(&pod.spec.node_name).copied().unwrap_or(0)),
         ready_for: ready_since(pod).map(|since| Age::of(since, now, moments[&since].clone())),
         restarts: Reverse((pod.status.max_restarts, pod.status.max_sidecar_restarts)),
@@ -124,7 +125,7 @@ mod tests {
         all.push(keeper);
         all.reverse();
         let count = all.len() - 1;
-        let chosen = choose(all, count, || related.to_vec(), Timestamp::from_secs(NOW));
+        let chosen = choose(all, count, || related.to_vec(), Timestamp::from_secs(NOW), true);
         chosen.iter().map(|pod| pod.meta.name.to_string()).collect()
     }
 
@@ -192,7 +193,7 @@ mod tests {
     #[test]
     fn without_a_choice_nothing_is_ranked() {
         let pods = vec![pod("a", |_| {}), pod("b", |_| {})];
-        let chosen = choose(pods, 2, || panic!("not asked"), Timestamp::from_secs(NOW));
+        let chosen = choose(pods, 2, || panic!("not asked"), Timestamp::from_secs(NOW), true);
         assert_eq!(chosen.len(), 2);
     }
 }

@@ -12,12 +12,13 @@ use crate::objects::{Pod, ReplicaSetStatus, Selector, Timestamp};
 
 const REPLICA_FAILURE: &str = "ReplicaFailure";
 
-/// The status after a sync that found these `active` pods, and as many that `terminating` counts.
-/// `failure`: what creating or deleting pods failed with. Upstream: `calculateStatus`.
-pub fn calculate<S: Replicating>(
-    set: &S,
+/// The status after a sync that found these `active` pods. `terminating`: the number of pods that are
+/// being deleted, if the status counts them. `failure`: of the creation or deletion of pods.
+/// Upstream: `calculateStatus`.
+pub fn calculate(
+    set: &impl Replicating,
     active: &[Arc<Pod>],
-    terminating: usize,
+    terminating: Option<usize>,
     failure: Option<&Error>,
     now: Timestamp,
 ) -> ReplicaSetStatus {
@@ -28,7 +29,7 @@ pub fn calculate<S: Replicating>(
         fully_labeled_replicas: count(&|pod| template.matches(&pod.meta.labels)),
         ready_replicas: count(&Pod::is_ready),
         available_replicas: count(&|pod| pod.is_available(set.spec().min_ready_seconds, now)),
-        terminating_replicas: S::COUNTS_TERMINATING.then(|| number(terminating)),
+        terminating_replicas: terminating.map(number),
         observed_generation: set.status().observed_generation,
         conditions: conditions(set, active.len(), failure, now),
     }
@@ -38,7 +39,7 @@ fn number(count: usize) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }
 
-/// A failure condition that exists keeps its reason and message.
+/// A failure that the status shows already keeps its message.
 fn conditions(
     set: &impl Replicating,
     active: usize,
@@ -46,10 +47,10 @@ fn conditions(
     now: Timestamp,
 ) -> Vec<ReplicaSetCondition> {
     let mut conditions = set.status().conditions.clone();
-    let is_set = conditions.iter().any(|condition| condition.type_ == REPLICA_FAILURE);
+    let is_shown = conditions.iter().any(|condition| condition.type_ == REPLICA_FAILURE);
     match failure {
         None => conditions.retain(|condition| condition.type_ != REPLICA_FAILURE),
-        Some(_) if is_set => {}
+        Some(_) if is_shown => {}
         Some(failure) => {
             let reason = match i64::from(number(active)) - i64::from(set.replicas()) {
                 ..0 => Some("FailedCreate".to_owned()),
@@ -68,7 +69,7 @@ fn conditions(
     conditions
 }
 
-/// Whether `status` must be written: it differs, or the stored one has another observed generation.
+/// Whether `status` is written: it differs, or it does not show this generation yet.
 pub fn must_write(set: &impl Replicating, status: &ReplicaSetStatus) -> bool {
     set.meta().generation != set.status().observed_generation
         || ReplicaSetStatus {
@@ -131,7 +132,7 @@ mod tests {
     fn pods_are_counted_by_what_they_are() {
         let pods =
             [pod("web", Some(990)), pod("web", Some(991)), pod("web", None), pod("other", Some(1))];
-        let status = calculate(&set(4), &pods, 2, None, NOW);
+        let status = calculate(&set(4), &pods, Some(2), None, NOW);
         assert_eq!(
             status,
             ReplicaSetStatus {
@@ -152,23 +153,24 @@ mod tests {
         let failure = Error::other("exceeded quota");
         for (pods, reason) in [(1, Some("FailedCreate")), (3, Some("FailedDelete")), (2, None)] {
             let pods = vec![pod("web", None); pods];
-            let [condition] = &calculate(&set, &pods, 0, Some(&failure), NOW).conditions[..] else {
+            let [condition] = &calculate(&set, &pods, Some(0), Some(&failure), NOW).conditions[..]
+            else {
                 panic!("one condition");
             };
             assert_eq!(condition.reason.as_deref(), reason);
             assert_eq!(condition.message.as_deref(), Some("exceeded quota"));
         }
-        set.status = calculate(&set, &[], 0, Some(&failure), NOW);
+        set.status = calculate(&set, &[], Some(0), Some(&failure), NOW);
         let later = NOW + Duration::from_secs(5);
-        let again = calculate(&set, &[], 0, Some(&Error::other("other words")), later);
+        let again = calculate(&set, &[], Some(0), Some(&Error::other("other words")), later);
         assert_eq!(again, set.status);
-        assert!(calculate(&set, &[], 0, None, later).conditions.is_empty());
+        assert!(calculate(&set, &[], Some(0), None, later).conditions.is_empty());
     }
 
     #[test]
     fn only_news_is_written() {
         let mut set = set(0);
-        let status = calculate(&set, &[], 0, None, NOW);
+        let status = calculate(&set, &[], Some(0), None, NOW);
         assert!(must_write(&set, &status), "generation 2 was not observed");
         set.status = ReplicaSetStatus { observed_generation: 2, ..status.clone() };
         assert!(!must_write(&set, &status));

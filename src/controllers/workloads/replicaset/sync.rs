@@ -39,13 +39,15 @@ fn plan(
     active: &[Arc<Pod>],
     related: impl FnOnce() -> Vec<Arc<Pod>>,
     now: Timestamp,
+    uses_deletion_cost: bool,
 ) -> Plan {
     let wanted = usize::try_from(replicas).unwrap_or(0);
     match active.len() {
         have if have < wanted => Plan::Create((wanted - have).min(BURST_REPLICAS)),
         have if have > wanted => {
             let count = (have - wanted).min(BURST_REPLICAS);
-            Plan::Delete(ranking::choose(active.to_vec(), count, related, now))
+            let pods = active.to_vec();
+            Plan::Delete(ranking::choose(pods, count, related, now, uses_deletion_cost))
         }
         _ => Plan::Nothing,
     }
@@ -79,12 +81,12 @@ impl<S: Replicating> ReplicaSets<S> {
         }
 
         let all = owned_or_orphaned(&self.pods, set.meta());
-        let terminating = all
-            .iter()
-            .filter(|pod| pod.is_terminating())
-            .filter(|pod| pod.meta.is_controlled_by(&set.meta().uid))
-            .filter(|pod| selector.matches(&pod.meta.labels))
-            .count();
+        let terminates = |pod: &&Arc<Pod>| {
+            pod.is_terminating()
+                && pod.meta.is_controlled_by(&set.meta().uid)
+                && selector.matches(&pod.meta.labels)
+        };
+        let terminating = self.counts_terminating.then(|| all.iter().filter(terminates).count());
         let active = all.into_iter().filter(|pod| pod.is_active()).collect();
         let active = self.claim(&set, &selector, active).await?;
 
@@ -146,7 +148,8 @@ impl<S: Replicating> ReplicaSets<S> {
         active: &[Arc<Pod>],
     ) -> Result<(), Error> {
         let now = self.clock.now();
-        match plan(set.replicas(), active, || self.related(set), now) {
+        let related = || self.related(set);
+        match plan(set.replicas(), active, related, now, self.uses_deletion_cost) {
             Plan::Nothing => Ok(()),
             Plan::Create(count) => self.create(key, set, count).await,
             Plan::Delete(pods) => {
@@ -306,6 +309,8 @@ mod tests {
             expectations: Arc::new(Expectations::new(SystemClock::shared())),
             consistency: Arc::default(),
             clock: clock.clone(),
+            counts_terminating: true,
+            uses_deletion_cost: true,
         };
         let key = ObjectKey::new("ns", "set");
         let names = ["going", "replaced", "gone", "there"];
@@ -333,10 +338,11 @@ mod tests {
             [(0, 0, 0), (3, 3, 0), (5, 2, 3), (2000, 0, 500), (501, 1, 500)]
         {
             let expected = if create == 0 { Plan::Nothing } else { Plan::Create(create) };
-            assert_eq!(plan(replicas, &pods(have), || panic!("not asked"), now), expected);
+            let plan = plan(replicas, &pods(have), || panic!("not asked"), now, true);
+            assert_eq!(plan, expected);
         }
         for (replicas, have, delete) in [(0, 2, 2), (1, 3, 2), (0, 2000, 500)] {
-            let Plan::Delete(chosen) = plan(replicas, &pods(have), Vec::new, now) else {
+            let Plan::Delete(chosen) = plan(replicas, &pods(have), Vec::new, now, true) else {
                 panic!("too many pods");
             };
             assert_eq!(chosen.len(), delete);
