@@ -3,11 +3,11 @@
 
 use crate::client::{Client, pem};
 
-/// `file`'s content in PEM; without a file, what stands in `client`'s own configuration itself.
-/// Empty when nothing is known.
+/// Returns the content of `file` in PEM; without a file, the CA data of `client`'s own
+/// configuration. Empty when neither exists.
 ///
 /// # Errors
-/// When the file can't be read, or holds no certificate, or what is none under the name of one.
+/// When the file cannot be read, holds no certificate or a malformed one.
 pub fn root_ca(file: &str, client: &Client) -> Result<Vec<u8>, String> {
     if file.is_empty() {
         return Ok(client.ca_data().unwrap_or_default().to_vec());

@@ -21,7 +21,7 @@ use crate::objects::{Istr, ObjectKey, ResourceType, ServiceAccount, Timestamp, T
 /// Labels of token Secrets, with dates.
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
-/// Tells since when the API server labels tokens that are used.
+/// The ConfigMap with the date since which the API server labels used tokens.
 const TRACKING: &str = "kube-apiserver-legacy-service-account-token-tracking";
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 
@@ -139,10 +139,10 @@ impl Cleaner {
     }
 }
 
-/// What becomes of a token that nobody uses.
+/// The next step for an unused token.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    /// It was marked not long ago.
+    /// It was marked recently.
     Wait,
     Invalidate {
         since: String,
@@ -150,17 +150,17 @@ enum Step {
     Delete,
 }
 
-/// What counts as long ago.
+/// The limits of time for unused tokens.
 struct Rule {
     today: String,
-    /// What was made at this time or later stays.
+    /// Tokens created at this time or later stay.
     limit: Timestamp,
-    /// What was used or marked on this date or later stays.
+    /// Tokens used or marked on this date or later stay.
     limit_date: String,
 }
 
 impl Rule {
-    /// `None`: uses have been tracked since `tracked_since`, which is not long enough to tell.
+    /// `None`: the time since `tracked_since` is too short to decide.
     fn new(
         tracked_since: &str,
         now: Timestamp,
@@ -178,8 +178,8 @@ impl Rule {
         Ok(Some(Rule { today: date_of(now), limit, limit_date: date_of(limit) }))
     }
 
-    /// Whether this is a token that its account, `account`, was given by itself long ago, and that
-    /// nobody has used for long.
+    /// Whether this token was generated for its account, `account`, before the limit, and has not been
+    /// used since.
     fn is_unused(&self, secret: &TokenSecret, account: Option<&ServiceAccount>) -> bool {
         let meta = &secret.meta;
         if meta.creation_timestamp.is_some_and(|made| made >= self.limit) || meta.is_being_deleted()

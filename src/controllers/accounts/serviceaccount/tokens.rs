@@ -202,7 +202,7 @@ impl Tokens {
         let written = written.await;
         outcome.map_err(|why| Error::Terminal(Box::new(Error::other(why))))?;
         match written {
-            // Changed or deleted meanwhile: the watch tells.
+            // Changed or deleted meanwhile: the watch brings the change.
             Err(error) if error.is_not_found() || error.is_conflict() => Ok(Next::Done),
             other => other.map(|_| Next::Done).map_err(Error::from),
         }

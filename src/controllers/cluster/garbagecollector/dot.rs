@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::graph::{Graph, Node};
 use crate::objects::{OwnerReference, Uid};
 
-/// A node, or an owner that is none.
+/// A node of the graph, or an owner that is not in it.
 struct Vertex<'a> {
     api_version: &'a str,
     kind: &'a str,

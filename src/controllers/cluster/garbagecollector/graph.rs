@@ -517,7 +517,7 @@ mod tests {
         });
         let wakes = world.observe(&owner, Some(json!({})), dying.clone());
         assert_eq!(wakes, [delete("child"), delete("owner")]);
-        assert_eq!(world.observe(&owner, Some(dying.clone()), dying), [], "told once");
+        assert_eq!(world.observe(&owner, Some(dying.clone()), dying), [], "queued once");
         assert_eq!(world.0.blocking_dependents(&owner.uid).count(), 1);
         // No longer blocking: the owner is looked at again.
         let unblocked = owned_by("owner", false);

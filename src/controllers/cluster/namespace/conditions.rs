@@ -13,7 +13,7 @@ use crate::objects::{Istr, ResourceType, Timestamp};
 pub struct Findings {
     /// Why discovery did not name everything.
     pub discovery: Option<String>,
-    /// A group version that is none.
+    /// A malformed group version.
     pub group_version: Option<String>,
     /// Why content could not be deleted, one text an attempt.
     pub failures: Vec<String>,

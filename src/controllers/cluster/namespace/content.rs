@@ -139,11 +139,11 @@ pub fn is_pods(resource: &ResourceType) -> bool {
     resource.group.is_empty() && resource.version == "v1" && resource.plural == "pods"
 }
 
-/// Deletes the objects of a resource in `namespace`, which has been waiting for that for `age`.
+/// Deletes the objects of a resource in `namespace`, which has been terminating for `age`.
 ///
-/// Looks before it deletes, unlike upstream: most resources have nothing in a namespace, and what
-/// only waits for its time or its finalizers needs no second delete. What is gone is told by a list
-/// in either case.
+/// Lists before it deletes, unlike upstream: most resources have no objects in a namespace, and
+/// objects that only wait for their grace period or finalizers need no second delete. In either case
+/// a list shows that they are gone.
 pub async fn delete_all(
     client: &Client,
     found: &ApiResource,

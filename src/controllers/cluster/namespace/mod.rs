@@ -158,7 +158,7 @@ impl NamespaceController {
             estimate = estimate.max(outcome.estimate);
             pods_left += outcome.left.count;
         }
-        // As long as there are pods, the conditions tell of failures alone.
+        // While there are pods, the conditions show failures only.
         if pods_left == 0 {
             for found in &others {
                 let (outcome, error) = self.delete_resource(found, namespace, &mut findings).await;
@@ -238,7 +238,7 @@ fn unless_gone<T>(answer: client::Result<T>) -> client::Result<Option<T>> {
     }
 }
 
-/// Why a resource's group and version can't be told apart again. Upstream: `ParseGroupVersion`.
+/// Why a resource's group version cannot be parsed. Upstream: `ParseGroupVersion`.
 fn unparsable(resource: &ResourceType) -> Option<String> {
     let group_version = resource.api_version();
     let slashes = group_version.matches('/').count();

@@ -84,7 +84,7 @@ impl TypeChecker {
             .map_err(|error| Error::other(format!("type check of {}: {error}", policy.meta.name)))
     }
 
-    /// Lets go of what documents told.
+    /// Drops the cached definitions.
     pub fn forget(&self) {
         self.kept().clear();
     }
@@ -93,7 +93,7 @@ impl TypeChecker {
         self.kept.lock()
     }
 
-    /// What the server's documents say about a kind; `None`: nothing.
+    /// The definitions of a kind in the server's documents. `None`: there are none.
     async fn definitions(
         &self,
         index: &Index,
@@ -106,7 +106,7 @@ impl TypeChecker {
             return Ok(Some(kept.definitions.clone()));
         }
         let body = match self.client.get_path(&format!("/openapi/v3/{document}")).await {
-            // As good as absent; 503 is what an API service that is down has.
+            // These count as absent; an API service that is down answers with 503.
             Err(error) if matches!(error.code(), Some(403 | 404 | 503)) => {
                 log::warn!("schema of {kind}: {error}");
                 return Ok(None);

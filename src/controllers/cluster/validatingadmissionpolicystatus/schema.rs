@@ -278,8 +278,8 @@ impl Place {
         self.schema.properties.as_ref()?.get(name).map(|schema| self.below(schema))
     }
 
-    /// Whether the schema itself tells of all that every resource has.
-    fn tells_of_metadata(&self) -> bool {
+    /// Whether the schema itself has the fields of every resource.
+    fn has_metadata(&self) -> bool {
         let text = |place: &Place, name| {
             place.property(name).is_some_and(|place| place.schema.kind == Kind::String)
         };
@@ -295,7 +295,7 @@ impl Place {
 
     /// The field that expressions call `name`.
     fn field_named(&self, of: &str, name: &str) -> Option<Type> {
-        if self.resource && !self.tells_of_metadata() {
+        if self.resource && !self.has_metadata() {
             match name {
                 "kind" | "apiVersion" => return Some(Type::String),
                 "metadata" => {

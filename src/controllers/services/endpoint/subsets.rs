@@ -9,10 +9,10 @@ use crate::objects::{
     EndpointAddress, EndpointPort, EndpointSubset, Pod, Service, ServicePort, TargetRef,
 };
 
-/// So many addresses are written at most. Upstream: `maxCapacity`.
+/// The largest number of addresses that is written. Upstream: `maxCapacity`.
 pub const MAX_CAPACITY: usize = 1000;
 
-/// All that the Service's pods offer, packed.
+/// The addresses and ports of the Service's pods, packed into subsets.
 pub fn of_service(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     let not_ready_too = service.spec.publish_not_ready_addresses;
     let mut packer = Packer::default();
@@ -53,7 +53,7 @@ fn endpoint_port(port: &ServicePort, number: i32) -> EndpointPort {
     EndpointPort { name, port: number, protocol, app_protocol }
 }
 
-/// Whether both tell the same, the versions of what is behind the addresses aside.
+/// Whether both are equal, except for the versions of the objects behind the addresses.
 pub fn equal(a: &[EndpointSubset], b: &[EndpointSubset]) -> bool {
     let address = |(a, b): (&EndpointAddress, &EndpointAddress)| {
         a.ip == b.ip
@@ -198,7 +198,7 @@ mod tests {
                 vec!["fd00::1 - n=80"],
             ),
             (
-                "no family told: that of the address",
+                "no family given: that of the address",
                 json!({"ports": [number], "ipFamilies": [], "clusterIP": "fd00::9"}),
                 &both[..],
                 vec!["fd00::1 - n=80"],

@@ -144,7 +144,7 @@ impl<'a> Shape<'a> {
     /// Upstream: `placeholderSliceCompare`.
     pub fn is_placeholder(&self, slice: &EndpointSlice) -> bool {
         let (has, wanted) = (&slice.meta.labels, &self.labels);
-        // An empty label is as good as none.
+        // An empty label counts as absent.
         let includes = |a: &Labels, b: &Labels| {
             b.iter().all(|(key, value)| a.get(key).unwrap_or_default() == value)
         };

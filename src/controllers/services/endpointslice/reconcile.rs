@@ -161,7 +161,7 @@ impl Reconciler {
             efficiency.push((count, slices));
             plan.append(packed);
         }
-        // Ports that nobody offers any more.
+        // Ports that no endpoint has any more.
         plan.delete.extend(by_ports.into_values().flatten());
 
         if plan.create.is_empty() && plan.update.is_empty() && plan.unchanged.is_empty() {
@@ -177,7 +177,7 @@ impl Reconciler {
         plan
     }
 
-    /// The plan with the hints that the Service asks for, and what is to be told about them.
+    /// Adds the hints that the Service asks for to the plan. Returns it with the events about them.
     fn hint(
         &self,
         service: &Service,

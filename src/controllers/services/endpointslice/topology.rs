@@ -28,7 +28,7 @@ pub fn is_asked_for(service: &Service) -> bool {
     matches!(mode, Some("Auto" | "auto"))
 }
 
-/// What is told of a Service's hints. Upstream: `EventBuilder`.
+/// An event about a Service's hints. Upstream: `EventBuilder`.
 #[derive(Debug, PartialEq)]
 pub struct HintEvent {
     pub event_type: EventType,
@@ -484,7 +484,10 @@ mod tests {
                     assert_eq!(events, [HintEvent::enabled("IPv4")], "{what}");
                     assert!(cache.has_populated_hints(&service));
                     assert!(cache.overloaded().is_empty(), "{what}");
-                    assert!(cache.add_hints(&service, "IPv4", &mut plan).is_empty(), "told once");
+                    assert!(
+                        cache.add_hints(&service, "IPv4", &mut plan).is_empty(),
+                        "the event comes once"
+                    );
                 }
                 Err(why) => {
                     assert_eq!(hints(&plan.create), "-".repeat(endpoints.len()), "{what}");

@@ -365,7 +365,7 @@ mod tests {
                 (1, 0, 1),
                 changes(1, 0, 2),
             ),
-            ("nobody", endpoints(json!([])), (0, 0, 1), changes(0, 0, 0)),
+            ("no address", endpoints(json!([])), (0, 0, 1), changes(0, 0, 0)),
             ("relabelled", relabelled, (0, 1, 0), changes(0, 0, 0)),
             ("recreated", recreated, (0, 1, 0), changes(0, 0, 0)),
         ] {

@@ -34,7 +34,7 @@ pub const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time"
 /// Endpoints that carry it are a lock. Upstream: `resourcelock.LeaderElectionRecordAnnotationKey`.
 pub const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 
-/// A key is given up after so many failures in a row. Upstream: `maxRetries`.
+/// The number of failures in a row after which a key is given up. Upstream: `maxRetries`.
 pub const MAX_RETRIES: u32 = 15;
 
 /// An object with its `apiVersion` and `kind`, as it is sent.
@@ -157,9 +157,9 @@ fn moved(old: &Pod, new: &Pod) -> bool {
         || old.spec.shape.subdomain != new.spec.shape.subdomain
 }
 
-/// Whether the Services of the pod show something else now.
+/// Whether the change of the pod changes the endpoints of its Services.
 fn endpoint_changed(old: &Pod, new: &Pod) -> bool {
-    // Every change of a pod that goes counts: its end is one that readiness may not tell.
+    // Every change of a terminating pod counts: readiness may not show its end.
     old.meta().is_being_deleted()
         || new.meta().is_being_deleted()
         || old.is_ready() != new.is_ready()

@@ -9,20 +9,20 @@ use crate::objects::{EndpointAddress, EndpointPort, EndpointSubset, Uid};
 /// Gathers addresses and the ports they offer.
 #[derive(Default)]
 pub struct Packer {
-    /// Each once, told apart by address and by what is behind it.
+    /// Each once; identified by IP address and by the uid of its target.
     addresses: Vec<EndpointAddress>,
     known: HashMap<(Arc<str>, Uid), usize>,
-    /// By port, `None` for no port at all, and by the origin that tells it apart.
+    /// By port (`None`: no port) and origin.
     ports: HashMap<(Option<EndpointPort>, usize), Offer>,
 }
 
-/// Who offers a port, by position in `addresses`, and whether it is ready.
+/// The addresses that have a port, by position in `addresses`, and whether each is ready.
 type Offer = BTreeMap<usize, bool>;
 
 impl Packer {
-    /// `port`: `None` of an address without any. Once not ready for a port, it stays so. Ports with an
-    /// application protocol are the same only when they are of one `origin`: upstream compares the
-    /// pointers to these, and what it stored that way must stay as it is.
+    /// Adds an address. `port`: `None` if it has none. Once not ready for a port, it stays so. Ports
+    /// with an application protocol are equal only if they have the same `origin`: upstream compares
+    /// the pointers to these, and objects that it stored that way must not change.
     pub fn add(
         &mut self,
         address: &EndpointAddress,
@@ -41,7 +41,7 @@ impl Packer {
         *ready_now &= ready;
     }
 
-    /// As few subsets as tell it all, everything in its order.
+    /// Returns the smallest number of subsets, sorted.
     pub fn finish(self) -> Vec<EndpointSubset> {
         let mut by_offer: HashMap<Offer, Vec<EndpointPort>> = HashMap::new();
         for ((port, _), offer) in self.ports {

@@ -8,7 +8,8 @@ use crate::objects::{Labels, Meta};
 pub(super) const REVISION: &str = "deployment.kubernetes.io/revision";
 /// The revisions that a ReplicaSet had before it was rolled back to, separated by commas.
 pub(super) const REVISION_HISTORY: &str = "deployment.kubernetes.io/revision-history";
-/// `spec.replicas` of the Deployment when it last scaled the ReplicaSet: tells scaling from rollout.
+/// `spec.replicas` of the Deployment when it last scaled the ReplicaSet: distinguishes
+/// scaling from a rollout.
 pub(super) const DESIRED_REPLICAS: &str = "deployment.kubernetes.io/desired-replicas";
 /// The same with the surge: the base of proportional scaling.
 pub(super) const MAX_REPLICAS: &str = "deployment.kubernetes.io/max-replicas";

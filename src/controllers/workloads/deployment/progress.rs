@@ -130,7 +130,8 @@ mod tests {
         .unwrap()
     }
 
-    /// A status of `updated` and `available` of two pods, Progressing as told `ago` seconds ago.
+    /// A status of `updated` and `available` of two pods, with a Progressing condition that was
+    /// written `ago` seconds ago.
     fn status(updated: i32, available: i32, progressing: Option<(&str, &str, i64)>) -> Value {
         let conditions: Vec<Value> = progressing
             .iter()

@@ -8,7 +8,7 @@ use super::scaling::{Old, Share};
 use super::template::equal_ignoring_hash;
 use crate::objects::{ReplicaSet, Template};
 
-/// What a Deployment owns, told apart.
+/// The ReplicaSets of a Deployment.
 #[derive(Clone, Default)]
 pub(super) struct Sets {
     /// The oldest that has the Deployment's own template.
@@ -18,7 +18,7 @@ pub(super) struct Sets {
 }
 
 impl Sets {
-    /// `owned`, oldest first, told apart by `template`.
+    /// Sorts `owned`, oldest first, and splits it by `template`.
     /// Upstream: `FindNewReplicaSet`, `FindOldReplicaSets`.
     pub fn of(template: &Template, owned: &mut [Arc<ReplicaSet>]) -> Sets {
         owned.sort_by(|a, b| by_creation(a, b));

@@ -109,7 +109,7 @@ pub(super) fn calculate(sets: &Sets, deployment: &Deployment, now: Timestamp) ->
     normal(status)
 }
 
-/// `None` while a ReplicaSet that has a status does not tell. Upstream:
+/// `None` while a ReplicaSet that has a status lacks this field. Upstream:
 /// `GetTerminatingReplicaCountForReplicaSets` (gate `DeploymentReplicaSetTerminatingReplicas`).
 fn terminating(sets: &Sets) -> Option<i32> {
     let known = sets.all().map(|set| match set.status.terminating_replicas {

@@ -76,8 +76,8 @@ impl DeploymentController {
         }))
     }
 
-    /// The ReplicaSets told apart, the annotations of the new one and the Deployment's revision
-    /// brought up to date. Upstream: `getAllReplicaSetsAndSyncRevision`.
+    /// Returns the ReplicaSets, after updating the annotations of the new one and the Deployment's
+    /// revision. Upstream: `getAllReplicaSetsAndSyncRevision`.
     pub(super) async fn sets(
         &self,
         deployment: &mut Deployment,

@@ -40,8 +40,8 @@ impl Age {
     }
 }
 
-/// The `count` pods of `pods` that are to go, in the order of preference. `related`: the pods by which
-/// crowded nodes are told, usually a superset of `pods`; asked only if there is a choice.
+/// Returns the `count` pods to delete, in the order of preference. `related`: the pods that are
+/// counted for each node, usually a superset of `pods`; called only if there is a choice.
 /// Upstream: `getPodsToDelete`.
 pub fn choose(
     mut pods: Vec<Arc<Pod>>,

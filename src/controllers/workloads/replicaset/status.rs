@@ -38,7 +38,7 @@ fn number(count: usize) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }
 
-/// A failure that is already told keeps the words it was told with.
+/// A failure condition that exists keeps its reason and message.
 fn conditions(
     set: &impl Replicating,
     active: usize,
@@ -46,10 +46,10 @@ fn conditions(
     now: Timestamp,
 ) -> Vec<ReplicaSetCondition> {
     let mut conditions = set.status().conditions.clone();
-    let told = conditions.iter().any(|condition| condition.type_ == REPLICA_FAILURE);
+    let is_set = conditions.iter().any(|condition| condition.type_ == REPLICA_FAILURE);
     match failure {
         None => conditions.retain(|condition| condition.type_ != REPLICA_FAILURE),
-        Some(_) if told => {}
+        Some(_) if is_set => {}
         Some(failure) => {
             let reason = match i64::from(number(active)) - i64::from(set.replicas()) {
                 ..0 => Some("FailedCreate".to_owned()),
@@ -68,8 +68,7 @@ fn conditions(
     conditions
 }
 
-/// Whether the API must be told of `status`: it differs, or it does not say yet that this generation
-/// was seen.
+/// Whether `status` must be written: it differs, or the stored one has another observed generation.
 pub fn must_write(set: &impl Replicating, status: &ReplicaSetStatus) -> bool {
     set.meta().generation != set.status().observed_generation
         || ReplicaSetStatus {
@@ -153,11 +152,11 @@ mod tests {
         let failure = Error::other("exceeded quota");
         for (pods, reason) in [(1, Some("FailedCreate")), (3, Some("FailedDelete")), (2, None)] {
             let pods = vec![pod("web", None); pods];
-            let [told] = &calculate(&set, &pods, 0, Some(&failure), NOW).conditions[..] else {
+            let [condition] = &calculate(&set, &pods, 0, Some(&failure), NOW).conditions[..] else {
                 panic!("one condition");
             };
-            assert_eq!(told.reason.as_deref(), reason);
-            assert_eq!(told.message.as_deref(), Some("exceeded quota"));
+            assert_eq!(condition.reason.as_deref(), reason);
+            assert_eq!(condition.message.as_deref(), Some("exceeded quota"));
         }
         set.status = calculate(&set, &[], 0, Some(&failure), NOW);
         let later = NOW + Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! One sync of a ReplicaSet: claim, create or delete, tell.
+//! One sync of a ReplicaSet: claim pods, create or delete some, write the status.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -169,10 +169,10 @@ impl<S: Replicating> ReplicaSets<S> {
         .await;
         let terminates = |error: &Error| error.api().is_some_and(|e| e.is_namespace_terminating());
         if failure.as_ref().is_some_and(terminates) {
-            // The set is to go as well: it may wait for pods that nobody makes.
+            // The set terminates as well, so its expectations may stay unmet.
             return Ok(());
         }
-        // No event will tell of those that were not made.
+        // No event comes for pods that were not created.
         for _ in created..count {
             self.expectations.creation_observed(key);
         }
@@ -194,7 +194,7 @@ impl<S: Replicating> ReplicaSets<S> {
             let cached = self.pods.clone();
             async move {
                 let result = control.delete(&*set, &pod).await;
-                // No event will tell of this deletion; or it did before it was expected.
+                // No event comes for this deletion, or it came before the expectation.
                 if result.is_err() || is_seen_to_go(&pod, &cached) {
                     expectations.deletion_observed(&key, &pod.meta.uid);
                 }
