@@ -1,47 +1,43 @@
-//! What the manager serves, and to whom. Upstream: `controller-manager/app/serve.go`.
+//! The secure port: its paths, authentication and authorization.
+//! Upstream: `controller-manager/app/serve.go`.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_std::net::TcpListener;
 use hyper::header::{CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};
 use rustix::net;
-use serde_json::Value;
 
 use super::configz;
-use super::connect::{Connect, Target, user_agent};
+use super::connect::Connect;
+use super::delegated_auth::{Lookup, auth_config};
 use super::leader_migration::LeaderMigration;
 use super::logging::Verbosity;
-use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::metrics;
-use crate::objects::{ObjectKey, ResourceType};
 use crate::options::{Options, PROGRAM, VERSION, emulated, version_info};
-use crate::server::auth::{ApiReviewer, Auth, AuthConfig, Authorities, RequestHeader, Trust};
+use crate::server::auth::Auth;
 use crate::server::health::HealthChecks;
-use crate::server::http::{Method, Server};
+use crate::server::http::{Guard, Method, Server};
 use crate::server::routes::Routes;
 use crate::server::tls::{Tls, TlsOptions, pair_in};
 use crate::server::{Handler, Request, Response, handler, zpages};
 use crate::task::{self, StopToken, TaskGroup};
 
-const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
-
 /// How often the authorities of client certificates are read again.
 const RELOAD: Duration = Duration::from_secs(60);
 
-/// Connections that may wait to be accepted; as the standard library has it.
+/// Connections that may wait to be accepted, as in the standard library.
 const BACKLOG: i32 = 128;
 
-/// The most bytes that a value of a flag may have.
+/// The longest value of a flag, in bytes.
 const FLAG_BYTES: usize = 1024;
 
-/// The pages below /debug/pprof that are no profiles.
+/// The answer for profiles below /debug/pprof.
 const NO_PROFILES: &str = "Unknown profile: this build records none\n";
 
-/// Everything that is served, before authentication.
+/// All served paths, without authentication.
 pub fn routes(
     options: &Options,
     migration: Option<&LeaderMigration>,
@@ -99,17 +95,17 @@ fn verbosity_flag(verbosity: &Verbosity) -> Handler {
                 Err(error) => Err(format!("error reading request body: {error:?}")),
             };
             match set {
-                Ok(told) => Response::new(200, "text/plain", told),
+                Ok(answer) => Response::new(200, "text/plain", answer),
                 Err(error) => Response::new(400, "text/plain", error),
             }
         })
     })
 }
 
-/// Serves until stopped, if `--secure-port` says so.
+/// Serves until stopped, unless `--secure-port` is 0.
 ///
 /// # Errors
-/// One line naming the flag or the file: an address in use, a certificate that can't be read ...
+/// One line naming the flag or the file: an address in use, a certificate that cannot be read.
 pub async fn serve(
     options: &Arc<Options>,
     routes: &Routes,
@@ -125,12 +121,13 @@ pub async fn serve(
     let tls = task::blocking(move || Tls::new(tls_options(&given)?)).await?;
     let lookup = Lookup::new(options.clone(), connect)?;
     let auth = Auth::new(auth_config(options, connect, &lookup).await?, clock.clone());
-    let listener = listen(options).await?;
+    let listener = listen(options)?;
     if let Ok(address) = listener.local_addr() {
         log::info!("Serving securely on {address}");
     }
     let handler = never_cached(auth.clone().wrap(routes.handler()));
-    let server = Server::on(listener, Some(tls.clone()), handler, clock.clone(), stop.clone())
+    let (timer, stopped) = (clock.clone(), stop.clone());
+    let server = Server::on(listener, Some(tls.clone()), handler, Guard::STRANGERS, timer, stopped)
         .map_err(|error| format!("failed to create listener: {error}"))?;
     tasks.spawn(server.join());
     let (timer, stopped) = (clock.clone(), stop.clone());
@@ -140,7 +137,9 @@ pub async fn serve(
         while stop.unless_stopped(clock.sleep(RELOAD)).await.is_some() {
             match stop.unless_stopped(lookup.trust()).await {
                 Some(Ok(trust)) => auth.set_trust(trust),
-                Some(Err(error)) => log::error!("authorities of clients not reloaded: {error}"),
+                Some(Err(error)) => {
+                    log::error!("client certificate authorities not reloaded: {error}")
+                }
                 None => return,
             }
         }
@@ -159,17 +158,17 @@ fn never_cached(inner: Handler) -> Handler {
     })
 }
 
-async fn listen(options: &Options) -> Result<TcpListener, String> {
+fn listen(options: &Options) -> Result<TcpListener, String> {
     let port = u16::try_from(options.secure_port).unwrap_or_default();
     let address = SocketAddr::new(options.bind_address, port);
     let first = match options.bind_address.is_unspecified() {
-        // Every interface of both families, where the kernel has both.
+        // Every interface of both families, where the kernel supports both.
         true => SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port),
         false => address,
     };
-    let listening = match bind(first, options.permit_port_sharing).await {
+    let listening = match bind(first, options.permit_port_sharing) {
         Err(error) if first != address && error.kind() != std::io::ErrorKind::AddrInUse => {
-            bind(address, options.permit_port_sharing).await
+            bind(address, options.permit_port_sharing)
         }
         other => other,
     };
@@ -178,10 +177,10 @@ async fn listen(options: &Options) -> Result<TcpListener, String> {
     })
 }
 
-/// `shared`: other processes that say so too may bind the same address.
-async fn bind(address: SocketAddr, shared: bool) -> std::io::Result<TcpListener> {
-    if !shared {
-        return TcpListener::bind(address).await;
+/// With `is_shared`, other processes that set it may bind the same address.
+fn bind(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> {
+    if !is_shared {
+        return TcpListener::bind(address);
     }
     let family =
         if address.is_ipv4() { net::AddressFamily::INET } else { net::AddressFamily::INET6 };
@@ -191,7 +190,7 @@ async fn bind(address: SocketAddr, shared: bool) -> std::io::Result<TcpListener>
     net::sockopt::set_socket_reuseport(&socket, true)?;
     net::bind(&socket, &address)?;
     net::listen(&socket, BACKLOG)?;
-    Ok(std::net::TcpListener::from(socket).into())
+    Ok(socket.into())
 }
 
 fn tls_options(options: &Options) -> Result<TlsOptions, String> {
@@ -217,132 +216,11 @@ fn tls_options(options: &Options) -> Result<TlsOptions, String> {
     })
 }
 
-/// A client for reviews; `None` where the flag names no kubeconfig.
-fn reviewing(connect: Connect, kubeconfig: &str, flag: &str) -> Result<Option<Client>, String> {
-    if kubeconfig.is_empty() {
-        return Ok(None);
-    }
-    let target = Target { kubeconfig, qps: -1.0, ..Target::default() };
-    let connection = connect(&target).map_err(|error| format!("--{flag}: {error}"))?;
-    Ok(Some(connection.client(&user_agent("delegated-auth"))))
-}
-
-async fn auth_config(
-    options: &Options,
-    connect: Connect,
-    lookup: &Lookup,
-) -> Result<AuthConfig, String> {
-    let authorization =
-        reviewing(connect, &options.authorization_kubeconfig, "authorization-kubeconfig")?;
-    let trust = match lookup.trust().await {
-        Err(error) if options.authentication_tolerate_lookup_failure => {
-            log::warn!("Error looking up in-cluster authentication configuration: {error}");
-            lookup.files().await?
-        }
-        other => other?,
-    };
-    let authentication = lookup.client.clone();
-    Ok(AuthConfig {
-        trust,
-        reviewer: Arc::new(ApiReviewer { authentication, authorization }),
-        token_ttl: options.authentication_token_webhook_cache_ttl,
-        authorized_ttl: options.authorization_webhook_cache_authorized_ttl,
-        unauthorized_ttl: options.authorization_webhook_cache_unauthorized_ttl,
-        always_allow: options.authorization_always_allow_paths.clone(),
-    })
-}
-
-/// Where the authorities of clients stand: in files, and for what no flag names in the cluster.
-struct Lookup {
-    options: Arc<Options>,
-    client: Option<Client>,
-}
-
-impl Lookup {
-    fn new(options: Arc<Options>, connect: Connect) -> Result<Lookup, String> {
-        let kubeconfig = &options.authentication_kubeconfig;
-        let client = reviewing(connect, kubeconfig, "authentication-kubeconfig")?;
-        Ok(Lookup { options, client })
-    }
-
-    async fn trust(&self) -> Result<Trust, String> {
-        let mut trust = self.files().await?;
-        let missing = trust.client_ca.is_none() || trust.request_header.ca.is_none();
-        let client = self.client.as_ref().filter(|_| !self.options.authentication_skip_lookup);
-        if let (Some(client), true) = (client, missing) {
-            let (ca, header) = look_up(client).await.map_err(|error| {
-                format!(
-                    "unable to load configmap based client CA: {error} \
-                     (see --authentication-skip-lookup)"
-                )
-            })?;
-            trust.client_ca = trust.client_ca.or(ca);
-            if trust.request_header.ca.is_none() {
-                trust.request_header = header.unwrap_or(trust.request_header);
-            }
-        }
-        Ok(trust)
-    }
-
-    /// What the flags name.
-    async fn files(&self) -> Result<Trust, String> {
-        let o = &self.options;
-        let proxies = "requestheader-client-ca-file";
-        Ok(Trust {
-            client_ca: authorities(&o.client_ca_file, "client-ca-file").await?,
-            request_header: RequestHeader {
-                ca: authorities(&o.requestheader_client_ca_file, proxies).await?,
-                allowed_names: o.requestheader_allowed_names.clone(),
-                username_headers: o.requestheader_username_headers.clone(),
-                uid_headers: o.requestheader_uid_headers.clone(),
-                group_headers: o.requestheader_group_headers.clone(),
-                extra_prefixes: o.requestheader_extra_headers_prefix.clone(),
-            },
-        })
-    }
-}
-
-async fn authorities(file: &str, flag: &str) -> Result<Option<Authorities>, String> {
-    if file.is_empty() {
-        return Ok(None);
-    }
-    let path = file.to_string();
-    let pem = task::blocking(move || std::fs::read(path))
-        .await
-        .map_err(|error| format!("--{flag}: {file}: {error}"))?;
-    Authorities::from_pem(&pem).map(Some).map_err(|error| format!("--{flag}: {file}: {error}"))
-}
-
-/// What the cluster says about authentication, where flags say nothing.
-async fn look_up(client: &Client) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
-    let key = ObjectKey::new("kube-system", "extension-apiserver-authentication");
-    let map: Value =
-        client.resource(&CONFIG_MAPS).get(&key).await.map_err(|error| error.to_string())?;
-    found(&map["data"])
-}
-
-fn found(data: &Value) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
-    let authorities = |key: &str| match data[key].as_str() {
-        Some(pem) if !pem.is_empty() => Authorities::from_pem(pem.as_bytes()).map(Some),
-        _ => Ok(None),
-    };
-    let list = |key: &str| -> Vec<String> {
-        serde_json::from_str(data[key].as_str().unwrap_or_default()).unwrap_or_default()
-    };
-    let header = authorities("requestheader-client-ca-file")?.map(|ca| RequestHeader {
-        ca: Some(ca),
-        allowed_names: list("requestheader-allowed-names"),
-        username_headers: list("requestheader-username-headers"),
-        uid_headers: list("requestheader-uid-headers"),
-        group_headers: list("requestheader-group-headers"),
-        extra_prefixes: list("requestheader-extra-headers-prefix"),
-    });
-    Ok((authorities("client-ca-file")?, header))
-}
-
 #[cfg(test)]
 mod tests {
     use futures_lite::future::block_on;
+
+    use serde_json::Value;
 
     use super::*;
     use crate::clock::FakeClock;
@@ -350,7 +228,7 @@ mod tests {
     use crate::server::http::RequestBody;
 
     #[test]
-    fn the_paths_that_are_served() {
+    fn paths_are_served() {
         let clock: SharedClock = FakeClock::new(Timestamp::from_secs(0));
         let health = HealthChecks::new();
         let verbosity = Verbosity::new(0, &[]);
@@ -380,19 +258,11 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_shared_only_where_that_is_permitted() {
+    fn port_is_shared_only_where_permitted() {
         let any = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
-        let listen = |address, shared| block_on(bind(address, shared));
-        let first = listen(any, true).expect("a port");
+        let first = bind(any, true).expect("a port");
         let address = first.local_addr().expect("its number");
-        assert!(listen(address, true).is_ok());
-        assert!(listen(address, false).is_err());
-    }
-
-    #[test]
-    fn a_cluster_without_a_front_proxy_is_no_error() {
-        let (ca, header) = found(&serde_json::json!({})).expect("nothing");
-        assert!(ca.is_none() && header.is_none());
-        assert!(found(&serde_json::json!({ "client-ca-file": "broken" })).is_err());
+        assert!(bind(address, true).is_ok());
+        assert!(bind(address, false).is_err());
     }
 }

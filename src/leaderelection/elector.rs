@@ -1,113 +1,23 @@
-//! Takes the lock, keeps it, and gives it back. Upstream: `leaderelection.LeaderElector`.
+//! Takes the lock, keeps it, and releases it. Upstream: `leaderelection.LeaderElector`.
 
 use parking_lot::{Mutex, MutexGuard};
-use std::fmt;
 use std::future::Future;
 use std::ops::ControlFlow;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::FutureExt;
 use log::Level;
 
+use super::callbacks::Leading;
+use super::config::JITTER_FACTOR;
 use super::election::{Attempt, Election, Outcome, Start};
-use super::{Lock, LockError};
+use super::{Config, ConfigError, Ended, LeaderCallbacks, LockError};
 use crate::clock::SharedClock;
 use crate::metrics::metrics;
 use crate::task::{self, StopToken};
 
-/// Waits between attempts to take the lock are longer by up to this factor of the retry period.
-const JITTER_FACTOR: f64 = 1.2;
-
-/// How to elect. Upstream: `LeaderElectionConfig`.
-pub struct Config {
-    pub lock: Arc<dyn Lock>,
-    /// How long the lock is ours, as others see it, after our last write. As upstream, 15 s.
-    pub lease_duration: Duration,
-    /// How long we try to write before we stop working. As upstream, 10 s.
-    pub renew_deadline: Duration,
-    /// From one attempt to the next. As upstream, 2 s.
-    pub retry_period: Duration,
-    /// Give the lock back when asked to stop, so that another can take it at once.
-    pub release_on_cancel: bool,
-    /// The label of the metrics, and the name in the health check.
-    pub name: String,
-}
-
-/// Why a [`Config`] cannot work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConfigError {
-    LeaseNotLongerThanRenewDeadline,
-    RenewDeadlineTooShortForRetryPeriod,
-    RetryPeriodIsZero,
-    EmptyIdentity,
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ConfigError::LeaseNotLongerThanRenewDeadline => {
-                "leaseDuration must be greater than renewDeadline"
-            }
-            ConfigError::RenewDeadlineTooShortForRetryPeriod => {
-                "renewDeadline must be greater than retryPeriod*JitterFactor"
-            }
-            ConfigError::RetryPeriodIsZero => "retryPeriod must be greater than zero",
-            ConfigError::EmptyIdentity => "Lock identity is empty",
-        })
-    }
-}
-
-impl std::error::Error for ConfigError {}
-
-type Leading = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// What is called when. Upstream: `LeaderCallbacks`.
-pub struct LeaderCallbacks {
-    on_started_leading: Box<dyn FnOnce(StopToken) -> Leading + Send>,
-    on_stopped_leading: Box<dyn FnOnce() + Send>,
-    on_new_leader: Box<dyn Fn(&str) + Send + Sync>,
-}
-
-impl LeaderCallbacks {
-    /// `started`: what only the leader does; runs as a task of its own, and has to end soon after
-    /// its token stops. `stopped`: called once, when the election has ended, even if we never led.
-    pub fn new<F>(
-        started: impl FnOnce(StopToken) -> F + Send + 'static,
-        stopped: impl FnOnce() + Send + 'static,
-    ) -> LeaderCallbacks
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
-        LeaderCallbacks {
-            on_started_leading: Box::new(|stop| Box::pin(started(stop))),
-            on_stopped_leading: Box::new(stopped),
-            on_new_leader: Box::new(|_| ()),
-        }
-    }
-
-    /// `seen` is told each leader that is not the one seen before, ourselves included; an empty
-    /// name when the lock was given back. It must not block.
-    pub fn on_new_leader(mut self, seen: impl Fn(&str) + Send + Sync + 'static) -> LeaderCallbacks {
-        self.on_new_leader = Box::new(seen);
-        self
-    }
-}
-
-/// How an election ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// Asked to stop before we ever led.
-    NeverLed,
-    /// Asked to stop; what the leader does has ended, and so has our lease if so configured.
-    Stopped,
-    /// We could not renew in time. What the leader does was told to stop, but may still run: the
-    /// process has to end now.
-    Lost,
-}
-
-/// One contender. Cheap to clone; clones are for asking, one of them runs.
+/// One contender. Cheap to clone: one clone runs, the others answer questions.
 #[derive(Clone)]
 pub struct LeaderElector {
     inner: Arc<Inner>,
@@ -121,24 +31,13 @@ struct Inner {
 
 impl LeaderElector {
     pub fn new(config: Config, clock: SharedClock) -> Result<LeaderElector, ConfigError> {
-        if config.lease_duration <= config.renew_deadline {
-            return Err(ConfigError::LeaseNotLongerThanRenewDeadline);
-        }
-        if config.renew_deadline <= config.retry_period.mul_f64(JITTER_FACTOR) {
-            return Err(ConfigError::RenewDeadlineTooShortForRetryPeriod);
-        }
-        if config.retry_period.is_zero() {
-            return Err(ConfigError::RetryPeriodIsZero);
-        }
-        if config.lock.identity().is_empty() {
-            return Err(ConfigError::EmptyIdentity);
-        }
+        config.check()?;
         set_master(&config.name, false);
         let election = Mutex::new(Election::new(config.lock.identity(), config.lease_duration));
         Ok(LeaderElector { inner: Arc::new(Inner { config, clock, election }) })
     }
 
-    /// The leader last seen; empty when none was. For people: it may have changed.
+    /// The leader last seen; empty when there was none. For people: it may have changed.
     pub fn leader(&self) -> String {
         self.inner.election().leader().to_owned()
     }
@@ -148,13 +47,13 @@ impl LeaderElector {
         self.inner.election().is_leader()
     }
 
-    /// Whether the lock is ours for sure: nobody can have taken it since our last write. Of use to
-    /// who was suspended and does not know for how long.
+    /// Whether the lock is ours for certain: no other contender can have taken it since our last
+    /// write. Holds after a suspension of the process or of the machine too.
     pub fn holds_lease(&self) -> bool {
         self.inner.election().holds_lease(self.inner.clock.monotonic())
     }
 
-    /// Fails if we lead and our lease ran out more than `tolerable` ago.
+    /// Fails if we lead and our lease expired more than `tolerable` ago.
     pub(super) fn check(&self, tolerable: Duration) -> Result<(), String> {
         let inner = &self.inner;
         let election = inner.election();
@@ -168,8 +67,8 @@ impl LeaderElector {
 
     /// Waits for the lock, leads, and keeps the lock until it is lost or `stop` stops.
     ///
-    /// When stopped, the lock is still renewed until what `on_started_leading` began has ended,
-    /// and only then given back: no other leader works beside it.
+    /// After a stop, the lock is renewed until the leader's work has ended, and only then released:
+    /// no other leader works at the same time.
     pub async fn run(&self, callbacks: LeaderCallbacks, stop: &StopToken) -> Ended {
         let LeaderCallbacks { on_started_leading, on_stopped_leading, on_new_leader } = callbacks;
         let mut run = Run { inner: &self.inner, on_new_leader, reported: String::new() };
@@ -182,7 +81,7 @@ impl LeaderElector {
 struct Run<'a> {
     inner: &'a Inner,
     on_new_leader: Box<dyn Fn(&str) + Send + Sync>,
-    /// The leader that `on_new_leader` was last told.
+    /// The leader last reported to `on_new_leader`.
     reported: String,
 }
 
@@ -200,7 +99,7 @@ impl Run<'_> {
         set_master(&config.name, true);
         log::info!("leaderelection: {}: successfully acquired lease", config.lock.describe());
 
-        // No child of `stop`: both ends of leading are told here.
+        // Not a child of `stop`: this function stops it at both ends of leading.
         let leading = StopToken::new();
         let work = task::spawn(lead(leading.clone()));
         let lost = async {
@@ -219,7 +118,7 @@ impl Run<'_> {
         if ended == Ended::Lost {
             log::error!("leaderelection: {}: failed to renew lease", config.lock.describe());
         }
-        // Whoever lost the lock to an API server that is away cannot give it back either.
+        // A lock lost to an unreachable API server cannot be released either.
         if config.release_on_cancel && ended == Ended::Stopped {
             self.release().await;
         }
@@ -338,7 +237,7 @@ impl Inner {
         match result {
             Ok(()) => Outcome::Written,
             Err(error) => {
-                // One more try follows upon the first at once: it tells when that fails too.
+                // The slow path follows at once, and logs if it fails too.
                 let level = match attempt {
                     Attempt::Renew(_) => Level::Debug,
                     _ => Level::Error,
@@ -390,14 +289,16 @@ fn count_slow_path(name: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+
     use futures_lite::future::{block_on, poll_once};
 
-    use super::super::{HealthzAdaptor, LeaderElectionRecord, LockFuture};
+    use super::super::{HealthzAdaptor, LeaderElectionRecord, Lock, LockFuture};
     use super::*;
     use crate::clock::{Clock, FakeClock};
     use crate::objects::Timestamp;
 
-    /// The record as the API server keeps it.
+    /// The record on the API server.
     #[derive(Default)]
     struct Server {
         record: Option<LeaderElectionRecord>,
@@ -519,13 +420,13 @@ mod tests {
             block_on(poll_once(&mut self.run))
         }
 
-        /// Lets a second pass.
+        /// Advances the clock by a second.
         fn tick(&mut self) -> Option<Ended> {
             self.clock.advance(Duration::from_secs(1));
             self.poll()
         }
 
-        /// Lets seconds pass until `until` holds, and returns how many.
+        /// Advances the clock until `until` holds, and returns the seconds.
         fn ticks_until(&mut self, mut until: impl FnMut(&Contender, Option<Ended>) -> bool) -> u32 {
             for seconds in 1..200 {
                 let ended = self.tick();
@@ -542,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_leads_renews_and_gives_back_after_its_work_has_ended() {
+    fn leader_renews_and_releases_after_its_work_has_ended() {
         let server = Arc::default();
         let mut a = contender(&server, "a", 1000);
         assert_eq!(a.poll(), None);
@@ -565,7 +466,7 @@ mod tests {
         assert_eq!(*a.lock.events.lock(), ["a became leader", "a stopped leading"]);
         assert_eq!(*a.leaders.lock(), ["a", ""]);
 
-        // Released: the next takes it with its first try.
+        // Released: the next contender takes it at its first attempt.
         let mut b = contender(&server, "b", 1000);
         b.poll();
         assert_eq!(holder(&server), "b");
@@ -573,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_cannot_renew_stops_before_another_may_start() {
+    fn leader_that_cannot_renew_stops_before_another_may_start() {
         for state in [ServerState::Refusing, ServerState::Silent] {
             let server = Arc::default();
             let mut a = contender(&server, "a", 1000);
@@ -587,16 +488,16 @@ mod tests {
             let age = a.clock.now().duration_since(renewed).as_secs();
             assert!((10..15).contains(&age), "{age}");
             block_on(a.work_ended.stopped());
-            assert_eq!(holder(&server), "a", "not given back: it may be another's by now");
+            assert_eq!(holder(&server), "a", "not released: another contender may hold it by now");
         }
     }
 
     #[test]
-    fn an_outage_shorter_than_the_renew_deadline_is_survived() {
+    fn leader_survives_an_outage_shorter_than_the_renew_deadline() {
         let server = Arc::default();
         let mut a = contender(&server, "a", 1000);
         a.poll();
-        // A request that is never answered takes half of the deadline.
+        // A request without an answer takes half of the deadline.
         for (state, outage) in [(ServerState::Refusing, 8), (ServerState::Silent, 4)] {
             server.lock().state = state;
             for _ in 0..outage {
@@ -612,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn another_takes_over_only_when_nothing_changed_for_a_lease_by_its_own_clock() {
+    fn contender_takes_over_after_a_lease_without_change_by_its_own_clock() {
         for skew in [-7200, 0, 7200] {
             let server = Arc::default();
             let mut a = contender(&server, "a", 100_000);
@@ -625,7 +526,7 @@ mod tests {
             }
             let took = b.ticks_until(|b, _| b.elector.is_leader());
             // A renewed just now. B looks again within 5 s (4.4, in whole ticks), waits for a lease
-            // from there, and sees within 5 s that it has run out.
+            // from there, and sees within 5 s that it has expired.
             assert!((15..=5 + 15 + 5).contains(&took), "skew {skew}: {took} s");
             assert_eq!(*b.leaders.lock(), ["a", "b"]);
             // The old leader comes back: its write conflicts, and it ends.
@@ -637,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn health_fails_only_for_a_leader_stuck_past_its_lease() {
+    fn health_fails_for_a_leader_stuck_past_its_lease() {
         let server = Arc::default();
         let mut a = contender(&server, "a", 1000);
         let health = HealthzAdaptor::new(Duration::from_secs(20));
@@ -654,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn stopped_before_leading() {
+    fn contender_stops_before_leading() {
         let server = Arc::default();
         let (mut a, mut b) = (contender(&server, "a", 0), contender(&server, "b", 0));
         a.poll();
@@ -665,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn timings_that_cannot_work_are_refused() {
+    fn impossible_timings_are_refused() {
         let server: Arc<Mutex<Server>> = Arc::default();
         let with = |lease, renew, retry| {
             let lock = contender(&server, "a", 0).lock;

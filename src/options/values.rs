@@ -1,4 +1,4 @@
-//! The types of flags: how each is written on a command line and how it is shown.
+//! The types of flags: how each is parsed and shown.
 //! Upstream: `spf13/pflag`, `component-base/cli/flag`.
 
 use std::collections::BTreeMap;
@@ -8,36 +8,37 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
+use super::duration::{parse_duration, show_duration};
 use super::usage::VERSION;
 
 /// A type that a flag can have.
 pub trait Value: Sized {
-    /// What `--help` calls it; empty for a bool.
+    /// The name in `--help`; empty for a bool.
     const KIND: &'static str;
-    /// The value that the flag alone stands for.
+    /// The value of the flag when it is given without one.
     const ALONE: Option<&'static str> = None;
 
     /// # Errors
-    /// One line saying what is wrong with `text`, without the flag's name.
+    /// One line naming the fault of `text`, without the flag's name.
     fn parse(text: &str) -> Result<Self, String>;
 
-    /// Puts what was given, in order, over the default. The last one wins, unless values add up.
+    /// Applies the given values, in order, to the default. The last one wins, unless values add up.
     fn merge(&mut self, mut given: Vec<Given<Self>>) {
         if let Some(Given(last)) = given.pop() {
             *self = last;
         }
     }
 
-    /// As pflag shows it.
+    /// The form in which pflag shows it.
     fn text(&self) -> String;
 
-    /// As the default in `--help`; empty: not worth showing.
+    /// The default in `--help`; empty: not shown.
     fn shown(&self) -> String {
         self.text()
     }
 }
 
-/// A value that stood on the command line.
+/// A value on the command line.
 pub struct Given<T>(pub T);
 
 impl<T: Value> FromStr for Given<T> {
@@ -90,7 +91,7 @@ fn parsed<T: FromStr>(text: &str) -> Option<T> {
     text.parse().ok()
 }
 
-/// As a literal of Go: `0x1F`, `0b1`, `0o7` or `07`, and digits in groups, `1_000`.
+/// Parses a literal of Go: `0x1F`, `0b1`, `0o7` or `07`, and digits in groups, `1_000`.
 /// Upstream: `strconv.ParseInt` of base 0.
 fn whole(text: &str) -> Option<i32> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
@@ -184,104 +185,7 @@ impl Value for Duration {
     }
 }
 
-/// Go's `time.ParseDuration`, for what is not negative: `1h30m`, `1.5s`, `100ms`, `0`.
-///
-/// # Errors
-/// When `text` is no duration.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let invalid = || format!("time: invalid duration {text:?}");
-    let mut rest = text.strip_prefix('+').unwrap_or(text);
-    if rest.starts_with('-') && rest != "-0" {
-        return Err(format!("time: negative duration {text:?}"));
-    }
-    if matches!(rest, "0" | "-0") {
-        return Ok(Duration::ZERO);
-    }
-    let mut nanos = 0f64;
-    let mut whole = 0u128;
-    if rest.is_empty() {
-        return Err(invalid());
-    }
-    while !rest.is_empty() {
-        let digits = rest
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .ok_or_else(|| format!("time: missing unit in duration {text:?}"))?;
-        let (number, after) = rest.split_at(digits);
-        let length = after.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(after.len());
-        let (unit, after) = after.split_at(length);
-        let unit: u64 = match unit {
-            "ns" => 1,
-            "us" | "µs" | "μs" => 1_000,
-            "ms" => 1_000_000,
-            "s" => 1_000_000_000,
-            "m" => 60_000_000_000,
-            "h" => 3_600_000_000_000,
-            _ => return Err(format!("time: unknown unit {unit:?} in duration {text:?}")),
-        };
-        let (before_point, fraction) = number.split_once('.').unwrap_or((number, ""));
-        if before_point.is_empty() && fraction.is_empty() {
-            return Err(invalid());
-        }
-        if !before_point.is_empty() {
-            let count: u64 = before_point.parse().map_err(|_| invalid())?;
-            whole += u128::from(count) * u128::from(unit);
-        }
-        if !fraction.is_empty() {
-            let part: f64 = format!("0.{fraction}").parse().map_err(|_| invalid())?;
-            nanos += part * unit as f64;
-        }
-        rest = after;
-    }
-    let total = whole + nanos.round() as u128;
-    // Go counts nanoseconds in 64 bits with a sign.
-    u64::try_from(total)
-        .ok()
-        .filter(|&nanos| i64::try_from(nanos).is_ok())
-        .map(Duration::from_nanos)
-        .ok_or_else(invalid)
-}
-
-/// Go's `Duration.String`: `1h30m0s`, `1.5s`, `100ms`.
-pub fn show_duration(duration: Duration) -> String {
-    let nanos = duration.as_nanos();
-    let decimal = |unit: u128, suffix: &str| {
-        let text = format!("{}.{:0width$}", nanos / unit, nanos % unit, width = digits(unit));
-        format!("{}{suffix}", text.trim_end_matches('0').trim_end_matches('.'))
-    };
-    match nanos {
-        0 => "0s".into(),
-        1..1_000 => format!("{nanos}ns"),
-        1_000..1_000_000 => decimal(1_000, "µs"),
-        1_000_000..1_000_000_000 => decimal(1_000_000, "ms"),
-        _ => {
-            let seconds = duration.as_secs();
-            let rest = Duration::new(seconds % 60, duration.subsec_nanos());
-            let tail = match rest.is_zero() {
-                true => "0s".to_string(),
-                false if rest.as_secs() == 0 => {
-                    let text = format!("0.{:09}", rest.subsec_nanos());
-                    format!("{}s", text.trim_end_matches('0'))
-                }
-                false if rest.subsec_nanos() == 0 => format!("{}s", rest.as_secs()),
-                false => {
-                    let text = format!("{}.{:09}", rest.as_secs(), rest.subsec_nanos());
-                    format!("{}s", text.trim_end_matches('0'))
-                }
-            };
-            match (seconds / 3600, seconds / 60 % 60) {
-                (0, 0) => tail,
-                (0, minutes) => format!("{minutes}m{tail}"),
-                (hours, minutes) => format!("{hours}h{minutes}m{tail}"),
-            }
-        }
-    }
-}
-
-fn digits(unit: u128) -> usize {
-    unit.ilog10() as usize
-}
-
-/// Splits at commas that stand in no double quotes, as one line of CSV.
+/// Splits at commas outside double quotes, as a line of CSV.
 fn split_list(text: &str) -> Vec<String> {
     let mut items = Vec::new();
     if text.is_empty() {
@@ -299,7 +203,7 @@ fn split_list(text: &str) -> Vec<String> {
     items
 }
 
-/// The first time it is given, a list replaces its default; then it grows.
+/// The first value replaces the default list; further values are appended.
 impl Value for Vec<String> {
     const KIND: &'static str = "strings";
     fn parse(text: &str) -> Result<Self, String> {
@@ -343,7 +247,7 @@ pub struct Map(pub BTreeMap<String, String>);
 impl Value for Map {
     const KIND: &'static str = "stringToString";
     fn parse(text: &str) -> Result<Map, String> {
-        // A single pair may have commas on both sides, as metric,label=value,value has.
+        // A single pair may have commas on both sides: metric,label=value,value.
         let pairs = match text.matches('=').count() {
             1 => vec![text.to_string()],
             _ => split_list(text),
@@ -366,7 +270,7 @@ impl Value for Map {
     }
 }
 
-/// What `--feature-gates` said, in order. [`super::feature_gates`] knows what it means.
+/// The values of `--feature-gates`, in order. [`super::feature_gates`] interprets them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gates(pub Vec<(String, bool)>);
 
@@ -480,7 +384,7 @@ impl Value for Quantity {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertKeys(pub Vec<CertKey>);
 
-/// Files of a certificate and its key, and the names it is for (none: those it has itself).
+/// Files of a certificate and its key, and its names (none: those in the certificate).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertKey {
     pub cert: String,
@@ -556,7 +460,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_numbers_are_spelled_as_in_go() {
+    fn whole_numbers_have_the_syntax_of_go() {
         for (text, expected) in [
             ("5", Some(5)),
             ("+5", Some(5)),
@@ -584,34 +488,6 @@ mod tests {
             ("2147483648", None),
         ] {
             assert_eq!(whole(text), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn durations_are_gos() {
-        let table = [
-            ("0", Some(0), "0s"),
-            ("5s", Some(5_000_000_000), "5s"),
-            ("1m30s", Some(90_000_000_000), "1m30s"),
-            ("1.5h", Some(5_400_000_000_000), "1h30m0s"),
-            ("100ms", Some(100_000_000), "100ms"),
-            ("1500ms", Some(1_500_000_000), "1.5s"),
-            (".5s", Some(500_000_000), "500ms"),
-            ("8760h", Some(31_536_000_000_000_000), "8760h0m0s"),
-            ("2us", Some(2_000), "2µs"),
-            ("5", None, ""),
-            ("", None, ""),
-            (".s", None, ""),
-            ("5x", None, ""),
-            ("-1s", None, ""),
-            ("9999999999h", None, ""),
-        ];
-        for (text, nanos, shown) in table {
-            let parsed = parse_duration(text).ok();
-            assert_eq!(parsed, nanos.map(Duration::from_nanos), "{text}");
-            if let Some(duration) = parsed {
-                assert_eq!(show_duration(duration), shown, "{text}");
-            }
         }
     }
 
