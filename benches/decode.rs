@@ -6,11 +6,11 @@ use divan::counter::{BytesCount, ItemsCount};
 use divan::{Bencher, black_box};
 use futures_lite::future::block_on;
 use http_client::http_types::Body;
-use kube_controller_manager::client::{
-    ListPart, ListSplitter, ListStream, WatchEvent, WatchStream,
-};
+use kube_controller_manager::client::{ListSplitter, ListStream, WatchStream};
 use kube_controller_manager::objects::protobuf::MEDIA_TYPE;
-use kube_controller_manager::objects::{Encoded, Object, PartialObjectMetadata, Pod};
+use kube_controller_manager::objects::{
+    Encoded, ListPart, Object, PartialObjectMetadata, Pod, WatchEvent,
+};
 use sandbox::load::objects;
 use sandbox::protobuf;
 use serde_json::json;

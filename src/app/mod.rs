@@ -13,7 +13,6 @@ mod notices;
 pub mod process_metrics;
 pub mod serving;
 mod signals;
-pub mod source;
 pub mod start;
 
 use parking_lot::Mutex;

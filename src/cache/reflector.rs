@@ -10,13 +10,14 @@ use futures_lite::stream::Boxed as BoxStream;
 use futures_lite::{FutureExt, StreamExt};
 use log::Level;
 
-use super::Error;
-use super::lister_watcher::{Bookmark, ListPart, ListerWatcher, WatchEvent};
 use super::metrics::{LISTS, SHORT_WATCHES, WATCHES};
-use super::source::{ListRequest, WatchRequest};
+use super::source::{ListRequest, Scope, Source, WatchRequest};
 use super::store::ReflectorStore;
+use super::{DecodeError, Error};
 use crate::clock::{SharedClock, Sleep};
-use crate::objects::Object;
+use crate::objects::{
+    Bookmark, Encoded, Form, ListPart, Object, PartialObjectMetadata, WatchEvent,
+};
 
 /// Where a list begins: how old it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,12 +180,14 @@ const WATCH_GRACE: Duration = Duration::from_secs(30);
 /// Items in a row before whoever empties the store gets a turn.
 const BATCH: u32 = 64;
 
-type Events<T> = BoxStream<Result<WatchEvent<T>, Error>>;
-
-/// Fills a store from a [`ListerWatcher`] and keeps it up to date.
+/// Fills a store from a [`Source`] and keeps it up to date. The type of the objects is known from
+/// here on: each is decoded once, into the `Arc` that every reader shares. One that cannot be
+/// decoded ends the list or watch with a [`DecodeError`]; the cache is whole or it has not synced.
 pub struct Reflector<T> {
+    /// The scope, as logs and metrics name it.
     name: String,
-    source: Arc<dyn ListerWatcher<T>>,
+    scope: Arc<Scope>,
+    source: Arc<dyn Source>,
     store: Arc<dyn ReflectorStore<T>>,
     transform: Option<fn(&mut T)>,
     clock: SharedClock,
@@ -196,23 +199,24 @@ pub struct Reflector<T> {
     drained: Duration,
 }
 
-/// A watch that is open, and until when it may be.
-struct Open<T> {
-    events: Events<T>,
+/// An open watch, and the time at which its connection counts as dead.
+struct Open {
+    events: BoxStream<Result<WatchEvent<Encoded>, Error>>,
     deadline: Sleep,
 }
 
 impl<T: Object> Reflector<T> {
-    /// `name`: for logs and metrics. `transform` is called on every object before anyone sees it.
+    /// `transform` is called on every object before any reader or handler sees it.
     pub fn new(
-        name: String,
-        source: Arc<dyn ListerWatcher<T>>,
+        scope: Scope,
+        source: Arc<dyn Source>,
         store: Arc<dyn ReflectorStore<T>>,
         transform: Option<fn(&mut T)>,
         clock: SharedClock,
     ) -> Reflector<T> {
         Reflector {
-            name,
+            name: scope.to_string(),
+            scope: Arc::new(scope),
             source,
             store,
             transform,
@@ -268,30 +272,43 @@ impl<T: Object> Reflector<T> {
         }
     }
 
-    fn shared(&self, mut object: T) -> Arc<T> {
+    fn decode(&self, object: &Encoded) -> Result<Arc<T>, Error> {
+        let decoded = object.decode::<T>().map_err(|cause| {
+            let what = match object.decode::<PartialObjectMetadata>() {
+                Ok(object) => format!("{} {}", self.name, object.meta.key()),
+                Err(_) => {
+                    let length = object.bytes.len();
+                    format!("{}: an object of {length} bytes without readable metadata", self.name)
+                }
+            };
+            DecodeError { what, cause }
+        });
+        let mut object = decoded?;
         if let Some(transform) = self.transform {
             transform(&mut object);
         }
-        Arc::new(object)
+        Ok(Arc::new(object))
     }
 
-    async fn open(&mut self, version: Option<u64>, initial: bool) -> Result<Open<T>, Error> {
+    fn decode_event(&self, event: WatchEvent<Encoded>) -> Result<WatchEvent<Arc<T>>, Error> {
+        event.try_map(|object| self.decode(&object))
+    }
+
+    async fn open(&mut self, version: Option<u64>, initial: bool) -> Result<Open, Error> {
         WATCHES.with_label_values(&[&self.name]).inc();
         let timeout = MIN_WATCH_TIMEOUT + MIN_WATCH_TIMEOUT.mul_f64(self.random.f64());
         let deadline = self.clock.sleep(timeout + WATCH_GRACE);
-        let events = self
-            .source
-            .watch(WatchRequest {
-                resource_version: version.map(|version| version.to_string()),
-                send_initial_events: initial,
-                timeout: Duration::from_secs(timeout.as_secs()),
-            })
-            .await?;
+        let request = WatchRequest {
+            resource_version: version.map(|version| version.to_string()),
+            send_initial_events: initial,
+            timeout: Duration::from_secs(timeout.as_secs()),
+        };
+        let events = self.source.watch(&self.scope, best::<T>(), request).await?;
         Ok(Open { events, deadline })
     }
 
     /// The list as the initial events of a watch, and the watch. Upstream: `watchList`.
-    async fn stream(&mut self, start: Start) -> Result<(u64, Open<T>), Outcome> {
+    async fn stream(&mut self, start: Start) -> Result<(u64, Open), Outcome> {
         LISTS.with_label_values(&[&self.name, "stream"]).inc();
         let version = match start {
             Start::AtLeast(version) => Some(version),
@@ -308,9 +325,9 @@ impl<T: Object> Reflector<T> {
         let mut silent = true;
         while let Some(event) = open.next().await {
             silent = false;
+            let event = event.and_then(|event| self.decode_event(event));
             match event.map_err(|error| explain(&self.name, error))? {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    let object = self.shared(object);
                     self.store.replace_item(object);
                 }
                 WatchEvent::Bookmark(Bookmark { version, initial_events_end: true }) => {
@@ -319,10 +336,7 @@ impl<T: Object> Reflector<T> {
                 }
                 WatchEvent::Bookmark(_) => {}
                 // The server's own cache may lag at first; it catches up before the end.
-                WatchEvent::Deleted(object) => {
-                    let object = self.shared(object);
-                    self.store.delete(object);
-                }
+                WatchEvent::Deleted(object) => self.store.delete(object),
             }
             self.breathe().await;
         }
@@ -368,23 +382,29 @@ impl<T: Object> Reflector<T> {
     }
 
     async fn page(&mut self, request: ListRequest) -> Result<(u64, Option<String>), Error> {
-        let source = self.source.clone();
-        let mut parts = source.list(request).await?;
+        let (source, scope) = (self.source.clone(), self.scope.clone());
+        let mut parts = source.list(&scope, best::<T>(), request).await?;
         while let Some(part) = parts.next().await {
             match part? {
-                ListPart::Item(object) => {
-                    let object = self.shared(object);
-                    self.store.replace_item(object);
+                ListPart::Item(object) => self.store.replace_item(self.decode(&object)?),
+                ListPart::End { resource_version, continue_token } => {
+                    return Ok((self.list_version(&resource_version)?, continue_token));
                 }
-                ListPart::End { version, continue_token } => return Ok((version, continue_token)),
             }
             self.breathe().await;
         }
         Err(Error::Failed("the list ended before its end".into()))
     }
 
+    fn list_version(&self, text: &str) -> Result<u64, DecodeError> {
+        text.parse().map_err(|cause| {
+            let what = format!("list of {} at resourceVersion {text:?}", self.name);
+            DecodeError { what, cause: Box::new(cause) }
+        })
+    }
+
     /// `from`: the version of the last event, kept up to date.
-    async fn watch(&mut self, from: &mut u64, open: Option<Open<T>>) -> Outcome {
+    async fn watch(&mut self, from: &mut u64, open: Option<Open>) -> Outcome {
         let begun = self.clock.monotonic();
         let mut open = match open {
             Some(open) => open,
@@ -398,29 +418,8 @@ impl<T: Object> Reflector<T> {
         };
         let mut silent = true;
         while let Some(event) = self.next(&mut open).await {
-            let version = match event {
-                Ok(WatchEvent::Added(object)) => {
-                    let version = object.meta().resource_version;
-                    let object = self.shared(object);
-                    self.store.add(object);
-                    version
-                }
-                Ok(WatchEvent::Modified(object)) => {
-                    let version = object.meta().resource_version;
-                    let object = self.shared(object);
-                    self.store.update(object);
-                    version
-                }
-                Ok(WatchEvent::Deleted(object)) => {
-                    let version = object.meta().resource_version;
-                    let object = self.shared(object);
-                    self.store.delete(object);
-                    version
-                }
-                Ok(WatchEvent::Bookmark(Bookmark { version, .. })) => {
-                    self.store.bookmark(version);
-                    version
-                }
+            let version = match event.and_then(|event| self.decode_event(event)) {
+                Ok(event) => self.apply(event),
                 Err(error) => match Outcome::from(&error) {
                     Outcome::Failed => {
                         log::debug!("{}: the watch broke: {error}", self.name);
@@ -439,13 +438,30 @@ impl<T: Object> Reflector<T> {
         self.ended(begun, silent)
     }
 
+    /// Writes an event of a watch to the store. Returns its version.
+    fn apply(&self, event: WatchEvent<Arc<T>>) -> u64 {
+        let version = match &event {
+            WatchEvent::Added(object)
+            | WatchEvent::Modified(object)
+            | WatchEvent::Deleted(object) => object.meta().resource_version,
+            WatchEvent::Bookmark(bookmark) => bookmark.version,
+        };
+        match event {
+            WatchEvent::Added(object) => self.store.add(object),
+            WatchEvent::Modified(object) => self.store.update(object),
+            WatchEvent::Deleted(object) => self.store.delete(object),
+            WatchEvent::Bookmark(_) => self.store.bookmark(version),
+        }
+        version
+    }
+
     /// The next event. Those that follow close upon each other are left to gather: to be woken for
     /// each costs more than the event, and a sync that sees several changes writes one status.
-    async fn next(&mut self, open: &mut Open<T>) -> Option<Result<WatchEvent<T>, Error>> {
+    async fn next(&mut self, open: &mut Open) -> Option<Result<WatchEvent<Encoded>, Error>> {
         if let Some(event) = poll_once(open.next()).await {
             return event;
         }
-        let (now, pace) = (self.clock.monotonic(), self.source.pace());
+        let (now, pace) = (self.clock.monotonic(), self.source.pace(&self.scope));
         if now.saturating_sub(self.drained) < pace * 2 {
             self.clock.sleep(pace).await;
         }
@@ -464,9 +480,13 @@ impl<T: Object> Reflector<T> {
     }
 }
 
-impl<T> Open<T> {
+fn best<T: Object>() -> Form {
+    if T::MESSAGE.is_some() { Form::Protobuf } else { Form::Json }
+}
+
+impl Open {
     /// The next event; `None` at the end, or when the connection must be taken for dead.
-    fn next(&mut self) -> impl Future<Output = Option<Result<WatchEvent<T>, Error>>> {
+    fn next(&mut self) -> impl Future<Output = Option<Result<WatchEvent<Encoded>, Error>>> {
         let deadline = &mut self.deadline;
         self.events.next().or(async {
             deadline.await;
@@ -477,9 +497,30 @@ impl<T> Open<T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::delta_fifo::DeltaFifo;
+    use super::super::testing::Script;
     use super::*;
+    use crate::clock::SystemClock;
+    use crate::objects::{Pod, Resource};
 
     const DELAY: Duration = Duration::from_secs(3);
+
+    #[test]
+    fn a_decode_error_names_the_object() {
+        let reflector = Reflector::<Pod>::new(
+            Scope::all(Pod::RESOURCE),
+            Script::new(),
+            Arc::new(DeltaFifo::new(None)),
+            None,
+            SystemClock::shared(),
+        );
+        let bad = Encoded::json(br#"{"metadata":{"namespace":"a","name":"b"},"spec":[1]}"#);
+        let error = reflector.decode_event(WatchEvent::Added(bad)).map(drop).unwrap_err();
+        assert!(error.is_decode());
+        assert!(error.to_string().starts_with("pods a/b: cannot be decoded: "), "{error}");
+        assert!(reflector.decode(&Encoded::json(b"{")).is_err_and(|error| error.is_decode()));
+        assert!(reflector.list_version("seven").is_err());
+    }
 
     fn wait(then: Phase) -> Phase {
         Phase::Wait { delay: DELAY, then: Box::new(then) }

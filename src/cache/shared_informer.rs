@@ -11,7 +11,6 @@ use super::delta_fifo::{Delta, DeltaFifo, Deltas, Popped};
 use super::handler::{EventHandler, Registration};
 use super::indexer::{IndexFn, Indexer};
 use super::lister::Lister;
-use super::lister_watcher::{ListerWatcher, SourceListerWatcher};
 use super::metrics::{QUEUED_ITEMS, STORE_RESOURCE_VERSION};
 use super::processor::{Listeners, Notification, Processor};
 use super::reflector::Reflector;
@@ -34,7 +33,7 @@ pub struct SharedIndexInformer<T> {
 
 struct Inner<T> {
     scope: Scope,
-    source: Arc<dyn ListerWatcher<T>>,
+    source: Arc<dyn Source>,
     clock: SharedClock,
     indexer: Arc<Indexer<T>>,
     fifo: Arc<DeltaFifo<T>>,
@@ -52,12 +51,6 @@ impl<T> Clone for SharedIndexInformer<T> {
 
 impl<T: Object> SharedIndexInformer<T> {
     pub fn new(source: Arc<dyn Source>, scope: Scope, clock: SharedClock) -> Self {
-        let source = Arc::new(SourceListerWatcher::new(source, scope.clone()));
-        SharedIndexInformer::of(source, scope, clock)
-    }
-
-    /// Of a source that is typed already. `scope` then names the informer and no more.
-    pub fn of(source: Arc<dyn ListerWatcher<T>>, scope: Scope, clock: SharedClock) -> Self {
         let indexer = Arc::new(Indexer::new());
         let inner = Inner {
             fifo: Arc::new(DeltaFifo::new(Some(indexer.clone()))),
@@ -155,7 +148,7 @@ impl<T: Object> SharedIndexInformer<T> {
             return;
         }
         let reflector = Reflector::new(
-            inner.scope.to_string(),
+            inner.scope.clone(),
             inner.source.clone(),
             inner.fifo.clone(),
             inner.transform.get().copied(),

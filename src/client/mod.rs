@@ -30,14 +30,14 @@ pub use error::{Details, Error, Failure, Result, Status, StatusCause};
 pub use options::{Delete, ListOptions, Patch, Preconditions, Propagation};
 pub use request::{Call, Client, Guard};
 pub use split::{DocumentSplitter, ListPiece, ListSplitter};
-pub use stream::{ListPart, ListStream, WatchEvent, WatchStream};
+pub use stream::{ListStream, WatchStream};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::objects::{
-    Form, Object, ObjectKey, PartialObjectMetadata, Resource, ResourceType, WholeMeta,
+    Form, ListPart, Object, ObjectKey, PartialObjectMetadata, Resource, ResourceType, WholeMeta,
 };
 
 impl Client {

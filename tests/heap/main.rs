@@ -9,7 +9,6 @@ use std::sync::Arc;
 use allocation_counter::measure;
 use futures_lite::future::block_on;
 use futures_lite::{FutureExt, StreamExt};
-use kube_controller_manager::app::source::ClientSource;
 use kube_controller_manager::cache::{Scope, SharedIndexInformer};
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::SystemClock;
@@ -18,6 +17,7 @@ use kube_controller_manager::controllers::workloads::ref_manager::{
 };
 use kube_controller_manager::objects::{Object, PartialObjectMetadata, Pod, ReplicaSet, Resource};
 use kube_controller_manager::server::http::{Body, Bytes, Handler, Response, Server};
+use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::StopToken;
 use sandbox::load::objects;
 

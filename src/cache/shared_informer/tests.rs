@@ -4,10 +4,14 @@ use async_channel::Receiver;
 use futures_lite::future::{block_on, yield_now};
 
 use super::super::testing::{Feed, Reply, Request, Script, bookmark, initial, json};
-use super::super::{Deleted, Error, RawListPart, RawWatchEvent};
+use super::super::{Deleted, Error};
 use super::*;
 use crate::clock::{Clock, FakeClock};
-use crate::objects::{Encoded, ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp};
+use crate::objects::{
+    Encoded, ListPart, ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp,
+};
+
+type WatchEvent = crate::objects::WatchEvent<Encoded>;
 
 type Informer = SharedIndexInformer<PartialObjectMetadata>;
 
@@ -78,20 +82,20 @@ fn run(fixture: &Fixture, test: impl Future<Output = ()>) {
     }));
 }
 
-fn say(feed: &Feed, event: RawWatchEvent) {
+fn say(feed: &Feed, event: WatchEvent) {
     feed.try_send(Ok(event)).expect("the watch is open");
 }
 
-fn added(name: &str, version: u64) -> RawWatchEvent {
-    RawWatchEvent::Added(json("a", name, version))
+fn added(name: &str, version: u64) -> WatchEvent {
+    WatchEvent::Added(json("a", name, version))
 }
 
-fn modified(name: &str, version: u64) -> RawWatchEvent {
-    RawWatchEvent::Modified(json("a", name, version))
+fn modified(name: &str, version: u64) -> WatchEvent {
+    WatchEvent::Modified(json("a", name, version))
 }
 
-fn deleted(name: &str, version: u64) -> RawWatchEvent {
-    RawWatchEvent::Deleted(json("a", name, version))
+fn deleted(name: &str, version: u64) -> WatchEvent {
+    WatchEvent::Deleted(json("a", name, version))
 }
 
 fn watch_from(version: u64) -> Request {
@@ -162,7 +166,7 @@ fn without_streamed_lists_pages_are_read() {
     let f = fixture();
     f.script.reply(Reply::Refused(Error::Unsupported));
     f.script.reply(Reply::list(&[json("a", "x", 1)], 5, Some("next")));
-    f.script.reply(Reply::list(&[json("a", "y", 2)], 5, Some("")));
+    f.script.reply(Reply::list(&[json("a", "y", 2)], 5, None));
     run(&f, async {
         f.informer.synced().await;
         assert_eq!(f.script.request(4, &f.clock).await, watch_from(5));
@@ -204,11 +208,11 @@ fn pages_that_expire_are_followed_by_one_whole_list() {
 fn a_list_is_whole_or_it_is_none() {
     for fault in [
         Err(Error::Failed("reset".into())),
-        Ok(RawListPart::Item(Encoded::json(br#"{"metadata":{"name":1}}"#))),
+        Ok(ListPart::Item(Encoded::json(br#"{"metadata":{"name":1}}"#))),
     ] {
         let f = fixture();
         f.script.reply(Reply::Refused(Error::Unsupported));
-        f.script.reply(Reply::List(vec![Ok(RawListPart::Item(json("a", "x", 1))), fault]));
+        f.script.reply(Reply::List(vec![Ok(ListPart::Item(json("a", "x", 1))), fault]));
         f.script.reply(Reply::stream(&[json("a", "y", 2)], 5));
         run(&f, async {
             assert_eq!(f.script.request(3, &f.clock).await, Request::Watch(None, true));
@@ -432,7 +436,7 @@ fn events_that_follow_close_upon_each_other_gather() {
     fixture.informer.add_handler("ear", ear, None);
     run(&fixture, async {
         let change =
-            |version| feed.try_send(Ok(RawWatchEvent::Modified(json("", "a", version)))).unwrap();
+            |version| feed.try_send(Ok(WatchEvent::Modified(json("", "a", version)))).unwrap();
         let rest = async || {
             for _ in 0..64 {
                 yield_now().await;
