@@ -5,6 +5,7 @@
 //! [`Indexer`], and from there as notifications to every [`EventHandler`].
 //! `docs/client-go.md` maps each piece to upstream's. Upstream: `k8s.io/client-go/tools/cache`.
 
+mod any;
 mod delta_fifo;
 mod error;
 mod factory;
@@ -16,21 +17,19 @@ mod metrics;
 mod processor;
 mod reflector;
 mod shared_informer;
+mod slots;
 mod source;
-mod store;
 #[cfg(test)]
 pub(crate) mod testing;
-mod undelta_store;
 
+pub use any::AnyObject;
 pub use delta_fifo::{Delta, DeltaFifo, Deltas, Popped};
 pub use error::{DecodeError, Error};
 pub use factory::SharedInformerFactory;
 pub use handler::{Deleted, EventHandler, Registration};
-pub use indexer::{IndexFn, IndexValue, Indexer};
+pub use indexer::{AnyIndexer, IndexFn, IndexValue, Indexer};
 pub use lister::Lister;
-pub use metadata::{HasMeta, MetadataHandler, MetadataInformer};
-pub use reflector::{Backoff, Outcome, Phase, Reflector, Start};
+pub use metadata::{MetadataHandler, MetadataInformer};
+pub use reflector::{Backoff, Decoder, Outcome, Phase, Reflector, Start};
 pub use shared_informer::SharedIndexInformer;
 pub use source::{Answer, BoxFuture, ListRequest, Scope, Source, WatchRequest};
-pub use store::{KnownObjects, ReflectorStore, Store};
-pub use undelta_store::UndeltaStore;

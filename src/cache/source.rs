@@ -87,7 +87,7 @@ pub struct WatchRequest {
     pub timeout: Duration,
 }
 
-/// Lists and watches any scope: how the cache reaches the API, without HTTP. `crate::source` has
+/// Lists and watches any scope: how the cache reaches the API, without HTTP. `src/source.rs` has
 /// the implementation on the client; tests script their own.
 ///
 /// An error that the watch carries as an event (410 in an ERROR event) is an `Err` item of the
