@@ -1,4 +1,4 @@
-//! Bytes of the heap that one cached object holds, as `tests/heap` counts them. Not timed.
+//! Heap bytes of one cached object, counted as in `tests/heap`. Not timed.
 
 #[path = "../tests/heap/cost.rs"]
 mod cost;

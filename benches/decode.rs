@@ -6,17 +6,17 @@ use divan::counter::{BytesCount, ItemsCount};
 use divan::{Bencher, black_box};
 use futures_lite::future::block_on;
 use http_client::http_types::Body;
-use kube_controller_manager::client::{
-    ListPart, ListSplitter, ListStream, WatchEvent, WatchStream,
-};
+use kube_controller_manager::client::{ListSplitter, ListStream, WatchStream};
 use kube_controller_manager::objects::protobuf::MEDIA_TYPE;
-use kube_controller_manager::objects::{Encoded, Object, PartialObjectMetadata, Pod};
+use kube_controller_manager::objects::{
+    Encoded, ListPart, Object, PartialObjectMetadata, Pod, WatchEvent,
+};
 use sandbox::load::objects;
 use sandbox::protobuf;
 use serde_json::json;
 
 const COUNTS: [usize; 3] = [100, 1_000, 10_000];
-/// As much as the transport hands on at once.
+/// The transport reads as much at once.
 const PIECE_BYTES: usize = 16 << 10;
 
 fn main() {
@@ -27,7 +27,7 @@ fn decode<T: Object>(object: &Encoded) -> Arc<T> {
     Arc::new(object.decode().expect("an object"))
 }
 
-/// A pod as it stands in a list or an event in protobuf.
+/// A pod in the protobuf form of lists and events.
 fn message(n: usize) -> Vec<u8> {
     let object = serde_json::from_slice(&objects::pod(n)).expect("JSON");
     protobuf::message("v1", "Pod", &object).expect("a kind that has messages").to_vec()
@@ -40,7 +40,7 @@ fn binary_body(bytes: &[u8]) -> Body {
     body
 }
 
-/// A body that cannot be had all at once.
+/// A body that arrives in pieces.
 fn body(bytes: &[u8]) -> Body {
     let reader = futures_lite::io::BufReader::with_capacity(
         PIECE_BYTES,
@@ -80,7 +80,7 @@ fn pod_list_in_protobuf(bencher: Bencher, count: usize) {
         .bench_values(read_list::<Pod>);
 }
 
-/// The share of finding where each item ends.
+/// The share of splitting the list into items.
 #[divan::bench(args = COUNTS)]
 fn pod_list_cut_only(bencher: Bencher, count: usize) {
     let list = objects::list("PodList", (0..count).map(objects::pod));
@@ -104,7 +104,7 @@ fn pod_list_decode_only(bencher: Bencher, count: usize) {
         .bench(|| pods.iter().map(decode::<Pod>).collect::<Vec<_>>());
 }
 
-/// Of ConfigMaps of 10 KB, their metadata alone.
+/// The metadata of ConfigMaps of 10 KB.
 #[divan::bench(args = [100, 1_000])]
 fn config_map_list_by_metadata(bencher: Bencher, count: usize) {
     let list = objects::list("ConfigMapList", (0..count).map(|n| objects::config_map(n, 10_000)));

@@ -1,4 +1,4 @@
-//! DeltaFifo, Indexer and workqueue, with sizes that show how the cost of one item grows.
+//! DeltaFifo, Indexer and workqueue, at sizes that show how the cost of one item grows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use futures_lite::future::block_on;
-use kube_controller_manager::cache::{DeltaFifo, IndexValue, Indexer, ReflectorStore};
+use kube_controller_manager::cache::{AnyIndexer, DeltaFifo, IndexValue, Indexer};
 use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::controllers::cluster::garbagecollector::graph::{Graph, Identity};
 use kube_controller_manager::controllers::workloads::ref_manager::{
@@ -68,7 +68,20 @@ fn indexer_empty(bencher: Bencher, count: usize) {
     });
 }
 
-/// A controller's question, with a hundred pods for an answer, in ever larger caches.
+/// Every object by its key.
+#[divan::bench(args = COUNTS)]
+fn indexer_get(bencher: Bencher, count: usize) {
+    let pods = pods(count);
+    let indexer = full(&pods);
+    let keys: Vec<ObjectKey> = pods.iter().map(|pod| pod.meta.key()).collect();
+    bencher.counter(ItemsCount::new(count)).bench(|| {
+        for key in &keys {
+            black_box(indexer.get(key));
+        }
+    });
+}
+
+/// A lookup that returns a hundred pods, in ever larger caches.
 #[divan::bench(args = COUNTS)]
 fn indexer_pods_of_one_owner(bencher: Bencher, count: usize) {
     let pods = pods(count);
@@ -77,13 +90,13 @@ fn indexer_pods_of_one_owner(bencher: Bencher, count: usize) {
     bencher.bench(|| indexer.by_index(CONTROLLER_INDEX, &IndexValue::Uid(owner.clone())));
 }
 
-/// A first list, and its way into the cache.
+/// A first list, from the queue into the cache.
 #[divan::bench(args = COUNTS)]
 fn delta_fifo_list(bencher: Bencher, count: usize) {
     let pods = pods(count);
     let make = || {
         let indexer = Arc::new(indexer());
-        (DeltaFifo::new(Some(indexer.clone())), indexer)
+        (DeltaFifo::new(indexer.clone()), indexer)
     };
     bencher.counter(ItemsCount::new(count)).with_inputs(make).bench_refs(|(fifo, indexer)| {
         fifo.begin_replace();
@@ -95,13 +108,13 @@ fn delta_fifo_list(bencher: Bencher, count: usize) {
     });
 }
 
-/// Three changes of each object while it waits.
+/// Three changes of each waiting object.
 #[divan::bench(args = COUNTS)]
 fn delta_fifo_changes(bencher: Bencher, count: usize) {
     let pods = pods(count);
     let make = || {
         let indexer = Arc::new(full(&pods));
-        (DeltaFifo::new(Some(indexer.clone())), indexer)
+        (DeltaFifo::new(indexer.clone()), indexer)
     };
     bencher.counter(ItemsCount::new(3 * count)).with_inputs(make).bench_refs(|(fifo, indexer)| {
         for _ in 0..3 {
@@ -113,11 +126,11 @@ fn delta_fifo_changes(bencher: Bencher, count: usize) {
     });
 }
 
-fn drain(fifo: &DeltaFifo<Pod>, indexer: &Indexer<Pod>) {
+fn drain(fifo: &DeltaFifo, indexer: &Indexer<Pod>) {
     while !fifo.is_empty() {
         fifo.try_pop(|deltas, _| {
             for delta in deltas {
-                indexer.insert(delta.object().clone());
+                AnyIndexer::insert(indexer, delta.object().clone());
             }
         });
     }
@@ -160,7 +173,7 @@ fn workqueue_add_after(bencher: Bencher, count: usize) {
     });
 }
 
-/// The garbage collector's graph, grown and emptied.
+/// The garbage collector's graph, filled and emptied.
 #[divan::bench(args = COUNTS)]
 fn graph_grow_and_shrink(bencher: Bencher, count: usize) {
     let pods = pods(count);

@@ -14,6 +14,8 @@ pub mod cache;
 pub mod client;
 pub mod workqueue;
 
+pub mod source;
+
 pub mod events;
 pub mod leaderelection;
 

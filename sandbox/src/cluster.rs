@@ -8,12 +8,12 @@ use std::time::Duration;
 use super::nodes::{NodeOptions, Steering, nodes};
 use super::scheduler::scheduler;
 use super::{Sandbox, SandboxOptions};
-use kube_controller_manager::app::source::ClientSource;
 use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::controllers::runner::{ControllerContext, ControllerContextParts};
 use kube_controller_manager::events::EventBroadcaster;
+use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{StopToken, TaskGroup};
 
 /// A scheduler and nodes for any API server, the sandbox's or a real one.

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use futures_lite::future::Boxed;
 
-use super::source::ClientSource;
 use crate::cache::Source;
 use crate::client::{Client, Config, Guard};
 use crate::clock::SystemClock;
 use crate::objects::{Form, protobuf};
 use crate::options::{PROGRAM, git_version, platform};
+use crate::source::ClientSource;
 
 /// Bearer tokens that change. Called before each request; answers from memory where it can.
 pub trait TokenSource: Send + Sync + 'static {

@@ -15,7 +15,6 @@ mod open_files;
 pub mod process_metrics;
 pub mod serving;
 mod signals;
-pub mod source;
 pub mod start;
 
 use parking_lot::Mutex;

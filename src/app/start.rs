@@ -58,10 +58,10 @@ impl Started {
 /// Runs the controllers until stopped.
 ///
 /// # Errors
-/// When the API server is not healthy in time, when a controller fails, or when controllers do not
-/// end in their time.
+/// When the API server is not healthy in time, when a controller or an informer fails, or when
+/// controllers do not end in their time.
 pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
-    // Stops when a controller fails, too.
+    // Stops when a controller or an informer fails, too.
     let (stop, failure) = (stop.child(), Failure::new());
     let Started { options, connection, health, routes, clock, .. } = &started;
     let Some(healthy) = stop.unless_stopped(wait_for_api_server(&**connection, clock)).await else {
@@ -95,7 +95,8 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
     if started.lease == Lease::Main {
         started.running.open();
     }
-    stop.unless_stopped(failure.reported()).await;
+    let informers = async { failure.report(factory.failed().await) };
+    stop.unless_stopped(failure.reported().or(informers)).await;
     stop.stop();
 
     let waiting = log_running(&running, options, clock);

@@ -7,23 +7,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use event_listener::{Event, EventListener};
 
+use super::any::AnyObject;
 use super::handler::Deleted;
-use super::store::{KnownObjects, ReflectorStore};
-use crate::objects::{Object, ObjectKey};
+use super::indexer::AnyIndexer;
+use crate::objects::ObjectKey;
 
 /// What happened to an object. Upstream: `cache.Delta`, `cache.DeltaType`.
-pub enum Delta<T> {
-    Added(Arc<T>),
-    Updated(Arc<T>),
-    /// Named by a list: it may be new, changed or as it was.
-    Replaced(Arc<T>),
-    Deleted(Deleted<T>),
-    /// Not a change: a resync.
-    Sync(Arc<T>),
+pub enum Delta {
+    Added(Arc<dyn AnyObject>),
+    Updated(Arc<dyn AnyObject>),
+    /// Named by a list: new, changed or unchanged.
+    Replaced(Arc<dyn AnyObject>),
+    Deleted(Deleted<dyn AnyObject>),
+    /// A resync, not a change.
+    Sync(Arc<dyn AnyObject>),
 }
 
-impl<T> Delta<T> {
-    pub fn object(&self) -> &Arc<T> {
+impl Delta {
+    pub fn object(&self) -> &Arc<dyn AnyObject> {
         match self {
             Delta::Added(object)
             | Delta::Updated(object)
@@ -34,29 +35,21 @@ impl<T> Delta<T> {
     }
 }
 
-/// All that happened to one object since it was popped last, oldest first; at least one delta.
+/// All changes of one object since it was popped last, oldest first; at least one delta.
 /// Upstream: `cache.Deltas`.
-pub struct Deltas<T> {
-    first: Delta<T>,
+pub struct Deltas {
+    first: Delta,
     // Most keys wait with one delta: an empty Vec allocates nothing.
-    rest: Vec<Delta<T>>,
+    rest: Vec<Delta>,
 }
 
-impl<T> Deltas<T> {
-    pub fn oldest(&self) -> &Delta<T> {
-        &self.first
-    }
-
-    pub fn newest(&self) -> &Delta<T> {
+impl Deltas {
+    fn newest(&self) -> &Delta {
         self.rest.last().unwrap_or(&self.first)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Delta<T>> {
-        std::iter::once(&self.first).chain(&self.rest)
-    }
-
-    /// Two deletions in a row are one: that which knows the final state stays.
-    fn push(&mut self, delta: Delta<T>) {
+    /// Two deletions in a row become one: the one that knows the final state stays.
+    fn push(&mut self, delta: Delta) {
         let newest = self.rest.last_mut().unwrap_or(&mut self.first);
         match (&*newest, &delta) {
             (Delta::Deleted(Deleted::FinalStateUnknown(_)), Delta::Deleted(_)) => *newest = delta,
@@ -66,9 +59,9 @@ impl<T> Deltas<T> {
     }
 }
 
-impl<T> IntoIterator for Deltas<T> {
-    type Item = Delta<T>;
-    type IntoIter = std::iter::Chain<std::iter::Once<Delta<T>>, std::vec::IntoIter<Delta<T>>>;
+impl IntoIterator for Deltas {
+    type Item = Delta;
+    type IntoIter = std::iter::Chain<std::iter::Once<Delta>, std::vec::IntoIter<Delta>>;
     fn into_iter(self) -> Self::IntoIter {
         std::iter::once(self.first).chain(self.rest)
     }
@@ -79,41 +72,45 @@ impl<T> IntoIterator for Deltas<T> {
 pub enum Popped {
     Processed,
     Empty,
-    /// Closed, and nothing left.
+    /// Closed and empty.
     Closed,
 }
 
-/// A queue of keys, in the order in which they first changed, with all that happened to each.
+/// A queue of keys, in the order of their first change, with all changes of each.
 ///
-/// - A key waits once; what happens to it meanwhile is added to its deltas, in order. Changes of
-///   different objects may therefore be processed in another order than they happened.
-/// - `process` runs under the queue's lock: what it does to the known objects, and the queue,
-///   change as one. It must be short and must not call the queue.
-/// - A change older than what is known of its object is dropped, unless a list names it.
-/// - [`KnownObjects::saw`] is told a version once everything up to it is processed, which for
-///   changes that overtook others is later than the change itself.
+/// - A key waits once; further changes are appended to its deltas, in order. Changes of different
+///   objects may therefore be processed in another order than they happened.
+/// - A list is written item by item, so that it never stands in memory as a whole:
+///   `begin_replace`, `replace_item` for each, `finish_replace`. A `delete` in between takes an item
+///   back. A `begin_replace` before the `finish_replace` abandons the list under way.
+/// - `process` runs under the queue's lock: the indexer and the queue change as one. It must be
+///   short and must not call the queue.
+/// - A change older than the known state of its object is dropped, unless a list names it.
+/// - [`AnyIndexer::saw`] gets a version once everything up to it is processed. For changes that
+///   overtook others this is later than the change itself.
 ///
 /// Upstream: `cache.DeltaFIFO` with `EmitDeltaTypeReplaced`.
-pub struct DeltaFifo<T> {
-    state: Mutex<State<T>>,
-    known: Option<Arc<dyn KnownObjects<T>>>,
+pub struct DeltaFifo {
+    state: Mutex<State>,
+    known: Arc<dyn AnyIndexer>,
     synced: AtomicBool,
     /// Notified when there is something to pop, and when `synced` or `closed` changed.
     changed: Event,
 }
 
-struct State<T> {
+#[derive(Default)]
+struct State {
     /// A key is in `queue`, once, if and only if it is in `items`.
-    items: HashMap<ObjectKey, Deltas<T>>,
+    items: HashMap<ObjectKey, Deltas>,
     queue: VecDeque<ObjectKey>,
-    /// How many keys were popped, ever.
+    /// How many keys were popped since the start.
     popped: u64,
     /// `version` is seen when `popped` reaches `at`. `at` rises.
     marks: VecDeque<Mark>,
     /// A list is under way.
     replacing: Option<Replacing>,
     populated: bool,
-    /// Keys of the first list that were not popped yet.
+    /// Keys of the first list that still wait.
     initial: usize,
     closed: bool,
 }
@@ -124,42 +121,27 @@ struct Mark {
 }
 
 struct Replacing {
-    /// What the list named; `None` when nothing was known before it, so nothing can vanish.
+    /// The keys that the list named; `None` when nothing was known before it, so nothing can vanish.
     seen: Option<HashSet<ObjectKey>>,
 }
 
-impl<T: Object> DeltaFifo<T> {
-    /// Without known objects, deletions are told for keys in the queue alone, and `resync` does
-    /// nothing.
-    pub fn new(known: Option<Arc<dyn KnownObjects<T>>>) -> DeltaFifo<T> {
-        let state = State {
-            items: HashMap::new(),
-            queue: VecDeque::new(),
-            popped: 0,
-            marks: VecDeque::new(),
-            replacing: None,
-            populated: false,
-            initial: 0,
-            closed: false,
-        };
-        DeltaFifo {
-            state: Mutex::new(state),
-            known,
-            synced: AtomicBool::new(false),
-            changed: Event::new(),
-        }
+impl DeltaFifo {
+    /// `known`: the cache behind the queue.
+    pub fn new(known: Arc<dyn AnyIndexer>) -> DeltaFifo {
+        let (state, synced) = (Mutex::default(), AtomicBool::new(false));
+        DeltaFifo { state, known, synced, changed: Event::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// The first list was processed to its end; or the first change did not come from a list.
+    /// The first list is processed to its end, or the first change did not come from a list.
     pub fn has_synced(&self) -> bool {
         self.synced.load(Ordering::Acquire)
     }
 
-    /// Keys that wait.
+    /// How many keys wait.
     pub fn len(&self) -> usize {
         self.lock().queue.len()
     }
@@ -168,20 +150,20 @@ impl<T: Object> DeltaFifo<T> {
         self.len() == 0
     }
 
-    /// What waits is still popped; then [`Popped::Closed`].
+    /// Waiting keys are still popped; then [`Popped::Closed`] follows.
     pub fn close(&self) {
         self.lock().closed = true;
         self.changed.notify(usize::MAX);
     }
 
-    /// Resolves at the next change: something to pop, synced, closed. Check after taking it.
+    /// Resolves at the next change: something to pop, synced, closed. Take it before the check.
     pub fn changed(&self) -> EventListener {
         self.changed.listen()
     }
 
-    /// Takes the oldest key, if there is one, and hands what happened to it to `process`, with
-    /// whether it belongs to the first list.
-    pub fn try_pop(&self, process: impl FnOnce(Deltas<T>, bool)) -> Popped {
+    /// Takes the oldest key, if there is one, and passes its deltas to `process`, with whether it
+    /// belongs to the first list. Upstream: `Pop`.
+    pub fn try_pop(&self, process: impl FnOnce(Deltas, bool)) -> Popped {
         let mut state = self.lock();
         let in_initial_list = !self.has_synced();
         let Some(key) = state.queue.pop_front() else {
@@ -194,8 +176,8 @@ impl<T: Object> DeltaFifo<T> {
         state.initial = state.initial.saturating_sub(1);
         self.check_synced(&state);
         while state.marks.front().is_some_and(|mark| mark.at <= state.popped) {
-            if let (Some(mark), Some(known)) = (state.marks.pop_front(), &self.known) {
-                known.saw(mark.version);
+            if let Some(mark) = state.marks.pop_front() {
+                self.known.saw(mark.version);
             }
         }
         if state.queue.is_empty() && state.queue.capacity() > 1024 {
@@ -207,45 +189,34 @@ impl<T: Object> DeltaFifo<T> {
         Popped::Processed
     }
 
-    /// As [`Self::try_pop`], but waits for a key. `false`: closed. May be dropped while it waits.
-    /// Upstream: `Pop`.
-    pub async fn pop(&self, process: impl FnOnce(Deltas<T>, bool)) -> bool {
-        let mut process = Some(process);
-        loop {
-            let changed = self.changed();
-            let popped = self.try_pop(|deltas, initial| {
-                if let Some(process) = process.take() {
-                    process(deltas, initial);
-                }
-            });
-            match popped {
-                Popped::Processed => return true,
-                Popped::Closed => return false,
-                Popped::Empty => changed.await,
-            }
-        }
+    /// Drops all that waits, the list under way included. A whole list must follow: only after it
+    /// does the queue sync, or the version seen move.
+    pub fn abandon(&self) {
+        let mut state = self.lock();
+        let kept = State { popped: state.popped, closed: state.closed, ..State::default() };
+        let populated = self.has_synced();
+        *state = State { populated, ..kept };
     }
 
     /// Queues every known object that does not wait already. Upstream: `Resync`.
     pub fn resync(&self) {
-        let Some(known) = &self.known else { return };
         let mut state = self.lock();
-        known.for_each(&mut |object| {
+        self.known.for_each(&mut |object| {
             let key = object.meta().key();
             if !state.items.contains_key(&key) {
-                self.queue(&mut state, key, Delta::Sync(object.clone()));
+                self.queue(&mut state, key, Delta::Sync(object));
             }
         });
     }
 
-    fn check_synced(&self, state: &State<T>) {
+    fn check_synced(&self, state: &State) {
         if state.populated && state.initial == 0 && !self.has_synced() {
             self.synced.store(true, Ordering::Release);
             self.changed.notify(usize::MAX);
         }
     }
 
-    fn queue(&self, state: &mut State<T>, key: ObjectKey, delta: Delta<T>) {
+    fn queue(&self, state: &mut State, key: ObjectKey, delta: Delta) {
         match state.items.get_mut(&key) {
             Some(deltas) => deltas.push(delta),
             None => {
@@ -256,23 +227,19 @@ impl<T: Object> DeltaFifo<T> {
         }
     }
 
-    /// `version` is seen once all that waits now is processed: whatever overtook it included.
-    fn mark(&self, state: &mut State<T>, version: u64) {
+    /// `version` is seen once all keys that wait now are processed.
+    fn mark(&self, state: &mut State, version: u64) {
         let at = state.popped + state.queue.len() as u64;
         match state.marks.back_mut() {
             Some(mark) if mark.at == at => mark.version = mark.version.max(version),
-            _ if at == state.popped => {
-                if let Some(known) = &self.known {
-                    known.saw(version);
-                }
-            }
+            _ if at == state.popped => self.known.saw(version),
             _ => state.marks.push_back(Mark { at, version }),
         }
     }
 
     /// A change from a watch. While a list is under way it can only be a deletion, and counts as
     /// part of the list.
-    fn change(&self, object: Arc<T>, delta: fn(Arc<T>) -> Delta<T>) {
+    fn change(&self, object: Arc<dyn AnyObject>, delta: fn(Arc<dyn AnyObject>) -> Delta) {
         let key = object.meta().key();
         let version = object.meta().resource_version;
         let mut state = self.lock();
@@ -291,11 +258,7 @@ impl<T: Object> DeltaFifo<T> {
         }
         let latest = match state.items.get(&key) {
             Some(deltas) => Some(deltas.newest().object().meta().resource_version),
-            None => self
-                .known
-                .as_ref()
-                .and_then(|known| known.get(&key))
-                .map(|object| object.meta().resource_version),
+            None => self.known.get(&key).map(|object| object.meta().resource_version),
         };
         let delta = delta(object);
         let nothing_to_delete = matches!(delta, Delta::Deleted(_)) && latest.is_none();
@@ -307,30 +270,27 @@ impl<T: Object> DeltaFifo<T> {
             self.mark(&mut state, version);
         }
     }
-}
 
-impl<T: Object> ReflectorStore<T> for DeltaFifo<T> {
-    fn add(&self, object: Arc<T>) {
+    pub fn add(&self, object: Arc<dyn AnyObject>) {
         self.change(object, Delta::Added);
     }
 
-    fn update(&self, object: Arc<T>) {
+    pub fn update(&self, object: Arc<dyn AnyObject>) {
         self.change(object, Delta::Updated);
     }
 
     /// Ignored when neither the queue nor the cache has the object.
-    fn delete(&self, object: Arc<T>) {
+    pub fn delete(&self, object: Arc<dyn AnyObject>) {
         self.change(object, |object| Delta::Deleted(Deleted::Known(object)));
     }
 
-    fn begin_replace(&self) {
+    pub fn begin_replace(&self) {
         let mut state = self.lock();
-        let nothing_known =
-            state.items.is_empty() && self.known.as_ref().is_none_or(|known| known.is_empty());
+        let nothing_known = state.items.is_empty() && self.known.is_empty();
         state.replacing = Some(Replacing { seen: (!nothing_known).then(HashSet::new) });
     }
 
-    fn replace_item(&self, object: Arc<T>) {
+    pub fn replace_item(&self, object: Arc<dyn AnyObject>) {
         let key = object.meta().key();
         let mut state = self.lock();
         if let Some(Replacing { seen: Some(seen) }) = &mut state.replacing {
@@ -339,24 +299,23 @@ impl<T: Object> ReflectorStore<T> for DeltaFifo<T> {
         self.queue(&mut state, key, Delta::Replaced(object));
     }
 
-    fn finish_replace(&self, version: u64) {
+    /// Deletes what the list did not name. `version`: the list's.
+    pub fn finish_replace(&self, version: u64) {
         let mut state = self.lock();
         if let Some(Replacing { seen: Some(seen) }) = state.replacing.take() {
-            let gone = |object: &Arc<T>| Delta::Deleted(Deleted::FinalStateUnknown(object.clone()));
+            let gone = |object| Delta::Deleted(Deleted::FinalStateUnknown(object));
             for (key, deltas) in &mut state.items {
                 if !seen.contains(key) {
-                    let delta = gone(deltas.newest().object());
+                    let delta = gone(deltas.newest().object().clone());
                     deltas.push(delta);
                 }
             }
-            if let Some(known) = &self.known {
-                known.for_each(&mut |object| {
-                    let key = object.meta().key();
-                    if !seen.contains(&key) && !state.items.contains_key(&key) {
-                        self.queue(&mut state, key, gone(object));
-                    }
-                });
-            }
+            self.known.for_each(&mut |object| {
+                let key = object.meta().key();
+                if !seen.contains(&key) && !state.items.contains_key(&key) {
+                    self.queue(&mut state, key, gone(object));
+                }
+            });
         }
         if !state.populated {
             state.populated = true;
@@ -367,7 +326,8 @@ impl<T: Object> ReflectorStore<T> for DeltaFifo<T> {
         self.changed.notify(usize::MAX);
     }
 
-    fn bookmark(&self, version: u64) {
+    /// All changes up to `version` are in the queue.
+    pub fn bookmark(&self, version: u64) {
         let mut state = self.lock();
         self.mark(&mut state, version);
     }
@@ -380,15 +340,15 @@ mod tests {
     use super::*;
     use crate::objects::PartialObjectMetadata;
 
-    type Fifo = DeltaFifo<PartialObjectMetadata>;
+    type Known = Indexer<PartialObjectMetadata>;
 
-    fn known() -> (Arc<Indexer<PartialObjectMetadata>>, Fifo) {
+    fn known() -> (Arc<Known>, DeltaFifo) {
         let indexer = Arc::new(Indexer::new());
-        (indexer.clone(), DeltaFifo::new(Some(indexer)))
+        (indexer.clone(), DeltaFifo::new(indexer))
     }
 
-    fn spell(delta: &Delta<PartialObjectMetadata>) -> String {
-        let meta = &delta.object().meta;
+    fn spell(delta: &Delta) -> String {
+        let meta = delta.object().meta();
         let sign = match delta {
             Delta::Added(_) => "+",
             Delta::Updated(_) => "~",
@@ -401,25 +361,23 @@ mod tests {
     }
 
     /// Pops one key, `+a@1 -a@2`; as the informer does, the indexer then holds the outcome.
-    fn pop(fifo: &Fifo, indexer: &Indexer<PartialObjectMetadata>) -> String {
+    fn pop(fifo: &DeltaFifo, indexer: &Known) -> String {
         let mut words = Vec::new();
         fifo.try_pop(|deltas, _| {
             for delta in deltas {
                 words.push(spell(&delta));
                 match &delta {
                     Delta::Deleted(deleted) => {
-                        indexer.remove(&deleted.object().meta.key());
+                        AnyIndexer::remove(indexer, &deleted.object().meta().key());
                     }
-                    other => {
-                        indexer.insert(other.object().clone());
-                    }
+                    other => AnyIndexer::insert(indexer, other.object().clone()),
                 }
             }
         });
         words.join(" ")
     }
 
-    fn drain(fifo: &Fifo, indexer: &Indexer<PartialObjectMetadata>) -> Vec<String> {
+    fn drain(fifo: &DeltaFifo, indexer: &Known) -> Vec<String> {
         let mut all = Vec::new();
         while !fifo.is_empty() {
             all.push(pop(fifo, indexer));
@@ -427,7 +385,7 @@ mod tests {
         all
     }
 
-    fn replace(fifo: &Fifo, items: &[(&str, u64)], version: u64) {
+    fn replace(fifo: &DeltaFifo, items: &[(&str, u64)], version: u64) {
         fifo.begin_replace();
         for (name, version) in items {
             fifo.replace_item(object("", name, *version));
@@ -579,10 +537,29 @@ mod tests {
     fn a_closed_queue_is_emptied_first() {
         let (_, fifo) = known();
         fifo.add(object("", "a", 1));
+        let changed = fifo.changed();
         fifo.close();
-        futures_lite::future::block_on(async {
-            assert!(fifo.pop(|_, _| {}).await);
-            assert!(!fifo.pop(|_, _| {}).await);
-        });
+        futures_lite::future::block_on(changed);
+        assert_eq!(fifo.try_pop(|_, _| {}), Popped::Processed);
+        assert_eq!(fifo.try_pop(|_, _| {}), Popped::Closed);
+    }
+
+    #[test]
+    fn an_abandoned_queue_syncs_with_the_next_whole_list() {
+        let (indexer, fifo) = known();
+        replace(&fifo, &[("a", 1), ("b", 2)], 5);
+        pop(&fifo, &indexer);
+        fifo.abandon();
+        assert_eq!((fifo.len(), fifo.has_synced(), indexer.last_seen_version()), (0, false, 0));
+        replace(&fifo, &[("b", 2)], 7);
+        drain(&fifo, &indexer);
+        assert_eq!((indexer.len(), indexer.last_seen_version()), (1, 7), "a was deleted meanwhile");
+        assert!(fifo.has_synced());
+
+        fifo.add(object("", "c", 8));
+        fifo.abandon();
+        assert!(fifo.has_synced());
+        fifo.bookmark(7);
+        assert_eq!(indexer.last_seen_version(), 7);
     }
 }

@@ -71,7 +71,7 @@ impl From<DecodeError> for Error {
 
 impl Error {
     /// What came cannot be understood, and will not be when it comes again.
-    pub(super) fn is_decode(&self) -> bool {
+    pub(crate) fn is_decode(&self) -> bool {
         matches!(self, Error::Failed(cause) if cause.is::<DecodeError>())
     }
 }

@@ -1,18 +1,18 @@
-//! One informer per scope, shared by all who ask. Upstream: `informers.SharedInformerFactory`.
+//! One informer per scope, shared by all its users. Upstream: `informers.SharedInformerFactory`.
 
-use parking_lot::{Mutex, MutexGuard};
-use std::any::{Any, TypeId};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
+
 use super::metadata::MetadataInformer;
-use super::shared_informer::SharedIndexInformer;
-use super::source::{BoxFuture, Scope, Source};
+use super::shared_informer::{Informer, SharedIndexInformer};
+use super::source::{Scope, Source};
 use crate::clock::SharedClock;
 use crate::objects::{Object, PartialObjectMetadata, Resource, ResourceType};
-use crate::task::{StopToken, TaskGroup};
+use crate::task::{Failure, StopToken, TaskGroup};
 
-/// One informer per scope, shared by all who ask. Cheap to clone.
+/// One informer per scope and type, shared by all its users. Cheap to clone.
 #[derive(Clone)]
 pub struct SharedInformerFactory {
     inner: Arc<Inner>,
@@ -21,38 +21,19 @@ pub struct SharedInformerFactory {
 struct Inner {
     source: Arc<dyn Source>,
     clock: SharedClock,
-    /// Of handlers that have no wish of their own; zero: none.
+    /// Of handlers that have no period of their own; zero: none.
     default_resync: Duration,
     entries: Mutex<Vec<Entry>>,
     tasks: TaskGroup,
+    failure: Failure,
 }
 
 struct Entry {
-    scope: Scope,
-    object: TypeId,
-    informer: Arc<dyn AnyInformer>,
+    informer: Arc<Informer>,
     /// Once it runs: stops this one alone.
     running: Option<StopToken>,
-    /// Who asked by metadata and did not release it.
+    /// How many users asked by metadata and did not release it.
     users: usize,
-}
-
-/// An informer of any type, as the factory runs it and as it was.
-trait AnyInformer: MetadataInformer + Any {
-    fn run(&self, stop: StopToken) -> BoxFuture<'static, ()>;
-    fn synced(&self) -> BoxFuture<'static, ()>;
-}
-
-impl<T: Object> AnyInformer for SharedIndexInformer<T> {
-    fn run(&self, stop: StopToken) -> BoxFuture<'static, ()> {
-        let this = self.clone();
-        Box::pin(async move { SharedIndexInformer::run(&this, stop).await })
-    }
-
-    fn synced(&self) -> BoxFuture<'static, ()> {
-        let this = self.clone();
-        Box::pin(async move { SharedIndexInformer::synced(&this).await })
-    }
 }
 
 impl SharedInformerFactory {
@@ -60,14 +41,14 @@ impl SharedInformerFactory {
         SharedInformerFactory::with_resync(source, clock, Duration::ZERO)
     }
 
-    /// Whose informers have `default_resync` as [`SharedIndexInformer::default_resync`]; zero: none.
+    /// A factory whose informers have this [`SharedIndexInformer::default_resync`]; zero: none.
     pub fn with_resync(
         source: Arc<dyn Source>,
         clock: SharedClock,
         default_resync: Duration,
     ) -> SharedInformerFactory {
-        let (entries, tasks) = (Mutex::default(), TaskGroup::new());
-        let inner = Inner { source, clock, default_resync, entries, tasks };
+        let (entries, tasks, failure) = (Mutex::default(), TaskGroup::new(), Failure::new());
+        let inner = Inner { source, clock, default_resync, entries, tasks, failure };
         SharedInformerFactory { inner: Arc::new(inner) }
     }
 
@@ -86,38 +67,33 @@ impl SharedInformerFactory {
     }
 
     fn entry<T: Object>(&self, scope: Scope, users: usize) -> SharedIndexInformer<T> {
-        let object = TypeId::of::<T>();
         let mut entries = self.entries();
-        let known = entries.iter_mut().find(|entry| entry.object == object && entry.scope == scope);
-        if let Some(entry) = known {
-            let any: &dyn Any = &*entry.informer;
-            if let Some(informer) = any.downcast_ref::<SharedIndexInformer<T>>() {
-                entry.users += users;
-                return informer.clone();
-            }
+        let mut known = entries.iter_mut().filter(|entry| *entry.informer.scope() == scope);
+        let known = known
+            .find_map(|entry| Some((SharedIndexInformer::of(&entry.informer)?, &mut entry.users)));
+        if let Some((informer, known_users)) = known {
+            *known_users += users;
+            return informer;
         }
-        let source = self.inner.source.clone();
-        let informer = SharedIndexInformer::new(source, scope.clone(), self.inner.clock.clone());
-        if !self.inner.default_resync.is_zero() {
-            informer.set_default_resync(self.inner.default_resync);
+        let Inner { source, clock, default_resync, failure, .. } = &*self.inner;
+        let informer =
+            SharedIndexInformer::reporting(source.clone(), scope, clock.clone(), failure.clone());
+        if !default_resync.is_zero() {
+            informer.inner().set_default_resync(*default_resync);
         }
-        let shared = Arc::new(informer.clone());
-        entries.push(Entry { scope, object, informer: shared, running: None, users });
+        entries.push(Entry { informer: informer.inner().clone(), running: None, users });
         informer
     }
 
-    /// By metadata: the full informer of the resource where there is one now, else one of
+    /// By metadata: the full informer of the resource when there is one, else one of
     /// `PartialObjectMetadata`. One watch serves both kinds of readers.
-    pub fn metadata(&self, resource: &ResourceType) -> Arc<dyn MetadataInformer> {
+    pub fn metadata(&self, resource: &ResourceType) -> MetadataInformer {
         let full = self.entries().iter().find_map(|entry| {
-            let scope = &entry.scope;
+            let scope = entry.informer.scope();
             (scope.resource == *resource && !scope.metadata_only && scope.is_all())
-                .then(|| entry.informer.clone())
+                .then(|| MetadataInformer::new(entry.informer.clone()))
         });
-        match full {
-            Some(informer) => informer,
-            None => Arc::new(self.metadata_informer(resource)),
-        }
+        full.unwrap_or_else(|| self.metadata_informer(resource).by_metadata())
     }
 
     /// As [`Self::metadata`], always a `PartialObjectMetadata` cache, with its lister.
@@ -128,13 +104,14 @@ impl SharedInformerFactory {
         self.entry(Scope::metadata(resource.clone()), 1)
     }
 
-    /// Stops and forgets the informer of a resource that is no longer served, unless others use it:
-    /// it goes with the last of those that asked for it by [`Self::metadata`] or
-    /// [`Self::metadata_informer`]. Full informers stay.
+    /// Stops and drops the informer of a resource that is no longer served, with the release of the
+    /// last user that asked for it by [`Self::metadata`] or [`Self::metadata_informer`]. Full
+    /// informers stay.
     pub fn release(&self, resource: &ResourceType) {
         let mut entries = self.entries();
-        let at =
-            entries.iter().position(|entry| entry.users > 0 && entry.scope.resource == *resource);
+        let at = entries
+            .iter()
+            .position(|entry| entry.users > 0 && entry.informer.scope().resource == *resource);
         let Some(at) = at else { return };
         entries[at].users -= 1;
         if entries[at].users == 0 {
@@ -145,16 +122,16 @@ impl SharedInformerFactory {
         }
     }
 
-    /// Runs every informer that does not run yet. May be called again when more were asked for.
+    /// Runs every informer that does not run yet. May be called again after more were added.
     pub fn start(&self, stop: &StopToken) {
         for entry in self.entries().iter_mut().filter(|entry| entry.running.is_none()) {
             let own = stop.child();
-            self.inner.tasks.spawn(entry.informer.run(own.clone()));
+            self.inner.tasks.spawn(entry.informer.clone().run(own.clone()));
             entry.running = Some(own);
         }
     }
 
-    /// Resolves when all that run have synced, or were stopped.
+    /// Resolves when all running informers have synced or were stopped.
     pub async fn wait_for_cache_sync(&self) {
         let running: Vec<_> = self
             .entries()
@@ -164,6 +141,13 @@ impl SharedInformerFactory {
         for (informer, stop) in running {
             stop.unless_stopped(informer.synced()).await;
         }
+    }
+
+    /// Resolves with a reason when an informer cannot keep its cache up to date: it panics again and
+    /// again. The process must end then, as the Go manager's does with the first panic.
+    pub async fn failed(&self) -> String {
+        self.inner.failure.reported().await;
+        self.inner.failure.get().unwrap_or_default().to_owned()
     }
 
     /// Resolves when all have ended after the stop.
@@ -208,7 +192,7 @@ mod tests {
             factory.wait_for_cache_sync().await;
             assert_eq!(pods.lister().len(), 1);
             let meta = shared.get(&ObjectKey::new("a", "x")).expect("it is in the shared cache");
-            assert_eq!(super::super::metadata::HasMeta::meta(&*meta).resource_version, 3);
+            assert_eq!(meta.meta().resource_version, 3);
             stop.stop();
             factory.shutdown().await;
         });

@@ -1,18 +1,21 @@
-//! The cache itself: a [`Store`] behind a lock, with named indices.
+//! The cache itself: objects behind a lock, found by key and by named indices.
 
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::collections::{HashMap, HashSet};
-use std::hash::{Hash, Hasher};
+use std::any::Any;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::store::{KnownObjects, Store};
+use hashbrown::HashSet;
+use parking_lot::RwLock;
+
+use super::any::{AnyObject, typed};
+use super::slots::{Keys, Slot, Slots};
 use crate::objects::{Istr, Object, ObjectKey, Uid};
 
 /// From an object to the values under which an index finds it.
 pub type IndexFn<T> = fn(&T, &mut dyn FnMut(IndexValue));
 
-/// What an index is keyed by: an interned string, a uid ...
+/// A key of an index.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum IndexValue {
     Text(Istr),
@@ -20,160 +23,181 @@ pub enum IndexValue {
     Key(ObjectKey),
 }
 
-/// A [`Store`] with named indices, and the newest version it has seen. Each call is atomic; two
-/// calls may see two states. What is read is shared: it must not be changed, and cannot be.
-/// Upstream: `cache.Indexer`, `cache.ThreadSafeStore`.
+/// The cached objects of one kind, with named indices and the newest version seen. Each call is
+/// atomic; two calls may see two states. Objects are shared and never change.
+///
+/// An object costs one pointer here, and four bytes and slack in each table.
+/// Upstream: `cache.Store`, `cache.Indexer`, `cache.ThreadSafeStore`.
 pub struct Indexer<T> {
     state: RwLock<State<T>>,
     /// The newest version of which all changes are in `state`.
     version: AtomicU64,
 }
 
+/// An [`Indexer`] of any kind, as the queue and the informer use it.
+pub trait AnyIndexer: Any + Send + Sync {
+    fn get(&self, key: &ObjectKey) -> Option<Arc<dyn AnyObject>>;
+    /// Adds or updates. An index function that panics leaves everything as it was.
+    fn insert(&self, object: Arc<dyn AnyObject>);
+    fn remove(&self, key: &ObjectKey);
+    fn for_each(&self, visit: &mut dyn FnMut(Arc<dyn AnyObject>));
+    fn len(&self) -> usize;
+    fn count_in(&self, namespace: &str) -> usize;
+    fn last_seen_version(&self) -> u64;
+    /// Everything up to `version` is processed.
+    fn saw(&self, version: u64);
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 struct State<T> {
-    store: Store<T>,
-    indices: Vec<Index<T>>,
+    slots: Slots<T>,
+    functions: Vec<IndexFn<T>>,
+    tables: Tables,
 }
 
-struct Index<T> {
+/// What is compiled once for all kinds.
+#[derive(Default)]
+struct Tables {
+    keys: Keys,
+    /// One for each of the `functions`.
+    indices: Vec<Index>,
+}
+
+struct Index {
     name: &'static str,
-    values_of: IndexFn<T>,
-    buckets: HashMap<IndexValue, Bucket<T>>,
+    buckets: HashMap<IndexValue, Bucket>,
 }
 
-/// The objects under one value; most values of most indices have one or a few.
-enum Bucket<T> {
-    One(Arc<T>),
-    Few(Vec<Arc<T>>),
-    Many(HashSet<ByAddress<T>>),
+/// The slots of the objects under one value. Most values of most indices have one or a few.
+enum Bucket {
+    One(Slot),
+    Few(Vec<Slot>),
+    /// Behind a pointer, so that the others stay small.
+    Many(Box<HashSet<Slot>>),
 }
 
 /// A bucket of more is a set, so that removing stays cheap.
 const FEW: usize = 64;
 
-struct ByAddress<T>(Arc<T>);
-
-impl<T> PartialEq for ByAddress<T> {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl<T> Eq for ByAddress<T> {}
-
-impl<T> Hash for ByAddress<T> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        Arc::as_ptr(&self.0).hash(state);
-    }
-}
-
-impl<T> Bucket<T> {
-    fn insert(&mut self, object: Arc<T>) {
+impl Bucket {
+    fn insert(&mut self, slot: Slot) {
         match self {
-            Bucket::One(first) => *self = Bucket::Few(vec![first.clone(), object]),
-            Bucket::Few(objects) if objects.len() < FEW => objects.push(object),
-            Bucket::Few(objects) => {
-                let mut set: HashSet<_> = objects.drain(..).map(ByAddress).collect();
-                set.insert(ByAddress(object));
-                *self = Bucket::Many(set);
+            Bucket::One(first) => *self = Bucket::Few(vec![*first, slot]),
+            Bucket::Few(slots) if slots.len() < FEW => slots.push(slot),
+            Bucket::Few(slots) => {
+                let set = slots.iter().copied().chain([slot]).collect();
+                *self = Bucket::Many(Box::new(set));
             }
-            Bucket::Many(objects) => {
-                objects.insert(ByAddress(object));
+            Bucket::Many(slots) => {
+                slots.insert(slot);
             }
         }
     }
 
-    /// Whether the bucket is empty after it: drop it then.
-    fn remove(&mut self, object: &Arc<T>) -> bool {
+    /// Returns whether the bucket is empty now and must be dropped.
+    fn remove(&mut self, slot: Slot) -> bool {
         match self {
-            Bucket::One(only) => Arc::ptr_eq(only, object),
-            Bucket::Few(objects) => {
-                if let Some(at) = objects.iter().position(|other| Arc::ptr_eq(other, object)) {
-                    objects.swap_remove(at);
+            Bucket::One(only) => *only == slot,
+            Bucket::Few(slots) => {
+                if let Some(at) = slots.iter().position(|other| *other == slot) {
+                    slots.swap_remove(at);
                 }
-                objects.is_empty()
+                slots.is_empty()
             }
-            Bucket::Many(objects) => {
-                objects.remove(&ByAddress(object.clone()));
-                if objects.len() <= FEW / 2 {
-                    *self = Bucket::Few(objects.drain().map(|object| object.0).collect());
+            Bucket::Many(slots) => {
+                slots.remove(&slot);
+                if slots.len() <= FEW / 2 {
+                    *self = Bucket::Few(slots.iter().copied().collect());
                 }
                 false
             }
         }
     }
 
-    fn replace(&mut self, old: &Arc<T>, new: Arc<T>) {
+    fn renumber(&mut self, moved: &[Slot]) {
         match self {
-            Bucket::One(only) => *only = new,
-            Bucket::Few(objects) => match objects.iter_mut().find(|at| Arc::ptr_eq(at, old)) {
-                Some(at) => *at = new,
-                None => objects.push(new),
-            },
-            Bucket::Many(objects) => {
-                objects.remove(&ByAddress(old.clone()));
-                objects.insert(ByAddress(new));
+            Bucket::One(slot) => *slot = moved[*slot as usize],
+            Bucket::Few(slots) => slots.iter_mut().for_each(|slot| *slot = moved[*slot as usize]),
+            Bucket::Many(slots) => {
+                **slots = slots.iter().map(|slot| moved[*slot as usize]).collect();
             }
-        }
-    }
-
-    fn to_vec(&self) -> Vec<Arc<T>> {
-        match self {
-            Bucket::One(only) => vec![only.clone()],
-            Bucket::Few(objects) => objects.clone(),
-            Bucket::Many(objects) => objects.iter().map(|object| object.0.clone()).collect(),
         }
     }
 }
 
-impl<T> Index<T> {
-    /// Each value once, however often the function names it.
-    fn values(&self, object: &T) -> Vec<IndexValue> {
-        let mut values = Vec::new();
-        (self.values_of)(object, &mut |value| {
+/// The values of an object: the index's number, and a value under which it has the object.
+type Values = Vec<(usize, IndexValue)>;
+
+/// Each value once, also when a function repeats it.
+fn values<T>(functions: &[IndexFn<T>], object: &T) -> Values {
+    let mut values = Vec::new();
+    for (number, function) in functions.iter().enumerate() {
+        function(object, &mut |value| {
+            let value = (number, value);
             if !values.contains(&value) {
                 values.push(value);
             }
         });
-        values
+    }
+    values
+}
+
+impl Tables {
+    /// Moves a slot from the values of its old object to those of its new one.
+    fn reindex(&mut self, slot: Slot, mut before: Values, after: Values) {
+        for value in after {
+            match before.iter().position(|old| *old == value) {
+                Some(kept) => drop(before.swap_remove(kept)),
+                None => self.add(slot, value),
+            }
+        }
+        for (number, value) in before {
+            self.indices[number].remove(slot, &value);
+        }
     }
 
-    fn insert(&mut self, value: IndexValue, object: &Arc<T>) {
-        match self.buckets.get_mut(&value) {
-            Some(bucket) => bucket.insert(object.clone()),
+    fn add(&mut self, slot: Slot, (number, value): (usize, IndexValue)) {
+        let buckets = &mut self.indices[number].buckets;
+        match buckets.get_mut(&value) {
+            Some(bucket) => bucket.insert(slot),
             None => {
-                self.buckets.insert(value, Bucket::One(object.clone()));
+                buckets.insert(value, Bucket::One(slot));
             }
         }
     }
 
-    fn remove(&mut self, value: &IndexValue, object: &Arc<T>) {
-        if self.buckets.get_mut(value).is_some_and(|bucket| bucket.remove(object)) {
+    /// The slots under one value of an index, in no order.
+    ///
+    /// # Panics
+    /// When there is no such index.
+    fn by_index(&self, name: &'static str, value: &IndexValue) -> Vec<Slot> {
+        let index = self.indices.iter().find(|index| index.name == name);
+        let index = index.unwrap_or_else(|| panic!("there is no index {name:?}"));
+        match index.buckets.get(value) {
+            None => Vec::new(),
+            Some(Bucket::One(only)) => vec![*only],
+            Some(Bucket::Few(slots)) => slots.clone(),
+            Some(Bucket::Many(slots)) => slots.iter().copied().collect(),
+        }
+    }
+
+    fn renumber(&mut self, moved: &[Slot]) {
+        self.keys.renumber(moved);
+        for bucket in self.indices.iter_mut().flat_map(|index| index.buckets.values_mut()) {
+            bucket.renumber(moved);
+        }
+    }
+}
+
+impl Index {
+    fn remove(&mut self, slot: Slot, value: &IndexValue) {
+        if self.buckets.get_mut(value).is_some_and(|bucket| bucket.remove(slot)) {
             self.buckets.remove(value);
             if self.buckets.capacity() > 64 && self.buckets.len() < self.buckets.capacity() / 4 {
                 self.buckets.shrink_to(self.buckets.len() * 2);
-            }
-        }
-    }
-
-    fn change(&mut self, old: Option<&Arc<T>>, new: Option<&Arc<T>>) {
-        let mut gone = old.map(|old| self.values(old)).unwrap_or_default();
-        if let Some(new) = new {
-            for value in self.values(new) {
-                let kept = gone.iter().position(|other| *other == value);
-                match (kept, old) {
-                    (Some(at), Some(old)) => {
-                        gone.swap_remove(at);
-                        if let Some(bucket) = self.buckets.get_mut(&value) {
-                            bucket.replace(old, new.clone());
-                        }
-                    }
-                    _ => self.insert(value, new),
-                }
-            }
-        }
-        if let Some(old) = old {
-            for value in &gone {
-                self.remove(value, old);
             }
         }
     }
@@ -187,82 +211,99 @@ impl<T: Object> Default for Indexer<T> {
 
 impl<T: Object> Indexer<T> {
     pub fn new() -> Indexer<T> {
-        let state = State { store: Store::new(), indices: Vec::new() };
+        let (functions, tables) = (Vec::new(), Tables::default());
+        let state = State { slots: Slots::new(), functions, tables };
         Indexer { state: RwLock::new(state), version: AtomicU64::new(0) }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, State<T>> {
-        self.state.read()
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, State<T>> {
-        self.state.write()
-    }
-
-    /// A second index of the same name is the first: it must be of the same function. What is
-    /// stored already is indexed at once. Upstream: `AddIndexers`.
-    pub fn add_index(&self, name: &'static str, values_of: IndexFn<T>) {
-        let mut state = self.write();
-        if state.indices.iter().any(|index| index.name == name) {
+    /// A second index of the same name is ignored: it must have the same function. Objects that are
+    /// already stored are indexed at once. Upstream: `AddIndexers`.
+    pub fn add_index(&self, name: &'static str, function: IndexFn<T>) {
+        let mut state = self.state.write();
+        let State { slots, functions, tables } = &mut *state;
+        if tables.indices.iter().any(|index| index.name == name) {
             return;
         }
-        let mut index = Index { name, values_of, buckets: HashMap::new() };
-        for object in state.store.iter() {
-            index.change(None, Some(object));
+        let number = functions.len();
+        functions.push(function);
+        tables.indices.push(Index { name, buckets: HashMap::new() });
+        for (slot, object) in slots.iter() {
+            for (_, value) in values(&[function], object) {
+                tables.add(slot, (number, value));
+            }
         }
-        state.indices.push(index);
     }
 
-    /// Adds or updates. Returns what was there under the same name.
+    /// Adds or updates. Returns the object that was there under the same name.
     pub fn insert(&self, object: Arc<T>) -> Option<Arc<T>> {
-        let mut state = self.write();
-        let old = state.store.insert(object.clone());
-        for index in &mut state.indices {
-            index.change(old.as_ref(), Some(&object));
+        let mut state = self.state.write();
+        let State { slots, functions, tables } = &mut *state;
+        // Before anything changes: an index function may panic.
+        let after = values(functions, &object);
+        match tables.keys.find(slots, &object.meta().key()) {
+            Some(slot) => {
+                let before = values(functions, slots.get(slot));
+                let old = slots.put(slot, object);
+                tables.reindex(slot, before, after);
+                old
+            }
+            None => {
+                let slot = tables.keys.allocate();
+                slots.put(slot, object);
+                tables.keys.insert(slots, slot);
+                tables.reindex(slot, Vec::new(), after);
+                None
+            }
+        }
+    }
+
+    pub fn remove(&self, key: &ObjectKey) -> Option<Arc<T>> {
+        let mut state = self.state.write();
+        let State { slots, functions, tables } = &mut *state;
+        let slot = tables.keys.find(slots, key)?;
+        let before = values(functions, slots.get(slot));
+        tables.reindex(slot, before, Vec::new());
+        tables.keys.remove(slots, slot);
+        let old = slots.take(slot);
+        if let Some(moved) = slots.shrink(tables.keys.len()) {
+            tables.renumber(&moved);
         }
         old
     }
 
-    pub fn remove(&self, key: &ObjectKey) -> Option<Arc<T>> {
-        let mut state = self.write();
-        let old = state.store.remove(key)?;
-        for index in &mut state.indices {
-            index.change(Some(&old), None);
-        }
-        Some(old)
-    }
-
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
-        self.read().store.get(key).cloned()
+        let state = self.state.read();
+        let slot = state.tables.keys.find(&state.slots, key)?;
+        Some(state.slots.get(slot).clone())
     }
 
     /// All, in no order.
     pub fn list(&self) -> Vec<Arc<T>> {
-        let state = self.read();
-        let mut all = Vec::with_capacity(state.store.len());
-        all.extend(state.store.iter().cloned());
+        let state = self.state.read();
+        let mut all = Vec::with_capacity(state.tables.keys.len());
+        all.extend(state.slots.iter().map(|(_, object)| object.clone()));
         all
     }
 
-    /// Those of one namespace, in no order. Upstream: the index `cache.NamespaceIndex`.
+    /// The objects of one namespace, in no order. Upstream: the index `cache.NamespaceIndex`.
     pub fn in_namespace(&self, namespace: &str) -> Vec<Arc<T>> {
-        self.read().store.in_namespace(namespace).cloned().collect()
+        let state = self.state.read();
+        state.slots.gather(&state.tables.keys.in_namespace(namespace))
     }
 
     pub fn count_in(&self, namespace: &str) -> usize {
-        self.read().store.count_in(namespace)
+        self.state.read().tables.keys.count_in(namespace)
     }
 
-    /// Panics on an index that was never added: a mistake in the program.
+    /// # Panics
+    /// When there is no such index: a mistake in the program.
     pub fn by_index(&self, name: &'static str, value: &IndexValue) -> Vec<Arc<T>> {
-        let state = self.read();
-        let index = state.indices.iter().find(|index| index.name == name);
-        let index = index.unwrap_or_else(|| panic!("there is no index {name:?}"));
-        index.buckets.get(value).map(Bucket::to_vec).unwrap_or_default()
+        let state = self.state.read();
+        state.slots.gather(&state.tables.by_index(name, value))
     }
 
     pub fn len(&self) -> usize {
-        self.read().store.len()
+        self.state.read().tables.keys.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -270,7 +311,7 @@ impl<T: Object> Indexer<T> {
     }
 
     /// The newest version of which all changes can be read here, bookmarks included; 0 before the
-    /// first list is whole. Never goes back. Upstream: `LastStoreSyncResourceVersion`.
+    /// first list is whole. Never decreases. Upstream: `LastStoreSyncResourceVersion`.
     pub fn last_seen_version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
@@ -281,17 +322,33 @@ impl<T: Object> Indexer<T> {
     }
 }
 
-impl<T: Object> KnownObjects<T> for Indexer<T> {
-    fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
-        Indexer::get(self, key)
+impl<T: Object> AnyIndexer for Indexer<T> {
+    fn get(&self, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
+        Some(Indexer::get(self, key)?)
     }
 
-    fn is_empty(&self) -> bool {
-        Indexer::is_empty(self)
+    fn insert(&self, object: Arc<dyn AnyObject>) {
+        Indexer::insert(self, typed(object));
     }
 
-    fn for_each(&self, visit: &mut dyn FnMut(&Arc<T>)) {
-        self.read().store.iter().for_each(visit);
+    fn remove(&self, key: &ObjectKey) {
+        Indexer::remove(self, key);
+    }
+
+    fn for_each(&self, visit: &mut dyn FnMut(Arc<dyn AnyObject>)) {
+        self.state.read().slots.iter().for_each(|(_, object)| visit(object.clone()));
+    }
+
+    fn len(&self) -> usize {
+        Indexer::len(self)
+    }
+
+    fn count_in(&self, namespace: &str) -> usize {
+        Indexer::count_in(self, namespace)
+    }
+
+    fn last_seen_version(&self) -> u64 {
+        Indexer::last_seen_version(self)
     }
 
     fn saw(&self, version: u64) {
@@ -332,7 +389,7 @@ mod tests {
         indexer.remove(&ObjectKey::new("a", "y"));
         indexer.insert(object("a", "x", 4));
         assert_eq!((under(&indexer, "web"), under(&indexer, "db")), (0, 0));
-        assert!(indexer.read().indices[0].buckets.is_empty(), "no empty bucket stays");
+        assert!(indexer.state.read().tables.indices[0].buckets.is_empty(), "no empty bucket stays");
     }
 
     /// Every size of bucket, grown, replaced and emptied.
@@ -351,6 +408,76 @@ mod tests {
             indexer.remove(&ObjectKey::new("a", &name(n)));
             assert_eq!(under(&indexer, "web"), 199 - n);
         }
+    }
+
+    #[test]
+    fn objects_are_found_by_key_and_by_namespace() {
+        let indexer = Indexer::new();
+        assert!(indexer.insert(object("a", "x", 1)).is_none());
+        assert!(indexer.insert(object("a", "y", 1)).is_none());
+        assert!(indexer.insert(object("", "x", 1)).is_none());
+        let old = indexer.insert(object("a", "x", 2)).map(|old| old.meta.resource_version);
+        assert_eq!(old, Some(1), "the new object replaces the old one");
+        assert_eq!(indexer.len(), 3);
+        let found = indexer.get(&ObjectKey::new("a", "x")).map(|found| found.meta.resource_version);
+        assert_eq!(found, Some(2));
+        assert_eq!((indexer.in_namespace("a").len(), indexer.count_in("a")), (2, 2));
+        assert_eq!((indexer.in_namespace("b").len(), indexer.count_in("b")), (0, 0));
+        assert!(indexer.remove(&ObjectKey::new("b", "x")).is_none());
+        assert!(indexer.remove(&ObjectKey::cluster("x")).is_some());
+        assert!(indexer.remove(&ObjectKey::cluster("x")).is_none());
+        assert_eq!((indexer.len(), indexer.list().len()), (2, 2));
+        indexer.insert(object("b", "z", 1));
+        assert_eq!(indexer.state.read().slots.iter().map(|(slot, _)| slot).max(), Some(2));
+    }
+
+    /// Slots are numbered again when most are free; keys and indices must follow.
+    #[test]
+    fn memory_is_given_back_after_a_peak() {
+        let indexer = Indexer::new();
+        indexer.add_index("app", by_app);
+        let name = |n: usize| format!("pod-{n}");
+        let app = |n: usize| ["few", "one", "many", "many"][if n == 7 { 1 } else { n % 2 * 2 }];
+        for n in 0..1000 {
+            indexer.insert(labelled("a", &name(n), 1, &[("app", app(n))]));
+        }
+        for n in (0..1000).filter(|n| n % 11 != 7) {
+            indexer.remove(&ObjectKey::new("a", &name(n)));
+        }
+        let kept: Vec<usize> = (0..1000).filter(|n| n % 11 == 7).collect();
+        assert_eq!(indexer.len(), kept.len());
+        for n in &kept {
+            let found = indexer.get(&ObjectKey::new("a", &name(*n))).expect("it was kept");
+            assert_eq!(*found.meta.name, name(*n));
+        }
+        for value in ["few", "one", "many"] {
+            let found = indexer.by_index("app", &IndexValue::Text(value.into()));
+            assert!(found.iter().all(|object| object.meta.labels.get("app") == Some(value)));
+            let expected = kept.iter().filter(|n| app(**n) == value).count();
+            assert_eq!(found.len(), expected, "{value}");
+        }
+        let state = indexer.state.read();
+        let (slots, keys) = (state.slots.capacity(), state.tables.keys.capacity());
+        assert!(slots < 400 && keys < 400, "{slots} slots, {keys} keys for {} objects", kept.len());
+        assert_eq!(size_of::<Bucket>(), 3 * size_of::<usize>());
+    }
+
+    /// The cache is consistent after the panic: the object is neither stored nor indexed.
+    #[test]
+    fn an_index_function_that_panics_changes_nothing() {
+        fn fragile(object: &PartialObjectMetadata, put: &mut dyn FnMut(IndexValue)) {
+            assert_ne!(object.meta.resource_version, 2, "as the test asks");
+            put(IndexValue::Text("all".into()));
+        }
+        let indexer = Indexer::new();
+        indexer.add_index("all", fragile);
+        indexer.insert(object("a", "x", 1));
+        for name in ["x", "y"] {
+            let insert = || indexer.insert(object("a", name, 2));
+            assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(insert)).is_err());
+        }
+        let found = indexer.by_index("all", &IndexValue::Text("all".into()));
+        assert_eq!((indexer.len(), found.len(), found[0].meta.resource_version), (1, 1, 1));
     }
 
     #[test]

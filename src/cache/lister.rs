@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::indexer::{IndexValue, Indexer};
 use crate::objects::{Object, ObjectKey};
 
-/// Reads from a cache. Cheap to clone. What it gives is shared with every other reader.
+/// Reads from a cache. Cheap to clone. The returned objects are shared with every other reader.
 pub struct Lister<T> {
     indexer: Arc<Indexer<T>>,
 }
@@ -35,12 +35,13 @@ impl<T: Object> Lister<T> {
         self.indexer.list()
     }
 
-    /// Those of one namespace, in no order.
+    /// The objects of one namespace, in no order.
     pub fn in_namespace(&self, namespace: &str) -> Vec<Arc<T>> {
         self.indexer.in_namespace(namespace)
     }
 
-    /// Panics on an index that was never added: a mistake in the program.
+    /// # Panics
+    /// When there is no such index: a mistake in the program.
     pub fn by_index(&self, name: &'static str, value: &IndexValue) -> Vec<Arc<T>> {
         self.indexer.by_index(name, value)
     }
@@ -53,7 +54,7 @@ impl<T: Object> Lister<T> {
         self.len() == 0
     }
 
-    /// The newest version that this store has seen, bookmarks included: every change up to it can
+    /// The newest version that this cache has seen, bookmarks included: every change up to it can
     /// be read here. 0 before the first list is whole. Upstream: `LastStoreSyncResourceVersion`.
     pub fn last_seen_version(&self) -> u64 {
         self.indexer.last_seen_version()

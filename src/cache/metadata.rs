@@ -1,79 +1,72 @@
 //! Informers by the metadata of their objects, whatever their type.
 //! Upstream: `metadatainformer`, `informerfactory.InformerFactory`.
 
-use std::any::Any;
 use std::sync::Arc;
 
-use super::handler::{Deleted, EventHandler, Registration};
-use super::shared_informer::SharedIndexInformer;
+use super::any::AnyObject;
+use super::handler::Registration;
+use super::processor::{AnyHandler, Event};
+use super::shared_informer::Informer;
 use super::source::Scope;
-use crate::objects::{Meta, Object, ObjectKey};
+use crate::objects::{Meta, ObjectKey};
 
-/// Any informer by the metadata of its objects.
-pub trait MetadataInformer: Send + Sync {
-    fn scope(&self) -> &Scope;
-    /// Without resyncs.
-    fn add_metadata_handler(&self, name: &str, handler: Box<dyn MetadataHandler>) -> Registration;
-    /// See [`SharedIndexInformer::remove_handler`].
-    fn remove_metadata_handler(&self, registration: &Registration);
-    fn has_synced(&self) -> bool;
-    fn get(&self, key: &ObjectKey) -> Option<Arc<dyn HasMeta>>;
-    fn count_in(&self, namespace: &str) -> usize;
+/// An informer of any kind, by the metadata of its objects. Cheap to clone.
+#[derive(Clone)]
+pub struct MetadataInformer {
+    inner: Arc<Informer>,
 }
 
-/// What a metadata handler is told. See [`EventHandler`].
+/// Handles the events of a [`MetadataInformer`]. See [`super::EventHandler`].
 pub trait MetadataHandler: Send + 'static {
     fn on_add(&mut self, meta: &Meta);
     fn on_update(&mut self, old: &Meta, new: &Meta);
     fn on_delete(&mut self, meta: &Meta);
 }
 
-pub trait HasMeta: Any + Send + Sync {
-    fn meta(&self) -> &Meta;
-}
-
-impl<T: Object> HasMeta for T {
-    fn meta(&self) -> &Meta {
-        Object::meta(self)
-    }
-}
-
 struct ByMetadata(Box<dyn MetadataHandler>);
 
-impl<T: Object> EventHandler<T> for ByMetadata {
-    fn on_add(&mut self, object: &Arc<T>, _: bool) {
-        self.0.on_add(Object::meta(&**object));
-    }
-    fn on_update(&mut self, old: &Arc<T>, new: &Arc<T>) {
-        self.0.on_update(Object::meta(&**old), Object::meta(&**new));
-    }
-    fn on_delete(&mut self, object: &Deleted<T>) {
-        self.0.on_delete(Object::meta(&**object.object()));
+impl AnyHandler for ByMetadata {
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Add { object, .. } => self.0.on_add(object.meta()),
+            Event::Update { old, new } => self.0.on_update(old.meta(), new.meta()),
+            Event::Delete(deleted) => self.0.on_delete(deleted.object().meta()),
+        }
     }
 }
 
-impl<T: Object> MetadataInformer for SharedIndexInformer<T> {
-    fn scope(&self) -> &Scope {
-        SharedIndexInformer::scope(self)
+impl MetadataInformer {
+    pub(super) fn new(inner: Arc<Informer>) -> MetadataInformer {
+        MetadataInformer { inner }
     }
 
-    fn add_metadata_handler(&self, name: &str, handler: Box<dyn MetadataHandler>) -> Registration {
-        self.add_handler(name, ByMetadata(handler), None)
+    pub fn scope(&self) -> &Scope {
+        self.inner.scope()
     }
 
-    fn remove_metadata_handler(&self, registration: &Registration) {
-        self.remove_handler(registration);
+    /// The handler gets no resyncs.
+    pub fn add_metadata_handler(
+        &self,
+        name: &str,
+        handler: Box<dyn MetadataHandler>,
+    ) -> Registration {
+        self.inner.add_handler(name, Box::new(ByMetadata(handler)), None)
     }
 
-    fn has_synced(&self) -> bool {
-        SharedIndexInformer::has_synced(self)
+    /// See [`super::SharedIndexInformer::remove_handler`].
+    pub fn remove_metadata_handler(&self, registration: &Registration) {
+        self.inner.remove_handler(registration);
     }
 
-    fn get(&self, key: &ObjectKey) -> Option<Arc<dyn HasMeta>> {
-        self.indexer().get(key).map(|object| object as Arc<dyn HasMeta>)
+    pub fn has_synced(&self) -> bool {
+        self.inner.has_synced()
     }
 
-    fn count_in(&self, namespace: &str) -> usize {
-        self.indexer().count_in(namespace)
+    pub fn get(&self, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
+        self.inner.indexer().get(key)
+    }
+
+    pub fn count_in(&self, namespace: &str) -> usize {
+        self.inner.indexer().count_in(namespace)
     }
 }

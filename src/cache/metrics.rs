@@ -13,6 +13,8 @@ metrics! {
     pub static HANDLER_PANICS: IntCounterVec["informer", "handler"] =
         "informer_handler_panics_total",
         "Number of notifications at which an event handler panicked";
+    pub static INFORMER_PANICS: IntCounterVec["informer"] = "informer_panics_total",
+        "Number of panics while objects were decoded or indexed";
     pub static LISTS: IntCounterVec["informer", "method"] = "reflector_lists_total",
         "Number of lists begun, by how they are asked for";
     pub static WATCHES: IntCounterVec["informer"] =

@@ -1,40 +1,35 @@
-//! client-go's tools/cache: what the API server holds, kept here as shared objects, and told to
-//! handlers as it changes.
+//! client-go's tools/cache: keeps shared copies of the objects that the API server holds, and
+//! notifies handlers of changes.
 //!
-//! The path of an object: [`Source`] (JSON bytes) → [`ListerWatcher`] (typed) → [`Reflector`] →
-//! [`DeltaFifo`] → [`Indexer`], and from there as notifications to every [`EventHandler`].
+//! The path of an object: [`Source`] (encoded) → [`Reflector`] (decodes it) → [`DeltaFifo`] →
+//! [`Indexer`], and from there as notifications to every [`EventHandler`].
 //! `docs/client-go.md` maps each piece to upstream's. Upstream: `k8s.io/client-go/tools/cache`.
 
+mod any;
 mod delta_fifo;
 mod error;
 mod factory;
 mod handler;
 mod indexer;
 mod lister;
-mod lister_watcher;
 mod metadata;
 mod metrics;
 mod processor;
 mod reflector;
 mod shared_informer;
+mod slots;
 mod source;
-mod store;
 #[cfg(test)]
 pub(crate) mod testing;
-mod undelta_store;
 
+pub use any::AnyObject;
 pub use delta_fifo::{Delta, DeltaFifo, Deltas, Popped};
 pub use error::{DecodeError, Error};
 pub use factory::SharedInformerFactory;
 pub use handler::{Deleted, EventHandler, Registration};
-pub use indexer::{IndexFn, IndexValue, Indexer};
+pub use indexer::{AnyIndexer, IndexFn, IndexValue, Indexer};
 pub use lister::Lister;
-pub use lister_watcher::{Bookmark, ListPart, ListerWatcher, SourceListerWatcher, WatchEvent};
-pub use metadata::{HasMeta, MetadataHandler, MetadataInformer};
-pub use reflector::{Backoff, Outcome, Phase, Reflector, Start};
+pub use metadata::{MetadataHandler, MetadataInformer};
+pub use reflector::{Backoff, Decoder, Outcome, Phase, Reflector, Start};
 pub use shared_informer::SharedIndexInformer;
-pub use source::{
-    Answer, BoxFuture, ListRequest, RawListPart, RawWatchEvent, Scope, Source, WatchRequest,
-};
-pub use store::{KnownObjects, ReflectorStore, Store};
-pub use undelta_store::UndeltaStore;
+pub use source::{Answer, BoxFuture, ListRequest, Scope, Source, WatchRequest};

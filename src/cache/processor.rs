@@ -1,16 +1,17 @@
-//! Hands what happens to the handlers, each at its own pace. Upstream: `sharedProcessor`.
+//! Passes notifications to the handlers, each at its own pace. Upstream: `sharedProcessor`.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_channel::{Receiver, Sender};
-use event_listener::{Event, EventListener};
+use event_listener::EventListener;
 use futures_lite::future::yield_now;
+use parking_lot::{Mutex, MutexGuard};
 use prometheus::IntGauge;
 
-use super::handler::{Deleted, EventHandler, Registration};
+use super::any::AnyObject;
+use super::handler::{Deleted, Registration};
 use super::metrics::{HANDLER_BACKLOG, HANDLER_PANICS};
 use super::source::BoxFuture;
 use crate::clock::SharedClock;
@@ -22,51 +23,42 @@ const MINIMUM_RESYNC: Duration = Duration::from_secs(1);
 /// After a handler panicked, its next notification waits this long.
 const PAUSE_AFTER_PANIC: Duration = Duration::from_secs(1);
 
-/// Notifications in a row before others get their turn on the thread.
+/// Notifications in a row before other tasks get their turn on the thread.
 const BATCH: u32 = 64;
 
-pub enum Notification<T> {
-    Add {
-        object: Arc<T>,
-        initial: bool,
-    },
-    Update {
-        old: Arc<T>,
-        new: Arc<T>,
-    },
-    Delete(Deleted<T>),
+/// A change for the handlers.
+#[derive(Clone)]
+pub enum Event {
+    Add { object: Arc<dyn AnyObject>, initial: bool },
+    Update { old: Arc<dyn AnyObject>, new: Arc<dyn AnyObject> },
+    Delete(Deleted<dyn AnyObject>),
+}
+
+#[derive(Clone)]
+enum Notification {
+    Event(Event),
     /// The first list is over.
     Synced,
 }
 
-impl<T> Clone for Notification<T> {
-    fn clone(&self) -> Self {
-        match self {
-            Notification::Add { object, initial } => {
-                Notification::Add { object: object.clone(), initial: *initial }
-            }
-            Notification::Update { old, new } => {
-                Notification::Update { old: old.clone(), new: new.clone() }
-            }
-            Notification::Delete(deleted) => Notification::Delete(deleted.clone()),
-            Notification::Synced => Notification::Synced,
-        }
-    }
+/// A handler of objects of any kind.
+pub trait AnyHandler: Send {
+    fn handle(&mut self, event: Event);
 }
 
-/// The handlers of one informer. While [`Processor::lock`] is held no handler is added and nothing
-/// is told, so the cache and what the handlers were told change as one.
-pub struct Processor<T> {
-    listeners: Mutex<Listeners<T>>,
-    /// A handler with a resync period came.
-    resync_changed: Event,
+/// The handlers of one informer. While [`Processor::lock`] is held, no handler is added and no
+/// event is sent: the cache changes, and its events are sent, under one lock.
+pub struct Processor {
+    listeners: Mutex<Listeners>,
+    /// Notified when a handler with a resync period is added.
+    resync_changed: event_listener::Event,
     tasks: TaskGroup,
     clock: SharedClock,
     informer: String,
 }
 
-pub struct Listeners<T> {
-    all: Vec<Listener<T>>,
+pub struct Listeners {
+    all: Vec<Listener>,
     state: Running,
     synced: bool,
 }
@@ -77,9 +69,10 @@ enum Running {
     Ended,
 }
 
-struct Listener<T> {
-    /// Unbounded, so that a slow handler holds up no other; its length is a metric.
-    notifications: Sender<Notification<T>>,
+struct Listener {
+    name: String,
+    /// Unbounded, so that a slow handler delays no other; its length is a metric.
+    notifications: Sender<Notification>,
     backlog: IntGauge,
     registration: Registration,
     resync: Option<Resync>,
@@ -90,63 +83,68 @@ struct Listener<T> {
 struct Resync {
     period: Duration,
     next: Duration,
-    /// What the resync under way hands again is for this handler.
+    /// The resync under way is for this handler.
     syncing: bool,
 }
 
-impl<T> Listener<T> {
-    fn tell(&self, notification: Notification<T>) {
+impl Listener {
+    fn send(&self, notification: Notification) {
         if self.notifications.try_send(notification).is_ok() {
             self.backlog.inc();
         }
     }
 }
 
-impl<T> Listeners<T> {
-    /// `sync`: nothing changed; only those hear of it who asked for this resync.
-    pub fn distribute(&mut self, notification: Notification<T>, sync: bool) {
-        let mut told = self.all.iter().filter(|listener| {
+impl Listeners {
+    /// Sends to all handlers; with `sync`, when nothing changed, to those of the resync under way.
+    pub fn distribute(&mut self, event: Event, sync: bool) {
+        self.send(Notification::Event(event), sync);
+    }
+
+    fn send(&mut self, notification: Notification, sync: bool) {
+        let mut receivers = self.all.iter().filter(|listener| {
             !sync || listener.resync.as_ref().is_some_and(|resync| resync.syncing)
         });
-        let Some(mut listener) = told.next() else { return };
-        for next in told {
-            listener.tell(notification.clone());
+        let Some(mut listener) = receivers.next() else { return };
+        for next in receivers {
+            listener.send(notification.clone());
             listener = next;
         }
-        listener.tell(notification);
+        listener.send(notification);
     }
 
     pub fn set_synced(&mut self) {
         if !self.synced {
             self.synced = true;
-            self.distribute(Notification::Synced, false);
+            self.send(Notification::Synced, false);
         }
     }
 }
 
-impl<T: Send + Sync + 'static> Processor<T> {
-    pub fn new(informer: String, clock: SharedClock) -> Processor<T> {
+impl Processor {
+    pub fn new(informer: String, clock: SharedClock) -> Processor {
         let listeners = Listeners { all: Vec::new(), state: Running::NotYet, synced: false };
         Processor {
             listeners: Mutex::new(listeners),
-            resync_changed: Event::new(),
+            resync_changed: event_listener::Event::new(),
             tasks: TaskGroup::new(),
             clock,
             informer,
         }
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, Listeners<T>> {
+    pub fn lock(&self) -> MutexGuard<'_, Listeners> {
         self.listeners.lock()
     }
 
-    /// `current` is asked for the objects there are, at a moment when nothing else is told.
+    /// The handler first gets an `Add` for each object that `for_each` visits; no event is sent
+    /// meanwhile.
     pub fn add(
         &self,
         name: &str,
-        handler: impl EventHandler<T>,
+        handler: Box<dyn AnyHandler>,
         resync: Option<Duration>,
-        current: impl FnOnce() -> Vec<Arc<T>>,
+        for_each: impl FnOnce(&mut dyn FnMut(Arc<dyn AnyObject>)),
     ) -> Registration {
         let registration = Registration::default();
         let (notifications, receiver) = async_channel::unbounded();
@@ -171,17 +169,18 @@ impl<T: Send + Sync + 'static> Processor<T> {
             return registration;
         }
         let mut listener = Listener {
+            name: name.to_owned(),
             notifications,
             backlog,
             registration: registration.clone(),
             resync,
             task: None,
         };
-        for object in current() {
-            listener.tell(Notification::Add { object, initial: true });
-        }
+        for_each(&mut |object| {
+            listener.send(Notification::Event(Event::Add { object, initial: true }));
+        });
         if listeners.synced {
-            listener.tell(Notification::Synced);
+            listener.send(Notification::Synced);
         }
         let task = Box::pin(task.run());
         match &listeners.state {
@@ -194,10 +193,25 @@ impl<T: Send + Sync + 'static> Processor<T> {
         registration
     }
 
-    /// What waits for the handler is dropped. Upstream: `RemoveEventHandler`.
+    /// Waiting notifications of the handler are dropped. Upstream: `RemoveEventHandler`.
     pub fn remove(&self, registration: &Registration) {
         registration.set_removed();
-        self.lock().all.retain(|listener| !listener.registration.is(registration));
+        let mut listeners = self.lock();
+        let removed = |listener: &mut Listener| listener.registration.is(registration);
+        let removed: Vec<Listener> = listeners.all.extract_if(.., removed).collect();
+        for listener in removed {
+            // Handlers of one name share their series.
+            if listeners.all.iter().all(|other| other.name != listener.name) {
+                self.remove_series(&listener.name);
+            }
+        }
+    }
+
+    fn remove_series(&self, handler: &str) {
+        let labels = [self.informer.as_str(), handler];
+        // A series that does not exist needs no removal.
+        let _ = HANDLER_BACKLOG.remove_label_values(&labels);
+        let _ = HANDLER_PANICS.remove_label_values(&labels);
     }
 
     fn spawn(&self, task: BoxFuture<'static, ()>, stop: StopToken) {
@@ -206,7 +220,7 @@ impl<T: Send + Sync + 'static> Processor<T> {
         });
     }
 
-    /// From now on handlers are called. `false`: it was started before.
+    /// Starts to call the handlers. Returns `false` when it was started before.
     pub fn start(&self, stop: &StopToken) -> bool {
         let mut listeners = self.lock();
         if !matches!(listeners.state, Running::NotYet) {
@@ -228,7 +242,9 @@ impl<T: Send + Sync + 'static> Processor<T> {
             listeners.state = Running::Ended;
             std::mem::take(&mut listeners.all)
         };
-        drop(ended);
+        for listener in ended {
+            self.remove_series(&listener.name);
+        }
         self.tasks.join().await;
     }
 
@@ -236,12 +252,13 @@ impl<T: Send + Sync + 'static> Processor<T> {
         self.resync_changed.listen()
     }
 
-    /// When, on the monotonic clock, the next handler wants a resync.
+    /// When, on the monotonic clock, the next resync of a handler is due.
     pub fn next_resync(&self) -> Option<Duration> {
         self.lock().all.iter().filter_map(|listener| Some(listener.resync.as_ref()?.next)).min()
     }
 
-    /// Readies the handlers whose time has come; whether there are any. Upstream: `shouldResync`.
+    /// Selects the handlers whose resync is due; returns whether there are any.
+    /// Upstream: `shouldResync`.
     pub fn begin_resync(&self, now: Duration) -> bool {
         let mut any = false;
         for resync in self.lock().all.iter_mut().filter_map(|listener| listener.resync.as_mut()) {
@@ -255,26 +272,26 @@ impl<T: Send + Sync + 'static> Processor<T> {
     }
 }
 
-/// One handler, its notifications, and the task that brings them together.
-struct Delivery<T, H> {
+/// The task of one handler.
+struct Delivery {
     name: String,
     panics: prometheus::IntCounter,
-    handler: H,
-    notifications: Receiver<Notification<T>>,
+    handler: Box<dyn AnyHandler>,
+    notifications: Receiver<Notification>,
     backlog: IntGauge,
     registration: Registration,
     clock: SharedClock,
 }
 
-impl<T, H> Drop for Delivery<T, H> {
+impl Drop for Delivery {
     fn drop(&mut self) {
-        // Handlers of one name share the gauge: take away this one's part alone.
+        // Handlers of one name share the gauge: subtract the part of this one.
         self.notifications.close();
         self.backlog.sub(self.notifications.len() as i64);
     }
 }
 
-impl<T: Send + Sync + 'static, H: EventHandler<T>> Delivery<T, H> {
+impl Delivery {
     async fn run(mut self) {
         let mut in_a_row = 0_u32;
         while let Ok(notification) = self.notifications.recv().await {
@@ -282,21 +299,21 @@ impl<T: Send + Sync + 'static, H: EventHandler<T>> Delivery<T, H> {
             if self.registration.is_removed() {
                 return;
             }
-            if let Notification::Synced = notification {
-                self.registration.set_synced();
-                continue;
-            }
+            let event = match notification {
+                Notification::Event(event) => event,
+                Notification::Synced => {
+                    self.registration.set_synced();
+                    continue;
+                }
+            };
             let handler = &mut self.handler;
-            // What the handler left half done is its own: it is called again all the same.
-            let done = catch_unwind(AssertUnwindSafe(|| match &notification {
-                Notification::Add { object, initial } => handler.on_add(object, *initial),
-                Notification::Update { old, new } => handler.on_update(old, new),
-                Notification::Delete(deleted) => handler.on_delete(deleted),
-                Notification::Synced => {}
-            }));
-            if done.is_err() {
+            // The handler's state is its own business: it is called again with its next event.
+            if catch_unwind(AssertUnwindSafe(|| handler.handle(event))).is_err() {
                 self.panics.inc();
-                log::error!("event handler {}: panicked; its next event is handed on", self.name);
+                log::error!(
+                    "event handler {}: panicked; it goes on with its next event",
+                    self.name
+                );
                 self.clock.sleep(PAUSE_AFTER_PANIC).await;
             }
             in_a_row = in_a_row.wrapping_add(1);

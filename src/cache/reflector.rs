@@ -1,6 +1,7 @@
-//! Keeps a store as the API server has it: list, then watch, for ever.
+//! Keeps a store as the API server has it: list, then watch, without end.
 //! Upstream: `cache.Reflector`.
 
+use std::error::Error as StdError;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +11,15 @@ use futures_lite::stream::Boxed as BoxStream;
 use futures_lite::{FutureExt, StreamExt};
 use log::Level;
 
-use super::Error;
-use super::lister_watcher::{Bookmark, ListPart, ListerWatcher, WatchEvent};
+use super::any::AnyObject;
+use super::delta_fifo::DeltaFifo;
 use super::metrics::{LISTS, SHORT_WATCHES, WATCHES};
-use super::source::{ListRequest, WatchRequest};
-use super::store::ReflectorStore;
+use super::source::{ListRequest, Scope, Source, WatchRequest};
+use super::{DecodeError, Error};
 use crate::clock::{SharedClock, Sleep};
-use crate::objects::Object;
+use crate::objects::{
+    Bookmark, Encoded, Form, ListPart, Object, PartialObjectMetadata, WatchEvent,
+};
 
 /// Where a list begins: how old it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,17 @@ pub enum Start {
     AtLeast(u64),
     /// The newest.
     Newest,
+}
+
+impl Start {
+    /// The `resourceVersion` of a list.
+    fn list_version(self) -> Option<String> {
+        match self {
+            Start::Any => Some("0".to_owned()),
+            Start::AtLeast(version) => Some(version.to_string()),
+            Start::Newest => None,
+        }
+    }
 }
 
 /// What the reflector does now.
@@ -56,9 +70,9 @@ pub enum Outcome {
     Listed(u64),
     /// The server, or the connection, ended the watch.
     Closed,
-    /// So soon, and without an event, that something is wrong. Upstream: `VeryShortWatchError`.
+    /// The watch ended within a second, without an event. Upstream: `VeryShortWatchError`.
     Short,
-    /// What came cannot be understood, or cannot be sent: it would be no other the next time.
+    /// The answer cannot be decoded, or the server cannot send it. A retry would fail the same way.
     Garbled,
     Expired,
     TooLarge,
@@ -86,8 +100,8 @@ impl From<&Error> for Outcome {
 }
 
 impl Phase {
-    /// The phase after `outcome`. The driver sends and sleeps; this only decides. `backoff` is
-    /// asked for a delay when there is one to wait, and only then.
+    /// The phase after `outcome`. The driver sends and sleeps; this only decides. `backoff` is called
+    /// when there is a delay to wait, and only then.
     pub fn after(self, outcome: Outcome, mut backoff: impl FnMut() -> Duration) -> Phase {
         use Outcome::*;
         use Phase::*;
@@ -99,7 +113,7 @@ impl Phase {
             (Wait { then, .. }, _) => *then,
             (_, Listed(version)) => Watch { from: version },
 
-            // The newest can be neither too old nor too new: a server that says so must rest.
+            // The newest is neither too old nor too new: pause before the server is asked again.
             (Stream { start: Start::Newest }, Expired | TooLarge) => {
                 wait(Duration::ZERO, Stream { start: Start::Newest })
             }
@@ -120,14 +134,14 @@ impl Phase {
             (Watch { from }, Expired | TooLarge | Short | Garbled) => {
                 wait(Duration::ZERO, Stream { start: Start::AtLeast(from) })
             }
-            // No answer is no reason to list: what was missed is still there to be watched.
+            // Missed events can still be watched: no list is needed.
             (same @ Watch { .. }, _) => wait(Duration::ZERO, same),
         }
     }
 }
 
-/// Delays that double from 0.8 s to 30 s, each lengthened at random by up to as much again; from
-/// the beginning again every two minutes. Upstream: `wait.Backoff.DelayWithReset`.
+/// Delays that double from 0.8 s to 30 s, each multiplied by a random factor of 1 to 2. They start
+/// again at 0.8 s every two minutes. Upstream: `wait.Backoff.DelayWithReset`.
 pub struct Backoff {
     next: Duration,
     reset_at: Duration,
@@ -155,7 +169,7 @@ impl Backoff {
     }
 }
 
-/// What every restart of the server brings along is nothing that anybody need know of.
+/// Errors that are routine while an API server restarts are logged at debug.
 /// Upstream: `isWatchErrorRetriable`, `DefaultWatchErrorHandler`.
 fn level_of(error: &Error) -> Level {
     match error {
@@ -173,59 +187,81 @@ const SHORT_WATCH: Duration = Duration::from_secs(1);
 /// The server ends a watch after five to ten minutes ...
 const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// ... and if it has not after this much more, the connection is dead.
+/// ... and when it has not after this much more, the connection counts as dead.
 const WATCH_GRACE: Duration = Duration::from_secs(30);
 
-/// Items in a row before whoever empties the store gets a turn.
+/// Items in a row before the task that empties the queue gets a turn.
 const BATCH: u32 = 64;
 
-type Events<T> = BoxStream<Result<WatchEvent<T>, Error>>;
+/// How objects of one kind are decoded: the only thing a reflector knows of the kind.
+#[derive(Clone, Copy)]
+pub struct Decoder {
+    best: Form,
+    decode: fn(&Encoded) -> Result<Arc<dyn AnyObject>, Box<dyn StdError + Send + Sync>>,
+}
 
-/// Fills a store from a [`ListerWatcher`] and keeps it up to date.
-pub struct Reflector<T> {
+impl Decoder {
+    pub fn of<T: Object>() -> Decoder {
+        let best = if T::MESSAGE.is_some() { Form::Protobuf } else { Form::Json };
+        Decoder { best, decode: |object| Ok(Arc::new(object.decode::<T>()?)) }
+    }
+}
+
+/// Fills a [`DeltaFifo`] from a [`Source`] and keeps it up to date. Each object is decoded once,
+/// into the `Arc` that every reader shares. One that cannot be decoded ends the list or watch with
+/// a [`DecodeError`]: a cache with a hole would be a wrong cache.
+pub struct Reflector {
+    /// The scope, as logs and metrics name it.
     name: String,
-    source: Arc<dyn ListerWatcher<T>>,
-    store: Arc<dyn ReflectorStore<T>>,
-    transform: Option<fn(&mut T)>,
+    scope: Arc<Scope>,
+    source: Arc<dyn Source>,
+    decoder: Decoder,
+    store: Arc<DeltaFifo>,
     clock: SharedClock,
     random: fastrand::Rng,
-    /// A list from [`Start::Any`] came in pages: there is no watch cache to ask for all at once.
+    /// The newest version written to the store, of a list that broke half-way as well: a later list
+    /// must not be older.
+    written: u64,
+    /// A list from [`Start::Any`] came in pages: the server has no watch cache that could send all at
+    /// once.
     paginated: bool,
     in_a_row: u32,
-    /// When the watch last had nothing more to give.
+    /// When the watch last had no event ready.
     drained: Duration,
 }
 
-/// A watch that is open, and until when it may be.
-struct Open<T> {
-    events: Events<T>,
+/// An open watch, and the time at which its connection counts as dead.
+struct Open {
+    events: BoxStream<Result<WatchEvent<Encoded>, Error>>,
     deadline: Sleep,
 }
 
-impl<T: Object> Reflector<T> {
-    /// `name`: for logs and metrics. `transform` is called on every object before anyone sees it.
+impl Reflector {
     pub fn new(
-        name: String,
-        source: Arc<dyn ListerWatcher<T>>,
-        store: Arc<dyn ReflectorStore<T>>,
-        transform: Option<fn(&mut T)>,
+        scope: Scope,
+        source: Arc<dyn Source>,
+        decoder: Decoder,
+        store: Arc<DeltaFifo>,
         clock: SharedClock,
-    ) -> Reflector<T> {
+    ) -> Reflector {
         Reflector {
-            name,
+            name: scope.to_string(),
+            scope: Arc::new(scope),
             source,
+            decoder,
             store,
-            transform,
             clock,
             random: fastrand::Rng::new(),
+            written: 0,
             paginated: false,
             in_a_row: 0,
             drained: Duration::ZERO,
         }
     }
 
-    /// Never ends; drop it to stop.
-    pub async fn run(mut self) {
+    /// Lists and watches; never ends. After a panic or a drop half-way it may be called again: it
+    /// begins with a whole list, not older than what was written.
+    pub async fn run(&mut self) {
         let mut backoff = Backoff::new(self.clock.monotonic(), self.random.fork());
         let mut phase = Phase::Stream { start: Start::Any };
         let mut open = None;
@@ -241,7 +277,7 @@ impl<T: Object> Reflector<T> {
                 Phase::List { start } => match self.list(*start).await {
                     Ok(version) => Outcome::Listed(version),
                     Err(error) => {
-                        self.tell("cannot be listed", &error);
+                        self.log("cannot be listed", &error);
                         Outcome::from(&error)
                     }
                 },
@@ -256,11 +292,11 @@ impl<T: Object> Reflector<T> {
         }
     }
 
-    fn tell(&self, what: &str, error: &Error) {
+    fn log(&self, what: &str, error: &Error) {
         log::log!(level_of(error), "{}: {what}: {error}", self.name);
     }
 
-    /// Sees to it that a stream which is always ready does not keep the thread to itself.
+    /// Yields now and then, so that a stream that is always ready does not hold the thread.
     async fn breathe(&mut self) {
         self.in_a_row = self.in_a_row.wrapping_add(1);
         if self.in_a_row.is_multiple_of(BATCH) {
@@ -268,32 +304,68 @@ impl<T: Object> Reflector<T> {
         }
     }
 
-    fn shared(&self, mut object: T) -> Arc<T> {
-        if let Some(transform) = self.transform {
-            transform(&mut object);
-        }
-        Arc::new(object)
+    fn decode(&self, object: &Encoded) -> Result<Arc<dyn AnyObject>, Error> {
+        let decoded = (self.decoder.decode)(object).map_err(|cause| {
+            let what = match object.decode::<PartialObjectMetadata>() {
+                Ok(object) => format!("{} {}", self.name, object.meta.key()),
+                Err(_) => {
+                    let length = object.bytes.len();
+                    format!("{}: an object of {length} bytes without readable metadata", self.name)
+                }
+            };
+            DecodeError { what, cause }
+        });
+        Ok(decoded?)
     }
 
-    async fn open(&mut self, version: Option<u64>, initial: bool) -> Result<Open<T>, Error> {
+    fn decode_event(
+        &self,
+        event: WatchEvent<Encoded>,
+    ) -> Result<WatchEvent<Arc<dyn AnyObject>>, Error> {
+        event.try_map(|object| self.decode(&object))
+    }
+
+    fn replace_item(&mut self, object: Arc<dyn AnyObject>) {
+        self.written = self.written.max(object.meta().resource_version);
+        self.store.replace_item(object);
+    }
+
+    /// Where the next list begins, which must not be older than what was written. A list of the
+    /// newest may: it follows when the server has lost versions, after a restored backup for example.
+    fn start_of_list(&mut self, start: Start) -> Start {
+        match start {
+            Start::Any if self.written == 0 => Start::Any,
+            Start::Any => Start::AtLeast(self.written),
+            Start::AtLeast(version) => Start::AtLeast(version.max(self.written)),
+            Start::Newest => {
+                self.written = 0;
+                Start::Newest
+            }
+        }
+    }
+
+    fn finish_replace(&mut self, version: u64) {
+        self.written = version;
+        self.store.finish_replace(version);
+    }
+
+    async fn open(&mut self, version: Option<u64>, initial: bool) -> Result<Open, Error> {
         WATCHES.with_label_values(&[&self.name]).inc();
         let timeout = MIN_WATCH_TIMEOUT + MIN_WATCH_TIMEOUT.mul_f64(self.random.f64());
         let deadline = self.clock.sleep(timeout + WATCH_GRACE);
-        let events = self
-            .source
-            .watch(WatchRequest {
-                resource_version: version.map(|version| version.to_string()),
-                send_initial_events: initial,
-                timeout: Duration::from_secs(timeout.as_secs()),
-            })
-            .await?;
+        let request = WatchRequest {
+            resource_version: version.map(|version| version.to_string()),
+            send_initial_events: initial,
+            timeout: Duration::from_secs(timeout.as_secs()),
+        };
+        let events = self.source.watch(&self.scope, self.decoder.best, request).await?;
         Ok(Open { events, deadline })
     }
 
     /// The list as the initial events of a watch, and the watch. Upstream: `watchList`.
-    async fn stream(&mut self, start: Start) -> Result<(u64, Open<T>), Outcome> {
+    async fn stream(&mut self, start: Start) -> Result<(u64, Open), Outcome> {
         LISTS.with_label_values(&[&self.name, "stream"]).inc();
-        let version = match start {
+        let version = match self.start_of_list(start) {
             Start::AtLeast(version) => Some(version),
             Start::Any | Start::Newest => None,
         };
@@ -308,19 +380,19 @@ impl<T: Object> Reflector<T> {
         let mut silent = true;
         while let Some(event) = open.next().await {
             silent = false;
+            let event = event.and_then(|event| self.decode_event(event));
             match event.map_err(|error| explain(&self.name, error))? {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    let object = self.shared(object);
-                    self.store.replace_item(object);
+                    self.replace_item(object);
                 }
                 WatchEvent::Bookmark(Bookmark { version, initial_events_end: true }) => {
-                    self.store.finish_replace(version);
+                    self.finish_replace(version);
                     return Ok((version, open));
                 }
                 WatchEvent::Bookmark(_) => {}
                 // The server's own cache may lag at first; it catches up before the end.
                 WatchEvent::Deleted(object) => {
-                    let object = self.shared(object);
+                    self.written = self.written.max(object.meta().resource_version);
                     self.store.delete(object);
                 }
             }
@@ -329,27 +401,23 @@ impl<T: Object> Reflector<T> {
         Err(self.ended(begun, silent))
     }
 
-    /// The whole list, in pages where that spares the server. Upstream: `Reflector.list`, `pager`.
+    /// The whole list, in pages unless the server's watch cache sends it at once.
+    /// Upstream: `Reflector.list`, `pager`.
     async fn list(&mut self, start: Start) -> Result<u64, Error> {
         LISTS.with_label_values(&[&self.name, "list"]).inc();
-        let version = match start {
-            Start::Any => Some("0".to_owned()),
-            Start::AtLeast(version) => Some(version.to_string()),
-            Start::Newest => None,
-        };
+        let start = self.start_of_list(start);
         // A page of "at least" comes from etcd, the whole from the server's own cache.
         let whole = matches!(start, Start::AtLeast(_)) && !self.paginated;
-        let first = ListRequest {
-            resource_version: version,
+        let mut request = ListRequest {
+            resource_version: start.list_version(),
             limit: (!whole).then_some(PAGE_SIZE),
             continue_token: None,
         };
-        let mut request = first.clone();
         self.store.begin_replace();
         loop {
             match self.page(request.clone()).await {
                 Ok((version, None)) => {
-                    self.store.finish_replace(version);
+                    self.finish_replace(version);
                     return Ok(version);
                 }
                 Ok((_, Some(token))) => {
@@ -358,8 +426,9 @@ impl<T: Object> Reflector<T> {
                     request.resource_version = None;
                 }
                 Err(Error::Expired) if request.continue_token.is_some() => {
-                    // The pages took longer than the server remembers: all at once, then.
-                    request = ListRequest { limit: None, ..first.clone() };
+                    // The version of the pages is compacted: list again, all at once.
+                    let resource_version = self.start_of_list(start).list_version();
+                    request = ListRequest { resource_version, ..ListRequest::default() };
                     self.store.begin_replace();
                 }
                 Err(error) => return Err(error),
@@ -368,66 +437,54 @@ impl<T: Object> Reflector<T> {
     }
 
     async fn page(&mut self, request: ListRequest) -> Result<(u64, Option<String>), Error> {
-        let source = self.source.clone();
-        let mut parts = source.list(request).await?;
+        let (source, scope) = (self.source.clone(), self.scope.clone());
+        let mut parts = source.list(&scope, self.decoder.best, request).await?;
         while let Some(part) = parts.next().await {
             match part? {
                 ListPart::Item(object) => {
-                    let object = self.shared(object);
-                    self.store.replace_item(object);
+                    let object = self.decode(&object)?;
+                    self.replace_item(object);
                 }
-                ListPart::End { version, continue_token } => return Ok((version, continue_token)),
+                ListPart::End { resource_version, continue_token } => {
+                    return Ok((self.version_of_list(&resource_version)?, continue_token));
+                }
             }
             self.breathe().await;
         }
         Err(Error::Failed("the list ended before its end".into()))
     }
 
+    fn version_of_list(&self, text: &str) -> Result<u64, DecodeError> {
+        text.parse().map_err(|cause| {
+            let what = format!("list of {} at resourceVersion {text:?}", self.name);
+            DecodeError { what, cause: Box::new(cause) }
+        })
+    }
+
     /// `from`: the version of the last event, kept up to date.
-    async fn watch(&mut self, from: &mut u64, open: Option<Open<T>>) -> Outcome {
+    async fn watch(&mut self, from: &mut u64, open: Option<Open>) -> Outcome {
         let begun = self.clock.monotonic();
         let mut open = match open {
             Some(open) => open,
             None => match self.open(Some(*from), false).await {
                 Ok(open) => open,
                 Err(error) => {
-                    self.tell("cannot be watched", &error);
+                    self.log("cannot be watched", &error);
                     return Outcome::from(&error);
                 }
             },
         };
         let mut silent = true;
         while let Some(event) = self.next(&mut open).await {
-            let version = match event {
-                Ok(WatchEvent::Added(object)) => {
-                    let version = object.meta().resource_version;
-                    let object = self.shared(object);
-                    self.store.add(object);
-                    version
-                }
-                Ok(WatchEvent::Modified(object)) => {
-                    let version = object.meta().resource_version;
-                    let object = self.shared(object);
-                    self.store.update(object);
-                    version
-                }
-                Ok(WatchEvent::Deleted(object)) => {
-                    let version = object.meta().resource_version;
-                    let object = self.shared(object);
-                    self.store.delete(object);
-                    version
-                }
-                Ok(WatchEvent::Bookmark(Bookmark { version, .. })) => {
-                    self.store.bookmark(version);
-                    version
-                }
+            let version = match event.and_then(|event| self.decode_event(event)) {
+                Ok(event) => self.apply(event),
                 Err(error) => match Outcome::from(&error) {
                     Outcome::Failed => {
                         log::debug!("{}: the watch broke: {error}", self.name);
                         break;
                     }
                     outcome => {
-                        self.tell("the watch ended", &error);
+                        self.log("the watch ended", &error);
                         return outcome;
                     }
                 },
@@ -439,13 +496,31 @@ impl<T: Object> Reflector<T> {
         self.ended(begun, silent)
     }
 
-    /// The next event. Those that follow close upon each other are left to gather: to be woken for
-    /// each costs more than the event, and a sync that sees several changes writes one status.
-    async fn next(&mut self, open: &mut Open<T>) -> Option<Result<WatchEvent<T>, Error>> {
+    /// Writes an event of a watch to the store. Returns its version.
+    fn apply(&mut self, event: WatchEvent<Arc<dyn AnyObject>>) -> u64 {
+        let version = match &event {
+            WatchEvent::Added(object)
+            | WatchEvent::Modified(object)
+            | WatchEvent::Deleted(object) => object.meta().resource_version,
+            WatchEvent::Bookmark(bookmark) => bookmark.version,
+        };
+        match event {
+            WatchEvent::Added(object) => self.store.add(object),
+            WatchEvent::Modified(object) => self.store.update(object),
+            WatchEvent::Deleted(object) => self.store.delete(object),
+            WatchEvent::Bookmark(_) => self.store.bookmark(version),
+        }
+        self.written = self.written.max(version);
+        version
+    }
+
+    /// The next event. Events that follow each other closely are gathered: a wake-up costs more than
+    /// an event, and a sync that sees several changes writes one status.
+    async fn next(&mut self, open: &mut Open) -> Option<Result<WatchEvent<Encoded>, Error>> {
         if let Some(event) = poll_once(open.next()).await {
             return event;
         }
-        let (now, pace) = (self.clock.monotonic(), self.source.pace());
+        let (now, pace) = (self.clock.monotonic(), self.source.pace(&self.scope));
         if now.saturating_sub(self.drained) < pace * 2 {
             self.clock.sleep(pace).await;
         }
@@ -464,9 +539,20 @@ impl<T: Object> Reflector<T> {
     }
 }
 
-impl<T> Open<T> {
-    /// The next event; `None` at the end, or when the connection must be taken for dead.
-    fn next(&mut self) -> impl Future<Output = Option<Result<WatchEvent<T>, Error>>> {
+impl Drop for Reflector {
+    fn drop(&mut self) {
+        // A series that does not exist needs no removal.
+        for method in ["stream", "list"] {
+            let _ = LISTS.remove_label_values(&[&self.name, method]);
+        }
+        let _ = WATCHES.remove_label_values(&[&self.name]);
+        let _ = SHORT_WATCHES.remove_label_values(&[&self.name]);
+    }
+}
+
+impl Open {
+    /// The next event; `None` at the end, or when the connection counts as dead.
+    fn next(&mut self) -> impl Future<Output = Option<Result<WatchEvent<Encoded>, Error>>> {
         let deadline = &mut self.deadline;
         self.events.next().or(async {
             deadline.await;
@@ -477,9 +563,30 @@ impl<T> Open<T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::indexer::Indexer;
+    use super::super::testing::Script;
     use super::*;
+    use crate::clock::SystemClock;
+    use crate::objects::{Pod, Resource};
 
     const DELAY: Duration = Duration::from_secs(3);
+
+    #[test]
+    fn a_decode_error_names_the_object() {
+        let reflector = Reflector::new(
+            Scope::all(Pod::RESOURCE),
+            Script::new(),
+            Decoder::of::<Pod>(),
+            Arc::new(DeltaFifo::new(Arc::new(Indexer::<Pod>::new()))),
+            SystemClock::shared(),
+        );
+        let bad = Encoded::json(br#"{"metadata":{"namespace":"a","name":"b"},"spec":[1]}"#);
+        let error = reflector.decode_event(WatchEvent::Added(bad)).map(drop).unwrap_err();
+        assert!(error.is_decode());
+        assert!(error.to_string().starts_with("pods a/b: cannot be decoded: "), "{error}");
+        assert!(reflector.decode(&Encoded::json(b"{")).is_err_and(|error| error.is_decode()));
+        assert!(reflector.version_of_list("seven").is_err());
+    }
 
     fn wait(then: Phase) -> Phase {
         Phase::Wait { delay: DELAY, then: Box::new(then) }

@@ -1,191 +1,285 @@
 //! One cache of one scope, shared by its handlers and readers. Upstream: `SharedIndexInformer`.
 
+use std::any::Any;
+use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use event_listener::Event;
 use futures_lite::FutureExt;
 use futures_lite::future::{yield_now, zip};
 
+use super::any::{AnyObject, typed};
 use super::delta_fifo::{Delta, DeltaFifo, Deltas, Popped};
 use super::handler::{EventHandler, Registration};
-use super::indexer::{IndexFn, Indexer};
+use super::indexer::{AnyIndexer, IndexFn, Indexer};
 use super::lister::Lister;
-use super::lister_watcher::{ListerWatcher, SourceListerWatcher};
-use super::metrics::{QUEUED_ITEMS, STORE_RESOURCE_VERSION};
-use super::processor::{Listeners, Notification, Processor};
-use super::reflector::Reflector;
+use super::metadata::MetadataInformer;
+use super::metrics::{INFORMER_PANICS, QUEUED_ITEMS, STORE_RESOURCE_VERSION};
+use super::processor::{AnyHandler, Event, Listeners, Processor};
+use super::reflector::{Backoff, Decoder, Reflector};
 use super::source::{Scope, Source};
 use crate::clock::SharedClock;
-use crate::objects::Object;
-use crate::task::StopToken;
+use crate::objects::{Meta, Object};
+use crate::task::{Failure, Latch, StopToken, caught};
 
 /// Keys processed in a row before the reflector gets its turn.
 const BATCH: u32 = 64;
 
+/// An informer that panics this often within [`PANIC_PERIOD`] has failed.
+const PANICS: usize = 5;
+const PANIC_PERIOD: Duration = Duration::from_secs(10 * 60);
+
 /// One cache of one scope, and its handlers. Cheap to clone.
 ///
-/// A change is in the cache before any handler hears of it. Every handler hears of all changes of
-/// one object in order; each has a task and a buffer of its own, so none waits for another. Objects
-/// are shared by all: one decode and one allocation each, never a copy.
+/// A change is in the cache before any handler is called for it. Every handler is called for all
+/// changes of one object in order; each has a task and a buffer of its own, so none waits for
+/// another. Objects are shared by all: one decode and one allocation each, never a copy.
+///
+/// A panic while an object is decoded or indexed is logged and counted; after a pause the informer
+/// lists again. When it repeats, the informer reports a failure.
 pub struct SharedIndexInformer<T> {
-    inner: Arc<Inner<T>>,
+    inner: Arc<Informer>,
+    indexer: Arc<Indexer<T>>,
 }
 
-struct Inner<T> {
+/// The part of an informer that is compiled once for all kinds.
+pub struct Informer {
     scope: Scope,
-    source: Arc<dyn ListerWatcher<T>>,
+    source: Arc<dyn Source>,
     clock: SharedClock,
-    indexer: Arc<Indexer<T>>,
-    fifo: Arc<DeltaFifo<T>>,
-    processor: Processor<T>,
-    transform: OnceLock<fn(&mut T)>,
+    decoder: Decoder,
+    indexer: Arc<dyn AnyIndexer>,
+    fifo: Arc<DeltaFifo>,
+    processor: Processor,
     default_resync: OnceLock<Duration>,
-    synced: Event,
+    synced: Latch,
+    failure: Failure,
 }
 
 impl<T> Clone for SharedIndexInformer<T> {
     fn clone(&self) -> Self {
-        SharedIndexInformer { inner: self.inner.clone() }
+        SharedIndexInformer { inner: self.inner.clone(), indexer: self.indexer.clone() }
+    }
+}
+
+/// A handler that knows the type of its objects.
+struct Typed<T, H> {
+    handler: H,
+    object: PhantomData<fn(T)>,
+}
+
+impl<T: Object, H: EventHandler<T>> AnyHandler for Typed<T, H> {
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Add { object, initial } => self.handler.on_add(&typed(object), initial),
+            Event::Update { old, new } => self.handler.on_update(&typed(old), &typed(new)),
+            Event::Delete(deleted) => self.handler.on_delete(&deleted.map(typed)),
+        }
     }
 }
 
 impl<T: Object> SharedIndexInformer<T> {
     pub fn new(source: Arc<dyn Source>, scope: Scope, clock: SharedClock) -> Self {
-        let source = Arc::new(SourceListerWatcher::new(source, scope.clone()));
-        SharedIndexInformer::of(source, scope, clock)
+        SharedIndexInformer::reporting(source, scope, clock, Failure::new())
     }
 
-    /// Of a source that is typed already. `scope` then names the informer and no more.
-    pub fn of(source: Arc<dyn ListerWatcher<T>>, scope: Scope, clock: SharedClock) -> Self {
+    /// `failure`: where it reports that it cannot go on.
+    pub(super) fn reporting(
+        source: Arc<dyn Source>,
+        scope: Scope,
+        clock: SharedClock,
+        failure: Failure,
+    ) -> Self {
         let indexer = Arc::new(Indexer::new());
-        let inner = Inner {
-            fifo: Arc::new(DeltaFifo::new(Some(indexer.clone()))),
-            processor: Processor::new(scope.to_string(), clock.clone()),
-            transform: OnceLock::new(),
-            default_resync: OnceLock::new(),
-            synced: Event::new(),
-            scope,
-            source,
-            clock,
-            indexer,
-        };
-        SharedIndexInformer { inner: Arc::new(inner) }
+        let decoder = Decoder::of::<T>();
+        let inner = Informer::new(source, scope, clock, decoder, indexer.clone(), failure);
+        SharedIndexInformer { inner: Arc::new(inner), indexer }
+    }
+
+    /// `None` when the informer holds objects of another type.
+    pub(super) fn of(inner: &Arc<Informer>) -> Option<Self> {
+        let indexer: Arc<dyn Any + Send + Sync> = inner.indexer.clone();
+        Some(SharedIndexInformer { inner: inner.clone(), indexer: indexer.downcast().ok()? })
+    }
+
+    pub(super) fn inner(&self) -> &Arc<Informer> {
+        &self.inner
     }
 
     pub fn scope(&self) -> &Scope {
-        &self.inner.scope
+        self.inner.scope()
     }
 
-    /// Called on every object before anyone sees it, to drop what nobody reads. It must leave name,
-    /// namespace, uid and version alone. Before the informer runs; the first one set stays.
-    /// Upstream: `SetTransform`.
-    pub fn set_transform(&self, transform: fn(&mut T)) {
-        if self.inner.transform.set(transform).is_err() {
-            log::warn!("{}: it has a transform already", self.scope());
-        }
+    /// The same informer, by the metadata of its objects.
+    pub fn by_metadata(&self) -> MetadataInformer {
+        MetadataInformer::new(self.inner.clone())
     }
 
-    /// The resync of handlers that have no wish of their own; the first one set stays.
-    /// Upstream: `defaultEventHandlerResyncPeriod`.
-    pub(super) fn set_default_resync(&self, period: Duration) {
-        self.inner.default_resync.get_or_init(|| period);
-    }
-
-    /// What [`SharedIndexInformer::add_handler`] is to be given for a handler that has no wish of
-    /// its own.
+    /// The factory's resync period, for handlers that have none of their own.
     pub fn default_resync(&self) -> Option<Duration> {
         self.inner.default_resync.get().copied()
     }
 
-    /// A second index of the same name must be of the same function. May be added while running.
+    /// A second index of the same name must have the same function. May be added while running.
     pub fn add_index(&self, name: &'static str, index: IndexFn<T>) {
-        self.inner.indexer.add_index(name, index);
+        self.indexer.add_index(name, index);
     }
 
-    /// May be called at any time, before and after the start: a handler that comes late is first
-    /// told of every object there is. `resync`: hand every object again this often, at least a
-    /// second apart. After the informer's end the handler is not added and never syncs.
+    /// May be called at any time, before and after the start: a late handler first gets every
+    /// object in the cache. `resync`: pass every object again with this period, of a second or
+    /// more. After the informer's end the handler is not added and never syncs.
     pub fn add_handler(
         &self,
         name: &str,
         handler: impl EventHandler<T>,
         resync: Option<Duration>,
     ) -> Registration {
-        self.inner.processor.add(name, handler, resync, || self.inner.indexer.list())
+        self.inner.add_handler(name, Box::new(Typed { handler, object: PhantomData }), resync)
     }
 
-    /// The handler is called no more, but for the call that may be under way.
+    /// The handler is not called any more, except for a call under way.
     /// Upstream: `RemoveEventHandler`.
     pub fn remove_handler(&self, registration: &Registration) {
-        self.inner.processor.remove(registration);
+        self.inner.remove_handler(registration);
     }
 
     pub fn lister(&self) -> Lister<T> {
-        Lister::new(self.inner.indexer.clone())
+        Lister::new(self.indexer.clone())
     }
 
-    pub(super) fn indexer(&self) -> &Indexer<T> {
-        &self.inner.indexer
-    }
-
-    /// The cache holds the whole first list. Handlers may still have it before them: see
-    /// [`Registration::has_synced`].
+    /// The cache holds the whole first list. Handlers may not have been called for all of it yet:
+    /// see [`Registration::has_synced`].
     pub fn has_synced(&self) -> bool {
-        self.inner.fifo.has_synced()
+        self.inner.has_synced()
     }
 
-    /// Resolves once synced; never when the informer stops before.
-    pub async fn synced(&self) {
-        while !self.has_synced() {
-            let synced = self.inner.synced.listen();
-            if self.has_synced() {
-                return;
-            }
-            synced.await;
-        }
+    /// Resolves once synced; never when the informer stops earlier.
+    pub fn synced(&self) -> impl Future<Output = ()> + Send + use<T> {
+        let inner = self.inner.clone();
+        async move { inner.synced().await }
     }
 
     /// Lists and watches until stopped; resolves when every handler has returned from its last
     /// call. An informer runs once: a second call returns at once.
-    pub async fn run(&self, stop: StopToken) {
-        let inner = &self.inner;
-        if !inner.processor.start(&stop) {
-            log::warn!("{}: it was started before", self.scope());
-            return;
-        }
-        let reflector = Reflector::new(
-            inner.scope.to_string(),
-            inner.source.clone(),
-            inner.fifo.clone(),
-            inner.transform.get().copied(),
-            inner.clock.clone(),
-        );
-        // In one task: the queue stays short, since both sides take turns.
-        let work = zip(reflector.run(), zip(inner.process(), inner.resync()));
-        stop.unless_stopped(work).await;
-        inner.fifo.close();
-        inner.processor.end().await;
+    pub fn run(&self, stop: StopToken) -> impl Future<Output = ()> + Send + use<T> {
+        self.inner.clone().run(stop)
     }
 }
 
-impl<T: Object> Inner<T> {
-    /// From the queue into the cache and to the handlers. Upstream: `processLoop`.
-    async fn process(&self) {
+impl Informer {
+    fn new(
+        source: Arc<dyn Source>,
+        scope: Scope,
+        clock: SharedClock,
+        decoder: Decoder,
+        indexer: Arc<dyn AnyIndexer>,
+        failure: Failure,
+    ) -> Informer {
+        Informer {
+            fifo: Arc::new(DeltaFifo::new(indexer.clone())),
+            processor: Processor::new(scope.to_string(), clock.clone()),
+            default_resync: OnceLock::new(),
+            synced: Latch::new(),
+            failure,
+            scope,
+            source,
+            clock,
+            decoder,
+            indexer,
+        }
+    }
+
+    pub fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    pub fn indexer(&self) -> &Arc<dyn AnyIndexer> {
+        &self.indexer
+    }
+
+    /// The first period stays. Upstream: `defaultEventHandlerResyncPeriod`.
+    pub fn set_default_resync(&self, period: Duration) {
+        self.default_resync.get_or_init(|| period);
+    }
+
+    pub fn add_handler(
+        &self,
+        name: &str,
+        handler: Box<dyn AnyHandler>,
+        resync: Option<Duration>,
+    ) -> Registration {
+        self.processor.add(name, handler, resync, |visit| self.indexer.for_each(visit))
+    }
+
+    pub fn remove_handler(&self, registration: &Registration) {
+        self.processor.remove(registration);
+    }
+
+    pub fn has_synced(&self) -> bool {
+        self.fifo.has_synced()
+    }
+
+    pub async fn synced(&self) {
+        self.synced.opened().await;
+    }
+
+    pub async fn run(self: Arc<Self>, stop: StopToken) {
+        if !self.processor.start(&stop) {
+            log::warn!("{}: it was started before", self.scope);
+            return;
+        }
+        stop.unless_stopped(self.work()).await;
+        self.fifo.close();
+        self.processor.end().await;
+        let labels = self.labels();
+        let _ = QUEUED_ITEMS.remove_label_values(&labels);
+        let _ = STORE_RESOURCE_VERSION.remove_label_values(&labels);
+        let _ = INFORMER_PANICS.remove_label_values(&[&self.scope.to_string()]);
+    }
+
+    /// Runs the reflector and the queue in one task: the queue stays short, since both take turns.
+    /// After a panic both start again with an empty queue and a list.
+    async fn work(&self) {
+        let (source, fifo) = (self.source.clone(), self.fifo.clone());
+        let mut reflector =
+            Reflector::new(self.scope.clone(), source, self.decoder, fifo, self.clock.clone());
+        let mut backoff = Backoff::new(self.clock.monotonic(), fastrand::Rng::new());
+        let mut panics = Vec::new();
+        loop {
+            let work = zip(reflector.run(), zip(self.process(), self.resync()));
+            let Err(message) = caught(work).await else { return };
+            let now = self.clock.monotonic();
+            panics.retain(|at| now.saturating_sub(*at) < PANIC_PERIOD);
+            panics.push(now);
+            INFORMER_PANICS.with_label_values(&[&self.scope.to_string()]).inc();
+            log::error!("{}: the informer panicked, it lists again: {message}", self.scope);
+            if panics.len() >= PANICS {
+                let scope = &self.scope;
+                self.failure.report(format!("the informer of {scope} keeps panicking: {message}"));
+            }
+            self.fifo.abandon();
+            self.clock.sleep(backoff.next(now)).await;
+        }
+    }
+
+    fn labels(&self) -> [&str; 4] {
         let resource = &self.scope.resource;
         let name = if self.scope.metadata_only { "metadata" } else { "kube-controller-manager" };
-        let labels = [name, &*resource.group, &*resource.version, &*resource.plural];
+        [name, &resource.group, &resource.version, &resource.plural]
+    }
+
+    /// Moves changes from the queue into the cache and to the handlers. Upstream: `processLoop`.
+    async fn process(&self) {
+        let labels = self.labels();
         let queued = QUEUED_ITEMS.with_label_values(&labels);
         let version = STORE_RESOURCE_VERSION.with_label_values(&labels);
-        let mut announced = false;
         let mut in_a_row = 0_u32;
         loop {
             let changed = self.fifo.changed();
             let popped = self.fifo.try_pop(|deltas, initial| self.apply(deltas, initial));
-            if !announced && self.fifo.has_synced() {
-                announced = true;
+            if !self.synced.is_open() && self.fifo.has_synced() {
                 self.processor.lock().set_synced();
-                self.synced.notify(usize::MAX);
+                self.synced.open();
                 log::debug!("{}: synced, {} objects", self.scope, self.indexer.len());
             }
             match popped {
@@ -207,7 +301,7 @@ impl<T: Object> Inner<T> {
     }
 
     /// Upstream: `processDeltas`.
-    fn apply(&self, deltas: Deltas<T>, initial: bool) {
+    fn apply(&self, deltas: Deltas, initial: bool) {
         let mut listeners = self.processor.lock();
         for delta in deltas {
             match delta {
@@ -217,31 +311,31 @@ impl<T: Object> Inner<T> {
                 | Delta::Sync(object) => self.store(&mut listeners, object, initial),
                 Delta::Deleted(deleted) => {
                     self.indexer.remove(&deleted.object().meta().key());
-                    listeners.distribute(Notification::Delete(deleted), false);
+                    listeners.distribute(Event::Delete(deleted), false);
                 }
             }
         }
     }
 
-    fn store(&self, listeners: &mut Listeners<T>, object: Arc<T>, initial: bool) {
+    fn store(&self, listeners: &mut Listeners, object: Arc<dyn AnyObject>, initial: bool) {
         match self.indexer.get(&object.meta().key()) {
-            Some(old) if is_same(&*old, &*object) => {
-                // Nothing changed: the object that everyone shares already stays.
+            Some(old) if is_same(old.meta(), object.meta()) => {
+                // Nothing changed: the cached object, which all readers share, stays.
                 let new = old.clone();
-                listeners.distribute(Notification::Update { old, new }, true);
+                listeners.distribute(Event::Update { old, new }, true);
             }
             Some(old) => {
                 self.indexer.insert(object.clone());
-                listeners.distribute(Notification::Update { old, new: object }, false);
+                listeners.distribute(Event::Update { old, new: object }, false);
             }
             None => {
                 self.indexer.insert(object.clone());
-                listeners.distribute(Notification::Add { object, initial }, false);
+                listeners.distribute(Event::Add { object, initial }, false);
             }
         }
     }
 
-    /// Hands all objects again to those who asked for it, when they asked for it.
+    /// Passes all objects again to each handler whose resync is due.
     async fn resync(&self) {
         loop {
             let changed = self.processor.resync_changed();
@@ -260,8 +354,7 @@ impl<T: Object> Inner<T> {
 }
 
 /// One object at one version.
-fn is_same<T: Object>(old: &T, new: &T) -> bool {
-    let (old, new) = (old.meta(), new.meta());
+fn is_same(old: &Meta, new: &Meta) -> bool {
     old.resource_version == new.resource_version && old.resource_version != 0 && old.uid == new.uid
 }
 

@@ -1,4 +1,4 @@
-//! How the cache reaches the API: objects' bytes in, no HTTP.
+//! How the cache reaches the API: objects in their encoded form, no HTTP.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_lite::stream::Boxed as BoxStream;
 
 use super::Error;
-use crate::objects::{Encoded, Form, ResourceType};
+use crate::objects::{Encoded, Form, ListPart, ResourceType, WatchEvent};
 
 pub type BoxFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -41,7 +41,7 @@ impl Scope {
         Scope { metadata_only: true, ..Scope::all(resource) }
     }
 
-    /// Leaves no object of the resource out.
+    /// Whether it holds every object of the resource.
     pub fn is_all(&self) -> bool {
         self.namespace.is_none() && self.label_selector.is_none() && self.field_selector.is_none()
     }
@@ -68,7 +68,7 @@ impl fmt::Display for Scope {
     }
 }
 
-/// The list options a reflector varies.
+/// The list options that a reflector varies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListRequest {
     /// `None`: the newest. `Some("0")`: any.
@@ -87,37 +87,20 @@ pub struct WatchRequest {
     pub timeout: Duration,
 }
 
-/// The pieces of one page of a list, as they arrive.
-#[derive(Clone, Debug)]
-pub enum RawListPart {
-    Item(Encoded),
-    /// Last: the list's own metadata.
-    End {
-        resource_version: String,
-        continue_token: Option<String>,
-    },
-}
-
-/// One event of a watch.
-#[derive(Clone, Debug)]
-pub enum RawWatchEvent {
-    Added(Encoded),
-    Modified(Encoded),
-    Deleted(Encoded),
-    Bookmark(Encoded),
-}
-
-/// How the cache reaches the API: objects' bytes in, no HTTP. Implemented by the adapter in `app`.
-/// Errors the watch carries as events (410 in an ERROR event) come as `Err` items of the stream.
-/// Futures and streams may be dropped at any time: that ends the request.
+/// Lists and watches any scope: how the cache reaches the API, without HTTP. `src/source.rs` has
+/// the implementation on the client; tests script their own.
+///
+/// An error that the watch carries as an event (410 in an ERROR event) is an `Err` item of the
+/// stream. Futures and streams may be dropped at any time, which ends the request.
+/// Upstream: `cache.ListerWatcher`.
 pub trait Source: Send + Sync + 'static {
-    /// `best`: the most compact form that is understood; what comes may be in JSON all the same.
+    /// `best`: the most compact form that the caller decodes; the answer may be JSON all the same.
     fn list<'a>(
         &'a self,
         scope: &'a Scope,
         best: Form,
         request: ListRequest,
-    ) -> Answer<'a, RawListPart>;
+    ) -> Answer<'a, ListPart<Encoded>>;
 
     /// `best` as for [`Source::list`].
     fn watch<'a>(
@@ -125,9 +108,9 @@ pub trait Source: Send + Sync + 'static {
         scope: &'a Scope,
         best: Form,
         request: WatchRequest,
-    ) -> Answer<'a, RawWatchEvent>;
+    ) -> Answer<'a, WatchEvent<Encoded>>;
 
-    /// How long the events of a watch may gather that follow close upon each other. Zero: not at all.
+    /// How long events of a watch that follow each other closely are gathered. Zero: not at all.
     fn pace(&self, _scope: &Scope) -> Duration {
         Duration::ZERO
     }

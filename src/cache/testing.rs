@@ -10,9 +10,11 @@ use futures_lite::StreamExt;
 use futures_lite::future::yield_now;
 use futures_lite::stream::{self, Boxed as BoxStream};
 
-use super::{Answer, Error, ListRequest, RawListPart, RawWatchEvent, Scope, Source, WatchRequest};
+use super::{Answer, Error, ListRequest, Scope, Source, WatchRequest};
 use crate::clock::FakeClock;
-use crate::objects::{Encoded, Form, Meta, ObjectKey, PartialObjectMetadata};
+use crate::objects::{Bookmark, Encoded, Form, ListPart, Meta, ObjectKey, PartialObjectMetadata};
+
+type WatchEvent = crate::objects::WatchEvent<Encoded>;
 
 pub fn object(namespace: &str, name: &str, version: u64) -> Arc<PartialObjectMetadata> {
     labelled(namespace, name, version, &[])
@@ -44,15 +46,8 @@ pub fn json(namespace: &str, name: &str, version: u64) -> Encoded {
     Encoded::json(object.to_string())
 }
 
-pub fn bookmark(version: u64, initial_events_end: bool) -> RawWatchEvent {
-    let annotations = match initial_events_end {
-        true => serde_json::json!({"k8s.io/initial-events-end": "true"}),
-        false => serde_json::json!({}),
-    };
-    let object = serde_json::json!({"metadata": {
-        "resourceVersion": version.to_string(), "annotations": annotations,
-    }});
-    RawWatchEvent::Bookmark(Encoded::json(object.to_string()))
+pub fn bookmark(version: u64, initial_events_end: bool) -> WatchEvent {
+    WatchEvent::Bookmark(Bookmark { version, initial_events_end })
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,18 +59,18 @@ pub enum Request {
 
 pub enum Reply {
     Refused(Error),
-    List(Vec<Result<RawListPart, Error>>),
-    Watch(BoxStream<Result<RawWatchEvent, Error>>),
+    List(Vec<Result<ListPart<Encoded>, Error>>),
+    Watch(BoxStream<Result<WatchEvent, Error>>),
 }
 
 /// Sends into a watch that is open. Dropping it closes the watch.
-pub type Feed = Sender<Result<RawWatchEvent, Error>>;
+pub type Feed = Sender<Result<WatchEvent, Error>>;
 
 impl Reply {
     /// One page.
     pub fn list(items: &[Encoded], version: u64, token: Option<&str>) -> Reply {
-        let mut parts: Vec<_> = items.iter().cloned().map(RawListPart::Item).map(Ok).collect();
-        parts.push(Ok(RawListPart::End {
+        let mut parts: Vec<_> = items.iter().cloned().map(ListPart::Item).map(Ok).collect();
+        parts.push(Ok(ListPart::End {
             resource_version: version.to_string(),
             continue_token: token.map(str::to_owned),
         }));
@@ -83,7 +78,7 @@ impl Reply {
     }
 
     /// A watch that begins with these events and then says what its feed says.
-    pub fn watch(events: Vec<RawWatchEvent>) -> (Reply, Feed) {
+    pub fn watch(events: Vec<WatchEvent>) -> (Reply, Feed) {
         let (feed, receiver) = async_channel::unbounded();
         for event in events {
             feed.try_send(Ok(event)).expect("the receiver is here");
@@ -97,8 +92,8 @@ impl Reply {
     }
 }
 
-pub fn initial(items: &[Encoded], version: u64) -> Vec<RawWatchEvent> {
-    let mut events: Vec<_> = items.iter().cloned().map(RawWatchEvent::Added).collect();
+pub fn initial(items: &[Encoded], version: u64) -> Vec<WatchEvent> {
+    let mut events: Vec<_> = items.iter().cloned().map(WatchEvent::Added).collect();
     events.push(bookmark(version, true));
     events
 }
@@ -134,7 +129,7 @@ impl Script {
     }
 
     /// A reply of a watch; its feed.
-    pub fn watch(&self, events: Vec<RawWatchEvent>) -> Feed {
+    pub fn watch(&self, events: Vec<WatchEvent>) -> Feed {
         let (reply, feed) = Reply::watch(events);
         self.reply(reply);
         feed
@@ -166,7 +161,12 @@ impl Script {
 }
 
 impl Source for Script {
-    fn list<'a>(&'a self, _: &'a Scope, _: Form, request: ListRequest) -> Answer<'a, RawListPart> {
+    fn list<'a>(
+        &'a self,
+        _: &'a Scope,
+        _: Form,
+        request: ListRequest,
+    ) -> Answer<'a, ListPart<Encoded>> {
         Box::pin(async move {
             match self.answer(Request::List(request)) {
                 Some(Reply::List(parts)) => Ok(stream::iter(parts).boxed()),
@@ -177,12 +177,7 @@ impl Source for Script {
         })
     }
 
-    fn watch<'a>(
-        &'a self,
-        _: &'a Scope,
-        _: Form,
-        request: WatchRequest,
-    ) -> Answer<'a, RawWatchEvent> {
+    fn watch<'a>(&'a self, _: &'a Scope, _: Form, request: WatchRequest) -> Answer<'a, WatchEvent> {
         Box::pin(async move {
             let asked = Request::Watch(request.resource_version, request.send_initial_events);
             match self.answer(asked) {

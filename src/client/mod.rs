@@ -28,4 +28,4 @@ pub use credentials::TokenProvider;
 pub use error::{Details, Error, Failure, Result, Status, StatusCause};
 pub use handle::{Client, Guard};
 pub use split::{DocumentSplitter, ListPiece, ListSplitter};
-pub use stream::{ListPart, ListStream, WatchEvent, WatchStream};
+pub use stream::{ListStream, WatchStream};

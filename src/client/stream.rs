@@ -13,25 +13,9 @@ use super::frames::{self, ListFrames, WatchFrames};
 use super::request::broken;
 use super::split::{DocumentSplitter, ListPiece, ListSplitter};
 use super::{Error, Result};
-use crate::objects::{Encoded, messages, protobuf};
+use crate::objects::{Bookmark, Encoded, ListPart, WatchEvent, messages, protobuf};
 
 type Body = Box<dyn AsyncBufRead + Unpin + Send + Sync + 'static>;
-
-/// What a list is made of.
-#[derive(Debug, PartialEq, Eq)]
-pub enum ListPart {
-    Item(Encoded),
-    /// The list is whole.
-    End {
-        resource_version: String,
-        continue_token: Option<String>,
-    },
-}
-
-enum Lists {
-    Json(ListSplitter),
-    Protobuf(ListFrames),
-}
 
 /// A list's body, item by item: it never stands in memory whole.
 pub struct ListStream {
@@ -47,6 +31,11 @@ pub struct ListStream {
 struct ListMeta {
     resource_version: String,
     r#continue: String,
+}
+
+enum Lists {
+    Json(ListSplitter),
+    Protobuf(ListFrames),
 }
 
 fn is_protobuf(body: &http_types::Body) -> bool {
@@ -65,7 +54,7 @@ impl ListStream {
     }
 
     /// The next part; after `End` the stream must not be read.
-    pub async fn next(&mut self) -> Result<ListPart> {
+    pub async fn next(&mut self) -> Result<ListPart<Encoded>> {
         loop {
             match self.found.pop_front() {
                 Some(ListPiece::Item(bytes)) => {
@@ -133,19 +122,10 @@ impl ListStream {
 }
 
 /// The error for an answer to `request` that cannot be understood.
-pub(super) fn undecoded<E: std::error::Error + Send + Sync + 'static>(
+pub(super) fn undecoded<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     request: &str,
 ) -> impl Fn(E) -> Error + use<'_, E> {
-    move |source| Error::Decode { request: request.to_owned(), source: source.into() }
-}
-
-/// One event, with the object.
-#[derive(Debug, PartialEq, Eq)]
-pub enum WatchEvent {
-    Added(Encoded),
-    Modified(Encoded),
-    Deleted(Encoded),
-    Bookmark(Encoded),
+    move |source: E| Error::Decode { request: request.to_owned(), source: source.into() }
 }
 
 enum Events {
@@ -167,7 +147,7 @@ pub struct WatchStream {
     request: String,
     body: Body,
     splitter: Events,
-    found: VecDeque<Result<WatchEvent>>,
+    found: VecDeque<Result<WatchEvent<Encoded>>>,
 }
 
 #[derive(Deserialize)]
@@ -189,7 +169,7 @@ impl WatchStream {
 
     /// The next event; `None` when the server has ended the watch. An ERROR event is the Status in
     /// it; after any error the stream is at its end.
-    pub async fn next(&mut self) -> Option<Result<WatchEvent>> {
+    pub async fn next(&mut self) -> Option<Result<WatchEvent<Encoded>>> {
         loop {
             if let Some(event) = self.found.pop_front() {
                 return Some(event);
@@ -232,7 +212,7 @@ fn cut(document: &[u8]) -> Option<(&[u8], &[u8])> {
     (object.starts_with(b"{") && object.ends_with(b"}")).then_some((kind, object))
 }
 
-fn json_event(request: &str, document: &[u8]) -> Result<WatchEvent> {
+fn json_event(request: &str, document: &[u8]) -> Result<WatchEvent<Encoded>> {
     let (kind, json) = match cut(document) {
         Some(cut) => cut,
         None => {
@@ -244,7 +224,7 @@ fn json_event(request: &str, document: &[u8]) -> Result<WatchEvent> {
     event(request, kind, json, || Ok(Encoded::json(json)))
 }
 
-fn protobuf_event(request: &str, frame: &[u8]) -> Result<WatchEvent> {
+fn protobuf_event(request: &str, frame: &[u8]) -> Result<WatchEvent<Encoded>> {
     let (kind, object) = frames::event(frame).map_err(undecoded(request))?;
     event(request, kind, object, || {
         protobuf::open(object).map(Encoded::protobuf).map_err(undecoded(request))
@@ -257,12 +237,14 @@ fn event(
     kind: &[u8],
     told: &[u8],
     object: impl FnOnce() -> Result<Encoded>,
-) -> Result<WatchEvent> {
+) -> Result<WatchEvent<Encoded>> {
     Ok(match kind {
         b"ADDED" => WatchEvent::Added(object()?),
         b"MODIFIED" => WatchEvent::Modified(object()?),
         b"DELETED" => WatchEvent::Deleted(object()?),
-        b"BOOKMARK" => WatchEvent::Bookmark(object()?),
+        b"BOOKMARK" => {
+            WatchEvent::Bookmark(Bookmark::decode(&object()?).map_err(undecoded(request))?)
+        }
         _ => {
             let code = Status::read(told).map_or(500, |status| status.code);
             return Err(Error::from_answer(request.to_owned(), code, None, told));
@@ -274,11 +256,11 @@ fn event(
 mod tests {
     use super::*;
 
-    fn all(text: &str) -> Vec<Result<WatchEvent>> {
+    fn all(text: &str) -> Vec<Result<WatchEvent<Encoded>>> {
         events(http_types::Body::from_string(text.to_owned()))
     }
 
-    fn events(body: http_types::Body) -> Vec<Result<WatchEvent>> {
+    fn events(body: http_types::Body) -> Vec<Result<WatchEvent<Encoded>>> {
         let mut watch = WatchStream::new("GET /x".to_owned(), body);
         futures_lite::future::block_on(async {
             let mut events = Vec::new();
@@ -312,18 +294,34 @@ mod tests {
     #[test]
     fn events_and_errors_come_in_their_order() {
         let events = all(
-            "{\"type\":\"ADDED\",\"object\":{\"a\":1}}\n{\"object\":{},\"type\":\"BOOKMARK\"}\n\
+            "{\"type\":\"ADDED\",\"object\":{\"a\":1}}\n{\"object\":{\"metadata\":{\"resourceVersion\":\"4\"}},\"type\":\"BOOKMARK\"}\n\
              {\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"code\":410,\"reason\":\"Expired\"}}\n",
         );
         assert_eq!(events[0].as_ref().unwrap(), &WatchEvent::Added(Encoded::json(b"{\"a\":1}")));
-        assert_eq!(events[1].as_ref().unwrap(), &WatchEvent::Bookmark(Encoded::json(b"{}")));
+        let bookmark = Bookmark { version: 4, initial_events_end: false };
+        assert_eq!(events[1].as_ref().unwrap(), &WatchEvent::Bookmark(bookmark));
         assert!(events[2].as_ref().unwrap_err().is_expired());
         let cut = all("{\"type\":\"ADDED\",\"object\":{\"a\":1}}\n{\"type\":\"AD");
         assert!(cut[1].as_ref().unwrap_err().is_transport());
     }
 
+    /// A server may write "no further page" as an empty token.
     #[test]
-    fn protobuf_tells_the_same() {
+    fn the_end_of_a_list_has_its_version_and_the_token_of_the_next_page() {
+        for (token, expected) in [("", None), ("next", Some("next".to_owned()))] {
+            let metadata = format!(r#"{{"resourceVersion":"7","continue":"{token}"}}"#);
+            let list = format!(r#"{{"metadata":{metadata},"items":[{{"a":1}}]}}"#);
+            let body = http_types::Body::from_string(list);
+            let mut list = ListStream::new("GET /x".to_owned(), body);
+            let mut next = || futures_lite::future::block_on(list.next()).unwrap();
+            assert_eq!(next(), ListPart::Item(Encoded::json(br#"{"a":1}"#)));
+            let resource_version = "7".to_owned();
+            assert_eq!(next(), ListPart::End { resource_version, continue_token: expected });
+        }
+    }
+
+    #[test]
+    fn protobuf_events_equal_json_events() {
         let told = |bytes: &[u8]| {
             let mut body = http_types::Body::from_bytes(bytes.to_vec());
             body.set_mime(protobuf::MEDIA_TYPE);

@@ -56,6 +56,7 @@ pub use views::service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use views::service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec};
 pub use views::volume_attributes_class::VolumeAttributesClass;
 pub(crate) use wire::messages;
+pub use wire::parts::{Bookmark, ListPart, WatchEvent};
 pub use wire::protobuf;
 pub use wire::resource::{Encoded, Form, Object, Resource, ResourceType};
 pub(crate) use wire::resource::{null_as_default, resource};

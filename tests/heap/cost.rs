@@ -1,4 +1,4 @@
-//! What an object costs while it is held, by the bytes that malloc is asked for.
+//! The bytes that a held object costs, as requested from malloc.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use kube_controller_manager::controllers::workloads::ref_manager::{
 };
 use kube_controller_manager::objects::{Istr, Meta, Object, Resource};
 
-/// What an allocation costs beside its bytes: the allocator's header and what it rounds up.
+/// The cost of an allocation beside its bytes: the allocator's header and rounding.
 const OVERHEAD_BYTES: i64 = 16;
 
-/// Just past where a hash table has doubled to 4,096 slots: the most slack that there can be.
+/// Just past the point where a hash table doubles to 4,096 slots: the most slack there is.
 pub const MANY: usize = 1_800;
 
 fn bytes_held(info: &AllocationInfo) -> i64 {
@@ -38,7 +38,7 @@ pub fn cost<T: Object>(count: usize, json: impl Fn(usize) -> Vec<u8>) -> i64 {
     bytes_held(&info) / count as i64
 }
 
-/// The same objects, as the garbage collector knows them.
+/// The bytes that one of the same objects costs in the garbage collector's graph.
 pub fn cost_in_graph<T: Object + Resource>(count: usize, json: impl Fn(usize) -> Vec<u8>) -> i64 {
     let objects: Vec<Arc<T>> = (0..count).map(|n| decode(&json(n))).collect();
     let mut graph = Graph::default();

@@ -1,4 +1,4 @@
-//! Budgets of heap bytes. Counted, not timed; every byte that malloc is asked for, and what it adds.
+//! Budgets of heap bytes, counted and not timed: every byte requested from malloc, and its overhead.
 
 mod cost;
 
@@ -9,15 +9,20 @@ use std::sync::Arc;
 use allocation_counter::measure;
 use futures_lite::future::block_on;
 use futures_lite::{FutureExt, StreamExt};
-use kube_controller_manager::app::source::ClientSource;
-use kube_controller_manager::cache::{Scope, SharedIndexInformer};
+use kube_controller_manager::cache::{
+    Answer, ListRequest, Scope, SharedIndexInformer, Source, WatchRequest,
+};
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::controllers::workloads::ref_manager::{
     CONTROLLER_INDEX, by_controller,
 };
-use kube_controller_manager::objects::{Object, PartialObjectMetadata, Pod, ReplicaSet, Resource};
+use kube_controller_manager::objects::{
+    Bookmark, Encoded, Form, ListPart, Object, PartialObjectMetadata, Pod, ReplicaSet, Resource,
+    WatchEvent,
+};
 use kube_controller_manager::server::http::{Body, Bytes, Handler, Response, Server};
+use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::StopToken;
 use sandbox::load::objects;
 
@@ -33,7 +38,7 @@ fn a_cached_pod_costs_less_than_a_kilobyte() {
     assert!(cached + graph < 1000, "{cached} bytes in the cache, {graph} in the graph");
 }
 
-/// A template is kept as it came, for one or a thousand replicas alike.
+/// A template is kept byte for byte, once for all replicas.
 #[test]
 fn a_cached_replica_set_costs_its_template_and_little_more() {
     let whole = objects::replica_set(0).len() as i64;
@@ -43,13 +48,13 @@ fn a_cached_replica_set_costs_its_template_and_little_more() {
 }
 
 #[test]
-fn what_is_read_by_its_metadata_costs_its_metadata() {
+fn an_object_cached_by_metadata_costs_its_metadata() {
     let cached = cost::<PartialObjectMetadata>(MANY, |n| objects::config_map(n, 10_000));
     println!("a ConfigMap of 10 KB: {cached} bytes in the cache");
     assert!(cached < 480, "{cached} bytes");
 }
 
-/// Decoding touches the heap as often, and for as many bytes, whatever a skipped field holds.
+/// Decoding allocates as often, and as many bytes, whatever a skipped field holds.
 #[test]
 fn a_skipped_field_is_not_allocated() {
     fn allocated<T: Object>(json: &[u8]) -> (u64, u64) {
@@ -78,7 +83,7 @@ fn a_skipped_field_is_not_allocated() {
         assert!(larger.len() > text.len(), "{there} is not in a pod");
         let (counts, bytes) = allocated::<Pod>(&pod);
         let (more_counts, more_bytes) = allocated::<Pod>(larger.as_bytes());
-        // The decoder's own stack of open braces may grow by a step, never by what is in them.
+        // The decoder's stack of open braces may grow by a step; the content of a field costs nothing.
         assert!(
             more_counts <= counts + 2 && more_bytes <= bytes + 64,
             "{there}: {more_bytes} for {bytes} bytes"
@@ -86,14 +91,55 @@ fn a_skipped_field_is_not_allocated() {
     }
 }
 
-/// How a server answers the two ways of listing.
+/// A source of nothing: an empty list, and a watch without events.
+struct Silent;
+
+impl Source for Silent {
+    fn list<'a>(&'a self, _: &'a Scope, _: Form, _: ListRequest) -> Answer<'a, ListPart<Encoded>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn watch<'a>(
+        &'a self,
+        _: &'a Scope,
+        _: Form,
+        _: WatchRequest,
+    ) -> Answer<'a, WatchEvent<Encoded>> {
+        let end = WatchEvent::Bookmark(Bookmark { version: 1, initial_events_end: true });
+        let events = futures_lite::stream::once(Ok(end)).chain(futures_lite::stream::pending());
+        Box::pin(async { Ok(events.boxed()) })
+    }
+}
+
+/// Queue, tables, reflector and task of a kind that has no objects; without its connection.
+#[test]
+fn an_idle_informer_costs_a_few_kilobytes() {
+    let (clock, stop) = (SystemClock::shared(), StopToken::new());
+    let start = |resource| {
+        let (source, clock) = (Arc::new(Silent), clock.clone());
+        let informer = SharedIndexInformer::<Pod>::new(source, Scope::all(resource), clock);
+        informer.add_index(CONTROLLER_INDEX, by_controller::<Pod>);
+        let mut running = Box::pin(informer.run(stop.clone()));
+        block_on(async { (&mut running).or(informer.synced()).await });
+        (informer, running)
+    };
+    // The metrics are registered with the first.
+    let _first = start(Pod::RESOURCE);
+    let mut second = None;
+    let info = measure(|| second = Some(start(ReplicaSet::RESOURCE)));
+    let (bytes, blocks) = (info.bytes_current, info.count_current);
+    println!("an idle informer: {bytes} bytes in {blocks} blocks");
+    assert!(bytes < 8 << 10, "{bytes} bytes");
+}
+
+/// Which way of listing a server supports.
 #[derive(Clone, Copy)]
 enum Lists {
     ByWatch,
     AtOnce,
 }
 
-/// Serves `count` pods over plain HTTP, made as they are sent.
+/// Serves `count` pods over plain HTTP, each generated as it is sent.
 async fn serve(count: usize, lists: Lists, stop: StopToken) -> SocketAddr {
     let handler: Handler = Arc::new(move |request| {
         let streamed = request.query.contains("sendInitialEvents=true");
@@ -136,7 +182,7 @@ fn chunked(parts: impl Iterator<Item = Vec<u8>> + Send + 'static, goes_on: bool)
     Response { body: Body::Stream(stream), ..Response::new(200, "application/json", Bytes::new()) }
 }
 
-/// What an informer's cache holds when it has synced, and the most that was held until then.
+/// The bytes that an informer's cache holds once synced, and the peak until then.
 fn settled_and_peak(count: usize, lists: Lists) -> (i64, i64) {
     let stop = StopToken::new();
     let address = block_on(serve(count, lists, stop.clone()));
@@ -145,7 +191,7 @@ fn settled_and_peak(count: usize, lists: Lists) -> (i64, i64) {
     let source = ClientSource::new(client.expect("a client"));
     let informer = SharedIndexInformer::<Pod>::new(source, Scope::all(Pod::RESOURCE), clock);
     informer.add_index(CONTROLLER_INDEX, by_controller::<Pod>);
-    // The counter counts this thread alone, so all of the client's work is done on it.
+    // The counter counts this thread only, so the client's work is done on it.
     let info = measure(|| block_on(informer.run(stop.clone()).or(informer.synced())));
     assert_eq!(informer.lister().len(), count);
     stop.stop();

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kube_controller_manager::app::controller_table;
-use kube_controller_manager::app::source::ClientSource;
 use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::client::{Client, Delete, ListOptions, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock, SharedClock, SystemClock};
@@ -16,6 +15,7 @@ use kube_controller_manager::objects::{
     Deployment, Namespace, Object, ObjectKey, Pod, ReplicaSet, Resource, ResourceType,
 };
 use kube_controller_manager::options::Options;
+use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::StopToken;
 use sandbox::SandboxOptions;
 use sandbox::cluster::{Cluster, Manager, ManagerProgram, StandIns, administrator};

@@ -15,13 +15,21 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
         "clock" | "task" | "objects" => return Some(vec!["objects"]),
         "metrics" | "options" | "cel" => return Some(vec![]),
         "client" | "cache" | "workqueue" => &[],
+        "source" => &["client", "cache"],
         "events" => &["client"],
         "leaderelection" => &["client", "events"],
         "controllers" => &["client", "cache", "workqueue", "events"],
         "server" => &["client"],
-        "app" => {
-            &["client", "cache", "workqueue", "events", "leaderelection", "controllers", "server"]
-        }
+        "app" => &[
+            "client",
+            "cache",
+            "source",
+            "workqueue",
+            "events",
+            "leaderelection",
+            "controllers",
+            "server",
+        ],
         "bin" => return Some(vec!["app", "options", "task"]),
         _ => return None,
     };
@@ -33,7 +41,7 @@ const ACROSS: [(&str, &str); 2] =
     [("accounts", "certificates::root_ca"), ("runner", "workloads::expectations")];
 
 /// What the sandbox uses of the library: rooms, and paths in a room that is not all its own.
-const SANDBOX: [&str; 13] = [
+const SANDBOX: [&str; 14] = [
     "app",
     "cache",
     "client",
@@ -42,6 +50,7 @@ const SANDBOX: [&str; 13] = [
     "objects",
     "options",
     "server",
+    "source",
     "task",
     // The scheduler and the nodes are controllers.
     "controllers::runner",

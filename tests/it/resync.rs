@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube_controller_manager::app::source::ClientSource;
 use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::controllers::runner::Change;
 use kube_controller_manager::controllers::{
     Controller, ControllerContext, ControllerContextParts, Profile, Queue, Retries,
 };
 use kube_controller_manager::objects::Node;
+use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{StopToken, spawn};
 
 use crate::env::*;

@@ -4,10 +4,14 @@ use async_channel::Receiver;
 use futures_lite::future::{block_on, yield_now};
 
 use super::super::testing::{Feed, Reply, Request, Script, bookmark, initial, json};
-use super::super::{Deleted, Error, RawListPart, RawWatchEvent};
+use super::super::{Deleted, Error, IndexValue, SharedInformerFactory};
 use super::*;
 use crate::clock::{Clock, FakeClock};
-use crate::objects::{Encoded, ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp};
+use crate::objects::{
+    Encoded, ListPart, ObjectKey, PartialObjectMetadata, Pod, Resource, ResourceType, Timestamp,
+};
+
+type WatchEvent = crate::objects::WatchEvent<Encoded>;
 
 type Informer = SharedIndexInformer<PartialObjectMetadata>;
 
@@ -78,20 +82,20 @@ fn run(fixture: &Fixture, test: impl Future<Output = ()>) {
     }));
 }
 
-fn say(feed: &Feed, event: RawWatchEvent) {
+fn say(feed: &Feed, event: WatchEvent) {
     feed.try_send(Ok(event)).expect("the watch is open");
 }
 
-fn added(name: &str, version: u64) -> RawWatchEvent {
-    RawWatchEvent::Added(json("a", name, version))
+fn added(name: &str, version: u64) -> WatchEvent {
+    WatchEvent::Added(json("a", name, version))
 }
 
-fn modified(name: &str, version: u64) -> RawWatchEvent {
-    RawWatchEvent::Modified(json("a", name, version))
+fn modified(name: &str, version: u64) -> WatchEvent {
+    WatchEvent::Modified(json("a", name, version))
 }
 
-fn deleted(name: &str, version: u64) -> RawWatchEvent {
-    RawWatchEvent::Deleted(json("a", name, version))
+fn deleted(name: &str, version: u64) -> WatchEvent {
+    WatchEvent::Deleted(json("a", name, version))
 }
 
 fn watch_from(version: u64) -> Request {
@@ -162,7 +166,7 @@ fn without_streamed_lists_pages_are_read() {
     let f = fixture();
     f.script.reply(Reply::Refused(Error::Unsupported));
     f.script.reply(Reply::list(&[json("a", "x", 1)], 5, Some("next")));
-    f.script.reply(Reply::list(&[json("a", "y", 2)], 5, Some("")));
+    f.script.reply(Reply::list(&[json("a", "y", 2)], 5, None));
     run(&f, async {
         f.informer.synced().await;
         assert_eq!(f.script.request(4, &f.clock).await, watch_from(5));
@@ -193,7 +197,7 @@ fn pages_that_expire_are_followed_by_one_whole_list() {
         assert_eq!((lister.len(), lister.last_seen_version()), (1, 8), "x went meanwhile");
     });
     let whole = super::super::ListRequest {
-        resource_version: Some("0".into()),
+        resource_version: Some("1".into()),
         ..super::super::ListRequest::default()
     };
     assert_eq!(f.script.requests()[3], Request::List(whole));
@@ -204,14 +208,15 @@ fn pages_that_expire_are_followed_by_one_whole_list() {
 fn a_list_is_whole_or_it_is_none() {
     for fault in [
         Err(Error::Failed("reset".into())),
-        Ok(RawListPart::Item(Encoded::json(br#"{"metadata":{"name":1}}"#))),
+        Ok(ListPart::Item(Encoded::json(br#"{"metadata":{"name":1}}"#))),
     ] {
         let f = fixture();
         f.script.reply(Reply::Refused(Error::Unsupported));
-        f.script.reply(Reply::List(vec![Ok(RawListPart::Item(json("a", "x", 1))), fault]));
+        f.script.reply(Reply::List(vec![Ok(ListPart::Item(json("a", "x", 1))), fault]));
         f.script.reply(Reply::stream(&[json("a", "y", 2)], 5));
         run(&f, async {
-            assert_eq!(f.script.request(3, &f.clock).await, Request::Watch(None, true));
+            let again = Request::Watch(Some("1".into()), true);
+            assert_eq!(f.script.request(3, &f.clock).await, again, "not older than x");
             assert!(f.clock.monotonic() >= Duration::from_millis(500), "after a pause");
             f.informer.synced().await;
             assert_eq!(f.informer.lister().len(), 1, "x was of the list that broke");
@@ -396,18 +401,99 @@ fn each_handler_has_its_own_resync() {
     });
 }
 
+/// A server whose watch cache lags must not take back what a broken list has brought. When the
+/// server has lost versions, its newest state is the truth, however old.
 #[test]
-fn a_transform_comes_before_everyone() {
+fn a_list_after_a_broken_one_is_not_older() {
     let f = fixture();
-    f.informer.set_transform(|object| object.meta.generation = 7);
-    let feed = f.script.watch(initial(&[json("a", "x", 3)], 5));
+    let (ear, heard) = Ear::new();
+    f.informer.add_handler("ear", ear, None);
+    let broken = f.script.watch(vec![added("x", 3), added("y", 4), deleted("y", 6)]);
+    f.script.reply(Reply::Refused(Error::TooLarge));
+    f.script.reply(Reply::list(&[json("a", "x", 2)], 2, None));
+    let list = |version: Option<&str>, limit| {
+        Request::List(super::super::ListRequest {
+            resource_version: version.map(str::to_owned),
+            limit,
+            continue_token: None,
+        })
+    };
     run(&f, async {
-        say(&feed, added("y", 6));
-        while f.informer.lister().len() < 2 {
+        assert_eq!(hear(&heard, 3).await, "+x@3! +y@4! -y@6");
+        broken.try_send(Err(Error::Failed("reset".into()))).expect("the watch is open");
+        assert_eq!(f.script.request(2, &f.clock).await, list(Some("6"), None));
+        assert_eq!(f.script.request(3, &f.clock).await, list(None, Some(500)));
+        assert_eq!(f.script.request(4, &f.clock).await, watch_from(2));
+        assert_eq!(hear(&heard, 1).await, "~x@3>2");
+    });
+}
+
+fn fragile(object: &PartialObjectMetadata, put: &mut dyn FnMut(IndexValue)) {
+    assert_ne!(&*object.meta.name, "bad", "as the test asks");
+    put(IndexValue::Text("all".into()));
+}
+
+#[test]
+fn an_informer_that_panics_lists_again() {
+    let f = fixture();
+    let (ear, heard) = Ear::new();
+    f.informer.add_handler("ear", ear, None);
+    f.informer.add_index("fragile", fragile);
+    let first = f.script.watch(initial(&[json("a", "x", 3), json("a", "y", 3)], 5));
+    f.script.reply(Reply::stream(&[json("a", "x", 8), json("a", "z", 7)], 9));
+    run(&f, async {
+        assert_eq!(hear(&heard, 2).await, "+x@3! +y@3!");
+        for event in [added("bad", 6), added("z", 7), modified("x", 8)] {
+            say(&first, event);
+        }
+        let again = f.script.request(2, &f.clock).await;
+        assert_eq!(again, Request::Watch(Some("8".into()), true), "not older than what came");
+        assert!(f.clock.monotonic() >= Duration::from_millis(500), "after a pause");
+        // What waited in the queue comes from the list.
+        assert_eq!(hear(&heard, 3).await, "~x@3>8 +z@7 ?y@3");
+        while f.informer.lister().last_seen_version() < 9 {
             yield_now().await;
         }
-        assert!(f.informer.lister().list().iter().all(|object| object.meta.generation == 7));
+        assert_eq!(f.informer.lister().len(), 2);
     });
+}
+
+#[test]
+fn an_informer_that_keeps_panicking_reports_a_failure() {
+    let (script, clock) = (Script::new(), FakeClock::new(Timestamp::from_micros(0)));
+    let factory = SharedInformerFactory::new(script.clone(), clock.clone());
+    let informer: Informer = factory.informer_for(Scope::metadata(Pod::RESOURCE));
+    informer.add_index("fragile", fragile);
+    for _ in 0..PANICS {
+        script.reply(Reply::stream(&[json("a", "bad", 3)], 5));
+    }
+    run(&Fixture { script: script.clone(), clock: clock.clone(), informer }, async {
+        script.request(PANICS, &clock).await;
+        let reason = factory.failed().await;
+        assert!(reason.contains("pods (metadata) keeps panicking"), "{reason}");
+        assert_eq!(script.requests().len(), PANICS);
+    });
+}
+
+#[test]
+fn the_series_of_an_informer_end_with_it() {
+    let series = || {
+        let text = String::from_utf8(crate::metrics::render()).expect("text");
+        text.lines().filter(|line| line.contains("short-lived.example")).count()
+    };
+    let resource = ResourceType::fixed("short-lived.example", "v1", "Short", "shorts", true);
+    let (script, clock) = (Script::new(), FakeClock::new(Timestamp::from_micros(0)));
+    let factory = SharedInformerFactory::new(script.clone(), clock);
+    script.reply(Reply::stream(&[], 4));
+    let informer = factory.metadata_informer(&resource);
+    let (ear, _heard) = Ear::new();
+    let registration = informer.add_handler("ear", ear, None);
+    factory.start(&StopToken::new());
+    block_on(registration.synced());
+    assert!(series() >= 4, "lists, watches, the queue, the handler");
+    factory.release(&resource);
+    block_on(factory.shutdown());
+    assert_eq!(series(), 0);
 }
 
 #[test]
@@ -432,7 +518,7 @@ fn events_that_follow_close_upon_each_other_gather() {
     fixture.informer.add_handler("ear", ear, None);
     run(&fixture, async {
         let change =
-            |version| feed.try_send(Ok(RawWatchEvent::Modified(json("", "a", version)))).unwrap();
+            |version| feed.try_send(Ok(WatchEvent::Modified(json("", "a", version)))).unwrap();
         let rest = async || {
             for _ in 0..64 {
                 yield_now().await;

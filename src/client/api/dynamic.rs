@@ -5,9 +5,9 @@ use serde::de::DeserializeOwned;
 
 use super::{Delete, ListOptions, Patch};
 use crate::client::call::{Call, escape};
-use crate::client::stream::{ListPart, ListStream, WatchStream};
+use crate::client::stream::{ListStream, WatchStream};
 use crate::client::{Client, Result};
-use crate::objects::{Form, ObjectKey, PartialObjectMetadata, ResourceType};
+use crate::objects::{Form, ListPart, ObjectKey, PartialObjectMetadata, ResourceType};
 
 /// The verbs over one resource, for any type that decodes from its JSON.
 #[derive(Clone)]

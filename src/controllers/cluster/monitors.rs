@@ -2,7 +2,6 @@
 //! Upstream: `GarbageCollector.Sync`, `QuotaMonitor`.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::FutureExt;
@@ -35,7 +34,7 @@ pub struct Monitors {
 
 /// A resource that is watched.
 struct Monitored {
-    informer: Arc<dyn MetadataInformer>,
+    informer: MetadataInformer,
     registration: Registration,
 }
 
@@ -62,10 +61,7 @@ impl Monitors {
     /// workers start when the handlers have seen the first lists, or some lists take too long.
     pub fn follow<F>(mut self, c: &mut Controller, monitor: F)
     where
-        F: Fn(&ResourceType, &Arc<dyn MetadataInformer>) -> Box<dyn MetadataHandler>
-            + Send
-            + Sync
-            + 'static,
+        F: Fn(&ResourceType, &MetadataInformer) -> Box<dyn MetadataHandler> + Send + Sync + 'static,
     {
         let ready = Latch::new();
         c.ready_when(&ready);
@@ -104,7 +100,7 @@ impl Monitors {
     /// Whether anything changed.
     async fn look<F>(&mut self, stop: &StopToken, monitor: &F) -> bool
     where
-        F: Fn(&ResourceType, &Arc<dyn MetadataInformer>) -> Box<dyn MetadataHandler>,
+        F: Fn(&ResourceType, &MetadataInformer) -> Box<dyn MetadataHandler>,
     {
         let found = match self.client.discover().await {
             Ok(found) => found,
@@ -139,7 +135,7 @@ impl Monitors {
         for (resource, Monitored { informer, registration }) in gone {
             log::info!("{}: {resource} is served no longer", self.name);
             informer.remove_metadata_handler(&registration);
-            self.caches.release(&*informer);
+            self.caches.release(&informer);
         }
         for resource in fresh {
             let informer = self.caches.informer(&resource);

@@ -105,12 +105,12 @@ pub struct MetadataCaches {
 
 impl MetadataCaches {
     /// The informer of a resource. Its user gives it back with [`MetadataCaches::release`].
-    pub fn informer(&self, resource: &ResourceType) -> Arc<dyn MetadataInformer> {
+    pub fn informer(&self, resource: &ResourceType) -> MetadataInformer {
         self.factory.metadata(resource)
     }
 
     /// The informer ends with its last user, unless it is a full one.
-    pub fn release(&self, informer: &dyn MetadataInformer) {
+    pub fn release(&self, informer: &MetadataInformer) {
         let scope = informer.scope();
         if scope.metadata_only {
             self.factory.release(&scope.resource);

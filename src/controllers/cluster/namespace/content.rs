@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::client::{self, ApiResource, Client, Delete, Dynamic, ListOptions, ListPart};
+use crate::client::{self, ApiResource, Client, Delete, Dynamic, ListOptions};
 use crate::controllers::Error;
-use crate::objects::{Istr, ObjectKey, PodPhase, ResourceType, Timestamp};
+use crate::objects::{Istr, ListPart, ObjectKey, PodPhase, ResourceType, Timestamp};
 
 /// How long the finalizers of what is being deleted are given.
 const FINALIZERS: Duration = Duration::from_secs(15);

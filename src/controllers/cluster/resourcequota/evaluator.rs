@@ -75,13 +75,13 @@ where
 /// Any objects, counted. Upstream: `objectCountEvaluator`.
 struct Count {
     resource: ResourceType,
-    informer: Arc<dyn MetadataInformer>,
+    informer: MetadataInformer,
     /// What quotas call the count: `count/deployments.apps`, and what the first ones called it.
     names: Vec<Istr>,
 }
 
 impl Count {
-    fn new(resource: &ResourceType, informer: Arc<dyn MetadataInformer>) -> Count {
+    fn new(resource: &ResourceType, informer: MetadataInformer) -> Count {
         const OLD_NAMES: [&str; 4] =
             ["configmaps", "resourcequotas", "replicationcontrollers", "secrets"];
         let mut names = vec![format!("count/{resource}").into()];
@@ -124,11 +124,7 @@ impl Registry {
     }
 
     /// The built-in evaluator of a resource, or a new one that counts its objects.
-    pub fn of(
-        &self,
-        resource: &ResourceType,
-        informer: &Arc<dyn MetadataInformer>,
-    ) -> Arc<dyn Evaluator> {
+    pub fn of(&self, resource: &ResourceType, informer: &MetadataInformer) -> Arc<dyn Evaluator> {
         if let Some(built_in) = self.built_in(resource) {
             return built_in.clone();
         }

@@ -1,22 +1,21 @@
-//! The client as the caches' source: the one place that knows both.
+//! The client as the caches' [`Source`]: the one place that knows both.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::stream::{self, Boxed as BoxStream, StreamExt};
 
-use crate::cache::{
-    Answer, Error, ListRequest, RawListPart, RawWatchEvent, Scope, Source, WatchRequest,
-};
-use crate::client::{self, Client, Dynamic, ListOptions, ListPart, WatchEvent};
-use crate::objects::{Form, Pod, Resource};
+use crate::cache::{Answer, DecodeError, Error, ListRequest, Scope, Source, WatchRequest};
+use crate::client::{self, Client, Dynamic, ListOptions};
+use crate::objects::{Encoded, Form, ListPart, Pod, Resource, WatchEvent};
 
+/// Lists and watches through a [`Client`].
 pub struct ClientSource {
     client: Client,
 }
 
 impl ClientSource {
-    #[expect(clippy::new_ret_no_self, reason = "what callers want is the trait object")]
+    #[expect(clippy::new_ret_no_self, reason = "callers want the trait object")]
     pub fn new(client: Client) -> Arc<dyn Source> {
         Arc::new(ClientSource { client })
     }
@@ -36,16 +35,7 @@ fn options(scope: &Scope, resource_version: Option<String>, limit: Option<u32>) 
     }
 }
 
-fn translated(event: WatchEvent) -> RawWatchEvent {
-    match event {
-        WatchEvent::Added(object) => RawWatchEvent::Added(object),
-        WatchEvent::Modified(object) => RawWatchEvent::Modified(object),
-        WatchEvent::Deleted(object) => RawWatchEvent::Deleted(object),
-        WatchEvent::Bookmark(object) => RawWatchEvent::Bookmark(object),
-    }
-}
-
-/// In the cache's own terms.
+/// The client's error in the cache's terms.
 fn translate(error: client::Error) -> Error {
     if error.is_expired() {
         return Error::Expired;
@@ -56,15 +46,18 @@ fn translate(error: client::Error) -> Error {
     if error.is_too_many_requests() {
         return Error::Busy { after: error.retry_after().unwrap_or_default() };
     }
-    match error.is_refused() {
-        true => Error::Away(error.into()),
-        false => Error::Failed(error.into()),
+    match error {
+        client::Error::Decode { request, source } => {
+            DecodeError { what: request, cause: source }.into()
+        }
+        error if error.is_refused() => Error::Away(error.into()),
+        error => Error::Failed(error.into()),
     }
 }
 
-/// Of a watch. A Status is the server's word that the next change cannot be sent so: it has begun
-/// anew, most likely, and forgotten what was; after anything else the watch may go on where it was.
-fn told(error: client::Error) -> Error {
+/// A watch's error in the cache's terms. After a Status the watch cannot be resumed: most likely
+/// the server has restarted with an empty watch cache. After any other error it can.
+fn translate_watch(error: client::Error) -> Error {
     let answered = error.code().is_some();
     match translate(error) {
         Error::Failed(cause) if answered => Error::Ended(cause),
@@ -72,8 +65,8 @@ fn told(error: client::Error) -> Error {
     }
 }
 
-/// Pods come and go by the thousands, each change a sync and a status of its owner and of that one's
-/// owner.
+/// How long events of pods gather. Pods come and go by the thousands, and each change costs a sync
+/// and a status of its owner and of the owner's owner.
 const PODS: Duration = Duration::from_millis(50);
 
 impl Source for ClientSource {
@@ -82,7 +75,7 @@ impl Source for ClientSource {
         scope: &'a Scope,
         best: Form,
         request: ListRequest,
-    ) -> Answer<'a, RawListPart> {
+    ) -> Answer<'a, ListPart<Encoded>> {
         Box::pin(async move {
             let options = options(scope, request.resource_version, request.limit);
             let namespace = scope.namespace.as_deref();
@@ -91,13 +84,9 @@ impl Source for ClientSource {
             let page = page.map_err(translate)?;
             let parts = stream::unfold(Some(page), |page| async move {
                 let mut page = page?;
-                Some(match page.next().await {
-                    Ok(ListPart::Item(item)) => (Ok(RawListPart::Item(item)), Some(page)),
-                    Ok(ListPart::End { resource_version, continue_token }) => {
-                        (Ok(RawListPart::End { resource_version, continue_token }), None)
-                    }
-                    Err(error) => (Err(translate(error)), None),
-                })
+                let part = page.next().await.map_err(translate);
+                let goes_on = matches!(part, Ok(ListPart::Item(_)));
+                Some((part, goes_on.then_some(page)))
             });
             Ok(parts.boxed() as BoxStream<_>)
         })
@@ -108,7 +97,7 @@ impl Source for ClientSource {
         scope: &'a Scope,
         best: Form,
         request: WatchRequest,
-    ) -> Answer<'a, RawWatchEvent> {
+    ) -> Answer<'a, WatchEvent<Encoded>> {
         Box::pin(async move {
             let initial = request.send_initial_events;
             let options = options(scope, request.resource_version, None);
@@ -118,14 +107,13 @@ impl Source for ClientSource {
             let watch = opened.map_err(|error| match error.code() {
                 // An older server refuses `sendInitialEvents` as invalid.
                 Some(400 | 422) if initial => Error::Unsupported,
-                _ => told(error),
+                _ => translate_watch(error),
             })?;
             let events = stream::unfold(Some(watch), |watch| async move {
                 let mut watch = watch?;
-                Some(match watch.next().await? {
-                    Ok(event) => (Ok(translated(event)), Some(watch)),
-                    Err(error) => (Err(told(error)), None),
-                })
+                let event = watch.next().await?.map_err(translate_watch);
+                let goes_on = event.is_ok();
+                Some((event, goes_on.then_some(watch)))
             });
             Ok(events.boxed() as BoxStream<_>)
         })
@@ -145,8 +133,19 @@ mod tests {
 
     use super::*;
 
+    fn name(error: &Error) -> &'static str {
+        match error {
+            Error::Ended(_) => "Ended",
+            Error::Expired => "Expired",
+            Error::Busy { .. } => "Busy",
+            Error::Failed(_) if error.is_decode() => "Garbled",
+            Error::Failed(_) => "Failed",
+            Error::TooLarge | Error::Unsupported | Error::Away(_) => "another",
+        }
+    }
+
     #[test]
-    fn a_server_that_is_away_is_told_from_one_that_fails() {
+    fn a_refused_connection_differs_from_a_failed_request() {
         let failed = |source| client::Error::Transport { request: "GET /".into(), source };
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         assert!(matches!(translate(failed(refused.into())), Error::Away(_)));
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_in_a_watch_is_the_servers_word_or_the_connections() {
+    fn a_watch_error_is_the_servers_or_the_connections() {
         for (code, reason, expected) in [
             (500, "InternalError", "Ended"),
             (403, "Forbidden", "Ended"),
@@ -171,14 +170,9 @@ mod tests {
                     status: client::Status { reason: reason.into(), ..Default::default() },
                 })),
             };
-            let found = match told(error) {
-                Error::Ended(_) => "Ended",
-                Error::Expired => "Expired",
-                Error::Busy { .. } => "Busy",
-                Error::Failed(_) => "Failed",
-                Error::TooLarge | Error::Unsupported | Error::Away(_) => "another",
-            };
-            assert_eq!(found, expected, "{code} {reason}");
+            assert_eq!(name(&translate_watch(error)), expected, "{code} {reason}");
         }
+        let garbled = client::Error::Decode { request: "GET /".into(), source: "no".into() };
+        assert_eq!(name(&translate_watch(garbled)), "Garbled");
     }
 }
