@@ -199,9 +199,9 @@ impl Api {
         if let Some(agent) = header("user-agent").filter(|_| !applies) {
             query.fill("fieldManager", agent.split('/').next().unwrap_or_default());
         }
-        let legacy = |token: &str| self.legacy_token(token);
+        let stored = |token: &str| self.legacy_token(token).or_else(|| self.bootstrap_token(token));
         let now = self.clock.now();
-        let Some(user) = self.auth.user(&peer, header("authorization"), now, legacy) else {
+        let Some(user) = self.auth.user(&peer, header("authorization"), now, stored) else {
             return failure(&failures::unauthorized());
         };
         let access = access(&method, &path, &query);

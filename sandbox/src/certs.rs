@@ -54,6 +54,11 @@ impl Authority {
         Ok(Authority { issuer: Issuer::new(params, key), certificate, now })
     }
 
+    /// Its key, in PEM.
+    pub fn key(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+
     /// For the server, under its loopback names.
     pub fn serving(&self, address: std::net::IpAddr) -> Result<Pair, rcgen::Error> {
         let mut params = params(self.now, "kube-apiserver", &[]);

@@ -127,8 +127,8 @@ pub struct Manager {
 
 impl Manager {
     /// Starts `program` with the flags of kubeadm's manifest that fit a manager beside the tests,
-    /// then `extra`. Beside `kubeconfig` are the CA (`ca.crt`) and the key of service accounts'
-    /// tokens (`sa.key`), and thither goes its output (`<name>.log`).
+    /// then `extra`. Beside `kubeconfig` are the CA (`ca.crt`, and `ca.key` where it signs) and the
+    /// key of service accounts' tokens (`sa.key`); its output goes to `<name>.log` there.
     pub fn spawn(
         program: &ManagerProgram,
         kubeconfig: &Path,
@@ -146,6 +146,11 @@ impl Manager {
             }
             ManagerProgram::Path(path) => Command::new(path),
         };
+        if beside("ca.key").exists() {
+            command
+                .arg(format!("--cluster-signing-cert-file={}", beside("ca.crt").display()))
+                .arg(format!("--cluster-signing-key-file={}", beside("ca.key").display()));
+        }
         let child = command
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
             .arg(format!("--root-ca-file={}", beside("ca.crt").display()))

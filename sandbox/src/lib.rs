@@ -7,6 +7,7 @@ pub mod api;
 mod apply;
 pub mod auth;
 mod bootstrap;
+mod bootstrap_tokens;
 mod call;
 pub mod certs;
 pub mod cluster;

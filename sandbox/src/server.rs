@@ -181,6 +181,7 @@ impl Sandbox {
             server: Mutex::new(Some(server)),
         };
         sandbox.write("ca.crt", &sandbox.authority.certificate)?;
+        sandbox.write("ca.key", &sandbox.authority.key())?;
         sandbox.write("sa.key", &service_account_key)?;
         sandbox.write_user("admin", "kubeconfig", "kubernetes-admin", &["system:masters"])?;
         Ok(sandbox)

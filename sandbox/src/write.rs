@@ -594,6 +594,7 @@ impl Api {
                 carry(&mut whole, &new, "status");
                 new = whole;
                 (kind.default)(&mut new);
+                self.date_conditions(call, &mut new);
             }
             Part::Spec => (kind.default)(&mut new),
             Part::Raw => {}

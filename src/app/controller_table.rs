@@ -247,23 +247,40 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .built(controllers::workloads::cronjob::controller),
     row("certificatesigningrequest-signing-controller")
         .alias("csrsigning")
-        .account("certificate-controller"),
+        .account("certificate-controller")
+        .queue("certificate")
+        .built(controllers::certificates::signing::controller),
     row("certificatesigningrequest-approving-controller")
         .alias("csrapproving")
-        .account("certificate-controller"),
+        .account("certificate-controller")
+        .queue("certificate")
+        .workers(5)
+        .built(controllers::certificates::approving::controller),
     row("certificatesigningrequest-cleaner-controller")
         .alias("csrcleaner")
-        .account("certificate-controller"),
+        .account("certificate-controller")
+        .built(controllers::certificates::cleaner::controller),
     row("podcertificaterequest-cleaner-controller")
         .account("podcertificaterequestcleaner")
-        .gates(&["PodCertificateRequest"]),
+        .gates(&["PodCertificateRequest"])
+        .built(controllers::certificates::podcertificaterequests::controller),
     row("ttl-controller")
         .alias("ttl")
         .queue("ttlcontroller")
         .workers(5)
         .built(controllers::nodes::ttl::controller),
-    row("bootstrap-signer-controller").alias("bootstrapsigner").account("bootstrap-signer").off(),
-    row("token-cleaner-controller").alias("tokencleaner").account("token-cleaner").off(),
+    row("bootstrap-signer-controller")
+        .alias("bootstrapsigner")
+        .account("bootstrap-signer")
+        .queue("bootstrap_signer_queue")
+        .off()
+        .built(controllers::bootstrap::signer::controller),
+    row("token-cleaner-controller")
+        .alias("tokencleaner")
+        .account("token-cleaner")
+        .queue("token_cleaner")
+        .off()
+        .built(controllers::bootstrap::tokencleaner::controller),
     row("node-ipam-controller")
         .alias("nodeipam")
         .account("node-controller")
@@ -314,7 +331,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .built(controllers::certificates::rootcacertpublisher::controller),
     row("kube-apiserver-serving-clustertrustbundle-publisher-controller")
         .account("kube-apiserver-serving-clustertrustbundle-publisher")
-        .gates(&["ClusterTrustBundle"]),
+        .queue("ca_cert_publisher_cluster_trust_bundles")
+        .gates(&["ClusterTrustBundle"])
+        .built(controllers::certificates::trustbundle::controller),
     row("ephemeral-volume-controller")
         .alias("ephemeral-volume")
         .event_source("ephemeral_volume")

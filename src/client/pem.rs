@@ -16,6 +16,18 @@ pub fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
     decoded.collect()
 }
 
+/// A certificate in PEM, as Go writes it.
+pub fn certificate_text(der: &[u8]) -> String {
+    use base64::Engine;
+    let base64 = base64::engine::general_purpose::STANDARD.encode(der);
+    let mut text = "-----BEGIN CERTIFICATE-----\n".to_owned();
+    for line in base64.as_bytes().chunks(64) {
+        text.extend(line.iter().copied().map(char::from));
+        text.push('\n');
+    }
+    text + "-----END CERTIFICATE-----\n"
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

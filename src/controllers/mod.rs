@@ -1,6 +1,7 @@
 //! The shared runner and helpers, then one module per controller.
 
 pub mod accounts;
+pub mod bootstrap;
 pub mod certificates;
 pub mod cluster;
 pub mod nodes;

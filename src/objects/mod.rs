@@ -18,7 +18,13 @@ pub use values::resource_list::ResourceList;
 pub use values::selector::{LabelSelector, Requirement, Selector, SelectorError};
 pub use values::template::Template;
 pub use values::time::{ParseTimestampError, Timestamp, micro_time};
+pub use views::bootstrap_token::{BootstrapToken, BootstrapTokenData};
+pub use views::certificate_signing_request::{
+    CertificateSigningRequest, CertificateSigningRequestSpec, CertificateSigningRequestStatus,
+    RequestCondition,
+};
 pub use views::cluster_role::{AggregationRule, ClusterRole, PolicyRule};
+pub use views::config_map::ConfigMap;
 pub use views::cron_job::{CronJob, CronJobSpec, JobTemplate, JobTemplateMeta};
 pub use views::deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdate};
 pub use views::device_class::{DeviceClass, DeviceClassSpec};
@@ -39,6 +45,7 @@ pub use views::pod::{
     ClaimVolume, NamedPort, Pod, PodPhase, PodShape, PodSpec, PodStatus, ReadyCondition, Sidecar,
     parse_ip,
 };
+pub use views::pod_certificate_request::PodCertificateRequest;
 pub use views::pod_quota::PodQuota;
 pub use views::policy::{
     ExpressionWarning, MatchConstraints, NamedRuleWithOperations, ParamKind, TypeChecking,

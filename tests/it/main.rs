@@ -3,6 +3,8 @@
 mod accounts;
 mod aggregation;
 mod apiserver;
+mod bootstrap;
+mod certificates;
 mod credentials;
 mod cronjobs;
 mod deployments;

@@ -79,6 +79,7 @@ impl ApiServer {
         let authority = Authority::new(clock.now()).expect("a CA");
         let file = |name: &str| folder.join(name).display().to_string();
         fs::write(folder.join("ca.crt"), &authority.certificate).expect("written");
+        fs::write(folder.join("ca.key"), authority.key()).expect("written");
         let serving = authority.serving(Ipv4Addr::LOCALHOST.into()).expect("signed");
         write_pair(folder, "apiserver", &serving);
         // One key signs tokens and TLS handshakes; the certificate's public key verifies both.
@@ -119,6 +120,7 @@ impl ApiServer {
                 "--service-account-issuer=https://kubernetes.default.svc".into(),
                 "--service-cluster-ip-range=10.96.0.0/16".into(),
                 "--authorization-mode=RBAC".into(),
+                "--enable-bootstrap-token-auth=true".into(),
                 // As envtest: pods need no service account.
                 "--disable-admission-plugins=ServiceAccount".into(),
             ],

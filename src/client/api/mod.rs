@@ -49,11 +49,21 @@ impl Client {
         object: &T,
         status: &(impl Serialize + Sync),
     ) -> Result<T> {
+        self.update_part(object, "status", status).await
+    }
+
+    /// As [`Client::update_status`], by another subresource that takes a status: `approval`.
+    pub async fn update_part<T: WholeMeta>(
+        &self,
+        object: &T,
+        subresource: &'static str,
+        status: &(impl Serialize + Sync),
+    ) -> Result<T> {
         let metadata = Object::meta(object);
         let ResourceType { kind, .. } = &T::RESOURCE;
         let api_version = T::RESOURCE.api_version();
         let body = WithStatus { api_version, kind, metadata, status };
-        self.resource(&T::RESOURCE).subresource("status").update(&metadata.key(), &body).await
+        self.resource(&T::RESOURCE).subresource(subresource).update(&metadata.key(), &body).await
     }
 
     /// Reads the live object as JSON, lets `change` edit it, and replaces it. `change` returns

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::cache::{Lister, Scope};
@@ -13,7 +12,7 @@ use crate::controllers::certificates::root_ca::root_ca;
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
 use crate::metrics::{exponential, metrics};
-use crate::objects::{Labels, Meta, Namespace, ObjectKey, Resource, resource};
+use crate::objects::{ConfigMap, Labels, Namespace, ObjectKey, Resource};
 
 const NAME: &str = "kube-root-ca.crt";
 /// The key of the authority in the ConfigMap.
@@ -30,21 +29,6 @@ metrics! {
         "root_ca_cert_publisher_sync_duration_seconds",
         "[ALPHA] Number of namespace syncs happened in root ca cert publisher.";
 }
-
-/// A whole ConfigMap, so that it can be written back. All ConfigMaps share one copy of the authority.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct ConfigMap {
-    #[serde(rename = "metadata")]
-    meta: Meta,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    immutable: Option<bool>,
-    data: Labels,
-    #[serde(skip_serializing_if = "Labels::is_empty")]
-    binary_data: Labels,
-}
-
-resource!(ConfigMap, "", "v1", "configmaps", namespaced);
 
 struct Publisher {
     client: Client,
@@ -126,10 +110,7 @@ impl Publisher {
             };
         };
         if let Some(map) = corrected(&cached, &self.data) {
-            let mut body = serde_json::to_value(map)?;
-            body["apiVersion"] = "v1".into();
-            body["kind"] = "ConfigMap".into();
-            self.client.update::<ConfigMap>(&key, &body).await?;
+            self.client.update::<ConfigMap>(&key, &map.to_json()?).await?;
         }
         Ok(Next::Done)
     }

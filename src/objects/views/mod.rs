@@ -1,6 +1,9 @@
 //! Lean views of the kinds, one for each resource: a second one would cost a second watch.
 
+pub mod bootstrap_token;
+pub mod certificate_signing_request;
 pub mod cluster_role;
+pub mod config_map;
 pub mod cron_job;
 pub mod deployment;
 pub mod device_class;
@@ -11,6 +14,7 @@ pub mod node;
 pub mod persistent_volume;
 pub mod persistent_volume_claim;
 pub mod pod;
+pub mod pod_certificate_request;
 pub mod pod_quota;
 pub mod policy;
 pub mod replicaset;

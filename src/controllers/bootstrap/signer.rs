@@ -1,0 +1,145 @@
+//! Signs the ConfigMap `cluster-info` with each bootstrap token that may, so that a node which has
+//! the token can trust it. Upstream: `pkg/controller/bootstrap` (`bootstrapsigner.go`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hmac::{Hmac, Mac};
+use serde_json::json;
+use sha2::Sha256;
+
+use super::token;
+use crate::cache::{Lister, Scope};
+use crate::client::Client;
+use crate::clock::SharedClock;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, Next, Retries, SyncResult};
+use crate::objects::{BootstrapToken, ConfigMap, Labels, ObjectKey, Resource};
+
+const NAMESPACE: &str = "kube-public";
+const NAME: &str = "cluster-info";
+/// What is signed.
+const CONTENT: &str = "kubeconfig";
+/// Followed by a token's id: the key of its signature.
+const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
+
+/// The controller `bootstrap-signer-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let maps = c.lister_of::<ConfigMap>(Scope {
+        namespace: Some(NAMESPACE.to_owned()),
+        field_selector: Some(format!("metadata.name={NAME}")),
+        ..Scope::all(ConfigMap::RESOURCE)
+    });
+    let tokens = super::tokens(c);
+    let queue = c.queue(Retries::default());
+    let key = ObjectKey::new(NAMESPACE, NAME);
+    c.watch(&maps, &queue, |change, wake| {
+        if !matches!(change, Change::Deleted(_)) {
+            wake.add(change.object().meta.key());
+        }
+    });
+    c.watch(&tokens, &queue, move |_, wake| wake.add(key.clone()));
+    let this = Arc::new(Signer { client: c.client(), maps, tokens, clock: c.clock() });
+    c.sync(queue, move |key| this.clone().sync(key));
+    Ok(())
+}
+
+struct Signer {
+    client: Client,
+    maps: Lister<ConfigMap>,
+    tokens: Lister<BootstrapToken>,
+    clock: SharedClock,
+}
+
+impl Signer {
+    /// A failure is logged and not retried: it is looked at again with the next change of the
+    /// ConfigMap or of a token.
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(map) = self.maps.get(&key) else { return Ok(Next::Done) };
+        let (tokens, now) = (self.tokens.list(), self.clock.now());
+        let tokens = tokens.iter().filter_map(|token| token::for_signing(token, now)).collect();
+        let Some(data) = signed(&map.data, &tokens) else { return Ok(Next::Done) };
+        let map = ConfigMap { data, ..ConfigMap::clone(&map) };
+        match self.client.update::<ConfigMap>(&key, &map.to_json()?).await {
+            Err(error) if !error.is_conflict() && !error.is_not_found() => {
+                log::debug!("Error updating ConfigMap: {error}");
+            }
+            _ => {}
+        }
+        Ok(Next::Done)
+    }
+}
+
+/// `data` with the signatures of these tokens, and of no others; `None` when it is so already, or
+/// holds nothing to sign. Tokens are secrets by their ids.
+fn signed(data: &Labels, tokens: &BTreeMap<&str, &[u8]>) -> Option<Labels> {
+    let Some(content) = data.get(CONTENT) else {
+        log::debug!("No key in ConfigMap key={CONTENT:?} configMap=\"{NAMESPACE}/{NAME}\"");
+        return None;
+    };
+    let others = data.iter().filter(|(key, _)| !key.starts_with(SIGNATURE_PREFIX));
+    let signatures = tokens
+        .iter()
+        .map(|(id, secret)| (format!("{SIGNATURE_PREFIX}{id}"), signature(content, id, secret)));
+    let wanted = others.map(|(key, value)| (key.to_owned(), value.to_owned())).chain(signatures);
+    let wanted: Labels = wanted.collect();
+    (wanted != *data).then_some(wanted)
+}
+
+/// A compact JWS without its payload (RFC 7515, appendix F), by HMAC-SHA256.
+/// Upstream: `jws.ComputeDetachedSignature`.
+fn signature(content: &str, id: &str, secret: &[u8]) -> String {
+    let header = json!({ "alg": "HS256", "kid": id }).to_string();
+    let header = URL_SAFE_NO_PAD.encode(header);
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("keys are of any length");
+    mac.update(header.as_bytes());
+    mac.update(b".");
+    mac.update(URL_SAFE_NO_PAD.encode(content).as_bytes());
+    format!("{header}..{}", URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(pairs: &[(&str, &str)]) -> Labels {
+        pairs.iter().copied().collect()
+    }
+
+    #[test]
+    fn signatures_are_upstreams() {
+        // Upstream's own test: cluster-bootstrap/token/jws/jws_test.go.
+        let content = "Hello from the other side. I must have called a thousand times.";
+        let secret = b"my voice is my passcode";
+        assert_eq!(
+            signature(content, "joshua", secret),
+            "eyJhbGciOiJIUzI1NiIsImtpZCI6Impvc2h1YSJ9..\
+             VShe2taLd-YTrmWuRkcL_8QTNDHYxQIEBsAYYiIj1_8"
+        );
+    }
+
+    #[test]
+    fn the_map_holds_a_signature_for_each_token_and_for_no_other() {
+        let of = |id: &str| (format!("{SIGNATURE_PREFIX}{id}"), signature("c", id, b"s"));
+        let (a, b) = (of("aaaaaa"), of("bbbbbb"));
+        let (a, b) = ((&*a.0, &*a.1), (&*b.0, &*b.1));
+        let both: BTreeMap<&str, &[u8]> =
+            [("aaaaaa", &b"s"[..]), ("bbbbbb", &b"s"[..])].into_iter().collect();
+        let (content, other) = ((CONTENT, "c"), ("more", "x"));
+        let wanted = labels(&[content, other, a, b]);
+        let stranger = ("jws-kubeconfig-cccccc", "x");
+        for before in [
+            &[content, other][..],
+            &[content, other, a],
+            &[content, other, a, (b.0, "wrong")],
+            &[content, other, a, b, stranger],
+        ] {
+            assert_eq!(signed(&labels(before), &both), Some(wanted.clone()), "{before:?}");
+        }
+        assert_eq!(signed(&wanted, &both), None);
+        assert_eq!(signed(&labels(&[other, a]), &both), None, "nothing to sign");
+        assert_eq!(signed(&wanted, &BTreeMap::new()), Some(labels(&[content, other])));
+    }
+}

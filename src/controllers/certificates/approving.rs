@@ -1,0 +1,214 @@
+//! Approves the certificate requests of kubelets that may ask for one.
+//! Upstream: `pkg/controller/certificates/approver`.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::x509::CertificateRequest;
+use super::{kubelet, requests};
+use crate::cache::Lister;
+use crate::client::Client;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, Error, Next, SyncResult};
+use crate::objects::{
+    CertificateSigningRequest, CertificateSigningRequestStatus, ObjectKey, RequestCondition,
+    ResourceType,
+};
+
+const SUBJECT_ACCESS_REVIEWS: ResourceType = ResourceType::fixed(
+    "authorization.k8s.io",
+    "v1",
+    "SubjectAccessReview",
+    "subjectaccessreviews",
+    false,
+);
+
+const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+
+/// A right to have requests approved: the subresource that it stands for, and what the approval
+/// says.
+struct Right {
+    subresource: &'static str,
+    message: &'static str,
+}
+
+const SELF_RENEWAL: Right = Right {
+    subresource: "selfnodeclient",
+    message: "Auto approving self kubelet client certificate after SubjectAccessReview.",
+};
+const CLIENT: Right = Right {
+    subresource: "nodeclient",
+    message: "Auto approving kubelet client certificate after SubjectAccessReview.",
+};
+
+/// The controller `certificatesigningrequest-approving-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let requests = c.lister::<CertificateSigningRequest>();
+    let queue = c.queue(requests::retries(c.clock()));
+    c.watch(&requests, &queue, |change, wake| {
+        if !matches!(change, Change::Deleted(_)) && is_open(change.object()) {
+            wake.add(change.object().meta.key());
+        }
+    });
+    let this = Arc::new(Approving { client: c.client(), requests });
+    c.sync(queue, move |key| this.clone().sync(key));
+    Ok(())
+}
+
+struct Approving {
+    client: Client,
+    requests: Lister<CertificateSigningRequest>,
+}
+
+/// It was neither decided on, nor is it for others to decide.
+fn is_open(request: &CertificateSigningRequest) -> bool {
+    let status = &request.status;
+    let decided = status.has(CertificateSigningRequestStatus::APPROVED)
+        || status.has(CertificateSigningRequestStatus::DENIED);
+    request.spec.signer_name == *SIGNER && !status.is_issued() && !decided
+}
+
+/// The rights of which one is enough, in the order in which they are asked for.
+fn rights(object: &CertificateSigningRequest, request: &CertificateRequest) -> &'static [Right] {
+    if kubelet::check_client(request, &object.spec.usages).is_err() {
+        return &[];
+    }
+    match object.spec.username == *request.subject.common_name() {
+        true => &[SELF_RENEWAL, CLIENT],
+        false => &[CLIENT],
+    }
+}
+
+impl Approving {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(object) = self.requests.get(&key) else { return Ok(Next::Done) };
+        if !is_open(&object) {
+            return Ok(Next::Done);
+        }
+        let request = requests::parse(&object).map_err(Error::other)?;
+        let rights = rights(&object, &request);
+        for right in rights {
+            if self.authorize(&object, right).await? {
+                let mut status = object.status.clone();
+                status.conditions.push(RequestCondition {
+                    kind: CertificateSigningRequestStatus::APPROVED.into(),
+                    status: "True".into(),
+                    reason: "AutoApproved".into(),
+                    message: right.message.into(),
+                    ..RequestCondition::default()
+                });
+                let updated = self.client.update_part(&*object, "approval", &status).await;
+                let doing = "error updating approval for csr";
+                return updated.map(|_| Next::Done).map_err(|error| Error::during(doing, error));
+            }
+        }
+        if rights.is_empty() {
+            return Ok(Next::Done);
+        }
+        let tried: Vec<&str> = rights.iter().map(|right| right.subresource).collect();
+        // Mostly the requester's mistake.
+        Err(Error::NotYet(format!(
+            "recognized csr {:?} as [{}] but subject access review was not approved",
+            key.name,
+            tried.join(" ")
+        )))
+    }
+
+    async fn authorize(
+        &self,
+        object: &CertificateSigningRequest,
+        right: &Right,
+    ) -> Result<bool, Error> {
+        let review = review(object, right);
+        let answer: Value =
+            self.client.resource(&SUBJECT_ACCESS_REVIEWS).create("", &review).await?;
+        Ok(answer["status"]["allowed"] == true)
+    }
+}
+
+/// Whether the requester has `right`.
+fn review(object: &CertificateSigningRequest, right: &Right) -> Value {
+    let spec = &object.spec;
+    json!({
+        "apiVersion": SUBJECT_ACCESS_REVIEWS.api_version(),
+        "kind": SUBJECT_ACCESS_REVIEWS.kind,
+        "spec": {
+            "user": spec.username, "uid": spec.uid, "groups": spec.groups, "extra": spec.extra,
+            "resourceAttributes": {
+                "group": "certificates.k8s.io", "version": "*",
+                "resource": "certificatesigningrequests", "subresource": right.subresource,
+                "verb": "create",
+            },
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+
+    use super::*;
+
+    fn request(username: &str, usages: &[&str]) -> CertificateSigningRequest {
+        let csr = include_bytes!("../../../fixtures/certificates/kubelet-client.csr");
+        serde_json::from_value(json!({
+            "metadata": { "name": "csr" },
+            "spec": {
+                "request": STANDARD.encode(csr), "signerName": SIGNER, "usages": usages,
+                "username": username, "uid": "7", "groups": ["a", "b"],
+                "extra": { "e": ["1", "2"] },
+            },
+        }))
+        .unwrap()
+    }
+
+    const USAGES: [&str; 2] = ["digital signature", "client auth"];
+
+    #[test]
+    fn a_node_may_renew_what_others_may_ask_for() {
+        let rights = |username: &str, usages: &[&str]| -> Vec<&str> {
+            let object = request(username, usages);
+            let parsed = requests::parse(&object).unwrap();
+            super::rights(&object, &parsed).iter().map(|right| right.subresource).collect()
+        };
+        assert_eq!(rights("system:node:n1", &USAGES), ["selfnodeclient", "nodeclient"]);
+        assert_eq!(rights("system:bootstrap:abcdef", &USAGES), ["nodeclient"]);
+        assert!(rights("system:node:n1", &["server auth"]).is_empty());
+    }
+
+    #[test]
+    fn a_review_names_the_requester_and_the_right() {
+        let review = review(&request("u", &USAGES), &CLIENT);
+        assert_eq!(
+            review["spec"],
+            json!({
+                "user": "u", "uid": "7", "groups": ["a", "b"], "extra": { "e": ["1", "2"] },
+                "resourceAttributes": {
+                    "group": "certificates.k8s.io", "version": "*", "verb": "create",
+                    "resource": "certificatesigningrequests", "subresource": "nodeclient",
+                },
+            })
+        );
+    }
+
+    #[test]
+    fn decided_requests_and_other_signers_are_left_alone() {
+        let open = |change: Value| {
+            let mut object = json!({ "spec": { "signerName": SIGNER } });
+            for (key, value) in change.as_object().unwrap() {
+                object[key] = value.clone();
+            }
+            is_open(&serde_json::from_value(object).unwrap())
+        };
+        assert!(open(json!({})));
+        assert!(open(json!({ "status": { "conditions": null, "certificate": null } })));
+        assert!(open(json!({ "status": { "conditions": [{ "type": "Failed" }] } })));
+        for kind in ["Approved", "Denied"] {
+            assert!(!open(json!({ "status": { "conditions": [{ "type": kind }] } })));
+        }
+        assert!(!open(json!({ "status": { "certificate": "eA==" } })));
+        assert!(!open(json!({ "spec": { "signerName": "kubernetes.io/kubelet-serving" } })));
+    }
+}

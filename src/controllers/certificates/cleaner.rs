@@ -1,0 +1,163 @@
+//! Deletes certificate requests that are over. Upstream: `pkg/controller/certificates/cleaner`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::cache::Lister;
+use crate::client::{Client, Delete, pem};
+use crate::clock::SharedClock;
+use crate::controllers::{Controller, Error};
+use crate::objects::{CertificateSigningRequest, CertificateSigningRequestStatus, Timestamp};
+
+const INTERVAL: Duration = Duration::from_secs(60 * 60);
+/// For how long requests are kept: after they were issued, denied or failed; and while nothing
+/// becomes of them.
+const KEPT_DECIDED: Duration = Duration::from_secs(60 * 60);
+const KEPT_PENDING: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The controller `certificatesigningrequest-cleaner-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let requests = c.lister::<CertificateSigningRequest>();
+    let this = Arc::new(Cleaner { client: c.client(), requests, clock: c.clock() });
+    c.every(INTERVAL, move || this.clone().clean());
+    Ok(())
+}
+
+struct Cleaner {
+    client: Client,
+    requests: Lister<CertificateSigningRequest>,
+    clock: SharedClock,
+}
+
+impl Cleaner {
+    async fn clean(self: Arc<Self>) -> Result<(), Error> {
+        for request in self.requests.list() {
+            let Some(why) = outdated(&request, self.clock.now()) else { continue };
+            let name = &request.meta.name;
+            log::info!("Cleaning CSR as {why}. csr={name:?}");
+            let key = request.meta.key();
+            let deleted = self.client.delete::<CertificateSigningRequest>(&key, Delete::new());
+            if let Err(error) = deleted.await {
+                log::error!(
+                    "Error while attempting to clean CSR: unable to delete CSR {name:?}: {error}"
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why `request` is to be deleted.
+fn outdated(request: &CertificateSigningRequest, now: Timestamp) -> Option<&'static str> {
+    let status = &request.status;
+    let older = |time: Option<Timestamp>, than: Duration| {
+        time.is_some_and(|time| now.duration_since(time) > than)
+    };
+    let since = |kind: &str, than: Duration| {
+        let mut conditions = status.conditions.iter().filter(|one| one.kind == *kind);
+        conditions.any(|condition| older(condition.last_update_time, than))
+    };
+    let approved = CertificateSigningRequestStatus::APPROVED;
+    let issued = status.is_issued();
+    let reasons = [
+        (
+            issued && since(approved, KEPT_DECIDED),
+            "it is more than approvedExpiration duration old and approved",
+        ),
+        (
+            since(CertificateSigningRequestStatus::DENIED, KEPT_DECIDED),
+            "it is more than deniedExpiration duration old and denied",
+        ),
+        (
+            since(CertificateSigningRequestStatus::FAILED, KEPT_DECIDED),
+            "it is more than deniedExpiration duration old and failed",
+        ),
+        (
+            status.conditions.is_empty() && older(request.meta.creation_timestamp, KEPT_PENDING),
+            "it is more than pendingExpiration duration old and unhandled",
+        ),
+        (
+            status.has(approved) && expires(&status.certificate).is_some_and(|end| now > end),
+            "the associated certificate is expired",
+        ),
+        (
+            !issued && since(approved, KEPT_PENDING),
+            "it is approved but unissued for more than pendingExpiration duration",
+        ),
+    ];
+    reasons.into_iter().find_map(|(holds, why)| holds.then_some(why))
+}
+
+/// The end of the first certificate in this PEM in base64.
+fn expires(certificate: &str) -> Option<Timestamp> {
+    let der = pem::certificates(&STANDARD.decode(certificate).ok()?).into_iter().next()?;
+    let (_, certificate) = x509_parser::parse_x509_certificate(&der).ok()?;
+    Some(Timestamp::from_secs(certificate.validity().not_after.timestamp()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn requests_are_kept_for_their_time() {
+        let certificate = include_bytes!("../../../fixtures/certificates/kubelet-serving.crt");
+        let certificate = STANDARD.encode(certificate);
+        let end = expires(&certificate).unwrap();
+        let ago = |now: Timestamp, hours: f64| {
+            Timestamp::from_secs(now.as_secs() - (hours * 3600.0) as i64)
+        };
+        let condition = |kind: &str, at: Option<Timestamp>| json!({ "type": kind, "status": "True", "lastUpdateTime": at });
+        let now = end - Duration::from_secs(60);
+        let one = |kind: &str, hours: f64| json!([condition(kind, Some(ago(now, hours)))]);
+        let none = json!([]);
+        // Created this many hours ago; conditions; whether it is issued; why it goes.
+        let cases: [(f64, Value, bool, &str); 16] = [
+            (23.9, none.clone(), false, ""),
+            (24.1, none.clone(), false, "unhandled"),
+            (99.0, one("Approved", 0.9), true, ""),
+            (99.0, one("Approved", 1.1), true, "approved"),
+            (99.0, one("Approved", 1.1), false, ""),
+            (99.0, one("Approved", 23.9), false, ""),
+            (99.0, one("Approved", 24.1), false, "unissued"),
+            (99.0, one("Denied", 0.9), false, ""),
+            (99.0, one("Denied", 1.1), false, "denied"),
+            (99.0, one("Failed", 0.9), false, ""),
+            (99.0, one("Failed", 1.1), false, "failed"),
+            (99.0, one("Other", 99.0), false, ""),
+            (99.0, json!([condition("Denied", None)]), false, ""),
+            (99.0, json!([condition("Approved", None)]), true, ""),
+            (0.0, one("Approved", -0.1), true, ""),
+            (24.1, Value::Null, false, "unhandled"),
+        ];
+        let request = |created: Timestamp, conditions: &Value, issued: bool| {
+            let certificate = if issued { &*certificate } else { "" };
+            serde_json::from_value::<CertificateSigningRequest>(json!({
+                "metadata": { "creationTimestamp": created },
+                "status": { "conditions": conditions, "certificate": certificate },
+            }))
+            .unwrap()
+        };
+        for (at, (created, conditions, issued, why)) in cases.into_iter().enumerate() {
+            let reason = outdated(&request(ago(now, created), &conditions, issued), now);
+            let found = reason.unwrap_or_default();
+            assert!(found.contains(why) && found.is_empty() == why.is_empty(), "{at}: {found}");
+        }
+        let issued = request(end, &json!([condition("Approved", Some(end))]), true);
+        assert_eq!(outdated(&issued, end), None);
+        let after = end + Duration::from_secs(1);
+        assert_eq!(outdated(&issued, after), Some("the associated certificate is expired"));
+    }
+
+    #[test]
+    fn what_is_no_certificate_does_not_expire() {
+        for text in ["", "!", "eA=="] {
+            assert_eq!(expires(text), None);
+        }
+    }
+}

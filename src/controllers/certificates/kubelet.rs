@@ -1,0 +1,190 @@
+//! What the certificates of kubelets must be. Upstream: `pkg/apis/certificates` (`helpers.go`).
+
+use super::x509::CertificateRequest;
+use crate::objects::Istr;
+
+const ORGANIZATION: &str = "system:nodes";
+const NAME_PREFIX: &str = "system:node:";
+
+const SIGNATURE: &str = "digital signature";
+/// Only RSA keys are for this.
+const ENCIPHERMENT: &str = "key encipherment";
+
+/// Whether `request` is for the certificate that a kubelet serves with.
+///
+/// # Errors
+/// Why not, in the words that conditions carry.
+pub fn check_serving(request: &CertificateRequest, usages: &[Istr]) -> Result<(), String> {
+    check_organization(request)?;
+    let names = &request.names;
+    let faults = [
+        (names.dns.is_empty() && names.ips.is_empty(), "DNS or IP subjectAltName is required"),
+        (!names.emails.is_empty(), "Email subjectAltNames are not allowed"),
+        (!names.uris.is_empty(), "URI subjectAltNames are not allowed"),
+    ];
+    refuse(&faults)?;
+    check_usages(usages, "server auth")?;
+    check_common_name(request)
+}
+
+/// Whether `request` is for the certificate by which a kubelet is known to the API server.
+///
+/// # Errors
+/// Why not, in the words that conditions carry.
+pub fn check_client(request: &CertificateRequest, usages: &[Istr]) -> Result<(), String> {
+    check_organization(request)?;
+    let names = &request.names;
+    let faults = [
+        (!names.dns.is_empty(), "DNS subjectAltNames are not allowed"),
+        (!names.emails.is_empty(), "Email subjectAltNames are not allowed"),
+        (!names.ips.is_empty(), "IP subjectAltNames are not allowed"),
+        (!names.uris.is_empty(), "URI subjectAltNames are not allowed"),
+    ];
+    refuse(&faults)?;
+    check_common_name(request)?;
+    check_usages(usages, "client auth")
+}
+
+fn refuse(faults: &[(bool, &str)]) -> Result<(), String> {
+    let fault = faults.iter().find(|(is_fault, _)| *is_fault);
+    fault.map_or(Ok(()), |(_, why)| Err((*why).to_owned()))
+}
+
+fn check_organization(request: &CertificateRequest) -> Result<(), String> {
+    match request.subject.organizations() {
+        [one] if one == ORGANIZATION => Ok(()),
+        _ => Err("subject organization is not system:nodes".to_owned()),
+    }
+}
+
+fn check_common_name(request: &CertificateRequest) -> Result<(), String> {
+    match request.subject.common_name().starts_with(NAME_PREFIX) {
+        true => Ok(()),
+        false => Err("subject common name does not begin with system:node:".to_owned()),
+    }
+}
+
+/// Each of them any number of times, in any order.
+fn check_usages(usages: &[Istr], purpose: &str) -> Result<(), String> {
+    let has = |wanted: &str| usages.iter().any(|usage| usage == wanted);
+    let known = |usage: &Istr| [SIGNATURE, ENCIPHERMENT, purpose].contains(&usage.as_str());
+    if has(SIGNATURE) && has(purpose) && usages.iter().all(known) {
+        return Ok(());
+    }
+    let mut required = [SIGNATURE, ENCIPHERMENT, purpose];
+    required.sort_unstable();
+    Err(format!("usages did not match [{}]", required.join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    macro_rules! request {
+        ($name:literal) => {
+            include_bytes!(concat!("../../../fixtures/certificates/", $name, ".csr")) as &[u8]
+        };
+    }
+
+    #[test]
+    fn kubelets_requests_are_checked() {
+        const CLIENT: &[&str] = &["digital signature", "client auth"];
+        const SERVING: &[&str] = &["digital signature", "server auth"];
+        type Check = fn(&CertificateRequest, &[Istr]) -> Result<(), String>;
+        // The messages are the Go manager's for the same requests.
+        let cases: [(&[u8], Check, &[&str], &str); 16] = [
+            (request!("kubelet-client"), check_client, CLIENT, ""),
+            (
+                request!("kubelet-client"),
+                check_client,
+                &["client auth", "key encipherment", "digital signature", "client auth"],
+                "",
+            ),
+            (
+                request!("bad-kubelet-client"),
+                check_client,
+                CLIENT,
+                "subject common name does not begin with system:node:",
+            ),
+            (
+                request!("bad-kubelet-usages"),
+                check_client,
+                &["client auth"],
+                "usages did not match [client auth digital signature key encipherment]",
+            ),
+            (
+                request!("kubelet-client"),
+                check_client,
+                &["digital signature", "client auth", "server auth"],
+                "usages did not match [client auth digital signature key encipherment]",
+            ),
+            (
+                request!("bad-kubelet-org"),
+                check_client,
+                CLIENT,
+                "subject organization is not system:nodes",
+            ),
+            (
+                request!("bad-kubelet-san"),
+                check_client,
+                CLIENT,
+                "DNS subjectAltNames are not allowed",
+            ),
+            (
+                request!("bad-kubelet-uri"),
+                check_client,
+                CLIENT,
+                "URI subjectAltNames are not allowed",
+            ),
+            (request!("kubelet-serving"), check_serving, SERVING, ""),
+            (
+                request!("kubelet-serving"),
+                check_client,
+                CLIENT,
+                "DNS subjectAltNames are not allowed",
+            ),
+            (
+                request!("bad-serving-nosan"),
+                check_serving,
+                SERVING,
+                "DNS or IP subjectAltName is required",
+            ),
+            (
+                request!("bad-serving-email"),
+                check_serving,
+                SERVING,
+                "Email subjectAltNames are not allowed",
+            ),
+            (
+                request!("bad-serving-usages"),
+                check_serving,
+                CLIENT,
+                "usages did not match [digital signature key encipherment server auth]",
+            ),
+            (
+                request!("bad-serving-cn"),
+                check_serving,
+                SERVING,
+                "subject common name does not begin with system:node:",
+            ),
+            (
+                request!("api-client"),
+                check_client,
+                CLIENT,
+                "subject organization is not system:nodes",
+            ),
+            (
+                request!("legacy-all"),
+                check_serving,
+                SERVING,
+                "subject organization is not system:nodes",
+            ),
+        ];
+        for (at, (request, check, usages, why)) in cases.into_iter().enumerate() {
+            let request = CertificateRequest::from_pem(request).unwrap();
+            let usages: Vec<Istr> = usages.iter().copied().map(Istr::from).collect();
+            let wanted = if why.is_empty() { Ok(()) } else { Err(why.to_owned()) };
+            assert_eq!(check(&request, &usages), wanted, "case {at}");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! What the controllers of certificate requests share.
+//! Upstream: `pkg/controller/certificates` (`CertificateController`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use super::x509::CertificateRequest;
+use crate::clock::SharedClock;
+use crate::controllers::Retries;
+use crate::objects::{CertificateSigningRequest, ObjectKey};
+use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
+
+/// A key that failed waits from 200 ms to 1000 s; no more than 10 a second are retried, 100 at once.
+pub fn retries(clock: SharedClock) -> Retries<ObjectKey> {
+    Retries::default().limited_by(Arc::new(MaxOfRateLimiter::new(vec![
+        exponential_failure_rate_limiter(Duration::from_millis(200), Duration::from_secs(1000)),
+        Arc::new(BucketRateLimiter::new(10.0, 100, clock)),
+    ])))
+}
+
+/// The PKCS #10 request in `object`.
+///
+/// # Errors
+/// One line saying what is wrong with it.
+pub fn parse(object: &CertificateSigningRequest) -> Result<CertificateRequest, String> {
+    let parsed = match STANDARD.decode(&*object.spec.request) {
+        Ok(pem) => CertificateRequest::from_pem(&pem),
+        Err(error) => Err(error.to_string()),
+    };
+    parsed.map_err(|error| format!("unable to parse csr {:?}: {error}", object.meta.name))
+}

@@ -1,0 +1,221 @@
+//! Publishes the API server's authority in the ClusterTrustBundle of the signer
+//! `kubernetes.io/kube-apiserver-serving`.
+//! Upstream: `pkg/controller/certificates/clustertrustbundlepublisher`.
+
+use std::fmt::Write;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::root_ca::root_ca;
+use crate::cache::MetadataHandler;
+use crate::client::{Client, Delete, ListOptions};
+use crate::clock::SharedClock;
+use crate::controllers::runner::MetadataCaches;
+use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::metrics::{exponential, metrics};
+use crate::objects::{Meta, ObjectKey, ResourceType};
+use crate::task::StopToken;
+
+const GROUP: &str = "certificates.k8s.io";
+const KIND: &str = "ClusterTrustBundle";
+/// In the order in which they are looked for.
+const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
+
+const SIGNER: &str = "kubernetes.io/kube-apiserver-serving";
+/// The API demands it of a bundle with this signer, and of no other.
+const NAME_PREFIX: &str = "kubernetes.io:kube-apiserver-serving:";
+
+/// The time between two looks at what the API server serves, while it cannot be known.
+const DISCOVERY_RETRY: Duration = Duration::from_secs(5);
+
+metrics! {
+    static SYNCS: IntCounterVec["code"] = "clustertrustbundle_publisher_sync_total",
+        "[ALPHA] Number of syncs that occurred in cluster trust bundle publisher.";
+    static DURATION: HistogramVec["code"](exponential(0.001, 2.0, 15)) =
+        "clustertrustbundle_publisher_sync_duration_seconds",
+        "[ALPHA] The time it took to sync a cluster trust bundle.";
+}
+
+/// The controller `kube-apiserver-serving-clustertrustbundle-publisher-controller`.
+///
+/// # Errors
+/// When `--root-ca-file` cannot be used.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let authority = root_ca(&c.options().root_ca_file, &c.client())?;
+    if authority.is_empty() {
+        return Ok(());
+    }
+    let this = Arc::new(Publisher {
+        client: c.client(),
+        bundle: String::from_utf8_lossy(&authority).into_owned(),
+        resource: OnceLock::new(),
+        clock: c.clock(),
+    });
+    let queue = c.queue(Retries::default());
+    let (watching, wake, caches) = (this.clone(), queue.clone(), c.metadata_caches());
+    c.background(|stop| async move { watching.watch(caches, wake, stop).await });
+    c.sync(queue, move |_| this.clone().sync());
+    Ok(())
+}
+
+struct Publisher {
+    client: Client,
+    bundle: String,
+    /// Known once discovery has said it.
+    resource: OnceLock<ResourceType>,
+    clock: SharedClock,
+}
+
+/// All of the signer's bundles are looked at together.
+const ALL: &str = "";
+
+/// Wakes the publisher when a bundle of its signer changes.
+struct Wake(Queue<&'static str>);
+
+impl Wake {
+    fn of(&self, meta: &Meta) {
+        if meta.name.starts_with(NAME_PREFIX) {
+            self.0.add(ALL);
+        }
+    }
+}
+
+impl MetadataHandler for Wake {
+    fn on_add(&mut self, meta: &Meta) {
+        self.of(meta);
+    }
+    fn on_update(&mut self, _: &Meta, new: &Meta) {
+        self.of(new);
+    }
+    fn on_delete(&mut self, meta: &Meta) {
+        self.of(meta);
+    }
+}
+
+impl Publisher {
+    /// Until the stop.
+    async fn watch(&self, caches: MetadataCaches, queue: Queue<&'static str>, stop: StopToken) {
+        let Some(Some(resource)) = stop.unless_stopped(self.discover()).await else {
+            return stop.stopped().await;
+        };
+        let informer = caches.informer(&resource);
+        let registration = informer.add_metadata_handler(KIND, Box::new(Wake(queue.clone())));
+        caches.start(&stop);
+        if stop.unless_stopped(registration.synced()).await.is_some() {
+            let _ = self.resource.set(resource);
+            queue.add(ALL);
+            stop.stopped().await;
+        }
+        informer.remove_metadata_handler(&registration);
+        caches.release(&*informer);
+    }
+
+    /// The newest known version that is served; `None`: none is.
+    async fn discover(&self) -> Option<ResourceType> {
+        loop {
+            match self.client.discovery().await {
+                Ok(found) => {
+                    let known = |version: &&str| found.resource_for(GROUP, version, KIND);
+                    if let Some(resource) = VERSIONS.iter().find_map(known) {
+                        return Some(resource);
+                    }
+                    let unknown = |version: &str| format!("{GROUP}/{version}");
+                    if !VERSIONS.iter().any(|v| found.failures.contains_key(&unknown(v))) {
+                        log::info!(
+                            "no known scheme version was found for clustertrustbundles, cannot \
+                             start kube-apiserver-serving-clustertrustbundle-publisher-controller"
+                        );
+                        return None;
+                    }
+                    log::error!("discovery failed for ClusterTrustBundle");
+                }
+                Err(error) => log::error!("discovery failed for ClusterTrustBundle: {error}"),
+            }
+            self.clock.sleep(DISCOVERY_RETRY).await;
+            self.client.reset_discovery();
+        }
+    }
+
+    async fn sync(self: Arc<Self>) -> SyncResult {
+        let Some(resource) = self.resource.get() else { return Ok(Next::Done) };
+        let start = self.clock.monotonic();
+        let result = self.publish(resource).await;
+        let code = match &result {
+            Ok(()) => 200,
+            Err(error) => error.api().and_then(|error| error.code()).unwrap_or(500),
+        };
+        let code = code.to_string();
+        let took = self.clock.monotonic() - start;
+        DURATION.with_label_values(&[code.as_str()]).observe(took.as_secs_f64());
+        SYNCS.with_label_values(&[code.as_str()]).inc();
+        result.map(|()| Next::Done)
+    }
+
+    /// Reads the signer's bundles from the API server: there are few, and they hardly change.
+    async fn publish(&self, resource: &ResourceType) -> Result<(), Error> {
+        let verbs = self.client.resource(resource);
+        let field_selector = Some(format!("spec.signerName={SIGNER}"));
+        let options = ListOptions { field_selector, ..ListOptions::default() };
+        let bundles = verbs.list::<Value>(None, &options).await?.items;
+        let name = bundle_name(&self.bundle);
+        let name_of = |bundle: &Value| bundle["metadata"]["name"].as_str().map(str::to_owned);
+        let current = bundles.iter().find(|bundle| bundle["metadata"]["name"] == *name);
+        match current {
+            None => {
+                let bundle = json!({
+                    "apiVersion": resource.api_version(), "kind": KIND,
+                    "metadata": { "name": name },
+                    "spec": { "signerName": SIGNER, "trustBundle": self.bundle },
+                });
+                verbs.create::<Value>("", &bundle).await?;
+            }
+            Some(current) if current["spec"]["trustBundle"] != *self.bundle => {
+                let mut bundle = current.clone();
+                bundle["apiVersion"] = resource.api_version().into();
+                bundle["kind"] = KIND.into();
+                bundle["spec"]["trustBundle"] = self.bundle.as_str().into();
+                verbs.update::<Value>(&ObjectKey::cluster(&name), &bundle).await?;
+            }
+            Some(_) => {}
+        }
+        let mut result = Ok(());
+        for old in bundles.iter().filter_map(name_of).filter(|old| *old != name) {
+            match verbs.delete(&ObjectKey::cluster(&old), Delete::new()).await {
+                Err(error) if !error.is_not_found() => {
+                    log::error!(
+                        "failed to remove a cluster trust bundle bundleName={old:?}: {error}"
+                    );
+                    result = Err(error.into());
+                }
+                _ => {}
+            }
+        }
+        result
+    }
+}
+
+/// The signer, and a digest of what it vouches by.
+fn bundle_name(bundle: &str) -> String {
+    let mut name = NAME_PREFIX.to_owned();
+    for byte in &Sha256::digest(bundle)[..12] {
+        // Into a String, which takes everything.
+        let _ = write!(name, "{byte:02x}");
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bundle_is_named_after_its_signer_and_content() {
+        assert_eq!(
+            bundle_name("test"),
+            "kubernetes.io:kube-apiserver-serving:9f86d081884c7d659a2feaa0"
+        );
+    }
+}

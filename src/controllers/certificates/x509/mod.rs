@@ -1,0 +1,10 @@
+//! X.509 certificates: requests for them, and their signing by an authority.
+
+mod authority;
+mod der;
+pub mod key;
+mod request;
+mod signature;
+
+pub use authority::{Authority, Template};
+pub use request::{AlternativeNames, CertificateRequest, Subject};

@@ -1,0 +1,20 @@
+//! A PodCertificateRequest: that it is there, and for how long.
+
+use serde::Deserialize;
+
+use crate::objects::{Meta, resource};
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct PodCertificateRequest {
+    #[serde(rename = "metadata")]
+    pub meta: Meta,
+}
+
+resource!(
+    PodCertificateRequest,
+    "certificates.k8s.io",
+    "v1beta1",
+    "podcertificaterequests",
+    namespaced
+);
