@@ -5,6 +5,7 @@
 //! deleted, and their status alone is replaced (see [`WholeMeta`]). Endpoints and EndpointSlices are
 //! held whole, and replaced.
 
+pub mod golang;
 mod values;
 mod views;
 pub mod wire;
@@ -19,6 +20,7 @@ pub use values::selector::{LabelSelector, Requirement, Selector, SelectorError};
 pub use values::template::Template;
 pub use values::time::{ParseTimestampError, Timestamp, micro_time};
 pub use views::cluster_role::{AggregationRule, ClusterRole, PolicyRule};
+pub use views::controller_revision::{ControllerRevision, RevisionData};
 pub use views::cron_job::{CronJob, CronJobSpec, JobTemplate, JobTemplateMeta};
 pub use views::deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdate};
 pub use views::device_class::{DeviceClass, DeviceClassSpec};

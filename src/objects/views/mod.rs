@@ -1,6 +1,7 @@
 //! Lean views of the kinds, one for each resource: a second one would cost a second watch.
 
 pub mod cluster_role;
+pub mod controller_revision;
 pub mod cron_job;
 pub mod deployment;
 pub mod device_class;
