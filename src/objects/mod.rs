@@ -15,6 +15,7 @@ pub use values::key::{ObjectKey, ObjectName, Uid};
 pub use values::meta::{Meta, PartialObjectMetadata, WholeMeta};
 pub use values::owner::OwnerReference;
 pub use values::quantity::{Format, Quantity, QuantityError, stored_quantity};
+pub use values::raw::RawObject;
 pub use values::resource_list::ResourceList;
 pub use values::selector::{LabelSelector, Requirement, Selector, SelectorError};
 pub use values::template::Template;

@@ -1,5 +1,8 @@
 //! Lean views of the kinds, one for each resource: a second one would cost a second watch.
 
+#[cfg(test)]
+mod nulls;
+
 pub mod cluster_role;
 pub mod controller_revision;
 pub mod cron_job;
