@@ -5,6 +5,7 @@
 //! deleted, and their status alone is replaced (see [`WholeMeta`]). Endpoints and EndpointSlices are
 //! held whole, and replaced.
 
+pub mod golang;
 mod values;
 mod views;
 pub mod wire;
@@ -14,6 +15,7 @@ pub use values::key::{ObjectKey, ObjectName, Uid};
 pub use values::meta::{Meta, PartialObjectMetadata, WholeMeta};
 pub use values::owner::OwnerReference;
 pub use values::quantity::{Format, Quantity, QuantityError, stored_quantity};
+pub use values::raw::RawObject;
 pub use values::resource_list::ResourceList;
 pub use values::selector::{LabelSelector, Requirement, Selector, SelectorError};
 pub use values::template::Template;
@@ -25,6 +27,7 @@ pub use views::certificate_signing_request::{
 };
 pub use views::cluster_role::{AggregationRule, ClusterRole, PolicyRule};
 pub use views::config_map::ConfigMap;
+pub use views::controller_revision::{ControllerRevision, RevisionData};
 pub use views::cron_job::{CronJob, CronJobSpec, JobTemplate, JobTemplateMeta};
 pub use views::deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdate};
 pub use views::device_class::{DeviceClass, DeviceClassSpec};

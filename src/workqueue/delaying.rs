@@ -1,4 +1,4 @@
-//! Keys that are to be queued later. Upstream: `workqueue.TypedDelayingInterface`.
+//! Keys that are queued later. Upstream: `workqueue.TypedDelayingInterface`, which knows no timers.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};
@@ -6,16 +6,29 @@ use std::time::Duration;
 
 use super::Key;
 
-/// Each key once, with its earliest time. Never waits.
+/// Why a key waits. A key has at most one time for each reason, and the times do not interfere:
+/// a retry does not postpone a deadline, and moving the deadline does not postpone the retry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reason {
+    /// Added with a delay, for instance after a failure. The earliest time wins.
+    Delay,
+    /// The key's timer. The latest call wins.
+    Timer,
+}
+
+/// Keys with the times at which they fall due, in one heap. Never waits.
+///
+/// Every operation costs O(log n) amortized: an entry that is replaced or cancelled stays in the
+/// heap until it is on top, or until more than half of the heap is stale.
 pub(super) struct Delayed<K> {
-    /// Earliest on top. A key that got an earlier time leaves its old entry behind: `due` tells
-    /// which entry counts.
+    /// Earliest on top. Stale entries are those that the maps below do not confirm.
     heap: BinaryHeap<Reverse<Entry<K>>>,
-    due: HashMap<K, Due>,
+    delays: HashMap<K, Due>,
+    timers: HashMap<K, Due>,
     sequence: u64,
 }
 
-/// Ordered by time; first come, first served among equals.
+/// Ordered by time; first come, first served among equals. The sequence makes it unique.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
     at: Duration,
@@ -24,6 +37,7 @@ struct Due {
 
 struct Entry<K> {
     due: Due,
+    reason: Reason,
     key: K,
 }
 
@@ -40,36 +54,83 @@ impl<K> PartialOrd for Entry<K> {
 }
 impl<K> Ord for Entry<K> {
     fn cmp(&self, other: &Self) -> Ordering {
+        #[cfg(test)]
+        tests::COMPARISONS.with(|count| count.set(count.get() + 1));
         self.due.cmp(&other.due)
     }
 }
 
 impl<K: Key> Delayed<K> {
     pub fn new() -> Delayed<K> {
-        Delayed { heap: BinaryHeap::new(), due: HashMap::new(), sequence: 0 }
+        Delayed {
+            heap: BinaryHeap::new(),
+            delays: HashMap::new(),
+            timers: HashMap::new(),
+            sequence: 0,
+        }
     }
 
-    /// Keeps the earlier time when `key` waits already. Returns whether [`next`](Delayed::next)
-    /// is now earlier than it was.
+    /// Lets `key` wait until `at`, or until the earlier time for which it waits already. Returns
+    /// whether [`next`](Delayed::next) is now earlier than it was.
     pub fn insert(&mut self, key: K, at: Duration) -> bool {
-        if self.due.get(&key).is_some_and(|known| known.at <= at) {
+        if self.delays.get(&key).is_some_and(|known| known.at <= at) {
             return false;
         }
+        self.push(key, Reason::Delay, at)
+    }
+
+    /// Sets the timer of `key` to `at`, earlier or later than it was. Returns whether
+    /// [`next`](Delayed::next) is now earlier than it was.
+    pub fn set(&mut self, key: K, at: Duration) -> bool {
+        if self.timers.get(&key).is_some_and(|known| known.at == at) {
+            return false;
+        }
+        self.push(key, Reason::Timer, at)
+    }
+
+    /// Stops the timer of `key`. Returns whether it was running.
+    pub fn cancel(&mut self, key: &K) -> bool {
+        let was_set = self.timers.remove(key).is_some();
+        if was_set {
+            self.tidy();
+        }
+        was_set
+    }
+
+    fn push(&mut self, key: K, reason: Reason, at: Duration) -> bool {
         let sooner = self.next().is_none_or(|next| at < next);
         self.sequence += 1;
         let due = Due { at, sequence: self.sequence };
-        self.due.insert(key.clone(), due);
-        self.heap.push(Reverse(Entry { due, key }));
-        if self.heap.len() > 2 * self.due.len() + 64 {
-            self.heap.retain(|Reverse(entry)| self.due.get(&entry.key) == Some(&entry.due));
-        }
+        self.times(reason).insert(key.clone(), due);
+        self.heap.push(Reverse(Entry { due, reason, key }));
+        self.tidy();
         sooner
+    }
+
+    fn times(&mut self, reason: Reason) -> &mut HashMap<K, Due> {
+        match reason {
+            Reason::Delay => &mut self.delays,
+            Reason::Timer => &mut self.timers,
+        }
+    }
+
+    /// Drops stale entries once they outnumber the others, and all memory once nothing waits.
+    fn tidy(&mut self) {
+        if self.is_empty() {
+            if self.delays.capacity().max(self.timers.capacity()) > 256 {
+                self.clear();
+            }
+            self.heap.clear();
+        } else if self.heap.len() > 2 * (self.delays.len() + self.timers.len()) + 64 {
+            let (delays, timers) = (&self.delays, &self.timers);
+            self.heap.retain(|Reverse(entry)| entry.is_current(delays, timers));
+        }
     }
 
     /// When the next key is due.
     pub fn next(&mut self) -> Option<Duration> {
         while let Some(Reverse(top)) = self.heap.peek() {
-            if self.due.get(&top.key) == Some(&top.due) {
+            if top.is_current(&self.delays, &self.timers) {
                 return Some(top.due.at);
             }
             self.heap.pop();
@@ -80,16 +141,14 @@ impl<K: Key> Delayed<K> {
     /// Takes the earliest key that is due at `now`, and says when it was due.
     pub fn pop_due(&mut self, now: Duration) -> Option<(K, Duration)> {
         let at = self.next().filter(|at| *at <= now)?;
-        let Reverse(Entry { key, .. }) = self.heap.pop()?;
-        self.due.remove(&key);
-        if self.due.is_empty() && self.due.capacity() > 256 {
-            self.clear();
-        }
+        let Reverse(Entry { key, reason, .. }) = self.heap.pop()?;
+        self.times(reason).remove(&key);
+        self.tidy();
         Some((key, at))
     }
 
     pub fn is_empty(&self) -> bool {
-        self.due.is_empty()
+        self.delays.is_empty() && self.timers.is_empty()
     }
 
     /// Forgets all, and gives the memory back.
@@ -98,9 +157,26 @@ impl<K: Key> Delayed<K> {
     }
 }
 
+impl<K: Key> Entry<K> {
+    fn is_current(&self, delays: &HashMap<K, Due>, timers: &HashMap<K, Due>) -> bool {
+        let times = match self.reason {
+            Reason::Delay => delays,
+            Reason::Timer => timers,
+        };
+        times.get(&self.key) == Some(&self.due)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    thread_local! {
+        /// How often this thread compared two entries.
+        pub static COMPARISONS: Cell<u64> = const { Cell::new(0) };
+    }
 
     fn secs(secs: u64) -> Duration {
         Duration::from_secs(secs)
@@ -121,7 +197,7 @@ mod tests {
         assert_eq!(pop(&mut delayed, 10), "a");
         assert_eq!(delayed.next(), Some(secs(15)));
         assert_eq!(pop(&mut delayed, 29), "cb");
-        // What is left of c's first time is no reason to wake up.
+        // The stale entry of c is no reason to wake up.
         assert_eq!(pop(&mut delayed, 30), "d");
         assert_eq!((delayed.next(), delayed.is_empty()), (None, true));
         assert!(delayed.insert('a', secs(50)), "a key may wait again");
@@ -129,12 +205,105 @@ mod tests {
     }
 
     #[test]
+    fn a_timer_can_be_moved_and_cancelled() {
+        enum Do {
+            Insert(char, u64),
+            Set(char, u64),
+            Cancel(char, bool),
+            /// The time, and the keys that are due then.
+            Pop(u64, &'static str),
+        }
+        use Do::*;
+        let table: &[(&str, &[Do])] = &[
+            ("earlier", &[Set('a', 30), Set('a', 10), Pop(10, "a"), Pop(99, "")]),
+            ("later", &[Set('a', 10), Set('a', 30), Pop(29, ""), Pop(30, "a"), Pop(99, "")]),
+            (
+                "to the same time keeps its turn",
+                &[Set('a', 9), Set('b', 9), Set('a', 9), Pop(9, "ab")],
+            ),
+            ("cancelled", &[Set('a', 10), Set('b', 20), Cancel('a', true), Pop(99, "b")]),
+            (
+                "cancelled twice",
+                &[Set('a', 10), Cancel('a', true), Cancel('a', false), Pop(99, "")],
+            ),
+            ("cancelled after it fired", &[Set('a', 10), Pop(10, "a"), Cancel('a', false)]),
+            (
+                "set again",
+                &[Set('a', 10), Cancel('a', true), Set('a', 20), Pop(19, ""), Pop(20, "a")],
+            ),
+            ("in the past", &[Set('a', 0), Pop(5, "a")]),
+            (
+                "a delay stands when the timer moves",
+                &[Insert('a', 10), Set('a', 30), Pop(10, "a"), Pop(30, "a")],
+            ),
+            (
+                "a delay stands when the timer is cancelled",
+                &[Set('a', 5), Insert('a', 10), Cancel('a', true), Pop(99, "a")],
+            ),
+            (
+                "a delay does not stop the timer",
+                &[Set('a', 5), Insert('a', 3), Pop(4, "a"), Pop(5, "a")],
+            ),
+        ];
+        for (name, steps) in table {
+            let mut delayed = Delayed::new();
+            for step in *steps {
+                match step {
+                    Insert(key, at) => _ = delayed.insert(*key, secs(*at)),
+                    Set(key, at) => _ = delayed.set(*key, secs(*at)),
+                    Cancel(key, was_set) => assert_eq!(delayed.cancel(key), *was_set, "{name}"),
+                    Pop(now, keys) => assert_eq!(pop(&mut delayed, *now), *keys, "{name}"),
+                }
+            }
+            assert!(delayed.is_empty(), "{name}");
+        }
+    }
+
+    #[test]
     fn a_key_moved_often_does_not_pile_up() {
         let mut delayed = Delayed::new();
         for at in (0..10_000).rev() {
             delayed.insert('a', secs(at));
+            delayed.set('a', secs(20_000 - at));
         }
         assert!(delayed.heap.len() < 100);
         assert_eq!(pop(&mut delayed, 0), "a");
+        for _ in 0..10_000 {
+            delayed.set('a', secs(5));
+            assert!(delayed.cancel(&'a'));
+        }
+        assert!(delayed.is_empty() && delayed.heap.len() < 100);
+    }
+
+    #[test]
+    fn a_hundred_thousand_keys_cost_a_logarithm_each() {
+        const KEYS: u32 = 100_000;
+        let mut delayed = Delayed::new();
+        let mut operations = 0;
+        let start = COMPARISONS.with(Cell::get);
+        for round in 0..4u64 {
+            for key in 0..KEYS {
+                // Scattered, so that most keys move past many others.
+                let at = (u64::from(key) * 7919 + round * 104_729) % 1_000_003;
+                delayed.set(key, secs(at));
+                operations += 1;
+            }
+        }
+        for key in (0..KEYS).step_by(2) {
+            assert!(delayed.cancel(&key));
+            operations += 1;
+        }
+        let mut last = Duration::ZERO;
+        while let Some((key, at)) = delayed.pop_due(secs(2_000_000)) {
+            assert!(key % 2 == 1 && at >= last);
+            last = at;
+            operations += 1;
+        }
+        assert_eq!(operations, u64::from(KEYS) * 5);
+        // Four times the logarithm of the keys: pushes and pops, of current and of stale entries.
+        let comparisons = COMPARISONS.with(Cell::get) - start;
+        let bound = operations * 4 * u64::from(KEYS.ilog2() + 1);
+        assert!(comparisons < bound, "{comparisons} comparisons, at most {bound}");
+        assert!(delayed.heap.capacity() < 1_000, "the memory is given back");
     }
 }

@@ -1,14 +1,16 @@
 //! The queues that controllers take their keys from. Upstream: client-go's util/workqueue.
 //!
-//! `queue` holds what is to be done and what is being done, `delaying` what is to be done later;
-//! both are plain data that never wait. [`RateLimitingQueue`] puts a lock around the two and lets
-//! workers wait. `rate_limiters` say how long "later" is.
+//! `queue` holds the keys to work on and those in progress, `delaying` the keys that wait for a
+//! time; both are plain data that never wait. [`RateLimitingQueue`] puts a lock around the two and
+//! lets workers wait. `rate_limiters` decide how long a failed key waits, and `token_bucket` holds
+//! a rate that may change.
 
 mod delaying;
 mod metrics;
 mod queue;
 mod rate_limiters;
 mod rate_limiting;
+mod token_bucket;
 
 use std::fmt::Display;
 use std::hash::Hash;
@@ -18,6 +20,7 @@ pub use rate_limiters::{
     default_controller_rate_limiter, exponential_failure_rate_limiter,
 };
 pub use rate_limiting::RateLimitingQueue;
+pub use token_bucket::TokenBucket;
 
 /// What a queue can hold: cheap to clone, and printable for logs.
 pub trait Key: Clone + Eq + Hash + Display + Send + Sync + 'static {}

@@ -1,4 +1,4 @@
-//! Which keys are to be worked on, in which order, and which are being worked on.
+//! The keys to work on, in order, and those in progress.
 //! Upstream: `workqueue.Typed`.
 
 use std::collections::{HashMap, VecDeque, hash_map};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Key;
 use super::metrics::{InProgress, QueueMetrics};
 
-/// What is left of a burst is given back once nothing is queued and more than this is reserved.
+/// After a burst, capacity above this is freed once nothing is queued.
 const KEPT_CAPACITY: usize = 256;
 
 /// First in, first out, each key once, and no key taken twice before it is done.

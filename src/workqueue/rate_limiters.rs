@@ -6,14 +6,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Key;
+use super::{Key, TokenBucket};
 use crate::clock::SharedClock;
 
 /// How long a key waits before it is tried again. Upstream: `TypedRateLimiter`.
 pub trait RateLimiter<K>: Send + Sync + 'static {
-    /// Counts one more failure of `key`, and says how long it waits for it.
+    /// Counts one more failure of `key`, and returns how long the key waits for it.
     fn when(&self, key: &K) -> Duration;
-    /// Forgets the failures of `key`, be it that it succeeded or that it was given up.
+    /// Forgets the failures of `key`, after a success or when the key is given up.
     fn forget(&self, key: &K);
     /// How often `key` failed since it was last forgotten.
     fn retries(&self, key: &K) -> u32;
@@ -100,36 +100,18 @@ impl<K: Key> RateLimiter<K> for ItemExponentialFailureRateLimiter<K> {
     }
 }
 
-/// A token bucket for all keys together. Upstream: `TypedBucketRateLimiter`.
-pub struct BucketRateLimiter {
-    clock: SharedClock,
-    per_second: f64,
-    burst: f64,
-    state: Mutex<Bucket>,
-}
-
-struct Bucket {
-    /// Below zero: reserved by those who wait.
-    tokens: f64,
-    at: Duration,
-}
+/// One [`TokenBucket`] for all keys together. Upstream: `TypedBucketRateLimiter`.
+pub struct BucketRateLimiter(TokenBucket);
 
 impl BucketRateLimiter {
     pub fn new(per_second: f64, burst: u32, clock: SharedClock) -> BucketRateLimiter {
-        let burst = f64::from(burst);
-        let state = Mutex::new(Bucket { tokens: burst, at: clock.monotonic() });
-        BucketRateLimiter { clock, per_second, burst, state }
+        BucketRateLimiter(TokenBucket::new(per_second, burst, clock))
     }
 }
 
 impl<K> RateLimiter<K> for BucketRateLimiter {
     fn when(&self, _: &K) -> Duration {
-        let mut bucket = self.state.lock();
-        let now = self.clock.monotonic();
-        let refill = now.saturating_sub(bucket.at).as_secs_f64() * self.per_second;
-        bucket.tokens = (bucket.tokens + refill).min(self.burst) - 1.0;
-        bucket.at = now;
-        Duration::try_from_secs_f64(-bucket.tokens / self.per_second).unwrap_or_default()
+        self.0.reserve()
     }
     fn forget(&self, _: &K) {}
     fn retries(&self, _: &K) -> u32 {
@@ -137,7 +119,7 @@ impl<K> RateLimiter<K> for BucketRateLimiter {
     }
 }
 
-/// The longest wait and the most failures that any of several limiters says.
+/// The longest wait and the most failures of several limiters. Upstream: `TypedMaxOfRateLimiter`.
 pub struct MaxOfRateLimiter<K> {
     limiters: Vec<Arc<dyn RateLimiter<K>>>,
 }

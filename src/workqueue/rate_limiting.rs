@@ -16,9 +16,19 @@ use crate::clock::SharedClock;
 /// A key is worked on by one worker at a time; added meanwhile, it comes again after `done`.
 /// Keys come in the order in which they were added or fell due. Cheap to clone.
 ///
+/// A key can wait for two times at once. [`add_after`](Self::add_after) and
+/// [`add_rate_limited`](Self::add_rate_limited) delay it; the earliest of their times counts.
+/// [`set_timer_after`](Self::set_timer_after) sets the key's timer (a deadline, a schedule, an
+/// expiry); the latest call counts. Neither affects the other. When either time comes, the key is
+/// queued as by [`add`](Self::add), once for each: a key that is queued already is not queued
+/// twice, and one that is in progress comes again after `done`. A timer fires once. Firing takes
+/// place no earlier than the time set; it does not say why, so a sync compares its own deadlines
+/// with the clock.
+///
 /// An idle queue costs nothing: there is no task and no ticker. While keys wait for their time,
-/// one of the waiting workers (the timekeeper) also waits for the clock; when no worker waits,
-/// nobody has to, as the next one looks at the clock first.
+/// one of the waiting workers (the timekeeper) also waits for the clock; a worker that comes from
+/// a sync looks at the clock before it waits. A timer that moves later, or is cancelled, leaves the
+/// timekeeper's sleep as it is: at most one wake-up finds nothing to do.
 pub struct RateLimitingQueue<K> {
     inner: Arc<Inner<K>>,
 }
@@ -37,7 +47,7 @@ struct Inner<K> {
     ready: Event,
     /// For the timekeeper: a key is due sooner.
     sooner: Event,
-    /// Nothing is in progress, or nobody should wait for that any more.
+    /// Nothing is in progress, or the drain was ended by `shut_down`.
     idle: Event,
 }
 
@@ -98,10 +108,38 @@ impl<K: Key> RateLimitingQueue<K> {
             return self.inner.notify_ready(ready);
         }
         if state.delayed.insert(key, now.saturating_add(after)) {
-            // Any waiting worker can become the timekeeper.
-            let waker = if state.has_timekeeper { &self.inner.sooner } else { &self.inner.ready };
-            waker.notify(1);
+            self.inner.wake_timekeeper(&state);
         }
+    }
+
+    /// Sets the timer of `key`: it is added once `after` has passed from now, whatever time its
+    /// timer had. Zero adds it now and stops the timer. Nothing happens once the queue is shut down.
+    pub fn set_timer_after(&self, key: K, after: Duration) {
+        let mut state = self.inner.lock();
+        if state.queue.is_shutting_down() {
+            return;
+        }
+        let now = self.inner.clock.monotonic();
+        if after.is_zero() {
+            state.delayed.cancel(&key);
+            let ready = state.queue_due(now) + usize::from(state.queue.add(key, now));
+            drop(state);
+            return self.inner.notify_ready(ready);
+        }
+        if state.delayed.set(key, now.saturating_add(after)) {
+            self.inner.wake_timekeeper(&state);
+        }
+    }
+
+    /// Stops the timer of `key`, and returns whether it was running. A key whose timer has fired is
+    /// queued, and stays so.
+    pub fn cancel_timer(&self, key: &K) -> bool {
+        let mut state = self.inner.lock();
+        let ready = state.queue_due(self.inner.clock.monotonic());
+        let was_set = state.delayed.cancel(key);
+        drop(state);
+        self.inner.notify_ready(ready);
+        was_set
     }
 
     /// Adds `key` once the rate limiter lets it.
@@ -110,7 +148,7 @@ impl<K: Key> RateLimitingQueue<K> {
         self.add_after(key, after);
     }
 
-    /// Tells the rate limiter to forget the failures of `key`.
+    /// Forgets the failures of `key` in the rate limiter.
     pub fn forget(&self, key: &K) {
         self.inner.limiter.forget(key);
     }
@@ -157,7 +195,7 @@ impl<K: Key> RateLimitingQueue<K> {
         }
     }
 
-    /// Says that the work on `key`, which `get` gave, has ended.
+    /// Ends the work on `key`, which `get` returned.
     pub fn done(&self, key: &K) {
         let mut state = self.inner.lock();
         let again = state.queue.done(key, self.inner.clock.monotonic());
@@ -211,6 +249,13 @@ impl<K: Key> RateLimitingQueue<K> {
 impl<K> Inner<K> {
     fn lock(&self) -> MutexGuard<'_, State<K>> {
         self.state.lock()
+    }
+
+    /// The next time is sooner than it was.
+    fn wake_timekeeper(&self, state: &State<K>) {
+        // Without a timekeeper any waiting worker becomes it.
+        let waker = if state.has_timekeeper { &self.sooner } else { &self.ready };
+        waker.notify(1);
     }
 
     fn notify_ready(&self, keys: usize) {
@@ -409,7 +454,66 @@ mod tests {
         clock.advance(secs(5));
         assert_eq!(poll(&mut second), Poll::Ready(Some('a')));
         clock.advance(secs(15));
-        assert_eq!(block_on(queue.get()), Some('b'), "nobody waited: found on the next look");
+        assert_eq!(block_on(queue.get()), Some('b'), "found by the next worker");
+    }
+
+    #[test]
+    fn a_timer_moves_both_ways_and_is_cancelled() {
+        let (clock, queue) = queue("");
+        let mut get: Get = Box::pin(queue.get());
+        queue.set_timer_after('a', secs(10));
+        assert!(poll(&mut get).is_pending());
+        queue.set_timer_after('a', secs(5));
+        assert!(poll(&mut get).is_pending());
+        clock.advance(secs(5));
+        assert_eq!(poll(&mut get), Poll::Ready(Some('a')), "earlier");
+        queue.set_timer_after('a', secs(10));
+        clock.advance(secs(10));
+        assert!(poll(&mut Box::pin(queue.get())).is_pending(), "a is in progress");
+        queue.done(&'a');
+        assert_eq!(block_on(queue.get()), Some('a'), "fired meanwhile");
+        queue.done(&'a');
+
+        let mut get: Get = Box::pin(queue.get());
+        queue.set_timer_after('a', secs(10));
+        assert!(poll(&mut get).is_pending());
+        queue.set_timer_after('a', secs(30));
+        clock.advance(secs(10));
+        assert!(poll(&mut get).is_pending(), "later");
+        assert_eq!(clock.sleepers(), 1, "the timer is set to the new time");
+        assert!(queue.cancel_timer(&'a') && !queue.cancel_timer(&'a'));
+        clock.advance(secs(60));
+        assert!(poll(&mut get).is_pending(), "cancelled");
+        assert_eq!(clock.sleepers(), 0, "nothing to wait for");
+    }
+
+    #[test]
+    fn a_timer_that_has_fired_cannot_be_cancelled() {
+        let (clock, queue) = queue("");
+        queue.set_timer_after('a', secs(10));
+        queue.set_timer_after('b', Duration::ZERO);
+        clock.advance(secs(10));
+        assert!(!queue.cancel_timer(&'a') && !queue.cancel_timer(&'b'));
+        assert_eq!([block_on(queue.get()), block_on(queue.get())], [Some('b'), Some('a')]);
+        queue.shut_down();
+        queue.set_timer_after('c', Duration::ZERO);
+        queue.set_timer_after('c', secs(1));
+        assert!(!queue.cancel_timer(&'c'));
+        assert_eq!(block_on(queue.get()), None);
+    }
+
+    #[test]
+    fn retries_and_timers_of_a_key_do_not_interfere() {
+        let (clock, queue) = queue("");
+        queue.add_rate_limited('a');
+        queue.set_timer_after('a', secs(60));
+        clock.advance(secs(1));
+        assert_eq!(block_on(queue.get()), Some('a'), "the retry");
+        queue.done(&'a');
+        queue.add_after('a', secs(30));
+        assert!(queue.cancel_timer(&'a'), "the retry has not stopped it");
+        clock.advance(secs(30));
+        assert_eq!(block_on(queue.get()), Some('a'), "a cancelled timer leaves the retry");
     }
 
     #[test]
@@ -431,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn drain_waits_for_work_in_progress_unless_told_not_to() {
+    fn drain_waits_for_work_in_progress_unless_forced() {
         for forced in [false, true] {
             let (_, queue) = queue("");
             queue.add('a');

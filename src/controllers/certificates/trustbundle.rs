@@ -110,7 +110,7 @@ impl Publisher {
             stop.stopped().await;
         }
         informer.remove_metadata_handler(&registration);
-        caches.release(&*informer);
+        caches.release(&informer);
     }
 
     /// The newest known version that is served; `None`: none is.

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use super::{Change, Mapper, Queue};
 use crate::cache::Lister;
-use crate::controllers::workloads::expectations::Expectations;
-use crate::objects::{Object, ObjectKey, OwnerReference, Resource, Selector, SelectorError};
+use crate::objects::{Meta, Object, ObjectKey, OwnerReference, Resource, Selector, SelectorError};
 
 /// Every change wakes the object's own key.
 pub fn of_object<T: Object>() -> impl Mapper<T, ObjectKey> {
@@ -24,9 +23,17 @@ pub fn of_current<T: Object>(
     }
 }
 
-/// A change of a dependent wakes the object of kind `O` that controls it, if `owners` holds just
+/// A change of a dependent wakes the object of kind `O` that controls it, if `owners` holds exactly
 /// that one: kind, name and uid agree. A new owner reference or new labels wake the old owner too.
-/// Resyncs wake nobody. Upstream: `addPod`, `updatePod` and `deletePod` of the workload controllers.
+/// Resyncs wake no owner. Upstream: `addPod`, `updatePod` and `deletePod` of the workload
+/// controllers.
+///
+/// | | orphans | observers | other |
+/// |---|---|---|---|
+/// | ReplicaSet | by selector | its expectations | `again_after` minReadySeconds |
+/// | StatefulSet | by selector | none | `again_after` minReadySeconds |
+/// | DaemonSet | by selector | its expectations | `again_after` minReadySeconds |
+/// | Job | by selector | its expectations; those of removed finalizers | `delayed` by the period of its batches; `unowned` pods with its finalizer go to a queue of their own |
 pub fn of_controller<T: Object, O: Object + Resource>(owners: &Lister<O>) -> OfController<T, O> {
     OfController::new(Box::new(owners.clone()))
 }
@@ -49,13 +56,31 @@ impl<O: Object> Owners<O> for Lister<O> {
 
 type SelectorOf<O> = Box<dyn Fn(&O) -> Result<Selector, SelectorError> + Send>;
 type Again<T, O> = Box<dyn Fn(&T, &T, &O) -> Option<Duration> + Send>;
+type Unowned<T, O> = Box<dyn Fn(&T, Option<&O>) + Send>;
+
+/// Learns of each dependent's changes before its owner wakes.
+pub trait Observer: Send + Sync {
+    fn observe(&self, owner: &ObjectKey, dependent: &Meta, seen: Seen);
+}
+
+/// What happened to a dependent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    Created,
+    Updated,
+    /// It has a deletion timestamp: on an update, or when it appears like that.
+    Deleting,
+    Deleted,
+}
 
 /// See [`of_controller`].
 pub struct OfController<T, O> {
     owners: Box<dyn Owners<O>>,
     selector: Option<SelectorOf<O>>,
-    expectations: Option<Arc<Expectations>>,
+    observers: Vec<Arc<dyn Observer>>,
     again: Option<Again<T, O>>,
+    unowned: Option<Unowned<T, O>>,
+    delay: Duration,
 }
 
 /// The owner that `reference`, found on something in `namespace`, stands for: of this kind, and of
@@ -83,7 +108,8 @@ fn resolve_in<O: Object + Resource>(
 
 impl<T: Object, O: Object + Resource> OfController<T, O> {
     fn new(owners: Box<dyn Owners<O>>) -> OfController<T, O> {
-        OfController { owners, selector: None, expectations: None, again: None }
+        let (selector, observers, again, unowned) = (None, Vec::new(), None, None);
+        OfController { owners, selector, observers, again, unowned, delay: Duration::ZERO }
     }
 
     /// A dependent without a controller wakes the owners of its namespace that select its labels,
@@ -97,10 +123,25 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         self
     }
 
-    /// Tells `expectations` of each creation and deletion before the owner wakes. What is being
-    /// deleted counts as deleted.
-    pub fn observing(mut self, expectations: &Arc<Expectations>) -> Self {
-        self.expectations = Some(expectations.clone());
+    /// Calls `observer` with each change of a dependent before the owner wakes. May be given
+    /// several times.
+    pub fn observing<X: Observer + 'static>(mut self, observer: &Arc<X>) -> Self {
+        self.observers.push(observer.clone());
+        self
+    }
+
+    /// Calls `unowned` with each change of a dependent that has no controller, and, with the owner
+    /// if it is there, with each dependent that is deleted or being deleted. For finalizers that
+    /// outlive their owner. Upstream: `enqueueOrphanPod` of the Job controller.
+    pub fn unowned(mut self, unowned: impl Fn(&T, Option<&O>) + Send + 'static) -> Self {
+        self.unowned = Some(Box::new(unowned));
+        self
+    }
+
+    /// Wakes owners after `delay`, so that one sync handles a burst of changes. Upstream:
+    /// `SyncJobBatchPeriod`.
+    pub fn delayed(mut self, delay: Duration) -> Self {
+        self.delay = delay;
         self
     }
 
@@ -119,20 +160,38 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         resolve_in(&*self.owners, &meta.namespace, meta.controller()?)
     }
 
+    fn wake(&self, owner: &O, wake: &Queue) {
+        let key = owner.meta().key();
+        match self.delay.is_zero() {
+            true => wake.add(key),
+            false => wake.add_after(key, self.delay),
+        }
+    }
+
+    fn observe(&self, owner: &O, dependent: &T, seen: Seen) {
+        for observer in &self.observers {
+            observer.observe(&owner.meta().key(), dependent.meta(), seen);
+        }
+    }
+
+    fn is_unowned(&self, dependent: &T, owner: Option<&O>) {
+        if let Some(unowned) = &self.unowned {
+            unowned(dependent, owner);
+        }
+    }
+
     fn added(&self, new: &T, wake: &Queue) {
         if new.meta().is_being_deleted() {
-            // After a restart a dependent may show up for the first time while it goes.
-            return self.deleted(new, wake);
+            // After a restart a dependent may appear when it is being deleted already.
+            return self.deleted(new, Seen::Deleting, wake);
         }
         if new.meta().controller().is_none() {
+            self.is_unowned(new, None);
             return self.wake_matching(new, wake);
         }
         if let Some(owner) = self.owner(new) {
-            let key = owner.meta().key();
-            if let Some(expectations) = &self.expectations {
-                expectations.creation_observed(&key);
-            }
-            wake.add(key);
+            self.observe(&owner, new, Seen::Created);
+            self.wake(&owner, wake);
         }
     }
 
@@ -142,24 +201,27 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
             return;
         }
         let relabelled = was.labels != is.labels;
+        let moved = was.controller() != is.controller();
         if is.is_being_deleted() {
             // The owner replaces it now, not when its grace period has ended.
-            self.deleted(new, wake);
-            if relabelled {
-                self.deleted(old, wake);
+            self.deleted(new, Seen::Deleting, wake);
+            if relabelled || moved {
+                self.deleted(old, Seen::Deleting, wake);
             }
             return;
         }
-        let moved = was.controller() != is.controller();
         if moved && let Some(owner) = self.owner(old) {
-            wake.add(owner.meta().key());
+            self.observe(&owner, new, Seen::Updated);
+            self.wake(&owner, wake);
         }
         if is.controller().is_none() {
+            self.is_unowned(new, None);
             if relabelled || moved {
                 self.wake_matching(new, wake);
             }
         } else if let Some(owner) = self.owner(new) {
-            wake.add(owner.meta().key());
+            self.observe(&owner, new, Seen::Updated);
+            self.wake(&owner, wake);
             let again = self.again.as_ref().and_then(|again| again(old, new, &owner));
             if let Some(after) = again {
                 wake.add_after(owner.meta().key(), after);
@@ -167,14 +229,13 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         }
     }
 
-    fn deleted(&self, last: &T, wake: &Queue) {
-        // Nobody waits for the deletion of an orphan.
-        let Some(owner) = self.owner(last) else { return };
-        let key = owner.meta().key();
-        if let Some(expectations) = &self.expectations {
-            expectations.deletion_observed(&key, &last.meta().uid);
-        }
-        wake.add(key);
+    fn deleted(&self, last: &T, seen: Seen, wake: &Queue) {
+        let owner = self.owner(last);
+        self.is_unowned(last, owner.as_deref());
+        // No owner waits for the deletion of an orphan.
+        let Some(owner) = owner else { return };
+        self.observe(&owner, last, seen);
+        self.wake(&owner, wake);
     }
 
     fn wake_matching(&self, orphan: &T, wake: &Queue) {
@@ -186,7 +247,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
             let selects = selector(&owner)
                 .is_ok_and(|selector| !selector.is_empty() && selector.matches(&meta.labels));
             if selects {
-                wake.add(owner.meta().key());
+                self.wake(&owner, wake);
             }
         }
     }
@@ -202,7 +263,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
             Change::Added { new, .. } => self.added(new, wake),
             Change::Updated { old, new } => self.updated(old, new, wake),
             Change::Resync { .. } => {}
-            Change::Deleted(deleted) => self.deleted(deleted.object(), wake),
+            Change::Deleted(deleted) => self.deleted(deleted.object(), Seen::Deleted, wake),
         }
     }
 }
@@ -214,6 +275,7 @@ mod tests {
     use super::*;
     use crate::cache::Deleted;
     use crate::clock::FakeClock;
+    use crate::controllers::workloads::expectations::Expectations;
     use crate::objects::{Pod, ReplicaSet, Timestamp, Uid};
 
     impl<O: Object> Owners<O> for Vec<Arc<O>> {
@@ -292,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn additions_and_deletions_wake_who_is_concerned() {
+    fn additions_and_deletions_wake_the_owners_concerned() {
         let mut scene = scene();
         for (json, added, deleted) in [
             (pod(1, "a", ""), vec!["a"], vec!["a"]),
@@ -328,9 +390,9 @@ mod tests {
             (pod(1, "a", "a"), going(pod(2, "a", "a")), vec!["a"]),
             (pod(1, "a", "a"), going(pod(2, "b", "b")), vec!["a", "b"]),
         ] {
-            let told = format!("{old} to {new}");
+            let case = format!("{old} to {new}");
             let (old, new) = (decoded(old), decoded(new));
-            assert_eq!(scene.wakes(Change::Updated { old: &old, new: &new }), woken, "{told}");
+            assert_eq!(scene.wakes(Change::Updated { old: &old, new: &new }), woken, "{case}");
         }
         let same = decoded(pod(1, "a", "a"));
         assert!(scene.wakes(Change::Resync { object: &same }).is_empty());
@@ -344,13 +406,65 @@ mod tests {
 
         scene.expectations.expect_creations(&owner, 1);
         scene.wakes(Change::Added { new: &leaving, initial: true });
-        assert!(!scene.expectations.satisfied(&owner), "what goes was not created just now");
+        assert!(
+            !scene.expectations.satisfied(&owner),
+            "a pod that is being deleted is not the one just created"
+        );
         scene.wakes(Change::Added { new: &alive, initial: false });
         assert!(scene.expectations.satisfied(&owner));
 
         scene.expectations.expect_deletions(&owner, vec![Uid::new("p")]);
         scene.wakes(Change::Updated { old: &alive, new: &leaving });
         assert!(scene.expectations.satisfied(&owner), "a deletion timestamp is enough");
+    }
+
+    #[test]
+    fn observers_and_unowned_dependents_are_reported() {
+        #[derive(Default)]
+        struct Log(parking_lot::Mutex<Vec<String>>);
+        impl Observer for Log {
+            fn observe(&self, owner: &ObjectKey, dependent: &Meta, seen: Seen) {
+                self.0.lock().push(format!("{} {} {seen:?}", owner.name, dependent.name));
+            }
+        }
+        let log = Arc::new(Log::default());
+        let mut scene = scene();
+        let unowned = log.clone();
+        scene.mapper = scene.mapper.observing(&log).unowned(move |pod, owner| {
+            let owner = owner.map_or("none", |owner| &owner.meta.name);
+            unowned.0.lock().push(format!("unowned {} {owner}", pod.meta.name));
+        });
+        let of = |version, owner, label| decoded(pod(version, owner, label));
+        let (alive, last) = (of(1, "a", "a"), of(3, "a", "a"));
+        let lost = Deleted::FinalStateUnknown(of(3, "gone", "a"));
+        let gone = Deleted::FinalStateUnknown(last);
+        let (moved, orphan, leaving) =
+            (of(2, "b", "a"), of(2, "", ""), decoded(going(pod(2, "a", "a"))));
+        for (change, reported) in [
+            (Change::Added { new: &alive, initial: false }, vec!["a p Created"]),
+            (Change::Updated { old: &alive, new: &moved }, vec!["a p Updated", "b p Updated"]),
+            (Change::Updated { old: &alive, new: &leaving }, vec!["unowned p a", "a p Deleting"]),
+            (Change::Added { new: &leaving, initial: true }, vec!["unowned p a", "a p Deleting"]),
+            (Change::Updated { old: &alive, new: &orphan }, vec!["a p Updated", "unowned p none"]),
+            (Change::Added { new: &orphan, initial: true }, vec!["unowned p none"]),
+            (Change::Deleted(&gone), vec!["unowned p a", "a p Deleted"]),
+            (Change::Deleted(&lost), vec!["unowned p none"]),
+        ] {
+            scene.wakes(change);
+            assert_eq!(std::mem::take(&mut *log.0.lock()), reported);
+        }
+    }
+
+    #[test]
+    fn a_delay_batches_the_changes_of_an_owner() {
+        let mut scene = scene();
+        scene.mapper = scene.mapper.delayed(Duration::from_secs(1));
+        let (one, orphan) = (decoded(pod(1, "a", "a")), decoded(pod(1, "", "b")));
+        for pod in [&one, &one, &orphan] {
+            assert!(scene.wakes(Change::Added { new: pod, initial: false }).is_empty());
+        }
+        scene.clock.advance(Duration::from_secs(1));
+        assert_eq!(scene.queue.drain(), [ObjectKey::new("ns", "a"), ObjectKey::new("ns", "b")]);
     }
 
     #[test]

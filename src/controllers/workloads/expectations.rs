@@ -1,12 +1,13 @@
-//! What a controller waits to see before it acts again. Upstream: `ControllerExpectations` and
-//! `UIDTrackingControllerExpectations`.
+//! The creations and deletions that a controller waits for before it acts again. Upstream:
+//! `ControllerExpectations` and `UIDTrackingControllerExpectations`.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use crate::clock::SharedClock;
-use crate::objects::{ObjectKey, Uid};
+use crate::controllers::runner::keys::{Observer, Seen};
+use crate::objects::{Meta, ObjectKey, Uid};
 
 /// After this long an expectation counts as met: an event must have been lost.
 pub const EXPECTATIONS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
@@ -41,7 +42,7 @@ impl Expectations {
         self.owners.lock()
     }
 
-    /// Whether `owner` may act: nothing is expected, all of it was seen, or it took too long.
+    /// Whether `owner` may act: it expects nothing, everything was seen, or the time is over.
     pub fn satisfied(&self, owner: &ObjectKey) -> bool {
         let owners = self.owners();
         let Some(expected) = owners.get(owner) else { return true };
@@ -92,6 +93,17 @@ impl Expectations {
     /// For an owner that is gone. Upstream: `DeleteExpectations`.
     pub fn forget(&self, owner: &ObjectKey) {
         self.owners().remove(owner);
+    }
+}
+
+/// A dependent with a deletion timestamp counts as deleted.
+impl Observer for Expectations {
+    fn observe(&self, owner: &ObjectKey, dependent: &Meta, seen: Seen) {
+        match seen {
+            Seen::Created => self.creation_observed(owner),
+            Seen::Updated => {}
+            Seen::Deleting | Seen::Deleted => self.deletion_observed(owner, &dependent.uid),
+        }
     }
 }
 

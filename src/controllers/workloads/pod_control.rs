@@ -1,102 +1,24 @@
-//! Pods of a controller: made from a template, deleted, with their events.
+//! Pods of a controller: created, deleted, with their events.
 //! Upstream: `controller.RealPodControl`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
-use serde_json::value::RawValue;
-
 use crate::client::{self, Client, Delete};
 use crate::clock::SharedClock;
 use crate::controllers::Error;
 use crate::controllers::workloads::consistency::Consistency;
+use crate::controllers::workloads::new_pod::NewPod;
 use crate::events::Recorder;
-use crate::objects::{
-    Istr, Labels, Meta, Object, ObjectKey, OwnerReference, PartialObjectMetadata, Pod, Resource,
-    Template,
-};
+use crate::objects::{Meta, Object, ObjectKey, PartialObjectMetadata, Pod, Resource};
 
-/// A delete of which nobody can say whether it was done is made again after each of these: a server
-/// that is started anew may be back by then.
+/// A delete whose outcome is unknown is repeated after each of these: a server that restarts may be
+/// back by then.
 const DELETE_PAUSES: [Duration; 3] =
     [Duration::from_millis(100), Duration::from_millis(400), Duration::from_millis(1600)];
 
-/// A pod to be created: what the template says, byte for byte in its spec, under a generated name.
-/// Upstream: `GetPodFromTemplate`.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NewPod {
-    api_version: &'static str,
-    kind: &'static str,
-    pub metadata: NewPodMeta,
-    spec: Option<Box<RawValue>>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NewPodMeta {
-    pub generate_name: String,
-    #[serde(skip_serializing_if = "Labels::is_empty")]
-    pub labels: Labels,
-    #[serde(skip_serializing_if = "Labels::is_empty")]
-    pub annotations: Labels,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub finalizers: Vec<Istr>,
-    pub owner_references: [OwnerReference; 1],
-}
-
-impl NewPod {
-    /// Fails for a template without labels: nothing would select the pod.
-    pub fn of<O: Resource>(owner: &Meta, template: &Template) -> Result<NewPod, Error> {
-        #[derive(serde::Deserialize)]
-        struct SpecOf {
-            #[serde(default)]
-            spec: Option<Box<RawValue>>,
-        }
-        if template.labels.is_empty() {
-            return Err(Error::other("unable to create pods, no labels"));
-        }
-        let SpecOf { spec } = serde_json::from_str(template.json())?;
-        Ok(NewPod {
-            api_version: "v1",
-            kind: "Pod",
-            metadata: NewPodMeta {
-                generate_name: name_prefix(&owner.name),
-                labels: template.labels.clone(),
-                annotations: template.annotations.clone(),
-                finalizers: template.finalizers.clone(),
-                owner_references: [owner.controller_ref::<O>()],
-            },
-            spec,
-        })
-    }
-}
-
-/// `name-`, or `name` alone when that is no start of a pod's name. Upstream: `getPodsPrefix`.
-fn name_prefix(owner: &str) -> String {
-    let prefix = format!("{owner}-");
-    // The dash, and what stands before it, are not yet the end of the name.
-    let masked = match prefix.char_indices().nth_back(1) {
-        Some((at, _)) => format!("{}a", &prefix[..at]),
-        None => prefix.clone(),
-    };
-    if is_dns1123_subdomain(&masked) { prefix } else { owner.to_owned() }
-}
-
-/// Upstream: `validation.IsDNS1123Subdomain`.
-fn is_dns1123_subdomain(text: &str) -> bool {
-    let word = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let is_label = |label: &[u8]| {
-        label.first().is_some_and(word)
-            && label.last().is_some_and(word)
-            && label.iter().all(|byte| word(byte) || *byte == b'-')
-    };
-    text.len() <= 253 && text.as_bytes().split(|byte| *byte == b'.').all(is_label)
-}
-
-/// Creates and deletes pods on behalf of owners of any kind, and tells of it in events about the
-/// owner. Cheap to clone.
+/// Creates and deletes pods on behalf of owners of any kind, and records events about the owner.
+/// Cheap to clone.
 #[derive(Clone)]
 pub struct PodControl {
     client: Client,
@@ -116,7 +38,7 @@ impl PodControl {
         self
     }
 
-    /// Events: `SuccessfulCreate`, `FailedCreate`; none when the namespace is terminating.
+    /// Events: `SuccessfulCreate`, `FailedCreate`; no event when the namespace is terminating.
     pub async fn create<O: Object + Resource>(&self, owner: &O, pod: &NewPod) -> Result<(), Error> {
         let meta = owner.meta();
         // The pod itself comes by the watch.
@@ -142,8 +64,8 @@ impl PodControl {
         }
     }
 
-    /// Deletes this very pod, not another that has its name by now. [`is_gone`] tells the error that
-    /// means there is nothing to delete; of that there is no event.
+    /// Deletes this pod, not another that has its name by now. [`is_gone`] recognizes the error that
+    /// means there is nothing to delete, which records no event.
     /// Events: `SuccessfulDelete`, `FailedDelete`.
     pub async fn delete<O: Object + Resource>(&self, owner: &O, pod: &Pod) -> Result<(), Error> {
         let (key, uid) = (pod.meta.key(), pod.meta.uid.clone());
@@ -165,8 +87,8 @@ impl PodControl {
         }
     }
 
-    /// A delete whose answer is lost is made again: the owner that does not know of it could choose
-    /// another pod in its place, and have one too few.
+    /// Repeats a delete whose answer is lost: an owner that does not know of it could choose another
+    /// pod as well, and have one too few.
     async fn surely_delete(&self, key: &ObjectKey, delete: Delete) -> client::Result<()> {
         let mut answer = self.client.delete::<Pod>(key, delete.clone()).await;
         for pause in DELETE_PAUSES {
@@ -175,7 +97,7 @@ impl PodControl {
                 known => return known,
             }
             answer = match self.client.delete::<Pod>(key, delete.clone()).await {
-                // That was us.
+                // The delete before it succeeded.
                 Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
                 again => again,
             };
@@ -183,7 +105,7 @@ impl PodControl {
         answer
     }
 
-    /// Notes a write of which nobody can say whether it was done.
+    /// Notes a write whose outcome is unknown.
     fn doubt(&self, owner: &Meta, error: &client::Error) {
         if let Some(consistency) = self.written.as_ref().filter(|_| error.is_unsure()) {
             consistency.unsure(&owner.key(), &owner.uid, &Pod::RESOURCE);
@@ -199,7 +121,7 @@ impl PodControl {
     }
 }
 
-/// Whether a failed delete found no such pod: none of the name, or one of another uid.
+/// Whether a failed delete found no such pod: the name is free, or belongs to another uid.
 pub fn is_gone(error: &Error) -> bool {
     error.api().is_some_and(|error| error.is_not_found() || error.is_conflict())
 }
@@ -218,15 +140,15 @@ pub(super) mod testing {
     use crate::events::{EventSink, EventType, ObjectReference};
     use crate::task;
 
-    /// Who hears of no event.
+    /// Drops all events.
     pub struct Nobody;
 
     impl EventSink for Nobody {
         fn record(&self, _: &ObjectReference, _: EventType, _: &str, _: String) {}
     }
 
-    /// A client of a server that leaves so many requests for each path without an answer, and from
-    /// then on says that there is no such thing; and how many it heard.
+    /// A client of a server that leaves the first `unanswered` requests for each path without an
+    /// answer and answers the others with 404; and the number of requests it received.
     pub async fn forgetful(unanswered: usize) -> (Client, Arc<AtomicUsize>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let config = Config::new(format!("http://{}", listener.local_addr().unwrap()));
@@ -257,17 +179,15 @@ pub(super) mod testing {
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use futures_lite::FutureExt;
-    use futures_lite::future::{block_on, pending, yield_now};
-    use serde_json::json;
-
     use super::testing::{Nobody, forgetful};
     use super::*;
     use crate::clock::{Clock, FakeClock};
-    use crate::objects::{ReplicaSet, Timestamp, Uid};
+    use crate::objects::{ReplicaSet, Timestamp};
+    use futures_lite::FutureExt;
+    use futures_lite::future::{block_on, pending, yield_now};
 
     #[test]
-    fn a_delete_without_an_answer_is_made_again_after_a_while() {
+    fn a_delete_without_an_answer_is_repeated_after_a_pause() {
         const TICK: Duration = Duration::from_millis(1);
         let set = ReplicaSet::default();
         let meta = Meta { name: "a".into(), namespace: "ns".into(), ..Meta::default() };
@@ -297,50 +217,5 @@ mod tests {
             let all = pauses.iter().copied().sum();
             assert_eq!(clock.monotonic(), Duration::from_millis(all));
         }
-    }
-
-    #[test]
-    fn a_pod_is_its_template() {
-        let owner = Meta { name: "web-1".into(), uid: Uid::new("u"), ..Meta::default() };
-        let template: Template = serde_json::from_value(json!({
-            "metadata": {
-                "name": "not taken", "labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["x/y"]
-            },
-            "spec": {"containers": [{"name": "c", "brandNew": [1, 2]}]},
-        }))
-        .unwrap();
-        let pod = NewPod::of::<ReplicaSet>(&owner, &template).unwrap();
-        assert_eq!(
-            serde_json::to_value(&pod).unwrap(),
-            json!({
-                "apiVersion": "v1", "kind": "Pod",
-                "metadata": {
-                    "generateName": "web-1-", "labels": {"a": "b"}, "annotations": {"c": "d"},
-                    "finalizers": ["x/y"],
-                    "ownerReferences": [{
-                        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-1", "uid": "u",
-                        "controller": true, "blockOwnerDeletion": true,
-                    }],
-                },
-                "spec": {"containers": [{"name": "c", "brandNew": [1, 2]}]},
-            })
-        );
-        let error = NewPod::of::<ReplicaSet>(&owner, &Template::default()).unwrap_err();
-        assert_eq!(error.to_string(), "unable to create pods, no labels");
-    }
-
-    #[test]
-    fn the_prefix_has_a_dash_where_names_may() {
-        let long = "a".repeat(253);
-        for (owner, prefix) in [
-            ("web", "web-"),
-            ("a.b", "a.b-"),
-            ("Web", "Web"),
-            ("", ""),
-            (&long, &*(long.clone() + "-")),
-        ] {
-            assert_eq!(name_prefix(owner), prefix);
-        }
-        assert_eq!(name_prefix(&(long + "a")), "a".repeat(254));
     }
 }

@@ -11,6 +11,7 @@ use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::wire::protobuf::Message;
 use crate::objects::{
     Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Timestamp, Uid, messages,
+    null_as_default,
 };
 
 /// `metav1.ObjectMeta` without `managedFields` and `selfLink`.
@@ -23,12 +24,12 @@ pub struct Meta {
     pub generate_name: Istr,
     #[serde(skip_serializing_if = "str_is_empty")]
     pub namespace: Istr,
-    #[serde(skip_serializing_if = "Uid::is_empty")]
+    #[serde(skip_serializing_if = "Uid::is_empty", deserialize_with = "null_as_default")]
     pub uid: Uid,
     /// Comparable within one resource; 0 when absent.
     #[serde(skip_serializing_if = "is_zero", with = "resource_version")]
     pub resource_version: u64,
-    #[serde(skip_serializing_if = "is_zero_i64")]
+    #[serde(skip_serializing_if = "is_zero_i64", deserialize_with = "null_as_default")]
     pub generation: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creation_timestamp: Option<Timestamp>,
@@ -174,8 +175,11 @@ mod resource_version {
                 text.parse()
                     .map_err(|_| E::custom(format!("resourceVersion {text:?}: not decimal")))
             }
+            fn visit_unit<E: Error>(self) -> Result<u64, E> {
+                Ok(0)
+            }
         }
-        from.deserialize_str(Decimal)
+        from.deserialize_any(Decimal)
     }
 }
 
@@ -183,7 +187,7 @@ mod resource_version {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PartialObjectMetadata {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
 }
 

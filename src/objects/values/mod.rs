@@ -5,6 +5,7 @@ pub mod key;
 pub mod meta;
 pub mod owner;
 pub mod quantity;
+pub mod raw;
 pub mod resource_list;
 pub mod selector;
 pub mod template;

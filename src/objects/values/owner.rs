@@ -2,18 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::objects::{Istr, Uid};
+use crate::objects::{Istr, Uid, null_as_default};
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct OwnerReference {
     pub api_version: Istr,
     pub kind: Istr,
     pub name: Istr,
+    #[serde(deserialize_with = "null_as_default")]
     pub uid: Uid,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub controller: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub block_owner_deletion: Option<bool>,
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::objects::{Istr, Labels};
+use crate::objects::{Istr, Labels, null_as_default};
 
 /// As written in an object's spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,7 +12,7 @@ use crate::objects::{Istr, Labels};
 pub struct LabelSelector {
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub match_labels: Labels,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub match_expressions: Vec<Requirement>,
 }
 
@@ -20,7 +20,7 @@ pub struct LabelSelector {
 pub struct Requirement {
     pub key: Istr,
     pub operator: Istr,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<Istr>,
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::objects::values::intern::{Interned, Pool};
-use crate::objects::{Istr, Labels};
+use crate::objects::{Istr, Labels, null_as_default};
 
 /// A pod template: every byte that the API sent, and a lens on the few fields that are read. So a
 /// field that this build has never heard of still reaches the pods. There is one copy of each text,
@@ -54,6 +54,7 @@ impl Deref for Template {
 #[derive(serde::Deserialize, Default)]
 #[serde(default)]
 struct Lens {
+    #[serde(deserialize_with = "null_as_default")]
     metadata: LensMeta,
 }
 
@@ -62,6 +63,7 @@ struct Lens {
 struct LensMeta {
     labels: Labels,
     annotations: Labels,
+    #[serde(deserialize_with = "null_as_default")]
     finalizers: Vec<Istr>,
 }
 
@@ -112,6 +114,9 @@ impl PartialEq for Template {
 impl<'de> Deserialize<'de> for Template {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Template, D::Error> {
         let json = Box::<RawValue>::deserialize(deserializer)?;
+        if json.get() == "null" {
+            return Ok(Template::default());
+        }
         Template::from_raw(json).map_err(serde::de::Error::custom)
     }
 }

@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::objects::{Istr, LabelSelector, Meta, resource};
+use crate::objects::{Istr, LabelSelector, Meta, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClusterRole {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
     #[serde(deserialize_with = "nullable")]
     pub rules: Box<[PolicyRule]>,

@@ -4,20 +4,23 @@ use k8s_openapi::api::batch::v1::CronJobStatus;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::objects::{Istr, Labels, Meta, WholeMeta, resource};
+use crate::objects::{Istr, Labels, Meta, WholeMeta, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct CronJob {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: CronJobSpec,
+    #[serde(deserialize_with = "null_as_default")]
     pub status: CronJobStatus,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CronJobSpec {
+    #[serde(deserialize_with = "null_as_default")]
     pub schedule: Box<str>,
     /// A name of the time zone database; `None`: the manager's own zone.
     pub time_zone: Option<Box<str>>,
@@ -27,6 +30,7 @@ pub struct CronJobSpec {
     pub suspend: Option<bool>,
     pub successful_jobs_history_limit: Option<i32>,
     pub failed_jobs_history_limit: Option<i32>,
+    #[serde(deserialize_with = "null_as_default")]
     pub job_template: JobTemplate,
 }
 

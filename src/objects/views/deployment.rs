@@ -4,14 +4,16 @@ use k8s_openapi::api::apps::v1::DeploymentStatus;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Deserialize;
 
-use crate::objects::{Istr, LabelSelector, Meta, Template, WholeMeta, resource};
+use crate::objects::{Istr, LabelSelector, Meta, Template, WholeMeta, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Deployment {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: DeploymentSpec,
+    #[serde(deserialize_with = "null_as_default")]
     pub status: DeploymentStatus,
 }
 
@@ -22,9 +24,12 @@ pub struct DeploymentSpec {
     pub replicas: Option<i32>,
     pub selector: Option<LabelSelector>,
     pub template: Template,
+    #[serde(deserialize_with = "null_as_default")]
     pub strategy: DeploymentStrategy,
+    #[serde(deserialize_with = "null_as_default")]
     pub min_ready_seconds: i32,
     pub revision_history_limit: Option<i32>,
+    #[serde(deserialize_with = "null_as_default")]
     pub paused: bool,
     pub progress_deadline_seconds: Option<i32>,
 }

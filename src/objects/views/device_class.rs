@@ -2,13 +2,14 @@
 
 use serde::Deserialize;
 
-use crate::objects::{Istr, Meta, resource};
+use crate::objects::{Istr, Meta, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct DeviceClass {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: DeviceClassSpec,
 }
 

@@ -9,7 +9,7 @@ use crate::objects::{Istr, Labels, Meta, Uid, null_as_default, resource};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Endpoints {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub subsets: Vec<EndpointSubset>,
@@ -29,6 +29,7 @@ pub struct EndpointSubset {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointAddress {
+    #[serde(default, deserialize_with = "null_as_default")]
     pub ip: Arc<str>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hostname: Option<Arc<str>>,
@@ -43,6 +44,7 @@ pub struct EndpointAddress {
 pub struct EndpointPort {
     #[serde(skip_serializing_if = "str_is_empty")]
     pub name: Istr,
+    #[serde(deserialize_with = "null_as_default")]
     pub port: i32,
     #[serde(skip_serializing_if = "str_is_empty")]
     pub protocol: Istr,
@@ -58,9 +60,9 @@ pub struct TargetRef {
     pub kind: Istr,
     #[serde(skip_serializing_if = "str_is_empty")]
     pub namespace: Istr,
-    #[serde(skip_serializing_if = "str_is_empty")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "str_is_empty")]
     pub name: Arc<str>,
-    #[serde(skip_serializing_if = "Uid::is_empty")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Uid::is_empty")]
     pub uid: Uid,
     #[serde(skip_serializing_if = "str_is_empty")]
     pub api_version: Istr,
@@ -91,7 +93,7 @@ impl TargetRef {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointSlice {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
     /// `IPv4`, `IPv6` or `FQDN`
     pub address_type: Istr,
@@ -106,6 +108,7 @@ pub struct EndpointSlice {
 pub struct Endpoint {
     #[serde(deserialize_with = "null_as_default")]
     pub addresses: Box<[Arc<str>]>,
+    #[serde(deserialize_with = "null_as_default")]
     pub conditions: EndpointConditions,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hostname: Option<Arc<str>>,

@@ -2,14 +2,16 @@
 
 use serde::Deserialize;
 
-use crate::objects::{Istr, Meta, Timestamp, resource};
+use crate::objects::{Istr, Meta, Timestamp, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Job {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: JobSpec,
+    #[serde(deserialize_with = "null_as_default")]
     pub status: JobStatus,
 }
 

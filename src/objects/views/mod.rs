@@ -1,9 +1,13 @@
 //! Lean views of the kinds, one for each resource: a second one would cost a second watch.
 
+#[cfg(test)]
+mod nulls;
+
 pub mod bootstrap_token;
 pub mod certificate_signing_request;
 pub mod cluster_role;
 pub mod config_map;
+pub mod controller_revision;
 pub mod cron_job;
 pub mod deployment;
 pub mod device_class;

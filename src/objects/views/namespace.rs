@@ -3,14 +3,16 @@
 use k8s_openapi::api::core::v1::NamespaceStatus;
 use serde::{Deserialize, Serialize};
 
-use crate::objects::{Istr, Meta, WholeMeta, resource};
+use crate::objects::{Istr, Meta, WholeMeta, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Namespace {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: NamespaceSpec,
+    #[serde(deserialize_with = "null_as_default")]
     pub status: NamespaceStatus,
 }
 
@@ -19,6 +21,7 @@ pub struct Namespace {
 #[serde(default)]
 pub struct NamespaceSpec {
     /// Who must be done with the namespace's content before the namespace goes.
+    #[serde(deserialize_with = "null_as_default")]
     pub finalizers: Vec<Istr>,
 }
 

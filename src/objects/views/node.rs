@@ -2,20 +2,23 @@
 
 use serde::Deserialize;
 
-use crate::objects::{Istr, Meta, Quantity, resource};
+use crate::objects::{Istr, Meta, Quantity, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Node {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: NodeSpec,
+    #[serde(deserialize_with = "null_as_default")]
     pub status: NodeStatus,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSpec {
+    #[serde(deserialize_with = "null_as_default")]
     pub taints: Vec<Taint>,
 }
 

@@ -2,14 +2,16 @@
 
 use serde::{Deserialize, Deserializer};
 
-use crate::objects::{Istr, Meta, Quantity, ResourceList, resource};
+use crate::objects::{Istr, Meta, Quantity, ResourceList, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PersistentVolumeClaim {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: PersistentVolumeClaimSpec,
+    #[serde(deserialize_with = "null_as_default")]
     pub status: PersistentVolumeClaimStatus,
 }
 
@@ -82,6 +84,7 @@ fn requested_storage<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Quanti
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Resources {
+        #[serde(deserialize_with = "null_as_default")]
         requests: ResourceList,
     }
     let resources = Option::<Resources>::deserialize(from)?.unwrap_or_default();

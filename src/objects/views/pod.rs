@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::objects::values::intern::{Interned, Pool};
-use crate::objects::{Istr, Meta, PodQuota, ResourceList, Timestamp, resource};
+use crate::objects::{Istr, Meta, PodQuota, ResourceList, Timestamp, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(from = "WirePod")]
@@ -163,8 +163,11 @@ impl Pod {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct WirePod {
+    #[serde(deserialize_with = "null_as_default")]
     metadata: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     spec: WireSpec,
+    #[serde(deserialize_with = "null_as_default")]
     status: WireStatus,
 }
 
@@ -178,6 +181,7 @@ pub(super) struct WireSpec {
     pub containers: Option<Vec<WireContainer>>,
     pub init_containers: Option<Vec<WireContainer>>,
     pub resources: Option<WireResources>,
+    #[serde(deserialize_with = "null_as_default")]
     pub overhead: ResourceList,
     pub active_deadline_seconds: Option<i64>,
     pub priority_class_name: Istr,
@@ -222,6 +226,7 @@ pub(super) struct WireContainer {
 struct WirePort {
     name: Istr,
     protocol: Istr,
+    #[serde(deserialize_with = "null_as_default")]
     container_port: i32,
 }
 
@@ -235,7 +240,9 @@ impl WireContainer {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct WireResources {
+    #[serde(deserialize_with = "null_as_default")]
     pub requests: ResourceList,
+    #[serde(deserialize_with = "null_as_default")]
     pub limits: ResourceList,
 }
 
@@ -265,12 +272,14 @@ pub(super) struct WireTerm {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct WireWeightedTerm {
+    #[serde(deserialize_with = "null_as_default")]
     pub pod_affinity_term: WireTerm,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct WireStatus {
+    #[serde(deserialize_with = "null_as_default")]
     phase: PodPhase,
     reason: Istr,
     conditions: Option<Vec<WireCondition>>,
@@ -288,8 +297,10 @@ pub(super) struct WireStatus {
 pub(super) struct WireContainerStatus {
     pub name: Istr,
     state: Option<WireState>,
+    #[serde(deserialize_with = "null_as_default")]
     restart_count: i32,
     pub resources: Option<WireResources>,
+    #[serde(deserialize_with = "null_as_default")]
     pub allocated_resources: ResourceList,
 }
 
@@ -325,6 +336,7 @@ pub(super) struct WireCondition {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct WireAddress {
+    #[serde(deserialize_with = "null_as_default")]
     ip: Box<str>,
 }
 

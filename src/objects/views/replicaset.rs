@@ -3,14 +3,16 @@
 use k8s_openapi::api::apps::v1::ReplicaSetCondition;
 use serde::{Deserialize, Serialize};
 
-use crate::objects::{LabelSelector, Meta, Template, WholeMeta, resource};
+use crate::objects::{LabelSelector, Meta, Template, WholeMeta, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ReplicaSet {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: ReplicaSetSpec,
+    #[serde(deserialize_with = "null_as_default")]
     pub status: ReplicaSetStatus,
 }
 
@@ -19,6 +21,7 @@ pub struct ReplicaSet {
 pub struct ReplicaSetSpec {
     /// The API server defaults it to 1, so it is always there.
     pub replicas: Option<i32>,
+    #[serde(deserialize_with = "null_as_default")]
     pub min_ready_seconds: i32,
     pub selector: Option<LabelSelector>,
     pub template: Template,
@@ -27,18 +30,19 @@ pub struct ReplicaSetSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReplicaSetStatus {
+    #[serde(deserialize_with = "null_as_default")]
     pub replicas: i32,
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_zero")]
     pub fully_labeled_replicas: i32,
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_zero")]
     pub ready_replicas: i32,
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_zero")]
     pub available_replicas: i32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub terminating_replicas: Option<i32>,
-    #[serde(skip_serializing_if = "is_zero_i64")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_zero_i64")]
     pub observed_generation: i64,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<ReplicaSetCondition>,
 }
 

@@ -3,18 +3,20 @@
 use serde::{Deserialize, Deserializer};
 
 use crate::objects::{
-    LabelSelector, Labels, Meta, ReplicaSetSpec, ReplicaSetStatus, Template, WholeMeta, resource,
+    LabelSelector, Labels, Meta, ReplicaSetSpec, ReplicaSetStatus, Template, WholeMeta,
+    null_as_default, resource,
 };
 
 /// Seen as the ReplicaSet that it would be. Upstream: `pkg/controller/replication/conversion.go`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ReplicationController {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
     #[serde(deserialize_with = "spec")]
     pub spec: ReplicaSetSpec,
     /// Never has `terminating_replicas`.
+    #[serde(deserialize_with = "null_as_default")]
     pub status: ReplicaSetStatus,
 }
 
@@ -27,11 +29,13 @@ fn spec<'de, D: Deserializer<'de>>(from: D) -> Result<ReplicaSetSpec, D::Error> 
     #[serde(rename_all = "camelCase", default)]
     struct Spec {
         replicas: Option<i32>,
+        #[serde(deserialize_with = "null_as_default")]
         min_ready_seconds: i32,
         selector: Option<Labels>,
         template: Template,
     }
-    let Spec { replicas, min_ready_seconds, selector, template } = Spec::deserialize(from)?;
+    let Spec { replicas, min_ready_seconds, selector, template } =
+        Option::<Spec>::deserialize(from)?.unwrap_or_default();
     let selector =
         selector.map(|match_labels| LabelSelector { match_labels, ..LabelSelector::default() });
     Ok(ReplicaSetSpec { replicas, min_ready_seconds, selector, template })

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};
 
-use crate::objects::{Istr, Meta, resource};
+use crate::objects::{Istr, Meta, null_as_default, resource};
 
 /// Upstream: `resourceapi.AllocationResultsMaxSize`.
 const MOST_DEVICES: i64 = 32;
@@ -12,8 +12,9 @@ const MOST_DEVICES: i64 = 32;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ResourceClaim {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: ResourceClaimSpec,
 }
 
@@ -44,6 +45,7 @@ fn most_devices<'de, D: Deserializer<'de>>(from: D) -> Result<Box<[(Istr, i64)]>
     struct Wanted {
         device_class_name: Istr,
         allocation_mode: Istr,
+        #[serde(deserialize_with = "null_as_default")]
         count: i64,
     }
     impl Wanted {

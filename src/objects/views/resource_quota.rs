@@ -6,15 +6,17 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::objects::{
     Istr, Meta, Quantity, QuantityError, Requirement, ResourceList, Selector, SelectorError,
-    WholeMeta, resource,
+    WholeMeta, null_as_default, resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ResourceQuota {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: ResourceQuotaSpec,
+    #[serde(deserialize_with = "null_as_default")]
     pub status: ResourceQuotaStatus,
 }
 
@@ -22,6 +24,7 @@ pub struct ResourceQuota {
 #[serde(rename_all = "camelCase", default)]
 pub struct ResourceQuotaSpec {
     pub hard: Amounts,
+    #[serde(deserialize_with = "null_as_default")]
     pub scopes: Vec<Istr>,
     pub scope_selector: Option<ScopeSelector>,
 }
@@ -29,6 +32,7 @@ pub struct ResourceQuotaSpec {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ScopeSelector {
+    #[serde(deserialize_with = "null_as_default")]
     pub match_expressions: Vec<ScopeRequirement>,
 }
 
@@ -38,6 +42,7 @@ pub struct ScopeSelector {
 pub struct ScopeRequirement {
     pub scope_name: Istr,
     pub operator: Istr,
+    #[serde(deserialize_with = "null_as_default")]
     pub values: Vec<Istr>,
 }
 

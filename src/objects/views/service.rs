@@ -7,8 +7,9 @@ use crate::objects::{Istr, Labels, Meta, null_as_default, resource};
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Service {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: ServiceSpec,
 }
 
@@ -19,13 +20,14 @@ pub struct ServiceSpec {
     /// Empty: its endpoints are somebody else's to write.
     pub selector: Labels,
     /// `None` in words: headless.
-    #[serde(rename = "clusterIP")]
+    #[serde(rename = "clusterIP", deserialize_with = "null_as_default")]
     pub cluster_ip: Box<str>,
     /// `IPv4`, `IPv6`, the first one first.
     #[serde(deserialize_with = "null_as_default")]
     pub ip_families: Vec<Istr>,
     #[serde(deserialize_with = "null_as_default")]
     pub ports: Vec<ServicePort>,
+    #[serde(deserialize_with = "null_as_default")]
     pub publish_not_ready_addresses: bool,
     pub traffic_distribution: Option<Istr>,
     pub allocate_load_balancer_node_ports: Option<bool>,
@@ -37,8 +39,10 @@ pub struct ServicePort {
     pub name: Istr,
     pub protocol: Istr,
     pub app_protocol: Option<Istr>,
+    #[serde(deserialize_with = "null_as_default")]
     pub target_port: TargetPort,
     /// 0: none.
+    #[serde(deserialize_with = "null_as_default")]
     pub node_port: i32,
 }
 

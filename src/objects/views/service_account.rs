@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Deserializer};
 
-use crate::objects::{Istr, Meta, Object, Resource, ResourceType, Uid, resource};
+use crate::objects::{Istr, Meta, Object, Resource, ResourceType, Uid, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ServiceAccount {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
     /// The names of the Secrets that the account names as its own.
     #[serde(deserialize_with = "names")]
@@ -26,6 +26,7 @@ fn names<'de, D: Deserializer<'de>>(from: D) -> Result<Box<[Box<str>]>, D::Error
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Reference {
+        #[serde(deserialize_with = "null_as_default")]
         name: Box<str>,
     }
     let references = Option::<Vec<Reference>>::deserialize(from)?.unwrap_or_default();
@@ -37,8 +38,9 @@ fn names<'de, D: Deserializer<'de>>(from: D) -> Result<Box<[Box<str>]>, D::Error
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct TokenSecret {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub data: TokenData,
 }
 

@@ -3,14 +3,16 @@
 use k8s_openapi::api::networking::v1::ServiceCIDRStatus;
 use serde::Deserialize;
 
-use crate::objects::{Meta, WholeMeta, resource};
+use crate::objects::{Meta, WholeMeta, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ServiceCIDR {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: ServiceCidrSpec,
+    #[serde(deserialize_with = "null_as_default")]
     pub status: ServiceCIDRStatus,
 }
 
@@ -18,6 +20,7 @@ pub struct ServiceCIDR {
 #[serde(default)]
 pub struct ServiceCidrSpec {
     /// At most one of each family.
+    #[serde(deserialize_with = "null_as_default")]
     pub cidrs: Vec<String>,
 }
 
@@ -28,7 +31,7 @@ impl WholeMeta for ServiceCIDR {}
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct IPAddress {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
 }
 

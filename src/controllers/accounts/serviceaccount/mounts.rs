@@ -10,6 +10,7 @@ use crate::objects::{Pod, Resource, ResourceType, null_as_default};
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Mounts {
+    #[serde(deserialize_with = "null_as_default")]
     spec: Spec,
 }
 
@@ -20,23 +21,31 @@ impl Resource for Mounts {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Spec {
+    #[serde(deserialize_with = "null_as_default")]
     image_pull_secrets: Vec<Reference>,
+    #[serde(deserialize_with = "null_as_default")]
     containers: Vec<Container>,
+    #[serde(deserialize_with = "null_as_default")]
     init_containers: Vec<Container>,
+    #[serde(deserialize_with = "null_as_default")]
     ephemeral_containers: Vec<Container>,
+    #[serde(deserialize_with = "null_as_default")]
     volumes: Vec<Volume>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Reference {
+    #[serde(deserialize_with = "null_as_default")]
     name: String,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Container {
+    #[serde(deserialize_with = "null_as_default")]
     env: Vec<Variable>,
+    #[serde(deserialize_with = "null_as_default")]
     env_from: Vec<Variables>,
 }
 
@@ -62,16 +71,17 @@ struct Variables {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Volume {
-    #[serde(rename = "name")]
+    #[serde(rename = "name", deserialize_with = "null_as_default")]
     _name: String,
     #[serde(flatten)]
-    source: BTreeMap<String, Source>,
+    source: BTreeMap<String, Option<Source>>,
 }
 
 /// The places in which some kind of volume names a Secret.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Source {
+    #[serde(deserialize_with = "null_as_default")]
     secret_name: String,
     secret_ref: Option<Reference>,
     node_publish_secret_ref: Option<Reference>,
@@ -102,7 +112,7 @@ impl Mounts {
             let whole = container.env_from.into_iter().filter_map(|v| v.secret_ref);
             single.chain(whole).for_each(|secret| put(secret.name));
         }
-        for source in volumes.into_iter().flat_map(|volume| volume.source.into_values()) {
+        for source in volumes.into_iter().flat_map(|volume| volume.source.into_values()).flatten() {
             put(source.secret_name);
             let projected = source.sources.into_iter().filter_map(|part| part.secret);
             let named = source.secret_ref.into_iter().chain(source.node_publish_secret_ref);

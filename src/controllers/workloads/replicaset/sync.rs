@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::{BURST_REPLICAS, ReplicaSets, Replicating, ranking, status};
 use crate::cache::{IndexValue, Lister};
 use crate::controllers::runner::batch::{SLOW_START_INITIAL_BATCH_SIZE, slow_start, together};
-use crate::controllers::workloads::pod_control::{NewPod, is_gone};
+use crate::controllers::workloads::new_pod::NewPod;
+use crate::controllers::workloads::pod_control::is_gone;
 use crate::controllers::workloads::ref_manager::{
     CONTROLLER_INDEX, ControllerRefManager, owned_or_orphaned, recheck_deletion_timestamp,
 };

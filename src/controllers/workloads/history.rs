@@ -1,0 +1,545 @@
+//! ControllerRevisions: the versions of a template that a StatefulSet or a DaemonSet keeps.
+//! Upstream: `pkg/controller/history`, and the parts of both controllers that make revisions.
+//!
+//! Data, name and labels are byte for byte those of the Go manager: a revision that is not
+//! recognized as the current one starts a rollout.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::cache::Lister;
+use crate::client::{Client, Delete};
+use crate::clock::Clock;
+use crate::controllers::Error;
+use crate::controllers::workloads::ref_manager::owned_or_orphaned;
+use crate::objects::golang::{Numbers, pod_template_dump, pod_template_patch};
+use crate::objects::{
+    ControllerRevision, Istr, Labels, Meta, Object, ObjectKey, OwnerReference, Resource,
+    RevisionData, Selector, Template,
+};
+
+/// The label that holds the hash of a StatefulSet's revision.
+/// Upstream: `ControllerRevisionHashLabel`.
+pub const REVISION_HASH_LABEL: &str = "controller.kubernetes.io/hash";
+/// The label by which a DaemonSet's revisions, and the pods of both kinds, name their version.
+/// Upstream: `DefaultDaemonSetUniqueLabelKey`, `ControllerRevisionHashLabelKey`.
+pub const REVISION_LABEL: &str = "controller-revision-hash";
+
+/// The longest prefix that leaves room for a hash in a name. Upstream: `ControllerRevisionName`.
+const LONGEST_PREFIX: usize = 223;
+/// Between attempts to write a revision that someone else writes as well. Upstream:
+/// `retry.DefaultBackoff`.
+const CONFLICT_PAUSES: [Duration; 3] =
+    [Duration::from_millis(10), Duration::from_millis(50), Duration::from_millis(250)];
+
+/// A revision to be created.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NewRevision {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: NewRevisionMeta,
+    data: Box<RawValue>,
+    revision: i64,
+    #[serde(skip)]
+    numbers: Numbers,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NewRevisionMeta {
+    name: String,
+    namespace: Istr,
+    labels: Labels,
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    annotations: Labels,
+    owner_references: [OwnerReference; 1],
+}
+
+/// What came of a [`NewRevision`].
+#[derive(Debug)]
+pub enum Created {
+    New(ControllerRevision),
+    /// A revision of that name has the same data.
+    Same(ControllerRevision),
+    /// A revision of that name has other data: the collision count has to grow.
+    Collision,
+}
+
+impl NewRevision {
+    /// The revision of a StatefulSet with this template. `collision_count` is that of its status, 0
+    /// when absent. Upstream: `newRevision`, `NewControllerRevision`.
+    pub fn of_stateful_set<O: Resource>(
+        set: &Meta,
+        template: &Template,
+        revision: i64,
+        collision_count: i32,
+    ) -> Result<NewRevision, Error> {
+        let numbers = Numbers::Floats;
+        let data = pod_template_patch(&template.to_value(), numbers);
+        let hash = data_hash(&data, Some(collision_count));
+        let name = revision_name(&set.name, &hash);
+        let labels = with_label(&template.labels, REVISION_HASH_LABEL, &hash);
+        NewRevision::of::<O>(set, name, labels, data, numbers, revision)
+    }
+
+    /// The revision of a DaemonSet with this template. Upstream: `snapshot`.
+    pub fn of_daemon_set<O: Resource>(
+        set: &Meta,
+        template: &Template,
+        revision: i64,
+        collision_count: Option<i32>,
+    ) -> Result<NewRevision, Error> {
+        let (value, numbers) = (template.to_value(), Numbers::Integers);
+        let data = pod_template_patch(&value, numbers);
+        let hash = template_hash(&pod_template_dump(&value), collision_count);
+        let name = format!("{}-{hash}", set.name);
+        let labels = with_label(&template.labels, REVISION_LABEL, &hash);
+        NewRevision::of::<O>(set, name, labels, data, numbers, revision)
+    }
+
+    fn of<O: Resource>(
+        set: &Meta,
+        name: String,
+        labels: Labels,
+        data: String,
+        numbers: Numbers,
+        revision: i64,
+    ) -> Result<NewRevision, Error> {
+        Ok(NewRevision {
+            api_version: "apps/v1",
+            kind: "ControllerRevision",
+            metadata: NewRevisionMeta {
+                name,
+                namespace: set.namespace.clone(),
+                labels,
+                annotations: set.annotations.clone(),
+                owner_references: [set.controller_ref::<O>()],
+            },
+            data: RawValue::from_string(data)?,
+            revision,
+            numbers,
+        })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.metadata.name
+    }
+
+    /// The number that it gets.
+    pub fn revision(&self) -> i64 {
+        self.revision
+    }
+
+    /// Whether `known` holds the same version. Upstream: `EqualRevision`, `Match`.
+    pub fn is_equal(&self, known: &ControllerRevision) -> bool {
+        self.data.get() == known.data.as_str()
+    }
+
+    /// Whether `known`, encoded once more from the fields that both know, holds the same version:
+    /// made by a manager of another version, its bytes may differ. Unlike upstream this does not
+    /// add the defaults of fields that `known` is too old to have.
+    /// Upstream: `setMatchesLatestExistingRevision`.
+    pub fn is_equivalent(&self, known: &ControllerRevision) -> bool {
+        let Ok(data) = serde_json::from_str::<Value>(known.data.as_str()) else { return false };
+        let template = data.pointer("/spec/template");
+        template
+            .is_some_and(|template| pod_template_patch(template, self.numbers) == self.data.get())
+    }
+
+    /// The place of the newest equal one among `sorted`.
+    pub fn newest_equal(&self, sorted: &[Arc<ControllerRevision>]) -> Option<usize> {
+        sorted.iter().rposition(|known| self.is_equal(known))
+    }
+
+    /// Renames it for a greater collision count of a StatefulSet. The hash in its label stays, as
+    /// upstream.
+    fn collided(&mut self, set: &Meta, collision_count: i32) {
+        let hash = data_hash(self.data.get(), Some(collision_count));
+        self.metadata.name = revision_name(&set.name, &hash);
+    }
+
+    /// Creates it once. A DaemonSet increments the collision count of its status after a
+    /// [`Created::Collision`], and tries again in its next sync.
+    pub async fn create(&self, client: &Client) -> Result<Created, Error> {
+        let namespace = &self.metadata.namespace;
+        match client.create::<ControllerRevision>(namespace, self).await {
+            Ok(created) => return Ok(Created::New(created)),
+            Err(error) if !error.is_already_exists() => return Err(error.into()),
+            Err(_) => {}
+        }
+        let existing: ControllerRevision =
+            client.get(&ObjectKey::new(namespace, &self.metadata.name)).await?;
+        Ok(if self.is_equal(&existing) { Created::Same(existing) } else { Created::Collision })
+    }
+
+    /// Creates it under the first name that is free, for a StatefulSet. Returns the revision and
+    /// the collision count that its status is to show. Upstream: `CreateControllerRevision`.
+    pub async fn create_under_free_name(
+        mut self,
+        client: &Client,
+        set: &Meta,
+        mut collision_count: i32,
+    ) -> Result<(ControllerRevision, i32), Error> {
+        loop {
+            match self.create(client).await? {
+                Created::New(revision) | Created::Same(revision) => {
+                    return Ok((revision, collision_count));
+                }
+                Created::Collision => {
+                    collision_count = collision_count.wrapping_add(1);
+                    self.collided(set, collision_count);
+                }
+            }
+        }
+    }
+}
+
+fn with_label(labels: &Labels, key: &str, value: &str) -> Labels {
+    labels.iter().chain([(key, value)]).collect()
+}
+
+/// The revisions that `owner` controls, and the orphans among which it may adopt, as far as its
+/// selector matches; oldest first. Needs [`CONTROLLER_INDEX`]. A StatefulSet adopts the orphans of
+/// these; a DaemonSet hands them to `ControllerRefManager::claim`, which also releases. Upstream:
+/// `ListControllerRevisions`.
+///
+/// [`CONTROLLER_INDEX`]: crate::controllers::workloads::ref_manager::CONTROLLER_INDEX
+pub fn revisions_of(
+    revisions: &Lister<ControllerRevision>,
+    owner: &Meta,
+    selector: &Selector,
+) -> Vec<Arc<ControllerRevision>> {
+    let mut found = owned_or_orphaned(revisions, owner);
+    found.retain(|revision| selector.matches(&revision.meta().labels));
+    sort(&mut found);
+    found
+}
+
+/// Oldest first: by number, then age, then name. Upstream: `SortControllerRevisions`.
+pub fn sort(revisions: &mut [Arc<ControllerRevision>]) {
+    revisions.sort_by(|one, other| {
+        let order = |revision: &ControllerRevision| {
+            (revision.revision, revision.meta.creation_timestamp.map(|at| at.as_secs()))
+        };
+        order(one).cmp(&order(other)).then_with(|| one.meta.name.cmp(&other.meta.name))
+    });
+}
+
+/// The number after the highest. Upstream: `nextRevision`, `maxRevision`.
+pub fn next_revision(revisions: &[Arc<ControllerRevision>]) -> i64 {
+    revisions.iter().map(|known| known.revision).max().unwrap_or(0).saturating_add(1)
+}
+
+/// What a history limit counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Revisions that are not in use. Upstream: `truncateHistory` of StatefulSets.
+    Unused,
+    /// All revisions given, of which those in use are kept. Upstream: `cleanupHistory` of
+    /// DaemonSets, given all but the current one.
+    All,
+}
+
+/// The revisions to delete, oldest first, so that no more than `limit` remain. A negative limit
+/// deletes nothing.
+pub fn beyond_limit(
+    sorted: &[Arc<ControllerRevision>],
+    is_used: impl Fn(&ControllerRevision) -> bool,
+    counting: Limit,
+    limit: i32,
+) -> Vec<Arc<ControllerRevision>> {
+    let Ok(limit) = usize::try_from(limit) else { return Vec::new() };
+    let unused: Vec<_> = sorted.iter().filter(|revision| !is_used(revision)).cloned().collect();
+    let counted = match counting {
+        Limit::Unused => unused.len(),
+        Limit::All => sorted.len(),
+    };
+    unused.into_iter().take(counted.saturating_sub(limit)).collect()
+}
+
+/// Deletes a revision; one that is gone is a success.
+pub async fn delete(client: &Client, revision: &ControllerRevision) -> Result<(), Error> {
+    match client.delete::<ControllerRevision>(&revision.meta.key(), Delete::new()).await {
+        Err(error) if !error.is_not_found() => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Gives `revision` the number `number`: a rollback makes an old version the newest. A conflict is
+/// retried on the live revision. Upstream: `UpdateControllerRevision`.
+pub async fn renumber(
+    client: &Client,
+    clock: &dyn Clock,
+    revision: &ControllerRevision,
+    number: i64,
+) -> Result<ControllerRevision, Error> {
+    let key = revision.meta.key();
+    let mut current = revision.clone();
+    let mut pauses = CONFLICT_PAUSES.iter();
+    loop {
+        if current.revision == number {
+            return Ok(current);
+        }
+        current.revision = number;
+        match client.update::<ControllerRevision>(&key, &Whole::of(&current)).await {
+            Ok(updated) => return Ok(updated),
+            Err(error) if error.is_conflict() => match pauses.next() {
+                Some(pause) => clock.sleep(*pause).await,
+                None => return Err(error.into()),
+            },
+            Err(error) => return Err(error.into()),
+        }
+        current = client.get(&key).await?;
+        if current.meta.uid != revision.meta.uid {
+            return Err(Error::other(format!("revision {key} is another one by now")));
+        }
+    }
+}
+
+/// A revision as a PUT takes it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Whole<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: &'a Meta,
+    data: &'a RevisionData,
+    revision: i64,
+}
+
+impl Whole<'_> {
+    fn of(ControllerRevision { meta, data, revision }: &ControllerRevision) -> Whole<'_> {
+        let (api_version, kind) = ("apps/v1", "ControllerRevision");
+        Whole { api_version, kind, metadata: meta, data, revision: *revision }
+    }
+}
+
+/// Upstream: `ControllerRevisionName`.
+fn revision_name(prefix: &str, hash: &str) -> String {
+    format!("{}-{hash}", prefix.get(..LONGEST_PREFIX).unwrap_or(prefix))
+}
+
+/// FNV-1 over the data and the digits of the collision count. Upstream: `HashControllerRevision`.
+fn data_hash(data: &str, collision_count: Option<i32>) -> String {
+    let count = collision_count.map(|count| count.to_string()).unwrap_or_default();
+    let hash = data
+        .bytes()
+        .chain(count.bytes())
+        .fold(FNV_OFFSET, |hash, byte| hash.wrapping_mul(FNV_PRIME) ^ u32::from(byte));
+    safe_encode(hash)
+}
+
+/// FNV-1a over the dump of a template and the collision count in eight bytes, the least first.
+/// Upstream: `controller.ComputeHash`.
+pub fn template_hash(dump: &str, collision_count: Option<i32>) -> String {
+    let count = collision_count.map(|count| u64::from(count.cast_unsigned()).to_le_bytes());
+    let bytes = dump.bytes().chain(count.into_iter().flatten());
+    safe_encode(
+        bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(FNV_PRIME)),
+    )
+}
+
+const FNV_OFFSET: u32 = 0x811c_9dc5;
+const FNV_PRIME: u32 = 0x0100_0193;
+
+/// The digits of a hash in letters that spell no words. Upstream: `rand.SafeEncodeString`.
+fn safe_encode(hash: u32) -> String {
+    const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    let digits = hash.to_string();
+    digits.bytes().map(|byte| char::from(ALPHABET[usize::from(byte) % ALPHABET.len()])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::json;
+
+    use super::*;
+    use crate::objects::ResourceType;
+
+    /// Only the references that name it are looked at.
+    struct StatefulSet;
+    struct DaemonSet;
+
+    impl Resource for StatefulSet {
+        const RESOURCE: ResourceType =
+            ResourceType::fixed("apps", "v1", "StatefulSet", "statefulsets", true);
+    }
+
+    impl Resource for DaemonSet {
+        const RESOURCE: ResourceType =
+            ResourceType::fixed("apps", "v1", "DaemonSet", "daemonsets", true);
+    }
+
+    /// A set as the API server served it, and the revision that the Go manager 1.36.2 made of it.
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Golden {
+        case: String,
+        parent: String,
+        /// As the set's status had it afterwards.
+        collision_count: Option<i32>,
+        template: String,
+        name: String,
+        labels: Value,
+        annotations: Value,
+        data: String,
+    }
+
+    fn golden(text: &str) -> Vec<Golden> {
+        serde_json::from_str(text).unwrap()
+    }
+
+    fn parent(golden: &Golden) -> Meta {
+        Meta {
+            name: golden.parent.as_str().into(),
+            namespace: "default".into(),
+            uid: "u".into(),
+            annotations: serde_json::from_value(golden.annotations.clone()).unwrap(),
+            ..Meta::default()
+        }
+    }
+
+    fn assert_same(made: &NewRevision, golden: &Golden, name: bool) {
+        let case = &golden.case;
+        assert_eq!(made.data.get(), golden.data, "{case}");
+        let json = serde_json::to_value(made).unwrap();
+        assert_eq!(json["metadata"]["annotations"], golden.annotations, "{case}");
+        if name {
+            assert_eq!(made.name(), golden.name, "{case}");
+            assert_eq!(json["metadata"]["labels"], golden.labels, "{case}");
+        }
+    }
+
+    #[test]
+    fn revisions_of_stateful_sets_are_those_of_the_go_manager() {
+        let all = golden(include_str!("../../../fixtures/revisions/statefulsets.json"));
+        assert!(all.len() > 15);
+        for golden in &all {
+            let template: Template = serde_json::from_str(&golden.template).unwrap();
+            let count = golden.collision_count.unwrap_or(0);
+            let set = parent(golden);
+            let made = |count| {
+                NewRevision::of_stateful_set::<StatefulSet>(&set, &template, 1, count).unwrap()
+            };
+            let first = made(0);
+            assert_same(&first, golden, count == 0);
+            // After a collision the name changes, and the label stays that of the first attempt.
+            let mut renamed = first;
+            (1..=count).for_each(|count| renamed.collided(&set, count));
+            assert_same(&renamed, golden, true);
+        }
+        assert!(all.iter().any(|golden| golden.collision_count == Some(1)));
+    }
+
+    #[test]
+    fn revisions_of_daemon_sets_are_those_of_the_go_manager() {
+        let all = golden(include_str!("../../../fixtures/revisions/daemonsets.json"));
+        assert!(all.len() > 15);
+        for golden in &all {
+            let template: Template = serde_json::from_str(&golden.template).unwrap();
+            let (set, count) = (parent(golden), golden.collision_count);
+            let made = NewRevision::of_daemon_set::<DaemonSet>(&set, &template, 1, count).unwrap();
+            // The dump of a template's own creation time shows the process's time zone.
+            assert_same(&made, golden, !golden.template.contains("creationTimestamp"));
+        }
+        assert!(all.iter().any(|golden| golden.collision_count == Some(1)));
+    }
+
+    #[test]
+    fn older_servers_and_newer_fields_make_no_difference() {
+        let made = |template: Value| {
+            let template: Template = serde_json::from_value(template).unwrap();
+            let set = Meta { name: "s".into(), ..Meta::default() };
+            let stateful = NewRevision::of_stateful_set::<StatefulSet>(&set, &template, 1, 0);
+            let daemon = NewRevision::of_daemon_set::<DaemonSet>(&set, &template, 1, None);
+            let (stateful, daemon) = (stateful.unwrap(), daemon.unwrap());
+            let data = (stateful.data.get().to_owned(), daemon.data.get().to_owned());
+            (data, stateful.name().to_owned(), daemon.name().to_owned())
+        };
+        let plain = json!({
+            "metadata": {"labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "c", "image": "i", "resources": {}}]},
+        });
+        let odd = json!({
+            "metadata": {"labels": {"a": "b"}, "creationTimestamp": null, "brandNew": 1},
+            "spec": {
+                "volumes": [], "nodeSelector": {}, "affinity": null, "nodeName": "",
+                "hostNetwork": false, "brandNew": {"x": []},
+                "containers": [{"name": "c", "image": "i", "env": null, "brandNew": true}],
+            },
+        });
+        assert_eq!(made(plain), made(odd));
+    }
+
+    fn revision(name: &str, number: i64, created: i64, data: &str) -> Arc<ControllerRevision> {
+        let created = crate::objects::Timestamp::from_secs(created).to_string();
+        let text = format!(
+            r#"{{"metadata":{{"name":"{name}","creationTimestamp":"{created}"}},"revision":{number},"data":{data}}}"#
+        );
+        Arc::new(serde_json::from_str(&text).unwrap())
+    }
+
+    fn names(revisions: &[Arc<ControllerRevision>]) -> Vec<&str> {
+        revisions.iter().map(|revision| &*revision.meta.name).collect()
+    }
+
+    #[test]
+    fn revisions_are_ordered_by_number_then_age_then_name() {
+        let mut all = [("d", 3, 9), ("c", 2, 5), ("b", 2, 5), ("a", 2, 7), ("e", 1, 9)]
+            .map(|(name, number, created)| revision(name, number, created, "{}"));
+        sort(&mut all);
+        assert_eq!(names(&all), ["e", "b", "c", "a", "d"]);
+        assert_eq!((next_revision(&all), next_revision(&[])), (4, 1));
+    }
+
+    #[test]
+    fn the_oldest_unused_revisions_go_first() {
+        let all: Vec<_> =
+            (1..=5).map(|number| revision(&number.to_string(), number, 0, "{}")).collect();
+        for (used, counting, limit, gone) in [
+            ("", Limit::Unused, 10, vec![]),
+            ("", Limit::Unused, 5, vec![]),
+            ("", Limit::Unused, 2, vec!["1", "2", "3"]),
+            ("15", Limit::Unused, 2, vec!["2"]),
+            ("15", Limit::Unused, 0, vec!["2", "3", "4"]),
+            ("15", Limit::All, 2, vec!["2", "3", "4"]),
+            ("15", Limit::All, 4, vec!["2"]),
+            ("12345", Limit::All, 0, vec![]),
+            ("", Limit::All, -1, vec![]),
+        ] {
+            let is_used = |revision: &ControllerRevision| used.contains(&*revision.meta.name);
+            let found = beyond_limit(&all, is_used, counting, limit);
+            assert_eq!(names(&found), gone, "{used} {counting:?} {limit}");
+        }
+    }
+
+    #[test]
+    fn the_newest_equal_revision_counts() {
+        let template: Template = serde_json::from_value(json!({"spec": {}})).unwrap();
+        let set = Meta { name: "s".into(), ..Meta::default() };
+        let new = NewRevision::of_stateful_set::<StatefulSet>(&set, &template, 4, 0).unwrap();
+        let data = new.data.get().to_owned();
+        let unknown = data.replace(r#""spec":{"containers""#, r#""spec":{"x":1,"containers""#);
+        assert_ne!(unknown, data);
+        let all = [&data, "{}", &data, &unknown]
+            .iter()
+            .enumerate()
+            .map(|(at, data)| revision(&at.to_string(), at as i64, 0, data))
+            .collect::<Vec<_>>();
+        assert_eq!((new.newest_equal(&all), new.newest_equal(&all[1..2])), (Some(2), None));
+        assert_eq!(
+            all.iter().map(|r| new.is_equivalent(r)).collect::<Vec<_>>(),
+            [true, false, true, true]
+        );
+        let long = revision_name(&"n".repeat(300), "h");
+        assert_eq!((long.len(), long.ends_with("n-h")), (225, true));
+        let whole = serde_json::to_string(&Whole::of(&all[1])).unwrap();
+        assert!(whole.contains(r#""data":{},"revision":1"#), "{whole}");
+    }
+}

@@ -1,0 +1,15 @@
+//! How the Go manager sees an object: its typed structs, as JSON and as the dump that it hashes.
+//!
+//! ControllerRevisions and the names of ReplicaSets are computed from Go's own encodings of a pod
+//! template. A manager that takes over must compute the same, or else every StatefulSet and
+//! DaemonSet restarts its pods. Go decodes into structs: fields that the structs lack are dropped,
+//! empty lists are nil, and each field's tag decides whether its zero value is written. So the
+//! encodings need the struct definitions, which are kept as a table (`pod_template.types`).
+
+mod dump;
+mod json;
+mod quantity;
+mod types;
+
+pub use dump::pod_template_dump;
+pub use json::{Numbers, pod_template_patch};

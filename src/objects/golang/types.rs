@@ -1,0 +1,227 @@
+//! The Go structs behind a pod template, as a table.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+/// The structs that `v1.PodTemplateSpec` of Kubernetes 1.36 consists of, with their fields in the
+/// order of declaration. One struct a paragraph: its name, then a line a field.
+///
+/// ```text
+///  Name[:jsonName][?[?]] type
+/// ```
+///
+/// Without a `:jsonName` it is the name with a small first letter; `-` marks an embedded struct
+/// whose fields stand among those of the outer one. `?` is `omitempty`, `??` also `omitzero`. Types
+/// are written as Go's reflection prints them; `=` and the underlying type follow where it is not a
+/// struct.
+const TABLE: &str = include_str!("pod_template.types");
+
+/// The lines of each struct, by its name.
+static STRUCTS: LazyLock<HashMap<&str, &str>> = LazyLock::new(|| {
+    let mut structs = HashMap::new();
+    let mut rest = TABLE;
+    while let Some((name, lines)) = rest.split_once('\n') {
+        let end = lines.find("\nv1.").map_or(lines.len(), |at| at + 1);
+        structs.insert(name, &lines[..end]);
+        rest = &lines[end..];
+    }
+    structs
+});
+
+/// The struct that templates decode into.
+pub const POD_TEMPLATE_SPEC: &str = "v1.PodTemplateSpec";
+
+pub struct Field {
+    pub go_name: &'static str,
+    json_name: &'static str,
+    pub omit_empty: bool,
+    pub omit_zero: bool,
+    pub r#type: Type,
+}
+
+/// The fields of a struct, in the order of declaration; none of an unknown one.
+pub fn fields(name: &str) -> impl Iterator<Item = Field> {
+    STRUCTS.get(name).copied().unwrap_or_default().lines().filter_map(Field::parse)
+}
+
+impl Field {
+    fn parse(line: &'static str) -> Option<Field> {
+        let (names, r#type) = line.trim_start().split_once(' ')?;
+        let bare = names.trim_end_matches('?');
+        let marks = names.len() - bare.len();
+        let (go_name, json_name) = bare.split_once(':').unwrap_or((bare, ""));
+        let (omit_empty, omit_zero) = (marks > 0, marks > 1);
+        Some(Field { go_name, json_name, omit_empty, omit_zero, r#type: Type::parse(r#type) })
+    }
+
+    pub fn is_embedded(&self) -> bool {
+        self.json_name == "-"
+    }
+
+    pub fn json_name(&self) -> String {
+        if !self.json_name.is_empty() {
+            return self.json_name.to_owned();
+        }
+        let mut letters = self.go_name.chars();
+        letters.next().map(|first| first.to_ascii_lowercase()).into_iter().chain(letters).collect()
+    }
+
+    /// The field's value in an object; null is absence.
+    pub fn of<'v>(&self, object: Option<&'v Value>) -> Option<&'v Value> {
+        if self.is_embedded() {
+            return object;
+        }
+        object?.get(self.json_name()).filter(|value| !value.is_null())
+    }
+}
+
+/// A Go type: how it prints, and what it is.
+#[derive(Clone, Copy)]
+pub struct Type {
+    pub name: &'static str,
+    pub kind: Kind,
+}
+
+#[derive(Clone, Copy)]
+pub enum Kind {
+    String,
+    Bool,
+    Int,
+    /// With the notation of what it points to.
+    Pointer(&'static str),
+    /// With the notation of the elements.
+    Slice(&'static str),
+    /// From strings; with the notation of the values.
+    Map(&'static str),
+    Struct,
+    Quantity,
+    IntOrString,
+    Time,
+    /// `metav1.FieldsV1`: any JSON.
+    Fields,
+}
+
+impl Type {
+    pub fn parse(notation: &'static str) -> Type {
+        let (name, underlying) = notation.split_once('=').unwrap_or((notation, notation));
+        // What follows `=` in `[]v1.Capability=string` belongs to the element.
+        if let Some(element) = notation.strip_prefix('*') {
+            return Type { name, kind: Kind::Pointer(element) };
+        }
+        if let Some(element) = notation.strip_prefix("[]") {
+            return Type { name, kind: Kind::Slice(element) };
+        }
+        let kind = match underlying {
+            "string" => Kind::String,
+            "bool" => Kind::Bool,
+            "int32" | "int64" | "uint8" => Kind::Int,
+            "resource.Quantity" => Kind::Quantity,
+            "intstr.IntOrString" => Kind::IntOrString,
+            "v1.Time" => Kind::Time,
+            "v1.FieldsV1" => Kind::Fields,
+            map if map.starts_with("map[") => {
+                Kind::Map(map.split_once(']').map_or("string", |(_, values)| values))
+            }
+            _ => Kind::Struct,
+        };
+        Type { name, kind }
+    }
+}
+
+/// Whether a slice or a map is nil in Go: protobuf, from which the Go manager reads, has no empty
+/// ones.
+pub fn is_nil(value: Option<&Value>) -> bool {
+    match value {
+        None | Some(Value::Null) => true,
+        Some(Value::Array(items)) => items.is_empty(),
+        Some(Value::Object(members)) => members.is_empty(),
+        Some(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::{Map, json};
+
+    use super::*;
+
+    /// A value of `type` with every field set, recursion cut where a struct stands in itself.
+    fn full(of: Type, above: &mut Vec<&'static str>) -> Option<Value> {
+        Some(match of.kind {
+            Kind::String => json!("text"),
+            Kind::Bool => json!(true),
+            Kind::Int => json!(7),
+            Kind::Pointer(inner) => full(Type::parse(inner), above)?,
+            Kind::Slice(inner) => json!([full(Type::parse(inner), above)?]),
+            Kind::Map(values) => json!({"key": full(Type::parse(values), above)?}),
+            Kind::Quantity => json!("1"),
+            Kind::IntOrString => json!(80),
+            Kind::Time => json!("2026-01-01T00:00:00Z"),
+            Kind::Fields => json!({"f:a": {}}),
+            Kind::Struct if above.contains(&of.name) => return None,
+            Kind::Struct => {
+                above.push(of.name);
+                let mut members = Map::new();
+                for field in fields(of.name) {
+                    match full(field.r#type, above) {
+                        Some(Value::Object(inner)) if field.is_embedded() => members.extend(inner),
+                        Some(value) => _ = members.insert(field.json_name(), value),
+                        None => {}
+                    }
+                }
+                above.pop();
+                Value::Object(members)
+            }
+        })
+    }
+
+    fn paths(value: &Value, at: &str, into: &mut BTreeSet<String>) {
+        into.insert(at.to_owned());
+        match value {
+            Value::Object(members) => {
+                members
+                    .iter()
+                    .for_each(|(name, value)| paths(value, &format!("{at}.{name}"), into));
+            }
+            Value::Array(items) => items.iter().for_each(|item| paths(item, at, into)),
+            _ => {}
+        }
+    }
+
+    /// The generated types come from the same version's OpenAPI document, so they check the table.
+    #[test]
+    fn every_field_is_known_to_the_published_api() {
+        let template = full(Type::parse(POD_TEMPLATE_SPEC), &mut Vec::new()).unwrap();
+        let published: k8s_openapi::api::core::v1::PodTemplateSpec =
+            serde_json::from_value(template.clone()).unwrap();
+        let published = serde_json::to_value(&published).unwrap();
+        let (mut ours, mut theirs) = (BTreeSet::new(), BTreeSet::new());
+        paths(&template, "", &mut ours);
+        paths(&published, "", &mut theirs);
+        let missing: Vec<_> = ours.difference(&theirs).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+        assert!(ours.len() > 700, "{} fields", ours.len());
+    }
+
+    #[test]
+    fn every_struct_is_there_and_every_line_is_read() {
+        let lines = TABLE.lines().filter(|line| line.starts_with(' ')).count();
+        let mut read = 0;
+        for name in STRUCTS.keys() {
+            for field in fields(name) {
+                read += 1;
+                let mut of = field.r#type;
+                while let Kind::Pointer(inner) | Kind::Slice(inner) | Kind::Map(inner) = of.kind {
+                    of = Type::parse(inner);
+                }
+                let known = !matches!(of.kind, Kind::Struct) || STRUCTS.contains_key(of.name);
+                assert!(known, "{name}.{}: {}", field.go_name, of.name);
+            }
+        }
+        assert_eq!((read, STRUCTS.len()), (lines, 113));
+    }
+}

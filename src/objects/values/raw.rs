@@ -1,0 +1,155 @@
+//! JSON that keeps every byte where it is not edited.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::ser::{Error as _, Serialize, Serializer};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// A JSON object whose members can be set and edited. The order of the members, their numbers,
+/// their escapes and the inside of what is not touched stay as they came; white space between the
+/// members goes once an object is edited.
+#[derive(Clone, Debug, Default)]
+pub struct RawObject {
+    /// Names and values as they are written.
+    members: Vec<(Box<RawValue>, Box<RawValue>)>,
+}
+
+impl RawObject {
+    /// Null is an empty object.
+    pub fn parse(text: &str) -> Result<RawObject, serde_json::Error> {
+        Ok(serde_json::from_str::<Option<RawObject>>(text)?.unwrap_or_default())
+    }
+
+    pub fn get(&self, name: &str) -> Option<&RawValue> {
+        self.place(name).map(|at| &*self.members[at].1)
+    }
+
+    /// The value as text; `None` when it is absent or no string.
+    pub fn text(&self, name: &str) -> Option<String> {
+        serde_json::from_str(self.get(name)?.get()).ok()
+    }
+
+    /// Replaces the value of `name` where it stands, or adds it at the end.
+    pub fn set(&mut self, name: &str, value: impl Into<Value>) -> Result<(), serde_json::Error> {
+        let value = serde_json::value::to_raw_value(&value.into())?;
+        self.put(name, value)
+    }
+
+    fn put(&mut self, name: &str, value: Box<RawValue>) -> Result<(), serde_json::Error> {
+        match self.place(name) {
+            Some(at) => self.members[at].1 = value,
+            None => self.members.push((serde_json::value::to_raw_value(name)?, value)),
+        }
+        Ok(())
+    }
+
+    /// Edits the object that is the value of `name`; an empty one where there is none.
+    pub fn edit(
+        &mut self,
+        name: &str,
+        change: impl FnOnce(&mut RawObject) -> Result<(), serde_json::Error>,
+    ) -> Result<(), serde_json::Error> {
+        let mut object = self
+            .get(name)
+            .map_or_else(|| Ok(RawObject::default()), |value| RawObject::parse(value.get()))?;
+        change(&mut object)?;
+        let value = serde_json::value::to_raw_value(&object)?;
+        self.put(name, value)
+    }
+
+    /// Edits the list that is the value of `name`; an empty one where there is none.
+    pub fn edit_list(
+        &mut self,
+        name: &str,
+        change: impl FnOnce(&mut Vec<Box<RawValue>>) -> Result<(), serde_json::Error>,
+    ) -> Result<(), serde_json::Error> {
+        let mut list = self.list(name)?;
+        change(&mut list)?;
+        let value = serde_json::value::to_raw_value(&list)?;
+        self.put(name, value)
+    }
+
+    /// The list that is the value of `name`; absent and null are empty.
+    pub fn list(&self, name: &str) -> Result<Vec<Box<RawValue>>, serde_json::Error> {
+        let list = self.get(name).map(|value| serde_json::from_str::<Option<_>>(value.get()));
+        Ok(list.transpose()?.flatten().unwrap_or_default())
+    }
+
+    fn place(&self, name: &str) -> Option<usize> {
+        // Of a name given twice the last value counts, as for every reader of JSON in use here.
+        self.members.iter().rposition(|(known, _)| {
+            let bare = known.get().strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+            match bare {
+                Some(text) if !text.contains('\\') => text == name,
+                _ => serde_json::from_str::<String>(known.get()).is_ok_and(|text| text == name),
+            }
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for RawObject {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<RawObject, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = RawObject;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawObject, A::Error> {
+                let mut members = Vec::with_capacity(map.size_hint().unwrap_or(8));
+                while let Some(member) = map.next_entry::<Box<RawValue>, Box<RawValue>>()? {
+                    members.push(member);
+                }
+                Ok(RawObject { members })
+            }
+        }
+        from.deserialize_map(Members)
+    }
+}
+
+impl fmt::Display for RawObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("{")?;
+        for (at, (name, value)) in self.members.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            write!(f, "{comma}{}:{}", name.get(), value.get())?;
+        }
+        f.write_str("}")
+    }
+}
+
+impl Serialize for RawObject {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        RawValue::from_string(self.to_string()).map_err(S::Error::custom)?.serialize(to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_edited_keeps_its_bytes() {
+        let text = r#"{"z":1.50,"\u0061b":[ 1e400, "\u003c\/" ],"o":{"x":12345678901234567890123,"\"q":null},"a":{}}"#;
+        assert_eq!(RawObject::parse(text).unwrap().to_string(), text);
+        let mut object = RawObject::parse(text).unwrap();
+        object.set("z", 2).unwrap();
+        object.set("n<", "v").unwrap();
+        object.edit("o", |inner| inner.set("y", json!(["w"]))).unwrap();
+        object.edit_list("ab", |list| Ok(drop(list.pop()))).unwrap();
+        object.edit("new", |inner| inner.edit("deep", |deep| deep.set("x", true))).unwrap();
+        assert_eq!(
+            object.to_string(),
+            r#"{"z":2,"\u0061b":[1e400],"o":{"x":12345678901234567890123,"\"q":null,"y":["w"]},"a":{},"n<":"v","new":{"deep":{"x":true}}}"#
+        );
+        assert_eq!((object.text("n<"), object.text("z")), (Some("v".to_owned()), None));
+        assert!(object.list("absent").unwrap().is_empty());
+        assert!(object.edit("z", |_| Ok(())).is_err(), "a number is no object");
+        assert_eq!(RawObject::parse("null").unwrap().to_string(), "{}");
+        assert!(RawObject::parse("[1]").is_err());
+    }
+}

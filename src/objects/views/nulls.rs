@@ -1,0 +1,263 @@
+//! An explicit null is what an absent field is, in every field of every view: Go writes null for an
+//! empty list or map whose field it does not leave out.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::objects::*;
+
+fn metadata() -> Value {
+    json!({
+        "name": "n", "generateName": "n-", "namespace": "ns", "uid": "u", "resourceVersion": "5",
+        "generation": 2, "creationTimestamp": "2026-01-01T00:00:00Z",
+        "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30,
+        "labels": {"a": "b"}, "annotations": {"a": "b"}, "finalizers": ["f"],
+        "ownerReferences": [{
+            "apiVersion": "v1", "kind": "K", "name": "o", "uid": "u", "controller": true,
+            "blockOwnerDeletion": true,
+        }],
+    })
+}
+
+fn selector() -> Value {
+    json!({
+        "matchLabels": {"a": "b"},
+        "matchExpressions": [{"key": "k", "operator": "In", "values": ["v"]}],
+    })
+}
+
+fn template() -> Value {
+    json!({"metadata": metadata(), "spec": {"containers": [{"name": "c"}]}})
+}
+
+fn conditions() -> Value {
+    json!([{
+        "type": "Ready", "status": "True", "reason": "r", "message": "m",
+        "lastTransitionTime": "2026-01-01T00:00:00Z", "lastUpdateTime": "2026-01-01T00:00:00Z",
+    }])
+}
+
+fn resources() -> Value {
+    json!({"requests": {"cpu": "1"}, "limits": {"cpu": "1"}})
+}
+
+fn container() -> Value {
+    json!({
+        "name": "c", "restartPolicy": "Always", "resources": resources(),
+        "ports": [{"name": "p", "protocol": "TCP", "containerPort": 80}],
+    })
+}
+
+fn pod() -> Value {
+    let term = json!({"namespaces": ["a"], "namespaceSelector": {}});
+    let terms = json!({
+        "requiredDuringSchedulingIgnoredDuringExecution": [term],
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"podAffinityTerm": term}],
+    });
+    let status = json!({
+        "name": "c", "restartCount": 1, "resources": resources(), "allocatedResources": {"cpu": "1"},
+    });
+    json!({
+        "spec": {
+            "nodeName": "n", "hostname": "h", "subdomain": "s", "containers": [container()],
+            "initContainers": [container()], "resources": resources(), "overhead": {"cpu": "1"},
+            "activeDeadlineSeconds": 1, "priorityClassName": "p",
+            "affinity": {"podAffinity": terms, "podAntiAffinity": terms},
+        },
+        "status": {
+            "phase": "Running", "reason": "r", "conditions": conditions(),
+            "podIPs": [{"ip": "10.0.0.1"}], "containerStatuses": [status],
+            "initContainerStatuses": [status], "qosClass": "Burstable",
+            "extendedResourceClaimStatus": {"resourceClaimName": "c"},
+        },
+    })
+}
+
+/// Decodes `sample`, and then again with each of its members null in turn.
+fn check<T: Resource + DeserializeOwned>(mut sample: Value) {
+    if sample.get("metadata").is_none() {
+        sample["metadata"] = metadata();
+    }
+    let decode = |value: &Value, path: &str| {
+        // Decoded from text, as what the API sends.
+        if let Err(error) = serde_json::from_str::<T>(&value.to_string()) {
+            panic!("{} with {path}: {error}", T::RESOURCE);
+        }
+    };
+    decode(&sample, "everything");
+    let mut paths = Vec::new();
+    members(&sample, String::new(), &mut paths);
+    assert!(paths.len() > 15, "{}", T::RESOURCE);
+    for path in paths {
+        let mut odd = sample.clone();
+        *odd.pointer_mut(&path).unwrap() = Value::Null;
+        decode(&odd, &format!("{path} null"));
+    }
+}
+
+/// The paths of all members of objects. The entries of maps are the user's, and never null.
+fn members(value: &Value, at: String, into: &mut Vec<String>) {
+    const MAPS: [&str; 10] = [
+        "labels",
+        "annotations",
+        "matchLabels",
+        "requests",
+        "limits",
+        "overhead",
+        "hard",
+        "used",
+        "allocatedResources",
+        "deprecatedTopology",
+    ];
+    match value {
+        Value::Object(object) => {
+            for (name, value) in object {
+                let path = format!("{at}/{}", name.replace('/', "~1"));
+                into.push(path.clone());
+                if !MAPS.contains(&name.as_str()) {
+                    members(value, path, into);
+                }
+            }
+        }
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                members(item, format!("{at}/{index}"), into);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn a_null_field_is_an_absent_one() {
+    check::<Pod>(pod());
+    check::<ReplicaSet>(json!({
+        "spec": {"replicas": 1, "minReadySeconds": 1, "selector": selector(), "template": template()},
+        "status": {
+            "replicas": 1, "fullyLabeledReplicas": 1, "readyReplicas": 1, "availableReplicas": 1,
+            "terminatingReplicas": 1, "observedGeneration": 1, "conditions": conditions(),
+        },
+    }));
+    check::<ReplicationController>(json!({
+        "spec": {"replicas": 1, "minReadySeconds": 1, "selector": {"a": "b"}, "template": template()},
+        "status": {"replicas": 1, "observedGeneration": 1, "conditions": conditions()},
+    }));
+    check::<Deployment>(json!({
+        "spec": {
+            "replicas": 1, "selector": selector(), "template": template(), "minReadySeconds": 1,
+            "strategy": {
+                "type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": "25%"},
+            },
+            "revisionHistoryLimit": 1, "paused": true, "progressDeadlineSeconds": 1,
+        },
+        "status": {"replicas": 1, "collisionCount": 1, "conditions": conditions()},
+    }));
+    check::<Job>(json!({
+        "spec": {"ttlSecondsAfterFinished": 1},
+        "status": {
+            "startTime": "2026-01-01T00:00:00Z", "completionTime": "2026-01-01T00:00:00Z",
+            "conditions": conditions(),
+        },
+    }));
+    check::<CronJob>(json!({
+        "spec": {
+            "schedule": "* * * * *", "timeZone": "UTC", "startingDeadlineSeconds": 1,
+            "concurrencyPolicy": "Allow", "suspend": true, "successfulJobsHistoryLimit": 1,
+            "failedJobsHistoryLimit": 1,
+            "jobTemplate": {"metadata": {"labels": {"a": "b"}, "annotations": {"a": "b"}}, "spec": {}},
+        },
+        "status": {"active": [{"name": "j"}], "lastScheduleTime": "2026-01-01T00:00:00Z"},
+    }));
+    check::<PersistentVolume>(json!({
+        "spec": {"volumeAttributesClassName": "v"}, "status": {"phase": "Bound"},
+    }));
+    check::<VolumeAttributesClass>(json!({}));
+    check::<ControllerRevision>(json!({"data": {"spec": {}}, "revision": 3}));
+    check::<Service>(json!({"spec": {
+        "type": "ClusterIP", "selector": {"a": "b"}, "clusterIP": "10.0.0.1", "ipFamilies": ["IPv4"],
+        "ports": [{
+            "name": "p", "protocol": "TCP", "appProtocol": "http", "port": 80, "targetPort": 80,
+            "nodePort": 30000,
+        }],
+        "publishNotReadyAddresses": true, "trafficDistribution": "PreferClose",
+        "allocateLoadBalancerNodePorts": true,
+    }}));
+    let target = json!({
+        "kind": "Pod", "namespace": "n", "name": "p", "uid": "u", "apiVersion": "v1",
+        "resourceVersion": "7", "fieldPath": "x",
+    });
+    let address = json!({"ip": "10.0.0.1", "hostname": "h", "nodeName": "n", "targetRef": target});
+    let port = json!({"name": "p", "port": 80, "protocol": "TCP", "appProtocol": "http"});
+    check::<Endpoints>(json!({"subsets": [
+        {"addresses": [address], "notReadyAddresses": [address], "ports": [port]},
+    ]}));
+    check::<EndpointSlice>(json!({
+        "addressType": "IPv4", "ports": [port],
+        "endpoints": [{
+            "addresses": ["10.0.0.1"], "hostname": "h", "targetRef": target, "nodeName": "n",
+            "conditions": {"ready": true, "serving": true, "terminating": true}, "zone": "z",
+            "deprecatedTopology": {"a": "b"},
+            "hints": {"forZones": [{"name": "z"}], "forNodes": [{"name": "n"}]},
+        }],
+    }));
+    check::<Namespace>(json!({
+        "spec": {"finalizers": ["kubernetes"]},
+        "status": {"phase": "Active", "conditions": conditions()},
+    }));
+    check::<Node>(json!({
+        "spec": {"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]},
+        "status": {"conditions": conditions(), "allocatable": {"cpu": "1"}},
+    }));
+    check::<PersistentVolumeClaim>(json!({
+        "spec": {
+            "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "s",
+            "volumeAttributesClassName": "v",
+        },
+        "status": {
+            "allocatedResources": {"storage": "1Gi"}, "currentVolumeAttributesClassName": "v",
+            "modifyVolumeStatus": {"targetVolumeAttributesClassName": "v", "status": "Pending"},
+        },
+    }));
+    check::<ResourceClaim>(json!({"spec": {"devices": {"requests": [{
+        "name": "r",
+        "exactly": {"deviceClassName": "c", "allocationMode": "ExactCount", "count": 1},
+        "firstAvailable": [{"deviceClassName": "c", "allocationMode": "All", "count": 1}],
+    }]}}}));
+    check::<DeviceClass>(json!({"spec": {"extendedResourceName": "a.b/c"}}));
+    check::<ResourceQuota>(json!({
+        "spec": {
+            "hard": {"pods": "1"}, "scopes": ["BestEffort"],
+            "scopeSelector": {"matchExpressions": [
+                {"scopeName": "PriorityClass", "operator": "In", "values": ["v"]},
+            ]},
+        },
+        "status": {"hard": {"pods": "1"}, "used": {"pods": "1"}},
+    }));
+    check::<ServiceAccount>(json!({"secrets": [{"name": "s"}]}));
+    check::<TokenSecret>(json!({"data": {"ca.crt": "Y2E=", "namespace": "bg==", "token": "dA=="}}));
+    check::<ServiceCIDR>(json!({
+        "spec": {"cidrs": ["10.0.0.0/16"]}, "status": {"conditions": conditions()},
+    }));
+    check::<IPAddress>(json!({}));
+    check::<ClusterRole>(json!({
+        "rules": [{
+            "verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "resourceNames": ["n"],
+            "nonResourceURLs": ["/x"],
+        }],
+        "aggregationRule": {"clusterRoleSelectors": [selector()]},
+    }));
+    check::<ValidatingAdmissionPolicy>(json!({
+        "spec": {
+            "paramKind": {"apiVersion": "v1", "kind": "K"},
+            "matchConstraints": {"resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]},
+            ]},
+            "validations": [{"expression": "true", "messageExpression": "''"}],
+            "variables": [{"name": "v", "expression": "1"}],
+        },
+        "status": {
+            "observedGeneration": 1, "conditions": conditions(),
+            "typeChecking": {"expressionWarnings": [{"fieldRef": "f", "warning": "w"}]},
+        },
+    }));
+}

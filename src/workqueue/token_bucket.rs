@@ -1,0 +1,181 @@
+//! A token bucket whose rate may change. Upstream: `flowcontrol.RateLimiter` and
+//! `golang.org/x/time/rate.Limiter`.
+
+use parking_lot::Mutex;
+use std::time::Duration;
+
+use crate::clock::SharedClock;
+
+/// Holds up to `burst` tokens, full at first, and gains `rate` tokens a second. A rate of zero or
+/// less never gains one, and lends none.
+pub struct TokenBucket {
+    clock: SharedClock,
+    burst: f64,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy)]
+struct State {
+    /// Tokens a second.
+    rate: f64,
+    /// Below zero: so many are reserved ahead of their time.
+    tokens: f64,
+    /// When they were counted, on the monotonic clock.
+    at: Duration,
+}
+
+impl TokenBucket {
+    pub fn new(rate: f64, burst: u32, clock: SharedClock) -> TokenBucket {
+        let burst = f64::from(burst);
+        let state = State { rate, tokens: burst, at: clock.monotonic() };
+        TokenBucket { clock, burst, state: Mutex::new(state) }
+    }
+
+    /// Takes a token if there is one. Upstream: `TryAccept`.
+    pub fn try_take(&self) -> bool {
+        let mut state = self.state.lock();
+        let grown = self.grown(&state);
+        if grown.wait_for_one() != Some(Duration::ZERO) {
+            return false;
+        }
+        *state = State { tokens: grown.tokens - 1.0, ..grown };
+        true
+    }
+
+    /// Takes a token, of the future if need be, and returns how long it is until it is there:
+    /// [`Duration::MAX`] with a rate of zero and no token. Upstream: `Reserve().Delay()`.
+    pub fn reserve(&self) -> Duration {
+        let mut state = self.state.lock();
+        let grown = self.grown(&state);
+        let Some(wait) = grown.wait_for_one() else { return Duration::MAX };
+        *state = State { tokens: grown.tokens - 1.0, ..grown };
+        wait
+    }
+
+    /// How long until [`try_take`](TokenBucket::try_take) succeeds, at the present rate; `None`:
+    /// not before the rate changes.
+    pub fn next_in(&self) -> Option<Duration> {
+        self.grown(&self.state.lock()).wait_for_one()
+    }
+
+    /// Tokens a second.
+    pub fn rate(&self) -> f64 {
+        self.state.lock().rate
+    }
+
+    /// Changes the rate and keeps the tokens, counted at the old rate until now.
+    /// Upstream: `rate.Limiter.SetLimit`.
+    pub fn set_rate(&self, rate: f64) {
+        let mut state = self.state.lock();
+        *state = State { rate, ..self.grown(&state) };
+    }
+
+    /// Replaces the bucket by one of another rate: a full one, less one token if the old one has
+    /// none to give. So a change of rate lets no extra request pass with a burst of 1. The same rate
+    /// changes nothing. Upstream: `RateLimitedTimedQueue.SwapLimiter`.
+    pub fn swap_rate(&self, rate: f64) {
+        let mut state = self.state.lock();
+        if state.rate == rate {
+            return;
+        }
+        let grown = self.grown(&state);
+        let can_give = grown.rate > 0.0 && grown.wait_for_one() == Some(Duration::ZERO);
+        let tokens = if can_give { self.burst } else { self.burst - 1.0 };
+        *state = State { rate, tokens, at: grown.at };
+    }
+
+    fn grown(&self, state: &State) -> State {
+        let now = self.clock.monotonic();
+        let gained = now.saturating_sub(state.at).as_secs_f64() * state.rate.max(0.0);
+        State { tokens: (state.tokens + gained).min(self.burst), at: now, ..*state }
+    }
+}
+
+impl State {
+    /// How long until there is a token, in whole nanoseconds; `None`: never.
+    fn wait_for_one(&self) -> Option<Duration> {
+        if self.rate <= 0.0 {
+            return None;
+        }
+        let missing = (1.0 - self.tokens).max(0.0) / self.rate;
+        // A conversion from a float saturates.
+        Some(Duration::from_nanos((missing * 1e9) as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::clock::FakeClock;
+
+    fn bucket(rate: f64, burst: u32) -> (Arc<FakeClock>, TokenBucket) {
+        let clock = FakeClock::new(Default::default());
+        (clock.clone(), TokenBucket::new(rate, burst, clock))
+    }
+
+    fn millis(wait: Option<Duration>) -> Option<u128> {
+        wait.map(|wait| wait.as_millis())
+    }
+
+    #[test]
+    fn takes_the_burst_and_then_the_rate() {
+        let (clock, bucket) = bucket(0.5, 2);
+        let take = || bucket.try_take();
+        assert_eq!([take(), take(), take()], [true, true, false]);
+        assert_eq!(millis(bucket.next_in()), Some(2_000));
+        clock.advance(Duration::from_secs(1));
+        assert!(!take());
+        assert_eq!(millis(bucket.next_in()), Some(1_000));
+        clock.advance(Duration::from_secs(1));
+        assert_eq!([take(), take()], [true, false]);
+        clock.advance(Duration::from_secs(3600));
+        assert_eq!([take(), take(), take()], [true, true, false], "no more than the burst");
+    }
+
+    #[test]
+    fn a_new_rate_counts_from_its_change() {
+        let (clock, bucket) = bucket(1.0, 10);
+        (0..10).for_each(|_| assert!(bucket.try_take()));
+        clock.advance(Duration::from_secs(2));
+        bucket.set_rate(4.0);
+        assert_eq!(bucket.rate(), 4.0);
+        assert_eq!([bucket.reserve(), bucket.reserve()], [Duration::ZERO; 2], "two were gained");
+        assert_eq!(bucket.reserve().as_millis(), 250);
+        bucket.set_rate(1.0);
+        assert_eq!(bucket.reserve().as_millis(), 2_000, "the reserved one is paid first");
+        bucket.set_rate(0.0);
+        clock.advance(Duration::from_secs(3600));
+        assert_eq!((bucket.try_take(), bucket.next_in()), (false, None));
+        assert_eq!(bucket.reserve(), Duration::MAX);
+        bucket.set_rate(1.0);
+        assert_eq!(millis(bucket.next_in()), Some(3_000), "nothing was gained meanwhile");
+    }
+
+    #[test]
+    fn a_swap_gives_no_extra_token() {
+        // rate before, taken before, seconds passed, rate after, tokens at once after the swap
+        for (before, taken, passed, after, at_once) in [
+            (0.1, 0, 0, 0.01, 1),
+            (0.1, 1, 0, 0.01, 0),
+            (0.1, 1, 5, 1.0, 0),
+            (0.1, 1, 10, 1.0, 1),
+            (0.1, 1, 0, 0.1, 0),
+            (0.0, 0, 9, 0.1, 0),
+            (0.1, 0, 0, 0.0, 0),
+        ] {
+            let case = format!("{before} {taken} {passed} {after}");
+            let (clock, bucket) = bucket(before, 1);
+            (0..taken).for_each(|_| assert!(bucket.try_take(), "{case}"));
+            clock.advance(Duration::from_secs(passed));
+            bucket.swap_rate(after);
+            assert_eq!(bucket.rate(), after);
+            assert_eq!((0..3).filter(|_| bucket.try_take()).count(), at_once, "{case}");
+            if after > 0.0 {
+                clock.advance(Duration::from_secs_f64(1.0 / after));
+                assert!(bucket.try_take(), "{case}");
+            }
+        }
+    }
+}
