@@ -10,7 +10,6 @@ mod leader_election;
 mod leader_migration;
 mod logging;
 mod notices;
-pub mod process_metrics;
 pub mod serving;
 mod signals;
 pub mod source;
@@ -76,7 +75,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     }
     let verbosity = logging::init(&options, clock.clone());
     crate::metrics::disable(&options.disabled_metrics);
-    process_metrics::register();
+    metrics::process::register();
     component_metrics::register(&options);
     if options.v.0 >= 1 {
         for (name, value) in options.pairs() {
