@@ -48,7 +48,7 @@ fn translate(error: client::Error) -> Error {
     }
     match error {
         client::Error::Decode { request, source } => {
-            DecodeError { what: request, cause: source }.into()
+            DecodeError { what: request, cause: source.into_error() }.into()
         }
         error if error.is_refused() => Error::Away(error.into()),
         error => Error::Failed(error.into()),

@@ -1,64 +1,13 @@
-//! The whole small cluster: API server, scheduler and nodes, and a controller manager beside it.
+//! A whole small cluster: API server, scheduler, nodes, and a controller manager beside them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::nodes::{NodeOptions, Steering, nodes};
-use super::scheduler::scheduler;
-use super::{Sandbox, SandboxOptions};
-use kube_controller_manager::cache::SharedInformerFactory;
+use crate::nodes::{NodeOptions, StandIns, Steering};
+use crate::{Sandbox, SandboxOptions};
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
-use kube_controller_manager::controllers::runner::{ControllerContext, ControllerContextParts};
-use kube_controller_manager::events::EventBroadcaster;
-use kube_controller_manager::source::ClientSource;
-use kube_controller_manager::task::{StopToken, TaskGroup};
-
-/// A scheduler and nodes for any API server, the sandbox's or a real one.
-pub struct StandIns {
-    pub steering: Steering,
-    stop: StopToken,
-    tasks: TaskGroup,
-    factory: SharedInformerFactory,
-    events: EventBroadcaster,
-}
-
-impl StandIns {
-    /// `client`: an administrator's.
-    pub fn start(client: &Client, clock: &SharedClock, options: NodeOptions) -> StandIns {
-        let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
-        let context = ControllerContext::new(ControllerContextParts {
-            options: Arc::default(),
-            factory: factory.clone(),
-            clients: Arc::new(client.clone()),
-            clock: clock.clone(),
-        });
-        let steering = Steering::default();
-        let events = EventBroadcaster::new(client.clone(), clock.clone());
-        let recorder = |component| options.events.then(|| events.recorder(component));
-        let (of_scheduler, of_kubelet) = (recorder("default-scheduler"), recorder("kubelet"));
-        let controllers = [
-            scheduler(&context, of_scheduler),
-            nodes(&context, options, steering.clone(), of_kubelet),
-        ];
-        let (stop, tasks) = (StopToken::new(), TaskGroup::new());
-        for controller in controllers {
-            let stop = stop.clone();
-            tasks.spawn(async move { controller.run(stop).await });
-        }
-        factory.start(&stop);
-        StandIns { steering, stop, tasks, factory, events }
-    }
-
-    pub async fn stop(self) {
-        self.stop.stop();
-        self.tasks.join().await;
-        self.events.shutdown().await;
-        self.factory.shutdown().await;
-    }
-}
 
 /// An administrator's client without a rate limit. `name`: the User-Agent.
 pub fn administrator(
@@ -84,7 +33,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts everything but a controller manager. Files (certificates, kubeconfig) go to
+    /// Starts everything except a controller manager. Files (certificates, kubeconfig) go to
     /// `options.dir`.
     pub async fn start(
         options: SandboxOptions,
@@ -103,12 +52,12 @@ impl Cluster {
         self.clock.clone()
     }
 
-    /// The administrator's.
+    /// The kubeconfig of the administrator.
     pub fn kubeconfig(&self) -> PathBuf {
         self.sandbox.kubeconfig()
     }
 
-    /// Of a controller manager, which has the rights that every cluster gives it.
+    /// The kubeconfig of a controller manager, with its default rights.
     pub fn manager_kubeconfig(&self) -> PathBuf {
         self.manager_kubeconfig.clone()
     }
@@ -127,8 +76,8 @@ pub struct Manager {
 
 impl Manager {
     /// Starts `program` with the flags of kubeadm's manifest that fit a manager beside the tests,
-    /// then `extra`. Beside `kubeconfig` are the CA (`ca.crt`, and `ca.key` where it signs) and the
-    /// key of service accounts' tokens (`sa.key`); its output goes to `<name>.log` there.
+    /// then `extra`. The folder of `kubeconfig` holds the CA (`ca.crt`) and the key of service-account
+    /// tokens (`sa.key`); the output is written there as `<name>.log`.
     pub fn spawn(
         program: &ManagerProgram,
         kubeconfig: &Path,
@@ -169,12 +118,12 @@ impl Manager {
         self.child.id()
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if it has ended.
     pub fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// SIGTERM, then SIGKILL when it is still there after `patience`.
+    /// Sends SIGTERM, then SIGKILL if it still runs after `patience`.
     pub async fn stop(
         mut self,
         clock: &SharedClock,
@@ -200,12 +149,12 @@ impl Drop for Manager {
     }
 }
 
-/// The first argument that makes the sandbox's own binary a controller manager.
+/// The first argument with which the sandbox's binary runs as a controller manager.
 pub const EMBEDDED: &str = "kube-controller-manager";
 
-/// Which controller manager to run.
+/// The controller manager to run.
 pub enum ManagerProgram {
-    /// This binary's own, called with [`EMBEDDED`] as its first argument.
+    /// This binary itself, called with [`EMBEDDED`] as its first argument.
     Embedded,
     Path(PathBuf),
 }

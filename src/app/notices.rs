@@ -59,7 +59,7 @@ pub fn of(o: &Options) -> Vec<String> {
          takes the lease as with the gate off"
             .into(),
     );
-    tell(
+    notice(
         !o.feature_gates.enabled("PodLevelResources"),
         "feature gate PodLevelResources is off, but has no effect in this build: quotas charge a \
          pod's own resources wherever the API server stores them"

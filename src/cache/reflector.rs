@@ -193,11 +193,13 @@ const WATCH_GRACE: Duration = Duration::from_secs(30);
 /// Items in a row before the task that empties the queue gets a turn.
 const BATCH: u32 = 64;
 
+type Decoded = Result<Arc<dyn AnyObject>, Box<dyn StdError + Send + Sync>>;
+
 /// How objects of one kind are decoded: the only thing a reflector knows of the kind.
 #[derive(Clone, Copy)]
 pub struct Decoder {
     best: Form,
-    decode: fn(&Encoded) -> Result<Arc<dyn AnyObject>, Box<dyn StdError + Send + Sync>>,
+    decode: fn(&Encoded) -> Decoded,
 }
 
 impl Decoder {

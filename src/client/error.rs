@@ -22,6 +22,29 @@ impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Cause {
     }
 }
 
+impl Cause {
+    /// As the cause of another room's error.
+    pub fn into_error(self) -> Box<dyn std::error::Error + Send + Sync> {
+        Box::new(Shared(self.0))
+    }
+}
+
+/// [`Cause`] does not implement `Error`, for then it could not be made from every error.
+#[derive(Debug)]
+struct Shared(Arc<dyn std::error::Error + Send + Sync>);
+
+impl fmt::Display for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Shared {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
 impl Deref for Cause {
     type Target = dyn std::error::Error + Send + Sync;
 

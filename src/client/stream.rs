@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use super::error::Status;
+use super::error::{Cause, Status};
 use super::frames::{self, ListFrames, WatchFrames};
 use super::request::broken;
 use super::split::{DocumentSplitter, ListPiece, ListSplitter};
@@ -125,7 +125,7 @@ impl ListStream {
 pub(super) fn undecoded<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     request: &str,
 ) -> impl Fn(E) -> Error + use<'_, E> {
-    move |source: E| Error::Decode { request: request.to_owned(), source: source.into() }
+    move |source| Error::Decode { request: request.to_owned(), source: Cause::from(source) }
 }
 
 enum Events {

@@ -1,10 +1,10 @@
-//! The resources a 1.36 cluster serves, as far as its common controllers use them.
+//! The resources of a 1.36 cluster that common controllers use.
 
 use serde_json::Value;
 
 use super::json::drop_nulls;
 use super::{Kind, Subresource, columns, core, more, pod, pod_rules, rbac, views, workloads};
-use crate::status::Cause;
+use crate::api::status::Cause;
 use kube_controller_manager::objects::ResourceType;
 
 fn no_field(_: &Value, _: &str) -> Option<String> {

@@ -3,14 +3,14 @@
 mod keys;
 mod strategic;
 
-pub(super) use keys::merge_rule;
+pub(crate) use keys::merge_rule;
 
 use json_patch::{AddOperation, PatchOperation};
 use serde_json::Value;
 
-use super::kinds::Kind;
-use super::openapi;
-use super::status::{ApiError, ApiResult};
+use crate::api::status::{ApiError, ApiResult};
+use crate::kinds::Kind;
+use crate::types::openapi;
 
 const JSON: &str = "application/json-patch+json";
 const MERGE: &str = "application/merge-patch+json";
@@ -89,7 +89,7 @@ fn json_patch(original: &Value, patch: &[u8]) -> ApiResult<Value> {
         );
         return Err(ApiError::new(413, "RequestEntityTooLarge", message));
     }
-    // Upstream does not tell what does not fit.
+    // Upstream does not name the mismatch.
     let misfit = || {
         let message = "the server rejected our request due to an error in our request";
         let mut error = ApiError::new(422, "Invalid", message);

@@ -4,9 +4,9 @@
 use serde_json::{Map, Value};
 
 use super::keys::{MergeRule, merge_rule};
-use crate::openapi::Types;
-use crate::status::{ApiError, ApiResult};
-use crate::validation::go_text;
+use crate::api::status::{ApiError, ApiResult};
+use crate::types::openapi::Types;
+use crate::types::validation::go_text;
 
 const DIRECTIVE: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
@@ -209,7 +209,7 @@ fn follows_order(patch: &[Value], order: &[Value], key: &str) -> ApiResult<()> {
     )))
 }
 
-/// Whether two items of a list are the same one: by their `key`, or whole where there is none.
+/// Whether two list items are the same: by `key`, or by value when there is no key.
 fn same(a: &Value, b: &Value, key: &str) -> bool {
     if key.is_empty() { a == b } else { a.get(key).is_some() && a.get(key) == b.get(key) }
 }
@@ -241,7 +241,7 @@ fn sort(items: &mut Vec<Value>, order: &[Value], before: &[Value], key: &str) {
 mod tests {
     use super::*;
     use crate::kinds::builtin;
-    use crate::openapi;
+    use crate::types::openapi;
     use serde_json::json;
 
     fn types(plural: &str) -> std::sync::Arc<Types> {

@@ -1,0 +1,29 @@
+//! Admission plugins and allocators that act on new objects: pod priorities, cluster IPs, quotas.
+
+pub mod accounts;
+mod cluster_ip;
+mod priority;
+mod quota;
+mod usage;
+
+use serde_json::Value;
+
+use crate::api::failures;
+use crate::api::status::ApiError;
+use crate::api::write::text;
+use crate::kinds::Kind;
+
+pub fn is_pod(kind: &Kind) -> bool {
+    is_core(kind, "pods")
+}
+
+fn is_core(kind: &Kind, plural: &str) -> bool {
+    kind.resource.group.is_empty() && kind.resource.plural == plural
+}
+
+/// The 403 of a plugin that refuses `object`.
+pub fn forbidden(kind: &Kind, object: &Value, why: &str) -> ApiError {
+    let named = ["/metadata/name", "/metadata/generateName"].map(|at| text(object, at));
+    let name = named.into_iter().find(|name| !name.is_empty()).unwrap_or("Unknown");
+    failures::forbidden(&kind.resource, name, why)
+}

@@ -1,0 +1,387 @@
+//! A small scheduler: binds each pod to a node that has room for it, that its selector matches and
+//! whose taints it tolerates. Of several such nodes it takes the one with the fewest pods.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use kube_controller_manager::cache::{Lister, Scope};
+use kube_controller_manager::client::{Client, Patch};
+use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
+use kube_controller_manager::objects::{
+    Istr, Labels, Meta, Object, ObjectKey, Pod, Resource, ResourceList, ResourceType,
+};
+
+use super::StandIn;
+use super::worker::{Event, Keys, Next, SyncResult, Worker};
+
+const NAME: &str = "sandbox-scheduler";
+const WORKERS: usize = 4;
+
+/// The fields of a pod that the scheduler reads.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Unscheduled {
+    #[serde(rename = "metadata")]
+    meta: Meta,
+    spec: Wants,
+    status: Status,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Wants {
+    node_name: Istr,
+    scheduler_name: Istr,
+    node_selector: Labels,
+    tolerations: Vec<Toleration>,
+    containers: Vec<Container>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    phase: Istr,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Container {
+    resources: Resources,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Resources {
+    requests: ResourceList,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Toleration {
+    key: Istr,
+    operator: Istr,
+    value: Istr,
+    effect: Istr,
+}
+
+/// The fields of a node that the scheduler reads.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Node {
+    #[serde(rename = "metadata")]
+    meta: Meta,
+    spec: NodeSpec,
+    status: NodeStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct NodeSpec {
+    unschedulable: bool,
+    taints: Vec<Taint>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Taint {
+    key: Istr,
+    value: Istr,
+    effect: Istr,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct NodeStatus {
+    allocatable: ResourceList,
+}
+
+impl Object for Unscheduled {
+    fn meta(&self) -> &Meta {
+        &self.meta
+    }
+}
+impl Object for Node {
+    fn meta(&self) -> &Meta {
+        &self.meta
+    }
+}
+impl Resource for Node {
+    const RESOURCE: ResourceType = ResourceType::fixed("", "v1", "Node", "nodes", false);
+}
+
+/// Millicores, bytes and pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Room {
+    cpu: i64,
+    memory: i64,
+    pods: i64,
+}
+
+impl Room {
+    fn of_node(node: &Node) -> Room {
+        let read = |name| node.status.allocatable.get(name).unwrap_or_default();
+        Room {
+            cpu: read("cpu").milli_value(),
+            memory: read("memory").value(),
+            pods: read("pods").value(),
+        }
+    }
+
+    fn of_pod(pod: &Unscheduled) -> Room {
+        let mut requests = ResourceList::default();
+        pod.spec.containers.iter().for_each(|c| requests.add(&c.resources.requests));
+        let read = |name| requests.get(name).unwrap_or_default();
+        Room { cpu: read("cpu").milli_value(), memory: read("memory").value(), pods: 1 }
+    }
+
+    fn fits(self, free: Room) -> bool {
+        self.cpu <= free.cpu && self.memory <= free.memory && self.pods <= free.pods
+    }
+
+    fn take(&mut self, used: Room, sign: i64) {
+        self.cpu -= sign * used.cpu;
+        self.memory -= sign * used.memory;
+        self.pods -= sign * used.pods;
+    }
+}
+
+fn tolerates(pod: &Unscheduled, taint: &Taint) -> bool {
+    pod.spec.tolerations.iter().any(|toleration| {
+        (toleration.effect.is_empty() || toleration.effect == taint.effect)
+            && (toleration.key.is_empty() || toleration.key == taint.key)
+            && (toleration.operator == "Exists" || toleration.value == taint.value)
+    })
+}
+
+/// Whether `pod` may run on `node`, room aside.
+fn allows(node: &Node, pod: &Unscheduled) -> bool {
+    let keeps_off = |taint: &&Taint| taint.effect != "PreferNoSchedule";
+    !node.spec.unschedulable
+        && !node.meta.is_being_deleted()
+        && pod.spec.node_selector.iter().all(|(k, v)| node.meta.labels.get(k) == Some(v))
+        && node.spec.taints.iter().filter(keeps_off).all(|taint| tolerates(pod, taint))
+}
+
+/// Where pods are, including those that are bound but not yet seen in the cache.
+#[derive(Default)]
+struct Ledger {
+    placed: HashMap<ObjectKey, (Istr, Room)>,
+    used: HashMap<Istr, Room>,
+}
+
+impl Ledger {
+    fn place(&mut self, key: ObjectKey, node: &Istr, room: Room) {
+        self.remove(&key);
+        self.used.entry(node.clone()).or_default().take(room, -1);
+        self.placed.insert(key, (node.clone(), room));
+    }
+
+    fn remove(&mut self, key: &ObjectKey) {
+        if let Some((node, room)) = self.placed.remove(key) {
+            self.used.entry(node).or_default().take(room, 1);
+        }
+    }
+
+    fn free(&self, node: &Node) -> Room {
+        let mut free = Room::of_node(node);
+        free.take(self.used.get(&*node.meta.name).copied().unwrap_or_default(), 1);
+        free
+    }
+
+    /// The node with the fewest pods among those that can take the pod.
+    fn choose(&self, pod: &Unscheduled, nodes: &[Arc<Node>]) -> Option<Istr> {
+        let room = Room::of_pod(pod);
+        let fitting = nodes.iter().filter(|node| allows(node, pod) && room.fits(self.free(node)));
+        let pods = |name: &str| self.used.get(name).map_or(0, |used| used.pods);
+        let best = fitting.min_by_key(|node| (pods(&node.meta.name), node.meta.name.clone()))?;
+        Some(Istr::new(&best.meta.name))
+    }
+}
+
+struct Scheduler {
+    /// `None` records no events.
+    recorder: Option<Recorder>,
+    client: Client,
+    pods: Lister<Unscheduled>,
+    nodes: Lister<Node>,
+    ledger: Mutex<Ledger>,
+    keys: Keys,
+}
+
+/// Watches the pods and nodes of `stand_in`'s factory; the future schedules until the stop.
+pub fn scheduler(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<> {
+    let StandIn { factory, client, clock, recorder, stop } = stand_in;
+    let pods = factory.informer_for::<Unscheduled>(Scope {
+        resource: PODS,
+        metadata_only: false,
+        namespace: None,
+        label_selector: None,
+        field_selector: None,
+    });
+    let nodes = factory.informer::<Node>();
+    let mut worker = Worker::new(NAME, &clock);
+    let this = Arc::new(Scheduler {
+        client,
+        recorder,
+        pods: pods.lister(),
+        nodes: nodes.lister(),
+        ledger: Mutex::default(),
+        keys: worker.keys(),
+    });
+    let ledger = this.clone();
+    worker.watch(&pods, move |event: Event<'_, Unscheduled>| ledger.observe(&event));
+    let waiting = this.clone();
+    worker.watch(&nodes, move |event: Event<'_, Node>| {
+        if matches!(event, Event::Seen(_)) {
+            waiting.wake_waiting();
+        }
+    });
+    worker.run(WORKERS, stop, move |key| this.clone().sync(key))
+}
+
+const PODS: ResourceType = Pod::RESOURCE;
+
+fn waits(pod: &Unscheduled) -> bool {
+    pod.spec.node_name.is_empty()
+        && !pod.meta.is_being_deleted()
+        && (pod.spec.scheduler_name.is_empty() || pod.spec.scheduler_name == "default-scheduler")
+}
+
+impl Scheduler {
+    fn observe(&self, event: &Event<'_, Unscheduled>) {
+        let (Event::Seen(pod) | Event::Gone(pod)) = event;
+        let key = pod.meta.key();
+        let frees_room = matches!(event, Event::Gone(_))
+            || matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
+        let mut ledger = self.ledger.lock();
+        if frees_room {
+            ledger.remove(&key);
+            drop(ledger);
+            self.wake_waiting();
+        } else if !pod.spec.node_name.is_empty() {
+            ledger.place(key, &pod.spec.node_name, Room::of_pod(pod));
+        } else if waits(pod) {
+            self.keys.add(key);
+        }
+    }
+
+    fn wake_waiting(&self) {
+        for pod in self.pods.list().into_iter().filter(|pod| waits(pod)) {
+            self.keys.add(pod.meta.key());
+        }
+    }
+
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(pod) = self.pods.get(&key).filter(|pod| waits(pod)) else {
+            return Ok(Next::Done);
+        };
+        let nodes = self.nodes.list();
+        let node = {
+            let mut ledger = self.ledger.lock();
+            if ledger.placed.contains_key(&key) {
+                return Ok(Next::Done);
+            }
+            let chosen = ledger.choose(&pod, &nodes);
+            if let Some(node) = &chosen {
+                ledger.place(key.clone(), node, Room::of_pod(&pod));
+            }
+            chosen
+        };
+        let Some(node) = node else {
+            return self.report_unschedulable(&pod, &key, nodes.len()).await;
+        };
+        let binding = json!({
+            "apiVersion": "v1", "kind": "Binding",
+            "metadata": { "name": key.name, "namespace": key.namespace, "uid": pod.meta.uid },
+            "target": { "apiVersion": "v1", "kind": "Node", "name": node },
+        });
+        let bindings = self.client.resource(&PODS).subresource("binding");
+        let Err(error) = bindings.create_for::<Value>(&key, &binding).await else {
+            let message = format!("Successfully assigned {}/{} to {node}", key.namespace, key.name);
+            self.record(&pod, EventType::Normal, "Scheduled", message);
+            return Ok(Next::Done);
+        };
+        self.ledger.lock().remove(&key);
+        if error.is_not_found() || error.is_conflict() { Ok(Next::Done) } else { Err(error) }
+    }
+
+    fn record(&self, pod: &Unscheduled, event_type: EventType, reason: &str, message: String) {
+        if let Some(recorder) = &self.recorder {
+            recorder.event(&ObjectReference::of(&PODS, &pod.meta), event_type, reason, message);
+        }
+    }
+
+    async fn report_unschedulable(
+        &self,
+        pod: &Unscheduled,
+        key: &ObjectKey,
+        nodes: usize,
+    ) -> SyncResult {
+        let message = format!("0/{nodes} nodes are available.");
+        self.record(pod, EventType::Warning, "FailedScheduling", message.clone());
+        let patch = Patch::StrategicMerge(json!({ "status": { "conditions": [{
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "message": message,
+        }]}}));
+        let status = self.client.resource(&PODS).subresource("status");
+        match status.patch::<Value>(key, &patch).await {
+            Ok(_) => Ok(Next::Done),
+            Err(error) if error.is_not_found() => Ok(Next::Done),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str, spec: Value, labels: Value) -> Arc<Node> {
+        let node = json!({
+            "metadata": { "name": name, "labels": labels }, "spec": spec,
+            "status": { "allocatable": { "cpu": "2", "memory": "1Gi", "pods": "2" } },
+        });
+        Arc::new(serde_json::from_value(node).unwrap())
+    }
+
+    fn pod(spec: Value) -> Unscheduled {
+        serde_json::from_value(json!({ "metadata": { "name": "p" }, "spec": spec })).unwrap()
+    }
+
+    #[test]
+    fn places_by_room_labels_and_taints() {
+        let nodes = [
+            node("big", json!({}), json!({ "disk": "ssd" })),
+            node(
+                "kept",
+                json!({ "taints": [{ "key": "a", "value": "b", "effect": "NoSchedule" }] }),
+                json!({}),
+            ),
+            node("off", json!({ "unschedulable": true }), json!({})),
+        ];
+        let asks =
+            |cpu: &str| json!({ "containers": [{ "resources": { "requests": { "cpu": cpu } } }] });
+        let tolerating = json!({
+            "nodeSelector": {},
+            "tolerations": [{ "key": "a", "operator": "Equal", "value": "b", "effect": "NoSchedule" }],
+        });
+        let mut ledger = Ledger::default();
+        let choose = |ledger: &Ledger, spec: Value| {
+            ledger.choose(&pod(spec), &nodes).map(|name| name.to_string())
+        };
+        assert_eq!(choose(&ledger, asks("2")).as_deref(), Some("big"));
+        assert_eq!(choose(&ledger, asks("2001m")), None);
+        assert_eq!(choose(&ledger, json!({ "nodeSelector": { "disk": "hdd" } })), None);
+        let room = Room { cpu: 500, memory: 0, pods: 1 };
+        ledger.place(ObjectKey::new("n", "a"), &Istr::new("big"), room);
+        assert_eq!(choose(&ledger, asks("1501m")), None);
+        assert_eq!(choose(&ledger, asks("1500m")).as_deref(), Some("big"));
+        assert_eq!(choose(&ledger, tolerating).as_deref(), Some("kept"));
+        ledger.remove(&ObjectKey::new("n", "a"));
+        assert_eq!(choose(&ledger, asks("2")).as_deref(), Some("big"));
+    }
+}

@@ -1,0 +1,164 @@
+//! The metrics of a process, read from `/proc` on each scrape.
+//! Upstream: `prometheus/client_golang` process collector.
+
+use std::fs;
+
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{Counter, Gauge};
+
+/// Clock ticks per second in `/proc`; the same on every Linux platform of Rust.
+const TICKS: f64 = 100.0;
+
+/// Registers this process's metrics; a second call does nothing.
+pub fn register() {
+    let Some(process) = Process::new() else { return };
+    match prometheus::register(Box::new(process)) {
+        Ok(()) | Err(prometheus::Error::AlreadyReg) => (),
+        Err(error) => log::error!("metrics: {error}"),
+    }
+}
+
+struct Process {
+    cpu: Counter,
+    gauges: Vec<(Gauge, Pick)>,
+}
+
+/// Selects the value of a gauge.
+type Pick = fn(&Reading) -> f64;
+
+/// One reading of a process from `/proc`.
+#[derive(Debug, Default, PartialEq)]
+pub struct Reading {
+    pub cpu_seconds: f64,
+    pub start_seconds: f64,
+    pub resident_bytes: f64,
+    /// The peak of `resident_bytes`.
+    pub peak_bytes: f64,
+    pub virtual_bytes: f64,
+    pub threads: f64,
+    pub open_fds: f64,
+    /// The soft limit of open files; `u64::MAX` when unlimited.
+    pub max_fds: f64,
+    /// The soft limit of virtual memory; `u64::MAX` when unlimited.
+    pub virtual_max_bytes: f64,
+}
+
+impl Process {
+    fn new() -> Option<Process> {
+        let gauge = |name: &str, help: &str, read: Pick| Some((Gauge::new(name, help).ok()?, read));
+        let cpu = "Total user and system CPU time spent in seconds.";
+        let start = "Start time of the process since unix epoch in seconds.";
+        Some(Process {
+            cpu: Counter::new("process_cpu_seconds_total", cpu).ok()?,
+            gauges: vec![
+                gauge("process_start_time_seconds", start, |r| r.start_seconds)?,
+                gauge("process_resident_memory_bytes", "Resident memory size in bytes.", |r| {
+                    r.resident_bytes
+                })?,
+                gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", |r| {
+                    r.virtual_bytes
+                })?,
+                gauge(
+                    "process_virtual_memory_max_bytes",
+                    "Maximum amount of virtual memory available in bytes.",
+                    |r| r.virtual_max_bytes,
+                )?,
+                gauge("process_open_fds", "Number of open file descriptors.", |r| r.open_fds)?,
+                gauge("process_max_fds", "Maximum number of open file descriptors.", |r| {
+                    r.max_fds
+                })?,
+            ],
+        })
+    }
+}
+
+impl Collector for Process {
+    fn desc(&self) -> Vec<&Desc> {
+        let gauges = self.gauges.iter().flat_map(|(gauge, _)| gauge.desc());
+        self.cpu.desc().into_iter().chain(gauges).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let mut reading =
+            read(&text("/proc/self/stat"), &text("/proc/self/status"), &text("/proc/stat"));
+        reading.open_fds = fs::read_dir("/proc/self/fd").map_or(0.0, |dir| dir.count() as f64);
+        (reading.max_fds, reading.virtual_max_bytes) = limits(&text("/proc/self/limits"));
+        // The kernel counts; the counter takes its value.
+        self.cpu.reset();
+        self.cpu.inc_by(reading.cpu_seconds);
+        let mut families = self.cpu.collect();
+        families.extend(self.gauges.iter().flat_map(|(gauge, value)| {
+            gauge.set(value(&reading));
+            gauge.collect()
+        }));
+        families
+    }
+}
+
+/// Parses the `stat` and `status` of a process, and the system's `stat`.
+pub fn read(stat: &str, status: &str, system: &str) -> Reading {
+    // The second field is the program's name, which may contain spaces and parentheses.
+    let fields: Vec<&str> =
+        stat.rsplit_once(')').map_or(Vec::new(), |(_, rest)| rest.split_whitespace().collect());
+    let ticks = |field: usize| -> f64 {
+        fields.get(field - 3).and_then(|text| text.parse().ok()).unwrap_or_default()
+    };
+    let number = |text: &str, name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        line.split_whitespace().next().and_then(|text| text.parse().ok()).unwrap_or_default()
+    };
+    Reading {
+        cpu_seconds: (ticks(14) + ticks(15)) / TICKS,
+        start_seconds: number(system, "btime") + ticks(22) / TICKS,
+        resident_bytes: number(status, "VmRSS:") * 1024.0,
+        peak_bytes: number(status, "VmHWM:") * 1024.0,
+        virtual_bytes: number(status, "VmSize:") * 1024.0,
+        threads: ticks(20),
+        ..Reading::default()
+    }
+}
+
+/// The soft limits of open files and of virtual memory in the text of `limits`.
+fn limits(text: &str) -> (f64, f64) {
+    let soft = |name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        match line.split_whitespace().next() {
+            // As Go's collector reports it.
+            Some("unlimited") => u64::MAX as f64,
+            other => other.and_then(|text| text.parse().ok()).unwrap_or_default(),
+        }
+    };
+    (soft("Max open files"), soft("Max address space"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_name_with_parentheses_is_skipped() {
+        let stat = "1 (a) b) S 0 1 1 0 -1 4194560 1 0 0 0 250 50 0 0 20 0 1 0 700 1 1 1";
+        let reading = read(
+            stat,
+            "Name:\tx\nVmSize:\t 20 kB\nVmHWM:\t 15 kB\nVmRSS:\t 10 kB\n",
+            "btime 1000\n",
+        );
+        let expected = Reading {
+            cpu_seconds: 3.0,
+            start_seconds: 1007.0,
+            resident_bytes: 10240.0,
+            peak_bytes: 15360.0,
+            virtual_bytes: 20480.0,
+            threads: 1.0,
+            ..Reading::default()
+        };
+        assert_eq!(reading, expected);
+        assert_eq!(read("", "", ""), Reading::default());
+        let text = "Limit                     Soft Limit           Hard Limit           Units\n\
+                    Max open files            1024                 524288               files\n\
+                    Max address space         unlimited            unlimited            bytes\n";
+        assert_eq!(limits(text), (1024.0, u64::MAX as f64));
+    }
+}
