@@ -4,8 +4,8 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::api::Api;
 use super::User;
+use crate::api::Api;
 use crate::api::write::{is_deleting, text};
 use kube_controller_manager::objects::Timestamp;
 

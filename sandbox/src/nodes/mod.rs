@@ -9,12 +9,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::client::Client;
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::events::{EventBroadcaster, Recorder};
 use kube_controller_manager::objects::Istr;
+use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{StopToken, TaskGroup};
 use parking_lot::{Mutex, MutexGuard};
 
