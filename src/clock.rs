@@ -1,13 +1,14 @@
-//! Injected time. The one place that reads the system's clocks or sleeps.
+//! Injected time. Only this file reads the system's clocks or sleeps.
 //! Upstream: `k8s.io/utils/clock`.
 
 use parking_lot::Mutex;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use event_listener::Event;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::objects::Timestamp;
 
@@ -17,7 +18,8 @@ pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub trait Clock: Send + Sync + 'static {
     /// Wall-clock time, as it is written into objects.
     fn now(&self) -> Timestamp;
-    /// Time since an arbitrary start. Never goes back.
+    /// Time since an arbitrary start, with the time that the machine was suspended: a lease runs
+    /// out meanwhile. Never goes back.
     fn monotonic(&self) -> Duration;
     fn sleep(&self, duration: Duration) -> Sleep;
 }
@@ -25,14 +27,11 @@ pub trait Clock: Send + Sync + 'static {
 pub type SharedClock = Arc<dyn Clock>;
 
 /// The system's clocks.
-pub struct SystemClock {
-    start: Instant,
-}
+pub struct SystemClock;
 
 impl SystemClock {
-    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
     pub fn shared() -> SharedClock {
-        Arc::new(SystemClock { start: Instant::now() })
+        Arc::new(SystemClock)
     }
 }
 
@@ -44,7 +43,12 @@ impl Clock for SystemClock {
     }
 
     fn monotonic(&self) -> Duration {
-        self.start.elapsed()
+        // `Instant` stands still during a suspension.
+        let now = clock_gettime(ClockId::Boottime);
+        Duration::new(
+            u64::try_from(now.tv_sec).unwrap_or_default(),
+            u32::try_from(now.tv_nsec).unwrap_or_default(),
+        )
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the clock")]
@@ -53,7 +57,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves only when told to. Upstream: `clock/testing.FakeClock`.
+/// A clock that moves only by [`advance`](FakeClock::advance). Upstream: `clock/testing.FakeClock`.
 pub struct FakeClock {
     state: Arc<FakeState>,
 }
@@ -82,13 +86,13 @@ impl FakeClock {
         Arc::new(FakeClock { state: Arc::new(state) })
     }
 
-    /// Moves time forward and wakes every sleeper whose time has come.
+    /// Moves time forward and wakes each sleeper that is due.
     pub fn advance(&self, by: Duration) {
         *self.state.elapsed.lock() += by;
         self.state.moved.notify(usize::MAX);
     }
 
-    /// How many futures wait for this clock now.
+    /// How many futures sleep by this clock.
     pub fn sleepers(&self) -> usize {
         self.state.sleepers.load(std::sync::atomic::Ordering::SeqCst)
     }
@@ -125,5 +129,27 @@ impl Clock for FakeClock {
                 moved.await;
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel's clock that runs on during a suspension, as `/proc/uptime` shows it.
+    fn uptime() -> Duration {
+        let text = std::fs::read_to_string("/proc/uptime").expect("procfs");
+        let seconds = text.split(' ').next().and_then(|seconds| seconds.parse().ok());
+        Duration::from_secs_f64(seconds.expect("seconds"))
+    }
+
+    #[test]
+    fn monotonic_time_includes_suspensions() {
+        let clock = SystemClock::shared();
+        let before = uptime();
+        let now = clock.monotonic();
+        // Hundredths of a second are cut off there.
+        let after = uptime() + Duration::from_millis(20);
+        assert!((before..=after).contains(&now), "{before:?} {now:?} {after:?}");
     }
 }
