@@ -1,11 +1,11 @@
-//! What the manager serves, and to whom. Upstream: `controller-manager/app/serve.go`.
+//! The secure port: its paths, authentication and authorization.
+//! Upstream: `controller-manager/app/serve.go`.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_std::net::TcpListener;
 use hyper::header::{CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};
 use rustix::net;
 use serde_json::Value;
@@ -21,7 +21,7 @@ use crate::objects::{ObjectKey, ResourceType};
 use crate::options::{Options, PROGRAM, VERSION, emulated, version_info};
 use crate::server::auth::{ApiReviewer, Auth, AuthConfig, Authorities, RequestHeader, Trust};
 use crate::server::health::HealthChecks;
-use crate::server::http::{Method, Server};
+use crate::server::http::{Guard, Method, Server};
 use crate::server::routes::Routes;
 use crate::server::tls::{Tls, TlsOptions, pair_in};
 use crate::server::{Handler, Request, Response, handler, zpages};
@@ -32,16 +32,16 @@ const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "co
 /// How often the authorities of client certificates are read again.
 const RELOAD: Duration = Duration::from_secs(60);
 
-/// Connections that may wait to be accepted; as the standard library has it.
+/// Connections that may wait to be accepted, as in the standard library.
 const BACKLOG: i32 = 128;
 
-/// The most bytes that a value of a flag may have.
+/// The longest value of a flag, in bytes.
 const FLAG_BYTES: usize = 1024;
 
-/// The pages below /debug/pprof that are no profiles.
+/// The answer for profiles below /debug/pprof.
 const NO_PROFILES: &str = "Unknown profile: this build records none\n";
 
-/// Everything that is served, before authentication.
+/// All served paths, without authentication.
 pub fn routes(
     options: &Options,
     migration: Option<&LeaderMigration>,
@@ -99,17 +99,17 @@ fn verbosity_flag(verbosity: &Verbosity) -> Handler {
                 Err(error) => Err(format!("error reading request body: {error:?}")),
             };
             match set {
-                Ok(told) => Response::new(200, "text/plain", told),
+                Ok(answer) => Response::new(200, "text/plain", answer),
                 Err(error) => Response::new(400, "text/plain", error),
             }
         })
     })
 }
 
-/// Serves until stopped, if `--secure-port` says so.
+/// Serves until stopped, unless `--secure-port` is 0.
 ///
 /// # Errors
-/// One line naming the flag or the file: an address in use, a certificate that can't be read ...
+/// One line naming the flag or the file: an address in use, a certificate that cannot be read.
 pub async fn serve(
     options: &Arc<Options>,
     routes: &Routes,
@@ -125,12 +125,13 @@ pub async fn serve(
     let tls = task::blocking(move || Tls::new(tls_options(&given)?)).await?;
     let lookup = Lookup::new(options.clone(), connect)?;
     let auth = Auth::new(auth_config(options, connect, &lookup).await?, clock.clone());
-    let listener = listen(options).await?;
+    let listener = listen(options)?;
     if let Ok(address) = listener.local_addr() {
         log::info!("Serving securely on {address}");
     }
     let handler = never_cached(auth.clone().wrap(routes.handler()));
-    let server = Server::on(listener, Some(tls.clone()), handler, clock.clone(), stop.clone())
+    let (timer, stopped) = (clock.clone(), stop.clone());
+    let server = Server::on(listener, Some(tls.clone()), handler, Guard::STRANGERS, timer, stopped)
         .map_err(|error| format!("failed to create listener: {error}"))?;
     tasks.spawn(server.join());
     let (timer, stopped) = (clock.clone(), stop.clone());
@@ -140,7 +141,9 @@ pub async fn serve(
         while stop.unless_stopped(clock.sleep(RELOAD)).await.is_some() {
             match stop.unless_stopped(lookup.trust()).await {
                 Some(Ok(trust)) => auth.set_trust(trust),
-                Some(Err(error)) => log::error!("authorities of clients not reloaded: {error}"),
+                Some(Err(error)) => {
+                    log::error!("client certificate authorities not reloaded: {error}")
+                }
                 None => return,
             }
         }
@@ -159,17 +162,17 @@ fn never_cached(inner: Handler) -> Handler {
     })
 }
 
-async fn listen(options: &Options) -> Result<TcpListener, String> {
+fn listen(options: &Options) -> Result<TcpListener, String> {
     let port = u16::try_from(options.secure_port).unwrap_or_default();
     let address = SocketAddr::new(options.bind_address, port);
     let first = match options.bind_address.is_unspecified() {
-        // Every interface of both families, where the kernel has both.
+        // Every interface of both families, where the kernel supports both.
         true => SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port),
         false => address,
     };
-    let listening = match bind(first, options.permit_port_sharing).await {
+    let listening = match bind(first, options.permit_port_sharing) {
         Err(error) if first != address && error.kind() != std::io::ErrorKind::AddrInUse => {
-            bind(address, options.permit_port_sharing).await
+            bind(address, options.permit_port_sharing)
         }
         other => other,
     };
@@ -178,10 +181,10 @@ async fn listen(options: &Options) -> Result<TcpListener, String> {
     })
 }
 
-/// `shared`: other processes that say so too may bind the same address.
-async fn bind(address: SocketAddr, shared: bool) -> std::io::Result<TcpListener> {
-    if !shared {
-        return TcpListener::bind(address).await;
+/// With `is_shared`, other processes that set it may bind the same address.
+fn bind(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> {
+    if !is_shared {
+        return TcpListener::bind(address);
     }
     let family =
         if address.is_ipv4() { net::AddressFamily::INET } else { net::AddressFamily::INET6 };
@@ -191,7 +194,7 @@ async fn bind(address: SocketAddr, shared: bool) -> std::io::Result<TcpListener>
     net::sockopt::set_socket_reuseport(&socket, true)?;
     net::bind(&socket, &address)?;
     net::listen(&socket, BACKLOG)?;
-    Ok(std::net::TcpListener::from(socket).into())
+    Ok(socket.into())
 }
 
 fn tls_options(options: &Options) -> Result<TlsOptions, String> {
@@ -217,7 +220,7 @@ fn tls_options(options: &Options) -> Result<TlsOptions, String> {
     })
 }
 
-/// A client for reviews; `None` where the flag names no kubeconfig.
+/// A client for reviews; `None` without a kubeconfig.
 fn reviewing(connect: Connect, kubeconfig: &str, flag: &str) -> Result<Option<Client>, String> {
     if kubeconfig.is_empty() {
         return Ok(None);
@@ -252,7 +255,7 @@ async fn auth_config(
     })
 }
 
-/// Where the authorities of clients stand: in files, and for what no flag names in the cluster.
+/// The sources of trusted authorities: files, and the cluster where no flag names a file.
 struct Lookup {
     options: Arc<Options>,
     client: Option<Client>,
@@ -284,7 +287,7 @@ impl Lookup {
         Ok(trust)
     }
 
-    /// What the flags name.
+    /// The authorities in files.
     async fn files(&self) -> Result<Trust, String> {
         let o = &self.options;
         let proxies = "requestheader-client-ca-file";
@@ -313,7 +316,7 @@ async fn authorities(file: &str, flag: &str) -> Result<Option<Authorities>, Stri
     Authorities::from_pem(&pem).map(Some).map_err(|error| format!("--{flag}: {file}: {error}"))
 }
 
-/// What the cluster says about authentication, where flags say nothing.
+/// The cluster's settings of authentication, used where flags give none.
 async fn look_up(client: &Client) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
     let key = ObjectKey::new("kube-system", "extension-apiserver-authentication");
     let map: Value =
@@ -350,7 +353,7 @@ mod tests {
     use crate::server::http::RequestBody;
 
     #[test]
-    fn the_paths_that_are_served() {
+    fn paths_are_served() {
         let clock: SharedClock = FakeClock::new(Timestamp::from_secs(0));
         let health = HealthChecks::new();
         let verbosity = Verbosity::new(0, &[]);
@@ -380,17 +383,16 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_shared_only_where_that_is_permitted() {
+    fn port_is_shared_only_where_permitted() {
         let any = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
-        let listen = |address, shared| block_on(bind(address, shared));
-        let first = listen(any, true).expect("a port");
+        let first = bind(any, true).expect("a port");
         let address = first.local_addr().expect("its number");
-        assert!(listen(address, true).is_ok());
-        assert!(listen(address, false).is_err());
+        assert!(bind(address, true).is_ok());
+        assert!(bind(address, false).is_err());
     }
 
     #[test]
-    fn a_cluster_without_a_front_proxy_is_no_error() {
+    fn cluster_without_a_front_proxy_is_accepted() {
         let (ca, header) = found(&serde_json::json!({})).expect("nothing");
         assert!(ca.is_none() && header.is_none());
         assert!(found(&serde_json::json!({ "client-ca-file": "broken" })).is_err());

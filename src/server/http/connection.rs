@@ -1,0 +1,365 @@
+//! One connection, from its TLS handshake to its end.
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::panic::AssertUnwindSafe;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use async_io::Async;
+use async_lock::Semaphore;
+use futures_lite::future::{poll_once, yield_now};
+use futures_lite::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, FutureExt};
+use futures_rustls::TlsAcceptor;
+use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+use smol_hyper::rt::FuturesIo;
+
+use super::connections::{Phase, Progress, Slot};
+use super::server::Serving;
+use super::{Body, BodyStream, Chain, Handler, Request, RequestBody, Response};
+use crate::server::tls::Tls;
+
+/// The first byte of a TLS connection: its content type, a handshake.
+const TLS_HANDSHAKE: u8 = 22;
+/// How long running requests may take to end after a stop.
+const DRAIN: Duration = Duration::from_secs(2);
+/// Bytes of a request without TLS that are read after its answer.
+const DISCARDED_BYTES: u64 = 256 << 10;
+
+pub(super) struct Connection {
+    serving: Arc<Serving>,
+    slot: Slot,
+}
+
+/// Why a connection ends before its work is done.
+#[derive(Clone, Copy)]
+enum Cut {
+    /// A phase took too long.
+    Late(Phase),
+    /// Another connection needs the place.
+    Evicted,
+}
+
+impl Connection {
+    pub fn new(serving: &Arc<Serving>, slot: Slot) -> Connection {
+        Connection { serving: serving.clone(), slot }
+    }
+
+    pub async fn run(self, stream: Async<TcpStream>) {
+        if let Err(error) = stream.get_ref().set_nodelay(true) {
+            log::debug!("set_nodelay: {error}");
+        }
+        let Some(tls) = self.serving.tls.clone() else {
+            return self.serve(stream, Chain::default()).await;
+        };
+        let handshake = in_turns(&self.serving.handshakes, handshake(tls, stream));
+        let handshake = self.serving.stop.unless_stopped(handshake);
+        match self.in_time(handshake).await {
+            Ok(Some(Ok(stream))) => {
+                let chain = stream.get_ref().1.peer_certificates().unwrap_or_default().into();
+                self.slot.progress.enter(Phase::Head);
+                self.serve(stream, chain).await;
+            }
+            Ok(Some(Err(error))) => log::debug!("TLS handshake: {error}"),
+            Ok(None) => (),
+            Err(cut) => cut.log(),
+        }
+    }
+
+    async fn serve<IO>(&self, io: IO, peer: Chain)
+    where
+        IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let progress = &self.slot.progress;
+        let io = Watched { io, progress: progress.clone() };
+        let (handler, answering) = (self.serving.handler.clone(), progress.clone());
+        let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
+            answering.enter(Phase::Response);
+            answer(handler.clone(), request, peer.clone(), answering.clone())
+        });
+        let mut builder = hyper::server::conn::http1::Builder::new();
+        builder.header_read_timeout(None);
+        if let Some(bytes) = self.serving.head_bytes {
+            builder.max_buf_size(bytes);
+        }
+        let mut connection = pin!(builder.serve_connection(FuturesIo::new(io), service));
+        let ended = self.serving.stop.unless_stopped(connection.as_mut());
+        let ended = match self.in_time(ended).await {
+            Ok(Some(ended)) => ended,
+            Ok(None) => {
+                connection.as_mut().graceful_shutdown();
+                let late = async {
+                    self.serving.clock.sleep(DRAIN).await;
+                    Ok(())
+                };
+                connection.or(late).await
+            }
+            Err(cut) => return cut.log(),
+        };
+        if let Err(error) = ended {
+            log::debug!("connection: {error}");
+        }
+    }
+
+    /// `work`'s output, unless a phase takes too long or the connection is evicted. Phases begin
+    /// only while `work` is polled, so its deadline is looked at afterwards.
+    async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T, Cut> {
+        let (clock, progress) = (&self.serving.clock, &self.slot.progress);
+        let mut work = pin!(work);
+        let mut timer = None;
+        let timed = poll_fn(|cx| {
+            if let Poll::Ready(output) = work.as_mut().poll(cx) {
+                return Poll::Ready(Ok(output));
+            }
+            let Some(deadline) = progress.deadline() else {
+                timer = None;
+                return Poll::Pending;
+            };
+            let (_, sleep) = match timer.take() {
+                Some(armed @ (due, _)) if due == deadline => timer.insert(armed),
+                _ => {
+                    let wait = deadline.saturating_sub(clock.monotonic());
+                    timer.insert((deadline, clock.sleep(wait)))
+                }
+            };
+            ready!(sleep.as_mut().poll(cx));
+            Poll::Ready(Err(Cut::Late(progress.phase())))
+        });
+        let evicted = async {
+            progress.evicted.stopped().await;
+            Err(Cut::Evicted)
+        };
+        timed.or(evicted).await
+    }
+}
+
+impl Cut {
+    fn log(self) {
+        match self {
+            Cut::Late(phase) => log::debug!("connection closed: timeout in phase {phase:?}"),
+            Cut::Evicted => log::debug!("connection closed: too many connections"),
+        }
+    }
+}
+
+/// `future`, polled in turns with the others of `turns`: a poll of one, then a poll of each other
+/// task that is ready, then a poll of the next.
+async fn in_turns<F: Future>(turns: &Semaphore, future: F) -> F::Output {
+    let mut future = pin!(future);
+    loop {
+        let turn = turns.acquire().await;
+        yield_now().await;
+        if let Some(output) = poll_once(future.as_mut()).await {
+            return output;
+        }
+        drop(turn);
+        // The poll has registered this task's waker.
+        let mut woken = false;
+        let wake = poll_fn(|_| match std::mem::replace(&mut woken, true) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        });
+        wake.await;
+    }
+}
+
+type TlsStream = futures_rustls::server::TlsStream<Async<TcpStream>>;
+
+async fn handshake(tls: Tls, mut stream: Async<TcpStream>) -> io::Result<TlsStream> {
+    let mut first = [0];
+    if stream.peek(&mut first).await? == 1 && first[0] != TLS_HANDSHAKE {
+        refuse_plain_http(&mut stream).await?;
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not TLS"));
+    }
+    TlsAcceptor::from(tls.config).accept(stream).await
+}
+
+/// Answers, and reads the request: a socket that is closed with unread bytes is reset, and the
+/// client may then lose the answer.
+async fn refuse_plain_http(stream: &mut Async<TcpStream>) -> io::Result<()> {
+    let answer =
+        b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+    stream.write_all(answer).await?;
+    stream.get_ref().shutdown(Shutdown::Write)?;
+    futures_lite::io::copy(stream.take(DISCARDED_BYTES), futures_lite::io::sink()).await?;
+    Ok(())
+}
+
+/// A stream that records the progress of its connection.
+struct Watched<IO> {
+    io: IO,
+    progress: Arc<Progress>,
+}
+
+impl<IO: AsyncRead + Unpin> AsyncRead for Watched<IO> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        let read = ready!(Pin::new(&mut self.io).poll_read(cx, buf));
+        if matches!(read, Ok(1..)) {
+            self.progress.received();
+        }
+        Poll::Ready(read)
+    }
+}
+
+impl<IO: AsyncWrite + Unpin> AsyncWrite for Watched<IO> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.io).poll_write(cx, buf));
+        self.progress.sent();
+        Poll::Ready(written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.io).poll_write_vectored(cx, bufs));
+        self.progress.sent();
+        Poll::Ready(written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_close(cx)
+    }
+}
+
+async fn answer(
+    handler: Handler,
+    request: hyper::Request<Incoming>,
+    peer: Chain,
+    progress: Arc<Progress>,
+) -> Result<hyper::Response<Outgoing>, Aborted> {
+    let (head, body) = request.into_parts();
+    let request = Request {
+        method: head.method,
+        path: head.uri.path().to_owned(),
+        query: head.uri.query().unwrap_or_default().to_owned(),
+        headers: head.headers,
+        body: RequestBody::Incoming(body),
+        peer,
+    };
+    let answered = AssertUnwindSafe(async move { handler(request).await }).catch_unwind().await;
+    let response = answered.unwrap_or_else(|_| Response::text(500, "internal server error\n"));
+    let content = match response.body {
+        Body::Full(bytes) => Content::Full(Some(bytes)),
+        Body::Stream(stream) => Content::Stream(stream),
+        Body::Abort => return Err(Aborted),
+    };
+    let mut built = hyper::Response::new(Outgoing { content, progress });
+    *built.status_mut() = hyper::StatusCode::from_u16(response.status)
+        .unwrap_or(hyper::StatusCode::INTERNAL_SERVER_ERROR);
+    built.headers_mut().extend(response.headers);
+    Ok(built)
+}
+
+/// The handler aborts the connection.
+#[derive(Debug)]
+struct Aborted;
+
+impl std::fmt::Display for Aborted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("connection aborted by the handler")
+    }
+}
+
+impl std::error::Error for Aborted {}
+
+/// The body of a response. Once it is dropped the connection waits for the next request.
+struct Outgoing {
+    content: Content,
+    progress: Arc<Progress>,
+}
+
+enum Content {
+    Full(Option<Bytes>),
+    Stream(BodyStream),
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        self.progress.enter(Phase::Idle);
+    }
+}
+
+impl HttpBody for Outgoing {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match &mut self.content {
+            Content::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Content::Stream(stream) => {
+                stream.as_mut().poll_next(cx).map(|next| next.map(|next| next.map(Frame::data)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.content, Content::Full(None))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Full(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64)
+            }
+            Content::Stream(_) => SizeHint::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use futures_lite::future::block_on;
+
+    use super::*;
+
+    #[test]
+    fn handshakes_take_turns() {
+        const STEPS: usize = 3;
+        let (turns, polls) = (Semaphore::new(1), Cell::new(0));
+        let polls = &polls;
+        let step = || {
+            let mut done = 0;
+            poll_fn(move |cx| {
+                polls.set(polls.get() + 1);
+                done += 1;
+                if done == STEPS {
+                    return Poll::Ready(());
+                }
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            })
+        };
+        let mut tasks: Vec<_> = (0..5).map(|_| Box::pin(in_turns(&turns, step()))).collect();
+        let mut rounds = 0;
+        while !tasks.is_empty() {
+            let before = polls.get();
+            tasks.retain_mut(|task| block_on(poll_once(task)).is_none());
+            assert!(polls.get() - before <= 1, "round {rounds}");
+            rounds += 1;
+            assert!(rounds < 100);
+        }
+        assert_eq!(polls.get(), 5 * STEPS);
+    }
+}

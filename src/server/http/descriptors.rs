@@ -1,0 +1,51 @@
+//! File descriptors that are held back for connections, so that health is answered when the rest of
+//! the process has used up all others.
+
+use std::fs::File;
+
+use parking_lot::Mutex;
+
+/// Descriptors that stand in for connections to come.
+pub(super) struct Reserve {
+    size: usize,
+    held: Mutex<Vec<File>>,
+}
+
+impl Reserve {
+    pub fn new(size: usize) -> Reserve {
+        Reserve { size, held: Mutex::default() }
+    }
+
+    /// Frees one descriptor; false when all are in use.
+    pub fn release(&self) -> bool {
+        self.held.lock().pop().is_some()
+    }
+
+    /// Holds the full number again; false when the process has too few descriptors.
+    pub fn refill(&self) -> bool {
+        let mut held = self.held.lock();
+        while held.len() < self.size {
+            // Any file will do, and the root directory exists everywhere.
+            match File::open("/") {
+                Ok(descriptor) => held.push(descriptor),
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn released_descriptors_are_held_again() {
+        let reserve = Reserve::new(2);
+        assert!(!reserve.release());
+        assert!(reserve.refill());
+        assert!(reserve.release() && reserve.release() && !reserve.release());
+        assert!(reserve.refill());
+        assert_eq!(reserve.held.lock().len(), 2);
+    }
+}

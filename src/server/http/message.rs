@@ -1,0 +1,176 @@
+//! Requests and responses as handlers see them.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_lite::Stream;
+use futures_lite::future::Boxed;
+use hyper::body::{Body as _, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use rustls::pki_types::CertificateDer;
+
+pub use hyper::body::Bytes;
+pub use hyper::{HeaderMap, Method};
+
+/// A request. The body is read on demand.
+pub struct Request {
+    pub method: Method,
+    /// Still percent-encoded.
+    pub path: String,
+    /// The part after the `?`, still percent-encoded.
+    pub query: String,
+    pub headers: HeaderMap,
+    pub body: RequestBody,
+    pub peer: Chain,
+}
+
+/// The client's certificates, its own first. TLS checks only that the client holds the key of the
+/// first; [`Authorities`](crate::server::auth::Authorities) verify who signed it.
+pub type Chain = Arc<[CertificateDer<'static>]>;
+
+impl Request {
+    /// A GET of a path with its query, without a client certificate.
+    pub fn get(path: &str) -> Request {
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        Request {
+            method: Method::GET,
+            path: path.into(),
+            query: query.into(),
+            headers: HeaderMap::new(),
+            body: RequestBody::Full(Bytes::new()),
+            peer: Chain::default(),
+        }
+    }
+
+    /// A header as text; `None` when absent or not ASCII.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    /// The parameters of the query, still encoded; a parameter without a value has an empty one.
+    pub fn query_pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.query.split('&').filter(|pair| !pair.is_empty());
+        pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+    }
+
+    /// Each value of a parameter of the query; empty where the parameter has no value.
+    pub fn query_values(&self, name: &str) -> impl Iterator<Item = &str> {
+        self.query_pairs().filter(move |(n, _)| *n == name).map(|(_, value)| value)
+    }
+}
+
+/// The body of a request.
+pub enum RequestBody {
+    Incoming(Incoming),
+    Full(Bytes),
+}
+
+/// Why a request's body could not be read.
+#[derive(Debug)]
+pub enum BodyError {
+    TooLarge,
+    Broken(hyper::Error),
+}
+
+impl RequestBody {
+    /// The whole body, of at most `limit` bytes.
+    pub async fn read(self, limit: usize) -> Result<Bytes, BodyError> {
+        let mut body = match self {
+            RequestBody::Full(bytes) if bytes.len() > limit => return Err(BodyError::TooLarge),
+            RequestBody::Full(bytes) => return Ok(bytes),
+            RequestBody::Incoming(incoming) => incoming,
+        };
+        let mut whole = Vec::new();
+        while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            if let Ok(data) = frame.map_err(BodyError::Broken)?.into_data() {
+                if whole.len() + data.len() > limit {
+                    return Err(BodyError::TooLarge);
+                }
+                whole.extend_from_slice(&data);
+            }
+        }
+        Ok(whole.into())
+    }
+}
+
+/// Chunks of a response. An error cuts the connection, so that the client sees a broken body.
+pub type BodyStream = Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>;
+
+pub enum Body {
+    Full(Bytes),
+    /// Sent chunked, each item once it is ready. Dropped when the client goes away.
+    Stream(BodyStream),
+    /// No response: the connection is cut.
+    Abort,
+}
+
+pub struct Response {
+    pub status: u16,
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    pub body: Body,
+}
+
+impl Response {
+    pub fn new(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Response {
+        Response {
+            status,
+            headers: vec![(CONTENT_TYPE, HeaderValue::from_static(content_type))],
+            body: Body::Full(body.into()),
+        }
+    }
+
+    pub fn text(status: u16, body: impl Into<Bytes>) -> Response {
+        Response::new(status, "text/plain; charset=utf-8", body)
+    }
+
+    pub fn json(status: u16, body: &serde_json::Value) -> Response {
+        Response::new(status, "application/json", body.to_string())
+    }
+
+    /// An error as an API object. Upstream: `metav1.Status`.
+    pub fn status(code: u16, reason: &str, message: &str) -> Response {
+        let body = serde_json::json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": message, "reason": reason, "code": code,
+        });
+        Response::json(code, &body)
+    }
+
+    pub fn stream(status: u16, content_type: &'static str, body: BodyStream) -> Response {
+        Response { body: Body::Stream(body), ..Response::new(status, content_type, Bytes::new()) }
+    }
+
+    pub fn abort() -> Response {
+        Response { body: Body::Abort, ..Response::text(500, Bytes::new()) }
+    }
+
+    /// The whole body; empty when it is a stream.
+    pub fn content(&self) -> &[u8] {
+        match &self.body {
+            Body::Full(bytes) => bytes,
+            Body::Stream(_) | Body::Abort => &[],
+        }
+    }
+
+    /// Adds a header; a value with bytes that are not allowed in headers is left out.
+    pub fn with_header(mut self, name: HeaderName, value: &str) -> Response {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            self.headers.push((name, value));
+        }
+        self
+    }
+}
+
+/// Answers requests concurrently. A panic is answered with 500. The future is dropped when the
+/// client goes away.
+pub type Handler = Arc<dyn Fn(Request) -> Boxed<Response> + Send + Sync>;
+
+/// A handler that answers without waiting.
+pub fn handler(answer: impl Fn(&Request) -> Response + Send + Sync + 'static) -> Handler {
+    Arc::new(move |request| {
+        let response = answer(&request);
+        Box::pin(async move { response })
+    })
+}

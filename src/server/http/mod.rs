@@ -1,0 +1,19 @@
+//! An HTTP/1.1 server, over TLS or plain: keep-alive, chunked streams, client certificates.
+//! Upstream: `apiserver/pkg/server.SecureServingInfo`.
+//!
+//! Clients are strangers until a handler has authenticated them, and they share the manager's only
+//! thread. A [`Guard`] bounds what they cost: connections, bytes of a request's head, and TLS
+//! handshakes, which take turns. It also holds descriptors back, so that health is answered when
+//! the process has no others.
+
+mod connection;
+mod connections;
+mod descriptors;
+mod message;
+mod server;
+
+pub use message::{
+    Body, BodyError, BodyStream, Bytes, Chain, Handler, HeaderMap, Method, Request, RequestBody,
+    Response, handler,
+};
+pub use server::{Guard, Server};

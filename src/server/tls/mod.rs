@@ -1,0 +1,195 @@
+//! The TLS side of serving. Certificates come from files, which are read again when they change,
+//! or are made in memory. Client certificates are requested; [`super::auth`] verifies them.
+//! Upstream: `apiserver/pkg/server/dynamiccertificates`.
+
+mod certificates;
+mod client_certificates;
+mod self_signed;
+
+use parking_lot::RwLock;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::CertificateDer;
+use rustls::server::NoServerSessionStorage;
+
+use crate::clock::SharedClock;
+use crate::task::{self, StopToken};
+
+use certificates::{Certificates, Loaded, certified};
+use client_certificates::RequestOnly;
+
+pub use self_signed::pair_in;
+
+/// How often certificate files are read again.
+const RELOAD: Duration = Duration::from_secs(60);
+
+/// The certificates and the protocol; see the flags `--tls-*`.
+#[derive(Clone, Debug, Default)]
+pub struct TlsOptions {
+    /// Certificate and key; `None`: self-signed in memory, for `localhost`, 127.0.0.1 and `address`.
+    pub files: Option<(PathBuf, PathBuf)>,
+    /// The address that is served; `None` when every address is.
+    pub address: Option<IpAddr>,
+    /// More certificates: files and the names they are for; without names, the certificate's own.
+    pub named: Vec<(PathBuf, PathBuf, Vec<String>)>,
+    /// Go's names; empty: all that rustls supports.
+    pub cipher_suites: Vec<String>,
+    /// Go's CurveIDs; empty: all that rustls supports.
+    pub curves: Vec<i32>,
+    /// Go's name of the oldest version. Versions below 1.2 count as 1.2.
+    pub min_version: String,
+}
+
+/// The server's configuration, and the certificates behind it.
+#[derive(Clone)]
+pub struct Tls {
+    pub config: Arc<ServerConfig>,
+    certificates: Arc<Certificates>,
+}
+
+impl Tls {
+    /// # Errors
+    /// One line naming the file or the option.
+    pub fn new(options: TlsOptions) -> Result<Tls, String> {
+        let provider = provider(&options)?;
+        let loaded = Certificates::load(&options, &provider)?;
+        Tls::serving(options, loaded, provider)
+    }
+
+    /// Serves a certificate chain with its key, both in PEM.
+    ///
+    /// # Errors
+    /// One line naming the fault.
+    pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Tls, String> {
+        let provider = Arc::new(ring::default_provider());
+        let default = certified(chain, key, &provider)?;
+        let loaded = Loaded { default, named: Vec::new() };
+        Tls::serving(TlsOptions::default(), loaded, provider)
+    }
+
+    fn serving(
+        options: TlsOptions,
+        loaded: Loaded,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Tls, String> {
+        let certificates = Arc::new(Certificates { options, current: RwLock::new(loaded) });
+        let oldest: &[&rustls::SupportedProtocolVersion] =
+            match certificates.options.min_version.as_str() {
+                "VersionTLS13" => &[&rustls::version::TLS13],
+                _ => rustls::ALL_VERSIONS,
+            };
+        let mut config = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(oldest)
+            .map_err(|error| format!("--tls-cipher-suites: {error}"))?
+            .with_client_cert_verifier(Arc::new(RequestOnly(provider)))
+            .with_cert_resolver(certificates.clone());
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        // A kept session holds the client's certificates, which a stranger may make large.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Tls { config: Arc::new(config), certificates })
+    }
+
+    /// The certificate for clients that name no other host.
+    pub fn certificate(&self) -> CertificateDer<'static> {
+        self.certificates.choose(None).cert[0].clone()
+    }
+
+    /// Reads the files again from time to time until stopped. A file that cannot be read leaves
+    /// the certificate as it is.
+    pub async fn reload(&self, clock: SharedClock, stop: StopToken) {
+        let certificates = &self.certificates;
+        if certificates.options.files.is_none() && certificates.options.named.is_empty() {
+            return;
+        }
+        while stop.unless_stopped(clock.sleep(RELOAD)).await.is_some() {
+            let (options, provider) =
+                (certificates.options.clone(), self.config.crypto_provider().clone());
+            match task::blocking(move || Certificates::load(&options, &provider)).await {
+                Ok(fresh) => certificates.set(fresh),
+                Err(error) => log::error!("serving certificate not reloaded: {error}"),
+            }
+        }
+    }
+}
+
+fn provider(options: &TlsOptions) -> Result<Arc<CryptoProvider>, String> {
+    let mut provider = ring::default_provider();
+    if !options.cipher_suites.is_empty() {
+        provider.cipher_suites.retain(|suite| {
+            // As in Go, all suites of TLS 1.3 stay. Some older names in Go lack the `_SHA256`.
+            let name = format!("{:?}", suite.suite());
+            options.cipher_suites.iter().any(|wanted| {
+                let wanted = wanted.trim_end_matches("_SHA256");
+                name.trim_end_matches("_SHA256") == wanted
+            }) || suite.tls13().is_some()
+        });
+    }
+    if !options.curves.is_empty() {
+        provider
+            .kx_groups
+            .retain(|group| options.curves.contains(&i32::from(u16::from(group.name()))));
+        if provider.kx_groups.is_empty() {
+            return Err(format!(
+                "--tls-curve-preferences: none of {:?} is supported",
+                options.curves
+            ));
+        }
+    }
+    Ok(Arc::new(provider))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::PrivateKeyDer;
+
+    use super::*;
+
+    #[test]
+    fn client_certificate_of_any_authority_is_accepted() {
+        let tls = Tls::new(TlsOptions::default()).expect("a configuration");
+        let served = tls.certificate();
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(served).expect("a certificate");
+        let own = rcgen::generate_simple_self_signed(["me".to_string()]).expect("a certificate");
+        let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).expect("a key");
+        let config = rustls::ClientConfig::builder_with_provider(ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(roots)
+            .with_client_auth_cert(vec![own.cert.der().clone()], key)
+            .expect("a client certificate");
+        let name = "localhost".try_into().expect("a name");
+        let mut client = rustls::ClientConnection::new(config.into(), name).expect("a client");
+        let mut server = rustls::ServerConnection::new(tls.config.clone()).expect("a server");
+        for _ in 0..4 {
+            let mut wire = Vec::new();
+            client.write_tls(&mut wire).expect("a write to memory");
+            server.read_tls(&mut wire.as_slice()).expect("a read from memory");
+            server.process_new_packets().expect("a good client");
+            wire.clear();
+            server.write_tls(&mut wire).expect("a write to memory");
+            client.read_tls(&mut wire.as_slice()).expect("a read from memory");
+            client.process_new_packets().expect("a good server");
+        }
+        assert!(!client.is_handshaking() && !server.is_handshaking());
+        assert_eq!(server.peer_certificates(), Some(std::slice::from_ref(own.cert.der())));
+    }
+
+    #[test]
+    fn suites_and_curves_have_the_names_of_go() {
+        let options = TlsOptions {
+            cipher_suites: vec!["TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305".into()],
+            curves: vec![29],
+            ..TlsOptions::default()
+        };
+        let provider = provider(&options).expect("a provider");
+        let tls12 = provider.cipher_suites.iter().filter(|suite| suite.tls13().is_none()).count();
+        assert_eq!((tls12, provider.kx_groups.len()), (1, 1));
+    }
+}
