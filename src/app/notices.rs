@@ -1,46 +1,88 @@
-//! What the log is told about flags that parse but do not do here what they do elsewhere: none is
-//! passed over in silence.
+//! The log's notices about flags that are accepted but differ in effect from the Go manager's.
 
-use crate::options::{Options, emulated, git_version};
+use crate::options::{Options, all_feature_gates, emulated, git_version};
+
+/// Gates that upstream's manager reads and this build does not. Gates that are locked are left out,
+/// and those that only other components read.
+const WITHOUT_EFFECT: &[&str] = &[
+    "AllowParsingUserUIDFromCertAuth",
+    "AtomicFIFO",
+    "CSIVolumeHealth",
+    "ClientsAllowCARotation",
+    "ClientsAllowCBOR",
+    "ClientsAllowTLSCacheGC",
+    "ClientsPreferCBOR",
+    "DRADeviceTaintRules",
+    "DRAPrioritizedList",
+    "DRAWorkloadResourceClaims",
+    "DeploymentReplicaSetTerminatingReplicas",
+    "HPAConfigurableTolerance",
+    "HPAScaleToZero",
+    "InformerResourceVersion",
+    "MaxUnavailableStatefulSet",
+    "MutableSchedulingDirectivesForSuspendedJobs",
+    "NativeHistograms",
+    "PersistentVolumeClaimUnusedSinceTime",
+    "PodDeletionCost",
+    "PodLevelResources",
+    "StaleControllerConsistencyDaemonSet",
+    "StaleControllerConsistencyJob",
+    "StaleControllerConsistencyReplicaSet",
+    "StaleControllerConsistencyStatefulSet",
+    "StatefulSetSemanticRevisionComparison",
+    "TaintTolerationComparisonOperators",
+    "UnlockWhileProcessingFIFO",
+    "WatchListClient",
+    "WorkloadWithJob",
+];
 
 /// A line each.
 pub fn of(o: &Options) -> Vec<String> {
     let mut notices = o.feature_gates.warnings();
-    let mut tell = |when: bool, notice: String| {
+    let mut notice = |when: bool, line: String| {
         if when {
-            notices.push(notice);
+            notices.push(line);
         }
     };
-    tell(
+    let changed: Vec<&str> = all_feature_gates()
+        .into_iter()
+        .filter(|(name, _, default)| o.feature_gates.enabled(name) != *default)
+        .map(|(name, ..)| name)
+        .filter(|name| WITHOUT_EFFECT.contains(name))
+        .collect();
+    notice(
+        !changed.is_empty(),
+        format!("feature gates without effect in this build: {}", changed.join(", ")),
+    );
+    notice(
         o.feature_gates.enabled("CoordinatedLeaderElection"),
         "feature gate CoordinatedLeaderElection is on, but this build makes no LeaseCandidate: it \
-         takes its lease by itself, as with the gate off"
+         takes the lease as with the gate off"
             .into(),
     );
     let emulated = emulated(o);
     let own = git_version().split('.').nth(1).and_then(|minor| minor.parse().ok());
-    tell(
+    notice(
         own.is_some_and(|own: u32| emulated < own),
         format!(
             "--emulated-version=1.{emulated} is reported, but feature gates keep the defaults of {}",
             git_version()
         ),
     );
-    tell(
+    notice(
         !o.allow_metric_labels.0.is_empty() || !o.allow_metric_labels_manifest.is_empty(),
-        "--allow-metric-labels has no effect in this build: labels have the values they have"
-            .into(),
+        "--allow-metric-labels has no effect in this build: label values are not filtered".into(),
     );
-    tell(
+    notice(
         o.contention_profiling,
         "--contention-profiling has no effect in this build: it records no profiles".into(),
     );
-    tell(
+    notice(
         o.leader_elect
             && o.feature_gates.given("ControllerManagerReleaseLeaderElectionLockOnExit")
                 == Some(false),
-        "the lease is not given back on exit, as the feature gates say: the next leader waits \
-         until it has run out"
+        "the lease is not released on exit, as the feature gates say: the next leader waits \
+         until it expires"
             .into(),
     );
     notices
@@ -48,12 +90,14 @@ pub fn of(o: &Options) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
-    fn only_what_is_given_is_told_of() {
+    fn notices_name_the_given_flags() {
         assert_eq!(of(&Options::default()), Vec::<String>::new());
-        let told = |change: fn(&mut Options)| {
+        let noticed = |change: fn(&mut Options)| {
             let mut options = Options::default();
             change(&mut options);
             of(&options).join("\n")
@@ -66,13 +110,98 @@ mod tests {
             ),
             (
                 |o| o.feature_gates.0.push(("AllBeta".into(), true)),
-                "feature gate CoordinatedLeaderElection is on",
+                "feature gates without effect in this build: DRADeviceTaintRules, \
+                 MaxUnavailableStatefulSet\nfeature gate CoordinatedLeaderElection is on",
+            ),
+            (
+                |o| {
+                    o.feature_gates.0.push(("HPAScaleToZero".into(), true));
+                    o.feature_gates.0.push(("AtomicFIFO".into(), true));
+                },
+                "feature gates without effect in this build: HPAScaleToZero",
             ),
             (|o| o.emulated_version = vec!["kube=1.35".into()], "--emulated-version=1.35 "),
             (|o| o.contention_profiling = true, "--contention-profiling "),
         ];
         for (change, start) in table {
-            assert!(told(*change).starts_with(start), "{}", told(*change));
+            assert!(noticed(*change).starts_with(start), "{}", noticed(*change));
         }
+    }
+
+    /// Gates that upstream's manager reads, its libraries included, where they are not locked, and
+    /// those that turn a controller on or off. From the calls of `Enabled` under
+    /// `cmd/kube-controller-manager`, `pkg/controller`, `pkg/quota` and `client-go`.
+    const READ_UPSTREAM: &[&str] = &[
+        "APIServerIdentity",
+        "AllowParsingUserUIDFromCertAuth",
+        "AtomicFIFO",
+        "CSIVolumeHealth",
+        "ClientsAllowCARotation",
+        "ClientsAllowCBOR",
+        "ClientsAllowTLSCacheGC",
+        "ClientsPreferCBOR",
+        "ClusterTrustBundle",
+        "ComponentFlagz",
+        "ComponentStatusz",
+        "ControllerManagerReleaseLeaderElectionLockOnExit",
+        "CoordinatedLeaderElection",
+        "DRADeviceTaintRules",
+        "DRADeviceTaints",
+        "DRAExtendedResource",
+        "DRAPrioritizedList",
+        "DRAResourcePoolStatus",
+        "DRAWorkloadResourceClaims",
+        "DeploymentReplicaSetTerminatingReplicas",
+        "GenericWorkload",
+        "HPAConfigurableTolerance",
+        "HPAScaleToZero",
+        "InformerResourceVersion",
+        "LoggingAlphaOptions",
+        "MaxUnavailableStatefulSet",
+        "MutableSchedulingDirectivesForSuspendedJobs",
+        "NativeHistograms",
+        "PersistentVolumeClaimUnusedSinceTime",
+        "PodCertificateRequest",
+        "PodDeletionCost",
+        "PodLevelResources",
+        "SELinuxChangePolicy",
+        "SeparateTaintEvictionController",
+        "StaleControllerConsistencyDaemonSet",
+        "StaleControllerConsistencyJob",
+        "StaleControllerConsistencyReplicaSet",
+        "StaleControllerConsistencyStatefulSet",
+        "StatefulSetSemanticRevisionComparison",
+        "StorageVersionAPI",
+        "StorageVersionMigrator",
+        "TaintTolerationComparisonOperators",
+        "UnlockWhileProcessingFIFO",
+        "WatchListClient",
+        "WorkloadWithJob",
+    ];
+
+    /// The text of all files below `folder` but this one and the table of gates.
+    fn source(folder: &Path, text: &mut String) {
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                source(&path, text);
+            } else if !path.ends_with("notices.rs") && !path.ends_with("feature_gates.rs") {
+                text.push_str(&std::fs::read_to_string(&path).unwrap_or_default());
+            }
+        }
+    }
+
+    #[test]
+    fn every_gate_that_upstream_reads_is_read_or_has_a_notice() {
+        let mut text = String::new();
+        source(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
+        let known = all_feature_gates();
+        for gate in READ_UPSTREAM {
+            assert!(known.iter().any(|(name, ..)| name == gate), "{gate}");
+            let is_read = text.contains(&format!("\"{gate}\""))
+                || ["CoordinatedLeaderElection"].contains(gate);
+            assert_ne!(is_read, WITHOUT_EFFECT.contains(gate), "{gate}: read is {is_read}");
+        }
+        assert!(WITHOUT_EFFECT.iter().all(|gate| READ_UPSTREAM.contains(gate)));
     }
 }
