@@ -9,7 +9,7 @@ use super::controller_table::canonical;
 use super::leader_migration::LeaderMigration;
 use crate::options::{Options, show_duration};
 
-/// What is served under `/configz`. `migration`: what `--enable-leader-migration` asks for.
+/// The content of `/configz`, with the migration of `--enable-leader-migration`.
 pub fn of(o: &Options, migration: Option<&LeaderMigration>) -> Value {
     let mut configuration = serde_json::Map::new();
     configuration.insert("kind".into(), "KubeControllerManagerConfiguration".into());
@@ -27,7 +27,7 @@ fn time(duration: Duration) -> String {
     show_duration(duration)
 }
 
-/// The shortest number that reads as the same 32 bits: 0.55, not 0.550000011920929.
+/// The shortest number that parses to the same 32 bits: 0.55, not 0.550000011920929.
 fn short(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
@@ -36,7 +36,7 @@ fn shared(o: &Options, migration: Option<&LeaderMigration>) -> Value {
     json!({
         "Generic": {
             "Port": 0,
-            // As upstream: what --bind-address says stands nowhere in the configuration.
+            // As upstream, the configuration does not contain --bind-address.
             "Address": "0.0.0.0",
             "MinResyncPeriod": time(o.min_resync_period),
             "ClientConnection": {
@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_as_the_go_manager_shows_them() {
+    fn values_have_the_format_of_the_go_manager() {
         let mut options = Options::default();
         options.controllers.push("podgc".into());
         options.service_cluster_ip_range = "10.0.0.0/16,fd00::/108".into();

@@ -1,5 +1,5 @@
-//! What start-up asks of the client's room, in one place: connections by kubeconfig, clients under
-//! other names and tokens, the API server's health.
+//! Connections for start-up: by kubeconfig, with clients of other names and tokens, and the API
+//! server's health.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::clock::SystemClock;
 use crate::objects::{Form, protobuf};
 use crate::options::{PROGRAM, git_version, platform};
 
-/// Bearer tokens that change. Asked before each request: answers from memory where it can.
+/// Bearer tokens that change. Called before each request; answers from memory where it can.
 pub trait TokenSource: Send + Sync + 'static {
-    /// `refused`: what the server did not take; it is not given again.
+    /// `refused` is the token that the server refused; it is not returned again.
     fn token(&self, refused: Option<String>) -> Boxed<Result<String, String>>;
 }
 
@@ -23,35 +23,35 @@ pub trait TokenSource: Send + Sync + 'static {
 pub trait Connection: Send + Sync + 'static {
     /// A client under our own credentials, with a rate limit of its own.
     fn client(&self, user_agent: &str) -> Client;
-    /// A client that holds no credentials but the source's tokens.
+    /// A client whose only credentials are the source's tokens.
     fn client_with_tokens(&self, user_agent: &str, tokens: Arc<dyn TokenSource>) -> Client;
-    /// The same, which writes nothing that `guard` does not pass.
+    /// The same connection, which writes only what `guard` allows.
     fn guarded(&self, guard: Guard) -> Arc<dyn Connection>;
-    /// How the caches read through `client`.
+    /// The caches' source that reads through `client`.
     fn source(&self, client: Client) -> Arc<dyn Source>;
     /// `GET /healthz`; `Err`: why the API server is not healthy.
     fn healthz(&self) -> Boxed<Result<(), String>>;
-    /// Forgets what discovery said: it is asked again when it is needed.
+    /// Drops the result of discovery; the next use fetches it again.
     fn reset_discovery(&self);
 }
 
-/// Where to connect to.
+/// The API server to connect to.
 #[derive(Clone, Debug, Default)]
 pub struct Target<'a> {
     /// A kubeconfig file; empty: none.
     pub kubeconfig: &'a str,
-    /// The server's address, before what the kubeconfig says; empty: none.
+    /// The server's address, which takes precedence over the kubeconfig; empty: none.
     pub master: &'a str,
     pub qps: f32,
     pub burst: i32,
-    /// The media type of objects; what is neither JSON nor protobuf counts as JSON.
+    /// The media type of objects; types other than JSON and protobuf count as JSON.
     pub content_type: &'a str,
 }
 
-/// Makes a [`Connection`]. `Err`: one line naming what is missing or broken.
+/// Makes a [`Connection`]. `Err`: one line naming the fault.
 pub type Connect = fn(&Target<'_>) -> Result<Arc<dyn Connection>, String>;
 
-/// As upstream's, so that audit logs read the same. `name`: the controller or the part of ours.
+/// As upstream's, so that audit logs read the same. `name` is the controller or another part.
 pub fn user_agent(name: &str) -> String {
     format!("{PROGRAM}/{} ({}) kubernetes/{name}", git_version(), platform())
 }
@@ -59,7 +59,7 @@ pub fn user_agent(name: &str) -> String {
 /// Connects by kubeconfig, by address, or from within a Pod.
 ///
 /// # Errors
-/// One line naming what is missing or broken.
+/// One line naming the fault.
 pub fn connect(target: &Target<'_>) -> Result<Arc<dyn Connection>, String> {
     let given = |text| Some(text).filter(|text: &&str| !text.is_empty());
     let load = || {

@@ -1,4 +1,4 @@
-//! Holding a lease while the controllers run.
+//! Holds a lease while the controllers run.
 
 use std::sync::Arc;
 
@@ -12,26 +12,26 @@ use crate::objects::ObjectKey;
 use crate::options::{Options, PROGRAM};
 use crate::task::StopToken;
 
-/// Upstream gives no lease back unless this gate is on. Here a lease is given back as long as the
-/// gate is not turned off: the next leader need not wait for it to run out.
+/// Upstream releases no lease unless this gate is on. Here a lease is released unless the gate is
+/// turned off: the next leader need not wait until it expires.
 const RELEASE_GATE: &str = "ControllerManagerReleaseLeaderElectionLockOnExit";
 
-/// What the elections of a process have in common.
+/// The common parts of the elections of a process.
 pub struct Contender<'a> {
     pub options: &'a Options,
     pub client: &'a Client,
     pub clock: &'a SharedClock,
     pub identity: &'a str,
-    /// Ends all of them.
+    /// Ends all elections.
     pub stop: &'a StopToken,
 }
 
 impl Contender<'_> {
     /// Waits for the lease `name` and runs `work` under it. `work` has to end when its token stops,
-    /// and to write nothing that its guard does not pass.
+    /// and to write only what its guard allows.
     ///
     /// # Errors
-    /// When the flags make no election that can work.
+    /// When the flags describe an impossible election.
     pub async fn lead<W>(
         &self,
         name: &str,
@@ -60,7 +60,7 @@ impl Contender<'_> {
         let lease = elector.clone();
         let work = |stop| work(stop, Arc::new(move || lease.holds_lease()));
         let callbacks = LeaderCallbacks::new(work, || ()).on_new_leader(|leader| match leader {
-            "" => log::info!("leaderelection: nobody leads"),
+            "" => log::info!("leaderelection: no leader"),
             leader => log::info!("leaderelection: new leader {leader:?}"),
         });
         let ended = elector.run(callbacks, self.stop).await;

@@ -1,5 +1,5 @@
-//! Which controllers run under a second lease, that another manager may take from us: how
-//! controllers move from this manager to a cloud's without two of them ever running at once.
+//! Leader migration: some controllers run under a second lease, which another manager may take
+//! over. So controllers move from this manager to a cloud's without ever running twice.
 //! Upstream: `controller-manager/pkg/leadermigration`.
 
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use crate::options::{Options, PROGRAM};
 const GROUP: &str = "controllermanager.config.k8s.io";
 const KIND: &str = "LeaderMigrationConfiguration";
 
-/// What `--leader-migration-config` says.
+/// The content of `--leader-migration-config`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderMigration {
     /// Name of the second lease.
@@ -24,7 +24,7 @@ pub struct LeaderMigration {
 struct Leader {
     #[serde(default)]
     name: String,
-    /// Who may run it; `*`: whoever takes part in the migration.
+    /// The component that may run it; `*`: any that takes part in the migration.
     #[serde(default)]
     component: String,
 }
@@ -34,7 +34,7 @@ struct Leader {
 pub enum Lease {
     Main,
     Migration,
-    /// It is not ours to run.
+    /// Another component runs it.
     Others,
 }
 
@@ -53,10 +53,10 @@ struct File {
 }
 
 impl LeaderMigration {
-    /// What the flags ask for; `None`: no migration, as without an election.
+    /// The migration that the flags describe; `None` without one, and without an election.
     ///
     /// # Errors
-    /// One line naming the flag and the file, and what is wrong with it.
+    /// One line naming the flag, the file and its fault.
     pub fn of(options: &Options) -> Result<Option<LeaderMigration>, String> {
         let file = &options.leader_migration_config;
         let migration = match (options.enable_leader_migration, file.as_str()) {
@@ -85,11 +85,11 @@ impl LeaderMigration {
             }
         };
         let mut problems = Vec::new();
-        // v1 has leases only, and no field to say so.
+        // v1 has leases only, and no field for the kind of lock.
         match (version, file.resource_lock.as_deref()) {
             ("v1", Some(_)) => problems.push("unknown field \"resourceLock\"".to_string()),
             ("v1", None) | (_, Some("leases")) => (),
-            // Upstream takes the word, and then ends: clients have no such lock any more.
+            // Upstream accepts the value, and then fails: clients no longer have such a lock.
             (_, lock) => problems.push(format!(
                 "resourceLock: Invalid value: {:?}: must be \"leases\"",
                 lock.unwrap_or_default()
@@ -112,7 +112,7 @@ impl LeaderMigration {
         }
     }
 
-    /// The lease under which `controller` runs, by the name it has today. The last word about a
+    /// The lease under which `controller` runs, by its current name. The last entry about a
     /// controller counts. The token controller never migrates.
     pub fn lease_of(&self, controller: &str) -> Lease {
         let said = self.leaders.iter().rev().find(|leader| leader.name == controller);
@@ -124,7 +124,7 @@ impl LeaderMigration {
         }
     }
 
-    /// As `/configz` shows it.
+    /// The form in `/configz`.
     pub fn configz(&self) -> Value {
         json!({
             "leaderName": self.leader_name,
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_runs_what_under_which_lease() {
+    fn controllers_run_under_their_lease() {
         let migration = LeaderMigration::parse(
             b"apiVersion: controllermanager.config.k8s.io/v1
 kind: LeaderMigrationConfiguration
@@ -182,7 +182,7 @@ controllerLeaders:
     }
 
     #[test]
-    fn what_is_wrong_with_a_file_is_told() {
+    fn faults_of_a_file_are_named() {
         let with = |version: &str, rest: &str| {
             let text = format!("apiVersion: {GROUP}/{version}\nkind: {KIND}\n{rest}");
             LeaderMigration::parse(text.as_bytes()).map(|migration| migration.leader_name)
@@ -208,7 +208,7 @@ controllerLeaders:
     }
 
     #[test]
-    fn there_is_none_without_an_election() {
+    fn no_migration_without_an_election() {
         let mut options = Options { enable_leader_migration: true, ..Options::default() };
         assert_eq!(LeaderMigration::of(&options), Ok(Some(LeaderMigration::default())));
         options.leader_elect = false;

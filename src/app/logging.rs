@@ -11,10 +11,10 @@ use crate::clock::SharedClock;
 use crate::objects::Timestamp;
 use crate::options::Options;
 
-/// Verbosity from which other crates may say more than warnings.
+/// Verbosity from which other crates may log more than warnings.
 const OTHERS: i32 = 8;
 
-/// How much is logged, which may change while the process runs.
+/// The verbosity of the log, which may change while the process runs.
 #[derive(Clone)]
 pub struct Verbosity {
     general: Arc<AtomicI32>,
@@ -30,10 +30,10 @@ impl Verbosity {
         self.general.load(Ordering::Relaxed)
     }
 
-    /// Sets what `-v` set at the start. `Ok`: what to tell who asked for it.
+    /// Sets the verbosity that `-v` set at the start. `Ok`: the answer for the caller.
     ///
     /// # Errors
-    /// When `text` is no verbosity. Upstream: `logs.GlogSetter`.
+    /// When `text` is not a verbosity. Upstream: `logs.GlogSetter`.
     pub fn set(&self, text: &str) -> Result<String, String> {
         let Some(general) = text.parse().ok().filter(|v| *v >= 0) else {
             return Err(format!("failed to set klog.logging.verbosity {text}: not a whole number"));
@@ -43,13 +43,13 @@ impl Verbosity {
         Ok(format!("successfully set klog.logging.verbosity to {text}"))
     }
 
-    /// The most that any file may log.
+    /// The highest level of any file.
     fn most(&self) -> LevelFilter {
         level_of(self.modules.iter().map(|(_, v)| *v).fold(self.get(), i32::max))
     }
 }
 
-/// Logs as the flags say, from now on. Does nothing when a logger is there already.
+/// Installs the logger that the flags describe. Does nothing when there is one already.
 pub fn init(options: &Options, clock: SharedClock) -> Verbosity {
     let json = options.logging_format == "json";
     let split = if json { options.log_json_split_stream } else { options.log_text_split_stream };
@@ -76,7 +76,7 @@ pub fn init(options: &Options, clock: SharedClock) -> Verbosity {
     verbosity
 }
 
-/// The most that `-v` lets through.
+/// The highest level that `-v` lets through.
 fn level_of(verbosity: i32) -> LevelFilter {
     match verbosity {
         ..4 => LevelFilter::Info,
@@ -131,7 +131,7 @@ fn file<'a>(record: &Record<'a>) -> &'a str {
     record.file().unwrap_or("-").rsplit('/').next().unwrap_or("-")
 }
 
-/// What `--vmodule` calls a file: its name without `.rs`, or its folder's where it is `mod.rs`.
+/// The name of a file in `--vmodule`: without `.rs`; for `mod.rs`, the name of its folder.
 fn module<'a>(record: &Record<'a>) -> &'a str {
     let path = record.file().unwrap_or("-");
     let path = path.strip_suffix("/mod.rs").unwrap_or(path);
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_look_like_klogs() {
+    fn lines_have_the_format_of_klog() {
         let now: Timestamp = "2026-11-21T05:02:33.123456Z".parse().expect("a time");
         let record = |level| {
             Record::builder()
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn verbosity_by_file_goes_first() {
+    fn verbosity_by_file_takes_precedence() {
         let logger = || Builder::new().build();
         let verbosity = Verbosity::new(0, &[("gc*".into(), 4)]);
         let klog = Klog { verbosity: verbosity.clone(), errors: logger(), rest: logger() };

@@ -1,5 +1,5 @@
-//! Start-up in the order of the original: check the flags, log, configure the client, serve, take
-//! the lease, and under it the controllers. Upstream: `cmd/kube-controller-manager/app`.
+//! Start-up in upstream's order: check the flags, log, configure the client, serve, take the lease,
+//! and run the controllers under it. Upstream: `cmd/kube-controller-manager/app`.
 
 pub mod client_builder;
 mod component_metrics;
@@ -38,14 +38,14 @@ use start::Started;
 /// The name of the health check of the second lease.
 const MIGRATION_CHECK: &str = "leaderMigration";
 
-/// How long past its lease's end a leader that can't renew counts as healthy.
+/// How long past its lease's end a leader that cannot renew counts as healthy.
 const ELECTION_TOLERANCE: Duration = Duration::from_secs(20);
 
-/// What all tasks of the manager run on. One thread does the work of a large cluster with time to
-/// spare, and a second one costs a fifth more CPU: see `docs/performance.md`.
+/// The threads that run the manager's tasks. One thread does the work of a large cluster with time
+/// to spare; a second one costs a fifth more CPU: see `docs/performance.md`.
 pub const THREADS: usize = 1;
 
-/// Runs the manager with `options` until a signal, a lost lease or an error; errors are told on
+/// Runs the manager with `options` until a signal, a lost lease or an error; errors are printed on
 /// stderr, a line each.
 pub async fn run(options: Options, connect: Connect) -> ExitCode {
     let problems = validate(&options, &controller_table::is_known);
@@ -117,7 +117,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     let (serving, tasks) = (StopToken::new(), TaskGroup::new());
     let routes = serving::routes(&options, migration.as_ref(), &health, &verbosity, &clock);
     let served = serving::serve(&options, &routes, connect, clock.clone(), &tasks, &serving);
-    // It asks the API server, which may be silent.
+    // It sends requests to the API server, which may not answer.
     match stop.unless_stopped(served).await {
         Some(served) => served.map_err(|error| vec![error])?,
         None => return Ok(()),
@@ -169,7 +169,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     let led = async { settled(contender.lead(name, &main, under(Lease::Main)).await) };
     let migrated = async {
         let (Some(migration), Some(health)) = (&migration, &second) else { return Ok(()) };
-        // Who holds the first lease takes the second too: never one manager each.
+        // The holder of the first lease takes the second too: two managers never hold one each.
         if leading.unless_stopped(started.running.opened()).await.is_none() {
             return Ok(());
         }
@@ -192,7 +192,7 @@ async fn run_controllers(started: Started, stop: StopToken) -> Result<(), String
     ended.unwrap_or_else(|panic| Err(format!("the start of the controllers panicked: {panic}")))
 }
 
-/// `Err`: the process has to end at once, with what is yet to be told.
+/// `Err`: the process has to end at once, with the errors still to be printed.
 fn settled(ended: Result<Ended, String>) -> Result<(), Vec<String>> {
     match ended.map_err(|error| vec![error])? {
         Ended::NeverLed | Ended::Stopped => Ok(()),

@@ -1,4 +1,4 @@
-//! The process's own metrics, read from `/proc` when they are asked for.
+//! The process's own metrics, read from `/proc` at each scrape.
 //! Upstream: `prometheus/client_golang` process collector.
 
 use std::fs;
@@ -27,18 +27,18 @@ struct Process {
 /// A gauge's part of a reading.
 type Pick = fn(&Reading) -> f64;
 
-/// What `/proc` says of a process now.
+/// A reading of `/proc` for one process.
 #[derive(Debug, Default, PartialEq)]
 pub struct Reading {
     pub cpu_seconds: f64,
     pub start_seconds: f64,
     pub resident_bytes: f64,
-    /// The most that was ever resident.
+    /// The peak of resident memory.
     pub peak_bytes: f64,
     pub virtual_bytes: f64,
     pub threads: f64,
     pub open_fds: f64,
-    /// The limit of open files; the most that 64 bits hold where there is none.
+    /// The limit of open files; the maximum of 64 bits when unlimited.
     pub max_fds: f64,
     /// The limit of virtual memory; the same.
     pub virtual_max_bytes: f64,
@@ -93,7 +93,7 @@ impl Collector for Process {
             read(&text("/proc/self/stat"), &text("/proc/self/status"), &text("/proc/stat"));
         reading.open_fds = fs::read_dir("/proc/self/fd").map_or(0.0, |dir| dir.count() as f64);
         (reading.max_fds, reading.virtual_max_bytes) = limits(&text("/proc/self/limits"));
-        // The system counts; ours is set to what it says.
+        // The system counts; our counter is set to its value.
         self.cpu.reset();
         self.cpu.inc_by(reading.cpu_seconds);
         let mut families = self.cpu.collect();

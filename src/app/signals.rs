@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT: the first asks to stop, the second ends the process at once.
+//! SIGTERM and SIGINT: the first stops the manager in order, the second ends the process at once.
 //! Upstream: `apiserver/pkg/server.SetupSignalContext`.
 
 use async_signal::{Signal, Signals};
@@ -9,7 +9,7 @@ use crate::task::{self, StopToken};
 /// A token that the first signal stops.
 ///
 /// # Errors
-/// When the signals can't be listened to.
+/// When no handler can be installed.
 pub fn stop_on_signal() -> std::io::Result<StopToken> {
     let mut signals = Signals::new([Signal::Term, Signal::Int])?;
     let stop = StopToken::new();

@@ -1,4 +1,4 @@
-//! The controller manager: flags only.
+//! The controller manager, configured by flags alone.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A reader that goes away early (`| head`) is no failure.
+/// A reader that closes early (`| head`) is not an error.
 fn print(text: &str) -> ExitCode {
     match std::io::stdout().write_all(text.as_bytes()) {
         Ok(()) | Err(_) => ExitCode::SUCCESS,

@@ -1,4 +1,4 @@
-//! The queue of events and the task that sends them. Upstream: tools/record/event.go.
+//! The queue of events and the task that sends them. Upstream: `tools/record/event.go`.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::clock::SharedClock;
 use crate::objects::Timestamp;
 use crate::task::{self, StopToken, Task};
 
-/// Events beyond this many that wait to be sent are dropped.
+/// The most events that wait to be sent; further ones are dropped.
 const MAX_QUEUED_EVENTS: usize = 1000;
 const MAX_TRIES_PER_EVENT: u32 = 12;
 const SLEEP_BETWEEN_TRIES: Duration = Duration::from_secs(10);
-/// How long a shutdown waits for what is queued to be sent.
+/// How long a shutdown waits for queued events.
 const SHUTDOWN_BOUND: Duration = Duration::from_secs(2);
 
-/// Where recorded events go; one for each controller. Upstream: `EventBroadcaster`.
+/// The destination of recorded events; one for each controller. Upstream: `EventBroadcaster`.
 /// Events are sent in the background: recording never waits and never fails.
 pub struct EventBroadcaster {
     queue: Arc<Queue>,
-    /// Asks the task to try each event that is left once, and end.
+    /// Asks the task to try each queued event once, and end.
     stop: StopToken,
     /// Ends the task at once.
     abort: StopToken,
@@ -41,7 +41,7 @@ struct Queue {
     names: Names,
 }
 
-/// Numbers for the names of events: nanoseconds, of which the clock knows only the microseconds.
+/// Numbers for the names of events: nanoseconds, of which the clock has only the microseconds.
 #[derive(Default)]
 struct Names {
     sequence: AtomicU32,
@@ -60,9 +60,9 @@ impl EventBroadcaster {
     }
 
     fn to_writer(writer: impl EventWriter, clock: SharedClock) -> EventBroadcaster {
-        // Unbounded, as a bounded one reserves all its places; `record` keeps the bound.
+        // Unbounded, since a bounded queue allocates all its places; `record` keeps the bound.
         let (sender, receiver) = async_channel::unbounded();
-        // Broadcasters that record in one microsecond about one object take different names.
+        // Broadcasters that record about one object in the same microsecond use different names.
         let names = Names { sequence: AtomicU32::new(fastrand::u32(..)) };
         let queue = Arc::new(Queue { sender, clock: clock.clone(), names });
         let (stop, abort) = (StopToken::new(), StopToken::new());
@@ -88,7 +88,7 @@ impl EventBroadcaster {
         Recorder::to_sink(Arc::new(QueueSink { queue, component: component.into() }))
     }
 
-    /// Sends what is queued, within two seconds, and ends. What is recorded from now on is lost.
+    /// Sends the queued events, within two seconds, and ends. Later events are lost.
     pub async fn shutdown(&self) {
         self.queue.sender.close();
         self.stop.stop();
@@ -104,7 +104,7 @@ impl EventBroadcaster {
             true
         };
         if !ended.or(late).await {
-            log::warn!("events: not all could be sent before the end");
+            log::warn!("events: not all were sent before the shutdown");
             task.await;
         }
     }
@@ -173,12 +173,12 @@ impl<W: EventWriter> Send<W> {
         }
     }
 
-    /// Until the server has it or does not want it, or it was tried often enough.
+    /// Retries until the server takes or refuses the event, or too many attempts have failed.
     async fn send(&self, event: &Event, again: bool) {
         for tries in 1..=MAX_TRIES_PER_EVENT {
             let Err(error) = self.try_send(event, again).await else { return };
-            log::error!("events: cannot be written, tried {tries} times: {error}");
-            // The first wait is random, so that not all come back at once.
+            log::error!("events: write failed, attempt {tries}: {error}");
+            // The first wait is random, so that retries of several managers spread.
             let wait = match tries {
                 1 => SLEEP_BETWEEN_TRIES.mul_f64(fastrand::f64()),
                 MAX_TRIES_PER_EVENT => break,
@@ -198,10 +198,10 @@ impl<W: EventWriter> Send<W> {
         );
     }
 
-    /// `Err`: worth another try.
+    /// `Err`: a retry may succeed.
     async fn try_send(&self, event: &Event, again: bool) -> Result<(), String> {
         let mut result = if again { self.writer.patch(event).await } else { Ok(()) };
-        // The server forgets events after a while: the series begins anew there.
+        // The server has expired the event: the series starts again there.
         if !again || matches!(result, Err(WriteError::NotFound(_))) {
             result = self.writer.create(event).await;
         }
@@ -230,9 +230,9 @@ mod tests {
 
     #[derive(Default)]
     struct Server {
-        /// `create` or `patch`, name without number, count, message.
+        /// `create` or `patch`, the name without its number, the count, the message.
         writes: Mutex<Vec<String>>,
-        /// How the next writes fail.
+        /// The errors of the next writes.
         errors: Mutex<Vec<WriteError>>,
         silent: Mutex<bool>,
     }
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_queued_is_sent_before_the_end() {
+    fn queued_events_are_sent_before_the_shutdown() {
         let server = Arc::new(Server::default());
         let clock = FakeClock::new(Timestamp::from_secs(1000));
         let broadcaster = EventBroadcaster::to_writer(Fake(server.clone()), clock);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_does_not_wait_for_a_silent_server() {
+    fn shutdown_does_not_wait_for_a_silent_server() {
         let server = Arc::new(Server { silent: Mutex::new(true), ..Server::default() });
         let clock = FakeClock::new(Timestamp::from_secs(1000));
         let broadcaster = EventBroadcaster::to_writer(Fake(server), clock.clone());
@@ -339,7 +339,7 @@ mod tests {
                 vec!["create rs 1 a", "create rs 1 a", "create rs 1 a", "patch rs 2 a"],
             ),
             (
-                "expired: created anew, count and all; and that again",
+                "expired: created again with its count, twice",
                 vec![gone(), unreachable(), gone(), rejected()],
                 vec![
                     "create rs 1 a",
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_given_up_after_twelve_tries_or_at_the_end() {
+    fn event_is_given_up_after_twelve_attempts_or_at_the_shutdown() {
         for stopped in [false, true] {
             let errors = Mutex::new((0..100).map(|_| unreachable()).collect());
             let server = Arc::new(Server { errors, ..Server::default() });
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_drops() {
+    fn full_queue_drops_events() {
         let clock = FakeClock::new(Timestamp::from_secs(1000));
         let (sender, receiver) = async_channel::unbounded();
         let queue = Arc::new(Queue { sender, clock, names: Names::default() });

@@ -122,8 +122,8 @@ impl Correlator {
             ));
             return (event, key);
         }
-        // Evicts an arbitrary message, as upstream. Evicting the oldest would forget each of a set of
-        // rotating messages just before it repeats.
+        // Evicts an arbitrary message, as upstream. Evicting the oldest would forget each of a set
+        // of rotating messages just before it repeats.
         let any = self.hasher.hash_one((message, now.nanos)) % similar.messages.len() as u64;
         similar.messages.swap_remove(any as usize);
         (event.combined(now.wall, now.nanos), similar_key)
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_event_again_is_counted() {
+    fn repeated_event_is_counted() {
         let mut f = Fixture::new();
         let first = created(f.record("a", "Started", "x"));
         f.secs += 5;
@@ -265,13 +265,13 @@ mod tests {
             patch(f.record("a", "Created", "pod 11")),
             ("a.100a".into(), 2, "(combined from similar events): pod 11".into())
         );
-        // Ten minutes of quiet, and messages are told apart again.
+        // After ten minutes without events, messages are kept apart again.
         f.secs += 601;
         assert_eq!(created(f.record("a", "Created", "pod 12")).message, "pod 12");
     }
 
     #[test]
-    fn what_comes_round_again_is_mostly_counted_for_itself() {
+    fn rotating_messages_are_mostly_counted_separately() {
         let mut f = Fixture::new();
         let mut own = 0;
         for object in 0..100 {
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_may_say_so_much_about_an_object() {
+    fn events_of_a_source_about_an_object_are_limited() {
         let mut f = Fixture::new();
         let sent = |f: &mut Fixture, object: &str, times: usize| {
             (0..times).filter(|_| f.record(object, "Failed", "x") != Correlated::Skip).count()

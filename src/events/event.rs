@@ -1,4 +1,4 @@
-//! An event as it is written. Upstream: `v1.Event`.
+//! The written form of an event. Upstream: `v1.Event`.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ pub enum EventType {
     Warning,
 }
 
-/// What an event is about. Upstream: `v1.ObjectReference`.
+/// The object of an event. Upstream: `v1.ObjectReference`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectReference {
@@ -50,7 +50,7 @@ pub(super) struct Event {
     #[serde(rename = "type")]
     pub event_type: EventType,
     event_time: Null,
-    /// Empty in combined events, as upstream has it.
+    /// Empty in combined events, as upstream.
     pub reporting_component: Arc<str>,
     reporting_instance: &'static str,
 }
@@ -83,7 +83,7 @@ impl Serialize for Null {
 }
 
 impl Event {
-    /// `nanos`: what makes the name unique among the events about one object.
+    /// `nanos` makes the name unique among the events about one object.
     pub fn new(
         component: Arc<str>,
         about: &ObjectReference,
@@ -117,7 +117,7 @@ impl Event {
         }
     }
 
-    /// The event that stands for this one and those like it from `now` on.
+    /// The event that combines this one with similar ones from `now` on.
     pub fn combined(&self, now: Timestamp, nanos: i64) -> Event {
         Event {
             metadata: EventMeta {
@@ -133,7 +133,7 @@ impl Event {
         }
     }
 
-    /// What changes in the series on the server, as a strategic merge patch.
+    /// The change of the series on the server, as a strategic merge patch.
     pub fn series_patch(&self) -> Value {
         let mut patch = Map::new();
         patch.insert("count".into(), self.count.into());
@@ -145,7 +145,7 @@ impl Event {
     }
 }
 
-/// `<object>.<hex>`, or a random name where that would not be one that an event may have.
+/// `<object>.<hex>`, or a random name where that would not be valid.
 /// Upstream: `util.GenerateEventName`.
 fn event_name(object: &str, nanos: i64) -> String {
     let name = format!("{object}.{nanos:x}");
@@ -155,7 +155,7 @@ fn event_name(object: &str, nanos: i64) -> String {
     random_uuid()
 }
 
-/// A version 4 UUID. Not a secret: it only has to differ from all others.
+/// A version 4 UUID. Unique, not secret.
 pub(crate) fn random_uuid() -> String {
     let bits = fastrand::u128(..) & !(0xf << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62;
     let hex = format!("{bits:032x}");
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_has_the_fields_of_the_original() {
+    fn event_has_the_fields_of_upstream() {
         let about = ObjectReference {
             api_version: "v1".into(),
             kind: "Node".into(),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_an_event_may_not_have_is_replaced() {
+    fn invalid_name_is_replaced() {
         for (object, kept) in [
             ("web-1", true),
             ("a.b", true),

@@ -1,7 +1,7 @@
-//! Event recording. Upstream: client-go's tools/record.
+//! Event recording. Upstream: client-go's `tools/record`.
 //!
 //! A [`Recorder`] queues events; the [`EventBroadcaster`]'s task runs them through the correlator
-//! (similar events become one, repeated ones a count, spam nothing) and sends what is left.
+//! (similar events are combined, repeated ones counted, floods dropped) and sends the result.
 
 mod broadcaster;
 mod correlator;
@@ -43,7 +43,7 @@ pub struct Recorder {
     sink: Arc<dyn EventSink>,
 }
 
-/// Where a recorder hands its events.
+/// The receiver of a recorder's events.
 pub trait EventSink: Send + Sync {
     fn record(&self, about: &ObjectReference, event_type: EventType, reason: &str, message: String);
 }

@@ -1,4 +1,4 @@
-//! Where events end up. Upstream: `record.EventSink`.
+//! Writes events to the API server. Upstream: `record.EventSink`.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,17 +19,17 @@ pub(super) trait EventWriter: Send + Sync + 'static {
     fn patch<'a>(&'a self, event: &'a Event) -> Write<'a>;
 }
 
-/// What becomes of an event that was not written.
+/// Why an event was not written.
 #[derive(Debug)]
 pub(super) enum WriteError {
     NotFound(String),
-    /// The server does not want it, and never will.
+    /// The server refuses it; a retry would fail the same way.
     Rejected {
         message: String,
-        /// Whether that happens in a healthy cluster.
+        /// Whether this is routine in a healthy cluster.
         expected: bool,
     },
-    /// It may work later.
+    /// A retry may succeed.
     Unreachable(String),
 }
 
@@ -59,7 +59,7 @@ fn write_error(error: client::Error) -> WriteError {
     if error.is_not_found() {
         return WriteError::NotFound(message);
     }
-    // What cannot be sent, or may not, is not sent next time either.
+    // A request that cannot be built or is not allowed fails the same way at a retry.
     let held_back = matches!(error, client::Error::HeldBack { .. });
     match error.code() {
         None if !held_back && !matches!(error, client::Error::Request { .. }) => {
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_lost_the_lease_drops_its_events_in_silence() {
+    fn events_after_a_lost_lease_are_dropped_silently() {
         let request = || "POST /api/v1/namespaces/ns/events".to_owned();
         let held_back = write_error(client::Error::HeldBack { request: request() });
         assert!(matches!(held_back, WriteError::Rejected { expected: true, .. }), "{held_back:?}");

@@ -1,4 +1,4 @@
-//! What an attempt to take or keep the lock does next. Upstream: `tryAcquireOrRenew`.
+//! The steps of an attempt to take or keep the lock. Upstream: `tryAcquireOrRenew`.
 
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::time::Duration;
@@ -6,25 +6,25 @@ use std::time::Duration;
 use super::LeaderElectionRecord as Record;
 use crate::objects::Timestamp;
 
-/// What one contender knows. A lease runs from when *we* saw it change, by our own monotonic
-/// clock: what the clocks of other machines say does not matter.
+/// The state of one contender. A lease runs from the time at which *we* saw it change, by our own
+/// monotonic clock: the clocks of other machines do not matter.
 pub(super) struct Election {
     identity: String,
     lease_duration: Duration,
     observed: Record,
     observed_at: Duration,
-    /// When the attempt began that wrote the lock last, as ours.
+    /// When our last successful attempt to write the lock began.
     written_at: Duration,
 }
 
 /// The request that an attempt makes now.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Attempt {
-    /// Write without reading: we lead, and nobody else should have written.
+    /// Write without reading: we lead, so no other contender should have written.
     Renew(Record),
     Read,
     Create(Record),
-    /// Write over what was just read.
+    /// Overwrite the record that was just read.
     Update(Record),
 }
 
@@ -55,7 +55,7 @@ impl Election {
         }
     }
 
-    /// The holder last seen; empty when none was.
+    /// The holder last seen; empty when there was none.
     pub fn leader(&self) -> &str {
         &self.observed.holder_identity
     }
@@ -64,17 +64,17 @@ impl Election {
         self.observed.holder_identity == self.identity
     }
 
-    /// Whether nobody else can have taken the lock yet, whatever they see.
+    /// Whether the lease is ours for certain: no other contender can have taken it yet.
     pub fn holds_lease(&self, now: Duration) -> bool {
         self.is_leader() && now < self.written_at + self.lease_duration
     }
 
-    /// How long the record has been what it is, as far as we know.
+    /// How long ago we saw the record change.
     pub fn observed_for(&self, now: Duration) -> Duration {
         now.saturating_sub(self.observed_at)
     }
 
-    /// Whether an attempt that begins now makes its first request by writing or by reading.
+    /// The first request of an attempt that begins now.
     pub fn begin(&self, start: Start) -> Attempt {
         if self.is_leader() && self.is_valid(start.monotonic) {
             Attempt::Renew(self.renewed(&self.observed, start))
@@ -83,7 +83,7 @@ impl Election {
         }
     }
 
-    /// The next request, or whether we hold the lock now. `at`: when the answer came.
+    /// The next request, or whether we hold the lock now. `at` is the time of the answer.
     pub fn after(
         &mut self,
         attempt: Attempt,
@@ -121,7 +121,7 @@ impl Election {
         }
     }
 
-    /// What gives the lock back, written over `current`; `None` if it is not ours.
+    /// The record that releases the lock, to be written over `current`; `None` if it is not ours.
     pub fn release(&self, current: &Record, now: Timestamp) -> Option<Record> {
         (self.is_leader() && current.holder_identity == self.identity).then(|| Record {
             holder_identity: String::new(),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn every_edge_of_an_attempt() {
+    fn attempts_take_every_edge() {
         use Attempt::*;
         use Outcome::*;
         let mine = || record("me", 50, 100, 3);
@@ -214,7 +214,7 @@ mod tests {
         let released = Record { holder_identity: "".into(), ..other() };
         let table = [
             (
-                "nobody made the lock yet",
+                "the lock does not exist yet",
                 Record::default(),
                 101,
                 vec![Missing, Written],
@@ -222,7 +222,7 @@ mod tests {
                 Some(true),
             ),
             (
-                "another was faster to make it",
+                "another contender creates it first",
                 Record::default(),
                 101,
                 vec![Missing, Failed],
@@ -254,7 +254,7 @@ mod tests {
                 Some(false),
             ),
             (
-                "our own lease has run out: read first",
+                "our own lease has expired: read first",
                 mine(),
                 115,
                 vec![Found(mine()), Written],
@@ -262,7 +262,7 @@ mod tests {
                 Some(true),
             ),
             (
-                "held by another, unchanged, not run out",
+                "held by another, unchanged, not expired",
                 other(),
                 114,
                 vec![Found(other())],
@@ -270,7 +270,7 @@ mod tests {
                 Some(false),
             ),
             (
-                "held by another, unchanged, run out by our clock",
+                "held by another, unchanged, expired by our clock",
                 other(),
                 115,
                 vec![Found(other()), Written],
@@ -278,7 +278,7 @@ mod tests {
                 Some(true),
             ),
             (
-                "run out, but another takes it first",
+                "expired, but another takes it first",
                 other(),
                 115,
                 vec![Found(other()), Failed],
@@ -286,7 +286,7 @@ mod tests {
                 Some(false),
             ),
             (
-                "renewed long ago by its holder's clock, but just now by ours",
+                "renewed long ago by its holder's clock, just now by ours",
                 other(),
                 130,
                 vec![Found(seen(-9000))],
@@ -294,7 +294,7 @@ mod tests {
                 Some(false),
             ),
             (
-                "renewed in the future by its holder's clock, unchanged for long by ours",
+                "renewed in the future by its holder's clock, long ago by ours",
                 seen(9000),
                 130,
                 vec![Found(seen(9000)), Written],
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_ours_is_released() {
+    fn only_own_lease_is_released() {
         let now = at(110).wall;
         let ours = record("me", 50, 108, 7);
         let given_back = election(ours.clone()).release(&ours, now).unwrap();

@@ -1,4 +1,4 @@
-//! Takes the lock, keeps it, and gives it back. Upstream: `leaderelection.LeaderElector`.
+//! Takes the lock, keeps it, and releases it. Upstream: `leaderelection.LeaderElector`.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
@@ -17,25 +17,25 @@ use crate::clock::SharedClock;
 use crate::metrics::metrics;
 use crate::task::{self, StopToken};
 
-/// Waits between attempts to take the lock are longer by up to this factor of the retry period.
+/// Waits between attempts to take the lock are prolonged by up to this factor of the retry period.
 const JITTER_FACTOR: f64 = 1.2;
 
-/// How to elect. Upstream: `LeaderElectionConfig`.
+/// The parameters of an election. Upstream: `LeaderElectionConfig`.
 pub struct Config {
     pub lock: Arc<dyn Lock>,
-    /// How long the lock is ours, as others see it, after our last write. As upstream, 15 s.
+    /// How long other contenders respect our last write. Upstream: 15 s.
     pub lease_duration: Duration,
-    /// How long we try to write before we stop working. As upstream, 10 s.
+    /// How long we try to renew before we stop working. Upstream: 10 s.
     pub renew_deadline: Duration,
-    /// From one attempt to the next. As upstream, 2 s.
+    /// From one attempt to the next. Upstream: 2 s.
     pub retry_period: Duration,
-    /// Give the lock back when asked to stop, so that another can take it at once.
+    /// Release the lock after a stop, so that another contender can take it at once.
     pub release_on_cancel: bool,
     /// The label of the metrics, and the name in the health check.
     pub name: String,
 }
 
-/// Why a [`Config`] cannot work.
+/// The fault of a [`Config`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigError {
     LeaseNotLongerThanRenewDeadline,
@@ -63,7 +63,7 @@ impl std::error::Error for ConfigError {}
 
 type Leading = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What is called when. Upstream: `LeaderCallbacks`.
+/// The calls at the turns of an election. Upstream: `LeaderCallbacks`.
 pub struct LeaderCallbacks {
     on_started_leading: Box<dyn FnOnce(StopToken) -> Leading + Send>,
     on_stopped_leading: Box<dyn FnOnce() + Send>,
@@ -71,8 +71,8 @@ pub struct LeaderCallbacks {
 }
 
 impl LeaderCallbacks {
-    /// `started`: what only the leader does; runs as a task of its own, and has to end soon after
-    /// its token stops. `stopped`: called once, when the election has ended, even if we never led.
+    /// `started` is the leader's work; it runs as a task of its own, and has to end soon after its
+    /// token stops. `stopped` is called once, when the election has ended, even if we never led.
     pub fn new<F>(
         started: impl FnOnce(StopToken) -> F + Send + 'static,
         stopped: impl FnOnce() + Send + 'static,
@@ -87,8 +87,8 @@ impl LeaderCallbacks {
         }
     }
 
-    /// `seen` is told each leader that is not the one seen before, ourselves included; an empty
-    /// name when the lock was given back. It must not block.
+    /// `seen` is called with each new leader, ourselves included, and with an empty name when the
+    /// lock was released. It must not block.
     pub fn on_new_leader(mut self, seen: impl Fn(&str) + Send + Sync + 'static) -> LeaderCallbacks {
         self.on_new_leader = Box::new(seen);
         self
@@ -98,16 +98,16 @@ impl LeaderCallbacks {
 /// How an election ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Asked to stop before we ever led.
+    /// Stopped before we ever led.
     NeverLed,
-    /// Asked to stop; what the leader does has ended, and so has our lease if so configured.
+    /// Stopped; the leader's work has ended, and the lease is released if so configured.
     Stopped,
-    /// We could not renew in time. What the leader does was told to stop, but may still run: the
-    /// process has to end now.
+    /// We could not renew in time. The token of the leader's work has stopped, but the work may
+    /// still run: the process has to end now.
     Lost,
 }
 
-/// One contender. Cheap to clone; clones are for asking, one of them runs.
+/// One contender. Cheap to clone: one clone runs, the others answer questions.
 #[derive(Clone)]
 pub struct LeaderElector {
     inner: Arc<Inner>,
@@ -138,7 +138,7 @@ impl LeaderElector {
         Ok(LeaderElector { inner: Arc::new(Inner { config, clock, election }) })
     }
 
-    /// The leader last seen; empty when none was. For people: it may have changed.
+    /// The leader last seen; empty when there was none. For people: it may have changed.
     pub fn leader(&self) -> String {
         self.inner.election().leader().to_owned()
     }
@@ -148,13 +148,13 @@ impl LeaderElector {
         self.inner.election().is_leader()
     }
 
-    /// Whether the lock is ours for sure: nobody can have taken it since our last write. Of use to
-    /// who was suspended and does not know for how long.
+    /// Whether the lock is ours for certain: no other contender can have taken it since our last
+    /// write. Holds after a suspension of the process or of the machine too.
     pub fn holds_lease(&self) -> bool {
         self.inner.election().holds_lease(self.inner.clock.monotonic())
     }
 
-    /// Fails if we lead and our lease ran out more than `tolerable` ago.
+    /// Fails if we lead and our lease expired more than `tolerable` ago.
     pub(super) fn check(&self, tolerable: Duration) -> Result<(), String> {
         let inner = &self.inner;
         let election = inner.election();
@@ -168,8 +168,8 @@ impl LeaderElector {
 
     /// Waits for the lock, leads, and keeps the lock until it is lost or `stop` stops.
     ///
-    /// When stopped, the lock is still renewed until what `on_started_leading` began has ended,
-    /// and only then given back: no other leader works beside it.
+    /// After a stop, the lock is renewed until the leader's work has ended, and only then released:
+    /// no other leader works at the same time.
     pub async fn run(&self, callbacks: LeaderCallbacks, stop: &StopToken) -> Ended {
         let LeaderCallbacks { on_started_leading, on_stopped_leading, on_new_leader } = callbacks;
         let mut run = Run { inner: &self.inner, on_new_leader, reported: String::new() };
@@ -182,7 +182,7 @@ impl LeaderElector {
 struct Run<'a> {
     inner: &'a Inner,
     on_new_leader: Box<dyn Fn(&str) + Send + Sync>,
-    /// The leader that `on_new_leader` was last told.
+    /// The leader last reported to `on_new_leader`.
     reported: String,
 }
 
@@ -200,7 +200,7 @@ impl Run<'_> {
         set_master(&config.name, true);
         log::info!("leaderelection: {}: successfully acquired lease", config.lock.describe());
 
-        // No child of `stop`: both ends of leading are told here.
+        // Not a child of `stop`: this function stops it at both ends of leading.
         let leading = StopToken::new();
         let work = task::spawn(lead(leading.clone()));
         let lost = async {
@@ -219,7 +219,7 @@ impl Run<'_> {
         if ended == Ended::Lost {
             log::error!("leaderelection: {}: failed to renew lease", config.lock.describe());
         }
-        // Whoever lost the lock to an API server that is away cannot give it back either.
+        // A lock lost to an unreachable API server cannot be released either.
         if config.release_on_cancel && ended == Ended::Stopped {
             self.release().await;
         }
@@ -338,7 +338,7 @@ impl Inner {
         match result {
             Ok(()) => Outcome::Written,
             Err(error) => {
-                // One more try follows upon the first at once: it tells when that fails too.
+                // The slow path follows at once, and logs if it fails too.
                 let level = match attempt {
                     Attempt::Renew(_) => Level::Debug,
                     _ => Level::Error,
@@ -397,7 +397,7 @@ mod tests {
     use crate::clock::{Clock, FakeClock};
     use crate::objects::Timestamp;
 
-    /// The record as the API server keeps it.
+    /// The record on the API server.
     #[derive(Default)]
     struct Server {
         record: Option<LeaderElectionRecord>,
@@ -519,13 +519,13 @@ mod tests {
             block_on(poll_once(&mut self.run))
         }
 
-        /// Lets a second pass.
+        /// Advances the clock by a second.
         fn tick(&mut self) -> Option<Ended> {
             self.clock.advance(Duration::from_secs(1));
             self.poll()
         }
 
-        /// Lets seconds pass until `until` holds, and returns how many.
+        /// Advances the clock until `until` holds, and returns the seconds.
         fn ticks_until(&mut self, mut until: impl FnMut(&Contender, Option<Ended>) -> bool) -> u32 {
             for seconds in 1..200 {
                 let ended = self.tick();
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_leads_renews_and_gives_back_after_its_work_has_ended() {
+    fn leader_renews_and_releases_after_its_work_has_ended() {
         let server = Arc::default();
         let mut a = contender(&server, "a", 1000);
         assert_eq!(a.poll(), None);
@@ -565,7 +565,7 @@ mod tests {
         assert_eq!(*a.lock.events.lock(), ["a became leader", "a stopped leading"]);
         assert_eq!(*a.leaders.lock(), ["a", ""]);
 
-        // Released: the next takes it with its first try.
+        // Released: the next contender takes it at its first attempt.
         let mut b = contender(&server, "b", 1000);
         b.poll();
         assert_eq!(holder(&server), "b");
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_that_cannot_renew_stops_before_another_may_start() {
+    fn leader_that_cannot_renew_stops_before_another_may_start() {
         for state in [ServerState::Refusing, ServerState::Silent] {
             let server = Arc::default();
             let mut a = contender(&server, "a", 1000);
@@ -587,16 +587,16 @@ mod tests {
             let age = a.clock.now().duration_since(renewed).as_secs();
             assert!((10..15).contains(&age), "{age}");
             block_on(a.work_ended.stopped());
-            assert_eq!(holder(&server), "a", "not given back: it may be another's by now");
+            assert_eq!(holder(&server), "a", "not released: another contender may hold it by now");
         }
     }
 
     #[test]
-    fn an_outage_shorter_than_the_renew_deadline_is_survived() {
+    fn leader_survives_an_outage_shorter_than_the_renew_deadline() {
         let server = Arc::default();
         let mut a = contender(&server, "a", 1000);
         a.poll();
-        // A request that is never answered takes half of the deadline.
+        // A request without an answer takes half of the deadline.
         for (state, outage) in [(ServerState::Refusing, 8), (ServerState::Silent, 4)] {
             server.lock().state = state;
             for _ in 0..outage {
@@ -612,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn another_takes_over_only_when_nothing_changed_for_a_lease_by_its_own_clock() {
+    fn contender_takes_over_after_a_lease_without_change_by_its_own_clock() {
         for skew in [-7200, 0, 7200] {
             let server = Arc::default();
             let mut a = contender(&server, "a", 100_000);
@@ -625,7 +625,7 @@ mod tests {
             }
             let took = b.ticks_until(|b, _| b.elector.is_leader());
             // A renewed just now. B looks again within 5 s (4.4, in whole ticks), waits for a lease
-            // from there, and sees within 5 s that it has run out.
+            // from there, and sees within 5 s that it has expired.
             assert!((15..=5 + 15 + 5).contains(&took), "skew {skew}: {took} s");
             assert_eq!(*b.leaders.lock(), ["a", "b"]);
             // The old leader comes back: its write conflicts, and it ends.
@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn health_fails_only_for_a_leader_stuck_past_its_lease() {
+    fn health_fails_for_a_leader_stuck_past_its_lease() {
         let server = Arc::default();
         let mut a = contender(&server, "a", 1000);
         let health = HealthzAdaptor::new(Duration::from_secs(20));
@@ -654,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn stopped_before_leading() {
+    fn contender_stops_before_leading() {
         let server = Arc::default();
         let (mut a, mut b) = (contender(&server, "a", 0), contender(&server, "b", 0));
         a.poll();
@@ -665,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn timings_that_cannot_work_are_refused() {
+    fn impossible_timings_are_refused() {
         let server: Arc<Mutex<Server>> = Arc::default();
         let with = |lease, renew, retry| {
             let lock = contender(&server, "a", 0).lock;

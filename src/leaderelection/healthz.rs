@@ -1,12 +1,12 @@
-//! Leader election as a health check. Upstream: tools/leaderelection/healthzadaptor.go.
+//! The health check of leader election. Upstream: `tools/leaderelection/healthzadaptor.go`.
 
 use parking_lot::Mutex;
 use std::time::Duration;
 
 use super::LeaderElector;
 
-/// Fails when we hold a lease that we could not renew and that ran out more than `timeout` ago:
-/// the process should have ended by then. Passes until an elector is set.
+/// Fails when a lease that we hold could not be renewed and expired more than `timeout` ago: the
+/// process should have ended by then. Passes until an elector is set.
 pub struct HealthzAdaptor {
     timeout: Duration,
     elector: Mutex<Option<LeaderElector>>,

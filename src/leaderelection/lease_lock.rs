@@ -13,7 +13,7 @@ use crate::objects::{Meta, ObjectKey, ResourceType, Timestamp};
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 
-/// `<hostname>_<uuid>`: a name that no other process has.
+/// `<hostname>_<uuid>`: a unique name for this process.
 pub fn new_identity() -> String {
     let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname")
         .ok()
@@ -22,13 +22,14 @@ pub fn new_identity() -> String {
     format!("{}_{}", hostname.trim(), random_uuid())
 }
 
-/// A Lease in `coordination.k8s.io/v1`. Fields of it that we do not know are kept.
+/// A Lease in `coordination.k8s.io/v1`. Unknown fields are kept.
 pub struct LeaseLock {
     leases: Dynamic,
     key: ObjectKey,
     identity: String,
     recorder: Option<Recorder>,
-    /// As it was last read or written: its resourceVersion makes a later writer's write ours fail.
+    /// The Lease last read or written: its resourceVersion makes our next write fail if another
+    /// contender has written since.
     lease: Mutex<Option<Value>>,
 }
 
@@ -148,7 +149,7 @@ fn set_record(lease: &mut Value, record: &LeaderElectionRecord) -> Result<(), Lo
     spec.insert("acquireTime".into(), time(record.acquire_time));
     spec.insert("renewTime".into(), time(record.renew_time));
     spec.insert("leaseTransitions".into(), record.leader_transitions.into());
-    // They belong to coordinated election: whoever takes the lease without it ends that.
+    // Both belong to coordinated election, which ends when a lease is taken without it.
     spec.remove("preferredHolder");
     spec.remove("strategy");
     Ok(())
@@ -159,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_is_read_and_written_without_losing_what_we_do_not_know() {
+    fn lease_keeps_unknown_fields() {
         let mut lease = json!({
             "metadata": { "name": "kcm", "resourceVersion": "7", "labels": { "a": "b" } },
             "spec": {
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_lease_is_free_and_a_broken_one_an_error() {
+    fn empty_lease_is_free_and_malformed_lease_is_an_error() {
         for empty in [json!({}), json!({ "spec": null }), json!({ "spec": {} })] {
             assert_eq!(record_of(&empty).unwrap(), LeaderElectionRecord::default());
         }
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn identities_differ_and_end_in_a_uuid() {
+    fn identities_are_unique_and_end_in_a_uuid() {
         let (one, two) = (new_identity(), new_identity());
         assert_ne!(one, two);
         let (_, uuid) = one.rsplit_once('_').unwrap();

@@ -1,4 +1,4 @@
-//! What the contenders write to and read from. Upstream: tools/leaderelection/resourcelock.
+//! The lock that the contenders read and write. Upstream: `tools/leaderelection/resourcelock`.
 
 use std::fmt;
 use std::future::Future;
@@ -9,25 +9,26 @@ use crate::objects::Timestamp;
 
 pub type LockFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, LockError>> + Send + 'a>>;
 
-/// A record that all contenders see and of which only one writer wins. Its futures may be dropped
-/// at any time; the write may have happened or not then.
+/// A record that all contenders see; of several concurrent writers one succeeds. Futures may be
+/// dropped at any time; the write may then have happened or not.
 pub trait Lock: Send + Sync + 'static {
-    /// Who we are; not empty, and no other contender's.
+    /// The name of this contender; not empty, and unique.
     fn identity(&self) -> &str;
     /// For logs.
     fn describe(&self) -> String;
-    /// `None`: nobody has created the record yet.
+    /// `None`: the record does not exist yet.
     fn get(&self) -> LockFuture<'_, Option<LeaderElectionRecord>>;
     /// Fails if the record exists.
     fn create<'a>(&'a self, record: &'a LeaderElectionRecord) -> LockFuture<'a, ()>;
-    /// Fails if the record was written by anyone else since our last `get`, `create` or `update`.
+    /// Fails if another contender has written the record since our last `get`, `create` or
+    /// `update`.
     fn update<'a>(&'a self, record: &'a LeaderElectionRecord) -> LockFuture<'a, ()>;
-    /// Records an event that says `what` we did. Does not wait.
+    /// Records an event that this contender did `what`. Does not wait.
     fn record_event(&self, what: &str);
 }
 
-/// Who leads, and since when. The times are the holder's clock's: they are for people, and no
-/// decision rests on them.
+/// The leader and its times. The times are those of the holder's clock: they are for people, and
+/// no decision depends on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaderElectionRecord {
     /// Empty: released.
@@ -44,7 +45,7 @@ pub enum LockError {
     NotRead,
     /// No answer in time.
     TimedOut,
-    /// The lock's object is not what it should be.
+    /// The lock's object cannot be read as a lock.
     Malformed(String),
     Api(client::Error),
     Other(Box<dyn std::error::Error + Send + Sync>),
@@ -53,7 +54,7 @@ pub enum LockError {
 impl fmt::Display for LockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LockError::NotRead => f.write_str("the lock was not read yet"),
+            LockError::NotRead => f.write_str("the lock has not been read yet"),
             LockError::TimedOut => f.write_str("no answer in time"),
             LockError::Malformed(what) => write!(f, "not a lock: {what}"),
             LockError::Api(error) => error.fmt(f),

@@ -1,7 +1,8 @@
-//! At most one of several managers works at a time. Upstream: client-go's tools/leaderelection.
+//! Leader election: at most one of several managers works at a time.
+//! Upstream: client-go's `tools/leaderelection`.
 //!
-//! `election` decides, without I/O, what an attempt to take or keep the lock does next;
-//! [`LeaderElector`] carries it out and does the waiting; [`LeaseLock`] is the lock.
+//! `election` decides, without I/O, the next step of an attempt to take or keep the lock;
+//! [`LeaderElector`] carries it out and waits; [`LeaseLock`] is the lock.
 
 mod election;
 mod elector;

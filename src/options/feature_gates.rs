@@ -1,4 +1,4 @@
-//! The feature gates of 1.36, and which are on.
+//! The feature gates of 1.36 and their states.
 //! Upstream: `pkg/features`, `component-base/featuregate`.
 
 use super::values::Gates;
@@ -11,18 +11,18 @@ pub enum Stage {
     Deprecated,
 }
 
-/// Gates alike in all but their names.
+/// Gates that differ in their names only.
 pub struct Group {
     pub stage: Stage,
     pub default: bool,
-    /// It can't be set to anything but its default.
+    /// The default cannot be changed.
     pub locked: bool,
     /// Sorted.
     pub names: &'static [&'static str],
 }
 
 impl Gates {
-    /// Whether a gate is on. Gates that nobody knows are off.
+    /// Whether a gate is on. Unknown gates are off.
     pub fn enabled(&self, name: &str) -> bool {
         let Some(group) = group_of(name) else { return false };
         if group.locked {
@@ -36,7 +36,7 @@ impl Gates {
         self.given(name).or(all).unwrap_or(group.default)
     }
 
-    /// What is wrong with the gates that were given, a line each.
+    /// The faults of the given gates, a line each.
     pub(super) fn problems(&self) -> Vec<String> {
         let problem = |(name, on): &(String, bool)| match group_of(name) {
             _ if matches!(name.as_str(), "AllAlpha" | "AllBeta") => None,
@@ -63,7 +63,7 @@ impl Gates {
     }
 }
 
-/// What a gate needs to be on, where that can be off. Sorted.
+/// The gates that a gate depends on, where they can be off. Sorted.
 /// Upstream: `defaultKubernetesFeatureGateDependencies`.
 const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("ClusterTrustBundleProjection", &["ClusterTrustBundle"]),
@@ -92,7 +92,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
 ];
 
 impl Gates {
-    /// What the log is told about gates that were given, a line each.
+    /// Warnings about the given gates, a line each.
     pub fn warnings(&self) -> Vec<String> {
         let warning = |(name, on): &(String, bool)| {
             let stage = match group_of(name)?.stage {
@@ -108,14 +108,14 @@ impl Gates {
         self.0.iter().filter_map(warning).collect()
     }
 
-    /// What was said about a gate on the command line.
+    /// The value of a gate on the command line.
     pub fn given(&self, name: &str) -> Option<bool> {
         self.0.iter().rev().find(|(n, _)| n == name).map(|&(_, on)| on)
     }
 }
 
-/// Every gate's name, its stage and whether it is on when nothing is said about it; those that
-/// stand for all of a stage too. Sorted by name.
+/// Every gate's name, stage and default, with the gates that stand for a whole stage. Sorted by
+/// name.
 pub fn all() -> Vec<(&'static str, Stage, bool)> {
     let stages = [("AllAlpha", Stage::Alpha, false), ("AllBeta", Stage::Beta, false)];
     let rows = GROUPS
@@ -127,7 +127,7 @@ pub fn all() -> Vec<(&'static str, Stage, bool)> {
 }
 
 impl Stage {
-    /// As `--help` and metrics call it. Upstream: `featuregate.prerelease`.
+    /// The name in `--help` and metrics. Upstream: `featuregate.prerelease`.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Alpha => "ALPHA",
@@ -142,7 +142,7 @@ fn group_of(name: &str) -> Option<&'static Group> {
     GROUPS.iter().find(|group| group.names.contains(&name))
 }
 
-/// Every gate that the manager of 1.36 knows.
+/// Every gate of the manager of 1.36.
 pub const GROUPS: &[Group] = &[
     Group {
         stage: Stage::Alpha,
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_of_its_own_goes_before_all_of_its_stage() {
+    fn single_gate_takes_precedence_over_its_stage() {
         const BETA: &str = "StaleControllerConsistencyReplicaSet";
         const ALPHA: &str = "ControllerManagerReleaseLeaderElectionLockOnExit";
         let ga = "DynamicResourceAllocation";
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_needs_those_it_builds_upon() {
+    fn gate_needs_its_dependencies() {
         let problems = |given: &[(&str, bool)]| gates(given).problems();
         assert_eq!(
             problems(&[("WorkloadAwarePreemption", true), ("PodLevelResources", false)]),
@@ -505,12 +505,14 @@ mod tests {
     }
 
     #[test]
-    fn gates_that_will_go_are_warned_of() {
+    fn gates_to_be_removed_have_a_warning() {
         let gates = gates(&[("DRAPrioritizedList", true), ("KMSv1", true), ("AtomicFIFO", true)]);
-        let told = gates.warnings();
-        assert_eq!(told.len(), 2, "{told:?}");
-        assert!(told[0].starts_with("Warning: setting GA feature gate DRAPrioritizedList=true."));
-        assert!(told[1].starts_with("Warning: setting deprecated feature gate KMSv1=true."));
+        let warnings = gates.warnings();
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert!(
+            warnings[0].starts_with("Warning: setting GA feature gate DRAPrioritizedList=true.")
+        );
+        assert!(warnings[1].starts_with("Warning: setting deprecated feature gate KMSv1=true."));
     }
 
     #[test]

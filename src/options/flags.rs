@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::values::{CertKeys, Count, Gates, Given, Level, Map, Quantity, Value, Version, Vmodule};
 
-/// What the parser and `--help` know of a flag.
+/// A flag, for the parser and `--help`.
 pub struct FlagInfo {
     pub group: &'static str,
     /// The field's name; see [`FlagInfo::name`].
@@ -15,16 +15,16 @@ pub struct FlagInfo {
     pub help: &'static [&'static str],
     /// As pflag names it: `int32`, `strings`; empty for a bool.
     pub kind: &'static str,
-    /// The value that the flag alone stands for. `None`: a value must follow.
+    /// The value of the flag when it is given without one. `None`: a value is required.
     pub alone: Option<&'static str>,
-    /// The default as `--help` shows it; empty: not shown.
+    /// The default in `--help`; empty: not shown.
     pub default: fn(&Options) -> String,
-    /// `Err`: what is wrong with a value.
+    /// `Err`: the fault of a value.
     pub(super) check: fn(&str) -> Result<(), String>,
 }
 
-/// Flags that are still taken, are shown nowhere, and do nothing; with what is told to who gives
-/// one. Upstream: pflag's `MarkDeprecated`.
+/// Flags that are accepted, not shown, and without effect; with the warning for their use.
+/// Upstream: pflag's `MarkDeprecated`.
 pub(super) const DEPRECATED: &[(&str, &str)] = &[
     (
         "allow_untagged_cloud",
@@ -40,9 +40,9 @@ impl FlagInfo {
         self.field.replace('_', "-")
     }
 
-    /// What is told to who gives it; `None`: it is as good as any.
+    /// The warning for its use; `None`: it is not deprecated.
     pub fn deprecated(&self) -> Option<&'static str> {
-        DEPRECATED.iter().find(|(field, _)| *field == self.field).map(|(_, told)| *told)
+        DEPRECATED.iter().find(|(field, _)| *field == self.field).map(|(_, warning)| *warning)
     }
 }
 
@@ -60,7 +60,7 @@ macro_rules! flags {
             }
         }
 
-        /// What stood on the command line: any flag may be given more than once.
+        /// The command line: any flag may be given more than once.
         #[derive(argh::FromArgs)]
         #[argh(description = "the Kubernetes controller manager", help_triggers("--help", "-h"))]
         pub(super) struct GivenFlags {
@@ -68,7 +68,7 @@ macro_rules! flags {
         }
 
         impl GivenFlags {
-            /// The defaults, with what was given over them.
+            /// The defaults with the given values.
             pub(super) fn options(self) -> Options {
                 let mut options = Options::default();
                 $($( Value::merge(&mut options.$field, self.$field); )*)*
@@ -436,7 +436,7 @@ flags! {
     "Resourcequota-controller" {
         /// ResourceQuotas that are worked on at once.
         concurrent_resource_quota_syncs: Count = Count::new(5);
-        /// How often usage is counted anew.
+        /// How often usage is counted again.
         resource_quota_sync_period: Duration = minutes(5);
     }
     "Serviceaccount-controller" {
@@ -458,7 +458,7 @@ flags! {
     "Metrics" {
         /// Values that a metric's label may have: 'metric,label=value1,value2'.
         allow_metric_labels: Map = Map::default();
-        /// File with what --allow-metric-labels says.
+        /// File in place of --allow-metric-labels.
         allow_metric_labels_manifest: String = String::new();
         /// Metrics that are not served.
         disabled_metrics: Vec<String> = Vec::new();

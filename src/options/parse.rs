@@ -1,5 +1,5 @@
-//! From the command line to [`Options`]: every form that pflag takes is turned into the one that
-//! argh takes (`--flag value`), then argh does the rest.
+//! From the command line to [`Options`]: every form that pflag accepts is turned into argh's form
+//! (`--flag value`), which argh parses.
 
 use std::collections::HashMap;
 
@@ -11,9 +11,9 @@ use super::values::Value;
 /// The name in messages and in `--help`.
 pub const PROGRAM: &str = "kube-controller-manager";
 
-/// What the command line asks for.
+/// The command that the command line gives.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(clippy::large_enum_variant, reason = "there is one of it in a process")]
+#[expect(clippy::large_enum_variant, reason = "a process has one")]
 pub enum Command {
     Run(Options),
     Help,
@@ -21,7 +21,8 @@ pub enum Command {
     Version(String),
 }
 
-/// Parses the arguments after the program's name. Deprecated flags are told of on stderr.
+/// Parses the arguments after the program's name. Deprecated flags cause a
+/// warning on stderr.
 ///
 /// # Errors
 /// One line naming the flag, as pflag words it where it does.
@@ -58,8 +59,8 @@ impl Normal {
             let short = if name == "v" { "-v, " } else { "" };
             format!("invalid argument {value:?} for \"{short}--{name}\" flag: {error}")
         })?;
-        if let Some(told) = info.deprecated() {
-            eprintln!("Flag --{name} has been deprecated, {told}");
+        if let Some(warning) = info.deprecated() {
+            eprintln!("Flag --{name} has been deprecated, {warning}");
         }
         self.args.extend([format!("--{name}"), value]);
         Ok(())
@@ -81,7 +82,7 @@ fn normalize(args: &[String]) -> Result<Normal, String> {
             if name.is_empty() || name.starts_with('-') {
                 return Err(format!("bad flag syntax: {arg}"));
             }
-            // Underscores are as good as dashes. Upstream: `WordSepNormalizeFunc`.
+            // Underscores count as dashes. Upstream: `WordSepNormalizeFunc`.
             let name = name.replace('_', "-");
             if name == "help" {
                 normal.help = bool::parse(value.as_deref().unwrap_or("true"))
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_flags_of_kubeadm_are_taken_as_they_are() {
+    fn flags_of_kubeadm_are_accepted() {
         let options = run(&[
             "--allocate-node-cidrs=true",
             "--authentication-kubeconfig=/etc/kubernetes/controller-manager.conf",

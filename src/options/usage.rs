@@ -7,19 +7,19 @@ use super::feature_gates::Stage;
 use super::flags::{FLAGS, Options};
 use super::parse::PROGRAM;
 
-/// The release of Kubernetes whose manager this one stands in for.
+/// The release of Kubernetes whose manager this one replaces.
 pub const VERSION: &str = "v1.36.2";
 
 /// The version to report, where `--version` names one.
 static REPORTED: OnceLock<String> = OnceLock::new();
 
-/// Reports `version` from now on. Only the first call counts.
+/// Sets the version to report. Only the first call counts.
 /// Upstream: `version.SetDynamicVersion`.
 pub fn report_version(version: &str) {
     REPORTED.get_or_init(|| version.into());
 }
 
-/// [`VERSION`], or what `--version` set.
+/// The version that `--version` set, or else [`VERSION`].
 pub fn git_version() -> &'static str {
     REPORTED.get().map_or(VERSION, String::as_str)
 }
@@ -36,8 +36,8 @@ pub fn platform() -> String {
     format!("{}/{arch}", std::env::consts::OS)
 }
 
-/// The text of `--help`: the flags in groups, with kinds and defaults. `controllers`: the names
-/// that `--controllers` takes; `off`: those of them that are off by default.
+/// The text of `--help`: the flags in groups, with kinds and defaults. `controllers` are the names
+/// that `--controllers` accepts; `off` are those that are off by default.
 pub fn usage(controllers: &[&str], off: &[&str]) -> String {
     let mut text = format!(
         "The Kubernetes controller manager watches the state of the cluster through the API server\n\
@@ -103,7 +103,7 @@ fn gates() -> Vec<String> {
         .collect()
 }
 
-/// What `--version` prints. `how`: `true` or `raw`.
+/// The text of `--version`. `how`: `true` or `raw`.
 pub fn version(how: &str) -> String {
     let info = version_info();
     let field = |name: &str| info[name].as_str().unwrap_or_default().to_string();

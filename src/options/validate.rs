@@ -1,11 +1,11 @@
-//! What is wrong with flags that parse. Upstream: the `Validate` of each `options` struct.
+//! Faults of flags that parse. Upstream: the `Validate` of each `options` struct.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use super::flags::Options;
 
-/// Leases are renewed with this jitter. Upstream: `leaderelection.JitterFactor`.
+/// The jitter of retries. Upstream: `leaderelection.JitterFactor`.
 const JITTER: f64 = 1.2;
 
 const CIPHER_SUITES: &[&str] = &[
@@ -38,7 +38,7 @@ const CIPHER_SUITES: &[&str] = &[
     "TLS_RSA_WITH_RC4_128_SHA",
 ];
 
-/// Every problem, one line each. `known_controller`: whether `--controllers` may name it.
+/// All faults, a line each. `known_controller` tests a name in `--controllers`.
 pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> Vec<String> {
     let o = options;
     let mut problems = o.feature_gates.problems();
@@ -293,11 +293,11 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
     problems
 }
 
-/// Minor versions of Kubernetes 1: the oldest that may be emulated, and our own.
+/// Minor versions of Kubernetes 1: the oldest that may be emulated, and the current one.
 const OLDEST: u32 = 33;
 const NEWEST: u32 = 36;
 
-/// The minor version whose behaviour is asked for.
+/// The minor version to emulate.
 pub fn emulated(o: &Options) -> u32 {
     o.emulated_version.last().and_then(|text| minor(text)).unwrap_or(NEWEST)
 }
@@ -414,12 +414,12 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_valid() {
+    fn defaults_are_valid() {
         assert_eq!(problems(|_| ()), Vec::<String>::new());
     }
 
     #[test]
-    fn each_problem_is_a_line_that_names_its_flag() {
+    fn each_fault_names_its_flag() {
         type Change = fn(&mut Options);
         let table: &[(Change, &str)] = &[
             (
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn older_versions_may_be_emulated() {
+    fn older_versions_can_be_emulated() {
         let mut options = Options::default();
         assert_eq!((emulated(&options), min_compatible(&options)), (36, 35));
         options.emulated_version = vec!["kube=1.34".into()];
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_not_checked_when_none_is_taken() {
+    fn lease_flags_are_not_checked_without_an_election() {
         let none = problems(|o| {
             o.leader_elect = false;
             o.leader_elect_lease_duration = Duration::ZERO;

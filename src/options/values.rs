@@ -1,4 +1,4 @@
-//! The types of flags: how each is written on a command line and how it is shown.
+//! The types of flags: how each is parsed and shown.
 //! Upstream: `spf13/pflag`, `component-base/cli/flag`.
 
 use std::collections::BTreeMap;
@@ -12,32 +12,32 @@ use super::usage::VERSION;
 
 /// A type that a flag can have.
 pub trait Value: Sized {
-    /// What `--help` calls it; empty for a bool.
+    /// The name in `--help`; empty for a bool.
     const KIND: &'static str;
-    /// The value that the flag alone stands for.
+    /// The value of the flag when it is given without one.
     const ALONE: Option<&'static str> = None;
 
     /// # Errors
-    /// One line saying what is wrong with `text`, without the flag's name.
+    /// One line naming the fault of `text`, without the flag's name.
     fn parse(text: &str) -> Result<Self, String>;
 
-    /// Puts what was given, in order, over the default. The last one wins, unless values add up.
+    /// Applies the given values, in order, to the default. The last one wins, unless values add up.
     fn merge(&mut self, mut given: Vec<Given<Self>>) {
         if let Some(Given(last)) = given.pop() {
             *self = last;
         }
     }
 
-    /// As pflag shows it.
+    /// The form in which pflag shows it.
     fn text(&self) -> String;
 
-    /// As the default in `--help`; empty: not worth showing.
+    /// The default in `--help`; empty: not shown.
     fn shown(&self) -> String {
         self.text()
     }
 }
 
-/// A value that stood on the command line.
+/// A value on the command line.
 pub struct Given<T>(pub T);
 
 impl<T: Value> FromStr for Given<T> {
@@ -90,7 +90,7 @@ fn parsed<T: FromStr>(text: &str) -> Option<T> {
     text.parse().ok()
 }
 
-/// As a literal of Go: `0x1F`, `0b1`, `0o7` or `07`, and digits in groups, `1_000`.
+/// Parses a literal of Go: `0x1F`, `0b1`, `0o7` or `07`, and digits in groups, `1_000`.
 /// Upstream: `strconv.ParseInt` of base 0.
 fn whole(text: &str) -> Option<i32> {
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
@@ -184,10 +184,10 @@ impl Value for Duration {
     }
 }
 
-/// Go's `time.ParseDuration`, for what is not negative: `1h30m`, `1.5s`, `100ms`, `0`.
+/// Go's `time.ParseDuration` for durations that are not negative: `1h30m`, `1.5s`, `100ms`, `0`.
 ///
 /// # Errors
-/// When `text` is no duration.
+/// When `text` is not such a duration.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let invalid = || format!("time: invalid duration {text:?}");
     let mut rest = text.strip_prefix('+').unwrap_or(text);
@@ -233,7 +233,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         rest = after;
     }
     let total = whole + nanos.round() as u128;
-    // Go counts nanoseconds in 64 bits with a sign.
+    // Go counts nanoseconds in a signed integer of 64 bits.
     u64::try_from(total)
         .ok()
         .filter(|&nanos| i64::try_from(nanos).is_ok())
@@ -281,7 +281,7 @@ fn digits(unit: u128) -> usize {
     unit.ilog10() as usize
 }
 
-/// Splits at commas that stand in no double quotes, as one line of CSV.
+/// Splits at commas outside double quotes, as a line of CSV.
 fn split_list(text: &str) -> Vec<String> {
     let mut items = Vec::new();
     if text.is_empty() {
@@ -299,7 +299,7 @@ fn split_list(text: &str) -> Vec<String> {
     items
 }
 
-/// The first time it is given, a list replaces its default; then it grows.
+/// The first value replaces the default list; further values are appended.
 impl Value for Vec<String> {
     const KIND: &'static str = "strings";
     fn parse(text: &str) -> Result<Self, String> {
@@ -343,7 +343,7 @@ pub struct Map(pub BTreeMap<String, String>);
 impl Value for Map {
     const KIND: &'static str = "stringToString";
     fn parse(text: &str) -> Result<Map, String> {
-        // A single pair may have commas on both sides, as metric,label=value,value has.
+        // A single pair may have commas on both sides: metric,label=value,value.
         let pairs = match text.matches('=').count() {
             1 => vec![text.to_string()],
             _ => split_list(text),
@@ -366,7 +366,7 @@ impl Value for Map {
     }
 }
 
-/// What `--feature-gates` said, in order. [`super::feature_gates`] knows what it means.
+/// The values of `--feature-gates`, in order. [`super::feature_gates`] interprets them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gates(pub Vec<(String, bool)>);
 
@@ -480,7 +480,7 @@ impl Value for Quantity {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertKeys(pub Vec<CertKey>);
 
-/// Files of a certificate and its key, and the names it is for (none: those it has itself).
+/// Files of a certificate and its key, and its names (none: those in the certificate).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertKey {
     pub cert: String,
@@ -556,7 +556,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_numbers_are_spelled_as_in_go() {
+    fn whole_numbers_have_the_syntax_of_go() {
         for (text, expected) in [
             ("5", Some(5)),
             ("+5", Some(5)),
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_gos() {
+    fn durations_have_the_syntax_of_go() {
         let table = [
             ("0", Some(0), "0s"),
             ("5s", Some(5_000_000_000), "5s"),

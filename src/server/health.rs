@@ -1,4 +1,4 @@
-//! /healthz, /livez and /readyz: named checks, to which more may be added while serving.
+//! /healthz, /livez and /readyz: named checks; more may be added while serving.
 //! Upstream: `apiserver/pkg/server/healthz`, `controller-manager/pkg/healthz`.
 
 use parking_lot::RwLock;
@@ -10,7 +10,7 @@ use super::http::Method;
 use super::{Request, Response};
 use crate::metrics;
 
-/// `Err`: why it is not healthy; told in the log and under the check's own path alone.
+/// `Err`: why it is not healthy. Shown in the log and under the check's own path only.
 pub type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// Cheap to clone; clones share their checks.
@@ -25,7 +25,7 @@ impl HealthChecks {
         HealthChecks::default()
     }
 
-    /// What the checks said when they were asked last, and how often, as metrics.
+    /// The last results of the checks and their counts, as metrics.
     pub fn results(&self) -> &Results {
         &self.results
     }
@@ -36,7 +36,7 @@ impl HealthChecks {
     }
 
     /// Answers a path of `endpoint` (`healthz`, `livez`, `readyz`): all checks, or under
-    /// `/healthz/NAME` one of them.
+    /// `/healthz/NAME` a single one.
     pub fn answer(&self, endpoint: &str, request: &Request) -> Response {
         let mut checks = self.checks.read().clone();
         if checks.is_empty() {
@@ -97,7 +97,7 @@ impl HealthChecks {
     }
 }
 
-/// What checks said, under the names that service level indicators have.
+/// Results of checks, under the names of service level indicators.
 /// Upstream: `component-base/metrics/prometheus/slis`.
 #[derive(Clone)]
 pub struct Results {
@@ -120,7 +120,7 @@ impl Default for Results {
             registry.register(Box::new(total.clone()))?;
             Ok(Results { registry, last, total })
         };
-        made().expect("names and labels that Prometheus takes, in a registry of their own")
+        made().expect("valid names and labels in a new registry")
     }
 }
 
@@ -131,7 +131,7 @@ impl Results {
         self.total.with_label_values(&[name, status, endpoint]).inc();
     }
 
-    /// Answers `/metrics/slis`; a DELETE forgets what was.
+    /// Answers `/metrics/slis`; a DELETE resets the results.
     pub fn answer(&self, request: &Request) -> Response {
         if request.method == Method::DELETE {
             self.last.reset();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_upstreams() {
+    fn text_matches_upstream() {
         let table = [
             ("/healthz?exclude=broken", 200, "ok"),
             (
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_counted_until_they_are_reset() {
+    fn results_are_counted_until_a_reset() {
         let checks = HealthChecks::new();
         checks.add("broken", Arc::new(|| Err("secret".into())));
         for path in ["/healthz", "/healthz", "/healthz?exclude=broken"] {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn with_no_checks_there_is_a_ping() {
+    fn default_check_is_a_ping() {
         let response = HealthChecks::new().answer("readyz", &Request::get("/readyz?verbose"));
         assert_eq!(response.content(), b"[+]ping ok\nreadyz check passed\n");
     }

@@ -1,4 +1,4 @@
-//! Which handler answers which path. Upstream: `apiserver/pkg/server/mux.PathRecorderMux`.
+//! The handlers by path. Upstream: `apiserver/pkg/server/mux.PathRecorderMux`.
 
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
@@ -17,9 +17,9 @@ pub struct Routes {
 #[derive(Default)]
 struct Table {
     exact: BTreeMap<String, Handler>,
-    /// By the path above, with its trailing slash.
+    /// By the prefix, with its trailing slash.
     below: BTreeMap<String, Handler>,
-    /// Not told of by [`Routes::paths`].
+    /// Left out of [`Routes::paths`].
     unlisted: Vec<String>,
 }
 
@@ -33,21 +33,21 @@ impl Routes {
         table.exact.insert(path.into(), handler);
     }
 
-    /// `path` and all below it.
+    /// `path` and all paths below it.
     pub fn add_tree(&self, path: &str, handler: Handler) {
         self.add(path, handler.clone());
         let mut table = self.table.write();
         table.below.insert(format!("{path}/"), handler);
     }
 
-    /// The same, not told of among the paths.
+    /// The same, left out of [`Routes::paths`].
     pub fn add_unlisted(&self, path: &str, handler: Handler) {
         self.add_tree(path, handler);
         self.table.write().unlisted.push(path.into());
     }
 
-    /// The debug handler of a controller: `/debug/controllers/NAME` and all below it, whose
-    /// requests carry their paths without that.
+    /// The debug handler of a controller, for `/debug/controllers/NAME` and all paths below it. It
+    /// gets the paths without this prefix.
     pub fn add_debug(&self, controller: &str, handler: Handler) {
         let base = format!("/debug/controllers/{controller}");
         let stripped = base.clone();
@@ -93,14 +93,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_route_answers() {
+    fn longest_matching_route_answers() {
         let routes = Routes::new();
-        let tell = |name: &'static str| {
+        let echo = |name: &'static str| {
             handler(move |r: &Request| Response::text(200, format!("{name}:{}", r.path)))
         };
-        routes.add_tree("/a", tell("a"));
-        routes.add("/a/b", tell("ab"));
-        routes.add_debug("gc", tell("gc"));
+        routes.add_tree("/a", echo("a"));
+        routes.add("/a/b", echo("ab"));
+        routes.add_debug("gc", echo("gc"));
         let ask = |path: &str| {
             let response = block_on(routes.answer(Request::get(path)));
             String::from_utf8(response.content().into()).expect("text")

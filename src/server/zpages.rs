@@ -1,4 +1,4 @@
-//! /version, /flagz and /statusz: text for people, or an object for who asks for one of its kind.
+//! /version, /flagz and /statusz: text for people, or an object for clients that ask for its kind.
 //! Upstream: `apiserver/pkg/server/{flagz,statusz}`.
 
 use hyper::header::{HeaderValue, WARNING};
@@ -38,14 +38,14 @@ pub fn install_flagz(routes: &Routes, component: &str, flags: &[(String, String)
     routes.add("/flagz", handler(answer));
 }
 
-/// What `/statusz` tells of the build.
+/// The build as `/statusz` shows it.
 pub struct Build {
     pub component: String,
     pub binary_version: String,
     pub emulation_version: String,
 }
 
-/// Tells of the paths that are there by now.
+/// Shows the paths that exist at this point.
 pub fn install_statusz(routes: &Routes, build: Build, clock: SharedClock) {
     let (started, since) = (clock.now(), clock.monotonic());
     let paths = routes.paths();
@@ -77,7 +77,7 @@ pub fn install_statusz(routes: &Routes, build: Build, clock: SharedClock) {
     routes.add("/statusz", handler(answer));
 }
 
-/// What a client can be given.
+/// The forms of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Text,
@@ -85,7 +85,7 @@ enum Form {
     Yaml(&'static str),
 }
 
-/// The best form that `accept` names. `kind`: what its objects are called in lower case.
+/// The best form that `accept` names. `kind` is that of the object in lower case.
 fn form(accept: &str, kind: &str) -> Option<Form> {
     let mut ranges: Vec<(f32, Form)> = Vec::new();
     for range in accept.split(',') {
@@ -114,7 +114,7 @@ fn form(accept: &str, kind: &str) -> Option<Form> {
         };
         ranges.push((quality, form));
     }
-    // The first of the best: sorting keeps the order of equals.
+    // The first of the best: the sort is stable.
     ranges.retain(|(quality, _)| *quality > 0.0);
     ranges.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     ranges.first().map(|(_, form)| *form)
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn statusz_counts_up() {
+    fn statusz_shows_the_uptime() {
         let clock = FakeClock::new(Timestamp::from_micros(0));
         let routes = Routes::new();
         routes.add("/x", handler(|_| Response::text(200, "")));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_is_the_best_that_is_accepted() {
+    fn best_accepted_form_is_chosen() {
         for (accept, wanted) in [
             ("*/*", Some(Form::Text)),
             ("text/plain", Some(Form::Text)),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn flagz_as_an_object() {
+    fn flagz_is_served_as_an_object() {
         let routes = Routes::new();
         install_flagz(&routes, "x", &[("v".to_string(), "2".to_string())]);
         let text = ask(&routes, "/flagz", "").content().to_vec();

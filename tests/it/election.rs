@@ -26,9 +26,9 @@ async fn holder_of(env: &Env, lease: &str) -> Result<String, String> {
     Ok(lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Waits until somebody holds the lease who did not before.
+/// Waits until the lease has a new holder.
 async fn new_holder(env: &Env, before: &str) -> String {
-    eventually(&env.clock, "the lease changes hands", || async {
+    eventually(&env.clock, "the lease has a new holder", || async {
         let now = holder(env).await?;
         if now.is_empty() || now == before { Err(format!("held by {now:?}")) } else { Ok(now) }
     })
@@ -43,7 +43,7 @@ fn signal(manager: &Manager, name: &str) {
 async fn ended(env: &Env, manager: &mut Manager) -> ExitStatus {
     eventually(&env.clock, "the manager ends", || {
         let ended = manager.ended().unwrap();
-        async move { ended.ok_or("it runs".to_owned()) }
+        async move { ended.ok_or("it still runs".to_owned()) }
     })
     .await
 }
@@ -57,7 +57,7 @@ async fn births(env: &Env) -> Vec<usize> {
 }
 
 #[test]
-fn a_killed_leader_is_replaced_in_the_middle_of_a_rollout() {
+fn killed_leader_is_replaced_during_a_rollout() {
     block_on(async {
         let env = Env::new("killed").await;
         let (client, clock) = (&env.client, &env.clock);
@@ -88,7 +88,7 @@ fn a_killed_leader_is_replaced_in_the_middle_of_a_rollout() {
 }
 
 #[test]
-fn a_leader_that_was_cut_off_gives_up_and_does_no_harm() {
+fn suspended_leader_ends_without_writing() {
     block_on(async {
         let env = Env::new("stopped").await;
         let (client, clock) = (&env.client, &env.clock);
@@ -98,14 +98,14 @@ fn a_leader_that_was_cut_off_gives_up_and_does_no_harm() {
         create(client, deployment("web", 6, "web:1")).await;
         rolled_out(client, clock, "web").await;
 
-        // It wakes up later and believes that no time has passed.
+        // The process resumes later, in the middle of its work.
         signal(&first, "-STOP");
         merge::<Deployment>(client, "web", set_image("web:2")).await;
         new_holder(&env, &leader).await;
         merge::<Deployment>(client, "web", json!({ "spec": { "replicas": 4 } })).await;
         signal(&first, "-CONT");
         let status = ended(&env, &mut first).await;
-        assert!(!status.success(), "who lost the lease ends with a failure: {status}");
+        assert!(!status.success(), "a manager that lost its lease fails: {status}");
         rolled_out(client, clock, "web").await;
         let counts = births(&env).await;
         assert!(counts[0] <= 6 && counts[1] == 6, "{counts:?}");
@@ -115,7 +115,7 @@ fn a_leader_that_was_cut_off_gives_up_and_does_no_harm() {
 }
 
 #[test]
-fn a_leader_without_an_api_server_ends_and_its_successor_goes_on() {
+fn leader_without_an_api_server_ends_and_its_successor_continues() {
     block_on(async {
         let env = Env::new("cutoff").await;
         let (client, clock) = (&env.client, &env.clock);
@@ -139,10 +139,11 @@ fn a_leader_without_an_api_server_ends_and_its_successor_goes_on() {
 }
 
 #[test]
-fn a_leader_that_cannot_renew_ends_before_another_may_lead() {
+fn leader_that_cannot_renew_ends_before_another_may_lead() {
     const LEASE: Duration = Duration::from_secs(60);
     block_on(async {
-        // Each refuses to renew the lease in its way; all else is served, but for the last.
+        // Each API server fails renewals in its own way, and serves all other requests but in the
+        // last case.
         let refusals: [(&str, Option<Fault>); 5] = [
             ("refused", Some(Fault::code(500, None))),
             ("conflict", Some(Fault::code(409, None))),
@@ -177,7 +178,7 @@ fn a_leader_that_cannot_renew_ends_before_another_may_lead() {
             faults.come_back();
             let key = ObjectKey::new("kube-system", "kube-controller-manager");
             let lease: Value = env.client.resource(&LEASES).get(&key).await.expect("the lease");
-            assert_ne!(lease["spec"]["holderIdentity"], "", "it cannot be given back: {refusal:?}");
+            assert_ne!(lease["spec"]["holderIdentity"], "", "it cannot be released: {refusal:?}");
             let renewed = lease["spec"]["renewTime"].as_str().expect("a time");
             let renewed: Timestamp = renewed.parse().expect("a time");
             assert!(now < renewed + LEASE, "{refusal:?}: {now:?}, renewed {renewed:?}");
@@ -214,7 +215,7 @@ fn both_leases_of_a_migration_are_held_by_one_manager() {
         let mut first = env.manager("first", &flags);
         let leader = both().await;
         let mut second = env.manager("second", &flags);
-        // Deployments are worked on under one lease, their ReplicaSets under the other.
+        // Deployments are synced under one lease, their ReplicaSets under the other.
         create(client, deployment("web", 2, "web:1")).await;
         rolled_out(client, clock, "web").await;
 
@@ -225,7 +226,7 @@ fn both_leases_of_a_migration_are_held_by_one_manager() {
         merge::<Deployment>(client, "web", set_image("web:2")).await;
         rolled_out(client, clock, "web").await;
 
-        // Whoever loses one of them may work under neither.
+        // A manager that loses one of the leases may work under neither.
         let key = ObjectKey::new("kube-system", "moving");
         let stolen = json!({ "spec": { "holderIdentity": "thief" } });
         let leases = client.resource(&LEASES);

@@ -1,4 +1,4 @@
-//! What the manager serves, started as kubeadm starts it.
+//! The manager's secure port, with kubeadm's flags.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::env::*;
 use crate::kinds::{ACCOUNTS, BINDINGS};
 
-/// The token of a service account that may do everything.
+/// The token of a service account with all rights.
 async fn token(client: &Client) -> String {
     let key = ObjectKey::new("default", "prober");
     let account = json!({
@@ -36,7 +36,7 @@ async fn token(client: &Client) -> String {
 }
 
 #[test]
-fn probes_need_no_credentials_and_all_else_does() {
+fn only_probes_are_served_without_credentials() {
     everywhere("serving", async |site| {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = listener.local_addr().expect("its number").port();
@@ -70,7 +70,7 @@ fn probes_need_no_credentials_and_all_else_does() {
         })
         .await;
 
-        let unknown = caller(Credentials::Token("nobody's".into()));
+        let unknown = caller(Credentials::Token("unknown".into()));
         let known = caller(Credentials::Token(token(&site.client).await));
         for (client, path, status) in [
             (&anonymous, "/healthz", 200),
@@ -90,7 +90,7 @@ fn probes_need_no_credentials_and_all_else_does() {
             assert_eq!(got, status, "{path}");
         }
 
-        eventually(&site.clock, "what is scraped is there", || async {
+        eventually(&site.clock, "all metrics are served", || async {
             let text = known.get_path("/metrics").await.map_err(|error| error.to_string())?;
             let text = String::from_utf8_lossy(&text).into_owned();
             let missing = [
@@ -109,7 +109,7 @@ fn probes_need_no_credentials_and_all_else_does() {
             missing.map_or(Ok(()), |line| Err(format!("no {line}")))
         })
         .await;
-        eventually(&site.clock, "the owners are drawn", || async {
+        eventually(&site.clock, "the graph of owners is served", || async {
             let path = "/debug/controllers/garbage-collector-controller/graph";
             let text = known.get_path(path).await.map_err(|error| error.to_string())?;
             let text = String::from_utf8_lossy(&text).into_owned();
