@@ -21,14 +21,15 @@ impl Reserve {
         self.held.lock().pop().is_some()
     }
 
-    /// Holds the full number again; false when the process has too few descriptors.
+    /// Holds as many descriptors as the process can spare, up to the full number; false when it
+    /// should hold some and has none.
     pub fn refill(&self) -> bool {
         let mut held = self.held.lock();
         while held.len() < self.size {
             // Any file will do, and the root directory exists everywhere.
             match File::open("/") {
                 Ok(descriptor) => held.push(descriptor),
-                Err(_) => return false,
+                Err(_) => return !held.is_empty(),
             }
         }
         true
@@ -47,5 +48,6 @@ mod tests {
         assert!(reserve.release() && reserve.release() && !reserve.release());
         assert!(reserve.refill());
         assert_eq!(reserve.held.lock().len(), 2);
+        assert!(Reserve::new(0).refill());
     }
 }

@@ -115,8 +115,9 @@ impl Serving {
         let mut wait = ACCEPT_RETRY.0;
         loop {
             if !self.reserve.refill() {
-                // The next connection needs a descriptor too.
+                // The next connection needs the descriptor of an old one, which ends at its turn.
                 self.connections.evict();
+                yield_now().await;
             }
             match self.stop.unless_stopped(self.next(&listener)).await {
                 None => break,
