@@ -6,6 +6,7 @@ mod component_metrics;
 mod configz;
 pub mod connect;
 pub mod controller_table;
+mod delegated_auth;
 mod leader_election;
 mod leader_migration;
 mod logging;

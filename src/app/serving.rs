@@ -8,26 +8,22 @@ use std::time::Duration;
 
 use hyper::header::{CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};
 use rustix::net;
-use serde_json::Value;
 
 use super::configz;
-use super::connect::{Connect, Target, user_agent};
+use super::connect::Connect;
+use super::delegated_auth::{Lookup, auth_config};
 use super::leader_migration::LeaderMigration;
 use super::logging::Verbosity;
-use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::metrics;
-use crate::objects::{ObjectKey, ResourceType};
 use crate::options::{Options, PROGRAM, VERSION, emulated, version_info};
-use crate::server::auth::{ApiReviewer, Auth, AuthConfig, Authorities, RequestHeader, Trust};
+use crate::server::auth::Auth;
 use crate::server::health::HealthChecks;
 use crate::server::http::{Guard, Method, Server};
 use crate::server::routes::Routes;
 use crate::server::tls::{Tls, TlsOptions, pair_in};
 use crate::server::{Handler, Request, Response, handler, zpages};
 use crate::task::{self, StopToken, TaskGroup};
-
-const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 
 /// How often the authorities of client certificates are read again.
 const RELOAD: Duration = Duration::from_secs(60);
@@ -220,132 +216,11 @@ fn tls_options(options: &Options) -> Result<TlsOptions, String> {
     })
 }
 
-/// A client for reviews; `None` without a kubeconfig.
-fn reviewing(connect: Connect, kubeconfig: &str, flag: &str) -> Result<Option<Client>, String> {
-    if kubeconfig.is_empty() {
-        return Ok(None);
-    }
-    let target = Target { kubeconfig, qps: -1.0, ..Target::default() };
-    let connection = connect(&target).map_err(|error| format!("--{flag}: {error}"))?;
-    Ok(Some(connection.client(&user_agent("delegated-auth"))))
-}
-
-async fn auth_config(
-    options: &Options,
-    connect: Connect,
-    lookup: &Lookup,
-) -> Result<AuthConfig, String> {
-    let authorization =
-        reviewing(connect, &options.authorization_kubeconfig, "authorization-kubeconfig")?;
-    let trust = match lookup.trust().await {
-        Err(error) if options.authentication_tolerate_lookup_failure => {
-            log::warn!("Error looking up in-cluster authentication configuration: {error}");
-            lookup.files().await?
-        }
-        other => other?,
-    };
-    let authentication = lookup.client.clone();
-    Ok(AuthConfig {
-        trust,
-        reviewer: Arc::new(ApiReviewer { authentication, authorization }),
-        token_ttl: options.authentication_token_webhook_cache_ttl,
-        authorized_ttl: options.authorization_webhook_cache_authorized_ttl,
-        unauthorized_ttl: options.authorization_webhook_cache_unauthorized_ttl,
-        always_allow: options.authorization_always_allow_paths.clone(),
-    })
-}
-
-/// The sources of trusted authorities: files, and the cluster where no flag names a file.
-struct Lookup {
-    options: Arc<Options>,
-    client: Option<Client>,
-}
-
-impl Lookup {
-    fn new(options: Arc<Options>, connect: Connect) -> Result<Lookup, String> {
-        let kubeconfig = &options.authentication_kubeconfig;
-        let client = reviewing(connect, kubeconfig, "authentication-kubeconfig")?;
-        Ok(Lookup { options, client })
-    }
-
-    async fn trust(&self) -> Result<Trust, String> {
-        let mut trust = self.files().await?;
-        let missing = trust.client_ca.is_none() || trust.request_header.ca.is_none();
-        let client = self.client.as_ref().filter(|_| !self.options.authentication_skip_lookup);
-        if let (Some(client), true) = (client, missing) {
-            let (ca, header) = look_up(client).await.map_err(|error| {
-                format!(
-                    "unable to load configmap based client CA: {error} \
-                     (see --authentication-skip-lookup)"
-                )
-            })?;
-            trust.client_ca = trust.client_ca.or(ca);
-            if trust.request_header.ca.is_none() {
-                trust.request_header = header.unwrap_or(trust.request_header);
-            }
-        }
-        Ok(trust)
-    }
-
-    /// The authorities in files.
-    async fn files(&self) -> Result<Trust, String> {
-        let o = &self.options;
-        let proxies = "requestheader-client-ca-file";
-        Ok(Trust {
-            client_ca: authorities(&o.client_ca_file, "client-ca-file").await?,
-            request_header: RequestHeader {
-                ca: authorities(&o.requestheader_client_ca_file, proxies).await?,
-                allowed_names: o.requestheader_allowed_names.clone(),
-                username_headers: o.requestheader_username_headers.clone(),
-                uid_headers: o.requestheader_uid_headers.clone(),
-                group_headers: o.requestheader_group_headers.clone(),
-                extra_prefixes: o.requestheader_extra_headers_prefix.clone(),
-            },
-        })
-    }
-}
-
-async fn authorities(file: &str, flag: &str) -> Result<Option<Authorities>, String> {
-    if file.is_empty() {
-        return Ok(None);
-    }
-    let path = file.to_string();
-    let pem = task::blocking(move || std::fs::read(path))
-        .await
-        .map_err(|error| format!("--{flag}: {file}: {error}"))?;
-    Authorities::from_pem(&pem).map(Some).map_err(|error| format!("--{flag}: {file}: {error}"))
-}
-
-/// The cluster's settings of authentication, used where flags give none.
-async fn look_up(client: &Client) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
-    let key = ObjectKey::new("kube-system", "extension-apiserver-authentication");
-    let map: Value =
-        client.resource(&CONFIG_MAPS).get(&key).await.map_err(|error| error.to_string())?;
-    found(&map["data"])
-}
-
-fn found(data: &Value) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
-    let authorities = |key: &str| match data[key].as_str() {
-        Some(pem) if !pem.is_empty() => Authorities::from_pem(pem.as_bytes()).map(Some),
-        _ => Ok(None),
-    };
-    let list = |key: &str| -> Vec<String> {
-        serde_json::from_str(data[key].as_str().unwrap_or_default()).unwrap_or_default()
-    };
-    let header = authorities("requestheader-client-ca-file")?.map(|ca| RequestHeader {
-        ca: Some(ca),
-        allowed_names: list("requestheader-allowed-names"),
-        username_headers: list("requestheader-username-headers"),
-        uid_headers: list("requestheader-uid-headers"),
-        group_headers: list("requestheader-group-headers"),
-        extra_prefixes: list("requestheader-extra-headers-prefix"),
-    });
-    Ok((authorities("client-ca-file")?, header))
-}
-
 #[cfg(test)]
 mod tests {
     use futures_lite::future::block_on;
+
+    use serde_json::Value;
 
     use super::*;
     use crate::clock::FakeClock;
@@ -389,12 +264,5 @@ mod tests {
         let address = first.local_addr().expect("its number");
         assert!(bind(address, true).is_ok());
         assert!(bind(address, false).is_err());
-    }
-
-    #[test]
-    fn cluster_without_a_front_proxy_is_accepted() {
-        let (ca, header) = found(&serde_json::json!({})).expect("nothing");
-        assert!(ca.is_none() && header.is_none());
-        assert!(found(&serde_json::json!({ "client-ca-file": "broken" })).is_err());
     }
 }

@@ -1,111 +1,21 @@
 //! Takes the lock, keeps it, and releases it. Upstream: `leaderelection.LeaderElector`.
 
 use parking_lot::{Mutex, MutexGuard};
-use std::fmt;
 use std::future::Future;
 use std::ops::ControlFlow;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::FutureExt;
 use log::Level;
 
+use super::callbacks::Leading;
+use super::config::JITTER_FACTOR;
 use super::election::{Attempt, Election, Outcome, Start};
-use super::{Lock, LockError};
+use super::{Config, ConfigError, Ended, LeaderCallbacks, LockError};
 use crate::clock::SharedClock;
 use crate::metrics::metrics;
 use crate::task::{self, StopToken};
-
-/// Waits between attempts to take the lock are prolonged by up to this factor of the retry period.
-const JITTER_FACTOR: f64 = 1.2;
-
-/// The parameters of an election. Upstream: `LeaderElectionConfig`.
-pub struct Config {
-    pub lock: Arc<dyn Lock>,
-    /// How long other contenders respect our last write. Upstream: 15 s.
-    pub lease_duration: Duration,
-    /// How long we try to renew before we stop working. Upstream: 10 s.
-    pub renew_deadline: Duration,
-    /// From one attempt to the next. Upstream: 2 s.
-    pub retry_period: Duration,
-    /// Release the lock after a stop, so that another contender can take it at once.
-    pub release_on_cancel: bool,
-    /// The label of the metrics, and the name in the health check.
-    pub name: String,
-}
-
-/// The fault of a [`Config`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConfigError {
-    LeaseNotLongerThanRenewDeadline,
-    RenewDeadlineTooShortForRetryPeriod,
-    RetryPeriodIsZero,
-    EmptyIdentity,
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ConfigError::LeaseNotLongerThanRenewDeadline => {
-                "leaseDuration must be greater than renewDeadline"
-            }
-            ConfigError::RenewDeadlineTooShortForRetryPeriod => {
-                "renewDeadline must be greater than retryPeriod*JitterFactor"
-            }
-            ConfigError::RetryPeriodIsZero => "retryPeriod must be greater than zero",
-            ConfigError::EmptyIdentity => "Lock identity is empty",
-        })
-    }
-}
-
-impl std::error::Error for ConfigError {}
-
-type Leading = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// The calls at the turns of an election. Upstream: `LeaderCallbacks`.
-pub struct LeaderCallbacks {
-    on_started_leading: Box<dyn FnOnce(StopToken) -> Leading + Send>,
-    on_stopped_leading: Box<dyn FnOnce() + Send>,
-    on_new_leader: Box<dyn Fn(&str) + Send + Sync>,
-}
-
-impl LeaderCallbacks {
-    /// `started` is the leader's work; it runs as a task of its own, and has to end soon after its
-    /// token stops. `stopped` is called once, when the election has ended, even if we never led.
-    pub fn new<F>(
-        started: impl FnOnce(StopToken) -> F + Send + 'static,
-        stopped: impl FnOnce() + Send + 'static,
-    ) -> LeaderCallbacks
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
-        LeaderCallbacks {
-            on_started_leading: Box::new(|stop| Box::pin(started(stop))),
-            on_stopped_leading: Box::new(stopped),
-            on_new_leader: Box::new(|_| ()),
-        }
-    }
-
-    /// `seen` is called with each new leader, ourselves included, and with an empty name when the
-    /// lock was released. It must not block.
-    pub fn on_new_leader(mut self, seen: impl Fn(&str) + Send + Sync + 'static) -> LeaderCallbacks {
-        self.on_new_leader = Box::new(seen);
-        self
-    }
-}
-
-/// How an election ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// Stopped before we ever led.
-    NeverLed,
-    /// Stopped; the leader's work has ended, and the lease is released if so configured.
-    Stopped,
-    /// We could not renew in time. The token of the leader's work has stopped, but the work may
-    /// still run: the process has to end now.
-    Lost,
-}
 
 /// One contender. Cheap to clone: one clone runs, the others answer questions.
 #[derive(Clone)]
@@ -121,18 +31,7 @@ struct Inner {
 
 impl LeaderElector {
     pub fn new(config: Config, clock: SharedClock) -> Result<LeaderElector, ConfigError> {
-        if config.lease_duration <= config.renew_deadline {
-            return Err(ConfigError::LeaseNotLongerThanRenewDeadline);
-        }
-        if config.renew_deadline <= config.retry_period.mul_f64(JITTER_FACTOR) {
-            return Err(ConfigError::RenewDeadlineTooShortForRetryPeriod);
-        }
-        if config.retry_period.is_zero() {
-            return Err(ConfigError::RetryPeriodIsZero);
-        }
-        if config.lock.identity().is_empty() {
-            return Err(ConfigError::EmptyIdentity);
-        }
+        config.check()?;
         set_master(&config.name, false);
         let election = Mutex::new(Election::new(config.lock.identity(), config.lease_duration));
         Ok(LeaderElector { inner: Arc::new(Inner { config, clock, election }) })
@@ -390,9 +289,11 @@ fn count_slow_path(name: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+
     use futures_lite::future::{block_on, poll_once};
 
-    use super::super::{HealthzAdaptor, LeaderElectionRecord, LockFuture};
+    use super::super::{HealthzAdaptor, LeaderElectionRecord, Lock, LockFuture};
     use super::*;
     use crate::clock::{Clock, FakeClock};
     use crate::objects::Timestamp;

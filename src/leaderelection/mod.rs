@@ -4,13 +4,17 @@
 //! `election` decides, without I/O, the next step of an attempt to take or keep the lock;
 //! [`LeaderElector`] carries it out and waits; [`LeaseLock`] is the lock.
 
+mod callbacks;
+mod config;
 mod election;
 mod elector;
 mod healthz;
 mod lease_lock;
 mod lock;
 
-pub use elector::{Config, ConfigError, Ended, LeaderCallbacks, LeaderElector};
+pub use callbacks::{Ended, LeaderCallbacks};
+pub use config::{Config, ConfigError};
+pub use elector::LeaderElector;
 pub use healthz::HealthzAdaptor;
 pub use lease_lock::{LeaseLock, new_identity};
 pub use lock::{LeaderElectionRecord, Lock, LockError, LockFuture};

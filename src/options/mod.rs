@@ -1,5 +1,8 @@
 //! Flags as data: the table of flags, how they are parsed, checked and shown.
 
+mod compatibility;
+mod duration;
+mod feature_gate_table;
 mod feature_gates;
 mod flags;
 mod parse;
@@ -7,14 +10,12 @@ mod usage;
 mod validate;
 mod values;
 
-pub use feature_gates::{
-    GROUPS as FEATURE_GATES, Group as FeatureGateGroup, Stage, all as all_feature_gates,
-};
+pub use compatibility::{emulated, min_compatible};
+pub use duration::{parse_duration, show_duration};
+pub use feature_gate_table::GROUPS as FEATURE_GATES;
+pub use feature_gates::{Group as FeatureGateGroup, Stage, all as all_feature_gates};
 pub use flags::{FLAGS, FlagInfo, Options};
 pub use parse::{Command, PROGRAM, parse};
 pub use usage::{VERSION, git_version, platform, report_version, usage, version, version_info};
-pub use validate::{emulated, min_compatible, validate};
-pub use values::{
-    CertKey, CertKeys, Count, Gates, Level, Map, Quantity, Value, Version, Vmodule, parse_duration,
-    show_duration,
-};
+pub use validate::validate;
+pub use values::{CertKey, CertKeys, Count, Gates, Level, Map, Quantity, Value, Version, Vmodule};

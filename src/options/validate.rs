@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::compatibility::{NEWEST, version_problems};
 use super::flags::Options;
 
 /// The jitter of retries. Upstream: `leaderelection.JitterFactor`.
@@ -38,36 +39,59 @@ const CIPHER_SUITES: &[&str] = &[
     "TLS_RSA_WITH_RC4_128_SHA",
 ];
 
+/// Collects faults, a line each.
+struct Faults(Vec<String>);
+
+impl Faults {
+    fn refuse(&mut self, when: bool, fault: impl Into<String>) {
+        if when {
+            self.0.push(fault.into());
+        }
+    }
+}
+
 /// All faults, a line each. `known_controller` tests a name in `--controllers`.
 pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> Vec<String> {
-    let o = options;
-    let mut problems = o.feature_gates.problems();
-    let mut refuse = |when: bool, problem: String| {
-        if when {
-            problems.push(problem);
-        }
-    };
+    let mut faults = Faults(options.feature_gates.problems());
+    faults.0.extend(version_problems(options));
+    elections(options, &mut faults);
+    controllers(options, known_controller, &mut faults);
+    workers(options, &mut faults);
+    serving(options, &mut faults);
+    authentication(options, &mut faults);
+    network(options, &mut faults);
+    signing(options, &mut faults);
+    metrics(options, &mut faults);
+    logging(options, &mut faults);
+    faults.0
+}
 
-    for problem in version_problems(o) {
-        refuse(true, problem);
-    }
-    refuse(
+fn elections(o: &Options, faults: &mut Faults) {
+    faults.refuse(
         o.leader_elect && o.leader_elect_resource_lock != "leases",
-        "--leader-elect-resource-lock: resourceLock value must be \"leases\"".into(),
+        "--leader-elect-resource-lock: resourceLock value must be \"leases\"",
     );
     if o.leader_elect {
-        for problem in lease_problems(o) {
-            refuse(true, problem);
-        }
+        faults.0.extend(lease_problems(o));
     }
+}
+
+fn controllers(o: &Options, known_controller: &dyn Fn(&str) -> bool, faults: &mut Faults) {
     for item in o.controllers.iter().filter(|item| *item != "*") {
         let name = item.strip_prefix('-').unwrap_or(item);
-        refuse(
+        faults.refuse(
             !known_controller(name),
             format!("--controllers: {name:?} is not in the list of known controllers"),
         );
     }
+    faults.refuse(
+        o.attach_detach_reconcile_sync_period < Duration::from_secs(1),
+        "--attach-detach-reconcile-sync-period must be at least one second",
+    );
+}
 
+/// Counts of workers and endpoints.
+fn workers(o: &Options, faults: &mut Faults) {
     for (flag, count) in [
         ("concurrent-cron-job-syncs", o.concurrent_cron_job_syncs),
         ("concurrent-daemonset-syncs", o.concurrent_daemonset_syncs),
@@ -96,7 +120,7 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
         ),
     ] {
         let count = count.given();
-        refuse(count < 1, format!("--{flag} must be greater than 0, but got {count}"));
+        faults.refuse(count < 1, format!("--{flag} must be greater than 0, but got {count}"));
     }
     for (flag, count, most) in [
         ("concurrent-service-endpoint-syncs", o.concurrent_service_endpoint_syncs, 50),
@@ -109,38 +133,44 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
         ("mirroring-max-endpoints-per-subset", o.mirroring_max_endpoints_per_subset, 1000),
     ] {
         let count = count.given();
-        refuse(count < 1, format!("--{flag} must not be less than 1, but got {count}"));
-        refuse(count > most, format!("--{flag} must not be more than {most}, but got {count}"));
+        faults.refuse(count < 1, format!("--{flag} must not be less than 1, but got {count}"));
+        faults.refuse(
+            count > most,
+            format!("--{flag} must not be more than {most}, but got {count}"),
+        );
     }
-    refuse(
-        o.attach_detach_reconcile_sync_period < Duration::from_secs(1),
-        "--attach-detach-reconcile-sync-period must be at least one second".into(),
-    );
+}
 
-    refuse(
+/// The secure port and its certificates.
+fn serving(o: &Options, faults: &mut Faults) {
+    faults.refuse(
         !(0..=65535).contains(&o.secure_port),
         format!(
             "--secure-port {} must be between 0 and 65535, inclusive. 0 for turning off secure port",
             o.secure_port
         ),
     );
-    refuse(
+    faults.refuse(
         o.tls_cert_file.is_empty() != o.tls_private_key_file.is_empty(),
-        "--tls-cert-file and --tls-private-key-file must be given together".into(),
+        "--tls-cert-file and --tls-private-key-file must be given together",
     );
-    refuse(
+    faults.refuse(
         !["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]
             .contains(&o.tls_min_version.as_str()),
         format!("--tls-min-version: unknown tls version {:?}", o.tls_min_version),
     );
     for suite in &o.tls_cipher_suites {
-        refuse(
+        faults.refuse(
             !CIPHER_SUITES.contains(&suite.as_str()),
             format!("--tls-cipher-suites: cipher suite {suite} not supported or doesn't exist"),
         );
     }
+}
+
+/// Authentication and authorization of requests to the secure port.
+fn authentication(o: &Options, faults: &mut Faults) {
     for path in &o.authorization_always_allow_paths {
-        refuse(
+        faults.refuse(
             path.trim_end_matches('*').contains('*') || path.ends_with("**"),
             format!("--authorization-always-allow-paths: only trailing * allowed in {path:?}"),
         );
@@ -153,34 +183,33 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
         ("requestheader-allowed-names", &o.requestheader_allowed_names),
     ] {
         let empty = values.iter().any(|value| value.trim().is_empty());
-        refuse(empty, format!("--{flag}: empty value"));
+        faults.refuse(empty, format!("--{flag}: empty value"));
     }
     let uid_headers = &o.requestheader_uid_headers;
-    refuse(
+    faults.refuse(
         !uid_headers.is_empty() && !o.feature_gates.enabled("RemoteRequestHeaderUID"),
-        "--requestheader-uid-headers requires the \"RemoteRequestHeaderUID\" feature to be enabled"
-            .into(),
+        "--requestheader-uid-headers requires the \"RemoteRequestHeaderUID\" feature to be enabled",
     );
-    refuse(
+    faults.refuse(
         !uid_headers.is_empty()
             && !uid_headers.iter().any(|header| header.eq_ignore_ascii_case("X-Remote-Uid")),
         "--requestheader-uid-headers is set without specifying the standard X-Remote-Uid header - \
-         API aggregation will not work"
-            .into(),
+         API aggregation will not work",
     );
+}
 
+/// Address ranges and the cloud provider.
+fn network(o: &Options, faults: &mut Faults) {
     let cidrs: Vec<&str> = o.cluster_cidr.split(',').filter(|cidr| !cidr.is_empty()).collect();
     if o.allocate_node_cidrs {
-        for problem in cidr_problems("cluster-cidr", &cidrs) {
-            refuse(true, problem);
-        }
+        faults.0.extend(cidr_problems("cluster-cidr", &cidrs));
     }
     let service: Vec<&str> = o.service_cluster_ip_range.split(',').collect();
-    refuse(
+    faults.refuse(
         service.len() > 2,
-        "--service-cluster-ip-range can not contain more than two entries".into(),
+        "--service-cluster-ip-range can not contain more than two entries",
     );
-    refuse(
+    faults.refuse(
         !matches!(o.cloud_provider.as_str(), "" | "external"),
         format!(
             "--cloud-provider: cloud provider {:?} was specified, but built-in cloud providers are \
@@ -188,7 +217,7 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
             o.cloud_provider
         ),
     );
-    refuse(
+    faults.refuse(
         !matches!(o.cidr_allocator_type.as_str(), "" | "RangeAllocator"),
         format!(
             "--cidr-allocator-type: built-in cloud providers are disabled. The ipam {} is not \
@@ -196,7 +225,10 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
             o.cidr_allocator_type
         ),
     );
+}
 
+/// The authorities of the certificate signers.
+fn signing(o: &Options, faults: &mut Faults) {
     let signers = [
         (
             "kubelet-serving",
@@ -221,30 +253,28 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
     ];
     for (signer, cert, key) in signers {
         let flags = format!("--cluster-signing-{signer}-{{cert,key}}-file");
-        refuse(
+        faults.refuse(
             cert.is_empty() && !key.is_empty(),
             format!("{flags}: cannot specify key without cert"),
         );
-        refuse(
+        faults.refuse(
             !cert.is_empty() && key.is_empty(),
             format!("{flags}: cannot specify cert without key"),
         );
     }
     let one = !o.cluster_signing_cert_file.is_empty() || !o.cluster_signing_key_file.is_empty();
     let some = signers.iter().any(|(_, cert, key)| !cert.is_empty() || !key.is_empty());
-    refuse(
+    faults.refuse(
         one && some,
         "cannot specify --cluster-signing-{cert,key}-file and other --cluster-signing-*-file flags \
-         at the same time"
-            .into(),
+         at the same time",
     );
-    refuse(
-        !matches!(o.logging_format.as_str(), "text" | "json"),
-        format!("--logging-format: Invalid value: {:?}: Unsupported log format", o.logging_format),
-    );
+}
+
+fn metrics(o: &Options, faults: &mut Faults) {
     let previous = format!("1.{}", NEWEST - 1);
     let hidden = &o.show_hidden_metrics_for_version;
-    refuse(
+    faults.refuse(
         !hidden.is_empty() && *hidden != previous,
         format!(
             "--show-hidden-metrics-for-version: Invalid value: {hidden:?}: must be omitted or have \
@@ -254,23 +284,33 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
     for name in &o.disabled_metrics {
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ':');
         let good = name.starts_with(|c| fits(c) && !c.is_ascii_digit()) && name.chars().all(fits);
-        refuse(!good, format!("--disabled-metrics: {name:?} is not a fully qualified metric name"));
+        faults.refuse(
+            !good,
+            format!("--disabled-metrics: {name:?} is not a fully qualified metric name"),
+        );
     }
     for key in o.allow_metric_labels.0.keys() {
-        refuse(
+        faults.refuse(
             !matches!(key.split_once(','), Some((metric, label)) if !metric.is_empty() && !label.is_empty()),
             format!(
                 "--allow-metric-labels: {key:?}: must have keys with format `metricName,labelName`"
             ),
         );
     }
-    refuse(
+    faults.refuse(
         !o.allow_metric_labels.0.is_empty() && !o.allow_metric_labels_manifest.is_empty(),
-        "--allow-metric-labels: cannot specify both it and --allow-metric-labels-manifest".into(),
+        "--allow-metric-labels: cannot specify both it and --allow-metric-labels-manifest",
     );
-    refuse(
+}
+
+fn logging(o: &Options, faults: &mut Faults) {
+    faults.refuse(
+        !matches!(o.logging_format.as_str(), "text" | "json"),
+        format!("--logging-format: Invalid value: {:?}: Unsupported log format", o.logging_format),
+    );
+    faults.refuse(
         o.log_flush_frequency.is_zero(),
-        "--log-flush-frequency: Invalid value: 0s: Must be greater than zero".into(),
+        "--log-flush-frequency: Invalid value: 0s: Must be greater than zero",
     );
     for (format, split, buffer) in [
         ("text", o.log_text_split_stream, o.log_text_info_buffer_size),
@@ -278,7 +318,7 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
     ] {
         let off = !o.feature_gates.enabled("LoggingAlphaOptions");
         for (flag, given) in [("split-stream", split), ("info-buffer-size", buffer.0 > 0)] {
-            refuse(
+            faults.refuse(
                 off && given,
                 format!(
                     "--log-{format}-{flag}: Forbidden: Feature LoggingAlphaOptions is disabled"
@@ -286,65 +326,10 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
             );
         }
     }
-    refuse(
+    faults.refuse(
         o.logging_format == "json" && !o.vmodule.0.is_empty(),
-        "--vmodule: only supported for text log format".into(),
+        "--vmodule: only supported for text log format",
     );
-    problems
-}
-
-/// Minor versions of Kubernetes 1: the oldest that may be emulated, and the current one.
-const OLDEST: u32 = 33;
-const NEWEST: u32 = 36;
-
-/// The minor version to emulate.
-pub fn emulated(o: &Options) -> u32 {
-    o.emulated_version.last().and_then(|text| minor(text)).unwrap_or(NEWEST)
-}
-
-/// The oldest minor version that other components may have.
-pub fn min_compatible(o: &Options) -> u32 {
-    let given = o.min_compatibility_version.last().and_then(|text| minor(text));
-    given.unwrap_or_else(|| (emulated(o) - 1).max(OLDEST))
-}
-
-/// Of `1.35` or `kube=1.35`.
-fn minor(text: &str) -> Option<u32> {
-    let version = text.strip_prefix("kube=").unwrap_or(text);
-    version.trim_start_matches('v').strip_prefix("1.")?.parse().ok().filter(|minor| *minor > 0)
-}
-
-fn version_problems(o: &Options) -> Vec<String> {
-    let mut problems = Vec::new();
-    for (flag, versions) in [
-        ("emulated-version", &o.emulated_version),
-        ("min-compatibility-version", &o.min_compatibility_version),
-    ] {
-        for version in versions.iter().filter(|text| minor(text).is_none()) {
-            problems.push(match version.split_once('=') {
-                Some((component, _)) if component != "kube" => {
-                    format!("--{flag}: component not registered: {component}")
-                }
-                _ => format!("--{flag}: could not parse {version:?} as version"),
-            });
-        }
-        if versions.len() > 1 {
-            problems.push(format!("--{flag}: duplicate version flag, {}", versions.join(" and ")));
-        }
-    }
-    let (emulated, least) = (emulated(o), min_compatible(o));
-    if !(OLDEST..=NEWEST).contains(&emulated) {
-        problems.push(format!(
-            "--emulated-version: emulation version 1.{emulated} is not between \
-             [1.{OLDEST}, 1.{NEWEST}]"
-        ));
-    } else if !(OLDEST..=emulated).contains(&least) {
-        problems.push(format!(
-            "--min-compatibility-version: minCompatibilityVersion version 1.{least} is not between \
-             [1.{OLDEST}, 1.{emulated}]"
-        ));
-    }
-    problems
 }
 
 fn lease_problems(o: &Options) -> Vec<String> {
@@ -524,17 +509,6 @@ mod tests {
         for (change, expected) in table {
             assert_eq!(problems(*change), [*expected]);
         }
-    }
-
-    #[test]
-    fn older_versions_can_be_emulated() {
-        let mut options = Options::default();
-        assert_eq!((emulated(&options), min_compatible(&options)), (36, 35));
-        options.emulated_version = vec!["kube=1.34".into()];
-        assert_eq!((emulated(&options), min_compatible(&options)), (34, 33));
-        options.emulated_version = vec!["1.33".into()];
-        assert_eq!((emulated(&options), min_compatible(&options)), (33, 33));
-        assert_eq!(version_problems(&options), Vec::<String>::new());
     }
 
     #[test]

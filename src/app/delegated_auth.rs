@@ -1,0 +1,158 @@
+//! Authentication and authorization by the API server, with authorities from files and from the
+//! cluster. Upstream: `apiserver/pkg/server/options` `DelegatingAuthenticationOptions`.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::connect::{Connect, Target, user_agent};
+use crate::client::Client;
+use crate::objects::{ObjectKey, ResourceType};
+use crate::options::Options;
+use crate::server::auth::{ApiReviewer, AuthConfig, Authorities, RequestHeader, Trust};
+use crate::task;
+
+const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
+
+/// A client for reviews; `None` without a kubeconfig.
+fn reviewing(connect: Connect, kubeconfig: &str, flag: &str) -> Result<Option<Client>, String> {
+    if kubeconfig.is_empty() {
+        return Ok(None);
+    }
+    let target = Target { kubeconfig, qps: -1.0, ..Target::default() };
+    let connection = connect(&target).map_err(|error| format!("--{flag}: {error}"))?;
+    Ok(Some(connection.client(&user_agent("delegated-auth"))))
+}
+
+/// The configuration of authentication and authorization.
+///
+/// # Errors
+/// One line naming the flag and its fault.
+pub(super) async fn auth_config(
+    options: &Options,
+    connect: Connect,
+    lookup: &Lookup,
+) -> Result<AuthConfig, String> {
+    let authorization =
+        reviewing(connect, &options.authorization_kubeconfig, "authorization-kubeconfig")?;
+    let trust = match lookup.trust().await {
+        Err(error) if options.authentication_tolerate_lookup_failure => {
+            log::warn!("Error looking up in-cluster authentication configuration: {error}");
+            lookup.files().await?
+        }
+        other => other?,
+    };
+    let authentication = lookup.client.clone();
+    Ok(AuthConfig {
+        trust,
+        reviewer: Arc::new(ApiReviewer { authentication, authorization }),
+        token_ttl: options.authentication_token_webhook_cache_ttl,
+        authorized_ttl: options.authorization_webhook_cache_authorized_ttl,
+        unauthorized_ttl: options.authorization_webhook_cache_unauthorized_ttl,
+        always_allow: options.authorization_always_allow_paths.clone(),
+    })
+}
+
+/// The sources of trusted authorities: files, and the cluster where no flag names a file.
+pub(super) struct Lookup {
+    options: Arc<Options>,
+    client: Option<Client>,
+}
+
+impl Lookup {
+    pub fn new(options: Arc<Options>, connect: Connect) -> Result<Lookup, String> {
+        let kubeconfig = &options.authentication_kubeconfig;
+        let client = reviewing(connect, kubeconfig, "authentication-kubeconfig")?;
+        Ok(Lookup { options, client })
+    }
+
+    /// The trusted authorities now.
+    ///
+    /// # Errors
+    /// One line naming the flag or the cluster's fault.
+    pub async fn trust(&self) -> Result<Trust, String> {
+        let mut trust = self.files().await?;
+        let missing = trust.client_ca.is_none() || trust.request_header.ca.is_none();
+        let client = self.client.as_ref().filter(|_| !self.options.authentication_skip_lookup);
+        if let (Some(client), true) = (client, missing) {
+            let (ca, header) = look_up(client).await.map_err(|error| {
+                format!(
+                    "unable to load configmap based client CA: {error} \
+                     (see --authentication-skip-lookup)"
+                )
+            })?;
+            trust.client_ca = trust.client_ca.or(ca);
+            if trust.request_header.ca.is_none() {
+                trust.request_header = header.unwrap_or(trust.request_header);
+            }
+        }
+        Ok(trust)
+    }
+
+    /// The authorities in files.
+    async fn files(&self) -> Result<Trust, String> {
+        let o = &self.options;
+        let proxies = "requestheader-client-ca-file";
+        Ok(Trust {
+            client_ca: authorities(&o.client_ca_file, "client-ca-file").await?,
+            request_header: RequestHeader {
+                ca: authorities(&o.requestheader_client_ca_file, proxies).await?,
+                allowed_names: o.requestheader_allowed_names.clone(),
+                username_headers: o.requestheader_username_headers.clone(),
+                uid_headers: o.requestheader_uid_headers.clone(),
+                group_headers: o.requestheader_group_headers.clone(),
+                extra_prefixes: o.requestheader_extra_headers_prefix.clone(),
+            },
+        })
+    }
+}
+
+async fn authorities(file: &str, flag: &str) -> Result<Option<Authorities>, String> {
+    if file.is_empty() {
+        return Ok(None);
+    }
+    let path = file.to_string();
+    let pem = task::blocking(move || std::fs::read(path))
+        .await
+        .map_err(|error| format!("--{flag}: {file}: {error}"))?;
+    Authorities::from_pem(&pem).map(Some).map_err(|error| format!("--{flag}: {file}: {error}"))
+}
+
+/// The cluster's settings of authentication, used where flags give none.
+async fn look_up(client: &Client) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
+    let key = ObjectKey::new("kube-system", "extension-apiserver-authentication");
+    let map: Value =
+        client.resource(&CONFIG_MAPS).get(&key).await.map_err(|error| error.to_string())?;
+    found(&map["data"])
+}
+
+fn found(data: &Value) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
+    let authorities = |key: &str| match data[key].as_str() {
+        Some(pem) if !pem.is_empty() => Authorities::from_pem(pem.as_bytes()).map(Some),
+        _ => Ok(None),
+    };
+    let list = |key: &str| -> Vec<String> {
+        serde_json::from_str(data[key].as_str().unwrap_or_default()).unwrap_or_default()
+    };
+    let header = authorities("requestheader-client-ca-file")?.map(|ca| RequestHeader {
+        ca: Some(ca),
+        allowed_names: list("requestheader-allowed-names"),
+        username_headers: list("requestheader-username-headers"),
+        uid_headers: list("requestheader-uid-headers"),
+        group_headers: list("requestheader-group-headers"),
+        extra_prefixes: list("requestheader-extra-headers-prefix"),
+    });
+    Ok((authorities("client-ca-file")?, header))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cluster_without_a_front_proxy_is_accepted() {
+        let (ca, header) = found(&serde_json::json!({})).expect("nothing");
+        assert!(ca.is_none() && header.is_none());
+        assert!(found(&serde_json::json!({ "client-ca-file": "broken" })).is_err());
+    }
+}

@@ -1,0 +1,52 @@
+//! The calls that an election makes, and how it ends.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use crate::task::StopToken;
+
+pub(super) type Leading = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The calls at the turns of an election. Upstream: `LeaderCallbacks`.
+pub struct LeaderCallbacks {
+    pub(super) on_started_leading: Box<dyn FnOnce(StopToken) -> Leading + Send>,
+    pub(super) on_stopped_leading: Box<dyn FnOnce() + Send>,
+    pub(super) on_new_leader: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+impl LeaderCallbacks {
+    /// `started` is the leader's work; it runs as a task of its own, and has to end soon after its
+    /// token stops. `stopped` is called once, when the election has ended, even if we never led.
+    pub fn new<F>(
+        started: impl FnOnce(StopToken) -> F + Send + 'static,
+        stopped: impl FnOnce() + Send + 'static,
+    ) -> LeaderCallbacks
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        LeaderCallbacks {
+            on_started_leading: Box::new(|stop| Box::pin(started(stop))),
+            on_stopped_leading: Box::new(stopped),
+            on_new_leader: Box::new(|_| ()),
+        }
+    }
+
+    /// `seen` is called with each new leader, ourselves included, and with an empty name when the
+    /// lock was released. It must not block.
+    pub fn on_new_leader(mut self, seen: impl Fn(&str) + Send + Sync + 'static) -> LeaderCallbacks {
+        self.on_new_leader = Box::new(seen);
+        self
+    }
+}
+
+/// How an election ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Stopped before we ever led.
+    NeverLed,
+    /// Stopped; the leader's work has ended, and the lease is released if so configured.
+    Stopped,
+    /// We could not renew in time. The token of the leader's work has stopped, but the work may
+    /// still run: the process has to end now.
+    Lost,
+}

@@ -1,0 +1,70 @@
+//! The parameters of an election, checked before it begins.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Lock;
+
+/// Waits between attempts to take the lock are prolonged by up to this factor of the retry period.
+pub(super) const JITTER_FACTOR: f64 = 1.2;
+
+/// The parameters of an election. Upstream: `LeaderElectionConfig`.
+pub struct Config {
+    pub lock: Arc<dyn Lock>,
+    /// How long other contenders respect our last write. Upstream: 15 s.
+    pub lease_duration: Duration,
+    /// How long we try to renew before we stop working. Upstream: 10 s.
+    pub renew_deadline: Duration,
+    /// From one attempt to the next. Upstream: 2 s.
+    pub retry_period: Duration,
+    /// Release the lock after a stop, so that another contender can take it at once.
+    pub release_on_cancel: bool,
+    /// The label of the metrics, and the name in the health check.
+    pub name: String,
+}
+
+impl Config {
+    /// The first fault.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if self.lease_duration <= self.renew_deadline {
+            return Err(ConfigError::LeaseNotLongerThanRenewDeadline);
+        }
+        if self.renew_deadline <= self.retry_period.mul_f64(JITTER_FACTOR) {
+            return Err(ConfigError::RenewDeadlineTooShortForRetryPeriod);
+        }
+        if self.retry_period.is_zero() {
+            return Err(ConfigError::RetryPeriodIsZero);
+        }
+        if self.lock.identity().is_empty() {
+            return Err(ConfigError::EmptyIdentity);
+        }
+        Ok(())
+    }
+}
+
+/// The fault of a [`Config`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConfigError {
+    LeaseNotLongerThanRenewDeadline,
+    RenewDeadlineTooShortForRetryPeriod,
+    RetryPeriodIsZero,
+    EmptyIdentity,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ConfigError::LeaseNotLongerThanRenewDeadline => {
+                "leaseDuration must be greater than renewDeadline"
+            }
+            ConfigError::RenewDeadlineTooShortForRetryPeriod => {
+                "renewDeadline must be greater than retryPeriod*JitterFactor"
+            }
+            ConfigError::RetryPeriodIsZero => "retryPeriod must be greater than zero",
+            ConfigError::EmptyIdentity => "Lock identity is empty",
+        })
+    }
+}
+
+impl std::error::Error for ConfigError {}
