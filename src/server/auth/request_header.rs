@@ -151,8 +151,8 @@ mod tests {
         }
         let user = config().named(&request(&[
             ("x-remote-user", "ada"),
-            ("x-remote-extra-a%2fb", "1"),
-            ("x-remote-extra-a/b", "2"),
+            ("x-remote-extra-a%62", "1"),
+            ("x-remote-extra-ab", "2"),
         ]));
         assert_eq!(user.expect("a user").extra.len(), 1);
     }
