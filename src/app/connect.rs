@@ -24,7 +24,6 @@ pub trait Connection: Send + Sync + 'static {
     /// A client under our own credentials, with a rate limit of its own.
     fn client(&self, user_agent: &str) -> Client;
     /// A client whose only credentials are the source's tokens.
-<<<<<<< HEAD
     ///
     /// # Errors
     /// When the authorities that vouch for the server cannot be read.
@@ -33,9 +32,6 @@ pub trait Connection: Send + Sync + 'static {
         user_agent: &str,
         tokens: Arc<dyn TokenSource>,
     ) -> Result<Client, String>;
-=======
-    fn client_with_tokens(&self, user_agent: &str, tokens: Arc<dyn TokenSource>) -> Client;
->>>>>>> wt-next
     /// The same connection, which writes only what `guard` allows.
     fn guarded(&self, guard: Guard) -> Arc<dyn Connection>;
     /// The caches' source that reads through `client`.

@@ -57,15 +57,12 @@ pub fn of(o: &Options) -> Vec<String> {
         o.feature_gates.enabled("CoordinatedLeaderElection"),
         "feature gate CoordinatedLeaderElection is on, but this build makes no LeaseCandidate: it \
          takes the lease as with the gate off"
-<<<<<<< HEAD
             .into(),
     );
     notice(
         !o.feature_gates.enabled("PodLevelResources"),
         "feature gate PodLevelResources is off, but has no effect in this build: quotas charge a \
          pod's own resources wherever the API server stores them"
-=======
->>>>>>> wt-next
             .into(),
     );
     let emulated = emulated(o);

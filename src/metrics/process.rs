@@ -1,8 +1,4 @@
-<<<<<<< HEAD:src/metrics/process.rs
 //! The metrics of a process, read from `/proc` on each scrape.
-=======
-//! The process's own metrics, read from `/proc` at each scrape.
->>>>>>> wt-next:src/app/process_metrics.rs
 //! Upstream: `prometheus/client_golang` process collector.
 
 use std::fs;
@@ -31,30 +27,18 @@ struct Process {
 /// Selects the value of a gauge.
 type Pick = fn(&Reading) -> f64;
 
-<<<<<<< HEAD:src/metrics/process.rs
 /// One reading of a process from `/proc`.
-=======
-/// A reading of `/proc` for one process.
->>>>>>> wt-next:src/app/process_metrics.rs
 #[derive(Debug, Default, PartialEq)]
 pub struct Reading {
     pub cpu_seconds: f64,
     pub start_seconds: f64,
     pub resident_bytes: f64,
-<<<<<<< HEAD:src/metrics/process.rs
     /// The peak of `resident_bytes`.
-=======
-    /// The peak of resident memory.
->>>>>>> wt-next:src/app/process_metrics.rs
     pub peak_bytes: f64,
     pub virtual_bytes: f64,
     pub threads: f64,
     pub open_fds: f64,
-<<<<<<< HEAD:src/metrics/process.rs
     /// The soft limit of open files; `u64::MAX` when unlimited.
-=======
-    /// The limit of open files; the maximum of 64 bits when unlimited.
->>>>>>> wt-next:src/app/process_metrics.rs
     pub max_fds: f64,
     /// The soft limit of virtual memory; `u64::MAX` when unlimited.
     pub virtual_max_bytes: f64,
@@ -101,11 +85,7 @@ impl Collector for Process {
             read(&text("/proc/self/stat"), &text("/proc/self/status"), &text("/proc/stat"));
         reading.open_fds = fs::read_dir("/proc/self/fd").map_or(0.0, |dir| dir.count() as f64);
         (reading.max_fds, reading.virtual_max_bytes) = limits(&text("/proc/self/limits"));
-<<<<<<< HEAD:src/metrics/process.rs
         // The kernel counts; the counter takes its value.
-=======
-        // The system counts; our counter is set to its value.
->>>>>>> wt-next:src/app/process_metrics.rs
         self.cpu.reset();
         self.cpu.inc_by(reading.cpu_seconds);
         let mut families = self.cpu.collect();
