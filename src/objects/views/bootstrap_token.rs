@@ -11,7 +11,7 @@ use crate::objects::{Meta, Object, Resource, ResourceType, null_as_default};
 #[derive(Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct BootstrapToken {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
     #[serde(deserialize_with = "null_as_default")]
     pub data: BootstrapTokenData,

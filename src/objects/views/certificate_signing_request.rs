@@ -9,9 +9,11 @@ use crate::objects::{Istr, Meta, Timestamp, WholeMeta, null_as_default, resource
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct CertificateSigningRequest {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
     pub spec: CertificateSigningRequestSpec,
+    #[serde(deserialize_with = "null_as_default")]
     pub status: CertificateSigningRequestStatus,
 }
 
@@ -29,6 +31,7 @@ impl WholeMeta for CertificateSigningRequest {}
 #[serde(rename_all = "camelCase", default)]
 pub struct CertificateSigningRequestSpec {
     /// PEM in base64.
+    #[serde(deserialize_with = "null_as_default")]
     pub request: Box<str>,
     pub signer_name: Istr,
     pub expiration_seconds: Option<i32>,
@@ -40,7 +43,7 @@ pub struct CertificateSigningRequestSpec {
     #[serde(deserialize_with = "null_as_default")]
     pub groups: Vec<Istr>,
     #[serde(deserialize_with = "null_as_default")]
-    pub extra: BTreeMap<String, Vec<String>>,
+    pub extra: BTreeMap<String, Option<Vec<String>>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use crate::objects::{Labels, Meta, null_as_default, resource};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConfigMap {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub immutable: Option<bool>,

@@ -130,6 +130,21 @@ fn members(value: &Value, at: String, into: &mut Vec<String>) {
 
 #[test]
 fn a_null_field_is_an_absent_one() {
+    check::<CertificateSigningRequest>(json!({
+        "spec": {
+            "request": "eA==", "signerName": "s", "expirationSeconds": 600, "usages": ["u"],
+            "username": "u", "uid": "1", "groups": ["g"], "extra": {"a": ["b"]},
+        },
+        "status": {"conditions": conditions(), "certificate": "eA=="},
+    }));
+    check::<PodCertificateRequest>(json!({}));
+    check::<ConfigMap>(json!({"immutable": false, "data": {}, "binaryData": {}}));
+    check::<BootstrapToken>(json!({
+        "data": {
+            "token-id": "eA==", "token-secret": "eA==", "expiration": "eA==",
+            "usage-bootstrap-signing": "eA==",
+        },
+    }));
     check::<Pod>(pod());
     check::<ReplicaSet>(json!({
         "spec": {"replicas": 1, "minReadySeconds": 1, "selector": selector(), "template": template()},

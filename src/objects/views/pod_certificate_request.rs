@@ -2,12 +2,12 @@
 
 use serde::Deserialize;
 
-use crate::objects::{Meta, resource};
+use crate::objects::{Meta, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PodCertificateRequest {
-    #[serde(rename = "metadata")]
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
 }
 
