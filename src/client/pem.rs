@@ -3,15 +3,15 @@
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-/// The certificates in PEM, among whatever else. What cannot be decoded is skipped, and logged; what
-/// is decoded need not be a certificate yet. Upstream: `pem.Decode`.
+/// The certificates in PEM; blocks of other kinds are ignored. Malformed blocks are skipped and
+/// logged. The content of a block is not checked. Upstream: `pem.Decode`.
 pub fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
-    // One at a time: what is broken may have no end, and takes nothing else with it.
+    // One at a time: a malformed block may have no end, and must not hide the next one.
     let starts: Vec<usize> = memchr::memmem::find_iter(text, "-----BEGIN ").collect();
     let ends = starts.iter().skip(1).copied().chain([text.len()]);
     let blocks = starts.iter().zip(ends).map(|(start, end)| &text[*start..end]);
     let decoded = blocks.flat_map(CertificateDer::pem_slice_iter).filter_map(|block| {
-        block.inspect_err(|error| log::warn!("skipped what is no PEM: {error}")).ok()
+        block.inspect_err(|error| log::warn!("skipped a malformed PEM block: {error}")).ok()
     });
     decoded.collect()
 }
@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_pem_is_skipped() {
+    fn malformed_blocks_are_skipped() {
         let pair = || rcgen::generate_simple_self_signed(["me".to_owned()]).unwrap();
         let (rcgen::CertifiedKey { cert: one, signing_key }, two) = (pair(), pair().cert);
         let (begin, end) = ("-----BEGIN CERTIFICATE-----\n", "-----END CERTIFICATE-----\n");

@@ -9,19 +9,19 @@ pub(super) struct Bucket {
     qps: f64,
     burst: f64,
     clock: SharedClock,
-    /// Tokens, and when they were counted. Fewer than none: somebody waits for them.
+    /// Tokens, and when they were counted. Negative: requests wait for them.
     state: Mutex<(f64, Duration)>,
 }
 
 impl Bucket {
-    /// Of `qps` tokens a second, at most `burst` at once. No rate: no limit.
+    /// `qps` tokens a second, at most `burst` at once. No limit when `qps` is zero or less.
     pub fn new(qps: f64, burst: u32, clock: SharedClock) -> Bucket {
         let burst = f64::from(burst.max(1));
         let now = clock.monotonic();
         Bucket { qps, burst, clock, state: Mutex::new((burst, now)) }
     }
 
-    /// Takes a token that is there now, or will be after this long.
+    /// Takes a token. Returns how long the caller has to wait for it.
     fn reserve(&self) -> Duration {
         if self.qps <= 0.0 {
             return Duration::ZERO;

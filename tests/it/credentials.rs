@@ -1,4 +1,4 @@
-//! Who the client says it is, and the way it takes to the API server.
+//! The client's credentials and its connections to the API server.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,34 +28,39 @@ async fn who(client: &Client) -> Result<String> {
     Ok(answer["status"]["userInfo"]["username"].as_str().unwrap_or_default().to_owned())
 }
 
-/// The connection of a user of the sandbox who may do everything, and the files of the certificate and key.
+/// The configuration of a new user of the sandbox who may do everything. Certificate and key are in
+/// files.
 fn user(env: &Env, name: &str) -> Config {
     let kubeconfig = env.cluster.sandbox.kubeconfig_for(name, &["system:masters"]).unwrap();
     Config::from_kubeconfig(kubeconfig, None, None).unwrap()
 }
 
 fn file(pem: &Option<Pem>) -> &Path {
-    let Some(Pem::File(path)) = pem else { panic!("{pem:?} is no file") };
+    let Some(Pem::File(path)) = pem else { panic!("{pem:?} is not a file") };
     path
 }
 
 #[test]
-fn a_new_certificate_is_shown_at_once_and_half_of_one_never() {
+fn a_new_certificate_is_used_at_once_when_it_is_complete() {
     block_on(async {
         let env = Env::new("rotation").await;
         let (config, next) = (user(&env, "first"), user(&env, "second"));
         let client = Client::new(config.clone(), env.clock.clone()).unwrap();
         assert_eq!(who(&client).await.unwrap(), "first");
         std::fs::copy(file(&next.tls.certificate), file(&config.tls.certificate)).unwrap();
-        assert_eq!(who(&client).await.unwrap(), "first", "its key has not come");
+        assert_eq!(who(&client).await.unwrap(), "first", "the new key is missing");
         std::fs::copy(file(&next.tls.key), file(&config.tls.key)).unwrap();
-        assert_eq!(who(&client).await.unwrap(), "second", "not on the connection of the first");
+        assert_eq!(
+            who(&client).await.unwrap(),
+            "second",
+            "the first user's connection is not used"
+        );
         env.stop().await;
     });
 }
 
 #[test]
-fn a_plugin_may_give_a_certificate() {
+fn a_plugin_may_issue_a_certificate() {
     block_on(async {
         let env = Env::new("plugin").await;
         let folder = Folder::new("plugin");
@@ -74,7 +79,7 @@ fn a_plugin_may_give_a_certificate() {
             });
             std::fs::write(&answer, credential.to_string()).unwrap();
         };
-        let mut config = user(&env, "nobody");
+        let mut config = user(&env, "unused");
         (config.tls.certificate, config.tls.key) = (None, None);
         config.credentials = Credentials::Exec(Box::new(Exec {
             api_version: version.to_owned(),
@@ -94,7 +99,7 @@ fn a_plugin_may_give_a_certificate() {
 }
 
 #[test]
-fn a_refused_token_is_replaced_and_the_request_made_again() {
+fn a_refused_token_is_replaced_and_the_request_repeated() {
     block_on(async {
         let env = Env::new("refused").await;
         let account = json!({
@@ -123,7 +128,7 @@ fn a_refused_token_is_replaced_and_the_request_made_again() {
     });
 }
 
-/// Takes one connection, and the head of what is asked. `answer`: its status line.
+/// Accepts one connection and reads the head of its request. `answer`: the status line to send.
 async fn proxy(listener: &TcpListener, answer: &str) -> String {
     let (stream, _) = listener.accept().await.unwrap();
     let mut client = BufReader::new(stream);
@@ -142,7 +147,7 @@ async fn proxy(listener: &TcpListener, answer: &str) -> String {
         let back = io::copy(server.clone(), client.clone());
         async_std::task::spawn(zip(there, back));
     } else {
-        // To its end, so that the answer is not lost with a reset.
+        // Read to the end, so that a reset does not discard the answer.
         let mut rest = Vec::new();
         client.read_to_end(&mut rest).await.unwrap();
     }
@@ -170,7 +175,7 @@ fn a_proxy_is_asked_for_a_tunnel() {
 }
 
 #[test]
-fn a_proxy_forwards_what_is_not_hidden_by_tls() {
+fn a_proxy_forwards_requests_without_tls() {
     block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let folder = Folder::new("plain-proxy");
@@ -203,7 +208,7 @@ fn a_proxy_forwards_what_is_not_hidden_by_tls() {
             client.get_path("/api").await.unwrap();
             client.get_path("/version").await.unwrap();
         };
-        // Both on one connection.
+        // Both requests use one connection.
         let (heads, ()) = zip(serve, ask).await;
         for (head, path) in heads.iter().zip(["/api", "/version"]) {
             assert_eq!(head[0], format!("GET http://k.example:8080{path} HTTP/1.1"));
@@ -214,14 +219,14 @@ fn a_proxy_forwards_what_is_not_hidden_by_tls() {
     });
 }
 
-/// Whom the API server takes the client for.
+/// The user that the API server sees.
 async fn who_in_full(client: &Client) -> Result<Value> {
     let review = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview" });
     let answer: Value = client.resource(&SELF_REVIEWS).create("", &review).await?;
     Ok(answer["status"]["userInfo"].clone())
 }
 
-/// Lets the manager do whatever it wants, impersonate others among that.
+/// Gives the manager all rights, impersonation included.
 async fn empower_manager(env: &Site) {
     let group = "rbac.authorization.k8s.io";
     let binding = json!({
@@ -236,7 +241,7 @@ async fn empower_manager(env: &Site) {
 }
 
 #[test]
-fn a_user_acts_as_another_but_its_controllers_as_themselves() {
+fn a_user_impersonates_and_its_controllers_do_not() {
     everywhere("impersonation", async |env| {
         empower_manager(env).await;
         let mut config = Config::from_kubeconfig(&env.kubeconfig, None, None).unwrap();
@@ -275,7 +280,7 @@ fn a_user_acts_as_another_but_its_controllers_as_themselves() {
     });
 }
 
-/// A server's certificate that nobody vouches for, and TLS with it.
+/// TLS with a server's certificate that no authority has signed.
 fn strange_tls() -> TlsAcceptor {
     let pair = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let key = PrivateKeyDer::try_from(pair.signing_key.serialize_der()).unwrap();
@@ -290,7 +295,7 @@ fn strange_tls() -> TlsAcceptor {
 }
 
 #[test]
-fn a_proxy_under_tls_is_trusted_as_the_server_is() {
+fn a_proxy_with_tls_is_trusted_as_the_server_is() {
     block_on(async {
         let env = Env::new("tls-proxy").await;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -387,7 +392,7 @@ fn a_write_is_held_back_when_the_lease_is_lost_while_it_connects() {
         };
         let ask = async move {
             let key = ObjectKey::new("a", "b");
-            // With it, its connections are closed in the end.
+            // Moved here, so that its connections close when it is dropped.
             let client = client;
             let sent = client.delete::<ServiceAccount>(&key, Delete::new());
             let clock = SystemClock::shared();
@@ -405,14 +410,14 @@ fn a_write_is_held_back_when_the_lease_is_lost_while_it_connects() {
     });
 }
 
-/// A watch that has been answered and has nothing more to tell.
+/// A watch that is answered and gets no events.
 async fn quiet_watch(client: &Client) -> WatchStream {
     let (maps, options) = (client.resource(&CONFIG_MAPS), ListOptions::default());
-    let namespace = Some("nobody-is-here");
+    let namespace = Some("empty");
     maps.watch(namespace, &options, false, Duration::from_secs(3600)).await.expect("watch")
 }
 
-/// Whether the watch ends, while `clock` says how long that may take.
+/// Whether the watch ends within 30 s of `clock`.
 async fn ends(mut watch: WatchStream, clock: &SharedClock) -> bool {
     let late = async {
         clock.sleep(Duration::from_secs(30)).await;
@@ -422,7 +427,7 @@ async fn ends(mut watch: WatchStream, clock: &SharedClock) -> bool {
 }
 
 #[test]
-fn a_watch_ends_with_the_certificate_that_it_was_asked_under() {
+fn a_watch_ends_with_the_certificate_that_it_was_started_with() {
     block_on(async {
         let env = Env::new("watch-rotation").await;
         let clock = FakeClock::new(env.clock.now());
@@ -441,8 +446,8 @@ fn a_watch_ends_with_the_certificate_that_it_was_asked_under() {
         assert_eq!(who(&client).await.unwrap(), "second");
         assert!(ends(watch, &env.clock).await, "its certificate is out of date");
 
-        // And where no request comes by, somebody looks every few minutes; at files that were but
-        // touched, too.
+        // Without requests, a task looks at the files every few minutes. Files with a new date and
+        // the same content change nothing.
         let mut watch = quiet_watch(&client).await;
         rotate(&next);
         assert_eq!(who(&client).await.unwrap(), "second");

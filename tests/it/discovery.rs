@@ -14,7 +14,7 @@ use crate::env::*;
 
 type Answers = &'static [(&'static str, u16, &'static str)];
 
-/// Answers each path as told, all others with 404; never ends.
+/// Answers each path from `answers`, others with 404. Never ends.
 async fn serve(listener: &TcpListener, answers: Answers) -> ! {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
@@ -62,7 +62,7 @@ const NOTHING: &str = r#"{"resources":null}"#;
 const REFUSAL: &str = r#"{"kind":"Status","code":403,"reason":"Forbidden","message":"no"}"#;
 
 #[test]
-fn a_server_need_not_serve_everything() {
+fn parts_of_discovery_may_be_missing() {
     block_on(async {
         let tables: [(Answers, &str, &[&str]); 5] = [
             (&[("/apis", 200, AGGREGATED)], "jobs", &[]),
@@ -76,7 +76,7 @@ fn a_server_need_not_serve_everything() {
                 "jobs",
                 &[],
             ),
-            // Of the core group alone, what it serves may be missing.
+            // Only the core group's resources may be missing.
             (&[("/api", 200, VERSIONS), ("/apis", 200, NO_GROUPS)], "", &[]),
             (
                 &[
@@ -100,7 +100,7 @@ fn a_server_need_not_serve_everything() {
 }
 
 #[test]
-fn what_the_server_refuses_is_not_taken_for_missing() {
+fn a_refusal_does_not_count_as_missing() {
     block_on(async {
         let no_groups = discovered(&[("/api", 200, EMPTY)]).await.unwrap_err();
         assert!(no_groups.is_not_found(), "{no_groups}");

@@ -37,7 +37,7 @@ pub(super) use self::sockets::Purpose;
 use self::sockets::Sockets;
 use self::tls::TlsSource;
 use super::config::{Config, Tls};
-use super::exec::Plugin;
+use super::credentials::Plugin;
 use super::{Guard, Result};
 use crate::clock::SharedClock;
 use crate::objects::protobuf;
@@ -86,7 +86,7 @@ impl fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// Connections to `base`. `tls` stands in place of the configuration's; `plugin`: of a client
+    /// Connections to `base`. `tls` replaces that of `config`; `plugin`: of a client
     /// certificate.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use rustls::{ClientConfig, RootCertStore};
 use super::rotation::Rotations;
 use super::trust::Trust;
 use crate::client::config::{Pem, Tls};
-use crate::client::exec::{Pair, Plugin};
+use crate::client::credentials::{Pair, Plugin};
 use crate::client::{Error, Result, pem};
 
 /// What a configuration is made of: the modification times and lengths of its files, and what the

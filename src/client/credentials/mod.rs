@@ -1,5 +1,8 @@
 //! What requests show of their user: tokens, token files, credential plugins, impersonation.
 
+mod exec;
+mod impersonation;
+
 use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,10 +10,11 @@ use std::time::Duration;
 
 use base64::Engine;
 use futures_lite::future::Boxed;
-use http_client::http_types::headers::{HeaderName, HeaderValue};
 
-use super::config::{Credentials, Impersonation, read};
-use super::exec::{Issued, Plugin};
+use self::exec::Issued;
+pub(super) use self::exec::{Pair, Plugin};
+pub(super) use self::impersonation::{header_value, impersonation};
+use super::config::{Credentials, read};
 use super::{Error, Result};
 use crate::clock::SharedClock;
 
@@ -142,45 +146,6 @@ pub(super) fn token_of(path: &std::path::Path) -> Result<String> {
     }
 }
 
-/// The headers that ask to act as another user. Upstream: `transport.NewImpersonatingRoundTripper`.
-pub(super) fn impersonation(of: &Impersonation) -> Result<Vec<(HeaderName, HeaderValue)>> {
-    let Impersonation { user, uid, groups, extra } = of;
-    let mut headers = vec![("impersonate-user".to_owned(), user)];
-    if !uid.is_empty() {
-        headers.push(("impersonate-uid".to_owned(), uid));
-    }
-    headers.extend(groups.iter().map(|group| ("impersonate-group".to_owned(), group)));
-    for (key, values) in extra {
-        let name = format!("impersonate-extra-{}", header_escape(key));
-        headers.extend(values.iter().map(|value| (name.clone(), value)));
-    }
-    let built = headers.into_iter().map(|(name, value)| {
-        let fault = |_| Error::Config(format!("{name}: {value:?} fits in no header"));
-        let value = header_value(value).map_err(fault)?;
-        Ok((HeaderName::from_bytes(name.clone().into_bytes()).map_err(fault)?, value))
-    });
-    built.collect()
-}
-
-/// `Err`: the text does not fit in a header.
-pub(super) fn header_value(
-    text: &str,
-) -> std::result::Result<HeaderValue, http_client::http_types::Error> {
-    HeaderValue::from_bytes(text.as_bytes().to_vec())
-}
-
-/// Escapes a part of a header's name: `%`, and what a name must not contain, by its code.
-fn header_escape(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&byte);
-    text.bytes().fold(String::new(), |mut escaped, byte| {
-        match plain(byte) {
-            true => escaped.push(byte as char),
-            false => escaped.push_str(&format!("%{byte:02X}")),
-        }
-        escaped
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use futures_lite::future::block_on;
@@ -221,39 +186,6 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         clock.advance(FILE_LIFETIME);
         assert_eq!(header(), "Bearer three");
-    }
-
-    #[test]
-    fn impersonation_is_asked_for_in_headers() {
-        let text = |text: &str| text.to_owned();
-        let mut who = Impersonation {
-            user: text("system:serviceaccount:a:b"),
-            uid: text("u 1"),
-            groups: vec![text("g"), text("h")],
-            extra: [
-                (text("example.com/Some%key"), vec![text("x"), text("y")]),
-                (text("none"), Vec::new()),
-            ]
-            .into(),
-        };
-        let shown = |who: &Impersonation| -> Vec<String> {
-            let headers = impersonation(who).unwrap();
-            headers.iter().map(|(name, value)| format!("{name}: {value}")).collect()
-        };
-        let expected = [
-            "impersonate-user: system:serviceaccount:a:b",
-            "impersonate-uid: u 1",
-            "impersonate-group: g",
-            "impersonate-group: h",
-            "impersonate-extra-example.com%2fsome%25key: x",
-            "impersonate-extra-example.com%2fsome%25key: y",
-        ];
-        assert_eq!(shown(&who), expected);
-        let user = Impersonation { user: text("u"), ..Impersonation::default() };
-        assert_eq!(shown(&user), ["impersonate-user: u"]);
-        who.groups.push(text("größe"));
-        let error = impersonation(&who).unwrap_err().to_string();
-        assert!(error.contains("impersonate-group: \"größe\""), "{error}");
     }
 
     #[test]

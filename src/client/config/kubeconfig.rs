@@ -1,22 +1,18 @@
-//! Kubeconfig files. Upstream: `clientcmd`.
+//! The configuration that a kubeconfig describes. Upstream: `clientcmd`.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use base64::Engine;
-use serde::Deserialize;
-use serde_yaml_ng::Value;
 
-use super::auth::token_of;
-use super::config::{Config, Credentials, Exec, Impersonation, Pem, Tls, address, read};
-use super::transport::Proxy;
-use super::{Error, Result};
-use crate::objects::null_as_default;
+use super::file::{Cluster, Context, File, User};
+use super::{Config, Credentials, Pem, Tls, address, read};
+use crate::client::credentials::token_of;
+use crate::client::{Error, Result};
 
 impl Config {
-    /// From a kubeconfig. `master` stands before the file's address, `context` before its context.
+    /// From a kubeconfig. `master` replaces the file's address, `context` its current context.
     ///
-    /// Who we are counts only for a server that is spoken to by `https`.
+    /// Credentials are used only for a server with `https`.
     pub fn from_kubeconfig(
         path: impl AsRef<Path>,
         master: Option<&str>,
@@ -43,7 +39,7 @@ impl Config {
             None => {
                 if !context.user.is_empty() {
                     let what = format!("user {:?} does not exist", context.user);
-                    log::warn!("{}: going on as nobody", fault(what));
+                    log::warn!("{}: going on without credentials", fault(what));
                 }
                 User::default()
             }
@@ -95,7 +91,7 @@ fn tls(cluster: &Cluster, user: &User, folder: &Path) -> std::result::Result<Tls
     }
     let certificate =
         pem("client-certificate", &user.client_certificate_data, &user.client_certificate)?;
-    // A key alone is nobody's.
+    // A key without a certificate is ignored.
     let key = match &certificate {
         Some(_) => pem("client-key", &user.client_key_data, &user.client_key)?,
         None => None,
@@ -104,214 +100,8 @@ fn tls(cluster: &Cluster, user: &User, folder: &Path) -> std::result::Result<Tls
     Ok(Tls { ca, insecure: cluster.insecure_skip_tls_verify, server_name, certificate, key })
 }
 
-/// What is wrong with a file, without the value that is wrong: it may be a token or a key.
-fn without_value(error: &serde_yaml_ng::Error) -> String {
-    const START: &str = "invalid type: ";
-    let text = error.to_string();
-    match (text.find(START), text.rfind(", expected")) {
-        (Some(start), Some(end)) if start < end => {
-            let (before, found) = text[..end].split_at(start + START.len());
-            let kind = found.split(' ').next().unwrap_or_default();
-            format!("{before}{kind}{}", &text[end..])
-        }
-        _ => text,
-    }
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct File {
-    #[serde(rename = "current-context")]
-    current_context: String,
-    #[serde(deserialize_with = "null_as_default")]
-    clusters: Vec<NamedCluster>,
-    #[serde(deserialize_with = "null_as_default")]
-    users: Vec<NamedUser>,
-    #[serde(deserialize_with = "null_as_default")]
-    contexts: Vec<NamedContext>,
-}
-
-impl File {
-    /// `Err`: what is wrong with it.
-    fn parse(text: &[u8]) -> std::result::Result<File, String> {
-        let mut value: Value = serde_yaml_ng::from_slice(text).map_err(|e| without_value(&e))?;
-        // As in Go, what is null might as well not be there.
-        drop_nulls(&mut value);
-        serde_yaml_ng::from_value(value).map_err(|error| {
-            // The text itself knows where.
-            let placed = serde_yaml_ng::from_slice::<File>(text).err();
-            without_value(&placed.unwrap_or(error))
-        })
-    }
-}
-
-fn drop_nulls(value: &mut Value) {
-    match value {
-        Value::Mapping(fields) => {
-            fields.retain(|_, field| !field.is_null());
-            fields.iter_mut().for_each(|(_, field)| drop_nulls(field));
-        }
-        Value::Sequence(items) => items.iter_mut().for_each(drop_nulls),
-        _ => {}
-    }
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct NamedCluster {
-    name: String,
-    cluster: Cluster,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "kebab-case", default)]
-struct Cluster {
-    server: String,
-    certificate_authority: String,
-    certificate_authority_data: String,
-    insecure_skip_tls_verify: bool,
-    tls_server_name: String,
-    proxy_url: String,
-    #[serde(deserialize_with = "null_as_default")]
-    extensions: Vec<Extension>,
-}
-
-impl Cluster {
-    /// Upstream: `clientcmd.validateClusterInfo`.
-    fn faults(&self, name: &str) -> Vec<String> {
-        let mut faults = Vec::new();
-        if !self.proxy_url.is_empty()
-            && let Err(why) = Proxy::parse(&self.proxy_url)
-        {
-            faults.push(format!("invalid 'proxy-url' for cluster {name:?}: {why}"));
-        }
-        if !self.certificate_authority.is_empty() && !self.certificate_authority_data.is_empty() {
-            faults.push(both("certificate-authority", name));
-        }
-        faults
-    }
-
-    /// What the cluster tells credential plugins.
-    fn into_exec_config(self) -> serde_json::Value {
-        let name = "client.authentication.k8s.io/exec";
-        let mut extensions = self.extensions.into_iter();
-        let found = extensions.find(|extension| extension.name == name);
-        found.map(|found| found.extension).unwrap_or_default()
-    }
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Extension {
-    name: String,
-    extension: serde_json::Value,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct NamedUser {
-    name: String,
-    user: User,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "kebab-case", default)]
-struct User {
-    client_certificate: String,
-    client_certificate_data: String,
-    client_key: String,
-    client_key_data: String,
-    token: String,
-    #[serde(rename = "tokenFile")]
-    token_file: String,
-    r#as: String,
-    as_uid: String,
-    #[serde(deserialize_with = "null_as_default")]
-    as_groups: Vec<String>,
-    as_user_extra: BTreeMap<String, Vec<String>>,
-    username: String,
-    password: String,
-    auth_provider: Option<AuthProvider>,
-    exec: Option<Box<Exec>>,
-}
-
-/// What its name and its settings once stood for, plugins do now.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct AuthProvider {
-    name: String,
-}
-
-impl AuthProvider {
-    /// Why it is none. Upstream: `rest.GetAuthProvider`.
-    fn fault(&self) -> String {
-        match self.name.as_str() {
-            name @ ("azure" | "gcp") => format!("The {name} auth plugin has been removed."),
-            "oidc" => "auth-provider \"oidc\" is not supported: use an exec plugin".to_owned(),
-            name => format!("no Auth Provider found for name {name:?}"),
-        }
-    }
-}
-
-fn both(field: &str, name: &str) -> String {
-    format!("{field}-data and {field} are both specified for {name}")
-}
-
 impl User {
-    /// Upstream: `clientcmd.validateAuthInfo`.
-    fn faults(&self, name: &str) -> Vec<String> {
-        let mut faults = Vec::new();
-        let given = |field: &String| !field.is_empty();
-        let certificate = (&self.client_certificate_data, &self.client_certificate);
-        let key = (&self.client_key_data, &self.client_key);
-        if given(certificate.0) || given(certificate.1) {
-            if given(certificate.0) && given(certificate.1) {
-                faults.push(both("client-certificate", name));
-            }
-            if given(key.0) && given(key.1) {
-                faults.push(both("client-key", name));
-            }
-            if !given(key.0) && !given(key.1) {
-                faults.push(format!(
-                    "client-key-data or client-key must be specified for {name} to use the \
-                     clientCert authentication method"
-                ));
-            }
-        }
-        if let Some(exec) = &self.exec {
-            if self.auth_provider.is_some() {
-                faults.push(format!(
-                    "authProvider cannot be provided in combination with an exec plugin for {name}"
-                ));
-            }
-            faults.extend(exec.check().err().map(|what| format!("user {name:?}: exec {what}")));
-        }
-        if given(&self.token) && (given(&self.username) || given(&self.password)) {
-            faults.push(format!(
-                "more than one authentication method found for {name}; found [token basicAuth], \
-                 only one is allowed"
-            ));
-        }
-        let more =
-            given(&self.as_uid) || !self.as_groups.is_empty() || !self.as_user_extra.is_empty();
-        if more && self.r#as.is_empty() {
-            faults.push(format!(
-                "requesting uid, groups or user-extra for {name} without impersonating a user"
-            ));
-        }
-        faults
-    }
-
-    fn impersonation(&self) -> Option<Impersonation> {
-        (!self.r#as.is_empty()).then(|| Impersonation {
-            user: self.r#as.clone(),
-            uid: self.as_uid.clone(),
-            groups: self.as_groups.clone(),
-            extra: self.as_user_extra.clone(),
-        })
-    }
-
-    /// A plugin is the last to be asked: only of a user who has nothing else to show.
+    /// A plugin comes last: it is used when the user has no other credentials.
     /// Upstream: `exec.Authenticator.UpdateTransportConfig`.
     fn credentials(
         self,
@@ -355,23 +145,10 @@ impl User {
     }
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct NamedContext {
-    name: String,
-    context: Context,
-}
-
-#[derive(Clone, Default, Deserialize)]
-#[serde(default)]
-struct Context {
-    cluster: String,
-    user: String,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::config::Impersonation;
 
     fn load(text: &str, master: Option<&str>) -> std::result::Result<Config, String> {
         let count = {
@@ -397,21 +174,7 @@ users: [{name: u, user: {client-certificate: pki/c.crt, client-key: /abs/c.key, 
 "#;
 
     #[test]
-    fn a_file_that_is_no_kubeconfig_is_not_told_in_full() {
-        for (text, told) in [
-            ("--- |\n  a \"secret\" key\n", "invalid type: string, expected struct File"),
-            ("users: \"secret, expected\"\n", "users: invalid type: string, expected a sequence"),
-            ("users: [{user: {token: 4711}}]\n", "invalid type: integer, expected a string"),
-            ("users: [", "did not find expected"),
-        ] {
-            let without = File::parse(text.as_bytes()).err().expect("no kubeconfig");
-            let leaks = ["secret", "4711"].iter().any(|value| without.contains(value));
-            assert!(without.contains(told) && !leaks, "{without}");
-        }
-    }
-
-    #[test]
-    fn a_kubeconfig_is_read_whole() {
+    fn a_kubeconfig_is_a_configuration() {
         let config = load(WHOLE, None).unwrap();
         assert_eq!(config.host, "https://h:1");
         assert_eq!(config.tls.ca, Some(Pem::Inline(b"CA".to_vec())));
@@ -457,7 +220,7 @@ users: [{name: u, user: {client-certificate: pki/c.crt, client-key: /abs/c.key, 
     }
 
     #[test]
-    fn a_user_that_is_not_there_is_nobody() {
+    fn a_missing_user_has_no_credentials() {
         for text in [WHOLE.replace("user: u,", "user: w,"), WHOLE.replace("user: u,", "")] {
             let config = load(&text, None).unwrap();
             assert_eq!(config.credentials, Credentials::None);
@@ -466,7 +229,7 @@ users: [{name: u, user: {client-certificate: pki/c.crt, client-key: /abs/c.key, 
     }
 
     #[test]
-    fn what_is_broken_is_named() {
+    fn a_fault_is_named() {
         for (from, to, expected) in [
             ("current-context: c", "current-context: d", "context \"d\" does not exist"),
             ("current-context: c", "", "it has no current-context"),
@@ -495,7 +258,7 @@ users: [{name: u, user: {client-certificate: pki/c.crt, client-key: /abs/c.key, 
                         interactiveMode: Never}";
 
     #[test]
-    fn of_several_credentials_the_first_counts_or_none() {
+    fn credentials_have_an_order() {
         let basic = Credentials::Basic { user: "n".to_owned(), password: "p".to_owned() };
         let token = Credentials::Token("t".to_owned());
         let path = std::env::temp_dir().join(format!("kubeconfig-token-{}", std::process::id()));
@@ -529,7 +292,7 @@ users: [{name: u, user: {client-certificate: pki/c.crt, client-key: /abs/c.key, 
     }
 
     #[test]
-    fn what_goes_not_together_is_told_as_clientcmd_does() {
+    fn contradictions_are_reported_as_by_clientcmd() {
         for (user, cluster, expected) in [
             (
                 "token: t, password: p",
@@ -584,7 +347,7 @@ users: [{name: u, user: {client-certificate: pki/c.crt, client-key: /abs/c.key, 
     }
 
     #[test]
-    fn a_user_may_act_as_another() {
+    fn a_user_may_impersonate() {
         let user = "as: b, as-uid: '1', as-groups: [g, h], as-user-extra: {scopes: [x, y]}";
         let config = load_user(user, "").unwrap();
         let expected = Impersonation {

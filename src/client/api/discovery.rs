@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::Result;
-use super::request::{Call, Client};
-use super::stream::undecoded;
+use crate::client::call::Call;
+use crate::client::stream::undecoded;
+use crate::client::{Client, Result};
 use crate::objects::{ResourceType, null_as_default};
 
 const AGGREGATED: &str =

@@ -1,5 +1,8 @@
-//! Where the API server is and how to speak to it, and what a Pod's own environment says of that.
+//! Where the API server is and how to connect to it: by hand, from a Pod, by kubeconfig.
 //! Upstream: `rest.Config`.
+
+mod file;
+mod kubeconfig;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +13,7 @@ use serde::Deserialize;
 use super::{Error, Result};
 use crate::objects::{Form, null_as_default};
 
-/// Bytes that stand in the config itself, or in a file that is read again when it changes.
+/// Bytes in the configuration itself, or in a file that is read again when it changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pem {
     Inline(Vec<u8>),
@@ -28,7 +31,7 @@ impl Pem {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// What vouches for the server; `None`: the system's roots.
+    /// The authorities that are trusted; `None`: the system's.
     pub ca: Option<Pem>,
     pub insecure: bool,
     pub server_name: Option<String>,
@@ -36,13 +39,13 @@ pub struct Tls {
     pub key: Option<Pem>,
 }
 
-/// Who we say we are, beside the client certificate.
+/// What shows who the user is, besides the client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Credentials {
     #[default]
     None,
     Token(String),
-    /// Read again when it is a minute old; `fallback` is shown while the file was never readable.
+    /// Read again after a minute; `fallback` is shown as long as the file was never readable.
     TokenFile {
         path: PathBuf,
         fallback: Option<String>,
@@ -54,7 +57,7 @@ pub enum Credentials {
     Exec(Box<Exec>),
 }
 
-/// Whom we act as. Upstream: `rest.ImpersonationConfig`.
+/// The user to act as. Upstream: `rest.ImpersonationConfig`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Impersonation {
     pub user: String,
@@ -75,9 +78,9 @@ pub struct Exec {
     pub env: Vec<ExecEnv>,
     pub install_hint: String,
     pub provide_cluster_info: bool,
-    /// `Never`, `IfAvailable` or `Always`: there is nobody here to ask, so a plugin never does.
+    /// `Never`, `IfAvailable` or `Always`: whether the plugin may ask at a terminal.
     pub interactive_mode: String,
-    /// The cluster's extension for plugins, told with the rest of the cluster.
+    /// The cluster's extension for plugins, passed on with the rest of the cluster.
     #[serde(skip)]
     pub cluster_config: serde_json::Value,
 }
@@ -91,7 +94,7 @@ pub struct ExecEnv {
 
 impl Exec {
     /// `Err`: what is wrong with it. Upstream: `clientcmd.validateAuthInfo`.
-    pub(super) fn check(&self) -> std::result::Result<(), String> {
+    fn check(&self) -> std::result::Result<(), String> {
         const PREFIX: &str = "client.authentication.k8s.io/";
         let known = |version: &str| matches!(version, "v1" | "v1beta1");
         if self.command.is_empty() {
@@ -122,20 +125,20 @@ pub struct Config {
     pub tls: Tls,
     pub credentials: Credentials,
     pub impersonation: Option<Impersonation>,
-    /// Requests a second; none or less: no limit.
+    /// Requests a second; zero or less: no limit.
     pub qps: f64,
     pub burst: u32,
     pub user_agent: String,
     /// The address of a proxy (`http`, `https` or `socks5`); `None`: what the environment says.
     pub proxy: Option<String>,
-    /// The most compact form that is asked for, by those who understand it.
+    /// The most compact form to ask for, where the reader understands it.
     pub form: Form,
-    /// For an answer that is not a watch's.
+    /// For an answer, and between two pieces of its body; not for a watch's body.
     pub timeout: Duration,
 }
 
 impl Config {
-    /// Speaks to `host` with client-go's defaults and no credentials.
+    /// The server at `host`, with client-go's defaults and no credentials.
     pub fn new(host: impl Into<String>) -> Config {
         Config {
             host: host.into(),
@@ -151,7 +154,8 @@ impl Config {
         }
     }
 
-    /// Upstream: `clientcmd.BuildConfigFromFlags`: the file, the address, or the Pod's environment.
+    /// From the kubeconfig, the address, or the Pod's environment. Upstream:
+    /// `clientcmd.BuildConfigFromFlags`.
     pub fn load(kubeconfig: Option<&Path>, master: Option<&str>) -> Result<Config> {
         match (kubeconfig, master) {
             (Some(path), master) => Config::from_kubeconfig(path, master, None),
@@ -186,7 +190,7 @@ impl Config {
     }
 }
 
-pub(super) fn address(host: &str) -> String {
+fn address(host: &str) -> String {
     let host = host.trim_end_matches('/');
     if host.contains("://") { host.to_owned() } else { format!("http://{host}") }
 }

@@ -83,12 +83,12 @@ impl Delete {
     }
 }
 
-/// `metav1.ListOptions`, as far as a list and a watch share them.
+/// The part of `metav1.ListOptions` that lists and watches share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListOptions {
     pub label_selector: Option<String>,
     pub field_selector: Option<String>,
-    /// `None`: the newest. `Some("0")`: whatever the server has at hand.
+    /// `None`: the newest. `Some("0")`: any version that the server has in its cache.
     pub resource_version: Option<String>,
     /// Items a page; `None` lets the client choose.
     pub limit: Option<u32>,

@@ -9,23 +9,23 @@ use base64::Engine;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::config::{Config, Exec};
-use super::kept::Kept;
-use super::{Error, Result};
+use crate::client::config::{Config, Exec};
+use crate::client::kept::Kept;
+use crate::client::{Error, Result};
 use crate::clock::SharedClock;
 use crate::objects::Timestamp;
 use crate::task;
 
 /// A client certificate with its chain, and its key, both in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pair {
+pub(in crate::client) struct Pair {
     pub certificate: Vec<u8>,
     pub key: Vec<u8>,
 }
 
 /// What a plugin printed: a token, a certificate or both.
 #[derive(Debug)]
-pub(super) struct Issued {
+pub(in crate::client) struct Issued {
     pub token: Option<String>,
     pub pair: Option<Pair>,
     expires: Option<Timestamp>,
@@ -35,7 +35,7 @@ pub(super) struct Issued {
 ///
 /// One run at a time, in a task of its own: a request that gives up, as those of the leader election
 /// do after a while, leaves the run and its result to the next one.
-pub(super) struct Plugin {
+pub(in crate::client) struct Plugin {
     exec: Exec,
     /// For `KUBERNETES_EXEC_INFO`.
     cluster: Option<Value>,
@@ -298,7 +298,7 @@ mod tests {
     fn a_plugin_gets_the_cluster_and_its_failure_is_reported() {
         let clock: SharedClock = FakeClock::new(Timestamp::from_secs(0));
         let mut config = Config::new("https://h:1");
-        config.tls.ca = Some(super::super::config::Pem::Inline(b"CA".to_vec()));
+        config.tls.ca = Some(crate::client::config::Pem::Inline(b"CA".to_vec()));
         config.tls.server_name = Some("n".to_owned());
         let mut exec = shell("echo \"$KUBERNETES_EXEC_INFO\" >&2; exit 3".to_owned());
         exec.install_hint = "get it".to_owned();

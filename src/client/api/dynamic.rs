@@ -1,0 +1,288 @@
+//! The verbs over any resource.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{Delete, ListOptions, Patch};
+use crate::client::call::{Call, escape};
+use crate::client::stream::{ListPart, ListStream, WatchStream};
+use crate::client::{Client, Result};
+use crate::objects::{Form, ObjectKey, PartialObjectMetadata, ResourceType};
+
+/// The verbs over one resource, for any type that decodes from its JSON.
+#[derive(Clone)]
+pub struct Dynamic {
+    client: Client,
+    resource: ResourceType,
+    subresource: Option<&'static str>,
+    metadata_only: bool,
+    form: Form,
+}
+
+pub struct List<T> {
+    pub items: Vec<T>,
+    pub resource_version: String,
+}
+
+const JSON: &str = "application/json";
+/// A server that does not know the form sends whole objects, which decode as well.
+const ONE_METADATA: &str =
+    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+const ALL_METADATA: &str =
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
+const ONE_METADATA_PROTOBUF: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,\
+     application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+const ALL_METADATA_PROTOBUF: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
+     application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
+/// Items a page, as upstream's pager.
+const PAGE: u32 = 500;
+
+impl Dynamic {
+    pub(super) fn new(client: Client, resource: ResourceType) -> Dynamic {
+        Dynamic { client, resource, subresource: None, metadata_only: false, form: Form::Json }
+    }
+
+    /// The same, for a subresource: `status`, `scale`, `eviction`, `token`, `finalize`…
+    pub fn subresource(mut self, name: &'static str) -> Dynamic {
+        self.subresource = Some(name);
+        self
+    }
+
+    /// The same, for metadata only: answers are `PartialObjectMetadata`.
+    pub fn metadata_only(mut self) -> Dynamic {
+        self.metadata_only = true;
+        self
+    }
+
+    /// The same, for lists page by page and watches whose reader understands `form` besides JSON.
+    /// The configuration may restrict it to JSON.
+    pub fn accepting(mut self, form: Form) -> Dynamic {
+        self.form = if self.client.speaks_protobuf() { form } else { Form::Json };
+        self
+    }
+
+    fn path(&self, namespace: &str, name: Option<&str>) -> String {
+        let ResourceType { group, version, plural, namespaced, .. } = &self.resource;
+        let mut path = match group.is_empty() {
+            true => format!("/api/{version}"),
+            false => format!("/apis/{group}/{version}"),
+        };
+        let mut push = |part: &str| {
+            path.push('/');
+            path.push_str(&escape(part));
+        };
+        if *namespaced && !namespace.is_empty() {
+            push("namespaces");
+            push(namespace);
+        }
+        push(plural);
+        if let Some(name) = name {
+            push(name);
+            if let Some(subresource) = self.subresource {
+                push(subresource);
+            }
+        }
+        path
+    }
+
+    fn call(&self, method: &'static str, key: &ObjectKey) -> Call {
+        let mut call = Call::new(method, self.path(&key.namespace, Some(&key.name)));
+        if self.metadata_only {
+            call.accept = ONE_METADATA;
+        }
+        call
+    }
+
+    pub async fn get<O: DeserializeOwned>(&self, key: &ObjectKey) -> Result<O> {
+        self.client.fetch(&self.call("GET", key)).await
+    }
+
+    fn listing(
+        &self,
+        method: &'static str,
+        namespace: Option<&str>,
+        options: &ListOptions,
+    ) -> Call {
+        let mut call = Call::new(method, self.path(namespace.unwrap_or_default(), None));
+        call.accept = if self.metadata_only { ALL_METADATA } else { JSON };
+        call.query_some("labelSelector", &options.label_selector);
+        call.query_some("fieldSelector", &options.field_selector);
+        call.query_some("resourceVersion", &options.resource_version);
+        call
+    }
+
+    /// All pages, in memory.
+    pub async fn list<O: DeserializeOwned>(
+        &self,
+        namespace: Option<&str>,
+        options: &ListOptions,
+    ) -> Result<List<O>> {
+        let mut list = List { items: Vec::new(), resource_version: String::new() };
+        let mut token: Option<String> = None;
+        loop {
+            let mut call = self.listing("GET", namespace, options);
+            call.query("limit", &options.limit.unwrap_or(PAGE).to_string());
+            call.query_some("continue", &token);
+            let page = match self.list_stream(&call).await {
+                // The version of the pages has expired: ask for all items at once.
+                Err(error) if error.is_expired() && token.is_some() => {
+                    list.items.clear();
+                    self.list_stream(&self.listing("GET", namespace, options)).await
+                }
+                page => page,
+            };
+            let mut page = page?;
+            loop {
+                match page.next().await? {
+                    ListPart::Item(item) => list.items.push(page.decode(&item.bytes)?),
+                    ListPart::End { resource_version, continue_token } => {
+                        list.resource_version = resource_version;
+                        token = continue_token;
+                        break;
+                    }
+                }
+            }
+            if token.is_none() {
+                return Ok(list);
+            }
+        }
+    }
+
+    /// One page, as it arrives. `limit` and `continue_token` are those of `metav1.ListOptions`.
+    pub async fn list_page(
+        &self,
+        namespace: Option<&str>,
+        options: &ListOptions,
+        continue_token: Option<String>,
+    ) -> Result<ListStream> {
+        let mut call = self.listing("GET", namespace, options);
+        call.accept = match (self.form, self.metadata_only) {
+            (Form::Json, _) => call.accept,
+            (Form::Protobuf, false) => PROTOBUF,
+            (Form::Protobuf, true) => ALL_METADATA_PROTOBUF,
+        };
+        call.query_some("limit", &options.limit.map(|limit| limit.to_string()));
+        call.query_some("continue", &continue_token);
+        self.list_stream(&call).await
+    }
+
+    async fn list_stream(&self, call: &Call) -> Result<ListStream> {
+        Ok(ListStream::new(call.to_string(), self.client.open(call).await?))
+    }
+
+    /// Events as they arrive, bookmarks included, until the server ends the watch after `timeout`.
+    pub async fn watch(
+        &self,
+        namespace: Option<&str>,
+        options: &ListOptions,
+        send_initial_events: bool,
+        timeout: std::time::Duration,
+    ) -> Result<WatchStream> {
+        let mut call = self.listing("GET", namespace, options);
+        call.is_watch = true;
+        call.accept = match (self.form, self.metadata_only) {
+            (Form::Json, false) => JSON,
+            (Form::Json, true) => ONE_METADATA,
+            (Form::Protobuf, false) => PROTOBUF,
+            (Form::Protobuf, true) => ONE_METADATA_PROTOBUF,
+        };
+        call.query("watch", "true");
+        call.query("allowWatchBookmarks", "true");
+        call.query("timeoutSeconds", &timeout.as_secs().max(1).to_string());
+        if send_initial_events {
+            call.query("sendInitialEvents", "true");
+            call.query("resourceVersionMatch", "NotOlderThan");
+        }
+        Ok(WatchStream::new(call.to_string(), self.client.open(&call).await?))
+    }
+
+    pub async fn create<O: DeserializeOwned>(
+        &self,
+        namespace: &str,
+        body: &(impl Serialize + Sync),
+    ) -> Result<O> {
+        self.client.fetch(&Call::new("POST", self.path(namespace, None)).body(JSON, body)?).await
+    }
+
+    /// As [`Self::create`], but the answer holds only the new object's metadata.
+    pub async fn create_for_metadata(
+        &self,
+        namespace: &str,
+        body: &(impl Serialize + Sync),
+    ) -> Result<PartialObjectMetadata> {
+        let mut call = Call::new("POST", self.path(namespace, None)).body(JSON, body)?;
+        call.accept = match self.client.speaks_protobuf() {
+            true => ONE_METADATA_PROTOBUF,
+            false => ONE_METADATA,
+        };
+        self.client.fetch_object(&call).await
+    }
+
+    /// POST to a subresource of a named object (`eviction`, `token`, `binding`).
+    pub async fn create_for<O: DeserializeOwned>(
+        &self,
+        key: &ObjectKey,
+        body: &(impl Serialize + Sync),
+    ) -> Result<O> {
+        self.client.fetch(&self.call("POST", key).body(JSON, body)?).await
+    }
+
+    pub async fn update<O: DeserializeOwned>(
+        &self,
+        key: &ObjectKey,
+        body: &(impl Serialize + Sync),
+    ) -> Result<O> {
+        self.client.fetch(&self.call("PUT", key).body(JSON, body)?).await
+    }
+
+    pub async fn patch<O: DeserializeOwned>(&self, key: &ObjectKey, patch: &Patch) -> Result<O> {
+        let call = self.call("PATCH", key);
+        let call = match patch {
+            Patch::Json(body) => call.body("application/json-patch+json", body)?,
+            Patch::Merge(body) => call.body("application/merge-patch+json", body)?,
+            Patch::StrategicMerge(body) => {
+                call.body("application/strategic-merge-patch+json", body)?
+            }
+            Patch::Apply { manager, force, body } => {
+                let mut call = call.body("application/apply-patch+yaml", body)?;
+                call.query("fieldManager", manager);
+                call.query("force", &force.to_string());
+                call
+            }
+        };
+        self.client.fetch(&call).await
+    }
+
+    pub async fn delete(&self, key: &ObjectKey, delete: Delete) -> Result<()> {
+        let mut call = self.call("DELETE", key).body(JSON, &Options::of(&delete))?;
+        call.accept = JSON;
+        self.client.send(&call).await.map(drop)
+    }
+
+    pub async fn delete_collection(
+        &self,
+        namespace: Option<&str>,
+        delete: Delete,
+        options: &ListOptions,
+    ) -> Result<()> {
+        let call = self.listing("DELETE", namespace, options);
+        self.client.send_and_drain(&call.body(JSON, &Options::of(&delete))?).await
+    }
+}
+
+/// `metav1.DeleteOptions` with its kind.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Options<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    #[serde(flatten)]
+    delete: &'a Delete,
+}
+
+impl Options<'_> {
+    fn of(delete: &Delete) -> Options<'_> {
+        Options { api_version: "v1", kind: "DeleteOptions", delete }
+    }
+}

@@ -1,0 +1,105 @@
+//! The API's verbs: over a type, over any resource, and what the server serves.
+
+mod discovery;
+mod dynamic;
+mod options;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+pub use self::discovery::{ApiResource, Discovery};
+pub use self::dynamic::{Dynamic, List};
+pub use self::options::{Delete, ListOptions, Patch, Preconditions, Propagation};
+use super::stream::undecoded;
+use super::{Client, Result};
+use crate::objects::{Object, ObjectKey, Resource, ResourceType, WholeMeta};
+
+impl Client {
+    /// The verbs over any resource.
+    pub fn resource(&self, resource: &ResourceType) -> Dynamic {
+        Dynamic::new(self.clone(), resource.clone())
+    }
+
+    pub async fn get<T: Resource + DeserializeOwned>(&self, key: &ObjectKey) -> Result<T> {
+        self.resource(&T::RESOURCE).get(key).await
+    }
+
+    pub async fn create<T: Resource + DeserializeOwned>(
+        &self,
+        namespace: &str,
+        body: &(impl Serialize + Sync),
+    ) -> Result<T> {
+        self.resource(&T::RESOURCE).create(namespace, body).await
+    }
+
+    /// Replaces the whole object: `body` must hold everything that the API server sent.
+    pub async fn update<T: Resource + DeserializeOwned>(
+        &self,
+        key: &ObjectKey,
+        body: &(impl Serialize + Sync),
+    ) -> Result<T> {
+        self.resource(&T::RESOURCE).update(key, body).await
+    }
+
+    /// Replaces the status of an object: PUT on `/status` with the view's metadata and `status`. A
+    /// conflict (409) when its resourceVersion is not the newest.
+    pub async fn update_status<T: WholeMeta>(
+        &self,
+        object: &T,
+        status: &(impl Serialize + Sync),
+    ) -> Result<T> {
+        let metadata = Object::meta(object);
+        let ResourceType { kind, .. } = &T::RESOURCE;
+        let api_version = T::RESOURCE.api_version();
+        let body = WithStatus { api_version, kind, metadata, status };
+        self.resource(&T::RESOURCE).subresource("status").update(&metadata.key(), &body).await
+    }
+
+    /// Reads the live object as JSON, lets `change` edit it, and replaces it. `change` returns
+    /// whether there is anything to write; if not, the live object is returned as it is.
+    /// A conflict is returned, not retried.
+    pub async fn modify<T: Resource + DeserializeOwned>(
+        &self,
+        key: &ObjectKey,
+        change: impl FnOnce(&mut Value) -> bool + Send,
+    ) -> Result<T> {
+        let mut live: Value = self.resource(&T::RESOURCE).get(key).await?;
+        if change(&mut live) {
+            return self.resource(&T::RESOURCE).update(key, &live).await;
+        }
+        let request = format!("GET {} {key}", T::RESOURCE);
+        serde_json::from_value(live).map_err(undecoded(&request))
+    }
+
+    pub async fn patch<T: Resource + DeserializeOwned>(
+        &self,
+        key: &ObjectKey,
+        patch: &Patch,
+    ) -> Result<T> {
+        self.resource(&T::RESOURCE).patch(key, patch).await
+    }
+
+    pub async fn delete<T: Resource>(&self, key: &ObjectKey, delete: Delete) -> Result<()> {
+        self.resource(&T::RESOURCE).delete(key, delete).await
+    }
+
+    /// All pages, in memory. For small lists; the caches stream theirs.
+    pub async fn list<T: Resource + DeserializeOwned>(
+        &self,
+        namespace: Option<&str>,
+        options: &ListOptions,
+    ) -> Result<Vec<T>> {
+        Ok(self.resource(&T::RESOURCE).list(namespace, options).await?.items)
+    }
+}
+
+/// The body of a PUT on `/status`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WithStatus<'a, M, S> {
+    api_version: String,
+    kind: &'a str,
+    metadata: &'a M,
+    status: &'a S,
+}

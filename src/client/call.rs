@@ -1,0 +1,63 @@
+//! A request before it is sent.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::{Error, Result};
+
+/// One request, before it is sent.
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub method: &'static str,
+    pub path: String,
+    pub query: Vec<(&'static str, String)>,
+    pub accept: &'static str,
+    pub is_watch: bool,
+    pub(super) content: Option<(&'static str, Vec<u8>)>,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.method, self.path)
+    }
+}
+
+/// Escapes a segment of a path.
+pub(super) fn escape(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@!$&'()*+,;=".contains(&byte);
+    text.bytes().fold(String::new(), |mut escaped, byte| {
+        match plain(byte) {
+            true => escaped.push(byte as char),
+            false => escaped.push_str(&format!("%{byte:02X}")),
+        }
+        escaped
+    })
+}
+
+impl Call {
+    pub fn new(method: &'static str, path: impl Into<String>) -> Call {
+        let (path, accept) = (path.into(), "application/json");
+        Call { method, path, query: Vec::new(), accept, is_watch: false, content: None }
+    }
+
+    pub fn query(&mut self, name: &'static str, value: &str) {
+        self.query.push((name, value.to_owned()));
+    }
+
+    pub fn query_some(&mut self, name: &'static str, value: &Option<String>) {
+        if let Some(value) = value.as_deref().filter(|value| !value.is_empty()) {
+            self.query(name, value);
+        }
+    }
+
+    /// The same, with a JSON body.
+    pub fn body(mut self, content_type: &'static str, body: &impl Serialize) -> Result<Call> {
+        let bytes = serde_json::to_vec(body).map_err(|source| Error::Request {
+            request: self.to_string(),
+            source: source.into(),
+        })?;
+        self.content = Some((content_type, bytes));
+        Ok(self)
+    }
+}

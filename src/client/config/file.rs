@@ -1,0 +1,251 @@
+//! The text of a kubeconfig and what is wrong in it. Upstream: `clientcmd/api/v1`.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_yaml_ng::Value;
+
+use super::{Exec, Impersonation};
+use crate::client::transport::Proxy;
+use crate::objects::null_as_default;
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct File {
+    #[serde(rename = "current-context")]
+    pub current_context: String,
+    #[serde(deserialize_with = "null_as_default")]
+    pub clusters: Vec<NamedCluster>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub users: Vec<NamedUser>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub contexts: Vec<NamedContext>,
+}
+
+impl File {
+    /// `Err`: what is wrong with the text.
+    pub fn parse(text: &[u8]) -> std::result::Result<File, String> {
+        let mut value: Value = serde_yaml_ng::from_slice(text).map_err(|e| without_value(&e))?;
+        // As in Go, a null is a field that is missing.
+        drop_nulls(&mut value);
+        serde_yaml_ng::from_value(value).map_err(|error| {
+            // Parsing the text itself gives the place of the fault.
+            let placed = serde_yaml_ng::from_slice::<File>(text).err();
+            without_value(&placed.unwrap_or(error))
+        })
+    }
+}
+
+/// The text of an error without the malformed value, which may be a token or a key.
+fn without_value(error: &serde_yaml_ng::Error) -> String {
+    const START: &str = "invalid type: ";
+    let text = error.to_string();
+    match (text.find(START), text.rfind(", expected")) {
+        (Some(start), Some(end)) if start < end => {
+            let (before, found) = text[..end].split_at(start + START.len());
+            let kind = found.split(' ').next().unwrap_or_default();
+            format!("{before}{kind}{}", &text[end..])
+        }
+        _ => text,
+    }
+}
+
+fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Mapping(fields) => {
+            fields.retain(|_, field| !field.is_null());
+            fields.iter_mut().for_each(|(_, field)| drop_nulls(field));
+        }
+        Value::Sequence(items) => items.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct NamedCluster {
+    pub name: String,
+    pub cluster: Cluster,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub(super) struct Cluster {
+    pub server: String,
+    pub certificate_authority: String,
+    pub certificate_authority_data: String,
+    pub insecure_skip_tls_verify: bool,
+    pub tls_server_name: String,
+    pub proxy_url: String,
+    #[serde(deserialize_with = "null_as_default")]
+    pub extensions: Vec<Extension>,
+}
+
+impl Cluster {
+    /// Upstream: `clientcmd.validateClusterInfo`.
+    pub fn faults(&self, name: &str) -> Vec<String> {
+        let mut faults = Vec::new();
+        if !self.proxy_url.is_empty()
+            && let Err(why) = Proxy::parse(&self.proxy_url)
+        {
+            faults.push(format!("invalid 'proxy-url' for cluster {name:?}: {why}"));
+        }
+        if !self.certificate_authority.is_empty() && !self.certificate_authority_data.is_empty() {
+            faults.push(both("certificate-authority", name));
+        }
+        faults
+    }
+
+    /// The extension for credential plugins.
+    pub fn into_exec_config(self) -> serde_json::Value {
+        let name = "client.authentication.k8s.io/exec";
+        let mut extensions = self.extensions.into_iter();
+        let found = extensions.find(|extension| extension.name == name);
+        found.map(|found| found.extension).unwrap_or_default()
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Extension {
+    pub name: String,
+    pub extension: serde_json::Value,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct NamedUser {
+    pub name: String,
+    pub user: User,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub(super) struct User {
+    pub client_certificate: String,
+    pub client_certificate_data: String,
+    pub client_key: String,
+    pub client_key_data: String,
+    pub token: String,
+    #[serde(rename = "tokenFile")]
+    pub token_file: String,
+    pub r#as: String,
+    pub as_uid: String,
+    #[serde(deserialize_with = "null_as_default")]
+    pub as_groups: Vec<String>,
+    pub as_user_extra: BTreeMap<String, Vec<String>>,
+    pub username: String,
+    pub password: String,
+    pub auth_provider: Option<AuthProvider>,
+    pub exec: Option<Box<Exec>>,
+}
+
+/// A removed way to get credentials: plugins have replaced it.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct AuthProvider {
+    pub name: String,
+}
+
+impl AuthProvider {
+    /// Why it cannot be used. Upstream: `rest.GetAuthProvider`.
+    pub fn fault(&self) -> String {
+        match self.name.as_str() {
+            name @ ("azure" | "gcp") => format!("The {name} auth plugin has been removed."),
+            "oidc" => "auth-provider \"oidc\" is not supported: use an exec plugin".to_owned(),
+            name => format!("no Auth Provider found for name {name:?}"),
+        }
+    }
+}
+
+fn both(field: &str, name: &str) -> String {
+    format!("{field}-data and {field} are both specified for {name}")
+}
+
+impl User {
+    /// Upstream: `clientcmd.validateAuthInfo`.
+    pub fn faults(&self, name: &str) -> Vec<String> {
+        let mut faults = Vec::new();
+        let given = |field: &String| !field.is_empty();
+        let certificate = (&self.client_certificate_data, &self.client_certificate);
+        let key = (&self.client_key_data, &self.client_key);
+        if given(certificate.0) || given(certificate.1) {
+            if given(certificate.0) && given(certificate.1) {
+                faults.push(both("client-certificate", name));
+            }
+            if given(key.0) && given(key.1) {
+                faults.push(both("client-key", name));
+            }
+            if !given(key.0) && !given(key.1) {
+                faults.push(format!(
+                    "client-key-data or client-key must be specified for {name} to use the \
+                     clientCert authentication method"
+                ));
+            }
+        }
+        if let Some(exec) = &self.exec {
+            if self.auth_provider.is_some() {
+                faults.push(format!(
+                    "authProvider cannot be provided in combination with an exec plugin for {name}"
+                ));
+            }
+            faults.extend(exec.check().err().map(|what| format!("user {name:?}: exec {what}")));
+        }
+        if given(&self.token) && (given(&self.username) || given(&self.password)) {
+            faults.push(format!(
+                "more than one authentication method found for {name}; found [token basicAuth], \
+                 only one is allowed"
+            ));
+        }
+        let more =
+            given(&self.as_uid) || !self.as_groups.is_empty() || !self.as_user_extra.is_empty();
+        if more && self.r#as.is_empty() {
+            faults.push(format!(
+                "requesting uid, groups or user-extra for {name} without impersonating a user"
+            ));
+        }
+        faults
+    }
+
+    pub fn impersonation(&self) -> Option<Impersonation> {
+        (!self.r#as.is_empty()).then(|| Impersonation {
+            user: self.r#as.clone(),
+            uid: self.as_uid.clone(),
+            groups: self.as_groups.clone(),
+            extra: self.as_user_extra.clone(),
+        })
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct NamedContext {
+    pub name: String,
+    pub context: Context,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Context {
+    pub cluster: String,
+    pub user: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_malformed_file_is_reported_without_its_values() {
+        for (text, expected) in [
+            ("--- |\n  a \"secret\" key\n", "invalid type: string, expected struct File"),
+            ("users: \"secret, expected\"\n", "users: invalid type: string, expected a sequence"),
+            ("users: [{user: {token: 4711}}]\n", "invalid type: integer, expected a string"),
+            ("users: [", "did not find expected"),
+        ] {
+            let without = File::parse(text.as_bytes()).err().expect("no kubeconfig");
+            let leaks = ["secret", "4711"].iter().any(|value| without.contains(value));
+            assert!(without.contains(expected) && !leaks, "{without}");
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Metrics of requests. Upstream: `k8s.io/component-base/metrics/prometheus/restclient`.
+
+use crate::metrics::metrics;
+
+const LATENCIES: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
+
+metrics! {
+    pub(super) static REQUESTS: IntCounterVec["code", "method", "host"] =
+        "rest_client_requests_total",
+        "[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.";
+    pub(super) static RETRIES: IntCounterVec["code", "verb", "host"] =
+        "rest_client_request_retries_total",
+        "[ALPHA] Number of request retries, partitioned by status code, verb, and host.";
+    pub(super) static DURATION: HistogramVec["verb", "host"](LATENCIES) =
+        "rest_client_request_duration_seconds",
+        "[ALPHA] Request latency in seconds. Broken down by verb, and host.";
+    pub(super) static LIMITED: HistogramVec["verb", "host"](LATENCIES) =
+        "rest_client_rate_limiter_duration_seconds",
+        "[ALPHA] Client side rate limiter latency in seconds. Broken down by verb, and host.";
+}
