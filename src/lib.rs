@@ -4,6 +4,7 @@
 //! Each module stands on those named before it: see `docs/architecture.md`.
 
 pub mod clock;
+pub mod jwt;
 pub mod metrics;
 pub mod task;
 

@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use kube_controller_manager::controllers::accounts::serviceaccount::jwt::Signer;
+use kube_controller_manager::jwt::Signer;
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::server::auth::Authorities;
 use kube_controller_manager::server::http::Chain;

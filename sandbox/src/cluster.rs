@@ -2,63 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::nodes::{NodeOptions, Steering, nodes};
-use super::scheduler::scheduler;
+use super::nodes::{NodeOptions, StandIns, Steering};
 use super::{Sandbox, SandboxOptions};
-use kube_controller_manager::app::source::ClientSource;
-use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
-use kube_controller_manager::controllers::runner::{ControllerContext, ControllerContextParts};
-use kube_controller_manager::events::EventBroadcaster;
-use kube_controller_manager::task::{StopToken, TaskGroup};
-
-/// A scheduler and nodes for any API server, the sandbox's or a real one.
-pub struct StandIns {
-    pub steering: Steering,
-    stop: StopToken,
-    tasks: TaskGroup,
-    factory: SharedInformerFactory,
-    events: EventBroadcaster,
-}
-
-impl StandIns {
-    /// `client`: an administrator's.
-    pub fn start(client: &Client, clock: &SharedClock, options: NodeOptions) -> StandIns {
-        let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
-        let context = ControllerContext::new(ControllerContextParts {
-            options: Arc::default(),
-            factory: factory.clone(),
-            clients: Arc::new(client.clone()),
-            clock: clock.clone(),
-        });
-        let steering = Steering::default();
-        let events = EventBroadcaster::new(client.clone(), clock.clone());
-        let recorder = |component| options.events.then(|| events.recorder(component));
-        let (of_scheduler, of_kubelet) = (recorder("default-scheduler"), recorder("kubelet"));
-        let controllers = [
-            scheduler(&context, of_scheduler),
-            nodes(&context, options, steering.clone(), of_kubelet),
-        ];
-        let (stop, tasks) = (StopToken::new(), TaskGroup::new());
-        for controller in controllers {
-            let stop = stop.clone();
-            tasks.spawn(async move { controller.run(stop).await });
-        }
-        factory.start(&stop);
-        StandIns { steering, stop, tasks, factory, events }
-    }
-
-    pub async fn stop(self) {
-        self.stop.stop();
-        self.tasks.join().await;
-        self.events.shutdown().await;
-        self.factory.shutdown().await;
-    }
-}
 
 /// An administrator's client without a rate limit. `name`: the User-Agent.
 pub fn administrator(

@@ -12,9 +12,7 @@ use super::auth::User;
 use super::call::Call;
 use super::status::ApiResult;
 use super::write::{Part, is_deleting, text};
-use kube_controller_manager::controllers::accounts::serviceaccount::jwt::{
-    LEGACY_ISSUER, LegacyClaims,
-};
+use kube_controller_manager::jwt::{LEGACY_ISSUER, LegacyClaims};
 use kube_controller_manager::objects::Timestamp;
 
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";

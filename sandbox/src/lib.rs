@@ -31,7 +31,6 @@ mod rbac;
 mod read;
 mod registry;
 mod reviews;
-pub mod scheduler;
 mod select;
 mod server;
 mod shape;

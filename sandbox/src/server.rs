@@ -22,7 +22,7 @@ use super::status::{ApiError, ApiResult};
 use super::store::Store;
 use super::traffic::Traffic;
 use kube_controller_manager::clock::{SharedClock, SystemClock};
-use kube_controller_manager::controllers::accounts::serviceaccount::jwt::Signer;
+use kube_controller_manager::jwt::Signer;
 use kube_controller_manager::server::auth::Authorities;
 use kube_controller_manager::server::http::{Handler, Server};
 use kube_controller_manager::server::tls::Tls;

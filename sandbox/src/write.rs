@@ -264,7 +264,7 @@ impl Api {
             finalized_by_kubernetes(&mut object);
         }
         self.prioritize(kind, &mut object)?;
-        self.reserve(kind, &object)?;
+        self.check_cluster_ip(kind, &object)?;
         (kind.prepare_create)(&mut object);
         let mut causes = (kind.validate_create)(&object);
         if name.is_empty() && !causes.iter().any(|cause| cause.field == "metadata.name") {

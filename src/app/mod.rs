@@ -12,7 +12,6 @@ mod leader_migration;
 mod logging;
 mod notices;
 mod open_files;
-pub mod process_metrics;
 pub mod serving;
 mod signals;
 pub mod source;
@@ -78,7 +77,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     }
     let verbosity = logging::init(&options, clock.clone());
     crate::metrics::disable(&options.disabled_metrics);
-    process_metrics::register();
+    metrics::process::register();
     component_metrics::register(&options);
     if options.v.0 >= 1 {
         for (name, value) in options.pairs() {

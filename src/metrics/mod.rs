@@ -1,6 +1,8 @@
 //! Counters, gauges and histograms under the Go manager's names, and their text form.
 //! Each room declares its own with [`metrics!`], in the default registry.
 
+pub mod process;
+
 use std::sync::OnceLock;
 
 use prometheus::core::Collector;

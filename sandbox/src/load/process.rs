@@ -1,8 +1,8 @@
-//! A process as `/proc` shows it.
+//! The figures of another process, read from `/proc`.
 
 use std::io;
 
-use kube_controller_manager::app::process_metrics::{Reading, read, sleeps};
+use kube_controller_manager::metrics::process::{Reading, read};
 
 pub struct Process {
     id: u32,
@@ -18,18 +18,37 @@ impl Process {
         Ok(read(&text("stat")?, &text("status")?, ""))
     }
 
-    /// How often a thread that lives now has gone to sleep by itself: that often it was woken.
+    /// The voluntary context switches of the process's current threads, each followed by a wake-up.
     pub fn wakeups(&self) -> io::Result<u64> {
         let mut statuses = String::new();
         for task in std::fs::read_dir(format!("/proc/{}/task", self.id))? {
-            // A thread may end while we look.
+            // A thread may end meanwhile.
             statuses += &std::fs::read_to_string(task?.path().join("status")).unwrap_or_default();
         }
         Ok(sleeps(&statuses))
     }
 
-    /// From now on the peak is that of what follows, where the kernel lets us.
+    /// Resets the peak memory, where the kernel permits it.
     pub fn forget_peak(&self) {
         let _ = std::fs::write(format!("/proc/{}/clear_refs", self.id), "5");
+    }
+}
+
+/// Sums up the voluntary context switches in the concatenated `status` files of threads.
+fn sleeps(statuses: &str) -> u64 {
+    let count =
+        |line: &str| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok();
+    statuses.lines().filter_map(count).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn voluntary_switches_are_summed_up() {
+        let two =
+            "Name:\tx\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t7\n".repeat(2);
+        assert_eq!(sleeps(&two), 10);
     }
 }

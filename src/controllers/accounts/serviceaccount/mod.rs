@@ -4,7 +4,6 @@
 
 pub mod accounts;
 pub mod cleaner;
-pub mod jwt;
 mod mounts;
 pub mod tokens;
 

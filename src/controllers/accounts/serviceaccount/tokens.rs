@@ -11,13 +11,13 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::jwt::{LegacyClaims, Signer};
 use super::token_secrets;
 use crate::cache::Lister;
 use crate::client::{self, Client, Delete};
 use crate::clock::SharedClock;
 use crate::controllers::certificates::root_ca::root_ca;
 use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::jwt::{LegacyClaims, Signer};
 use crate::objects::{Istr, ObjectKey, ServiceAccount, TokenSecret, Uid};
 
 const MAX_RETRIES: u32 = 10;

@@ -1,28 +1,27 @@
-//! A small scheduler: binds each pod to a node that has room, whose labels the pod selects and
-//! whose taints it tolerates; of those, the one with the fewest pods.
+//! A small scheduler: binds each pod to a node that has room for it, that its selector matches and
+//! whose taints it tolerates. Of several such nodes it takes the one with the fewest pods.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use kube_controller_manager::cache::{Lister, Scope};
-use kube_controller_manager::client::Client;
-use kube_controller_manager::controllers::runner::{
-    Change, Controller, ControllerContext, Error, Next, Profile, Queue, Retries, SyncResult,
-    Workers,
-};
+use kube_controller_manager::client::{Client, Patch};
 use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
 use kube_controller_manager::objects::{
-    Istr, Labels, Meta, ObjectKey, Resource, ResourceList, ResourceType,
+    Istr, Labels, Meta, Object, ObjectKey, Pod, Resource, ResourceList, ResourceType,
 };
-use kube_controller_manager::options::Count;
+
+use super::StandIn;
+use super::worker::{Event, Keys, Next, SyncResult, Worker};
 
 const NAME: &str = "sandbox-scheduler";
+const WORKERS: usize = 4;
 
-/// What the scheduler reads of a pod.
+/// The fields of a pod that the scheduler reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Unscheduled {
@@ -69,7 +68,7 @@ struct Toleration {
     effect: Istr,
 }
 
-/// What the scheduler reads of a node.
+/// The fields of a node that the scheduler reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Node {
@@ -100,17 +99,17 @@ struct NodeStatus {
     allocatable: ResourceList,
 }
 
-impl kube_controller_manager::objects::Object for Unscheduled {
+impl Object for Unscheduled {
     fn meta(&self) -> &Meta {
         &self.meta
     }
 }
-impl kube_controller_manager::objects::Object for Node {
+impl Object for Node {
     fn meta(&self) -> &Meta {
         &self.meta
     }
 }
-impl kube_controller_manager::objects::Resource for Node {
+impl Resource for Node {
     const RESOURCE: ResourceType = ResourceType::fixed("", "v1", "Node", "nodes", false);
 }
 
@@ -158,7 +157,7 @@ fn tolerates(pod: &Unscheduled, taint: &Taint) -> bool {
     })
 }
 
-/// Whether `pod` may run on `node` when there is room.
+/// Whether `pod` may run on `node`, room aside.
 fn allows(node: &Node, pod: &Unscheduled) -> bool {
     let keeps_off = |taint: &&Taint| taint.effect != "PreferNoSchedule";
     !node.spec.unschedulable
@@ -167,7 +166,7 @@ fn allows(node: &Node, pod: &Unscheduled) -> bool {
         && node.spec.taints.iter().filter(keeps_off).all(|taint| tolerates(pod, taint))
 }
 
-/// Where pods are, or are about to be: bound here, not yet seen in the cache.
+/// Where pods are, including those that are bound but not yet seen in the cache.
 #[derive(Default)]
 struct Ledger {
     placed: HashMap<ObjectKey, (Istr, Room)>,
@@ -193,7 +192,7 @@ impl Ledger {
         free
     }
 
-    /// The node with the fewest pods of those that take the pod.
+    /// The node with the fewest pods among those that can take the pod.
     fn choose(&self, pod: &Unscheduled, nodes: &[Arc<Node>]) -> Option<Istr> {
         let room = Room::of_pod(pod);
         let fitting = nodes.iter().filter(|node| allows(node, pod) && room.fits(self.free(node)));
@@ -204,41 +203,47 @@ impl Ledger {
 }
 
 struct Scheduler {
-    /// `None`: no events.
+    /// `None` records no events.
     recorder: Option<Recorder>,
     client: Client,
     pods: Lister<Unscheduled>,
     nodes: Lister<Node>,
     ledger: Mutex<Ledger>,
+    keys: Keys,
 }
 
-/// The scheduler, as a controller.
-pub fn scheduler(context: &Arc<ControllerContext>, recorder: Option<Recorder>) -> Controller {
-    let workers = Workers::Fixed(Count::new(4));
-    let mut c = Controller::new(Profile { workers, ..Profile::new(NAME) }, context);
-    let pods = c.lister_of::<Unscheduled>(Scope::all(PODS));
-    let nodes = c.lister::<Node>();
-    let this = Arc::new(Scheduler {
-        client: c.client(),
-        recorder,
-        pods: pods.clone(),
-        nodes: nodes.clone(),
-        ledger: Mutex::default(),
+/// Watches the pods and nodes of `stand_in`'s factory; the future schedules until the stop.
+pub fn scheduler(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<> {
+    let StandIn { factory, client, clock, recorder, stop } = stand_in;
+    let pods = factory.informer_for::<Unscheduled>(Scope {
+        resource: PODS,
+        metadata_only: false,
+        namespace: None,
+        label_selector: None,
+        field_selector: None,
     });
-    let queue = c.queue(Retries::default());
+    let nodes = factory.informer::<Node>();
+    let mut worker = Worker::new(NAME, &clock);
+    let this = Arc::new(Scheduler {
+        client,
+        recorder,
+        pods: pods.lister(),
+        nodes: nodes.lister(),
+        ledger: Mutex::default(),
+        keys: worker.keys(),
+    });
     let ledger = this.clone();
-    c.watch(&pods, &queue, move |change, wake| ledger.observe(&change, wake));
+    worker.watch(&pods, move |event: Event<'_, Unscheduled>| ledger.observe(&event));
     let waiting = this.clone();
-    c.watch(&nodes, &queue, move |change, wake| {
-        if !matches!(change, Change::Deleted(_)) {
-            waiting.wake_waiting(wake);
+    worker.watch(&nodes, move |event: Event<'_, Node>| {
+        if matches!(event, Event::Seen(_)) {
+            waiting.wake_waiting();
         }
     });
-    c.sync(queue, move |key| this.clone().sync(key));
-    c
+    worker.run(WORKERS, stop, move |key| this.clone().sync(key))
 }
 
-const PODS: ResourceType = kube_controller_manager::objects::Pod::RESOURCE;
+const PODS: ResourceType = Pod::RESOURCE;
 
 fn waits(pod: &Unscheduled) -> bool {
     pod.spec.node_name.is_empty()
@@ -247,26 +252,26 @@ fn waits(pod: &Unscheduled) -> bool {
 }
 
 impl Scheduler {
-    fn observe(&self, change: &Change<'_, Unscheduled>, wake: &Queue) {
-        let pod = change.object();
+    fn observe(&self, event: &Event<'_, Unscheduled>) {
+        let (Event::Seen(pod) | Event::Gone(pod)) = event;
         let key = pod.meta.key();
-        let gone = matches!(change, Change::Deleted(_))
+        let frees_room = matches!(event, Event::Gone(_))
             || matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
         let mut ledger = self.ledger.lock();
-        if gone {
+        if frees_room {
             ledger.remove(&key);
             drop(ledger);
-            self.wake_waiting(wake);
+            self.wake_waiting();
         } else if !pod.spec.node_name.is_empty() {
             ledger.place(key, &pod.spec.node_name, Room::of_pod(pod));
         } else if waits(pod) {
-            wake.add(key);
+            self.keys.add(key);
         }
     }
 
-    fn wake_waiting(&self, wake: &Queue) {
+    fn wake_waiting(&self) {
         for pod in self.pods.list().into_iter().filter(|pod| waits(pod)) {
-            wake.add(pod.meta.key());
+            self.keys.add(pod.meta.key());
         }
     }
 
@@ -297,14 +302,14 @@ impl Scheduler {
         let bindings = self.client.resource(&PODS).subresource("binding");
         let Err(error) = bindings.create_for::<Value>(&key, &binding).await else {
             let message = format!("Successfully assigned {}/{} to {node}", key.namespace, key.name);
-            self.tell(&pod, EventType::Normal, "Scheduled", message);
+            self.record(&pod, EventType::Normal, "Scheduled", message);
             return Ok(Next::Done);
         };
         self.ledger.lock().remove(&key);
-        if error.is_not_found() || error.is_conflict() { Ok(Next::Done) } else { Err(error.into()) }
+        if error.is_not_found() || error.is_conflict() { Ok(Next::Done) } else { Err(error) }
     }
 
-    fn tell(&self, pod: &Unscheduled, event_type: EventType, reason: &str, message: String) {
+    fn record(&self, pod: &Unscheduled, event_type: EventType, reason: &str, message: String) {
         if let Some(recorder) = &self.recorder {
             recorder.event(&ObjectReference::of(&PODS, &pod.meta), event_type, reason, message);
         }
@@ -317,18 +322,16 @@ impl Scheduler {
         nodes: usize,
     ) -> SyncResult {
         let message = format!("0/{nodes} nodes are available.");
-        self.tell(pod, EventType::Warning, "FailedScheduling", message.clone());
-        let patch = kube_controller_manager::client::Patch::StrategicMerge(
-            json!({ "status": { "conditions": [{
-                "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                "message": message,
-            }]}}),
-        );
+        self.record(pod, EventType::Warning, "FailedScheduling", message.clone());
+        let patch = Patch::StrategicMerge(json!({ "status": { "conditions": [{
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "message": message,
+        }]}}));
         let status = self.client.resource(&PODS).subresource("status");
         match status.patch::<Value>(key, &patch).await {
             Ok(_) => Ok(Next::Done),
             Err(error) if error.is_not_found() => Ok(Next::Done),
-            Err(error) => Err(Error::from(error)),
+            Err(error) => Err(error),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The process's own metrics, read from `/proc` at each scrape.
+//! The metrics of a process, read from `/proc` on each scrape.
 //! Upstream: `prometheus/client_golang` process collector.
 
 use std::fs;
@@ -7,10 +7,10 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{Counter, Gauge};
 
-/// Clock ticks a second in `/proc`: the same on every Linux that Rust runs on.
+/// Clock ticks per second in `/proc`; the same on every Linux platform of Rust.
 const TICKS: f64 = 100.0;
 
-/// Registers them; a second call does nothing.
+/// Registers this process's metrics; a second call does nothing.
 pub fn register() {
     let Some(process) = Process::new() else { return };
     match prometheus::register(Box::new(process)) {
@@ -24,32 +24,24 @@ struct Process {
     gauges: Vec<(Gauge, Pick)>,
 }
 
-/// A gauge's part of a reading.
+/// Selects the value of a gauge.
 type Pick = fn(&Reading) -> f64;
 
-/// A reading of `/proc` for one process.
+/// One reading of a process from `/proc`.
 #[derive(Debug, Default, PartialEq)]
 pub struct Reading {
     pub cpu_seconds: f64,
     pub start_seconds: f64,
     pub resident_bytes: f64,
-    /// The peak of resident memory.
+    /// The peak of `resident_bytes`.
     pub peak_bytes: f64,
     pub virtual_bytes: f64,
     pub threads: f64,
     pub open_fds: f64,
-    /// The limit of open files; the maximum of 64 bits when unlimited.
+    /// The soft limit of open files; `u64::MAX` when unlimited.
     pub max_fds: f64,
-    /// The limit of virtual memory; the same.
+    /// The soft limit of virtual memory; `u64::MAX` when unlimited.
     pub virtual_max_bytes: f64,
-}
-
-/// How often the threads of a process went to sleep by themselves: the `status` of each of them, in
-/// a row.
-pub fn sleeps(statuses: &str) -> u64 {
-    let count =
-        |line: &str| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok();
-    statuses.lines().filter_map(count).sum()
 }
 
 impl Process {
@@ -93,7 +85,7 @@ impl Collector for Process {
             read(&text("/proc/self/stat"), &text("/proc/self/status"), &text("/proc/stat"));
         reading.open_fds = fs::read_dir("/proc/self/fd").map_or(0.0, |dir| dir.count() as f64);
         (reading.max_fds, reading.virtual_max_bytes) = limits(&text("/proc/self/limits"));
-        // The system counts; our counter is set to its value.
+        // The kernel counts; the counter takes its value.
         self.cpu.reset();
         self.cpu.inc_by(reading.cpu_seconds);
         let mut families = self.cpu.collect();
@@ -105,9 +97,9 @@ impl Collector for Process {
     }
 }
 
-/// From the texts of a process's `stat` and `status`, and of the system's `stat`.
+/// Parses the `stat` and `status` of a process, and the system's `stat`.
 pub fn read(stat: &str, status: &str, system: &str) -> Reading {
-    // The second field is the program's name, which may hold spaces and parentheses.
+    // The second field is the program's name, which may contain spaces and parentheses.
     let fields: Vec<&str> =
         stat.rsplit_once(')').map_or(Vec::new(), |(_, rest)| rest.split_whitespace().collect());
     let ticks = |field: usize| -> f64 {
@@ -128,12 +120,12 @@ pub fn read(stat: &str, status: &str, system: &str) -> Reading {
     }
 }
 
-/// The soft limits of open files and of virtual memory, from the text of `limits`.
+/// The soft limits of open files and of virtual memory in the text of `limits`.
 fn limits(text: &str) -> (f64, f64) {
     let soft = |name: &str| -> f64 {
         let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
         match line.split_whitespace().next() {
-            // As Go's collector shows it.
+            // As Go's collector reports it.
             Some("unlimited") => u64::MAX as f64,
             other => other.and_then(|text| text.parse().ok()).unwrap_or_default(),
         }
@@ -146,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn proc_is_read_past_a_strange_name() {
+    fn a_program_name_with_parentheses_is_skipped() {
         let stat = "1 (a) b) S 0 1 1 0 -1 4194560 1 0 0 0 250 50 0 0 20 0 1 0 700 1 1 1";
         let reading = read(
             stat,
@@ -164,9 +156,6 @@ mod tests {
         };
         assert_eq!(reading, expected);
         assert_eq!(read("", "", ""), Reading::default());
-        let two =
-            "Name:\tx\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t7\n".repeat(2);
-        assert_eq!(sleeps(&two), 10);
         let text = "Limit                     Soft Limit           Hard Limit           Units\n\
                     Max open files            1024                 524288               files\n\
                     Max address space         unlimited            unlimited            bytes\n";

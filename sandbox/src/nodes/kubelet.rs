@@ -1,11 +1,9 @@
-//! Stand-in nodes: Node objects with leases, and a kubelet for all of them that walks bound pods
-//! through their phases. No container is run.
+//! The kubelet of all nodes: registers Node objects, renews their leases and walks bound pods through
+//! their phases. It runs no containers.
 //!
 //! A pod's annotation `sandbox/behavior` steers it: `ready` (the default), `never-ready`, `crash`
-//! (starts, and fails), `exit` (succeeds after it started).
+//! (starts, then fails), `exit` (starts, then succeeds).
 
-use parking_lot::Mutex;
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,83 +11,22 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use kube_controller_manager::cache::{Lister, Scope};
-use kube_controller_manager::client::{Client, Delete, Patch};
+use kube_controller_manager::client::{self, Client, Delete, Patch};
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::controllers::runner::{
-    Change, Controller, ControllerContext, Error, Next, Profile, Retries, SyncResult, Workers,
-};
 use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
 use kube_controller_manager::objects::{
     Istr, Meta, Object, ObjectKey, Pod, Resource, ResourceType, Timestamp,
 };
-use kube_controller_manager::options::Count;
+use kube_controller_manager::task::{StopToken, TaskGroup};
+
+use super::worker::{Event, Next, SyncResult, Worker};
+use super::{NodeOptions, StandIn, Steering};
 
 const NAME: &str = "sandbox-kubelet";
+const WORKERS: usize = 8;
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 const NODES: ResourceType = ResourceType::fixed("", "v1", "Node", "nodes", false);
-
-/// How the nodes behave.
-#[derive(Clone, Debug)]
-pub struct NodeOptions {
-    pub count: usize,
-    /// From bound to running and ready.
-    pub start_delay: Duration,
-    /// From the deletion's timestamp to gone, at most the grace period.
-    pub stop_delay: Duration,
-    /// Between renewals of a node's lease.
-    pub heartbeat: Duration,
-    /// Whether scheduler and kubelets record events about what they do.
-    pub events: bool,
-}
-
-impl Default for NodeOptions {
-    fn default() -> NodeOptions {
-        NodeOptions {
-            count: 3,
-            start_delay: Duration::from_millis(300),
-            stop_delay: Duration::from_millis(100),
-            heartbeat: Duration::from_secs(10),
-            events: true,
-        }
-    }
-}
-
-/// Changes how nodes behave while they run. Cheap to clone.
-#[derive(Clone, Default)]
-pub struct Steering {
-    state: Arc<Mutex<Steered>>,
-}
-
-#[derive(Default)]
-struct Steered {
-    dead: HashSet<Istr>,
-    held: bool,
-}
-
-impl Steering {
-    fn state(&self) -> parking_lot::MutexGuard<'_, Steered> {
-        self.state.lock()
-    }
-
-    /// The node stops renewing its lease and touching its pods.
-    pub fn kill(&self, node: &str) {
-        self.state().dead.insert(Istr::new(node));
-    }
-
-    /// While held, no pod becomes ready. Pods held back go on within a second of the release.
-    pub fn hold(&self, held: bool) {
-        self.state().held = held;
-    }
-
-    fn is_dead(&self, node: &str) -> bool {
-        self.state().dead.contains(node)
-    }
-
-    fn is_held(&self) -> bool {
-        self.state().held
-    }
-}
 
 /// What the kubelet reads of a pod.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -135,36 +72,44 @@ struct Kubelet {
     pods: Lister<BoundPod>,
     options: NodeOptions,
     steering: Steering,
-    /// `None`: no events.
+    /// `None` records no events.
     recorder: Option<Recorder>,
 }
 
-/// The kubelet of all nodes, as a controller.
-pub fn nodes(
-    context: &Arc<ControllerContext>,
+/// Watches the pods of `stand_in`'s factory; the future runs until the stop.
+pub fn kubelet(
+    stand_in: StandIn<'_>,
     options: NodeOptions,
     steering: Steering,
-    recorder: Option<Recorder>,
-) -> Controller {
-    let workers = Workers::Fixed(Count::new(8));
-    let mut c = Controller::new(Profile { workers, ..Profile::new(NAME) }, context);
-    let pods = c.lister_of::<BoundPod>(Scope::all(Pod::RESOURCE));
-    let (client, clock) = (c.client(), c.clock());
-    let this = Kubelet { client, clock, pods: pods.clone(), options, steering, recorder };
-    let this = Arc::new(this);
-    let queue = c.queue(Retries::default());
-    c.watch(&pods, &queue, |change, wake| {
-        if !matches!(change, Change::Deleted(_)) && !change.object().spec.node_name.is_empty() {
-            wake.add(change.object().meta.key());
+) -> impl Future<Output = ()> + Send + use<> {
+    let StandIn { factory, client, clock, recorder, stop } = stand_in;
+    let pods = factory.informer_for::<BoundPod>(Scope {
+        resource: Pod::RESOURCE,
+        metadata_only: false,
+        namespace: None,
+        label_selector: None,
+        field_selector: None,
+    });
+    let mut worker = Worker::new(NAME, &clock);
+    let keys = worker.keys();
+    worker.watch(&pods, move |event: Event<'_, BoundPod>| {
+        if let Event::Seen(pod) = event
+            && !pod.spec.node_name.is_empty()
+        {
+            keys.add(pod.meta.key());
         }
     });
-    let beating = this.clone();
-    c.every(this.options.heartbeat, move || beating.clone().beat());
-    c.sync(queue, move |key| this.clone().sync(key));
-    c
+    let this =
+        Arc::new(Kubelet { client, clock, pods: pods.lister(), options, steering, recorder });
+    async move {
+        let tasks = TaskGroup::new();
+        tasks.spawn(this.clone().keep_alive(stop.clone()));
+        worker.run(WORKERS, stop, move |key| this.clone().sync(key)).await;
+        tasks.join().await;
+    }
 }
 
-/// The next thing the kubelet does to a pod.
+/// The next action on a pod.
 #[derive(Debug, PartialEq)]
 enum Step {
     Nothing,
@@ -193,7 +138,7 @@ fn step(pod: &BoundPod, now: Timestamp, options: &NodeOptions, held: bool) -> St
         (_, None) if !options.start_delay.is_zero() => Step::Start,
         (_, since) => {
             let since = since.unwrap_or(now);
-            // startTime is kept in whole seconds; a late start is as good as a punctual one.
+            // startTime has whole seconds, so the start may be up to a second late.
             let due = since + options.start_delay;
             if now < due {
                 return Step::Wait(due.duration_since(now));
@@ -220,14 +165,12 @@ impl Kubelet {
             Step::Run { ready } => self.report(&pod, &key, "Running", ready, now).await,
             Step::Finish { phase } => self.report(&pod, &key, phase, false, now).await,
             Step::Remove => {
-                self.tell(&pod, "Killing", |container| {
+                self.record(&pod, "Killing", |container| {
                     format!("Stopping container {}", container.name)
                 });
                 let delete = Delete::new().grace_period(0).uid(pod.meta.uid.clone());
                 match self.client.delete::<Pod>(&key, delete).await {
-                    Err(error) if !error.is_not_found() && !error.is_conflict() => {
-                        Err(error.into())
-                    }
+                    Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
                     _ => Ok(Next::Done),
                 }
             }
@@ -299,17 +242,17 @@ impl Kubelet {
         });
         self.patch_status(pod, key, status).await?;
         if phase == "Running" {
-            self.tell(pod, "Pulled", |container| {
+            self.record(pod, "Pulled", |container| {
                 format!("Container image {:?} already present on machine", container.image)
             });
-            self.tell(pod, "Created", |_| "Container created".to_owned());
-            self.tell(pod, "Started", |_| "Container started".to_owned());
+            self.record(pod, "Created", |_| "Container created".to_owned());
+            self.record(pod, "Started", |_| "Container started".to_owned());
         }
         Ok(Next::Done)
     }
 
-    /// An event for each container.
-    fn tell(&self, pod: &BoundPod, reason: &str, message: impl Fn(&Container) -> String) {
+    /// Records an event for each container.
+    fn record(&self, pod: &BoundPod, reason: &str, message: impl Fn(&Container) -> String) {
         let Some(recorder) = &self.recorder else { return };
         for container in &pod.spec.containers {
             let mut about = ObjectReference::of(&Pod::RESOURCE, &pod.meta);
@@ -323,18 +266,30 @@ impl Kubelet {
         pod: &BoundPod,
         key: &ObjectKey,
         status: Value,
-    ) -> Result<(), Error> {
+    ) -> client::Result<()> {
         let patch =
             Patch::StrategicMerge(json!({ "metadata": { "uid": pod.meta.uid }, "status": status }));
         let pods = self.client.resource(&Pod::RESOURCE).subresource("status");
         match pods.patch::<Value>(key, &patch).await {
-            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
+            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Registers the nodes that are missing and renews every living node's lease.
-    async fn beat(self: Arc<Self>) -> Result<(), Error> {
+    async fn keep_alive(self: Arc<Self>, stop: StopToken) {
+        loop {
+            if let Err(error) = self.beat().await {
+                log::error!("{NAME}: {error}");
+            }
+            let next = self.clock.sleep(self.options.heartbeat);
+            if stop.unless_stopped(next).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Registers missing nodes and renews the lease of every living node.
+    async fn beat(&self) -> client::Result<()> {
         for index in 0..self.options.count {
             let name = format!("node-{index}");
             if self.steering.is_dead(&name) {
@@ -347,12 +302,12 @@ impl Kubelet {
                 Ok(_) => {}
                 Err(error) if error.is_not_found() => {
                     nodes.create::<Value>("", &node(&name, now)).await?;
-                    // Admission taints every new node as not ready, and it is the node lifecycle
-                    // controller's to take that off: nobody else here would.
+                    // Admission taints every new node as not ready. The node lifecycle controller would
+                    // remove the taint, but it does not run here.
                     let untaint = Patch::Merge(json!({ "spec": { "taints": null } }));
                     nodes.patch::<Value>(&key, &untaint).await?;
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
             let leases = self.client.resource(&LEASES);
             let lease = ObjectKey::new("kube-node-lease", &name);
@@ -370,14 +325,14 @@ impl Kubelet {
                     });
                     leases.create::<Value>("kube-node-lease", &body).await?;
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
         }
         Ok(())
     }
 }
 
-/// An address in 10.244.0.0/16 that stays the pod's own.
+/// An address in 10.244.0.0/16 that depends only on the pod's uid.
 fn address(meta: &Meta) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();

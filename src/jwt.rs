@@ -230,8 +230,8 @@ mod tests {
     macro_rules! golden {
         ($key:literal, $token:literal) => {
             (
-                include_bytes!(concat!("../../../../fixtures/tokens/", $key, ".pem")) as &[u8],
-                include_str!(concat!("../../../../fixtures/tokens/", $token, ".jwt")),
+                include_bytes!(concat!("../fixtures/tokens/", $key, ".pem")) as &[u8],
+                include_str!(concat!("../fixtures/tokens/", $token, ".jwt")),
             )
         };
     }

@@ -1,0 +1,28 @@
+//! Admission plugins and allocators that act on new objects: pod priorities, cluster IPs, quotas.
+
+mod cluster_ip;
+mod priority;
+mod quota;
+mod usage;
+
+use serde_json::Value;
+
+use crate::failures;
+use crate::kinds::Kind;
+use crate::status::ApiError;
+use crate::write::text;
+
+pub fn is_pod(kind: &Kind) -> bool {
+    is_core(kind, "pods")
+}
+
+fn is_core(kind: &Kind, plural: &str) -> bool {
+    kind.resource.group.is_empty() && kind.resource.plural == plural
+}
+
+/// The 403 of a plugin that refuses `object`.
+pub fn forbidden(kind: &Kind, object: &Value, why: &str) -> ApiError {
+    let named = ["/metadata/name", "/metadata/generateName"].map(|at| text(object, at));
+    let name = named.into_iter().find(|name| !name.is_empty()).unwrap_or("Unknown");
+    failures::forbidden(&kind.resource, name, why)
+}

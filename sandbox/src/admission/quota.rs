@@ -1,0 +1,242 @@
+//! Charges new objects to the quotas of their namespace.
+//! Upstream: `apiserver/pkg/admission/plugin/resourcequota`.
+
+use serde_json::Value;
+
+use super::usage::{Evaluator, amounts, has_pod_resources};
+use super::{forbidden, is_pod};
+use crate::api::Api;
+use crate::call::Call;
+use crate::kinds::Kind;
+use crate::status::ApiResult;
+use crate::write::{Part, list, text};
+use kube_controller_manager::objects::{Istr, ResourceList, ResourceQuota};
+
+const QUOTAS: &str = "resourcequotas";
+/// The resources that every container of a pod must specify when a quota limits them.
+const REQUIRED: [&str; 6] =
+    ["cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"];
+
+impl Api {
+    /// Charges a new object to the quotas of its namespace, as their status stands. A quota without a
+    /// status limits nothing yet. Errors: 403.
+    pub fn charge(&self, call: &Call, object: &Value, dry_run: bool) -> ApiResult<()> {
+        if call.namespace.is_empty() {
+            return Ok(());
+        }
+        let quotas = self.store.list(QUOTAS, &call.prefix(), None, usize::MAX, None, &|_| true);
+        let Ok(quotas) = quotas else { return Ok(()) };
+        let quota_kind = self.registry.find("", "v1", QUOTAS).filter(|_| !dry_run);
+        for stored in quotas.items {
+            let charged = charge_one(&call.kind, object, &stored.value)?;
+            let (Some(_), Some(kind)) = (charged, quota_kind.clone()) else { continue };
+            let name = text(&stored.value, "/metadata/name");
+            let at =
+                Call { subresource: "status".to_owned(), ..Call::of(kind, &call.namespace, name) };
+            // Requests are charged concurrently: the usage is checked again with each write.
+            let changed = self.modify(&at, Part::Raw, &|old| {
+                let mut new = old.clone();
+                let used = charge_one(&call.kind, object, old)?.unwrap_or_default();
+                for (name, amount) in used.iter() {
+                    new["status"]["used"][name.as_str()] = amount.to_string().into();
+                }
+                Ok(new)
+            });
+            match changed {
+                Err(error) if error.code != 404 => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The new usage of the resources that the object is charged for; `None` when the quota does not
+/// count the object. Upstream: `CheckRequest`.
+fn charge_one(kind: &Kind, object: &Value, quota: &Value) -> ApiResult<Option<ResourceList>> {
+    let Ok(quota) = serde_json::from_value::<ResourceQuota>(quota.clone()) else {
+        return Ok(None);
+    };
+    let evaluator = Evaluator::new(kind, object);
+    let (hard, used) = (quota.status.hard.quantities(), quota.status.used.quantities());
+    let limited: Vec<&Istr> =
+        hard.iter().map(|(name, _)| name).filter(|name| evaluator.measures(name)).collect();
+    if limited.is_empty() || !quota.scopes().iter().all(|scope| evaluator.is_in_scope(scope)) {
+        return Ok(None);
+    }
+    let quota = &*quota.meta.name;
+    let missing = if is_pod(kind) { unspecified(object, &limited) } else { String::new() };
+    if !missing.is_empty() {
+        let why = format!("failed quota: {quota}: must specify {missing}");
+        return Err(forbidden(kind, object, &why));
+    }
+    if limited.iter().any(|name| used.get(name).is_none()) {
+        let names: Vec<&str> = limited.iter().map(|name| name.as_str()).collect();
+        let why = format!("status unknown for quota: {quota}, resources: {}", names.join(","));
+        return Err(forbidden(kind, object, &why));
+    }
+    let amount = |list: &ResourceList, name: &Istr| list.get(name).unwrap_or_default();
+    let mut after = ResourceList::default();
+    let (mut requested, mut before, mut limits) = (Vec::new(), Vec::new(), Vec::new());
+    let usage = evaluator.usage();
+    for (name, delta) in usage.iter().filter(|(_, delta)| !delta.is_zero()) {
+        let Some(limit) = hard.get(name) else { continue };
+        let mut sum = used.clone();
+        sum.add_to(name, delta);
+        let sum = amount(&sum, name);
+        if sum.compare(limit).is_gt() {
+            requested.push(format!("{name}={delta}"));
+            before.push(format!("{name}={}", amount(&used, name)));
+            limits.push(format!("{name}={limit}"));
+        }
+        after.add_to(name, sum);
+    }
+    if requested.is_empty() {
+        return Ok((!after.is_empty()).then_some(after));
+    }
+    let why = format!(
+        "exceeded quota: {quota}, requested: {}, used: {}, limited: {}",
+        requested.join(","),
+        before.join(","),
+        limits.join(","),
+    );
+    Err(forbidden(kind, object, &why))
+}
+
+/// The limited resources that some container does not specify: `limits.cpu for: a,b; …`. Empty when
+/// the pod sets resources for itself as a whole. Upstream: `podEvaluator.Constraints`.
+fn unspecified(pod: &Value, limited: &[&Istr]) -> String {
+    if has_pod_resources(pod) {
+        return String::new();
+    }
+    let lacking = |name: &str| -> Vec<&str> {
+        let (part, resource) = name.split_once('.').unwrap_or(("requests", name));
+        let containers = ["/spec/containers", "/spec/initContainers"];
+        let containers = containers.into_iter().flat_map(|at| list(pod, at));
+        let lacks =
+            |container: &&Value| amounts(&container["resources"][part]).get(resource).is_none();
+        let mut names: Vec<&str> = containers.filter(lacks).map(|one| text(one, "/name")).collect();
+        names.sort_unstable();
+        names
+    };
+    let required = limited.iter().filter(|name| REQUIRED.contains(&name.as_str()));
+    let missing = required.map(|name| (name, lacking(name))).filter(|(_, by)| !by.is_empty());
+    let missing: Vec<String> =
+        missing.map(|(name, by)| format!("{name} for: {}", by.join(","))).collect();
+    missing.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::builtin;
+    use serde_json::json;
+
+    fn kind(plural: &str) -> Kind {
+        builtin().into_iter().find(|kind| kind.resource.plural == plural).unwrap()
+    }
+
+    fn quota(hard: Value, used: Value, spec: Value) -> Value {
+        json!({ "metadata": { "name": "q", "namespace": "ns" }, "spec": spec,
+            "status": { "hard": hard, "used": used } })
+    }
+
+    fn charged(plural: &str, object: &Value, quota: &Value) -> Result<Value, String> {
+        let kind = kind(plural);
+        let used = charge_one(&kind, object, quota).map_err(|error| error.message)?;
+        let used = used.iter().flat_map(ResourceList::iter);
+        Ok(used.map(|(name, amount)| (name.to_string(), Value::from(amount.to_string()))).collect())
+    }
+
+    #[test]
+    fn objects_that_exceed_a_quota_are_refused() {
+        let pod = json!({ "metadata": { "name": "p", "namespace": "ns" }, "spec": { "containers": [
+            { "name": "c", "resources": { "requests": { "cpu": "500m" } } }] } });
+        let map = json!({ "metadata": { "name": "m", "namespace": "ns" } });
+        let room = quota(
+            json!({ "pods": "2", "requests.cpu": "1", "services": "1" }),
+            json!({ "pods": "1", "requests.cpu": "500m", "services": "1" }),
+            json!({}),
+        );
+        assert_eq!(charged("pods", &pod, &room), Ok(json!({ "pods": "2", "requests.cpu": "1" })));
+        assert_eq!(charged("configmaps", &map, &room), Ok(json!({})));
+        let full = quota(
+            json!({ "pods": "2", "requests.cpu": "1" }),
+            json!({ "pods": "2", "requests.cpu": "750m" }),
+            json!({}),
+        );
+        assert_eq!(
+            charged("pods", &pod, &full).unwrap_err(),
+            "pods \"p\" is forbidden: exceeded quota: q, requested: pods=1,requests.cpu=500m, used: pods=2,requests.cpu=750m, limited: pods=2,requests.cpu=1"
+        );
+        let limits = quota(json!({ "limits.cpu": "1" }), json!({ "limits.cpu": "0" }), json!({}));
+        assert_eq!(
+            charged("pods", &pod, &limits).unwrap_err(),
+            "pods \"p\" is forbidden: failed quota: q: must specify limits.cpu for: c"
+        );
+        let counted = quota(
+            json!({ "count/configmaps": "0" }),
+            json!({ "count/configmaps": "0" }),
+            json!({}),
+        );
+        assert!(charged("configmaps", &map, &counted).unwrap_err().contains("exceeded quota: q"));
+        let new = quota(json!({}), json!({}), json!({ "hard": { "pods": "0" } }));
+        assert_eq!(charged("pods", &pod, &new), Ok(json!({})));
+        let others = quota(
+            json!({ "pods": "0" }),
+            json!({ "pods": "0" }),
+            json!({ "scopes": ["Terminating"] }),
+        );
+        assert_eq!(charged("pods", &pod, &others), Ok(json!({})));
+    }
+
+    #[test]
+    fn quotas_with_scopes_count_only_matching_objects() {
+        let claim = |class: &str| {
+            json!({ "metadata": { "name": "c", "namespace": "ns" },
+            "spec": { "volumeAttributesClassName": class } })
+        };
+        let fast = quota(
+            json!({ "persistentvolumeclaims": "0" }),
+            json!({ "persistentvolumeclaims": "0" }),
+            json!({ "scopeSelector": { "matchExpressions": [{
+                "scopeName": "VolumeAttributesClass", "operator": "In", "values": ["fast"],
+            }] } }),
+        );
+        let refused = charged("persistentvolumeclaims", &claim("fast"), &fast).unwrap_err();
+        assert!(refused.contains("exceeded quota: q"), "{refused}");
+        assert_eq!(charged("persistentvolumeclaims", &claim("slow"), &fast), Ok(json!({})));
+        let scoped = quota(
+            json!({ "services": "0" }),
+            json!({ "services": "0" }),
+            json!({ "scopes": ["BestEffort"] }),
+        );
+        assert_eq!(
+            charged("services", &json!({ "metadata": { "name": "s" } }), &scoped),
+            Ok(json!({}))
+        );
+    }
+
+    #[test]
+    fn pod_level_resources_lift_the_constraint_on_containers() {
+        let limits = quota(json!({ "limits.cpu": "3" }), json!({ "limits.cpu": "0" }), json!({}));
+        let pod = |resources: Value| {
+            json!({ "metadata": { "name": "p", "namespace": "ns" },
+            "spec": { "containers": [{ "name": "c" }], "resources": resources } })
+        };
+        let whole = pod(json!({ "limits": { "cpu": "2" } }));
+        assert_eq!(charged("pods", &whole, &limits), Ok(json!({ "limits.cpu": "2" })));
+        let other = pod(json!({ "limits": { "example.com/x": "2" } }));
+        assert!(charged("pods", &other, &limits).unwrap_err().contains("must specify limits.cpu"));
+    }
+
+    #[test]
+    fn a_quota_whose_usage_is_not_yet_counted_refuses() {
+        let uncounted = quota(json!({ "pods": "5", "services": "1" }), json!({}), json!({}));
+        let pod = json!({ "metadata": { "name": "p", "namespace": "ns" }, "spec": {} });
+        assert_eq!(
+            charged("pods", &pod, &uncounted).unwrap_err(),
+            "pods \"p\" is forbidden: status unknown for quota: q, resources: pods"
+        );
+    }
+}

@@ -1,0 +1,129 @@
+//! Stand-ins for what runs on a cluster's machines: a scheduler and the kubelet of all nodes. They are
+//! clients of the API server and use the library's client and cache.
+
+mod kubelet;
+mod scheduler;
+mod worker;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube_controller_manager::app::source::ClientSource;
+use kube_controller_manager::cache::SharedInformerFactory;
+use kube_controller_manager::client::Client;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::events::{EventBroadcaster, Recorder};
+use kube_controller_manager::objects::Istr;
+use kube_controller_manager::task::{StopToken, TaskGroup};
+use parking_lot::{Mutex, MutexGuard};
+
+/// How the nodes behave.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    pub count: usize,
+    /// The delay from bound to running and ready.
+    pub start_delay: Duration,
+    /// The delay from the deletion timestamp to the pod's removal; at most the grace period.
+    pub stop_delay: Duration,
+    /// The period in which leases are renewed.
+    pub heartbeat: Duration,
+    /// Whether scheduler and kubelet record events.
+    pub events: bool,
+}
+
+impl Default for NodeOptions {
+    fn default() -> NodeOptions {
+        NodeOptions {
+            count: 3,
+            start_delay: Duration::from_millis(300),
+            stop_delay: Duration::from_millis(100),
+            heartbeat: Duration::from_secs(10),
+            events: true,
+        }
+    }
+}
+
+/// Changes how nodes behave while they run. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Steering {
+    state: Arc<Mutex<Steered>>,
+}
+
+#[derive(Default)]
+struct Steered {
+    dead: HashSet<Istr>,
+    held: bool,
+}
+
+impl Steering {
+    fn state(&self) -> MutexGuard<'_, Steered> {
+        self.state.lock()
+    }
+
+    /// The node stops renewing its lease and touching its pods.
+    pub fn kill(&self, node: &str) {
+        self.state().dead.insert(Istr::new(node));
+    }
+
+    /// While held, no pod becomes ready. Held pods continue within a second of the release.
+    pub fn hold(&self, held: bool) {
+        self.state().held = held;
+    }
+
+    fn is_dead(&self, node: &str) -> bool {
+        self.state().dead.contains(node)
+    }
+
+    fn is_held(&self) -> bool {
+        self.state().held
+    }
+}
+
+/// What a stand-in is made of.
+struct StandIn<'a> {
+    factory: &'a SharedInformerFactory,
+    client: Client,
+    clock: SharedClock,
+    /// `None` records no events.
+    recorder: Option<Recorder>,
+    stop: StopToken,
+}
+
+/// A scheduler and nodes for any API server, the sandbox's or a real one.
+pub struct StandIns {
+    pub steering: Steering,
+    stop: StopToken,
+    tasks: TaskGroup,
+    factory: SharedInformerFactory,
+    events: EventBroadcaster,
+}
+
+impl StandIns {
+    /// Starts both with an administrator's `client`.
+    pub fn start(client: &Client, clock: &SharedClock, options: NodeOptions) -> StandIns {
+        let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
+        let steering = Steering::default();
+        let events = EventBroadcaster::new(client.clone(), clock.clone());
+        let (stop, tasks) = (StopToken::new(), TaskGroup::new());
+        let stand_in = |component| StandIn {
+            factory: &factory,
+            client: client.clone(),
+            clock: clock.clone(),
+            recorder: options.events.then(|| events.recorder(component)),
+            stop: stop.clone(),
+        };
+        let (of_scheduler, of_kubelet) = (stand_in("default-scheduler"), stand_in("kubelet"));
+        tasks.spawn(scheduler::scheduler(of_scheduler));
+        tasks.spawn(kubelet::kubelet(of_kubelet, options, steering.clone()));
+        factory.start(&stop);
+        StandIns { steering, stop, tasks, factory, events }
+    }
+
+    pub async fn stop(self) {
+        self.stop.stop();
+        self.tasks.join().await;
+        self.events.shutdown().await;
+        self.factory.shutdown().await;
+    }
+}
