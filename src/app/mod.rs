@@ -77,7 +77,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     }
     let verbosity = logging::init(&options, clock.clone());
     crate::metrics::disable(&options.disabled_metrics);
-    metrics::process::register();
+    crate::metrics::process::register();
     component_metrics::register(&options);
     if options.v.0 >= 1 {
         for (name, value) in options.pairs() {

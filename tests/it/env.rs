@@ -18,9 +18,9 @@ use kube_controller_manager::objects::{
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::StopToken;
 use sandbox::SandboxOptions;
-use sandbox::cluster::{Cluster, Manager, ManagerProgram, StandIns, administrator};
+use sandbox::cluster::{Cluster, Manager, ManagerProgram, administrator};
 use sandbox::faults::{Fault, Faults};
-use sandbox::nodes::{NodeOptions, Steering};
+use sandbox::nodes::{NodeOptions, StandIns, Steering};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 

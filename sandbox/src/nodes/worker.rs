@@ -145,7 +145,7 @@ fn settle(name: &str, queue: &RateLimitingQueue<ObjectKey>, key: &ObjectKey, res
 #[cfg(test)]
 mod tests {
     use futures_lite::future::{block_on, yield_now};
-    use kube_controller_manager::clock::{Clock, FakeClock};
+    use kube_controller_manager::clock::FakeClock;
     use kube_controller_manager::objects::Timestamp;
     use kube_controller_manager::task::spawn;
     use parking_lot::Mutex;
