@@ -1,4 +1,4 @@
-//! The main job, to be seen: applies a fixture to a fresh cluster and shows the rollout.
+//! The demo: applies a fixture to a fresh cluster and shows the rollout.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
@@ -17,17 +17,17 @@ use kube_controller_manager::task::StopToken;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// What the demo does.
+/// Settings of the demo.
 pub struct Demo {
     pub sandbox: SandboxOptions,
     pub nodes: NodeOptions,
-    /// YAML documents to apply; `None`: the built-in ones.
+    /// YAML documents to apply; `None` applies the built-in ones.
     pub fixture: Option<PathBuf>,
     pub manager: ManagerProgram,
     pub manager_flags: Vec<String>,
-    /// End when the fixture's Deployments have rolled out.
+    /// Whether to end when the fixture's Deployments have rolled out.
     pub once: bool,
-    /// How long they may take.
+    /// The time-out of the rollout.
     pub patience: Duration,
 }
 
@@ -35,7 +35,7 @@ const BUILT_IN: &str = include_str!("../../fixtures/demo.yaml");
 const POLL: Duration = Duration::from_millis(100);
 
 impl Demo {
-    /// Runs until done (`once`) or stopped. The error says what did not converge.
+    /// Runs until done (`once`) or stopped. The error names what did not converge.
     pub async fn run(self, stop: StopToken) -> Result<()> {
         let objects = match &self.fixture {
             None => parse("the built-in fixture", BUILT_IN)?,
@@ -132,7 +132,7 @@ fn parse(name: &str, text: &str) -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// Creates one object of a fixture; the line says what became of it.
+/// Creates one object of a fixture; returns the line to print.
 async fn create(client: &Client, object: &Value) -> Result<String> {
     let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default();
     let (kind, api_version) = (text("/kind"), text("/apiVersion"));
@@ -154,7 +154,7 @@ async fn create(client: &Client, object: &Value) -> Result<String> {
     Ok(format!("{}/{name} created", resource.to_string().to_lowercase()))
 }
 
-/// How far a Deployment's rollout has come.
+/// The progress of a Deployment's rollout.
 #[derive(Clone, PartialEq)]
 struct Rollout {
     key: ObjectKey,
@@ -206,15 +206,37 @@ async fn rollouts(client: &Client, objects: &[Value]) -> Result<Vec<Rollout>> {
     Ok(all.iter().filter(|deployment| named(deployment)).map(Rollout::of).collect())
 }
 
-/// A table drawn over itself on a terminal, a line a change elsewhere.
+/// What the rollouts wait for now; `None` when all are complete.
+fn waits_for(rollouts: &[Rollout]) -> Option<String> {
+    if let Some(unseen) = rollouts.iter().find(|rollout| !rollout.observed) {
+        return Some(format!("the controller manager to observe {}", unseen.key));
+    }
+    let sum = |count: fn(&Rollout) -> i32| rollouts.iter().map(count).sum::<i32>();
+    let wanted = sum(|rollout| rollout.wanted);
+    let stages: [(fn(&Rollout) -> i32, &str); 3] = [
+        (|rollout| rollout.updated, "created"),
+        (|rollout| rollout.ready, "ready"),
+        (|rollout| rollout.available, "available"),
+    ];
+    let late = stages.iter().find(|(count, _)| sum(*count) < wanted);
+    late.map(|(count, stage)| format!("pods to be {stage} ({} of {wanted})", sum(*count))).or_else(
+        || {
+            let rest = rollouts.iter().find(|rollout| !rollout.complete())?;
+            Some(format!("old pods of {} to go", rest.key))
+        },
+    )
+}
+
+/// Prints each change: on a terminal as a table that is redrawn, elsewhere as lines.
 struct Screen {
     live: bool,
     shown: Vec<Rollout>,
+    waiting: Option<String>,
 }
 
 impl Screen {
     fn new() -> Screen {
-        Screen { live: std::io::stdout().is_terminal(), shown: Vec::new() }
+        Screen { live: std::io::stdout().is_terminal(), shown: Vec::new(), waiting: None }
     }
 
     fn show(&mut self, rollouts: &[Rollout]) -> std::io::Result<()> {
@@ -224,7 +246,8 @@ impl Screen {
         let mut text = String::new();
         if self.live {
             if !self.shown.is_empty() {
-                let _ = write!(text, "\x1b[{}A\x1b[J", self.shown.len() + 1);
+                let lines = self.shown.len() + 1 + usize::from(self.waiting.is_some());
+                let _ = write!(text, "\x1b[{lines}A\x1b[J");
             }
             let _ = writeln!(
                 text,
@@ -242,9 +265,45 @@ impl Screen {
                 let _ = writeln!(text, "{}", rollout.line());
             }
         }
+        let waiting = waits_for(rollouts);
+        if let Some(what) =
+            waiting.as_ref().filter(|what| self.live || self.waiting.as_ref() != Some(*what))
+        {
+            let _ = writeln!(text, "waiting for {what}");
+        }
+        self.waiting = waiting;
         self.shown = rollouts.to_vec();
         let mut out = std::io::stdout().lock();
         out.write_all(text.as_bytes())?;
         out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_names_its_cause() {
+        let rollout = |observed, [updated, total, ready, available]: [i32; 4]| Rollout {
+            key: ObjectKey::new("ns", "web"),
+            wanted: 3,
+            updated,
+            total,
+            ready,
+            available,
+            observed,
+        };
+        for (observed, counts, expected) in [
+            (false, [0, 0, 0, 0], Some("the controller manager to observe ns/web")),
+            (true, [1, 1, 0, 0], Some("pods to be created (1 of 3)")),
+            (true, [3, 3, 2, 0], Some("pods to be ready (2 of 3)")),
+            (true, [3, 3, 3, 0], Some("pods to be available (0 of 3)")),
+            (true, [3, 4, 3, 3], Some("old pods of ns/web to go")),
+            (true, [3, 3, 3, 3], None),
+        ] {
+            let waiting = waits_for(&[rollout(observed, counts)]);
+            assert_eq!(waiting.as_deref(), expected, "{counts:?}");
+        }
     }
 }
