@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use super::nodes::{NodeOptions, StandIns, Steering};
 use super::{Sandbox, SandboxOptions};
+use crate::nodes::{NodeOptions, StandIns, Steering};
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 

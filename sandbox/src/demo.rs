@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::SandboxOptions;
-use super::cluster::{Cluster, Manager, ManagerProgram};
-use super::nodes::NodeOptions;
+use crate::cluster::{Cluster, Manager, ManagerProgram};
+use crate::nodes::NodeOptions;
 use kube_controller_manager::client::{Client, ListOptions};
 use kube_controller_manager::objects::{Deployment, ObjectKey, ResourceType};
 use kube_controller_manager::task::StopToken;

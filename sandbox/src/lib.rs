@@ -1,46 +1,35 @@
-//! An embedded API server, a small scheduler and stand-in nodes.
+//! An embedded API server, and around it what makes a small cluster: a scheduler, stand-in nodes, a
+//! demo and loads for a controller manager.
+//!
+//! | room | what it is |
+//! |---|---|
+//! | `api` | requests, the verbs, and their answers |
+//! | `types` | OpenAPI and discovery documents; bodies held against the types |
+//! | `patch`, `apply` | patches, server-side apply and field management |
+//! | `protobuf` | the binary form of objects |
+//! | `kinds` | defaults, rules and columns of each kind |
+//! | `admission` | plugins that act on new objects |
+//! | `auth` | certificates, tokens, RBAC |
+//! | `storage` | objects with their history, and those that the server itself keeps |
+//! | `nodes` | the scheduler and the kubelet |
+//! | `load` | loads, and what they cost a controller manager |
 
-mod accept;
-mod accounts;
 mod admission;
-pub mod api;
+mod api;
 mod apply;
-pub mod auth;
-mod bootstrap;
-mod call;
-pub mod certs;
+mod auth;
 pub mod cluster;
-mod companions;
-mod decode;
-mod definitions;
-mod delete;
 pub mod demo;
-pub mod discovery;
-mod documents;
-mod failures;
-pub mod faults;
-pub mod kinds;
-mod labels;
-mod legacy_tokens;
+mod kinds;
 pub mod load;
 pub mod nodes;
-pub mod openapi;
-pub mod patch;
+mod patch;
 pub mod protobuf;
-mod rbac;
-mod read;
-mod registry;
-mod reviews;
-mod select;
 mod server;
-mod shape;
-pub mod status;
-pub mod store;
-mod subresources;
-pub mod table;
-pub mod traffic;
-mod validation;
-mod watch;
-mod write;
+mod storage;
+mod types;
 
+pub use api::{faults, status};
+pub use auth::certs;
 pub use server::{ClientFiles, Sandbox, SandboxError, SandboxOptions};
+pub use storage::store;

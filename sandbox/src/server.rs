@@ -10,17 +10,17 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::api::Api;
-use super::auth::{Auth, User};
-use super::call::Call;
-use super::certs::{Authority, service_account_key};
-use super::faults::Faults;
-use super::kinds::{self, Kind};
-use super::rbac::Rbac;
-use super::registry::Registry;
-use super::status::{ApiError, ApiResult};
-use super::store::Store;
-use super::traffic::Traffic;
+use crate::api::Api;
+use crate::api::call::Call;
+use crate::api::faults::Faults;
+use crate::api::status::{ApiError, ApiResult};
+use crate::api::traffic::Traffic;
+use crate::auth::certs::{Authority, service_account_key};
+use crate::auth::rbac::Rbac;
+use crate::auth::{Auth, User};
+use crate::kinds::{self, Kind};
+use crate::storage::registry::Registry;
+use crate::storage::store::Store;
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::jwt::Signer;
 use kube_controller_manager::server::auth::Authorities;
@@ -271,7 +271,7 @@ impl Api {
         let kind = self
             .registry
             .find(group, version, resource)
-            .ok_or_else(super::failures::no_such_path)?;
+            .ok_or_else(crate::api::failures::no_such_path)?;
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
         let mut call = Call::of(kind, namespace, "");
         call.query.fill("fieldManager", "kube-apiserver");

@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use super::is_core;
 use crate::api::Api;
-use crate::failures;
+use crate::api::failures;
+use crate::api::status::ApiResult;
+use crate::api::write::text;
 use crate::kinds::Kind;
-use crate::status::ApiResult;
-use crate::store::Stored;
-use crate::write::text;
+use crate::storage::store::Stored;
 
 impl Api {
     /// Checks the cluster IP that a new service requests. Errors: 422 when the address is outside the

@@ -1,5 +1,6 @@
 //! Admission plugins and allocators that act on new objects: pod priorities, cluster IPs, quotas.
 
+pub mod accounts;
 mod cluster_ip;
 mod priority;
 mod quota;
@@ -7,10 +8,10 @@ mod usage;
 
 use serde_json::Value;
 
-use crate::failures;
+use crate::api::failures;
+use crate::api::status::ApiError;
+use crate::api::write::text;
 use crate::kinds::Kind;
-use crate::status::ApiError;
-use crate::write::text;
 
 pub fn is_pod(kind: &Kind) -> bool {
     is_core(kind, "pods")

@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::{forbidden, is_pod};
 use crate::api::Api;
+use crate::api::status::ApiResult;
+use crate::api::write::text;
 use crate::kinds::Kind;
-use crate::status::ApiResult;
-use crate::store::Stored;
-use crate::write::text;
+use crate::storage::store::Stored;
 
 const PRIORITY_CLASSES: &str = "priorityclasses.scheduling.k8s.io";
 

@@ -6,10 +6,10 @@ use serde_json::Value;
 use super::usage::{Evaluator, amounts, has_pod_resources};
 use super::{forbidden, is_pod};
 use crate::api::Api;
-use crate::call::Call;
+use crate::api::call::Call;
+use crate::api::status::ApiResult;
+use crate::api::write::{Part, list, text};
 use crate::kinds::Kind;
-use crate::status::ApiResult;
-use crate::write::{Part, list, text};
 use kube_controller_manager::objects::{Istr, ResourceList, ResourceQuota};
 
 const QUOTAS: &str = "resourcequotas";

@@ -7,10 +7,10 @@ mod walk;
 use fields::Fields;
 use serde_json::{Map, Value, json};
 
-use super::kinds::{Kind, Subresource};
-use super::shape::Schemas;
-use super::status::{ApiError, ApiResult};
-use super::write::{list, text};
+use crate::api::status::{ApiError, ApiResult};
+use crate::api::write::{list, text};
+use crate::kinds::{Kind, Subresource};
+use crate::types::shape::Schemas;
 use walk::Comparison;
 
 /// Who writes.

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
-use crate::shape::{Items, Shape};
+use crate::types::shape::{Items, Shape};
 
 /// The name of a list's item; `None` where items are not told apart.
 fn item_name(list: Shape<'_>, item: &Value) -> Option<String> {

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::json::drop_nulls;
 use super::{Kind, Subresource, columns, core, more, pod, pod_rules, rbac, views, workloads};
-use crate::status::Cause;
+use crate::api::status::Cause;
 use kube_controller_manager::objects::ResourceType;
 
 fn no_field(_: &Value, _: &str) -> Option<String> {

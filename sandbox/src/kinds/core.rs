@@ -10,7 +10,7 @@ use super::json::{
 };
 use super::metadata::{self, NameRule};
 use super::quantity::canonicalize;
-use crate::status::Cause;
+use crate::api::status::Cause;
 
 /// The next free cluster address, counted up from 10.96.0.10 (below are the fixed ones).
 static NEXT_ADDRESS: AtomicU32 = AtomicU32::new(10);

@@ -27,7 +27,7 @@ pub use views::View;
 
 use serde_json::Value;
 
-use super::status::Cause;
+use crate::api::status::Cause;
 use kube_controller_manager::objects::ResourceType;
 
 /// Changes an object in place.

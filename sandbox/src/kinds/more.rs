@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::fault::{immutable, invalid, required, unsupported};
 use super::json::{drop_nulls, fill, list, list_mut, object, set, text};
 use super::metadata::{self, NameRule};
-use crate::status::Cause;
+use crate::api::status::Cause;
 
 pub fn check_subdomain(object: &Value) -> Vec<Cause> {
     metadata::check(object, NameRule::Subdomain)

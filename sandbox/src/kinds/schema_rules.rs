@@ -8,7 +8,7 @@ use super::fault::{duplicate, invalid, required, too_long, too_many, unsupported
 use super::formats;
 use super::json::{int, list, text, truth};
 use super::schema::{additional, is_own, property};
-use crate::status::Cause;
+use crate::api::status::Cause;
 
 /// Faults of a whole object. `old`: what it was, for an update: what was as wrong before and has not
 /// changed is let through.

@@ -9,7 +9,7 @@ use super::json::{
 use super::metadata::{self, NameRule};
 use super::pod::default_template;
 use super::pod_rules;
-use crate::status::Cause;
+use crate::api::status::Cause;
 use kube_controller_manager::objects::{LabelSelector, Labels, Selector};
 
 pub fn default_deployment(deployment: &mut Value) {

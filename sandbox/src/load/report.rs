@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::super::traffic::Count;
+use crate::api::traffic::Count;
 
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -3,14 +3,14 @@
 mod keys;
 mod strategic;
 
-pub(super) use keys::merge_rule;
+pub(crate) use keys::merge_rule;
 
 use json_patch::{AddOperation, PatchOperation};
 use serde_json::Value;
 
-use super::kinds::Kind;
-use super::openapi;
-use super::status::{ApiError, ApiResult};
+use crate::api::status::{ApiError, ApiResult};
+use crate::kinds::Kind;
+use crate::types::openapi;
 
 const JSON: &str = "application/json-patch+json";
 const MERGE: &str = "application/merge-patch+json";

@@ -4,9 +4,9 @@
 use serde_json::{Map, Value};
 
 use super::keys::{MergeRule, merge_rule};
-use crate::openapi::Types;
-use crate::status::{ApiError, ApiResult};
-use crate::validation::go_text;
+use crate::api::status::{ApiError, ApiResult};
+use crate::types::openapi::Types;
+use crate::types::validation::go_text;
 
 const DIRECTIVE: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
@@ -241,7 +241,7 @@ fn sort(items: &mut Vec<Value>, order: &[Value], before: &[Value], key: &str) {
 mod tests {
     use super::*;
     use crate::kinds::builtin;
-    use crate::openapi;
+    use crate::types::openapi;
     use serde_json::json;
 
     fn types(plural: &str) -> std::sync::Arc<Types> {

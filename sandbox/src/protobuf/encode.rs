@@ -247,9 +247,9 @@ impl Backwards {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::Message;
     use super::super::{decode, read};
     use super::*;
+    use crate::api::table::Message;
     use serde_json::{Map, json};
 
     /// A value of each field, none of them zero.

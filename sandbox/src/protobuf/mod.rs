@@ -9,9 +9,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::api::unsupported_media;
-use super::failures;
-use super::status::ApiResult;
+use crate::api::failures;
+use crate::api::status::ApiResult;
+use crate::api::unsupported_media;
 use kube_controller_manager::objects::Timestamp;
 pub use kube_controller_manager::objects::protobuf::MEDIA_TYPE;
 use kube_controller_manager::objects::protobuf::{MAGIC, Wire, field};

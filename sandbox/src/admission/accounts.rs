@@ -1,0 +1,185 @@
+//! The service account of a new pod: that it is there, its token mounted, its pull secrets.
+//! Upstream: `plugin/pkg/admission/serviceaccount`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::admission::{forbidden, is_pod};
+use crate::api::call::Call;
+use crate::api::status::ApiResult;
+use crate::api::write::{generated, list, text};
+use crate::api::{Api, Payload};
+use crate::kinds::Kind;
+use crate::storage::store::Stored;
+
+const ACCOUNTS: &str = "serviceaccounts";
+/// The account that a controller makes in every namespace.
+const DEFAULT: &str = "default";
+const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const VOLUME: &str = "kube-api-access-";
+const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
+/// How often the default account is looked for again, and how long after.
+const LOOKS: usize = 9;
+const LOOK_EVERY: Duration = Duration::from_millis(150);
+
+fn account_name(pod: &Value) -> &str {
+    match text(pod, "/spec/serviceAccountName") {
+        "" => DEFAULT,
+        name => name,
+    }
+}
+
+impl Api {
+    fn admits_by_account(&self, kind: &Kind) -> bool {
+        self.service_accounts && is_pod(kind) && self.registry.find("", "v1", ACCOUNTS).is_some()
+    }
+
+    /// Waits a moment for the default account of a namespace that is new, when a pod needs it.
+    pub async fn await_account(&self, call: &Call, payload: &Payload) {
+        let missing = || self.store.get(ACCOUNTS, &call.key(DEFAULT)).is_none();
+        if !self.admits_by_account(&call.kind) || !missing() {
+            return;
+        }
+        let named = payload.object().is_ok_and(|pod| account_name(&pod) == DEFAULT);
+        if !named || self.store.get("namespaces", &call.namespace).is_none() {
+            return;
+        }
+        for _ in 0..LOOKS {
+            self.clock.sleep(LOOK_EVERY).await;
+            if !missing() {
+                return;
+            }
+        }
+    }
+
+    /// The account of a new pod. `None`: nothing comes of it. Errors: 403 when it is not there.
+    pub fn account_of(&self, kind: &Kind, pod: &Value) -> ApiResult<Option<Arc<Stored>>> {
+        if !self.admits_by_account(kind) {
+            return Ok(None);
+        }
+        if pod.pointer(MIRROR).is_some() {
+            return match text(pod, "/spec/serviceAccountName") {
+                "" => Ok(None),
+                _ => Err(forbidden(kind, pod, "a mirror pod may not reference service accounts")),
+            };
+        }
+        let (namespace, name) = (text(pod, "/metadata/namespace"), account_name(pod));
+        let found = self.store.get(ACCOUNTS, &format!("{namespace}/{name}"));
+        found.map(Some).ok_or_else(|| {
+            let why = format!(
+                "error looking up service account {namespace}/{name}: serviceaccount {name:?} not found"
+            );
+            forbidden(kind, pod, &why)
+        })
+    }
+}
+
+/// Gives a new pod what its account brings.
+pub fn equip(pod: &mut Value, account: &Value) {
+    let name = account_name(pod).to_owned();
+    let automount = [&pod["spec"], account]
+        .into_iter()
+        .find_map(|of| of.get("automountServiceAccountToken")?.as_bool());
+    let spec = &mut pod["spec"];
+    spec["serviceAccountName"] = name.as_str().into();
+    spec["serviceAccount"] = name.into();
+    if automount.unwrap_or(true) {
+        mount_token(spec);
+    }
+    let secrets = list(account, "/imagePullSecrets");
+    if list(spec, "/imagePullSecrets").is_empty() && !secrets.is_empty() {
+        let names = secrets.iter().map(|secret| json!({ "name": secret["name"] }));
+        spec["imagePullSecrets"] = names.collect();
+    }
+}
+
+fn push(object: &mut Value, key: &str, item: Value) {
+    match object[key].as_array_mut() {
+        Some(items) => items.push(item),
+        None => object[key] = json!([item]),
+    }
+}
+
+fn mount_token(spec: &mut Value) {
+    let volumes = list(spec, "/volumes").iter().map(|volume| text(volume, "/name"));
+    let known = volumes.into_iter().find(|name| name.starts_with(VOLUME)).map(str::to_owned);
+    let volume = known.clone().unwrap_or_else(|| generated(VOLUME));
+    let mount = json!({ "name": volume, "readOnly": true, "mountPath": MOUNT_PATH });
+    let mut mounted = false;
+    for containers in ["initContainers", "containers"] {
+        for container in spec[containers].as_array_mut().into_iter().flatten() {
+            let mounts = list(container, "/volumeMounts");
+            if mounts.iter().all(|mount| mount["mountPath"] != MOUNT_PATH) {
+                push(container, "volumeMounts", mount.clone());
+                mounted = true;
+            }
+        }
+    }
+    if !mounted || known.is_some() {
+        return;
+    }
+    let namespace = json!({ "apiVersion": "v1", "fieldPath": "metadata.namespace" });
+    let sources = json!([
+        { "serviceAccountToken": { "expirationSeconds": 3607, "path": "token" } },
+        { "configMap": {
+            "name": "kube-root-ca.crt", "items": [{ "key": "ca.crt", "path": "ca.crt" }],
+        } },
+        { "downwardAPI": { "items": [{ "path": "namespace", "fieldRef": namespace }] } },
+    ]);
+    let projected = json!({ "defaultMode": 0o644, "sources": sources });
+    push(spec, "volumes", json!({ "name": volume, "projected": projected }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: Value) -> Value {
+        let mut pod = json!({ "spec": { "containers": [{ "name": "a" }, {
+            "name": "b", "volumeMounts": [{ "name": "own", "mountPath": MOUNT_PATH }] }] } });
+        pod["spec"].as_object_mut().unwrap().extend(spec.as_object().cloned().unwrap());
+        pod
+    }
+
+    fn volumes(pod: &Value) -> usize {
+        list(pod, "/spec/volumes").len()
+    }
+
+    #[test]
+    fn a_pod_gets_what_its_account_brings() {
+        let account = json!({ "imagePullSecrets": [{ "name": "s" }] });
+        let mut plain = pod(json!({}));
+        equip(&mut plain, &account);
+        assert_eq!(plain["spec"]["serviceAccountName"], "default");
+        assert_eq!(plain["spec"]["imagePullSecrets"], json!([{ "name": "s" }]));
+        let volume = text(&plain, "/spec/volumes/0/name");
+        assert_eq!((volume.len(), &volume[..VOLUME.len()]), (VOLUME.len() + 5, VOLUME));
+        let mounts = |n: usize| list(&plain["spec"]["containers"][n], "/volumeMounts");
+        assert_eq!(mounts(0)[0]["name"], volume);
+        assert_eq!(mounts(1).len(), 1, "its own mount stands in the way");
+
+        let mut own = pod(json!({ "imagePullSecrets": [{ "name": "t" }],
+            "volumes": [{ "name": "kube-api-access-x" }] }));
+        equip(&mut own, &account);
+        assert_eq!(own["spec"]["imagePullSecrets"], json!([{ "name": "t" }]));
+        assert_eq!(volumes(&own), 1);
+        let mount = &own["spec"]["containers"][0]["volumeMounts"][0];
+        assert_eq!(mount["name"], "kube-api-access-x");
+    }
+
+    #[test]
+    fn the_pod_says_first_whether_a_token_is_mounted() {
+        for (of_pod, of_account, mounted) in [
+            (Value::Null, Value::Null, true),
+            (Value::Null, json!(false), false),
+            (json!(true), json!(false), true),
+            (json!(false), json!(true), false),
+        ] {
+            let mut pod = pod(json!({ "automountServiceAccountToken": of_pod }));
+            equip(&mut pod, &json!({ "automountServiceAccountToken": of_account }));
+            assert_eq!(volumes(&pod) == 1, mounted, "{of_pod} {of_account}");
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Which form and encoding an answer has, by the request's `Accept`.
+//! Upstream: `apiserver/pkg/endpoints/handlers/negotiation`, `munnerz/goautoneg`.
+
+use crate::api::call::Form;
+use crate::api::status::{ApiError, ApiResult};
+use crate::kinds::Kind;
+use crate::protobuf;
+use kube_controller_manager::server::http::Response;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    Json,
+    Protobuf,
+}
+
+impl Encoding {
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Encoding::Json => "application/json",
+            Encoding::Protobuf => protobuf::MEDIA_TYPE,
+        }
+    }
+
+    /// A JSON answer in this encoding; what has no other form stays JSON.
+    pub fn of(self, response: Response) -> Response {
+        match self {
+            Encoding::Json => response,
+            Encoding::Protobuf => protobuf::answer(response),
+        }
+    }
+}
+
+/// The header's clauses, the best first.
+#[derive(Default)]
+pub struct Accept<'h>(Option<Vec<Clause<'h>>>);
+
+struct Clause<'h> {
+    r#type: &'h str,
+    subtype: &'h str,
+    quality: f32,
+    params: Vec<(&'h str, &'h str)>,
+}
+
+/// Another kind than the object's own that a clause asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Convert<'h> {
+    group: &'h str,
+    version: &'h str,
+    kind: &'h str,
+}
+
+const ONE_METADATA: &str = "PartialObjectMetadata";
+const ALL_METADATA: &str = "PartialObjectMetadataList";
+const ENCODINGS: [Encoding; 2] = [Encoding::Json, Encoding::Protobuf];
+const MEDIA_TYPES: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+const STREAMS: &str =
+    "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
+
+impl<'h> Clause<'h> {
+    fn parse(text: &'h str) -> Option<Clause<'h>> {
+        let mut parts = text.split(';');
+        let media = parts.next()?.trim_matches(' ');
+        let (r#type, subtype) = match media.split_once('/') {
+            Some((r#type, subtype)) if !subtype.is_empty() => (r#type, subtype),
+            _ if media.trim_end_matches('/') == "*" => ("*", "*"),
+            _ => return None,
+        };
+        if subtype.contains('/') {
+            return None;
+        }
+        let mut quality = 1.0;
+        let mut params = Vec::new();
+        for (key, value) in parts.filter_map(|part| part.split_once('=')) {
+            match key.trim_matches(' ') {
+                _ if value.is_empty() || value.contains('=') => {}
+                "q" => quality = value.parse().unwrap_or(0.0),
+                key => params.push((key, value.trim_matches(' '))),
+            }
+        }
+        Some(Clause {
+            r#type: r#type.trim_matches(' '),
+            subtype: subtype.trim_matches(' '),
+            quality,
+            params,
+        })
+    }
+
+    fn goes_before(&self, other: &Clause<'_>) -> bool {
+        self.quality > other.quality
+            || self.r#type != "*" && other.r#type == "*"
+            || self.subtype != "*" && other.subtype == "*"
+    }
+
+    fn names(&self, media_type: &str) -> bool {
+        let (r#type, subtype) = media_type.split_once('/').unwrap_or((media_type, ""));
+        match (self.r#type, self.subtype) {
+            ("*", "*") => true,
+            (own, "*") => own == r#type,
+            own => own == (r#type, subtype),
+        }
+    }
+
+    /// `None` for a clause with parameters that nothing fulfils.
+    fn convert(&self) -> Option<Option<Convert<'h>>> {
+        let mut convert: Option<Convert<'h>> = None;
+        for (key, value) in &self.params {
+            match *key {
+                "as" => convert.get_or_insert_default().kind = value,
+                "g" => convert.get_or_insert_default().group = value,
+                "v" => convert.get_or_insert_default().version = value,
+                "stream" if *value != "watch" => return None,
+                _ => {}
+            }
+        }
+        Some(convert)
+    }
+}
+
+impl<'h> Accept<'h> {
+    pub fn parse(header: &'h str) -> Accept<'h> {
+        if header.is_empty() {
+            return Accept(None);
+        }
+        let mut clauses: Vec<Clause<'h>> = Vec::new();
+        // The order is no total one, so that what is best depends on how it is found.
+        for clause in header.split(',').filter_map(Clause::parse) {
+            let better = clauses.iter().rev().take_while(|before| clause.goes_before(before));
+            clauses.insert(clauses.len() - better.count(), clause);
+        }
+        Accept(Some(clauses))
+    }
+
+    /// The first that is allowed, in the order of the clauses.
+    fn first<T>(
+        &self,
+        allows: impl Fn(Encoding, Option<Convert<'h>>) -> Option<T>,
+    ) -> Option<(T, Encoding)> {
+        let Some(clauses) = &self.0 else {
+            return Some((allows(Encoding::Json, None)?, Encoding::Json));
+        };
+        clauses.iter().find_map(|clause| {
+            let convert = clause.convert()?;
+            let mut named = ENCODINGS.into_iter().filter(|way| clause.names(way.media_type()));
+            named.find_map(|way| Some((allows(way, convert)?, way)))
+        })
+    }
+
+    /// The encoding of what is shown as no other kind: failures, reviews.
+    pub fn plain(&self) -> Option<Encoding> {
+        self.first(|_, convert| convert.is_none().then_some(())).map(|(_, encoding)| encoding)
+    }
+
+    /// For an answer about objects of `kind`. Errors: 406.
+    pub fn objects(
+        &self,
+        kind: &Kind,
+        subresource: &str,
+        verb: &str,
+    ) -> ApiResult<(Form, Encoding)> {
+        // All scales are of one built-in kind.
+        let whole = subresource == "scale"
+            || !kind.is_custom()
+                && protobuf::knows(&kind.resource.api_version(), &kind.resource.kind);
+        let form = |encoding, convert: Option<Convert<'h>>| match convert {
+            None => (encoding == Encoding::Json || whole).then_some((Form::Object, "")),
+            Some(Convert { group: "meta.k8s.io", version: "v1", kind }) => match kind {
+                "Table" if encoding == Encoding::Json => Some((Form::Table, kind)),
+                ONE_METADATA | ALL_METADATA => Some((Form::Partial, kind)),
+                _ => None,
+            },
+            Some(_) => None,
+        };
+        let found = self.first(form).ok_or_else(|| match kind.is_custom() {
+            true => accepted(),
+            false => self.unacceptable(matches!(verb, "list" | "watch")),
+        });
+        let ((form, converted), encoding) = found?;
+        let own = go_type(kind);
+        let but = match (verb, converted) {
+            ("list", ONE_METADATA) => format!("is a list (*{own}List)"),
+            ("get", ALL_METADATA) => format!("is not a list (*{own})"),
+            _ => return Ok((form, encoding)),
+        };
+        Err(not_acceptable(format!("you requested {converted}, but the requested object {but}")))
+    }
+
+    /// For discovery; `aggregated`: also in one document. Errors: 406.
+    pub fn discovery(&self, aggregated: bool) -> ApiResult<(Form, Encoding)> {
+        let form = |_, convert| match convert {
+            None => Some(Form::Object),
+            Some(Convert { group: "apidiscovery.k8s.io", version: "v2", kind })
+                if aggregated && kind == "APIGroupDiscoveryList" =>
+            {
+                Some(Form::Aggregated)
+            }
+            Some(_) => None,
+        };
+        self.first(form).ok_or_else(|| self.unacceptable(false))
+    }
+
+    /// Where no clause names any encoding, the router refuses the request; else its handler does.
+    fn unacceptable(&self, streams: bool) -> ApiError {
+        let mut clauses = self.0.iter().flatten();
+        let routed = clauses.any(|clause| {
+            (clause.r#type, clause.subtype) == ("*", "*")
+                || MEDIA_TYPES
+                    .split(", ")
+                    .any(|media| media == format!("{}/{}", clause.r#type, clause.subtype))
+        });
+        if routed {
+            return accepted();
+        }
+        let streams = if streams { format!(", {STREAMS}") } else { String::new() };
+        let words =
+            format!("406: Not Acceptable\n\nAvailable representations: {MEDIA_TYPES}{streams}");
+        let mut error = not_acceptable(words);
+        error.details = serde_json::json!({});
+        error
+    }
+}
+
+fn accepted() -> ApiError {
+    not_acceptable(format!("only the following media types are accepted: {MEDIA_TYPES}"))
+}
+
+fn not_acceptable(words: String) -> ApiError {
+    ApiError::new(406, "NotAcceptable", words)
+}
+
+/// What Go calls an object of this kind inside the server.
+fn go_type(kind: &Kind) -> String {
+    match kind.resource.group.split('.').next().unwrap_or_default() {
+        _ if kind.is_custom() => "unstructured.Unstructured".to_owned(),
+        "" => format!("core.{}", kind.resource.kind),
+        package => format!("{package}.{}", kind.resource.kind),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::{builtin, from_crd};
+    use serde_json::json;
+
+    #[test]
+    fn the_first_form_that_is_served_wins() {
+        const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+        let pods = builtin().into_iter().find(|kind| kind.resource.plural == "pods").unwrap();
+        let foos = json!({ "metadata": { "name": "foos.x.io" }, "spec": { "group": "x.io",
+            "scope": "Cluster", "names": { "kind": "Foo", "plural": "foos" },
+            "versions": [{ "name": "v1", "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": { "type": "object" } } }] } });
+        let foos = from_crd(&foos).unwrap().remove(0);
+        let json = |form| Some((form, Encoding::Json));
+        let protobuf = |form| Some((form, Encoding::Protobuf));
+        let table = "as=Table;v=v1;g=meta.k8s.io";
+        let partial = "as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+        let (object, metadata) = (Form::Object, Form::Partial);
+        for (accept, of_pods, of_foos) in [
+            ("".to_owned(), json(object), json(object)),
+            ("*/*".to_owned(), json(object), json(object)),
+            ("application/*".to_owned(), json(object), json(object)),
+            (PROTOBUF.to_owned(), protobuf(object), None),
+            (format!("{PROTOBUF}, application/json"), protobuf(object), json(object)),
+            (format!("application/json,{PROTOBUF}"), json(object), json(object)),
+            (format!("*/*,{PROTOBUF}"), protobuf(object), json(object)),
+            (format!("application/json;q=0.5,{PROTOBUF};q=0.9"), protobuf(object), json(object)),
+            (format!("{PROTOBUF};stream=watch"), protobuf(object), None),
+            (format!("{PROTOBUF};stream=other"), None, None),
+            (
+                format!("application/json;{table},application/json"),
+                json(Form::Table),
+                json(Form::Table),
+            ),
+            (format!("{PROTOBUF};{table},application/json"), json(object), json(object)),
+            (
+                "application/json;as=Table;v=v1beta1;g=meta.k8s.io,*/*".to_owned(),
+                json(object),
+                json(object),
+            ),
+            (
+                format!("{PROTOBUF};{partial},application/json;{partial}"),
+                protobuf(metadata),
+                protobuf(metadata),
+            ),
+            (format!("application/json;{partial},{PROTOBUF}"), json(metadata), json(metadata)),
+            ("application/json;as=Foo;g=x.io;v=v1".to_owned(), None, None),
+            ("text/plain".to_owned(), None, None),
+        ] {
+            let answer = |kind| Accept::parse(&accept).objects(kind, "", "get").ok();
+            assert_eq!((answer(&pods), answer(&foos)), (of_pods, of_foos), "{accept}");
+        }
+    }
+
+    /// The messages are a real 1.36 server's.
+    #[test]
+    fn who_accepts_nothing_is_told_what_there_is() {
+        let pods = builtin().into_iter().find(|kind| kind.resource.plural == "pods").unwrap();
+        for (accept, verb, message) in [
+            (
+                "application/foo",
+                "get",
+                "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, application/vnd.kubernetes.protobuf",
+            ),
+            (
+                "application/foo",
+                "list",
+                "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, application/vnd.kubernetes.protobuf, application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
+            ),
+            (
+                "application/vnd.kubernetes.protobuf;as=Table;v=v1;g=meta.k8s.io",
+                "list",
+                "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf",
+            ),
+            (
+                "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+                "list",
+                "you requested PartialObjectMetadata, but the requested object is a list (*core.PodList)",
+            ),
+            (
+                "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io",
+                "get",
+                "you requested PartialObjectMetadataList, but the requested object is not a list (*core.Pod)",
+            ),
+        ] {
+            let error = Accept::parse(accept).objects(&pods, "", verb).unwrap_err();
+            assert_eq!((error.code, error.message.as_str()), (406, message), "{accept} {verb}");
+        }
+    }
+}

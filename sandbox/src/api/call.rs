@@ -1,0 +1,279 @@
+//! What a request asks for: its path, its query, and the form of the answer.
+//! Upstream: `apiserver/pkg/endpoints/request.RequestInfo`.
+
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+use crate::api::accept::Encoding;
+use crate::api::failures;
+use crate::api::status::ApiResult;
+use crate::apply::Writer;
+use crate::auth::User;
+use crate::kinds::Kind;
+
+/// The decoded query.
+#[derive(Clone, Debug, Default)]
+pub struct Query(Vec<(String, String)>);
+
+impl Query {
+    pub fn parse(text: &str) -> Query {
+        let pairs = text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (decode(key, true), decode(value, true))
+        });
+        Query(pairs.collect())
+    }
+
+    /// The first value of `key`; empty when absent.
+    pub fn get(&self, key: &str) -> &str {
+        self.0.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value)
+    }
+
+    /// Sets what the request did not.
+    pub fn fill(&mut self, key: &str, value: &str) {
+        if !self.has(key) {
+            self.0.insert(0, (key.to_owned(), value.to_owned()));
+        }
+    }
+
+    pub fn has(&self, key: &str) -> bool {
+        !self.get(key).is_empty()
+    }
+
+    /// As Go reads query booleans: set, and neither `false` nor `0`.
+    pub fn is(&self, key: &str) -> bool {
+        self.0.iter().any(|(k, value)| k == key && !matches!(value.as_str(), "false" | "0"))
+    }
+
+    pub fn number<T: std::str::FromStr>(&self, key: &str) -> ApiResult<Option<T>> {
+        match self.get(key) {
+            "" => Ok(None),
+            text => text.parse().map(Some).map_err(|_| {
+                failures::bad_request(format!(
+                    "unable to decode query: {key}={text:?} is no number"
+                ))
+            }),
+        }
+    }
+
+    /// Errors: 422 as upstream's for anything but `All`.
+    pub fn dry_run(&self) -> ApiResult<bool> {
+        let mut values = self.0.iter().filter(|(key, _)| key == "dryRun").map(|(_, value)| value);
+        if let Some(other) = values.clone().find(|value| *value != "All") {
+            let cause = crate::api::status::Cause {
+                reason: "FieldValueNotSupported",
+                message: format!("Unsupported value: [{other:?}]: supported values: \"All\""),
+                field: "dryRun".to_owned(),
+            };
+            return Err(failures::invalid("meta.k8s.io", "CreateOptions", "", &[cause]));
+        }
+        Ok(values.next().is_some())
+    }
+}
+
+/// Takes the percent-encoding off; with `plus`, `+` stands for a space.
+pub fn decode(text: &str, plus: bool) -> String {
+    let bytes = text.as_bytes();
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let escaped = (bytes[at] == b'%')
+            .then(|| text.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok()))
+            .flatten();
+        match escaped {
+            Some(byte) => {
+                decoded.push(byte);
+                at += 2;
+            }
+            None if plus && bytes[at] == b'+' => decoded.push(b' '),
+            None => decoded.push(bytes[at]),
+        }
+        at += 1;
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+/// A path below `/api/v1` or `/apis/GROUP/VERSION`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResourcePath {
+    pub group: String,
+    pub version: String,
+    pub resource: String,
+    pub namespace: String,
+    /// Empty for a collection.
+    pub name: String,
+    /// Empty for the object itself.
+    pub subresource: String,
+}
+
+impl ResourcePath {
+    /// `None` for any other path.
+    pub fn parse(path: &str) -> Option<ResourcePath> {
+        let (found, more) = ResourcePath::read(path)?;
+        (!more).then_some(found)
+    }
+
+    /// What is asked for by a path that may go on behind the subresource, or end in a slash.
+    pub fn asked(path: &str) -> Option<ResourcePath> {
+        ResourcePath::read(path.trim_end_matches('/')).map(|(found, _)| found)
+    }
+
+    /// And whether there is more behind the subresource.
+    fn read(path: &str) -> Option<(ResourcePath, bool)> {
+        let parts: Vec<String> = path.split('/').skip(1).map(|part| decode(part, false)).collect();
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        let (group, version, rest) = match parts.as_slice() {
+            ["api", version, rest @ ..] => ("", *version, rest),
+            ["apis", group, version, rest @ ..] => (*group, *version, rest),
+            _ => return None,
+        };
+        let (namespace, resource, rest) = match rest {
+            // The namespaces themselves, and their subresources.
+            ["namespaces"] | ["namespaces", _] | ["namespaces", _, "status" | "finalize", ..] => {
+                ("", "namespaces", &rest[1..])
+            }
+            ["namespaces", namespace, resource, rest @ ..] => (*namespace, *resource, rest),
+            [resource, rest @ ..] => ("", *resource, rest),
+            [] => return None,
+        };
+        let (name, subresource) = match rest {
+            [] => ("", ""),
+            [name] => (*name, ""),
+            [name, subresource, ..] => (*name, *subresource),
+        };
+        if resource.is_empty() {
+            return None;
+        }
+        let own = str::to_owned;
+        let found = ResourcePath {
+            group: own(group),
+            version: own(version),
+            resource: own(resource),
+            namespace: own(namespace),
+            name: own(name),
+            subresource: own(subresource),
+        };
+        Some((found, rest.len() > 2))
+    }
+}
+
+/// A request for a kind that is served.
+pub struct Call {
+    pub kind: Arc<Kind>,
+    /// Empty for cluster-scoped kinds, and for all namespaces.
+    pub namespace: String,
+    pub name: String,
+    pub subresource: String,
+    pub query: Query,
+    pub form: Form,
+    pub encoding: Encoding,
+    pub warnings: Warnings,
+    /// Who asks.
+    pub user: Arc<User>,
+}
+
+/// What the answer warns of.
+#[derive(Default)]
+pub struct Warnings(Mutex<Vec<String>>);
+
+impl Warnings {
+    pub fn all(&self) -> Vec<String> {
+        self.0.lock().clone()
+    }
+}
+
+impl Call {
+    /// A request of the server's own for one object, or for none yet where `name` is empty.
+    pub fn of(kind: Arc<Kind>, namespace: &str, name: &str) -> Call {
+        Call {
+            kind,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            subresource: String::new(),
+            query: Query::default(),
+            form: Form::Object,
+            encoding: Encoding::Json,
+            warnings: Warnings::default(),
+            user: Arc::new(User::server()),
+        }
+    }
+
+    /// Adds a warning to the answer, once.
+    pub fn warn(&self, warning: String) {
+        let mut warnings = self.warnings.0.lock();
+        if !warnings.contains(&warning) {
+            warnings.push(warning);
+        }
+    }
+
+    /// The key under which the store has an object of this call's namespace.
+    pub fn key(&self, name: &str) -> String {
+        if self.namespace.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{}/{name}", self.namespace)
+        }
+    }
+
+    /// Who manages the fields that this call writes.
+    pub fn writer<'a>(&'a self, now: &'a str) -> Writer<'a> {
+        Writer { manager: self.query.get("fieldManager"), subresource: &self.subresource, now }
+    }
+
+    /// What every key of this call's collection starts with.
+    pub fn prefix(&self) -> String {
+        if self.namespace.is_empty() { String::new() } else { format!("{}/", self.namespace) }
+    }
+
+    /// The table in the store.
+    pub fn table(&self) -> String {
+        match self.kind.view.map(|view| view.of) {
+            None => self.kind.resource.to_string(),
+            Some(("", _, plural)) => plural.to_owned(),
+            Some((group, _, plural)) => format!("{plural}.{group}"),
+        }
+    }
+}
+
+/// The form in which objects are answered, from the `Accept` header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Object,
+    Table,
+    /// Metadata only.
+    Partial,
+    /// Discovery in one document.
+    Aggregated,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_name_resources() {
+        for (path, group, namespace, resource, name, sub) in [
+            ("/api/v1/pods", "", "", "pods", "", ""),
+            ("/api/v1/namespaces/a/pods/b/log", "", "a", "pods", "b", "log"),
+            ("/api/v1/namespaces/a/finalize", "", "", "namespaces", "a", "finalize"),
+            ("/api/v1/namespaces", "", "", "namespaces", "", ""),
+            ("/apis/apps/v1/namespaces/a/deployments", "apps", "a", "deployments", "", ""),
+            ("/apis/x/v1/roles/a%3Ab", "x", "", "roles", "a:b", ""),
+        ] {
+            let parsed = ResourcePath::parse(path).unwrap();
+            let got = (&*parsed.group, &*parsed.namespace, &*parsed.resource, &*parsed.name);
+            assert_eq!((got, &*parsed.subresource), ((group, namespace, resource, name), sub));
+        }
+        for path in ["/", "/api", "/api/v1", "/apis/apps/v1", "/version", "/api/v1/pods/a/b/c"] {
+            assert_eq!(ResourcePath::parse(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn queries_are_decoded() {
+        let query = Query::parse("labelSelector=app%3Dweb%2Ctier+in+%28a%29&watch=1&x=false&%zz=%");
+        assert_eq!(query.get("labelSelector"), "app=web,tier in (a)");
+        assert_eq!((query.is("watch"), query.is("x"), query.is("y")), (true, false, false));
+        assert_eq!(query.get("%zz"), "%");
+    }
+}

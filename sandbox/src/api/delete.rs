@@ -1,0 +1,451 @@
+//! Delete: grace, finalizers, propagation. Upstream: `registry/rest.BeforeDelete`,
+//! `registry/generic/registry.Store.Delete`.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::api::call::Call;
+use crate::api::failures;
+use crate::api::status::{ApiResult, Cause};
+use crate::api::write::{is_definition, is_deleting, list, text};
+use crate::api::{Api, Payload, json_response, success};
+use crate::kinds::Kind;
+use crate::storage::definitions::condemned;
+use crate::storage::store::{StoreError, Stored};
+use kube_controller_manager::objects::Timestamp;
+use kube_controller_manager::server::http::Response;
+
+const ORPHAN: &str = "orphan";
+const FOREGROUND: &str = "foregroundDeletion";
+const JOB_LEAVES_PODS: &str = "child pods are preserved by default when jobs are deleted; set \
+    propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this \
+    warning";
+/// Kinds whose delete answers with the object. Upstream: `ReturnDeletedObject`.
+const RETURNED: [&str; 7] = [
+    "pods",
+    "services",
+    "serviceaccounts",
+    "persistentvolumes",
+    "persistentvolumeclaims",
+    "podtemplates",
+    "resourcequotas",
+];
+
+/// `metav1.DeleteOptions`, from the body and the query.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeleteOptions {
+    pub grace: Option<i64>,
+    pub uid: Option<String>,
+    pub version: Option<String>,
+    /// `Orphan`, `Foreground`, `Background`.
+    pub propagation: Option<String>,
+    pub dry_run: bool,
+}
+
+impl DeleteOptions {
+    pub fn from_json(body: &Value) -> ApiResult<DeleteOptions> {
+        let own = |pointer: &str| body.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+        let mut propagation = own("/propagationPolicy");
+        match body["orphanDependents"].as_bool() {
+            Some(_) if propagation.is_some() => {
+                return Err(invalid(failures::invalid_value(
+                    "propagationPolicy",
+                    &body["propagationPolicy"],
+                    "orphanDependents and deletionPropagation cannot be both set",
+                )));
+            }
+            Some(true) => propagation = Some("Orphan".to_owned()),
+            Some(false) => propagation = Some("Background".to_owned()),
+            None => {}
+        }
+        if let Some(policy) = &propagation
+            && !matches!(policy.as_str(), "Orphan" | "Foreground" | "Background")
+        {
+            return Err(invalid(Cause {
+                reason: "FieldValueNotSupported",
+                message: format!(
+                    "Unsupported value: {policy:?}: supported values: \"Foreground\", \"Background\", \"Orphan\", \"nil\""
+                ),
+                field: "propagationPolicy".to_owned(),
+            }));
+        }
+        if let Some(other) = list(body, "/dryRun").iter().find(|value| *value != "All") {
+            return Err(invalid(Cause {
+                reason: "FieldValueNotSupported",
+                message: format!("Unsupported value: [{other}]: supported values: \"All\""),
+                field: "dryRun".to_owned(),
+            }));
+        }
+        Ok(DeleteOptions {
+            grace: body["gracePeriodSeconds"].as_i64(),
+            uid: own("/preconditions/uid"),
+            version: own("/preconditions/resourceVersion"),
+            propagation,
+            dry_run: list(body, "/dryRun").iter().any(|value| value == "All"),
+        })
+    }
+
+    fn of(call: &Call, payload: &Payload) -> ApiResult<DeleteOptions> {
+        let mut body = payload.optional()?;
+        if !body.is_object() {
+            body = json!({});
+        }
+        if let Some(grace) = call.query.number::<i64>("gracePeriodSeconds")? {
+            body["gracePeriodSeconds"] = grace.into();
+        }
+        if call.query.has("propagationPolicy") {
+            body["propagationPolicy"] = call.query.get("propagationPolicy").into();
+        }
+        if call.query.has("orphanDependents") {
+            body["orphanDependents"] = call.query.is("orphanDependents").into();
+        }
+        let mut options = DeleteOptions::from_json(&body)?;
+        options.dry_run |= call.query.dry_run()?;
+        Ok(options)
+    }
+
+    fn check(&self, kind: &Kind, object: &Value) -> ApiResult<()> {
+        let name = text(object, "/metadata/name");
+        let faults = [
+            (&self.uid, "UID", "uid", "The object might have been deleted and then recreated"),
+            (
+                &self.version,
+                "ResourceVersion",
+                "resourceVersion",
+                "The object might have been modified",
+            ),
+        ];
+        for (wanted, label, key, hint) in faults {
+            let real = object["metadata"][key].as_str().unwrap_or_default();
+            if let Some(wanted) = wanted
+                && wanted != real
+            {
+                let why = format!(
+                    "the {label} in the precondition ({wanted}) does not match the {label} in record ({real}). {hint}"
+                );
+                // Upstream names the kind here, not the resource.
+                let mut named = kind.resource.clone();
+                named.plural = named.kind.clone();
+                return Err(failures::conflict(&named, name, &why));
+            }
+        }
+        Ok(())
+    }
+
+    /// The finalizers for the garbage collector that `object` gets or loses by this delete.
+    fn finalizers(&self, kind: &Kind, object: &Value) -> Vec<Value> {
+        let old = list(object, "/metadata/finalizers");
+        let mut new: Vec<Value> =
+            old.iter().filter(|f| *f != ORPHAN && *f != FOREGROUND).cloned().collect();
+        let kept = old.iter().find(|f| *f == ORPHAN || *f == FOREGROUND).and_then(Value::as_str);
+        let wanted = match self.propagation.as_deref() {
+            Some("Orphan") => Some(ORPHAN),
+            Some("Foreground") => Some(FOREGROUND),
+            Some(_) => None,
+            None => kept.or(orphans_by_default(kind).then_some(ORPHAN)),
+        };
+        new.extend(wanted.map(Value::from));
+        new
+    }
+}
+
+/// The oldest kinds leave their pods behind when a delete does not say otherwise.
+/// Upstream: `DefaultGarbageCollectionPolicy`.
+fn orphans_by_default(kind: &Kind) -> bool {
+    matches!(
+        (&*kind.resource.group, &*kind.resource.plural),
+        ("", "replicationcontrollers") | ("batch", "jobs")
+    )
+}
+
+fn invalid(cause: Cause) -> crate::api::status::ApiError {
+    failures::invalid("meta.k8s.io", "DeleteOptions", "", &[cause])
+}
+
+/// What a delete does to an object.
+#[derive(Debug, PartialEq)]
+pub enum Step {
+    /// It is removed now.
+    Remove,
+    /// It stays as it is: its deletion is under way.
+    Pending,
+    /// It is stored like this, to be removed by someone's later write.
+    Mark(Value),
+}
+
+/// Decides what `options` do to `object`.
+pub fn step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp) -> Step {
+    if kind.resource.plural == "namespaces" && kind.resource.group.is_empty() {
+        return namespace_step(kind, object, options, now);
+    }
+    let mut marked = object.clone();
+    let metadata = &object["metadata"];
+    let graceful = graceful_period(kind, object, options);
+    let mut grace = None;
+    if is_deleting(object) {
+        let left = metadata["deletionGracePeriodSeconds"].as_i64().unwrap_or(0);
+        if graceful.is_some() && left != 0 {
+            // A grace period can only be made shorter.
+            match options.grace.map(|seconds| if seconds < 0 { 1 } else { seconds }) {
+                Some(seconds) if seconds < left => {
+                    let due: Timestamp =
+                        text(object, "/metadata/deletionTimestamp").parse().unwrap_or(now);
+                    let mut due = due - Duration::from_secs(left as u64)
+                        + Duration::from_secs(seconds as u64);
+                    let mut period = seconds;
+                    if due < now {
+                        due = now;
+                        period = period.min(1);
+                    }
+                    marked["metadata"]["deletionTimestamp"] = due.to_string().into();
+                    marked["metadata"]["deletionGracePeriodSeconds"] = period.into();
+                    grace = Some(seconds);
+                }
+                _ => return Step::Pending,
+            }
+        }
+    } else if let Some(seconds) = graceful {
+        let due = now + Duration::from_secs(seconds.max(0) as u64);
+        mark(&mut marked, due, seconds);
+        grace = Some(seconds);
+    }
+    let finalizers = options.finalizers(kind, object);
+    let pending = !finalizers.is_empty();
+    if finalizers != list(object, "/metadata/finalizers") {
+        marked["metadata"]["finalizers"] = finalizers.into();
+    }
+    match grace {
+        None if !pending => Step::Remove,
+        Some(0) if !pending => Step::Remove,
+        Some(_) => Step::Mark(marked),
+        None => {
+            if !is_deleting(&marked) {
+                mark(&mut marked, now, 0);
+            }
+            marked["metadata"]["deletionGracePeriodSeconds"] = 0.into();
+            Step::Mark(marked)
+        }
+    }
+}
+
+fn mark(object: &mut Value, due: Timestamp, grace: i64) {
+    let metadata = &mut object["metadata"];
+    metadata["deletionTimestamp"] = due.to_string().into();
+    metadata["deletionGracePeriodSeconds"] = grace.into();
+    if let Some(generation) = metadata["generation"].as_i64().filter(|generation| *generation > 0) {
+        metadata["generation"] = (generation + 1).into();
+    }
+}
+
+/// The grace period of a kind that is deleted gracefully. Upstream: `podStrategy.CheckGracefulDelete`.
+fn graceful_period(kind: &Kind, object: &Value, options: &DeleteOptions) -> Option<i64> {
+    let own = (kind.default_grace)(object);
+    if !(kind.resource.plural == "pods" && kind.resource.group.is_empty()) {
+        return own.map(|own| options.grace.unwrap_or(own));
+    }
+    let period = options.grace.or(own).or(object["spec"]["terminationGracePeriodSeconds"].as_i64());
+    let ended = matches!(text(object, "/status/phase"), "Failed" | "Succeeded");
+    // Nobody runs it: there is nothing to wait for.
+    if text(object, "/spec/nodeName").is_empty() || ended {
+        return Some(0);
+    }
+    Some(match period.unwrap_or(0) {
+        negative if negative < 0 => 1,
+        period => period,
+    })
+}
+
+fn namespace_step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp) -> Step {
+    if is_deleting(object) {
+        let held = !list(object, "/spec/finalizers").is_empty()
+            || !list(object, "/metadata/finalizers").is_empty();
+        return if held { Step::Pending } else { Step::Remove };
+    }
+    let mut marked = object.clone();
+    marked["metadata"]["deletionTimestamp"] = now.to_string().into();
+    marked["status"]["phase"] = "Terminating".into();
+    let finalizers = options.finalizers(kind, object);
+    if finalizers != list(object, "/metadata/finalizers") {
+        marked["metadata"]["finalizers"] = finalizers.into();
+    }
+    Step::Mark(marked)
+}
+
+impl Api {
+    pub fn delete(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
+        let options = DeleteOptions::of(call, payload)?;
+        let (mut object, removed) = self.delete_object(call, &options)?;
+        let resource = &call.kind.resource;
+        if options.propagation.is_none()
+            && &*resource.group == "batch"
+            && &*resource.plural == "jobs"
+        {
+            call.warn(JOB_LEAVES_PODS.to_owned());
+        }
+        if removed && graceful_period(&call.kind, &object, &options).is_some() {
+            if !is_deleting(&object) {
+                mark(&mut object, self.clock.now(), 0);
+            }
+            object["metadata"]["deletionGracePeriodSeconds"] = 0.into();
+        }
+        let returned = resource.group.is_empty() && RETURNED.contains(&&*resource.plural);
+        if removed && !returned {
+            let uid = text(&object, "/metadata/uid");
+            return Ok(json_response(200, &success(&call.kind, &call.name, uid)));
+        }
+        let version = text(&object, "/metadata/resourceVersion").parse().unwrap_or_default();
+        Ok(self.one(200, call, &Stored::new(object, version)))
+    }
+
+    /// Deletes an object, as a delete request does; says what it was last and whether it is gone.
+    pub fn delete_object(&self, call: &Call, options: &DeleteOptions) -> ApiResult<(Value, bool)> {
+        let kind = &call.kind;
+        let (table, key) = (call.table(), call.key(&call.name));
+        loop {
+            let old = self
+                .store
+                .get(&table, &key)
+                .ok_or_else(|| failures::not_found(&kind.resource, &call.name))?;
+            options.check(kind, &old.value)?;
+            if table == "namespaces"
+                && matches!(&*call.name, "default" | "kube-system" | "kube-public")
+            {
+                let why = "this namespace may not be deleted";
+                return Err(failures::forbidden(&kind.resource, &call.name, why));
+            }
+            let definition = is_definition(kind) && !is_deleting(&old.value);
+            let step = match definition {
+                true => Step::Mark(condemned(&old.value, &self.clock.now().to_string())),
+                false => step(kind, &old.value, options, self.clock.now()),
+            };
+            if options.dry_run {
+                return Ok(match step {
+                    Step::Remove => (old.value.clone(), true),
+                    Step::Pending => (old.value.clone(), false),
+                    Step::Mark(marked) => (marked, false),
+                });
+            }
+            let written = match step {
+                Step::Pending => return Ok((old.value.clone(), false)),
+                Step::Remove => self.store.delete(&table, &key, old.version, None),
+                Step::Mark(marked) if marked == old.value => return Ok((marked, false)),
+                Step::Mark(marked) => match self.store.replace(&table, &key, old.version, marked) {
+                    Ok(stored) => {
+                        if definition {
+                            self.empty_definition(&stored.value)?;
+                        }
+                        return Ok((stored.value.clone(), false));
+                    }
+                    Err(error) => Err(error),
+                },
+            };
+            match written {
+                Ok(gone) => {
+                    self.gone(kind, &gone.value);
+                    return Ok((gone.value.clone(), true));
+                }
+                Err(StoreError::Changed) => {}
+                Err(error) => return Err(failures::internal(format!("{error:?}"))),
+            }
+        }
+    }
+
+    pub fn delete_collection(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
+        let options = DeleteOptions::of(call, payload)?;
+        let selection = self.selection(call)?;
+        let keep = |stored: &Stored| selection.matches(stored);
+        let page = self
+            .store
+            .list(&call.table(), &call.prefix(), None, usize::MAX, None, &keep)
+            .map_err(|_| failures::internal("the newest list is always there"))?;
+        let mut items = Vec::new();
+        for stored in page.items {
+            let at = |path| text(&stored.value, path);
+            let one = Call {
+                query: call.query.clone(),
+                form: call.form,
+                ..Call::of(call.kind.clone(), at("/metadata/namespace"), at("/metadata/name"))
+            };
+            match self.delete_object(&one, &options) {
+                Ok((object, _)) => items.push(object),
+                Err(error) if error.code == 404 => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let resource = &call.kind.resource;
+        if !call.kind.is_custom() {
+            for item in items.iter_mut().filter_map(Value::as_object_mut) {
+                item.remove("kind");
+                item.remove("apiVersion");
+            }
+        }
+        Ok(json_response(
+            200,
+            &json!({
+                "kind": format!("{}List", resource.kind), "apiVersion": resource.api_version(),
+                "metadata": { "resourceVersion": self.store.version().to_string() }, "items": items,
+            }),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(plural: &str) -> Kind {
+        let mut kinds = crate::kinds::builtin().into_iter();
+        kinds.find(|kind| kind.resource.plural == plural && kind.resource.group.is_empty()).unwrap()
+    }
+
+    fn options(body: Value) -> DeleteOptions {
+        DeleteOptions::from_json(&body).unwrap()
+    }
+
+    #[test]
+    fn finalizers_hold_what_is_deleted() {
+        let kind = kind("configmaps");
+        let now = Timestamp::from_secs(1000);
+        let plain = json!({ "metadata": { "name": "a" } });
+        assert_eq!(step(&kind, &plain, &options(json!({})), now), Step::Remove);
+        for (body, wanted) in [
+            (json!({ "propagationPolicy": "Foreground" }), "foregroundDeletion"),
+            (json!({ "propagationPolicy": "Orphan" }), "orphan"),
+            (json!({ "orphanDependents": true }), "orphan"),
+        ] {
+            let Step::Mark(marked) = step(&kind, &plain, &options(body), now) else { panic!() };
+            assert_eq!(marked["metadata"]["finalizers"], json!([wanted]));
+            assert_eq!(marked["metadata"]["deletionTimestamp"], "1970-01-01T00:16:40Z");
+            // A second delete in the background takes the collector's finalizer off.
+            let background = options(json!({ "propagationPolicy": "Background" }));
+            assert_eq!(step(&kind, &marked, &background, now), Step::Remove);
+        }
+        let held = json!({ "metadata": { "name": "a", "finalizers": ["x/y"] } });
+        assert!(matches!(step(&kind, &held, &options(json!({})), now), Step::Mark(_)));
+    }
+
+    #[test]
+    fn a_pod_on_a_node_gets_its_grace() {
+        let kind = kind("pods");
+        let now = Timestamp::from_secs(1000);
+        let pod = json!({
+            "metadata": { "name": "a" }, "status": { "phase": "Running" },
+            "spec": { "nodeName": "n", "terminationGracePeriodSeconds": 30 },
+        });
+        let Step::Mark(marked) = step(&kind, &pod, &options(json!({})), now) else { panic!() };
+        assert_eq!(marked["metadata"]["deletionGracePeriodSeconds"], 30);
+        assert_eq!(marked["metadata"]["deletionTimestamp"], "1970-01-01T00:17:10Z");
+        let longer = options(json!({ "gracePeriodSeconds": 60 }));
+        assert_eq!(step(&kind, &marked, &longer, now), Step::Pending);
+        assert_eq!(step(&kind, &marked, &options(json!({})), now), Step::Pending);
+        let shorter = options(json!({ "gracePeriodSeconds": 5 }));
+        let Step::Mark(sooner) = step(&kind, &marked, &shorter, now) else { panic!() };
+        assert_eq!(sooner["metadata"]["deletionTimestamp"], "1970-01-01T00:16:45Z");
+        let kill = options(json!({ "gracePeriodSeconds": 0 }));
+        assert_eq!(step(&kind, &marked, &kill, now), Step::Remove);
+        let mut pending = pod.clone();
+        pending["spec"]["nodeName"] = Value::Null;
+        assert_eq!(step(&kind, &pending, &options(json!({})), now), Step::Remove);
+    }
+}

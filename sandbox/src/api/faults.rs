@@ -1,0 +1,238 @@
+//! Failures on demand, and counters of what was asked: how a test steers the API server.
+
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use event_listener::{Event, EventListener};
+
+use crate::api::status::ApiError;
+
+/// Which requests: a verb (`create`, `watch` ... or `*`) and a resource (`pods`, `pods/status`,
+/// `leases` ... or `*`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    pub verb: String,
+    pub resource: String,
+}
+
+impl Target {
+    pub fn new(verb: &str, resource: &str) -> Target {
+        Target { verb: verb.to_owned(), resource: resource.to_owned() }
+    }
+
+    fn matches(&self, verb: &str, resource: &str) -> bool {
+        (self.verb == "*" || self.verb == verb)
+            && (self.resource == "*" || self.resource == resource)
+    }
+}
+
+/// What happens to a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fault {
+    /// Answered with this failure; nothing is done.
+    Fail(ApiError),
+    /// Done, but the connection is cut before the answer: the client cannot know.
+    LoseAnswer,
+    /// The connection is cut; nothing is done.
+    Cut,
+    /// Served this much later.
+    Delay(Duration),
+    /// Served once the plans are cleared.
+    Hold,
+    /// A watch or list whose connection is cut after so many bytes of the body, wherever that is.
+    CutAfter(usize),
+}
+
+impl Fault {
+    /// A failure with the usual reason of `code`, as `Retry-After` when `retry_after` seconds are given.
+    pub fn code(code: u16, retry_after: Option<u64>) -> Fault {
+        let reason = match code {
+            400 => "BadRequest",
+            401 => "Unauthorized",
+            403 => "Forbidden",
+            404 => "NotFound",
+            409 => "Conflict",
+            410 => "Expired",
+            429 => "TooManyRequests",
+            503 => "ServiceUnavailable",
+            504 => "Timeout",
+            _ => "InternalError",
+        };
+        let mut error = ApiError::new(code, reason, format!("fault on purpose: {reason}"));
+        error.retry_after = retry_after;
+        Fault::Fail(error)
+    }
+}
+
+struct Plan {
+    target: Target,
+    fault: Fault,
+    times: usize,
+}
+
+#[derive(Default)]
+struct State {
+    plans: Vec<Plan>,
+    counts: BTreeMap<(String, String), u64>,
+    away: bool,
+    stutter: bool,
+    clears: u64,
+    epoch: Epoch,
+}
+
+/// What running watches compare with: each number that grew since is something to act on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Epoch {
+    /// Cut the connection.
+    pub cut: u64,
+    /// Send 410 and end.
+    pub expire: u64,
+    /// Send a bookmark.
+    pub bookmark: u64,
+}
+
+/// Shared by the API and the tests.
+#[derive(Default)]
+pub struct Faults {
+    state: Mutex<State>,
+    changed: Event,
+}
+
+impl Faults {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify(usize::MAX);
+    }
+
+    /// The next `times` requests that match get `fault`. Plans apply in the order they were made.
+    pub fn next(&self, times: usize, verb: &str, resource: &str, fault: Fault) {
+        let target = Target::new(verb, resource);
+        self.lock().plans.push(Plan { target, fault, times });
+    }
+
+    /// Forgets every plan, and lets go of the requests that are held.
+    pub fn clear(&self) {
+        self.change(|state| {
+            state.plans.clear();
+            state.clears += 1;
+        });
+    }
+
+    /// Waits for the next [`Self::clear`].
+    pub(crate) async fn cleared(&self) {
+        let before = self.lock().clears;
+        loop {
+            let changed = self.listen();
+            if self.lock().clears != before {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// The API server goes away: every connection is cut, at once and from now on.
+    pub fn go_away(&self) {
+        self.change(|state| {
+            state.away = true;
+            state.epoch.cut += 1;
+        });
+    }
+
+    pub fn come_back(&self) {
+        self.change(|state| state.away = false);
+    }
+
+    /// While on, watches tell each change twice, and once more what was before it: last, unless the
+    /// change is a deletion.
+    pub fn stutter(&self, on: bool) {
+        self.lock().stutter = on;
+    }
+
+    pub fn stutters(&self) -> bool {
+        self.lock().stutter
+    }
+
+    /// Faults that are planned and have not hit yet.
+    pub fn pending(&self) -> Vec<Target> {
+        self.lock().plans.iter().map(|plan| plan.target.clone()).collect()
+    }
+
+    /// Cuts every watch that runs now.
+    pub fn cut_watches(&self) {
+        self.change(|state| state.epoch.cut += 1);
+    }
+
+    /// Ends every watch that runs now with 410.
+    pub fn expire_watches(&self) {
+        self.change(|state| state.epoch.expire += 1);
+    }
+
+    /// Sends a bookmark on every watch that runs now and wants them.
+    pub fn bookmark(&self) {
+        self.change(|state| state.epoch.bookmark += 1);
+    }
+
+    /// Requests that matched so far, by their verb and resource; those that failed included.
+    pub fn count(&self, verb: &str, resource: &str) -> u64 {
+        let target = Target::new(verb, resource);
+        let state = self.lock();
+        state.counts.iter().filter(|((v, r), _)| target.matches(v, r)).map(|(_, n)| n).sum()
+    }
+
+    /// Every counter: verb and resource, with its number.
+    pub fn counts(&self) -> BTreeMap<(String, String), u64> {
+        self.lock().counts.clone()
+    }
+
+    pub fn is_away(&self) -> bool {
+        self.lock().away
+    }
+
+    pub fn epoch(&self) -> Epoch {
+        self.lock().epoch
+    }
+
+    /// Resolves when something changed after this call.
+    pub fn listen(&self) -> EventListener {
+        self.changed.listen()
+    }
+
+    /// Counts a request and takes the fault that is meant for it.
+    pub fn request(&self, verb: &str, resource: &str) -> Option<Fault> {
+        let mut state = self.lock();
+        *state.counts.entry((verb.to_owned(), resource.to_owned())).or_default() += 1;
+        let at = state.plans.iter().position(|plan| plan.target.matches(verb, resource))?;
+        let plan = &mut state.plans[at];
+        let fault = plan.fault.clone();
+        plan.times = plan.times.saturating_sub(1);
+        if plan.times == 0 {
+            state.plans.remove(at);
+        }
+        Some(fault)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_hit_their_targets_so_many_times() {
+        let faults = Faults::default();
+        faults.next(2, "create", "pods", Fault::Cut);
+        faults.next(1, "*", "*", Fault::LoseAnswer);
+        let hits: Vec<Option<Fault>> = [("create", "pods"), ("get", "pods"), ("create", "pods")]
+            .into_iter()
+            .chain([("create", "pods")])
+            .map(|(verb, resource)| faults.request(verb, resource))
+            .collect();
+        assert_eq!(hits, [Some(Fault::Cut), Some(Fault::LoseAnswer), Some(Fault::Cut), None]);
+        assert_eq!(faults.pending(), []);
+        assert_eq!((faults.count("create", "*"), faults.count("*", "pods")), (3, 4));
+    }
+}

@@ -1,0 +1,502 @@
+//! The API server without its sockets: authenticates, counts, fails on purpose, and hands each
+//! request to its handler.
+
+pub mod accept;
+pub mod call;
+mod delete;
+pub mod failures;
+pub mod faults;
+mod labels;
+mod read;
+mod reviews;
+mod select;
+pub mod status;
+mod subresources;
+pub mod table;
+pub mod traffic;
+mod watch;
+pub mod write;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_lite::StreamExt;
+use hyper::header::{RETRY_AFTER, WARNING};
+use serde_json::{Value, json};
+
+use super::{discovery, documents};
+use crate::api::accept::{Accept, Encoding};
+use crate::api::call::{Call, Form, Query, ResourcePath, Warnings, decode};
+use crate::api::failures;
+use crate::api::faults::{Fault, Faults};
+use crate::api::select::exact_name;
+use crate::api::status::{ApiError, ApiResult};
+use crate::auth::rbac::Rbac;
+use crate::auth::{Access, Auth, User};
+use crate::kinds::Kind;
+use crate::patch;
+use crate::protobuf;
+use crate::storage::registry::Registry;
+use crate::storage::store::Store;
+use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::server::http::{Body, BodyError, Bytes, Method, Request, Response};
+use kube_controller_manager::task::StopToken;
+
+/// Upstream's limit of a request's body.
+const BODY_LIMIT_BYTES: usize = 3 * 1024 * 1024;
+pub const VERSION: &str = "v1.36.2";
+
+pub struct Api {
+    pub store: Store,
+    pub registry: Registry,
+    pub auth: Auth,
+    pub rbac: Rbac,
+    pub faults: Arc<Faults>,
+    pub clock: SharedClock,
+    /// Whether a pod needs its service account.
+    pub service_accounts: bool,
+    pub stop: StopToken,
+    /// Between the bookmarks of an idle watch.
+    pub bookmark_every: Duration,
+}
+
+/// A request's body, parsed when it is needed.
+pub struct Payload {
+    pub content_type: String,
+    pub bytes: Bytes,
+}
+
+impl Payload {
+    /// The object in the body, from JSON, YAML or protobuf. Errors: 415, 400.
+    pub fn object(&self) -> ApiResult<Value> {
+        let unreadable = |error: &dyn std::fmt::Display| {
+            failures::bad_request(format!("the object provided is unrecognized: {error}"))
+        };
+        let body: Value = match self.content_type.as_str() {
+            "" | "application/json" => {
+                serde_json::from_slice(&self.bytes).map_err(|error| unreadable(&error))?
+            }
+            "application/yaml" => {
+                serde_yaml_ng::from_slice(&self.bytes).map_err(|error| unreadable(&error))?
+            }
+            protobuf::MEDIA_TYPE => protobuf::decode(&self.bytes)?,
+            _ => return Err(unsupported_media(&["application/json", "application/yaml"])),
+        };
+        if body.is_object() { Ok(body) } else { Err(unreadable(&"it is no object")) }
+    }
+
+    /// As [`Payload::object`], null for an empty body.
+    pub fn optional(&self) -> ApiResult<Value> {
+        if self.bytes.is_empty() { Ok(Value::Null) } else { self.object() }
+    }
+}
+
+pub fn unsupported_media(accepted: &[&str]) -> ApiError {
+    let accepted = accepted.join(", ");
+    ApiError::new(
+        415,
+        "UnsupportedMediaType",
+        format!(
+            "the body of the request was in an unknown format - accepted media types include: {accepted}"
+        ),
+    )
+}
+
+pub fn json_response(status: u16, body: &Value) -> Response {
+    Response::new(status, "application/json", serde_json::to_vec(body).unwrap_or_default())
+}
+
+pub fn failure(error: &ApiError) -> Response {
+    if error.details["path"] == true {
+        return Response::text(404, "404 page not found\n");
+    }
+    let mut response = json_response(error.code, &error.to_json());
+    if let Some(seconds) = error.retry_after {
+        response = response.with_header(RETRY_AFTER, &seconds.to_string());
+    }
+    response
+}
+
+/// `metav1.Status` of a success.
+pub fn success(kind: &Kind, name: &str, uid: &str) -> Value {
+    let mut details = json!({ "name": name, "kind": kind.resource.plural });
+    if !kind.resource.group.is_empty() {
+        details["group"] = (&*kind.resource.group).into();
+    }
+    if !uid.is_empty() {
+        details["uid"] = uid.into();
+    }
+    json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details })
+}
+
+/// What a request does, in the words of authorisation and of the counters.
+pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
+    let collection = path.is_some_and(|path| path.name.is_empty());
+    match method.as_str() {
+        "GET" | "HEAD" if query.is("watch") && collection => "watch",
+        "GET" | "HEAD" if collection => "list",
+        "GET" | "HEAD" => "get",
+        "POST" => "create",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" if collection => "deletecollection",
+        "DELETE" => "delete",
+        _ => "other",
+    }
+}
+
+/// What the authorizer is asked. Upstream: `RequestInfoFactory.NewRequestInfo`.
+fn access(method: &Method, path: &str, query: &Query) -> Access {
+    let Some(at) = ResourcePath::asked(path) else {
+        let verb = method.as_str().to_ascii_lowercase();
+        return Access { verb, path: decode(path, false), ..Access::default() };
+    };
+    let verb = match verb(method, Some(&at), query) {
+        "other" => "",
+        verb => verb,
+    };
+    let resource = match at.subresource.as_str() {
+        "" => at.resource.clone(),
+        sub => format!("{}/{sub}", at.resource),
+    };
+    // A namespace is in itself.
+    let namespaces = at.resource == "namespaces" && at.namespace.is_empty();
+    let namespace = if namespaces { &at.name } else { &at.namespace };
+    let selected = matches!(verb, "list" | "watch").then(|| exact_name(query.get("fieldSelector")));
+    Access {
+        verb: verb.to_owned(),
+        group: at.group.clone(),
+        resource,
+        namespace: namespace.clone(),
+        name: selected.flatten().unwrap_or_else(|| at.name.clone()),
+        path: String::new(),
+    }
+}
+
+impl Api {
+    /// Answers one request.
+    pub async fn handle(self: Arc<Self>, request: Request) -> Response {
+        let accept = request.header("accept").unwrap_or_default().to_owned();
+        let accept = Accept::parse(&accept);
+        let response = self.answer(request, &accept).await;
+        // Failures are told in the encoding asked for.
+        match accept.plain() {
+            Some(Encoding::Protobuf) if response.status >= 400 => protobuf::answer(response),
+            _ => response,
+        }
+    }
+
+    async fn answer(self: Arc<Self>, request: Request, accept: &Accept<'_>) -> Response {
+        let Request { method, path, query, headers, body, peer } = request;
+        let mut query = Query::parse(&query);
+        let resource = ResourcePath::parse(&path);
+        let verb = verb(&method, resource.as_ref(), &query);
+        let named = resource.as_ref().map_or_else(
+            || path.clone(),
+            |at| match at.subresource.as_str() {
+                "" => at.resource.clone(),
+                sub => format!("{}/{sub}", at.resource),
+            },
+        );
+        let fault = self.faults.request(verb, &named);
+        if self.faults.is_away() {
+            return Response::abort();
+        }
+        match &fault {
+            Some(Fault::Fail(error)) => return failure(error),
+            Some(Fault::Cut) => return Response::abort(),
+            Some(Fault::Delay(delay)) => self.clock.sleep(*delay).await,
+            Some(Fault::Hold) => self.faults.cleared().await,
+            _ => {}
+        }
+        let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        // Who does not name a field manager is one by the name of its program; but not for apply.
+        let applies = header("content-type").is_some_and(patch::is_apply);
+        if let Some(agent) = header("user-agent").filter(|_| !applies) {
+            query.fill("fieldManager", agent.split('/').next().unwrap_or_default());
+        }
+        let legacy = |token: &str| self.legacy_token(token);
+        let now = self.clock.now();
+        let Some(user) = self.auth.user(&peer, header("authorization"), now, legacy) else {
+            return failure(&failures::unauthorized());
+        };
+        let access = access(&method, &path, &query);
+        let user = match self.acting(user, &headers, &access) {
+            Ok(user) => user,
+            Err(error) => return failure(&error),
+        };
+        if let Err(error) = self.check_access(&user, &access) {
+            return failure(&error);
+        }
+        let payload = match body.read(BODY_LIMIT_BYTES).await {
+            Ok(bytes) => {
+                let content_type = header("content-type").unwrap_or_default();
+                let content_type = content_type.split(';').next().unwrap_or_default().trim();
+                Payload { content_type: content_type.to_ascii_lowercase(), bytes }
+            }
+            Err(BodyError::TooLarge) => {
+                let message = format!("Request entity too large: limit is {BODY_LIMIT_BYTES}");
+                return failure(&ApiError::new(413, "RequestEntityTooLarge", message));
+            }
+            Err(BodyError::Broken(error)) => {
+                return failure(&failures::bad_request(error.to_string()));
+            }
+        };
+        let asks_for = header("accept").unwrap_or_default();
+        if path == "/openapi/v2" && asks_for.contains("proto-openapi.spec.v2") {
+            let form = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+            return Response::new(200, form, documents::openapi_v2_protobuf());
+        }
+        let user = Arc::new(user);
+        let answered = match resource {
+            None => self.other(&path, query.is("verbose"), accept),
+            Some(at) => self.clone().resource(verb, at, query, accept, user, payload).await,
+        };
+        let response = answered.unwrap_or_else(|error| failure(&error));
+        match fault {
+            Some(Fault::LoseAnswer) => Response::abort(),
+            Some(Fault::CutAfter(bytes)) => cut_after(response, bytes),
+            _ => response,
+        }
+    }
+
+    fn other(&self, path: &str, verbose: bool, accept: &Accept<'_>) -> ApiResult<Response> {
+        match path {
+            "/healthz" | "/livez" | "/readyz" if verbose => {
+                let name = path.trim_start_matches('/');
+                let text = format!("[+]ping ok\n[+]log ok\n{name} check passed\n");
+                return Ok(Response::text(200, text));
+            }
+            "/healthz" | "/livez" | "/readyz" | "/healthz/ping" | "/livez/ping"
+            | "/readyz/ping" => {
+                return Ok(Response::text(200, "ok"));
+            }
+            "/version" | "/version/" => {
+                let text = serde_json::to_vec_pretty(&version()).unwrap_or_default();
+                return Ok(Response::new(200, "application/json", text));
+            }
+            _ => {}
+        }
+        let kinds = self.registry.all();
+        if path.starts_with("/openapi/") {
+            let document = documents::openapi(&kinds, path).ok_or_else(failures::no_such_path)?;
+            return Ok(json_response(200, &document));
+        }
+        let (form, encoding) =
+            accept.discovery(matches!(path.trim_end_matches('/'), "/api" | "/apis"))?;
+        let aggregated = form == Form::Aggregated;
+        let mut document =
+            documents::discovery(&kinds, path, aggregated).ok_or_else(failures::no_such_path)?;
+        if aggregated && path.starts_with("/apis") {
+            let services = self
+                .store
+                .list("apiservices.apiregistration.k8s.io", "", None, usize::MAX, None, &|_| true)
+                .map_err(|_| failures::internal("the newest list is always there"))?;
+            let services = services.items.iter().map(|service| &service.value);
+            discovery::add_unavailable(&mut document, services);
+        }
+        if !aggregated {
+            return Ok(encoding.of(json_response(200, &document)));
+        }
+        let body = match encoding {
+            Encoding::Json => serde_json::to_vec(&document).ok(),
+            Encoding::Protobuf => protobuf::encode(&document),
+        };
+        let media = match encoding {
+            Encoding::Json => {
+                "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+            }
+            Encoding::Protobuf => {
+                "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+            }
+        };
+        Ok(Response::new(200, media, body.unwrap_or_default()))
+    }
+
+    async fn resource(
+        self: Arc<Self>,
+        verb: &'static str,
+        at: ResourcePath,
+        query: Query,
+        accept: &Accept<'_>,
+        user: Arc<User>,
+        payload: Payload,
+    ) -> ApiResult<Response> {
+        if let Some(answer) = self.review(verb, &at, &user, &payload)? {
+            return Ok(accept.plain().unwrap_or(Encoding::Json).of(answer));
+        }
+        let Some(kind) = self.registry.find(&at.group, &at.version, &at.resource) else {
+            // What is no group at all is no path either.
+            let known = self.registry.all().iter().any(|kind| kind.resource.group == at.group);
+            return Err(match known && !(at.group.is_empty() && at.version != "v1") {
+                true => failures::no_such_resource(),
+                false => failures::no_such_path(),
+            });
+        };
+        if kind.resource.namespaced && at.namespace.is_empty() && !at.name.is_empty()
+            || !kind.resource.namespaced && !at.namespace.is_empty()
+        {
+            return Err(failures::no_such_path());
+        }
+        let (form, encoding) = accept.objects(&kind, &at.subresource, verb)?;
+        let call = Call {
+            kind,
+            namespace: at.namespace,
+            name: at.name,
+            subresource: at.subresource,
+            query,
+            form,
+            encoding,
+            warnings: Warnings::default(),
+            user,
+        };
+        if verb == "watch" && call.subresource.is_empty() && call.kind.verbs().contains(&verb) {
+            return self.watch(call).await;
+        }
+        if let Some(warning) = deprecated(&call.kind) {
+            call.warn(warning.to_owned());
+        }
+        let payload = match call.table().as_str() {
+            "certificatesigningrequests.certificates.k8s.io" if verb == "create" => {
+                requested_by(&call.user, &payload)?
+            }
+            _ => payload,
+        };
+        let mut response = match self.serve(verb, &call, &payload).await {
+            Ok(response) => encoding.of(response),
+            Err(error) => failure(&error),
+        };
+        for warning in call.warnings.all() {
+            response = response.with_header(WARNING, &format!("299 - {warning:?}"));
+        }
+        Ok(response)
+    }
+
+    async fn serve(
+        &self,
+        verb: &'static str,
+        call: &Call,
+        payload: &Payload,
+    ) -> ApiResult<Response> {
+        if let Some(view) = call.kind.view
+            && matches!(verb, "create" | "update" | "patch")
+        {
+            return self.write_view(view, verb, call, payload);
+        }
+        if !call.subresource.is_empty() {
+            return self.subresource(verb, call, payload);
+        }
+        if verb == "create" && call.table() == "bindings" {
+            return self.bind_named(call, payload);
+        }
+        if !call.kind.verbs().contains(&verb) {
+            return Err(failures::method_not_allowed());
+        }
+        if verb == "create"
+            && (!call.name.is_empty() || call.kind.resource.namespaced && call.namespace.is_empty())
+        {
+            return Err(failures::method_not_allowed());
+        }
+        let version = &call.kind.resource;
+        log::trace!("{verb} {version} {}", call.key(&call.name));
+        match verb {
+            "get" => self.get(call).await,
+            "list" => self.list(call).await,
+            "create" => {
+                self.await_account(call, payload).await;
+                self.create(call, payload)
+            }
+            "update" if !call.name.is_empty() => self.update(call, payload),
+            "patch" if !call.name.is_empty() => self.patch(call, payload),
+            "delete" => self.delete(call, payload),
+            "deletecollection" if call.kind.resource.namespaced && call.namespace.is_empty() => {
+                Err(failures::method_not_allowed())
+            }
+            "deletecollection" => self.delete_collection(call, payload),
+            _ => Err(failures::method_not_allowed()),
+        }
+    }
+}
+
+/// A certificate request that says who made it, whatever it said.
+/// Upstream: `certificates.csrStrategy.PrepareForCreate`.
+fn requested_by(user: &User, payload: &Payload) -> ApiResult<Payload> {
+    let mut request = payload.object()?;
+    if let Some(spec) = request.get_mut("spec").and_then(Value::as_object_mut) {
+        let who = user.to_json();
+        for key in ["username", "uid", "groups", "extra"] {
+            match who.get(key) {
+                Some(value) => spec.insert(key.to_owned(), value.clone()),
+                None => spec.remove(key),
+            };
+        }
+    }
+    let bytes = serde_json::to_vec(&request).unwrap_or_default();
+    Ok(Payload { content_type: "application/json".to_owned(), bytes: bytes.into() })
+}
+
+/// What every answer about a kind that is on its way out says. Upstream: `WarningsOnCreate` and
+/// `APILifecycleDeprecated`.
+fn deprecated(kind: &Kind) -> Option<&'static str> {
+    match (&*kind.resource.group, &*kind.resource.plural) {
+        ("", "endpoints") => {
+            Some("v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice")
+        }
+        ("", "componentstatuses") => Some("v1 ComponentStatus is deprecated in v1.19+"),
+        _ => None,
+    }
+}
+
+fn version() -> Value {
+    json!({
+        "major": "1", "minor": "36", "emulationMajor": "1", "emulationMinor": "36",
+        "minCompatibilityMajor": "1", "minCompatibilityMinor": "35",
+        "gitVersion": VERSION, "gitCommit": "", "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none", "compiler": "rustc",
+        "platform": format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),
+    })
+}
+
+/// Sends the first `limit` bytes of the body, then cuts the connection.
+fn cut_after(response: Response, limit: usize) -> Response {
+    let cut = || Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
+    let body: kube_controller_manager::server::http::BodyStream = match response.body {
+        Body::Full(bytes) => Box::pin(futures_lite::stream::once(Ok(bytes))),
+        Body::Stream(stream) => stream,
+        Body::Abort => return response,
+    };
+    let body = futures_lite::stream::unfold((Some(body), limit), move |(body, left)| async move {
+        let mut body = body?;
+        if left == 0 {
+            return Some((cut(), (None, 0)));
+        }
+        let mut chunk = match body.next().await? {
+            Ok(chunk) => chunk,
+            Err(error) => return Some((Err(error), (None, 0))),
+        };
+        let kept = chunk.len().min(left);
+        Some((Ok(chunk.split_to(kept)), (Some(body), left - kept)))
+    });
+    Response { body: Body::Stream(Box::pin(body)), ..response }
+}
+
+/// An empty server of the built-in kinds.
+#[cfg(test)]
+pub fn for_tests() -> Api {
+    Api {
+        store: Store::new(100),
+        registry: Registry::new(crate::kinds::builtin()),
+        auth: Auth::default(),
+        rbac: Rbac::default(),
+        faults: Arc::default(),
+        clock: kube_controller_manager::clock::FakeClock::new(
+            kube_controller_manager::objects::Timestamp::from_secs(1000),
+        ),
+        service_accounts: false,
+        stop: StopToken::new(),
+        bookmark_every: Duration::from_secs(60),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! Questions that are asked by a create and never stored: who is this, may they.
+//! Upstream: `pkg/registry/{authentication,authorization}`.
+
+use serde_json::{Value, json};
+
+use crate::api::call::ResourcePath;
+use crate::api::failures::{self, invalid_value};
+use crate::api::status::{ApiResult, Cause};
+use crate::api::write::{list, text};
+use crate::api::{Api, Payload, json_response};
+use crate::auth::{Access, ISSUER, User, is_for};
+use kube_controller_manager::server::http::Response;
+
+const AUTHORIZATION: &str = "authorization.k8s.io";
+
+/// Makes a review's status, given who asks, in which namespace, and the review.
+type Answer = fn(&Api, &User, &str, &Value) -> ApiResult<Value>;
+
+impl Api {
+    /// The answer, when `at` is such a question.
+    pub fn review(
+        &self,
+        verb: &str,
+        at: &ResourcePath,
+        user: &User,
+        payload: &Payload,
+    ) -> ApiResult<Option<Response>> {
+        if verb != "create" || !at.name.is_empty() {
+            return Ok(None);
+        }
+        let (kind, answer): (&str, Answer) = match (at.group.as_str(), at.resource.as_str()) {
+            ("authentication.k8s.io", "tokenreviews") => {
+                ("TokenReview", |api, _, _, review| Ok(api.token_review(review)))
+            }
+            ("authentication.k8s.io", "selfsubjectreviews") => {
+                ("SelfSubjectReview", |_, user, _, _| Ok(json!({ "userInfo": user.to_json() })))
+            }
+            (AUTHORIZATION, "subjectaccessreviews") => ("SubjectAccessReview", Api::access_review),
+            (AUTHORIZATION, "localsubjectaccessreviews") => {
+                ("LocalSubjectAccessReview", Api::access_review)
+            }
+            (AUTHORIZATION, "selfsubjectaccessreviews") => {
+                ("SelfSubjectAccessReview", Api::own_access_review)
+            }
+            (AUTHORIZATION, "selfsubjectrulesreviews") => {
+                ("SelfSubjectRulesReview", |api, user, _, review| {
+                    match text(review, "/spec/namespace") {
+                        "" => Err(failures::bad_request("no namespace on request")),
+                        namespace => Ok(api.rules_review(user, namespace)),
+                    }
+                })
+            }
+            _ => return Ok(None),
+        };
+        if at.namespace.is_empty() == (kind == "LocalSubjectAccessReview") {
+            return Ok(None);
+        }
+        let mut review = payload.object()?;
+        if !at.namespace.is_empty() {
+            of_namespace(&mut review, &at.namespace)?;
+        }
+        review["status"] = answer(self, user, &at.namespace, &review)?;
+        review["kind"] = kind.into();
+        review["apiVersion"] = format!("{}/{}", at.group, at.version).into();
+        if !review["metadata"].is_object() {
+            review["metadata"] = json!({});
+        }
+        if kind == "SelfSubjectReview" {
+            review["metadata"]["creationTimestamp"] = self.clock.now().to_string().into();
+        }
+        if kind == "SelfSubjectRulesReview" {
+            // It is answered with a new one.
+            (review["metadata"], review["spec"]) = (json!({}), json!({}));
+        }
+        Ok(Some(json_response(201, &review)))
+    }
+
+    fn token_review(&self, review: &Value) -> Value {
+        let token = text(review, "/spec/token");
+        let known = self.auth.token(token, self.clock.now());
+        let wanted: Vec<String> = list(review, "/spec/audiences")
+            .iter()
+            .filter_map(|audience| audience.as_str().map(str::to_owned))
+            .collect();
+        let known = known.or_else(|| Some((self.legacy_token(token)?, Vec::new())));
+        match known.filter(|(_, audiences)| is_for(audiences, &wanted)) {
+            Some((mut user, mut audiences)) => {
+                user.groups.push("system:authenticated".to_owned());
+                if !wanted.is_empty() && !audiences.is_empty() {
+                    audiences.retain(|audience| wanted.contains(audience));
+                }
+                if audiences.is_empty() {
+                    audiences.push(ISSUER.to_owned());
+                }
+                json!({ "authenticated": true, "user": user.to_json(), "audiences": audiences })
+            }
+            None => {
+                json!({ "authenticated": false, "user": {}, "error": "[invalid bearer token]" })
+            }
+        }
+    }
+
+    fn access_review(&self, _: &User, namespace: &str, review: &Value) -> ApiResult<Value> {
+        let words = |value: &Value| -> Vec<String> {
+            let words = value.as_array().into_iter().flatten();
+            words.filter_map(|word| word.as_str().map(str::to_owned)).collect()
+        };
+        let spec = &review["spec"];
+        let extra = spec["extra"].as_object().into_iter().flatten();
+        let subject = User {
+            name: text(review, "/spec/user").to_owned(),
+            uid: text(review, "/spec/uid").to_owned(),
+            groups: words(&spec["groups"]),
+            extra: extra.map(|(key, values)| (key.clone(), words(values))).collect(),
+        };
+        let mut faults = faults(review, !namespace.is_empty());
+        if subject.name.is_empty() && subject.groups.is_empty() {
+            let why = "at least one of user or group must be specified";
+            faults.insert(
+                faults.iter().take_while(|fault| fault.field.ends_with("Attributes")).count(),
+                invalid_value("spec.user", &"".into(), why),
+            );
+        }
+        refuse(&faults)?;
+        Ok(self.access(&subject, review))
+    }
+
+    fn own_access_review(&self, user: &User, _: &str, review: &Value) -> ApiResult<Value> {
+        refuse(&faults(review, false))?;
+        Ok(self.access(user, review))
+    }
+
+    fn access(&self, subject: &User, review: &Value) -> Value {
+        let own = |key: &str| text(review, &format!("/spec/resourceAttributes/{key}")).to_owned();
+        let mut access = Access {
+            verb: own("verb"),
+            group: own("group"),
+            resource: own("resource"),
+            namespace: own("namespace"),
+            name: own("name"),
+            path: String::new(),
+        };
+        let sub = own("subresource");
+        if !sub.is_empty() {
+            access.resource = format!("{}/{sub}", access.resource);
+        }
+        if review["spec"]["nonResourceAttributes"].is_object() {
+            access.path = text(review, "/spec/nonResourceAttributes/path").to_owned();
+            access.verb = text(review, "/spec/nonResourceAttributes/verb").to_owned();
+        }
+        let allowed = self.authorize(subject, &access);
+        let mut status = json!({ "allowed": allowed.is_ok() });
+        let (Ok(reason) | Err(reason)) = allowed;
+        if !reason.is_empty() {
+            status["reason"] = reason.into();
+        }
+        status
+    }
+}
+
+/// Upstream: `rest.EnsureObjectNamespaceMatchesRequestNamespace`.
+fn of_namespace(review: &mut Value, namespace: &str) -> ApiResult<()> {
+    if !review["metadata"].is_object() {
+        review["metadata"] = json!({});
+    }
+    let own = &mut review["metadata"]["namespace"];
+    if own.as_str().is_some_and(|own| !own.is_empty() && own != namespace) {
+        return Err(failures::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    *own = namespace.into();
+    Ok(())
+}
+
+/// What is wrong with an access review, but for its subject. `local`: it is of a namespace.
+/// Upstream: `pkg/apis/authorization/validation`.
+fn faults(review: &Value, local: bool) -> Vec<Cause> {
+    let spec = &review["spec"];
+    let (of_resource, of_path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
+    // Upstream shows its own form of it, whose fields have other names.
+    let shown = json!({ "Path": text(of_path, "/path"), "Verb": text(of_path, "/verb") });
+    let mut faults = Vec::new();
+    match (of_resource.is_object(), of_path.is_object()) {
+        (true, true) => faults.push(invalid_value(
+            "spec.nonResourceAttributes",
+            &shown,
+            "cannot be specified in combination with resourceAttributes",
+        )),
+        (false, false) => faults.push(invalid_value(
+            "spec.resourceAttributes",
+            &Value::Null,
+            "exactly one of nonResourceAttributes or resourceAttributes must be specified",
+        )),
+        _ => {}
+    }
+    let metadata = review["metadata"].as_object().into_iter().flatten();
+    let mut metadata = metadata.filter(|(key, value)| {
+        let nothing = value.is_null() || **value == "" || **value == json!({});
+        !nothing && *key != "managedFields" && !(local && *key == "namespace")
+    });
+    if metadata.next().is_some() {
+        let why = if local { "must be empty except for namespace" } else { "must be empty" };
+        faults.push(invalid_value("metadata", &review["metadata"], why));
+    }
+    if local && of_path.is_object() {
+        let why = "disallowed on this kind of request";
+        faults.push(invalid_value("spec.nonResourceAttributes", &shown, why));
+    }
+    let namespace = text(of_resource, "/namespace");
+    if local && of_resource.is_object() && namespace != text(review, "/metadata/namespace") {
+        faults.push(invalid_value(
+            "spec.resourceAttributes.namespace",
+            &namespace.into(),
+            "must match metadata.namespace",
+        ));
+    }
+    faults
+}
+
+fn refuse(faults: &[Cause]) -> ApiResult<()> {
+    if faults.is_empty() {
+        return Ok(());
+    }
+    Err(failures::invalid(AUTHORIZATION, "", "", faults))
+}

@@ -1,0 +1,243 @@
+//! Objects as the server-side Table that `kubectl get` prints. Upstream: `meta.k8s.io/v1 Table`.
+
+use serde_json::{Value, json};
+
+use crate::kinds::Kind;
+
+/// What a row carries of its object, as the query parameter `includeObject` says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IncludeObject {
+    None,
+    /// `PartialObjectMetadata`, the default.
+    #[default]
+    Metadata,
+    Object,
+}
+
+impl IncludeObject {
+    /// From the query parameter; `None` when it is no value of it.
+    pub fn parse(text: &str) -> Option<IncludeObject> {
+        match text {
+            "" | "Metadata" => Some(IncludeObject::Metadata),
+            "None" => Some(IncludeObject::None),
+            "Object" => Some(IncludeObject::Object),
+            _ => None,
+        }
+    }
+}
+
+/// A Table of `objects` at `now_secs` (seconds since 1970). `list_meta` becomes the table's
+/// metadata (`resourceVersion`, `continue` ...); null for a single object, whose version is used.
+pub fn render(
+    kind: &Kind,
+    objects: &[&Value],
+    list_meta: &Value,
+    now_secs: i64,
+    include_object: IncludeObject,
+) -> Value {
+    let definitions: Vec<Value> = kind
+        .columns
+        .iter()
+        .map(|column| {
+            json!({
+                "name": column.name, "type": column.r#type, "format": column.format,
+                "description": column.description, "priority": column.priority,
+            })
+        })
+        .collect();
+    let rows: Vec<Value> =
+        objects.iter().map(|object| row(kind, object, now_secs, include_object)).collect();
+    let metadata = match (list_meta, objects) {
+        (Value::Null, [only]) => match only.pointer("/metadata/resourceVersion") {
+            Some(version) => json!({ "resourceVersion": version }),
+            None => json!({}),
+        },
+        (Value::Null, _) => json!({}),
+        (given, _) => given.clone(),
+    };
+    json!({
+        "kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
+        "columnDefinitions": definitions, "rows": rows,
+    })
+}
+
+fn row(kind: &Kind, object: &Value, now_secs: i64, include_object: IncludeObject) -> Value {
+    let cells: Vec<Value> =
+        kind.columns.iter().map(|column| (column.cell)(object, now_secs)).collect();
+    let mut row = json!({ "cells": cells });
+    if let Some(conditions) = conditions(kind, object) {
+        row["conditions"] = conditions;
+    }
+    match include_object {
+        IncludeObject::None => {}
+        IncludeObject::Metadata => {
+            row["object"] = json!({
+                "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+                "metadata": object.get("metadata").cloned().unwrap_or_else(|| json!({})),
+            });
+        }
+        IncludeObject::Object => row["object"] = object.clone(),
+    }
+    row
+}
+
+/// Finished pods are marked, so that clients can hide them.
+fn conditions(kind: &Kind, object: &Value) -> Option<Value> {
+    if kind.resource.plural != "pods" || !kind.resource.group.is_empty() {
+        return None;
+    }
+    let (reason, message) = match object.pointer("/status/phase")?.as_str()? {
+        "Succeeded" => ("Succeeded", "The pod has completed successfully."),
+        "Failed" => ("Failed", "The pod failed."),
+        _ => return None,
+    };
+    Some(json!([{ "type": "Completed", "status": "True", "reason": reason, "message": message }]))
+}
+
+/// A span of seconds the way kubectl prints ages. Upstream: `duration.HumanDuration`.
+pub fn human_duration(seconds: i64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    let pair = |large: i64, unit: &str, rest: i64, small: &str| match rest {
+        0 => format!("{large}{unit}"),
+        rest => format!("{large}{unit}{rest}{small}"),
+    };
+    match seconds {
+        ..-1 => "<invalid>".to_owned(),
+        -1 => "0s".to_owned(),
+        _ if seconds < 120 => format!("{seconds}s"),
+        _ if minutes < 10 => pair(minutes, "m", seconds % 60, "s"),
+        _ if minutes < 180 => format!("{minutes}m"),
+        _ if hours < 8 => pair(hours, "h", minutes % 60, "m"),
+        _ if hours < 48 => format!("{hours}h"),
+        _ if days < 8 => pair(days, "d", hours % 24, "h"),
+        _ if days < 730 => format!("{days}d"),
+        _ if days < 2920 => pair(days / 365, "y", days % 365, "d"),
+        _ => format!("{}y", days / 365),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::builtin;
+
+    #[test]
+    fn ages_read_as_kubectls() {
+        for (seconds, text) in [
+            (-2, "<invalid>"),
+            (-1, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (130, "2m10s"),
+            (601, "10m"),
+            (10_799, "179m"),
+            (10_800, "3h"),
+            (11_000, "3h3m"),
+            (28_800, "8h"),
+            (172_800, "2d"),
+            (180_000, "2d2h"),
+            (691_200, "8d"),
+            (63_072_000, "2y"),
+            (63_158_400, "2y1d"),
+            (252_288_000, "8y"),
+        ] {
+            assert_eq!(human_duration(seconds), text, "{seconds}");
+        }
+    }
+
+    fn cells(plural: &str, group: &str, object: Value) -> Vec<Value> {
+        let kinds = builtin();
+        let of = |k: &&Kind| k.resource.plural == plural && k.resource.group == group;
+        let kind = kinds.iter().find(of).unwrap();
+        let now = 1_777_629_600; // 2026-05-01T10:00:00Z
+        let table = render(kind, &[&object], &Value::Null, now, IncludeObject::None);
+        assert_eq!(table["columnDefinitions"].as_array().unwrap().len(), kind.columns.len());
+        table["rows"][0]["cells"].as_array().unwrap().clone()
+    }
+
+    #[test]
+    fn rows_read_as_a_real_servers() {
+        let meta = json!({"name": "x", "creationTimestamp": "2026-05-01T09:59:23Z"});
+        let template = json!({"spec": {"containers": [
+            {"name": "a", "image": "nginx"}, {"name": "b", "image": "redis"}]}});
+        let selector = json!({"matchLabels": {"a": "b"}});
+        for (plural, group, object, expected) in [
+            (
+                "deployments",
+                "apps",
+                json!({"metadata": meta, "spec": {"replicas": 3, "selector": selector, "template": template},
+                    "status": {"readyReplicas": 1, "updatedReplicas": 2}}),
+                json!(["x", "1/3", 2, 0, "37s", "a,b", "nginx,redis", "a=b"]),
+            ),
+            (
+                "pods",
+                "",
+                json!({"metadata": meta, "spec": {"nodeName": "n", "containers": [{"name": "a"}]},
+                    "status": {"phase": "Running", "podIPs": [{"ip": "1.2.3.4"}],
+                        "containerStatuses": [{"name": "a", "ready": true, "restartCount": 2,
+                            "state": {"running": {}}, "lastState": {"terminated":
+                            {"finishedAt": "2026-05-01T09:50:00Z"}}}]}}),
+                json!([
+                    "x",
+                    "1/1",
+                    "Running",
+                    "2 (10m ago)",
+                    "37s",
+                    "1.2.3.4",
+                    "n",
+                    "<none>",
+                    "<none>"
+                ]),
+            ),
+            (
+                "pods",
+                "",
+                json!({"metadata": meta, "spec": {"containers": [{"name": "a"}], "initContainers": [{"name": "i"}]},
+                    "status": {"phase": "Pending", "initContainerStatuses": [{"name": "i", "state": {"running": {}}}]}}),
+                json!(["x", "0/1", "Init:0/1", "0", "37s", "<none>", "<none>", "<none>", "<none>"]),
+            ),
+            (
+                "services",
+                "",
+                json!({"metadata": meta, "spec": {"type": "LoadBalancer", "clusterIPs": ["10.96.10.123"],
+                    "ports": [{"port": 80, "protocol": "TCP", "nodePort": 31189}]}}),
+                json!([
+                    "x",
+                    "LoadBalancer",
+                    "10.96.10.123",
+                    "<pending>",
+                    "80:31189/TCP",
+                    "37s",
+                    "<none>"
+                ]),
+            ),
+            (
+                "nodes",
+                "",
+                json!({"metadata": meta, "spec": {"unschedulable": true}, "status": {"conditions":
+                    [{"type": "Ready", "status": "True"}], "nodeInfo": {"kubeletVersion": "v1.36.2"}}}),
+                json!([
+                    "x",
+                    "Ready,SchedulingDisabled",
+                    "<none>",
+                    "37s",
+                    "v1.36.2",
+                    "<none>",
+                    "<none>",
+                    "<unknown>",
+                    "<unknown>",
+                    "<unknown>"
+                ]),
+            ),
+            (
+                "jobs",
+                "batch",
+                json!({"metadata": meta, "spec": {"completions": 1, "template": template, "selector": selector},
+                    "status": {}}),
+                json!(["x", "Running", "0/1", "", "37s", "a,b", "nginx,redis", "a=b"]),
+            ),
+        ] {
+            assert_eq!(json!(cells(plural, group, object)), expected, "{plural}");
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Watches: initial objects, changes as they come, bookmarks.
+//! Upstream: `apiserver/pkg/endpoints/handlers/watch.go`, `apiserver/pkg/storage/cacher`.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+use serde_json::{Value, json};
+
+use crate::api::Api;
+use crate::api::accept::Encoding;
+use crate::api::call::{Call, Form};
+use crate::api::failures;
+use crate::api::faults::Epoch;
+use crate::api::read::{list_options_fault, object_bytes, parse_version};
+use crate::api::select::{Selection, Told};
+use crate::api::status::ApiResult;
+use crate::protobuf;
+use crate::storage::store::{Change, StoreError, Stored};
+use kube_controller_manager::server::http::{Bytes, Response};
+
+/// Changes looked at in one go.
+const BATCH: usize = 500;
+/// Events are put together up to this size.
+const CHUNK_BYTES: usize = 64 * 1024;
+
+struct Watch {
+    api: Arc<Api>,
+    call: Call,
+    table: String,
+    prefix: String,
+    selection: Selection,
+    /// Objects still to be told as added.
+    initial: VecDeque<Arc<Stored>>,
+    /// A bookmark that marks their end is owed.
+    owes_end: bool,
+    /// Everything up to this version has been told.
+    cursor: u64,
+    /// Follows since the cursor was at the newest version.
+    running: bool,
+    bookmarks: bool,
+    next_bookmark: Duration,
+    deadline: Duration,
+    epoch: Epoch,
+    done: bool,
+}
+
+impl Api {
+    pub async fn watch(self: Arc<Self>, call: Call) -> ApiResult<Response> {
+        let selection = self.selection(&call)?;
+        let query = &call.query;
+        let asked = query.get("resourceVersion").to_owned();
+        let streamed_list = query.is("sendInitialEvents");
+        let r#match = query.get("resourceVersionMatch");
+        if query.has("sendInitialEvents") && r#match != "NotOlderThan" {
+            let why = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+            return Err(list_options_fault("resourceVersionMatch", why.to_owned()));
+        }
+        if !query.has("sendInitialEvents") && !r#match.is_empty() {
+            let why = "Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+            return Err(list_options_fault("resourceVersionMatch", why.to_owned()));
+        }
+        let version = parse_version(&asked)?;
+        let timeout = query.number::<u64>("timeoutSeconds")?.filter(|seconds| *seconds > 0);
+        let timeout = timeout.unwrap_or_else(|| 1800 + fastrand::u64(..1800));
+        let (table, prefix) = (call.table(), call.prefix());
+        // Without a version, a watch starts with what there is, unless it was asked not to.
+        let wants_initial = streamed_list || (version.is_none() && !query.has("sendInitialEvents"));
+        let (mut initial, mut cursor) = (VecDeque::new(), version.unwrap_or(0));
+        if wants_initial || version.is_none() {
+            if let Some(version) = version {
+                self.fresh(&self.store, &table, version).await?;
+            }
+            let keep = |stored: &Stored| selection.matches(stored);
+            let page = self
+                .store
+                .list(&table, &prefix, None, usize::MAX, None, &keep)
+                .map_err(|_| failures::internal("the newest list is always there"))?;
+            cursor = page.version;
+            if wants_initial {
+                initial = page.items.into();
+            }
+        }
+        let now = self.clock.monotonic();
+        let bookmarks = query.is("allowWatchBookmarks");
+        let media = match call.encoding {
+            Encoding::Json => "application/json",
+            Encoding::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
+        };
+        let watch = Watch {
+            next_bookmark: now + self.bookmark_every,
+            deadline: now + Duration::from_secs(timeout),
+            epoch: self.faults.epoch(),
+            owes_end: streamed_list && bookmarks,
+            running: false,
+            done: false,
+            api: self,
+            call,
+            table,
+            prefix,
+            selection,
+            initial,
+            cursor,
+            bookmarks,
+        };
+        let stream = futures_lite::stream::unfold(watch, |mut watch| async {
+            let chunk = watch.next().await?;
+            Some((chunk, watch))
+        });
+        Ok(Response::stream(200, media, Box::pin(stream)))
+    }
+}
+
+impl Watch {
+    /// The next bytes to send.
+    async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        let api = self.api.clone();
+        let mut chunk = Vec::new();
+        while !self.done {
+            let changed = api.store.listen(&self.table);
+            let steered = api.faults.listen();
+            let epoch = api.faults.epoch();
+            if epoch.cut != self.epoch.cut {
+                self.done = true;
+                return Some(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            self.told_initial(&mut chunk);
+            if chunk.is_empty() {
+                self.told_changes(&mut chunk);
+            }
+            let now = api.clock.monotonic();
+            if epoch.expire != self.epoch.expire && !self.done {
+                self.end_expired(&mut chunk, self.cursor, self.cursor + 1);
+            }
+            let due = now >= self.next_bookmark || epoch.bookmark != self.epoch.bookmark;
+            if due && self.bookmarks && chunk.is_empty() && !self.done {
+                self.bookmark(&mut chunk, false);
+                self.next_bookmark = now + api.bookmark_every;
+            }
+            self.epoch = epoch;
+            if !chunk.is_empty() {
+                return Some(Ok(chunk.into()));
+            }
+            if now >= self.deadline || api.stop.is_stopped() {
+                break;
+            }
+            let until =
+                if self.bookmarks { self.deadline.min(self.next_bookmark) } else { self.deadline };
+            let wake = api.clock.sleep(until.saturating_sub(now));
+            changed.or(steered).or(wake).or(api.stop.stopped()).await;
+        }
+        None
+    }
+
+    fn told_initial(&mut self, chunk: &mut Vec<u8>) {
+        while let Some(stored) = self.initial.pop_front() {
+            self.event(chunk, "ADDED", &stored);
+            if chunk.len() > CHUNK_BYTES {
+                return;
+            }
+        }
+        if std::mem::take(&mut self.owes_end) {
+            self.bookmark(chunk, true);
+        }
+    }
+
+    fn told_changes(&mut self, chunk: &mut Vec<u8>) {
+        while chunk.len() < CHUNK_BYTES {
+            match self.api.store.changes(&self.table, self.cursor, BATCH, self.running) {
+                Ok(found) => {
+                    let none = found.changes.is_empty();
+                    let stutters = self.api.faults.stutters();
+                    for change in &found.changes {
+                        self.told(chunk, change);
+                        if stutters {
+                            self.told_again(chunk, change);
+                        }
+                    }
+                    self.cursor = found.version;
+                    self.running = true;
+                    if none {
+                        return;
+                    }
+                }
+                Err(StoreError::Compacted { oldest }) => {
+                    return self.end_expired(chunk, self.cursor, oldest);
+                }
+                Err(error) => {
+                    log::error!("watch of {}: {error:?}", self.table);
+                    self.done = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn told(&self, chunk: &mut Vec<u8>, change: &Change) {
+        if !change.key.starts_with(&self.prefix) {
+            return;
+        }
+        match (self.selection.told(change), &change.old) {
+            (Some(Told::Added), _) => self.event(chunk, "ADDED", &change.new),
+            (Some(Told::Modified), _) => self.event(chunk, "MODIFIED", &change.new),
+            (Some(Told::Deleted), _) => self.event(chunk, "DELETED", &change.new),
+            (Some(Told::Left), Some(old)) => {
+                let last = Stored::new(old.value.clone(), change.version);
+                self.event(chunk, "DELETED", &last);
+            }
+            (Some(Told::Left) | None, _) => {}
+        }
+    }
+
+    /// What was before the change, and the change: in the wrong order where there is an object
+    /// that can be told to be newer.
+    fn told_again(&self, chunk: &mut Vec<u8>, change: &Change) {
+        let remains = matches!(self.selection.told(change), Some(Told::Modified));
+        if remains {
+            self.told(chunk, change);
+        }
+        if let Some(old) = change.old.as_ref().filter(|_| change.key.starts_with(&self.prefix)) {
+            self.event(chunk, "MODIFIED", old);
+        }
+        if !remains {
+            self.told(chunk, change);
+        }
+    }
+
+    fn event(&self, chunk: &mut Vec<u8>, r#type: &str, stored: &Stored) {
+        let object = object_bytes(&self.call, stored, self.api.clock.now().as_secs());
+        self.put(chunk, r#type, &object);
+    }
+
+    /// An event that no stored object is about.
+    fn notice(&self, chunk: &mut Vec<u8>, r#type: &str, object: &Value) {
+        let object = match self.call.encoding {
+            Encoding::Json => serde_json::to_vec(object).ok(),
+            Encoding::Protobuf => protobuf::encode(object),
+        };
+        self.put(chunk, r#type, &object.unwrap_or_default());
+    }
+
+    fn put(&self, chunk: &mut Vec<u8>, r#type: &str, object: &[u8]) {
+        if self.call.encoding == Encoding::Protobuf {
+            return protobuf::event(chunk, r#type, object);
+        }
+        chunk.extend_from_slice(format!("{{\"type\":\"{type}\",\"object\":").as_bytes());
+        chunk.extend_from_slice(object);
+        chunk.extend_from_slice(b"}\n");
+    }
+
+    fn bookmark(&self, chunk: &mut Vec<u8>, end: bool) {
+        let mut metadata = json!({ "resourceVersion": self.cursor.to_string() });
+        if end {
+            metadata["annotations"] = json!({ "k8s.io/initial-events-end": "true" });
+        }
+        let resource = &self.call.kind.resource;
+        let object = match self.call.form {
+            Form::Table => crate::api::table::render(
+                &self.call.kind,
+                &[],
+                &json!({ "resourceVersion": self.cursor.to_string() }),
+                0,
+                crate::api::table::IncludeObject::None,
+            ),
+            Form::Partial => json!({
+                "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
+            }),
+            _ => json!({
+                "kind": resource.kind, "apiVersion": resource.api_version(), "metadata": metadata,
+            }),
+        };
+        self.notice(chunk, "BOOKMARK", &object);
+    }
+
+    fn end_expired(&mut self, chunk: &mut Vec<u8>, version: u64, oldest: u64) {
+        let why = format!("too old resource version: {version} ({oldest})");
+        let status = failures::expired(why).to_json();
+        self.notice(chunk, "ERROR", &status);
+        self.done = true;
+    }
+}

@@ -1,0 +1,260 @@
+//! Who asks: certificates and bearer tokens. Whether they may: `rbac`.
+
+pub mod certs;
+mod legacy_tokens;
+pub mod rbac;
+
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, RandomState};
+
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use kube_controller_manager::jwt::Signer;
+use kube_controller_manager::objects::Timestamp;
+use kube_controller_manager::server::auth::Authorities;
+use kube_controller_manager::server::http::Chain;
+
+const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
+/// Who issues the tokens of service accounts, and whom they are for when nobody else is named.
+pub const ISSUER: &str = "https://kubernetes.default.svc";
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct User {
+    pub name: String,
+    pub uid: String,
+    pub groups: Vec<String>,
+    /// What else is known, as what it showed: `JTI=…`, `X509SHA256=…`.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+impl User {
+    pub fn new(name: &str, groups: &[&str]) -> User {
+        let groups = groups.iter().copied().map(str::to_owned).collect();
+        User { name: name.to_owned(), groups, ..User::default() }
+    }
+
+    pub fn anonymous() -> User {
+        User::new("system:anonymous", &["system:unauthenticated"])
+    }
+
+    pub fn service_account(namespace: &str, name: &str, uid: &str) -> User {
+        let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{namespace}")]
+            .map(str::to_owned);
+        User {
+            name: format!("system:serviceaccount:{namespace}:{name}"),
+            uid: uid.to_owned(),
+            groups: groups.into(),
+            extra: BTreeMap::new(),
+        }
+    }
+
+    /// The API server itself.
+    pub fn server() -> User {
+        User::new("system:apiserver", &["system:masters"])
+    }
+
+    fn with_credential(mut self, credential: String) -> User {
+        self.extra.insert(CREDENTIAL.to_owned(), vec![credential]);
+        self
+    }
+
+    pub fn is_anonymous(&self) -> bool {
+        self.name == "system:anonymous"
+    }
+
+    /// As `authentication.k8s.io` shows it.
+    pub fn to_json(&self) -> Value {
+        let mut user = json!({ "username": self.name, "groups": self.groups });
+        if !self.uid.is_empty() {
+            user["uid"] = self.uid.as_str().into();
+        }
+        if !self.extra.is_empty() {
+            user["extra"] = json!(self.extra);
+        }
+        user
+    }
+}
+
+/// What a user wants to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    pub verb: String,
+    pub group: String,
+    /// With the subresource: `pods/status`.
+    pub resource: String,
+    pub namespace: String,
+    pub name: String,
+    /// For what is no resource: `/metrics`.
+    pub path: String,
+}
+
+struct Token {
+    user: User,
+    audiences: Vec<String>,
+    expires: Option<Timestamp>,
+}
+
+/// Tokens live in memory and end with the process; those in Secrets are signed and live there.
+#[derive(Default)]
+pub struct Auth {
+    /// Signs the tokens of service accounts, and checks those in Secrets.
+    pub signer: Option<Signer>,
+    /// Whose client certificates count.
+    clients: Option<Authorities>,
+    tokens: Mutex<HashMap<String, Token>>,
+}
+
+impl Auth {
+    pub fn new(signer: Signer, clients: Authorities) -> Auth {
+        Auth { signer: Some(signer), clients: Some(clients), ..Auth::default() }
+    }
+
+    /// A new token for `user`.
+    pub fn issue(&self, user: User, audiences: Vec<String>, expires: Option<Timestamp>) -> String {
+        let token = random_text();
+        self.keep(token, Token { user, audiences, expires })
+    }
+
+    fn keep(&self, token: String, entry: Token) -> String {
+        self.tokens.lock().insert(token.clone(), entry);
+        token
+    }
+
+    /// A new token for a service account, signed, so that others can read it too.
+    pub fn issue_for_account(
+        &self,
+        (namespace, name, uid): (&str, &str, &str),
+        audiences: Vec<String>,
+        issued: Timestamp,
+        expires: Timestamp,
+    ) -> String {
+        let user = User::service_account(namespace, name, uid);
+        let id = crate::api::write::uuid();
+        let claims = json!({
+            "aud": audiences, "exp": expires.as_secs(), "iat": issued.as_secs(), "iss": ISSUER,
+            "jti": id, "nbf": issued.as_secs(), "sub": user.name,
+            "kubernetes.io": {
+                "namespace": namespace, "serviceaccount": { "name": name, "uid": uid },
+            },
+        });
+        let user = user.with_credential(format!("JTI={id}"));
+        let signed = self.signer.as_ref().and_then(|signer| signer.sign(&claims).ok());
+        let entry = Token { user, audiences, expires: Some(expires) };
+        self.keep(signed.unwrap_or_else(random_text), entry)
+    }
+
+    /// Forgets every token of a user.
+    pub fn revoke(&self, user: &str) {
+        let mut tokens = self.tokens.lock();
+        tokens.retain(|_, token| token.user.name != user);
+    }
+
+    /// The user and audiences of a token that is still good.
+    pub fn token(&self, token: &str, now: Timestamp) -> Option<(User, Vec<String>)> {
+        let tokens = self.tokens.lock();
+        let token = tokens.get(token)?;
+        let good = token.expires.is_none_or(|expires| expires > now);
+        good.then(|| (token.user.clone(), token.audiences.clone()))
+    }
+
+    /// `None`: 401. A bearer token is looked at when there is no good certificate: whose it is, if
+    /// it is not one of ours, `other` says. Who shows neither is anonymous.
+    pub fn user(
+        &self,
+        peer: &Chain,
+        header: Option<&str>,
+        now: Timestamp,
+        other: impl FnOnce(&str) -> Option<User>,
+    ) -> Option<User> {
+        let clients = self.clients.as_ref().filter(|_| !peer.is_empty());
+        let certified = clients.map(|clients| clients.user(peer, now));
+        let mut user = match (certified, header.and_then(bearer)) {
+            (Some(Ok(user)), _) => {
+                let shown = peer.first().map(Sha256::digest);
+                let hex = shown.iter().flatten().map(|byte| format!("{byte:02x}"));
+                let credential = format!("X509SHA256={}", hex.collect::<String>());
+                let (name, uid, groups) = (user.name, user.uid, user.groups);
+                User { name, uid, groups, ..User::default() }.with_credential(credential)
+            }
+            (_, Some(token)) => match self.token(token, now) {
+                Some((user, audiences)) if is_for(&audiences, &[]) => user,
+                Some(_) => return None,
+                None => other(token)?,
+            },
+            (Some(Err(_)), None) => return None,
+            (None, None) => return Some(User::anonymous()),
+        };
+        user.groups.push("system:authenticated".to_owned());
+        Some(user)
+    }
+}
+
+/// The token of an `Authorization` header that has one. Upstream: `bearertoken.Authenticator`.
+fn bearer(header: &str) -> Option<&str> {
+    let mut words = header.trim().split(' ');
+    let is_bearer = words.next().is_some_and(|word| word.eq_ignore_ascii_case("bearer"));
+    words.next().filter(|token| is_bearer && !token.is_empty())
+}
+
+/// Whether a token for `audiences` is good for one of `wanted`; none are the API server itself.
+pub fn is_for(audiences: &[String], wanted: &[String]) -> bool {
+    let wanted = |of: &String| if wanted.is_empty() { of == ISSUER } else { wanted.contains(of) };
+    audiences.is_empty() || audiences.iter().any(wanted)
+}
+
+/// 256 bits from the system's random source, by the keys that the standard library draws for its
+/// hash maps.
+fn random_text() -> String {
+    (0..4u8).map(|n| format!("{:016x}", RandomState::new().hash_one(n))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_end_and_bad_certificates_are_nobody() {
+        let stranger = rcgen::generate_simple_self_signed(["me".to_string()]).unwrap();
+        let ours = rcgen::generate_simple_self_signed(["ca".to_string()]).unwrap();
+        let clients = Authorities::from_pem(ours.cert.pem().as_bytes()).unwrap();
+        let auth = Auth { clients: Some(clients), ..Auth::default() };
+        let nobody = Chain::default();
+        let now = Timestamp::from_secs(100);
+        let token = auth.issue(User::new("bob", &[]), vec![], Some(Timestamp::from_secs(101)));
+        let header = format!("Bearer {token}");
+        let user = auth.user(&nobody, Some(&header), now, |_| None).unwrap();
+        assert_eq!((user.name.as_str(), user.groups.len()), ("bob", 1));
+        let late = Timestamp::from_secs(101);
+        assert_eq!(auth.user(&nobody, Some(&header), late, |_| None), None);
+        assert_eq!(auth.user(&nobody, Some("Bearer nonsense"), now, |_| None), None);
+        let stranger = [stranger.cert.der().clone()].into();
+        assert_eq!(auth.user(&stranger, None, now, |_| None), None);
+        assert_eq!(auth.user(&stranger, Some("Basic nonsense"), now, |_| None), None);
+        // Whose certificate is not good may still have a token.
+        assert_eq!(auth.user(&stranger, Some(&header), now, |_| None), Some(user));
+        assert_eq!(auth.user(&stranger, Some(&header), late, |_| None), None);
+        for header in [None, Some("Basic nonsense"), Some("Bearer"), Some("Bearer  x")] {
+            assert_eq!(auth.user(&nobody, header, now, |_| None), Some(User::anonymous()));
+        }
+    }
+
+    #[test]
+    fn a_token_is_good_for_its_audiences() {
+        let auth = Auth::default();
+        let (now, later) = (Timestamp::from_secs(100), Timestamp::from_secs(1000));
+        let user = |audience: &str| {
+            let audiences = vec![audience.to_owned()];
+            let token = auth.issue_for_account(("ns", "bob", "1"), audiences, now, later);
+            auth.user(&Chain::default(), Some(&format!("Bearer {token}")), now, |_| None)
+        };
+        let bob = user(ISSUER).unwrap();
+        assert_eq!(bob.name, "system:serviceaccount:ns:bob");
+        assert!(bob.to_json()["extra"][CREDENTIAL][0].as_str().unwrap().starts_with("JTI="));
+        assert_eq!(user("vault"), None);
+        let text = |words: &[&str]| words.iter().copied().map(str::to_owned).collect::<Vec<_>>();
+        assert!(is_for(&text(&["vault", "a"]), &text(&["a"])));
+        assert!(!is_for(&text(&["vault"]), &text(&["a"])));
+    }
+}

@@ -1,0 +1,374 @@
+//! Whether a user may act as another. Upstream: `apiserver/pkg/endpoints/filters/impersonation`.
+
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+
+use super::{MASTERS, refusal};
+use crate::api::Api;
+use crate::api::call::decode;
+use crate::api::failures;
+use crate::api::status::ApiResult;
+use crate::auth::{Access, User};
+use crate::kinds::subdomain_fault;
+use kube_controller_manager::server::http::HeaderMap;
+
+const AUTHENTICATION: &str = "authentication.k8s.io";
+/// Of the token of a service account whose pod runs on that node.
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+/// So many checks are preceded by one for all of them.
+const MANY: usize = 4;
+
+/// How somebody acts as another: the narrow ways, each with verbs of its own, then the old one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    AssociatedNode,
+    ArbitraryNode,
+    ServiceAccount,
+    UserInfo,
+    Legacy,
+}
+
+const MODES: [Mode; 5] =
+    [Mode::AssociatedNode, Mode::ArbitraryNode, Mode::ServiceAccount, Mode::UserInfo, Mode::Legacy];
+
+/// By which mode each user last came through: it is tried first.
+#[derive(Default)]
+pub struct Modes(Mutex<HashMap<String, Mode>>);
+
+impl Modes {
+    fn last(&self, user: &str) -> Option<Mode> {
+        self.0.lock().get(user).copied()
+    }
+
+    fn came_through(&self, user: &str, mode: Mode) {
+        self.0.lock().insert(user.to_owned(), mode);
+    }
+}
+
+fn node(user: &str) -> Option<&str> {
+    user.strip_prefix("system:node:").filter(|name| subdomain_fault(name).is_none())
+}
+
+fn account(user: &str) -> Option<(&str, &str)> {
+    let (namespace, name) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+    (!namespace.is_empty() && !name.is_empty() && !name.contains(':')).then_some((namespace, name))
+}
+
+impl Mode {
+    fn name(self) -> &'static str {
+        match self {
+            Mode::AssociatedNode => "associated-node",
+            Mode::ArbitraryNode => "arbitrary-node",
+            Mode::ServiceAccount => "serviceaccount",
+            Mode::UserInfo => "user-info",
+            Mode::Legacy => "",
+        }
+    }
+
+    /// Whether this is a way at all for `requestor` to be `wanted`.
+    fn applies(self, requestor: &User, wanted: &User) -> bool {
+        let bare = wanted.uid.is_empty() && wanted.groups.is_empty() && wanted.extra.is_empty();
+        let node = node(&wanted.name);
+        match self {
+            Mode::AssociatedNode => {
+                let own = requestor.extra.get(NODE_NAME).map(Vec::as_slice);
+                let own = own.and_then(|names| if let [one] = names { Some(&**one) } else { None });
+                bare && node.is_some() && node == own && account(&requestor.name).is_some()
+            }
+            Mode::ArbitraryNode => bare && node.is_some(),
+            Mode::ServiceAccount => bare && account(&wanted.name).is_some(),
+            Mode::UserInfo => node.is_none() && account(&wanted.name).is_none(),
+            Mode::Legacy => true,
+        }
+    }
+}
+
+/// Who the headers say the request shall be made as. Errors: 400 without a name.
+fn wanted(headers: &HeaderMap) -> ApiResult<Option<User>> {
+    let all = |name: &str| -> Vec<String> {
+        let values = headers.get_all(name).iter();
+        values.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned()).collect()
+    };
+    let first = |name: &str| all(name).into_iter().next().unwrap_or_default();
+    let mut extra = BTreeMap::new();
+    for name in headers.keys() {
+        if let Some(key) = name.as_str().strip_prefix("impersonate-extra-") {
+            extra.insert(decode(key, false), all(name.as_str()));
+        }
+    }
+    let user = User {
+        name: first("impersonate-user"),
+        uid: first("impersonate-uid"),
+        groups: all("impersonate-group"),
+        extra,
+    };
+    if !user.name.is_empty() {
+        return Ok(Some(user));
+    }
+    if user == User::default() {
+        return Ok(None);
+    }
+    Err(failures::bad_request(format!(
+        "requested {} without impersonating a user name",
+        go_syntax(&user)
+    )))
+}
+
+/// As Go's `%#v` prints it.
+fn go_syntax(user: &User) -> String {
+    let words = |words: &[String]| {
+        let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
+        words.join(", ")
+    };
+    let groups = match user.groups.as_slice() {
+        [] => "[]string(nil)".to_owned(),
+        groups => format!("[]string{{{}}}", words(groups)),
+    };
+    let extra = if user.extra.is_empty() {
+        "map[string][]string(nil)".to_owned()
+    } else {
+        let extra = user.extra.iter();
+        let extra: Vec<String> =
+            extra.map(|(key, values)| format!("{key:?}:[]string{{{}}}", words(values))).collect();
+        format!("map[string][]string{{{}}}", extra.join(", "))
+    };
+    let (name, uid) = (&user.name, &user.uid);
+    format!("&user.DefaultInfo{{Name:{name:?}, UID:{uid:?}, Groups:{groups}, Extra:{extra}}}")
+}
+
+impl Api {
+    /// Who a request is made as: `user`, or whom its headers name, if `user` may act as them.
+    /// `access`: what is asked for. Errors: 403; 400 for a group without a user.
+    pub fn acting(&self, user: User, headers: &HeaderMap, access: &Access) -> ApiResult<User> {
+        let Some(wanted) = wanted(headers)? else { return Ok(user) };
+        let last = self.rbac.modes.last(&user.name);
+        let others = MODES.into_iter().filter(|mode| Some(*mode) != last);
+        let mut first = None;
+        for mode in last.into_iter().chain(others) {
+            if !mode.applies(&user, &wanted) {
+                continue;
+            }
+            match self.act(mode, &user, &wanted, access) {
+                Ok(acting) => {
+                    self.rbac.modes.came_through(&user.name, mode);
+                    return Ok(acting);
+                }
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        Err(first.unwrap_or_else(|| failures::internal("all impersonation modes failed")))
+    }
+
+    fn act(&self, mode: Mode, user: &User, wanted: &User, access: &Access) -> ApiResult<User> {
+        let narrow = mode != Mode::Legacy;
+        let (verb, group) = match mode {
+            Mode::Legacy => ("impersonate".to_owned(), ""),
+            _ => (format!("impersonate:{}", mode.name()), AUTHENTICATION),
+        };
+        if narrow {
+            let on = Access {
+                verb: format!("impersonate-on:{}:{}", mode.name(), access.verb),
+                ..access.clone()
+            };
+            self.check_access(user, &on)?;
+        }
+        let what = |group: &str, resource: &str, namespace: &str, name: &str| Access {
+            verb: verb.clone(),
+            group: group.to_owned(),
+            resource: resource.to_owned(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            path: String::new(),
+        };
+        let mut acting = wanted.clone();
+        let of_name = match (node(&wanted.name), account(&wanted.name)) {
+            (Some(name), _) if narrow => {
+                acting.groups = vec!["system:nodes".to_owned()];
+                let name = if mode == Mode::AssociatedNode { "*" } else { name };
+                what(group, "nodes", "", name)
+            }
+            (_, Some((namespace, name))) => {
+                if wanted.groups.is_empty() {
+                    acting.groups = User::service_account(namespace, name, "").groups;
+                }
+                what(group, "serviceaccounts", namespace, name)
+            }
+            _ => what(group, "users", "", &wanted.name),
+        };
+        self.check_access(user, &of_name)?;
+        if !wanted.uid.is_empty() {
+            self.check_access(user, &what(AUTHENTICATION, "uids", "", &wanted.uid))?;
+        }
+
+        for (name, bad) in [("", "empty string"), (MASTERS, MASTERS)] {
+            if narrow && wanted.groups.iter().any(|group| group == name) {
+                let why = format!("impersonating the {bad} group is not allowed");
+                return Err(refusal(user, &what(group, "groups", "", name), &why));
+            }
+        }
+        let all = |access: &Access| narrow && self.authorize(user, access).is_ok();
+        if wanted.groups.len() < MANY || !all(&what(group, "groups", "", "*")) {
+            for name in &wanted.groups {
+                self.check_access(user, &what(group, "groups", "", name))?;
+            }
+        }
+        let of_extra = |key: &str, value: &str| {
+            what(AUTHENTICATION, format!("userextras/{key}").trim_end_matches('/'), "", value)
+        };
+        if let Some(why) = extra_fault(&wanted.extra).filter(|_| narrow) {
+            return Err(refusal(user, &of_extra("", ""), &why));
+        }
+        let values = wanted.extra.values().map(Vec::len).sum::<usize>();
+        let many = values.max(wanted.extra.len()) >= MANY;
+        if !many || !all(&of_extra("*", "*")) {
+            for (key, values) in &wanted.extra {
+                for value in values {
+                    self.check_access(user, &of_extra(key, value))?;
+                }
+            }
+        }
+
+        let mark = match acting.is_anonymous() {
+            true => "system:unauthenticated",
+            false => "system:authenticated",
+        };
+        let marked = |group: &String| group == mark || *group == "system:unauthenticated";
+        if !acting.groups.iter().any(marked) {
+            acting.groups.push(mark.to_owned());
+        }
+        Ok(acting)
+    }
+}
+
+fn extra_fault(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
+    extra.iter().find_map(|(key, values)| {
+        let (domain, path) = key.split_once('/').unwrap_or((key, ""));
+        let detail;
+        let (what, more) = match key {
+            _ if key.is_empty() => ("the empty string key", ""),
+            _ if path.is_empty() || domain.is_empty() => {
+                let why = "must be a domain-prefixed path (such as \"acme.io/foo\")";
+                detail = format!(": extra.key: Invalid value: {key:?}: {why}");
+                ("an invalid key", &*detail)
+            }
+            _ if values.iter().any(String::is_empty) => ("the empty string value", ""),
+            _ => return None,
+        };
+        Some(format!("impersonating {what} in extra is not allowed{more}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::for_tests;
+    use serde_json::json;
+
+    /// An API where `old` may be alice of the developers in the old way, and `new` alice, accounts
+    /// and nodes, but only to list pods.
+    fn api() -> Api {
+        let api = for_tests();
+        let users = ["users", "groups", "userextras/a.b/c"];
+        let pods = json!({ "apiGroups": [""], "resources": ["pods"], "verbs": [
+            "impersonate-on:user-info:list", "impersonate-on:serviceaccount:list",
+            "impersonate-on:arbitrary-node:list", "impersonate-on:associated-node:list",
+        ] });
+        for (name, rules) in [
+            (
+                "old",
+                json!([{ "apiGroups": ["", AUTHENTICATION], "resources": users,
+                "verbs": ["impersonate"], "resourceNames": ["alice", "devs", "x"] }]),
+            ),
+            (
+                "new",
+                json!([pods, { "apiGroups": [AUTHENTICATION], "resources": users,
+                "verbs": ["impersonate:user-info"], "resourceNames": ["alice", "devs", MASTERS] },
+                { "apiGroups": [AUTHENTICATION], "resources": ["serviceaccounts", "nodes"],
+                "verbs": ["impersonate:serviceaccount", "impersonate:arbitrary-node"] }]),
+            ),
+        ] {
+            let role = json!({ "metadata": { "name": name }, "rules": rules });
+            api.store.create(super::super::CLUSTER_ROLES, name, role).ok().unwrap();
+            let binding = json!({
+                "metadata": { "name": name }, "subjects": [{ "kind": "User", "name": name }],
+                "roleRef": { "kind": "ClusterRole", "name": name },
+            });
+            api.store.create(super::super::CLUSTER_BINDINGS, name, binding).ok().unwrap();
+        }
+        api
+    }
+
+    /// `name group... key=value`
+    fn headers(wanted: &str) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (n, word) in wanted.split(' ').enumerate().filter(|(_, word)| !word.is_empty()) {
+            let (name, value) = match word.split_once('=') {
+                Some((key, value)) => (format!("impersonate-extra-{key}"), value),
+                None if n == 0 => ("impersonate-user".to_owned(), word),
+                None => ("impersonate-group".to_owned(), word),
+            };
+            let name = hyper::header::HeaderName::try_from(name).unwrap();
+            headers.append(name, value.parse().unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn who_may_act_as_whom() {
+        const ALL: &str = "system:authenticated";
+        let account = ["system:serviceaccounts", "system:serviceaccounts:a", ALL].join(" ");
+        let refused = |what: &str, verb: &str, resource: &str, group: &str, more: &str| {
+            let scope = "at the cluster scope";
+            format!(
+                "{what} is forbidden: User \"new\" cannot {verb} resource {resource:?} in API group {group:?} {scope}{more}"
+            )
+        };
+        let on = refused("secrets", "impersonate-on:user-info:list", "secrets", "", "");
+        let masters = refused(
+            &format!("groups.{AUTHENTICATION} \"system:masters\""),
+            "impersonate:user-info",
+            "groups",
+            AUTHENTICATION,
+            ": impersonating the system:masters group is not allowed",
+        );
+        let bert = refused(
+            &format!("users.{AUTHENTICATION} \"bert\""),
+            "impersonate:user-info",
+            "users",
+            AUTHENTICATION,
+            "",
+        );
+        for (who, wanted, resource, outcome) in [
+            ("nobody", "", "pods", Ok("")),
+            ("old", "alice", "pods", Ok(ALL)),
+            ("old", "alice devs", "secrets", Ok("devs system:authenticated")),
+            ("old", "alice devs a.b%2fc=x", "pods", Ok("devs system:authenticated")),
+            ("new", "alice devs", "pods", Ok("devs system:authenticated")),
+            ("new", "alice", "secrets", Err(&*on)),
+            ("new", "bert", "pods", Err(&*bert)),
+            ("new", "alice system:masters", "pods", Err(&*masters)),
+            ("new", "system:serviceaccount:a:b", "pods", Ok(&*account)),
+            ("new", "system:node:n", "pods", Ok("system:nodes system:authenticated")),
+        ] {
+            let api = api();
+            let access =
+                Access { verb: "list".into(), resource: resource.into(), ..Access::default() };
+            let found = api.acting(User::new(who, &[]), &headers(wanted), &access);
+            let found = found.map(|user| user.groups.join(" ")).map_err(|error| error.message);
+            let outcome = outcome.map(str::to_owned).map_err(str::to_owned);
+            assert_eq!(found, outcome, "{who} as {wanted:?}");
+        }
+        // Whoever came through by one way is told what that way lacks.
+        let api = api();
+        let access = Access { verb: "list".into(), resource: "pods".into(), ..Access::default() };
+        let act = |wanted| api.acting(User::new("old", &[]), &headers(wanted), &access);
+        assert!(act("alice").is_ok());
+        let words = "users \"bert\" is forbidden: User \"old\" cannot impersonate resource \"users\" in API group \"\" at the cluster scope";
+        assert_eq!(act("bert").unwrap_err().message, words);
+        let mut headers = headers("");
+        headers.append("impersonate-group", "a".parse().unwrap());
+        let words = "requested &user.DefaultInfo{Name:\"\", UID:\"\", Groups:[]string{\"a\"}, Extra:map[string][]string(nil)} without impersonating a user name";
+        let error = api.acting(User::new("old", &[]), &headers, &access).unwrap_err();
+        assert_eq!((error.code, &*error.message), (400, words));
+    }
+}

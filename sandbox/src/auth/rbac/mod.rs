@@ -1,0 +1,435 @@
+//! Who may do what, by the roles and bindings in the store.
+//! Upstream: `plugin/pkg/auth/authorizer/rbac`, `pkg/registry/rbac/validation`.
+
+mod bootstrap;
+mod escalation;
+mod impersonation;
+mod rule;
+mod signers;
+
+use parking_lot::RwLock;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+pub use self::impersonation::Modes;
+pub use self::rule::Rule;
+use crate::api::Api;
+use crate::api::failures;
+use crate::api::status::{ApiError, ApiResult};
+use crate::api::write::{list, text};
+use crate::auth::{Access, User};
+use crate::storage::store::Store;
+use kube_controller_manager::objects::ResourceType;
+
+pub const GROUP: &str = "rbac.authorization.k8s.io";
+const CLUSTER_ROLES: &str = "clusterroles.rbac.authorization.k8s.io";
+const CLUSTER_BINDINGS: &str = "clusterrolebindings.rbac.authorization.k8s.io";
+const ROLES: &str = "roles.rbac.authorization.k8s.io";
+const BINDINGS: &str = "rolebindings.rbac.authorization.k8s.io";
+
+/// Who may do everything, whatever the roles say.
+pub const MASTERS: &str = "system:masters";
+
+/// The roles and bindings by whom they concern; made anew when one of them has changed.
+#[derive(Default)]
+pub struct Rbac {
+    index: RwLock<Arc<Index>>,
+    modes: Modes,
+}
+
+#[derive(Default)]
+struct Index {
+    /// Of the last change to a role or binding that this knows.
+    version: u64,
+    roles: HashMap<RoleKey, Arc<[Rule]>>,
+    /// Of the whole cluster.
+    cluster: Scope,
+    namespaces: HashMap<String, Scope>,
+}
+
+/// Namespace and name; no namespace: a cluster role.
+type RoleKey = (String, String);
+
+/// The bindings of one namespace, or of the cluster.
+#[derive(Default)]
+struct Scope {
+    bindings: Vec<Binding>,
+    users: HashMap<String, Vec<usize>>,
+    groups: HashMap<String, Vec<usize>>,
+}
+
+struct Binding {
+    /// Empty: of the cluster.
+    namespace: String,
+    name: String,
+    /// `Role` or `ClusterRole`, and its name.
+    role: (String, String),
+    subjects: Vec<Subject>,
+}
+
+struct Subject {
+    kind: String,
+    name: String,
+    /// A service account's.
+    namespace: String,
+}
+
+/// A role that a binding names and nobody has made.
+pub struct Missing {
+    kind: String,
+    name: String,
+}
+
+impl Missing {
+    /// As a cache tells it.
+    fn text(&self) -> String {
+        format!("{}.{GROUP} {:?} not found", self.kind.to_lowercase(), self.name)
+    }
+}
+
+impl Subject {
+    fn is(&self, user: &User) -> bool {
+        match self.kind.as_str() {
+            "Group" => user.groups.contains(&self.name),
+            _ => user.name == self.user_name(),
+        }
+    }
+
+    fn user_name(&self) -> String {
+        match self.kind.as_str() {
+            "ServiceAccount" => format!("system:serviceaccount:{}:{}", self.namespace, self.name),
+            _ => self.name.clone(),
+        }
+    }
+}
+
+impl Binding {
+    /// Upstream: `describeSubject` and the describers of bindings.
+    fn described(&self, user: &User) -> String {
+        let subject = self.subjects.iter().find(|subject| subject.is(user));
+        let subject = subject.map_or_else(String::new, |Subject { kind, name, namespace }| {
+            match kind.as_str() {
+                "ServiceAccount" => format!("{kind} {:?}", format!("{name}/{namespace}")),
+                _ => format!("{kind} {name:?}"),
+            }
+        });
+        let (kind, role) = &self.role;
+        let binding = match self.namespace.as_str() {
+            "" => format!("ClusterRoleBinding {:?}", self.name),
+            namespace => format!("RoleBinding {:?}", format!("{}/{namespace}", self.name)),
+        };
+        format!("{binding} of {kind} {role:?} to {subject}")
+    }
+}
+
+impl Scope {
+    fn add(&mut self, binding: Binding) {
+        let at = self.bindings.len();
+        for subject in &binding.subjects {
+            let known = match subject.kind.as_str() {
+                "Group" => self.groups.entry(subject.name.clone()),
+                "User" | "ServiceAccount" => self.users.entry(subject.user_name()),
+                _ => continue,
+            };
+            known.or_default().push(at);
+        }
+        self.bindings.push(binding);
+    }
+
+    /// Those that concern a user, in the order of their names.
+    fn of(&self, user: &User) -> impl Iterator<Item = &Binding> {
+        let by_group = user.groups.iter().filter_map(|group| self.groups.get(group));
+        let found = self.users.get(&user.name).into_iter().chain(by_group);
+        let mut found: Vec<usize> = found.flatten().copied().collect();
+        found.sort_unstable();
+        found.dedup();
+        found.into_iter().filter_map(|at| self.bindings.get(at))
+    }
+}
+
+impl Index {
+    fn new(store: &Store, version: u64) -> Index {
+        let mut index = Index { version, ..Index::default() };
+        let each = |table: &str, see: &mut dyn FnMut(&Value)| {
+            // The newest list is always there.
+            let page = store.list(table, "", None, usize::MAX, None, &|_| true);
+            page.iter().flat_map(|page| &page.items).for_each(|object| see(&object.value));
+        };
+        let own = |object: &Value, pointer: &str| text(object, pointer).to_owned();
+        for table in [CLUSTER_ROLES, ROLES] {
+            each(table, &mut |role| {
+                let key = (own(role, "/metadata/namespace"), own(role, "/metadata/name"));
+                index.roles.insert(key, Rule::of(role).into());
+            });
+        }
+        for table in [CLUSTER_BINDINGS, BINDINGS] {
+            each(table, &mut |binding| {
+                let namespace = own(binding, "/metadata/namespace");
+                let subject = |subject: &Value| Subject {
+                    kind: own(subject, "/kind"),
+                    name: own(subject, "/name"),
+                    namespace: match text(subject, "/namespace") {
+                        "" => namespace.clone(),
+                        own => own.to_owned(),
+                    },
+                };
+                let subjects = list(binding, "/subjects").iter().map(subject).collect();
+                let scope = match namespace.as_str() {
+                    "" => &mut index.cluster,
+                    _ => index.namespaces.entry(namespace.clone()).or_default(),
+                };
+                scope.add(Binding {
+                    namespace: namespace.clone(),
+                    name: own(binding, "/metadata/name"),
+                    role: (own(binding, "/roleRef/kind"), own(binding, "/roleRef/name")),
+                    subjects,
+                });
+            });
+        }
+        index
+    }
+
+    /// The rules of the role that a binding in `namespace` names.
+    fn rules(&self, (kind, name): &(String, String), namespace: &str) -> Result<&[Rule], Missing> {
+        let namespace = if kind == "Role" { namespace } else { "" };
+        let found = self.roles.get(&(namespace.to_owned(), name.clone()));
+        let found = found.filter(|_| kind != "Role" || !namespace.is_empty());
+        found
+            .map(|rules| &**rules)
+            .ok_or_else(|| Missing { kind: kind.clone(), name: name.clone() })
+    }
+
+    /// The bindings that concern a user in a namespace, with the rules they bring.
+    fn granted<'a>(
+        &'a self,
+        user: &'a User,
+        namespace: &str,
+    ) -> impl Iterator<Item = (&'a Binding, Result<&'a [Rule], Missing>)> {
+        let inside = self.namespaces.get(namespace).filter(|_| !namespace.is_empty());
+        let scopes = std::iter::once(&self.cluster).chain(inside);
+        scopes
+            .flat_map(|scope| scope.of(user))
+            .map(|binding| (binding, self.rules(&binding.role, &binding.namespace)))
+    }
+}
+
+/// Upstream: `utilerrors.NewAggregate`.
+fn aggregate(mut faults: Vec<String>) -> String {
+    let mut seen = std::collections::HashSet::new();
+    faults.retain(|fault| seen.insert(fault.clone()));
+    match faults.as_slice() {
+        [one] => one.clone(),
+        _ => format!("[{}]", faults.join(", ")),
+    }
+}
+
+impl Rbac {
+    fn index(&self, store: &Store) -> Arc<Index> {
+        let version = store.changed_at(&[CLUSTER_ROLES, CLUSTER_BINDINGS, ROLES, BINDINGS]);
+        let known = self.index.read().clone();
+        if known.version == version {
+            return known;
+        }
+        let index = Arc::new(Index::new(store, version));
+        *self.index.write() = index.clone();
+        index
+    }
+}
+
+impl Api {
+    /// Whether a user may do that, and why: as upstream tells it, or empty.
+    pub fn authorize(&self, user: &User, access: &Access) -> Result<String, String> {
+        if user.groups.iter().any(|group| group == MASTERS) {
+            return Ok(String::new());
+        }
+        let index = self.rbac.index(&self.store);
+        let mut faults = Vec::new();
+        for (binding, rules) in index.granted(user, &access.namespace) {
+            match rules {
+                Ok(rules) if rules.iter().any(|rule| rule.allows(access)) => {
+                    return Ok(format!("RBAC: allowed by {}", binding.described(user)));
+                }
+                Ok(_) => {}
+                Err(missing) => faults.push(missing.text()),
+            }
+        }
+        Err(if faults.is_empty() { String::new() } else { format!("RBAC: {}", aggregate(faults)) })
+    }
+
+    /// Errors: 403.
+    pub fn check_access(&self, user: &User, access: &Access) -> ApiResult<()> {
+        self.authorize(user, access).map(drop).map_err(|why| refusal(user, access, &why))
+    }
+
+    /// The rules that hold for a user in a namespace, and what could not be found out.
+    pub fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, Vec<Missing>) {
+        let index = self.rbac.index(&self.store);
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        for (_, rules) in index.granted(user, namespace) {
+            match rules {
+                Ok(rules) => found.extend(rules.iter().cloned()),
+                Err(role) => missing.push(role),
+            }
+        }
+        (found, missing)
+    }
+
+    /// A review's status. Upstream: `selfsubjectrulesreview.REST`.
+    pub fn rules_review(&self, user: &User, namespace: &str) -> Value {
+        let (rules, missing) = self.rules_for(user, namespace);
+        let (of_resources, of_paths): (Vec<_>, Vec<_>) =
+            rules.iter().partition(|rule| !rule.resources.is_empty());
+        let mut status = json!({
+            "resourceRules": of_resources, "nonResourceRules": of_paths, "incomplete": false,
+        });
+        if !missing.is_empty() {
+            let missing = missing.iter().map(Missing::text).collect();
+            status["evaluationError"] = aggregate(missing).into();
+        }
+        status
+    }
+}
+
+/// The answer to who may not. Upstream: `responsewriters.ForbiddenStatusError`.
+pub fn refusal(user: &User, access: &Access, why: &str) -> ApiError {
+    let (name, Access { verb, group, resource, namespace, path, .. }) = (&user.name, access);
+    let mut message = format!("User {name:?} cannot {verb} ");
+    message += &match (path.as_str(), namespace.as_str()) {
+        ("", "") => {
+            format!("resource {resource:?} in API group {group:?} at the cluster scope")
+        }
+        ("", _) => {
+            format!("resource {resource:?} in API group {group:?} in the namespace {namespace:?}")
+        }
+        _ => format!("path {path:?}"),
+    };
+    let mut message = message.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    if !why.is_empty() {
+        message = format!("{message}: {why}");
+    }
+    if !path.is_empty() {
+        let mut error = ApiError::new(403, "Forbidden", format!("forbidden: {message}"));
+        error.details = json!({});
+        return error;
+    }
+    let plural = resource.split('/').next().unwrap_or_default().to_owned();
+    let resource = ResourceType {
+        group: group.clone().into(),
+        version: "".into(),
+        kind: "".into(),
+        plural: plural.into(),
+        namespaced: true,
+    };
+    failures::forbidden(&resource, &access.name, &message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn role(name: &str, verb: &str, resource: &str) -> Value {
+        json!({ "metadata": { "name": name }, "rules": [
+            { "verbs": [verb], "apiGroups": [""], "resources": [resource] },
+        ] })
+    }
+
+    fn binding(name: &str, role: (&str, &str), subjects: &[(&str, &str)]) -> Value {
+        let subjects: Value =
+            subjects.iter().map(|(kind, name)| json!({ "kind": kind, "name": name })).collect();
+        json!({
+            "metadata": { "name": name }, "subjects": subjects,
+            "roleRef": { "kind": role.0, "name": role.1 },
+        })
+    }
+
+    fn put(store: &Store, table: &str, namespace: &str, mut object: Value) {
+        let name = text(&object, "/metadata/name").to_owned();
+        let key = match namespace {
+            "" => name,
+            _ => format!("{namespace}/{name}"),
+        };
+        if !namespace.is_empty() {
+            object["metadata"]["namespace"] = namespace.into();
+        }
+        store.create(table, &key, object).ok().unwrap();
+    }
+
+    fn access(verb: &str, resource: &str, namespace: &str) -> Access {
+        Access {
+            verb: verb.to_owned(),
+            resource: resource.to_owned(),
+            namespace: namespace.to_owned(),
+            ..Access::default()
+        }
+    }
+
+    #[test]
+    fn bindings_hold_where_they_are_made_and_for_whom_they_name() {
+        let api = crate::api::for_tests();
+        let store = &api.store;
+        put(store, CLUSTER_ROLES, "", role("reader", "get", "pods"));
+        put(store, ROLES, "a", role("writer", "create", "pods"));
+        let of_cluster = ("ClusterRole", "reader");
+        let subjects = [("Group", "readers"), ("User", "bob")];
+        put(store, CLUSTER_BINDINGS, "", binding("everywhere", of_cluster, &subjects));
+        put(store, BINDINGS, "a", binding("here", of_cluster, &[("ServiceAccount", "robot")]));
+        put(store, BINDINGS, "a", binding("more", ("Role", "writer"), &[("User", "bob")]));
+        put(store, BINDINGS, "b", binding("none", ("Role", "writer"), &[("User", "bob")]));
+        put(store, BINDINGS, "b", binding("twice", ("Role", "writer"), &[("User", "bob")]));
+
+        let bob = User::new("bob", &[]);
+        let robot = User::service_account("a", "robot", "");
+        let reader = User::new("eve", &["readers"]);
+        let missing = r#"RBAC: role.rbac.authorization.k8s.io "writer" not found"#;
+        let of_robot = r#"RBAC: allowed by RoleBinding "here/a" of ClusterRole "reader" to ServiceAccount "robot/a""#;
+        let of_reader = r#"RBAC: allowed by ClusterRoleBinding "everywhere" of ClusterRole "reader" to Group "readers""#;
+        for (user, verb, namespace, wanted) in [
+            (&reader, "get", "b", Ok(of_reader)),
+            (&reader, "create", "a", Err("")),
+            (&robot, "get", "a", Ok(of_robot)),
+            (&robot, "get", "b", Err("")),
+            (&robot, "get", "", Err("")),
+            (&bob, "create", "b", Err(missing)),
+            (&bob, "create", "", Err("")),
+            (&User::new("root", &[MASTERS]), "create", "b", Ok("")),
+        ] {
+            let found = api.authorize(user, &access(verb, "pods", namespace));
+            let found = found.as_deref().map_err(String::as_str);
+            assert_eq!(found, wanted, "{} {verb} {namespace:?}", user.name);
+        }
+        assert!(api.authorize(&bob, &access("create", "pods", "a")).is_ok());
+        // What changes is seen with the next question.
+        put(store, ROLES, "b", role("writer", "create", "pods"));
+        assert!(api.authorize(&bob, &access("create", "pods", "b")).is_ok());
+        let last = store.get(BINDINGS, "a/more").unwrap();
+        store.delete(BINDINGS, "a/more", last.version, None).ok().unwrap();
+        assert!(api.authorize(&bob, &access("create", "pods", "a")).is_err());
+    }
+
+    #[test]
+    fn refusals_are_in_upstreams_words() {
+        let bob = User::new("b<o>b", &[]);
+        let mut named = access("get", "pods/log", "d");
+        named.name = "p".into();
+        let path = Access { verb: "get".into(), path: "/x".into(), ..Access::default() };
+        let mut of_group = access("list", "deployments", "");
+        of_group.group = "apps".into();
+        for (access, why, message) in [
+            (
+                named,
+                "",
+                r#"pods "p" is forbidden: User "b&lt;o&gt;b" cannot get resource "pods/log" in API group "" in the namespace "d""#,
+            ),
+            (
+                of_group,
+                "RBAC: <x>",
+                r#"deployments.apps is forbidden: User "b&lt;o&gt;b" cannot list resource "deployments" in API group "apps" at the cluster scope: RBAC: <x>"#,
+            ),
+            (path, "", r#"forbidden: User "b&lt;o&gt;b" cannot get path "/x""#),
+        ] {
+            assert_eq!(refusal(&bob, &access, why).message, message);
+        }
+    }
+}

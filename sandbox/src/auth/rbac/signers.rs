@@ -1,0 +1,47 @@
+//! Who may approve a certificate request, and who may sign it.
+//! Upstream: `plugin/pkg/admission/certificates`, `pkg/apis/certificates/authorization`.
+
+use serde_json::Value;
+
+use crate::api::Api;
+use crate::api::call::Call;
+use crate::api::failures;
+use crate::api::status::ApiResult;
+use crate::api::write::text;
+use crate::auth::Access;
+
+const GROUP: &str = "certificates.k8s.io";
+
+impl Api {
+    /// Whether the caller may write this subresource of a request; any other kind goes through.
+    /// Errors: 403.
+    pub fn check_signer(&self, call: &Call, old: &Value, new: &Value) -> ApiResult<()> {
+        let resource = &call.kind.resource;
+        if *resource.group != *GROUP || resource.plural != "certificatesigningrequests" {
+            return Ok(());
+        }
+        let same = |key: &str| old["status"][key] == new["status"][key];
+        let verb = match call.subresource.as_str() {
+            "approval" => "approve",
+            "status" if !(same("certificate") && same("conditions")) => "sign",
+            _ => return Ok(()),
+        };
+        let signer = text(old, "/spec/signerName");
+        let any_of_domain = format!("{}/*", signer.split('/').next().unwrap_or_default());
+        let allowed = [signer, &any_of_domain].into_iter().any(|name| {
+            let access = Access {
+                verb: verb.to_owned(),
+                group: GROUP.to_owned(),
+                resource: "signers".to_owned(),
+                name: name.to_owned(),
+                ..Access::default()
+            };
+            self.authorize(&call.user, &access).is_ok()
+        });
+        if allowed {
+            return Ok(());
+        }
+        let why = format!("user not permitted to {verb} requests with signerName {signer:?}");
+        Err(failures::forbidden(resource, &call.name, &why))
+    }
+}

@@ -1,0 +1,121 @@
+//! What every cluster has before anyone asks for anything.
+
+use serde_json::json;
+
+use crate::api::Api;
+use crate::api::call::Call;
+use crate::api::status::ApiResult;
+use crate::api::write::Part;
+
+/// Group, version, and the priorities of both.
+const LOCAL: [(&str, &str, i32, i32); 21] = [
+    ("", "v1", 18_000, 1),
+    ("admissionregistration.k8s.io", "v1", 16_700, 15),
+    ("apiextensions.k8s.io", "v1", 16_700, 15),
+    ("apps", "v1", 17_800, 15),
+    ("authentication.k8s.io", "v1", 17_700, 15),
+    ("authorization.k8s.io", "v1", 17_600, 15),
+    ("autoscaling", "v1", 17_500, 15),
+    ("batch", "v1", 17_400, 15),
+    ("certificates.k8s.io", "v1", 17_300, 15),
+    ("coordination.k8s.io", "v1", 16_500, 15),
+    ("discovery.k8s.io", "v1", 16_200, 15),
+    ("events.k8s.io", "v1", 17_750, 15),
+    ("flowcontrol.apiserver.k8s.io", "v1", 16_100, 21),
+    ("networking.k8s.io", "v1", 17_200, 15),
+    ("node.k8s.io", "v1", 16_300, 15),
+    ("policy", "v1", 17_100, 15),
+    ("rbac.authorization.k8s.io", "v1", 17_000, 15),
+    ("resource.k8s.io", "v1", 16_200, 21),
+    ("scheduling.k8s.io", "v1", 16_600, 15),
+    ("storage.k8s.io", "v1", 16_800, 15),
+    ("autoscaling", "v2", 17_500, 30),
+];
+
+impl Api {
+    /// Upstream: `pkg/apis/scheduling/v1.SystemPriorityClasses`.
+    fn system_priorities(&self) -> ApiResult<()> {
+        const GROUP: &str = "scheduling.k8s.io";
+        if self.registry.find(GROUP, "v1", "priorityclasses").is_none() {
+            return Ok(());
+        }
+        for (name, value, what) in [
+            ("system-node-critical", 2_000_001_000, "must not be moved from their current node."),
+            (
+                "system-cluster-critical",
+                2_000_000_000,
+                "must run in the cluster, but can be moved to another node if necessary.",
+            ),
+        ] {
+            let class = json!({
+                "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+                "metadata": { "name": name }, "value": value,
+                "description": format!("Used for system critical pods that {what}"),
+            });
+            self.create_value(GROUP, "priorityclasses", class)?;
+        }
+        Ok(())
+    }
+
+    /// What every cluster has.
+    pub fn first_objects(&self) -> ApiResult<()> {
+        for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
+            let namespace =
+                json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } });
+            self.create_value("", "namespaces", namespace)?;
+        }
+        self.first_roles()?;
+        self.track_legacy_tokens()?;
+        self.system_priorities()?;
+        self.local_services()?;
+        self.first_subnet()?;
+        Ok(())
+    }
+
+    /// What the API server serves itself. Upstream: `kube-aggregator/pkg/controllers/autoregister`.
+    fn local_services(&self) -> ApiResult<()> {
+        let kinds = self.registry.all();
+        let own = |group: &str| kinds.iter().any(|kind| kind.resource.group == group);
+        for (group, version, group_priority, priority) in LOCAL {
+            if !own(group) {
+                continue;
+            }
+            let name = format!("{version}.{group}");
+            let mut spec = json!({
+                "version": version, "groupPriorityMinimum": group_priority,
+                "versionPriority": priority,
+            });
+            if !group.is_empty() {
+                spec["group"] = group.into();
+            }
+            self.register(&name, "onstart", spec)?;
+        }
+        Ok(())
+    }
+
+    /// Where services get their addresses. Upstream: `pkg/controlplane/controller/defaultservicecidr`.
+    fn first_subnet(&self) -> ApiResult<()> {
+        const GROUP: &str = "networking.k8s.io";
+        if self.registry.find(GROUP, "v1", "servicecidrs").is_none() {
+            return Ok(());
+        }
+        let subnet = json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+            "metadata": { "name": "kubernetes" }, "spec": { "cidrs": ["10.96.0.0/16"] },
+        });
+        self.create_value(GROUP, "servicecidrs", subnet)?;
+        let Some(kind) = self.registry.find(GROUP, "v1", "servicecidrs") else { return Ok(()) };
+        let now = self.clock.now().to_string();
+        let subresource = "status".to_owned();
+        let call = Call { subresource, ..Call::of(kind, "", "kubernetes") };
+        let ready = self.modify(&call, Part::Raw, &|old| {
+            let mut new = old.clone();
+            new["status"] = json!({ "conditions": [{
+                "type": "Ready", "status": "True", "reason": "", "lastTransitionTime": now,
+                "message": "Kubernetes default Service CIDR is ready",
+            }] });
+            Ok(new)
+        });
+        ready.map(drop)
+    }
+}

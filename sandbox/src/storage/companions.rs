@@ -1,0 +1,197 @@
+//! Objects that the API server keeps beside others: the IPAddress of a Service's address, the
+//! APIService of a definition's version, and where it is itself.
+//! Upstream: `core/service/ipallocator`, `kube-aggregator/pkg/controllers/autoregister`,
+//! `pkg/controlplane/reconcilers`.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use serde_json::{Value, json};
+
+use crate::api::Api;
+use crate::api::call::Call;
+use crate::api::delete::DeleteOptions;
+use crate::api::status::ApiResult;
+use crate::api::write::{Part, is_definition, list, text};
+use crate::kinds::Kind;
+
+const REGISTRATION: &str = "apiregistration.k8s.io";
+const NETWORKING: &str = "networking.k8s.io";
+const AUTOMANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
+
+fn is_service(kind: &Kind) -> bool {
+    kind.resource.group.is_empty() && kind.resource.plural == "services"
+}
+
+fn addresses(service: Option<&Value>) -> Vec<&str> {
+    let all = service.map_or(&[][..], |service| list(service, "/spec/clusterIPs"));
+    all.iter().filter_map(Value::as_str).filter(|address| *address != "None").collect()
+}
+
+/// That an APIService is served here.
+pub fn local_status(now: &str) -> Value {
+    json!({ "conditions": [{
+        "type": "Available", "status": "True", "reason": "Local",
+        "message": "Local APIServices are always available", "lastTransitionTime": now,
+    }] })
+}
+
+impl Api {
+    /// Brings what stands beside an object in line with a write of it that has been done. Absent:
+    /// it was not there before, or is not after.
+    pub fn accompany(&self, kind: &Kind, old: Option<&Value>, new: Option<&Value>) {
+        let done = if is_service(kind) {
+            self.keep_addresses(old, new)
+        } else if is_definition(kind) {
+            self.keep_registered(new.or(old).map_or("", |of| text(of, "/spec/group")))
+        } else if *kind.resource.group == *REGISTRATION
+            && let (Some(gone), None) = (old, new)
+        {
+            self.keep_registered(text(gone, "/spec/group"))
+        } else {
+            return;
+        };
+        if let Err(error) = done {
+            log::error!("beside {}: {}", kind.resource, error.message);
+        }
+    }
+
+    fn keep_addresses(&self, old: Option<&Value>, new: Option<&Value>) -> ApiResult<()> {
+        let Some(kind) = self.registry.find(NETWORKING, "v1", "ipaddresses") else { return Ok(()) };
+        let (before, after) = (addresses(old), addresses(new));
+        for address in before.iter().filter(|address| !after.contains(address)) {
+            let call = Call::of(kind.clone(), "", address);
+            let gone = self.delete_object(&call, &DeleteOptions::default());
+            gone.map(drop).or_else(|error| if error.code == 404 { Ok(()) } else { Err(error) })?;
+        }
+        for address in after.iter().filter(|address| !before.contains(address)) {
+            let at = |pointer| new.map_or("", |service| text(service, pointer));
+            let family = if address.contains(':') { "IPv6" } else { "IPv4" };
+            let object = json!({
+                "apiVersion": "networking.k8s.io/v1", "kind": "IPAddress",
+                "metadata": { "name": address, "labels": {
+                    "ipaddress.kubernetes.io/ip-family": family,
+                    "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io",
+                } },
+                "spec": { "parentRef": {
+                    "resource": "services", "namespace": at("/metadata/namespace"),
+                    "name": at("/metadata/name"),
+                } },
+            });
+            let made = self.create_value(NETWORKING, "ipaddresses", object);
+            made.map(drop).or_else(|error| if error.code == 409 { Ok(()) } else { Err(error) })?;
+        }
+        Ok(())
+    }
+
+    /// An APIService for each version that definitions give a group, and no others.
+    fn keep_registered(&self, group: &str) -> ApiResult<()> {
+        let Some(kind) = self.registry.find(REGISTRATION, "v1", "apiservices") else {
+            return Ok(());
+        };
+        let kinds = self.registry.all();
+        let custom = kinds.iter().filter(|kind| kind.is_custom() && *kind.resource.group == *group);
+        let served: Vec<String> =
+            custom.map(|kind| format!("{}.{group}", kind.resource.version)).collect();
+        let table = Call::of(kind.clone(), "", "").table();
+        let ours = |service: &crate::storage::store::Stored| {
+            service.labels.get(AUTOMANAGED) == Some("true")
+                && text(&service.value, "/spec/group") == group
+        };
+        let known = self.store.list(&table, "", None, usize::MAX, None, &ours);
+        for service in known.map(|page| page.items).unwrap_or_default() {
+            let name = text(&service.value, "/metadata/name");
+            if !served.iter().any(|served| served == name) {
+                let call = Call::of(kind.clone(), "", name);
+                self.delete_object(&call, &DeleteOptions::default())?;
+            }
+        }
+        for name in served {
+            if self.store.get(&table, &name).is_none() {
+                let version = name.split('.').next().unwrap_or_default();
+                let spec = json!({
+                    "group": group, "version": version,
+                    "groupPriorityMinimum": 1000, "versionPriority": 100,
+                });
+                self.register(&name, "true", spec)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes an APIService that is served here. `how` long: `true`, or `onstart`.
+    pub fn register(&self, name: &str, how: &str, spec: Value) -> ApiResult<()> {
+        let Some(kind) = self.registry.find(REGISTRATION, "v1", "apiservices") else {
+            return Ok(());
+        };
+        let service = json!({
+            "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+            "metadata": { "name": name, "labels": { AUTOMANAGED: how } }, "spec": spec,
+        });
+        self.create_value(REGISTRATION, "apiservices", service)?;
+        let now = self.clock.now().to_string();
+        let subresource = "status".to_owned();
+        let call = Call { subresource, ..Call::of(kind, "", name) };
+        let told = self.modify(&call, Part::Raw, &|old| {
+            let mut new = old.clone();
+            new["status"] = local_status(&now);
+            Ok(new)
+        });
+        told.map(drop)
+    }
+
+    /// The Service by which pods would find the API server, and where it leads.
+    pub fn own_service(&self, address: SocketAddr) -> ApiResult<()> {
+        let (group, port) = ("discovery.k8s.io", address.port());
+        // No endpoint is on the loopback: there an address that leads nowhere stands for it.
+        let ip = match address.ip() {
+            ip if ip.is_loopback() || ip.is_unspecified() => Ipv4Addr::new(192, 0, 2, 1).into(),
+            ip => ip,
+        };
+        let family = if matches!(ip, IpAddr::V4(_)) { "IPv4" } else { "IPv6" };
+        let ports = json!([{ "name": "https", "port": port, "protocol": "TCP" }]);
+        let named = |labels: Value| json!({ "name": "kubernetes", "namespace": "default", "labels": labels });
+        for (group, resource, object) in [
+            (
+                "",
+                "services",
+                json!({
+                    "apiVersion": "v1", "kind": "Service",
+                    "metadata": named(json!({
+                        "component": "apiserver", "provider": "kubernetes",
+                    })),
+                    "spec": {
+                        "type": "ClusterIP", "clusterIP": "10.96.0.1",
+                        "ipFamilyPolicy": "SingleStack",
+                        "ports": [{
+                            "name": "https", "protocol": "TCP", "port": 443, "targetPort": port,
+                        }],
+                    },
+                }),
+            ),
+            (
+                "",
+                "endpoints",
+                json!({
+                    "apiVersion": "v1", "kind": "Endpoints",
+                    "metadata": named(json!({ "endpointslice.kubernetes.io/skip-mirror": "true" })),
+                    "subsets": [{ "addresses": [{ "ip": ip }], "ports": ports }],
+                }),
+            ),
+            (
+                group,
+                "endpointslices",
+                json!({
+                    "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+                    "metadata": named(json!({ "kubernetes.io/service-name": "kubernetes" })),
+                    "addressType": family, "ports": ports,
+                    "endpoints": [{ "addresses": [ip], "conditions": { "ready": true } }],
+                }),
+            ),
+        ] {
+            if self.registry.find(group, "v1", resource).is_some() {
+                self.create_value(group, resource, object)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,121 @@
+//! How a CustomResourceDefinition goes: its objects first.
+//! Upstream: `apiextensions-apiserver/pkg/controller/finalizer`.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::api::Api;
+use crate::api::call::Call;
+use crate::api::delete::DeleteOptions;
+use crate::api::failures;
+use crate::api::status::ApiResult;
+use crate::api::subresources::set_condition;
+use crate::api::write::{Part, is_deleting, list, text};
+use crate::kinds::Kind;
+
+const DEFINITIONS: &str = "customresourcedefinitions";
+const GROUP: &str = "apiextensions.k8s.io";
+const FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
+
+fn terminating(definition: &mut Value, now: &str, status: &str, reason: &str, message: &str) {
+    let condition = json!({
+        "type": "Terminating", "status": status, "reason": reason, "message": message,
+    });
+    set_condition(definition, now, condition);
+}
+
+/// The definition as its first delete leaves it.
+pub fn condemned(definition: &Value, now: &str) -> Value {
+    let mut marked = definition.clone();
+    marked["metadata"]["deletionTimestamp"] = now.into();
+    let mut finalizers = list(definition, "/metadata/finalizers").to_vec();
+    if !finalizers.iter().any(|finalizer| finalizer == FINALIZER) {
+        finalizers.push(FINALIZER.into());
+    }
+    marked["metadata"]["finalizers"] = finalizers.into();
+    let message =
+        "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon";
+    terminating(&mut marked, now, "True", "InstanceDeletionPending", message);
+    marked
+}
+
+impl Api {
+    /// The definition of that name, if it waits for its objects to go.
+    fn emptying(&self, name: &str) -> Option<Arc<crate::storage::store::Stored>> {
+        let found = self.store.get(&format!("{DEFINITIONS}.{GROUP}"), name)?;
+        let waits = list(&found.value, "/metadata/finalizers").iter().any(|f| f == FINALIZER);
+        (waits && is_deleting(&found.value)).then_some(found)
+    }
+
+    fn change_definition(&self, name: &str, change: &dyn Fn(&mut Value, &str)) -> ApiResult<()> {
+        let Some(kind) = self.registry.find(GROUP, "v1", DEFINITIONS) else { return Ok(()) };
+        let now = self.clock.now().to_string();
+        let changed = self.modify(&Call::of(kind, "", name), Part::Raw, &|old| {
+            let mut new = old.clone();
+            change(&mut new, &now);
+            Ok(new)
+        });
+        changed.map(drop)
+    }
+
+    /// Deletes the objects of a definition that was deleted.
+    pub fn empty_definition(&self, definition: &Value) -> ApiResult<()> {
+        let name = text(definition, "/metadata/name");
+        if self.emptying(name).is_none() {
+            return Ok(());
+        }
+        self.change_definition(name, &|definition, now| {
+            let message = "CustomResource deletion is in progress";
+            terminating(definition, now, "True", "InstanceDeletionInProgress", message);
+        })?;
+        let kinds = self.registry.all();
+        let kind = kinds.iter().find(|kind| kind.resource.to_string() == name);
+        let objects = self.store.list(name, "", None, usize::MAX, None, &|_| true);
+        for object in objects.map(|page| page.items).unwrap_or_default() {
+            let Some(kind) = kind else { break };
+            let at = |pointer| text(&object.value, pointer);
+            let one = Call::of(kind.clone(), at("/metadata/namespace"), at("/metadata/name"));
+            match self.delete_object(&one, &DeleteOptions::default()) {
+                Err(error) if error.code != 404 => return Err(error),
+                _ => {}
+            }
+        }
+        self.release_definition(name)
+    }
+
+    /// Lets a definition go that was deleted, if it has no objects any more.
+    pub fn release_definition(&self, name: &str) -> ApiResult<()> {
+        let served = self.registry.all().iter().any(|kind| kind.resource.to_string() == name);
+        let objects = self.store.list(name, "", None, 1, None, &|_| true);
+        let empty = objects.is_ok_and(|page| page.items.is_empty());
+        if self.emptying(name).is_none() || served && !empty {
+            return Ok(());
+        }
+        let released = self.change_definition(name, &|definition, now| {
+            terminating(
+                definition,
+                now,
+                "False",
+                "InstanceDeletionCompleted",
+                "removed all instances",
+            );
+            if let Some(finalizers) = definition["metadata"]["finalizers"].as_array_mut() {
+                finalizers.retain(|finalizer| finalizer != FINALIZER);
+            }
+        });
+        match released {
+            Err(error) if error.code != 404 => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Errors: 403 for a new object of a definition that was deleted.
+    pub fn check_defined(&self, kind: &Kind, name: &str) -> ApiResult<()> {
+        if !kind.is_custom() || self.emptying(&kind.resource.to_string()).is_none() {
+            return Ok(());
+        }
+        let why = "create not allowed while custom resource definition is terminating";
+        Err(failures::forbidden(&kind.resource, name, why))
+    }
+}

@@ -1,0 +1,54 @@
+//! The kinds that are served now: those built in, and those that CustomResourceDefinitions add.
+
+use parking_lot::RwLock;
+use std::sync::Arc;
+
+use crate::kinds::Kind;
+
+/// Kinds by group, version and resource. Reading copies a list of pointers.
+#[derive(Default)]
+pub struct Registry {
+    kinds: RwLock<Vec<Entry>>,
+}
+
+struct Entry {
+    kind: Arc<Kind>,
+    /// The CustomResourceDefinition that brought it.
+    definition: Option<String>,
+}
+
+impl Registry {
+    pub fn new(builtin: Vec<Kind>) -> Registry {
+        let kinds = builtin
+            .into_iter()
+            .map(|kind| Entry { kind: Arc::new(kind), definition: None })
+            .collect();
+        Registry { kinds: RwLock::new(kinds) }
+    }
+
+    pub fn all(&self) -> Vec<Arc<Kind>> {
+        let kinds = self.kinds.read();
+        kinds.iter().map(|entry| entry.kind.clone()).collect()
+    }
+
+    pub fn find(&self, group: &str, version: &str, resource: &str) -> Option<Arc<Kind>> {
+        let kinds = self.kinds.read();
+        let found = kinds.iter().find(|entry| {
+            let at = &entry.kind.resource;
+            at.group == group && at.version == version && at.plural == resource
+        });
+        found.map(|entry| entry.kind.clone())
+    }
+
+    /// Serves the kinds of a CustomResourceDefinition in place of those it had before.
+    pub fn define(&self, definition: &str, new: Vec<Kind>) {
+        let mut kinds = self.kinds.write();
+        kinds.retain(|entry| entry.definition.as_deref() != Some(definition));
+        kinds.extend(
+            new.into_iter().map(|kind| Entry {
+                kind: Arc::new(kind),
+                definition: Some(definition.to_owned()),
+            }),
+        );
+    }
+}

@@ -1,0 +1,316 @@
+//! What is served: the legacy lists and the aggregated form. Upstream: `apidiscovery.k8s.io/v2`.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::kinds::{Kind, Subresource};
+
+/// What a subresource answers with, and its verbs.
+struct Sub {
+    name: &'static str,
+    /// Group, version and kind; the two first are empty when they are the resource's own.
+    kind: (&'static str, &'static str, String),
+    verbs: &'static [&'static str],
+}
+
+const READ_WRITE: &[&str] = &["get", "patch", "update"];
+
+fn subresources(kind: &Kind) -> Vec<Sub> {
+    let own = || ("", "", kind.resource.kind.to_string());
+    let mut subs: Vec<Sub> = kind
+        .subresources
+        .iter()
+        .map(|sub| {
+            let (kind, verbs): (_, &'static [&'static str]) = match sub {
+                Subresource::Scale { .. } => {
+                    (("autoscaling", "v1", "Scale".to_owned()), READ_WRITE)
+                }
+                Subresource::Eviction => (("policy", "v1", "Eviction".to_owned()), &["create"]),
+                Subresource::Binding => (("", "", "Binding".to_owned()), &["create"]),
+                Subresource::Token => {
+                    (("authentication.k8s.io", "v1", "TokenRequest".to_owned()), &["create"])
+                }
+                Subresource::Finalize => (own(), &["update"]),
+                Subresource::Log => (own(), &["get"]),
+                Subresource::Connect(what) => {
+                    let of = match *what {
+                        "attach" => "Attach",
+                        "exec" => "Exec",
+                        "portforward" => "PortForward",
+                        _ => "Proxy",
+                    };
+                    let kind = ("", "", format!("{}{of}Options", kind.resource.kind));
+                    match *what {
+                        "proxy" => (kind, &["create", "delete", "get", "patch", "update"]),
+                        _ => (kind, &["create", "get"]),
+                    }
+                }
+                Subresource::Status
+                | Subresource::Approval
+                | Subresource::EphemeralContainers
+                | Subresource::Resize => (own(), READ_WRITE),
+            };
+            Sub { name: sub.name(), kind, verbs }
+        })
+        .collect();
+    subs.sort_by_key(|sub| sub.name);
+    subs
+}
+
+/// The answer to `/api`.
+pub fn api_versions() -> Value {
+    json!({
+        "kind": "APIVersions", "versions": ["v1"],
+        "serverAddressByClientCIDRs": [],
+    })
+}
+
+/// The groups but for the core one, each with its versions, in order of their first appearance.
+fn groups(kinds: &[Arc<Kind>]) -> Vec<(String, Vec<String>)> {
+    let mut groups: Vec<(String, Vec<String>)> = Vec::new();
+    for kind in kinds.iter().filter(|kind| !kind.resource.group.is_empty()) {
+        let (group, version) = (kind.resource.group.as_ref(), kind.resource.version.to_string());
+        match groups.iter_mut().find(|(name, _)| name == group) {
+            Some((_, versions)) if versions.contains(&version) => {}
+            Some((_, versions)) => versions.push(version),
+            None => groups.push((group.to_owned(), vec![version])),
+        }
+    }
+    for (_, versions) in &mut groups {
+        versions.sort_by_key(|version| std::cmp::Reverse(priority(version)));
+    }
+    groups
+}
+
+/// How a version ranks: v2 before v1 before v1beta2 before v1alpha1 before other names.
+/// Upstream: `version.CompareKubeAwareVersionStrings`.
+fn priority(version: &str) -> (u8, u32, u32) {
+    let parse = || {
+        let rest = version.strip_prefix('v')?;
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let major = rest[..digits].parse().ok()?;
+        let (rank, minor) = match &rest[digits..] {
+            "" => (3, 0),
+            rest => match (rest.strip_prefix("beta"), rest.strip_prefix("alpha")) {
+                (Some(minor), _) => (2, minor.parse().ok()?),
+                (_, Some(minor)) => (1, minor.parse().ok()?),
+                _ => return None,
+            },
+        };
+        Some((rank, major, minor))
+    };
+    parse().unwrap_or((0, 0, 0))
+}
+
+fn api_group(name: &str, versions: &[String]) -> Value {
+    let of = |version: &String| json!({ "groupVersion": format!("{name}/{version}"), "version": version });
+    json!({
+        "name": name, "versions": versions.iter().map(of).collect::<Vec<_>>(),
+        "preferredVersion": versions.first().map(of),
+    })
+}
+
+/// The answer to `/apis`.
+pub fn api_groups(kinds: &[Arc<Kind>]) -> Value {
+    let groups: Vec<Value> =
+        groups(kinds).iter().map(|(name, versions)| api_group(name, versions)).collect();
+    json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups })
+}
+
+/// The answer to `/apis/GROUP`; null when nobody serves the group.
+pub fn group(kinds: &[Arc<Kind>], name: &str) -> Value {
+    let Some((_, versions)) = groups(kinds).into_iter().find(|(group, _)| group == name) else {
+        return Value::Null;
+    };
+    let mut group = api_group(name, &versions);
+    group["kind"] = "APIGroup".into();
+    group["apiVersion"] = "v1".into();
+    group
+}
+
+fn of_version<'a>(
+    kinds: &'a [Arc<Kind>],
+    group: &'a str,
+    version: &'a str,
+) -> impl Iterator<Item = &'a Kind> {
+    kinds
+        .iter()
+        .map(Arc::as_ref)
+        .filter(move |kind| kind.resource.group == group && kind.resource.version == version)
+}
+
+/// The answer to `/api/v1` and `/apis/GROUP/VERSION`; null when nobody serves the version.
+pub fn resources_legacy(kinds: &[Arc<Kind>], group: &str, version: &str) -> Value {
+    let mut resources = Vec::new();
+    for kind in of_version(kinds, group, version) {
+        let resource = &kind.resource;
+        let mut entry = json!({
+            "name": resource.plural, "singularName": kind.singular,
+            "namespaced": resource.namespaced, "kind": resource.kind, "verbs": kind.verbs(),
+        });
+        for (key, names) in [("shortNames", &kind.short_names), ("categories", &kind.categories)] {
+            if !names.is_empty() {
+                entry[key] = json!(names);
+            }
+        }
+        resources.push(entry);
+        for sub in subresources(kind) {
+            let (group, version, name) = sub.kind;
+            let mut entry = json!({
+                "name": format!("{}/{}", resource.plural, sub.name), "singularName": "",
+                "namespaced": resource.namespaced, "kind": name, "verbs": sub.verbs,
+            });
+            if !group.is_empty() {
+                entry["group"] = group.into();
+                entry["version"] = version.into();
+            }
+            resources.push(entry);
+        }
+    }
+    if resources.is_empty() {
+        return Value::Null;
+    }
+    let group_version =
+        if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+    json!({
+        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version,
+        "resources": resources,
+    })
+}
+
+/// The aggregated answer (`APIGroupDiscoveryList`) to `/api` (`core`) or `/apis`.
+pub fn aggregated(kinds: &[Arc<Kind>], core: bool) -> Value {
+    let groups = match core {
+        true => vec![(String::new(), vec!["v1".to_owned()])],
+        false => groups(kinds),
+    };
+    let items: Vec<Value> = groups
+        .iter()
+        .map(|(name, versions)| {
+            let versions: Vec<Value> = versions
+                .iter()
+                .map(|version| {
+                    let resources: Vec<Value> =
+                        of_version(kinds, name, version).map(aggregated_resource).collect();
+                    json!({ "version": version, "resources": resources, "freshness": "Current" })
+                })
+                .collect();
+            let metadata = if name.is_empty() { json!({}) } else { json!({ "name": name }) };
+            json!({ "metadata": metadata, "versions": versions })
+        })
+        .collect();
+    json!({
+        "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {},
+        "items": items,
+    })
+}
+
+/// Makes stale, or adds, the versions of APIServices that other servers would answer for: none does.
+pub fn add_unavailable<'a>(groups: &mut Value, services: impl Iterator<Item = &'a Value>) {
+    for spec in services.map(|service| &service["spec"]).filter(|spec| spec["service"].is_object())
+    {
+        let stale = json!({ "version": spec["version"], "resources": [], "freshness": "Stale" });
+        let Some(groups) = groups["items"].as_array_mut() else { return };
+        match groups.iter_mut().find(|group| group["metadata"]["name"] == spec["group"]) {
+            Some(group) => {
+                let Some(versions) = group["versions"].as_array_mut() else { continue };
+                match versions.iter_mut().find(|known| known["version"] == spec["version"]) {
+                    Some(known) => *known = stale,
+                    None => versions.push(stale),
+                }
+            }
+            None => groups.push(json!({
+                "metadata": { "name": spec["group"] }, "versions": [stale],
+            })),
+        }
+    }
+}
+
+fn aggregated_resource(kind: &Kind) -> Value {
+    let resource = &kind.resource;
+    let own = |group: &str, version: &str, name: &str| {
+        // Custom kinds name theirs in full, built-in ones leave group and version out.
+        let (group, version) = match (kind.is_custom(), group) {
+            (true, "") => (resource.group.as_ref(), resource.version.as_ref()),
+            _ => (group, version),
+        };
+        json!({ "group": group, "version": version, "kind": name })
+    };
+    let mut entry = json!({
+        "resource": resource.plural, "responseKind": own("", "", &resource.kind),
+        "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
+        "singularResource": kind.singular, "verbs": kind.verbs(),
+    });
+    for (key, names) in [("shortNames", &kind.short_names), ("categories", &kind.categories)] {
+        if !names.is_empty() {
+            entry[key] = json!(names);
+        }
+    }
+    let subs: Vec<Value> = subresources(kind)
+        .into_iter()
+        .map(|sub| {
+            let (group, version, name) = sub.kind;
+            json!({
+                "subresource": sub.name, "responseKind": own(group, version, &name),
+                "verbs": sub.verbs,
+            })
+        })
+        .collect();
+    if !subs.is_empty() {
+        entry["subresources"] = subs.into();
+    }
+    entry
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::builtin;
+
+    #[test]
+    fn shows_what_is_served_in_both_forms() {
+        let kinds: Vec<Arc<Kind>> = builtin().into_iter().map(Arc::new).collect();
+        let apps = resources_legacy(&kinds, "apps", "v1");
+        let names: Vec<&str> = apps["resources"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|r| r["name"].as_str())
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "controllerrevisions",
+                "daemonsets",
+                "daemonsets/status",
+                "deployments",
+                "deployments/scale",
+                "deployments/status",
+                "replicasets",
+                "replicasets/scale",
+                "replicasets/status",
+                "statefulsets",
+                "statefulsets/scale",
+                "statefulsets/status"
+            ]
+        );
+        assert_eq!(resources_legacy(&kinds, "apps", "v2"), Value::Null);
+        assert_eq!(group(&kinds, "apps")["preferredVersion"]["groupVersion"], "apps/v1");
+        let core = aggregated(&kinds, true);
+        let pods = core["items"][0]["versions"][0]["resources"].as_array().unwrap();
+        let pods = pods.iter().find(|r| r["resource"] == "pods").unwrap();
+        assert_eq!(
+            pods["subresources"][3]["responseKind"],
+            json!({"group": "policy", "version": "v1", "kind": "Eviction"})
+        );
+        assert_eq!(pods["shortNames"], json!(["po"]));
+    }
+
+    #[test]
+    fn versions_rank_as_upstream() {
+        let mut versions = ["foo", "v1alpha1", "v1beta2", "v1", "v11", "v2", "v1beta1"];
+        versions.sort_by_key(|version| std::cmp::Reverse(priority(version)));
+        assert_eq!(versions, ["v11", "v2", "v1", "v1beta2", "v1beta1", "v1alpha1", "foo"]);
+    }
+}

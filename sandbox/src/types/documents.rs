@@ -1,0 +1,75 @@
+//! The documents about the API itself, by their path.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{discovery, openapi};
+use crate::kinds::Kind;
+
+/// Discovery; `None` when nothing is at `path`.
+pub fn discovery(kinds: &[Arc<Kind>], path: &str, aggregated: bool) -> Option<Value> {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let document = match parts.as_slice() {
+        [] => root(kinds),
+        [root @ ("api" | "apis")] if aggregated => discovery::aggregated(kinds, *root == "api"),
+        ["api"] => discovery::api_versions(),
+        ["apis"] => discovery::api_groups(kinds),
+        ["api", version] => discovery::resources_legacy(kinds, "", version),
+        ["apis", group] => discovery::group(kinds, group),
+        ["apis", group, version] => discovery::resources_legacy(kinds, group, version),
+        _ => return None,
+    };
+    (!document.is_null()).then_some(document)
+}
+
+/// OpenAPI; `None` when nothing is at `path`.
+pub fn openapi(kinds: &[Arc<Kind>], path: &str) -> Option<Value> {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let document = match parts.as_slice() {
+        ["openapi", "v2"] => openapi::v2(kinds),
+        ["openapi", "v3"] => openapi::v3_index(kinds),
+        ["openapi", "v3", "api", version] => openapi::v3_document(kinds, "", version),
+        ["openapi", "v3", "apis", group, version] => openapi::v3_document(kinds, group, version),
+        _ => return None,
+    };
+    (!document.is_null()).then_some(document)
+}
+
+/// `/openapi/v2` as the protobuf that older clients insist on: a `openapi.v2.Document` with its
+/// version and info, no paths and no definitions. Such clients then skip what they do not find.
+pub fn openapi_v2_protobuf() -> Vec<u8> {
+    let field = |number: u8, bytes: &[u8]| {
+        // Every part is shorter than 128 bytes, so a length is one byte.
+        let mut field = vec![number << 3 | 2, bytes.len() as u8];
+        field.extend_from_slice(bytes);
+        field
+    };
+    let info = [field(1, b"Kubernetes"), field(2, crate::api::VERSION.as_bytes())].concat();
+    [field(1, b"2.0"), field(2, &info), field(8, b""), field(9, b"")].concat()
+}
+
+/// The paths that are served.
+fn root(kinds: &[Arc<Kind>]) -> Value {
+    let mut paths: Vec<String> = [
+        "/api",
+        "/apis",
+        "/healthz",
+        "/livez",
+        "/openapi/v2",
+        "/openapi/v3",
+        "/readyz",
+        "/version",
+    ]
+    .map(str::to_owned)
+    .into();
+    for kind in kinds {
+        paths.push(match kind.resource.group.is_empty() {
+            true => format!("/api/{}", kind.resource.version),
+            false => format!("/apis/{}", kind.resource.api_version()),
+        });
+    }
+    paths.sort_unstable();
+    paths.dedup();
+    json!({ "paths": paths })
+}

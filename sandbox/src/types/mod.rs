@@ -1,0 +1,8 @@
+//! The types of the served kinds: documents about them, and bodies held against them.
+
+pub mod decode;
+pub mod discovery;
+mod documents;
+pub mod openapi;
+pub mod shape;
+mod validation;

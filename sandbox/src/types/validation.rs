@@ -1,0 +1,244 @@
+//! What requests bring, held against the types of their kind as `fieldValidation` wants it.
+//! Upstream: `apiserver/pkg/endpoints/handlers/{create,patch}.go`.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use crate::api::call::Call;
+use crate::api::failures;
+use crate::api::status::{ApiError, ApiResult, Cause};
+use crate::api::{Payload, unsupported_media};
+use crate::apply;
+use crate::protobuf;
+use crate::types::decode::read;
+
+/// A value as Go's `%v` prints it.
+pub(crate) fn go_text(value: &Value) -> String {
+    let joined = |parts: Vec<String>| parts.join(" ");
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => format!("[{}]", joined(items.iter().map(go_text).collect())),
+        Value::Object(members) => {
+            let members = members.iter().map(|(key, value)| format!("{key}:{}", go_text(value)));
+            format!("map[{}]", joined(members.collect()))
+        }
+        plain => plain.to_string(),
+    }
+}
+
+/// What to do about fields that nobody knows, and those that are there twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Validation {
+    Ignore,
+    Warn,
+    Strict,
+}
+
+impl Call {
+    /// Errors: 422 for a value of `fieldValidation` that is none.
+    fn validation(&self) -> ApiResult<Validation> {
+        match self.query.get("fieldValidation") {
+            "Ignore" => Ok(Validation::Ignore),
+            "" | "Warn" => Ok(Validation::Warn),
+            "Strict" => Ok(Validation::Strict),
+            other => {
+                let cause = Cause {
+                    reason: "FieldValueNotSupported",
+                    message: format!(
+                        "Unsupported value: {other:?}: supported values: \"\", \"Ignore\", \"Strict\", \"Warn\""
+                    ),
+                    field: "fieldValidation".to_owned(),
+                };
+                Err(failures::invalid("meta.k8s.io", "CreateOptions", "", &[cause]))
+            }
+        }
+    }
+
+    /// Warns of `faults`, or refuses them with `refusal`, as the request wants it.
+    fn judge(&self, faults: Vec<String>, refusal: impl FnOnce(&str) -> ApiError) -> ApiResult<()> {
+        match self.validation()? {
+            Validation::Strict if !faults.is_empty() => {
+                Err(refusal(&format!("strict decoding error: {}", faults.join(", "))))
+            }
+            Validation::Warn => {
+                faults.into_iter().for_each(|fault| self.warn(fault));
+                Ok(())
+            }
+            Validation::Ignore | Validation::Strict => Ok(()),
+        }
+    }
+
+    /// The object in a request's body, without the fields that its kind does not have.
+    /// Errors: 415; 400 for what cannot be read or, by `fieldValidation`, has such fields.
+    pub fn object(&self, payload: &Payload) -> ApiResult<Value> {
+        let validation = self.validation()?;
+        let kind = &self.kind;
+        let unreadable = |error: &dyn fmt::Display| {
+            failures::bad_request(format!(
+                "the object provided is unrecognized (must be of type {}): couldn't get version/kind; json parse error: {error}",
+                kind.resource.kind
+            ))
+        };
+        let (object, found) = match payload.content_type.as_str() {
+            "" | "application/json" => {
+                let mut body = serde_json::Deserializer::from_slice(&payload.bytes);
+                let read = read(Some(kind), &mut body).map_err(|error| unreadable(&error))?;
+                body.end().map_err(|error| unreadable(&error))?;
+                read
+            }
+            "application/yaml" => {
+                let body = serde_yaml_ng::Deserializer::from_slice(&payload.bytes);
+                read(Some(kind), body).map_err(|error| unreadable(&error))?
+            }
+            protobuf::MEDIA_TYPE => return protobuf::decode(&payload.bytes),
+            _ => return Err(unsupported_media(&["application/json", "application/yaml"])),
+        };
+        let name = object["kind"].as_str().unwrap_or(&kind.resource.kind).to_owned();
+        let version = object["apiVersion"].as_str().unwrap_or(&kind.resource.version);
+        let version = version.rsplit('/').next().unwrap_or_default().to_owned();
+        let refusal = |why: &str| {
+            failures::bad_request(format!(
+                "{name} in version {version:?} cannot be handled as a {}: {why}",
+                kind.resource.kind
+            ))
+        };
+        if let Some(mismatch) = &found.mismatch {
+            return Err(refusal(mismatch));
+        }
+        if validation != Validation::Ignore {
+            self.judge(found.faults(kind.is_custom()), refusal)?;
+        }
+        Ok(object)
+    }
+
+    /// What a server-side apply wants. Errors: 422 without a field manager, 400, 500.
+    pub fn config(&self, payload: &Payload) -> ApiResult<Value> {
+        self.validation()?;
+        if !self.query.has("fieldManager") {
+            let cause = failures::required("fieldManager", "is required for apply patch");
+            return Err(failures::invalid("meta.k8s.io", "PatchOptions", "", &[cause]));
+        }
+        let body = serde_yaml_ng::Deserializer::from_slice(&payload.bytes);
+        let (mut config, found) = read(Some(&self.kind), body)
+            .map_err(|error| failures::bad_request(format!("error decoding YAML: {error}")))?;
+        crate::kinds::drop_nulls(&mut config);
+        let text = |key: &str| config[key].as_str().unwrap_or_default();
+        if text("kind").is_empty() || text("apiVersion").is_empty() {
+            let (group, version) =
+                text("apiVersion").split_once('/').unwrap_or(("", text("apiVersion")));
+            let kind = text("kind");
+            return Err(failures::bad_request(format!(
+                "invalid object type: {group}/{version}, Kind={kind}"
+            )));
+        }
+        let subject = apply::subject(&self.kind, &config);
+        let untyped = |why: &str| {
+            ApiError::new(
+                500,
+                "",
+                format!("failed to create typed patch object ({subject}): {why}"),
+            )
+        };
+        if let Some(mismatch) = &found.mismatch {
+            return Err(untyped(mismatch));
+        }
+        let unknown: Vec<String> =
+            found.unknown().map(|path| format!(".{path}: field not declared in schema")).collect();
+        match unknown.as_slice() {
+            [] => {}
+            [one] => return Err(untyped(one)),
+            many => return Err(untyped(&format!("errors:\n  {}", many.join("\n  ")))),
+        }
+        if config.pointer("/metadata/managedFields").is_some() {
+            return Err(failures::bad_request("metadata.managedFields must be nil"));
+        }
+        if !config["metadata"].is_object() {
+            config["metadata"] = Value::Object(Map::new());
+        }
+        let name = config["metadata"]["name"].as_str().unwrap_or_default();
+        if name.is_empty() {
+            config["metadata"]["name"] = self.name.as_str().into();
+        } else if name != self.name {
+            return Err(failures::bad_request(format!(
+                "the name of the object ({name}) does not match the name on the URL ({})",
+                self.name
+            )));
+        }
+        Ok(config)
+    }
+
+    /// What a patch made of an object, without the fields that its kind does not have; `patch` is
+    /// looked through for fields that are there twice. Errors: 422, by `fieldValidation`.
+    pub fn patched(&self, payload: &Payload, object: Value) -> ApiResult<Value> {
+        let (patch, media_type) = (&payload.bytes, &payload.content_type);
+        let refusal = |why: &str| {
+            let strategic = media_type.contains("strategic");
+            let patch = serde_json::from_slice(patch).ok().filter(|_| strategic);
+            let shown = patch.map_or_else(|| object.to_string(), |patch| go_text(&patch));
+            let cause = failures::invalid_value("patch", &shown.into(), why);
+            failures::invalid("", "", "", &[cause])
+        };
+        let (known, found) =
+            read(Some(&self.kind), &object).map_err(|error| refusal(&error.to_string()))?;
+        if let Some(mismatch) = &found.mismatch {
+            let strategic = media_type.contains("strategic");
+            let converted = converted(mismatch).filter(|_| strategic);
+            return Err(refusal(converted.as_deref().unwrap_or(mismatch)));
+        }
+        let mut faults = match read(None, &mut serde_json::Deserializer::from_slice(patch)) {
+            Ok((_, twice)) => twice.faults(true),
+            Err(_) => Vec::new(),
+        };
+        faults.extend(found.faults(self.kind.is_custom()));
+        self.judge(faults, refusal)?;
+        Ok(known)
+    }
+}
+
+/// A mismatch in the words of a strategic merge patch, which is not decoded but converted.
+/// Upstream: `apimachinery/pkg/runtime.fromUnstructured`.
+fn converted(mismatch: &str) -> Option<String> {
+    let (given, field) = mismatch.strip_prefix("json: cannot unmarshal ")?.split_once(" into ")?;
+    let wanted = field.rsplit_once(" of type ")?.1;
+    let given = match given.split(' ').next()? {
+        "number" if given.contains('.') => "float64",
+        "number" => "int64",
+        "array" => "slice",
+        "object" => "map",
+        other => other,
+    };
+    Some(match wanted {
+        _ if matches!((given, wanted), ("int64", "string") | ("float64", "int32" | "int64")) => {
+            format!("cannot convert {given} to {wanted}")
+        }
+        "string" | "bool" | "int32" | "int64" => format!("unrecognized type: {wanted}"),
+        _ if wanted.starts_with("[]") => format!("cannot restore slice from {given}"),
+        _ if wanted.starts_with("map[") => format!("cannot restore map from {given}"),
+        _ if wanted.starts_with("v1.") => format!("cannot restore struct from: {given}"),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_patch_is_converted() {
+        for (given, wanted, told) in [
+            ("string", "int32", Some("unrecognized type: int32")),
+            ("string", "[]v1.Container", Some("cannot restore slice from string")),
+            ("number", "string", Some("cannot convert int64 to string")),
+            ("number 1.5", "int32", Some("cannot convert float64 to int32")),
+            ("array", "map[string]string", Some("cannot restore map from slice")),
+            ("string", "v1.PodSpec", Some("cannot restore struct from: string")),
+            ("string", "intstr.IntOrString", None),
+        ] {
+            let mismatch =
+                format!("json: cannot unmarshal {given} into Go struct field A.b of type {wanted}");
+            assert_eq!(converted(&mismatch).as_deref(), told);
+        }
+    }
+}
