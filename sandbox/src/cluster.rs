@@ -1,11 +1,11 @@
-//! The whole small cluster: API server, scheduler and nodes, and a controller manager beside it.
+//! A whole small cluster: API server, scheduler, nodes, and a controller manager beside them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use super::{Sandbox, SandboxOptions};
 use crate::nodes::{NodeOptions, StandIns, Steering};
+use crate::{Sandbox, SandboxOptions};
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 
@@ -33,7 +33,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts everything but a controller manager. Files (certificates, kubeconfig) go to
+    /// Starts everything except a controller manager. Files (certificates, kubeconfig) go to
     /// `options.dir`.
     pub async fn start(
         options: SandboxOptions,
@@ -52,12 +52,12 @@ impl Cluster {
         self.clock.clone()
     }
 
-    /// The administrator's.
+    /// The kubeconfig of the administrator.
     pub fn kubeconfig(&self) -> PathBuf {
         self.sandbox.kubeconfig()
     }
 
-    /// Of a controller manager, which has the rights that every cluster gives it.
+    /// The kubeconfig of a controller manager, with its default rights.
     pub fn manager_kubeconfig(&self) -> PathBuf {
         self.manager_kubeconfig.clone()
     }
@@ -76,8 +76,8 @@ pub struct Manager {
 
 impl Manager {
     /// Starts `program` with the flags of kubeadm's manifest that fit a manager beside the tests,
-    /// then `extra`. Beside `kubeconfig` are the CA (`ca.crt`) and the key of service accounts'
-    /// tokens (`sa.key`), and thither goes its output (`<name>.log`).
+    /// then `extra`. The folder of `kubeconfig` holds the CA (`ca.crt`) and the key of service-account
+    /// tokens (`sa.key`); the output is written there as `<name>.log`.
     pub fn spawn(
         program: &ManagerProgram,
         kubeconfig: &Path,
@@ -113,12 +113,12 @@ impl Manager {
         self.child.id()
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if it has ended.
     pub fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// SIGTERM, then SIGKILL when it is still there after `patience`.
+    /// Sends SIGTERM, then SIGKILL if it still runs after `patience`.
     pub async fn stop(
         mut self,
         clock: &SharedClock,
@@ -144,12 +144,12 @@ impl Drop for Manager {
     }
 }
 
-/// The first argument that makes the sandbox's own binary a controller manager.
+/// The first argument with which the sandbox's binary runs as a controller manager.
 pub const EMBEDDED: &str = "kube-controller-manager";
 
-/// Which controller manager to run.
+/// The controller manager to run.
 pub enum ManagerProgram {
-    /// This binary's own, called with [`EMBEDDED`] as its first argument.
+    /// This binary itself, called with [`EMBEDDED`] as its first argument.
     Embedded,
     Path(PathBuf),
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::SandboxOptions;
+use crate::SandboxOptions;
 use crate::cluster::{Cluster, Manager, ManagerProgram};
 use crate::nodes::NodeOptions;
 use kube_controller_manager::client::{Client, ListOptions};

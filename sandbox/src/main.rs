@@ -1,4 +1,4 @@
-//! The main job on a bare machine: an embedded API server with nodes, and the controller manager.
+//! Runs the demo or a load: an embedded API server with nodes, and the controller manager.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ use sandbox::nodes::NodeOptions;
 /// applies a fixture and shows the rollout.
 #[derive(FromArgs)]
 struct Args {
-    /// end when the fixture has rolled out: 0, or 1 with the reason why it has not
+    /// end when the fixture has rolled out: exit status 0, or 1 with the reason
     #[argh(switch)]
     once: bool,
     /// how many nodes (3; 100 under a load)

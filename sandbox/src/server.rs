@@ -1,4 +1,4 @@
-//! The sandbox as a server on a port, with its certificates and kubeconfig files.
+//! Serves the API on a port and writes certificates and kubeconfig files.
 
 use parking_lot::Mutex;
 use std::fmt;
@@ -29,23 +29,23 @@ use kube_controller_manager::server::tls::Tls;
 use kube_controller_manager::task::StopToken;
 
 pub struct SandboxOptions {
-    /// Where the certificates and kubeconfig files go; made when it is not there.
+    /// The folder of certificates and kubeconfig files; created when missing.
     pub dir: PathBuf,
     pub address: SocketAddr,
     pub clock: SharedClock,
-    /// Changes that each resource remembers; watches from before them get 410.
+    /// The number of changes that each resource keeps; watches from older versions get 410.
     pub history: usize,
-    /// Between the bookmarks of an idle watch.
+    /// The period of bookmarks on an idle watch.
     pub bookmark_every: Duration,
-    /// Whether a pod needs its service account, as in a cluster that has the controllers which make
-    /// them. Upstream: the admission plugin ServiceAccount.
+    /// Whether a pod needs its service account, as in a cluster with the controllers that create them.
+    /// Upstream: the admission plugin ServiceAccount.
     pub service_accounts: bool,
-    /// In place of the built-in kinds.
+    /// Replaces the built-in kinds.
     pub kinds: Option<Vec<Kind>>,
 }
 
 impl SandboxOptions {
-    /// On a free port of the loopback address, by the system's clock.
+    /// Defaults: a free port of the loopback address, the system's clock.
     pub fn new(dir: impl Into<PathBuf>) -> SandboxOptions {
         SandboxOptions {
             dir: dir.into(),
@@ -92,7 +92,7 @@ impl std::error::Error for SandboxError {
     }
 }
 
-/// What a client needs to connect, as the administrator.
+/// The files with which an administrator connects.
 #[derive(Clone, Debug)]
 pub struct ClientFiles {
     /// `https://127.0.0.1:PORT`
@@ -102,7 +102,7 @@ pub struct ClientFiles {
     pub key: PathBuf,
     /// The private key that signs service accounts' tokens, for a controller manager.
     pub service_account_key: PathBuf,
-    /// Also the administrator's.
+    /// Shared with the administrator.
     pub token: String,
 }
 
@@ -186,17 +186,17 @@ impl Sandbox {
         Ok(sandbox)
     }
 
-    /// The API itself, for what runs in the same process.
+    /// The API, for use within the process.
     pub fn api(&self) -> &Arc<Api> {
         &self.api
     }
 
-    /// What programs have asked so far.
+    /// The requests of each program so far.
     pub fn traffic(&self) -> &Traffic {
         &self.traffic
     }
 
-    /// How tests steer and count.
+    /// Steers the server and counts its requests.
     pub fn faults(&self) -> &Arc<Faults> {
         &self.api.faults
     }

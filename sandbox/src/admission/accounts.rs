@@ -1,4 +1,4 @@
-//! The service account of a new pod: that it is there, its token mounted, its pull secrets.
+//! Checks the service account of a new pod, mounts its token and adds its pull secrets.
 //! Upstream: `plugin/pkg/admission/serviceaccount`.
 
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl Api {
         }
     }
 
-    /// The account of a new pod. `None`: nothing comes of it. Errors: 403 when it is not there.
+    /// The account of a new pod; `None` when the pod needs none. Errors: 403 when it does not exist.
     pub fn account_of(&self, kind: &Kind, pod: &Value) -> ApiResult<Option<Arc<Stored>>> {
         if !self.admits_by_account(kind) {
             return Ok(None);

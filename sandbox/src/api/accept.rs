@@ -1,4 +1,4 @@
-//! Which form and encoding an answer has, by the request's `Accept`.
+//! Negotiates form and encoding of the response from the request's `Accept`.
 //! Upstream: `apiserver/pkg/endpoints/handlers/negotiation`, `munnerz/goautoneg`.
 
 use crate::api::call::Form;
@@ -294,7 +294,7 @@ mod tests {
 
     /// The messages are a real 1.36 server's.
     #[test]
-    fn who_accepts_nothing_is_told_what_there_is() {
+    fn a_refusal_names_the_available_types() {
         let pods = builtin().into_iter().find(|kind| kind.resource.plural == "pods").unwrap();
         for (accept, verb, message) in [
             (

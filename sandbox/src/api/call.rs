@@ -1,4 +1,4 @@
-//! What a request asks for: its path, its query, and the form of the answer.
+//! A parsed request: path, query, and the form of the response.
 //! Upstream: `apiserver/pkg/endpoints/request.RequestInfo`.
 
 use parking_lot::Mutex;

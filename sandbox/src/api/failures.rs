@@ -1,4 +1,4 @@
-//! The failures that the handlers answer with, in upstream's words.
+//! The failures of the handlers, with upstream's messages.
 //! Upstream: `apimachinery/pkg/api/errors`.
 
 use serde_json::{Value, json};

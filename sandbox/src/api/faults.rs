@@ -1,4 +1,4 @@
-//! Failures on demand, and counters of what was asked: how a test steers the API server.
+//! Failures on demand and counters of requests, with which tests steer the API server.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use event_listener::{Event, EventListener};
 
 use crate::api::status::ApiError;
 
-/// Which requests: a verb (`create`, `watch` ... or `*`) and a resource (`pods`, `pods/status`,
+/// Selects requests: a verb (`create`, `watch` ... or `*`) and a resource (`pods`, `pods/status`,
 /// `leases` ... or `*`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
@@ -27,20 +27,20 @@ impl Target {
     }
 }
 
-/// What happens to a request.
+/// The fault that a request meets.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
-    /// Answered with this failure; nothing is done.
+    /// Answered with this failure; not executed.
     Fail(ApiError),
-    /// Done, but the connection is cut before the answer: the client cannot know.
+    /// Executed, but the connection is cut before the response.
     LoseAnswer,
-    /// The connection is cut; nothing is done.
+    /// The connection is cut; not executed.
     Cut,
-    /// Served this much later.
+    /// Served after this delay.
     Delay(Duration),
     /// Served once the plans are cleared.
     Hold,
-    /// A watch or list whose connection is cut after so many bytes of the body, wherever that is.
+    /// A watch or list whose connection is cut after this number of bytes of the body.
     CutAfter(usize),
 }
 
@@ -81,7 +81,7 @@ struct State {
     epoch: Epoch,
 }
 
-/// What running watches compare with: each number that grew since is something to act on.
+/// Counters that running watches compare with their last reading; a watch acts on each increase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Epoch {
     /// Cut the connection.
@@ -115,7 +115,7 @@ impl Faults {
         self.lock().plans.push(Plan { target, fault, times });
     }
 
-    /// Forgets every plan, and lets go of the requests that are held.
+    /// Clears every plan and releases the held requests.
     pub fn clear(&self) {
         self.change(|state| {
             state.plans.clear();
@@ -135,7 +135,7 @@ impl Faults {
         }
     }
 
-    /// The API server goes away: every connection is cut, at once and from now on.
+    /// Cuts every connection, the current and all later ones, as if the API server were gone.
     pub fn go_away(&self) {
         self.change(|state| {
             state.away = true;
@@ -147,8 +147,8 @@ impl Faults {
         self.change(|state| state.away = false);
     }
 
-    /// While on, watches tell each change twice, and once more what was before it: last, unless the
-    /// change is a deletion.
+    /// While on, watches repeat each change and the state before it. The old state comes last unless
+    /// the change is a deletion.
     pub fn stutter(&self, on: bool) {
         self.lock().stutter = on;
     }
@@ -157,27 +157,27 @@ impl Faults {
         self.lock().stutter
     }
 
-    /// Faults that are planned and have not hit yet.
+    /// The number of planned faults that have not occurred yet.
     pub fn pending(&self) -> Vec<Target> {
         self.lock().plans.iter().map(|plan| plan.target.clone()).collect()
     }
 
-    /// Cuts every watch that runs now.
+    /// Cuts every running watch.
     pub fn cut_watches(&self) {
         self.change(|state| state.epoch.cut += 1);
     }
 
-    /// Ends every watch that runs now with 410.
+    /// Ends every running watch with 410.
     pub fn expire_watches(&self) {
         self.change(|state| state.epoch.expire += 1);
     }
 
-    /// Sends a bookmark on every watch that runs now and wants them.
+    /// Sends a bookmark on every running watch that requested them.
     pub fn bookmark(&self) {
         self.change(|state| state.epoch.bookmark += 1);
     }
 
-    /// Requests that matched so far, by their verb and resource; those that failed included.
+    /// The number of requests so far that match verb and resource, failed ones included.
     pub fn count(&self, verb: &str, resource: &str) -> u64 {
         let target = Target::new(verb, resource);
         let state = self.lock();
@@ -202,7 +202,7 @@ impl Faults {
         self.changed.listen()
     }
 
-    /// Counts a request and takes the fault that is meant for it.
+    /// Counts a request and takes the fault planned for it.
     pub fn request(&self, verb: &str, resource: &str) -> Option<Fault> {
         let mut state = self.lock();
         *state.counts.entry((verb.to_owned(), resource.to_owned())).or_default() += 1;

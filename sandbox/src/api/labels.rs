@@ -1,4 +1,4 @@
-//! Label selectors of requests, taken and refused as upstream does. Upstream: `labels.Parse`.
+//! Label selectors of requests, parsed and refused as upstream does. Upstream: `labels.Parse`.
 
 use std::str::FromStr;
 

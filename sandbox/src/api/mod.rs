@@ -1,20 +1,20 @@
-//! The API server without its sockets: authenticates, counts, fails on purpose, and hands each
-//! request to its handler.
+//! The API server without its sockets: authenticates and counts each request, applies planned faults
+//! and calls the handler.
 
 pub mod accept;
 pub mod call;
-mod delete;
+pub mod delete;
 pub mod failures;
 pub mod faults;
-mod labels;
-mod read;
-mod reviews;
-mod select;
+pub mod labels;
+pub mod read;
+pub mod reviews;
+pub mod select;
 pub mod status;
-mod subresources;
+pub mod subresources;
 pub mod table;
 pub mod traffic;
-mod watch;
+pub mod watch;
 pub mod write;
 
 use std::sync::Arc;
@@ -24,10 +24,8 @@ use futures_lite::StreamExt;
 use hyper::header::{RETRY_AFTER, WARNING};
 use serde_json::{Value, json};
 
-use super::{discovery, documents};
 use crate::api::accept::{Accept, Encoding};
 use crate::api::call::{Call, Form, Query, ResourcePath, Warnings, decode};
-use crate::api::failures;
 use crate::api::faults::{Fault, Faults};
 use crate::api::select::exact_name;
 use crate::api::status::{ApiError, ApiResult};
@@ -38,6 +36,7 @@ use crate::patch;
 use crate::protobuf;
 use crate::storage::registry::Registry;
 use crate::storage::store::Store;
+use crate::types::{discovery, documents};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::server::http::{Body, BodyError, Bytes, Method, Request, Response};
 use kube_controller_manager::task::StopToken;
@@ -56,11 +55,11 @@ pub struct Api {
     /// Whether a pod needs its service account.
     pub service_accounts: bool,
     pub stop: StopToken,
-    /// Between the bookmarks of an idle watch.
+    /// The period of bookmarks on an idle watch.
     pub bookmark_every: Duration,
 }
 
-/// A request's body, parsed when it is needed.
+/// The body of a request, parsed on demand.
 pub struct Payload {
     pub content_type: String,
     pub bytes: Bytes,
@@ -129,7 +128,7 @@ pub fn success(kind: &Kind, name: &str, uid: &str) -> Value {
     json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details })
 }
 
-/// What a request does, in the words of authorisation and of the counters.
+/// The verb of a request, as authorization and the counters name it.
 pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
     let collection = path.is_some_and(|path| path.name.is_empty());
     match method.as_str() {
@@ -179,7 +178,7 @@ impl Api {
         let accept = request.header("accept").unwrap_or_default().to_owned();
         let accept = Accept::parse(&accept);
         let response = self.answer(request, &accept).await;
-        // Failures are told in the encoding asked for.
+        // Failures use the requested encoding.
         match accept.plain() {
             Some(Encoding::Protobuf) if response.status >= 400 => protobuf::answer(response),
             _ => response,

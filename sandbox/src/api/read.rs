@@ -41,7 +41,7 @@ pub fn shown<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     Cow::Owned(value)
 }
 
-/// An object of a list, whose kind the list tells: only custom resources tell it again.
+/// An object of a list; only custom resources repeat the kind that the list names.
 pub struct Untyped<'a>(pub &'a Value);
 
 impl serde::Serialize for Untyped<'_> {
@@ -203,7 +203,7 @@ impl Api {
         let selection = self.selection(call)?;
         let query = &call.query;
         let asked = query.get("resourceVersion");
-        // The newest list that is at hand comes whole; a limit below zero is none.
+        // The newest list is returned whole; a negative limit is ignored.
         let limit = query.number::<i64>("limit")?.filter(|_| asked != "0");
         let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(0);
         if query.has("sendInitialEvents") {
@@ -276,7 +276,7 @@ impl Api {
         let mut meta = json!({ "resourceVersion": page.version.to_string() });
         if let Some((after, remaining)) = &page.rest {
             meta["continue"] = encode_continue(page.version as i64, after).into();
-            // With a selector, nobody knows how many of the rest would match.
+            // With a selector, the number of further matches is unknown.
             if counted {
                 meta["remainingItemCount"] = (*remaining).into();
             }

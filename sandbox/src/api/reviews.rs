@@ -1,4 +1,4 @@
-//! Questions that are asked by a create and never stored: who is this, may they.
+//! Reviews of tokens and access: created, answered, never stored.
 //! Upstream: `pkg/registry/{authentication,authorization}`.
 
 use serde_json::{Value, json};

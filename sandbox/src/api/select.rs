@@ -1,4 +1,4 @@
-//! Which objects a list or watch wants, and what a change means to it.
+//! Selects the objects of a list or watch, and the events that a change causes.
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ use crate::storage::store::{Change, Stored};
 pub struct Selection {
     labels: Requirements,
     fields: Vec<FieldTerm>,
-    /// Looks a field up that is not of the metadata.
+    /// Looks up a field outside the metadata.
     field: fn(&Value, &str) -> Option<String>,
 }
 
@@ -22,13 +22,13 @@ struct FieldTerm {
     equal: bool,
 }
 
-/// What a watch tells of a change.
+/// The event that a watch sends for a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum WatchEvent {
     Added,
     Modified,
     Deleted,
-    /// Selected before the change, no longer after it: the old object is told as deleted.
+    /// Selected before the change but not after it: the old object is sent as deleted.
     Left,
 }
 
@@ -85,22 +85,22 @@ impl Selection {
             })
     }
 
-    /// What a watch with this selection tells of `change`; `None`: nothing.
-    pub fn told(&self, change: &Change) -> Option<Told> {
+    /// The event that a watch with this selection sends for `change`, if any.
+    pub fn event_for(&self, change: &Change) -> Option<WatchEvent> {
         let before = change.old.as_ref().is_some_and(|old| self.matches(old));
         if change.deleted {
-            return before.then_some(Told::Deleted);
+            return before.then_some(WatchEvent::Deleted);
         }
         match (before, self.matches(&change.new)) {
-            (false, true) => Some(Told::Added),
-            (true, true) => Some(Told::Modified),
-            (true, false) => Some(Told::Left),
+            (false, true) => Some(WatchEvent::Added),
+            (true, true) => Some(WatchEvent::Modified),
+            (true, false) => Some(WatchEvent::Left),
             (false, false) => None,
         }
     }
 }
 
-/// The one name that a field selector lets through.
+/// The only name that a field selector can match.
 pub fn exact_name(fields: &str) -> Option<String> {
     let terms = split_terms(fields);
     let term = terms.iter().filter_map(|term| parse_term(term));
@@ -167,15 +167,15 @@ mod tests {
         assert_eq!(selection.name(), Some("a"));
         let (web, other, failed) =
             (stored("web", "Running"), stored("db", "Running"), stored("web", "Failed"));
-        for (old, new, deleted, told) in [
-            (None, &web, false, Some(Told::Added)),
+        for (old, new, deleted, expected) in [
+            (None, &web, false, Some(WatchEvent::Added)),
             (None, &other, false, None),
-            (Some(&other), &web, false, Some(Told::Added)),
-            (Some(&web), &web, false, Some(Told::Modified)),
-            (Some(&web), &other, false, Some(Told::Left)),
-            (Some(&web), &failed, false, Some(Told::Left)),
-            (Some(&failed), &web, false, Some(Told::Added)),
-            (Some(&web), &web, true, Some(Told::Deleted)),
+            (Some(&other), &web, false, Some(WatchEvent::Added)),
+            (Some(&web), &web, false, Some(WatchEvent::Modified)),
+            (Some(&web), &other, false, Some(WatchEvent::Left)),
+            (Some(&web), &failed, false, Some(WatchEvent::Left)),
+            (Some(&failed), &web, false, Some(WatchEvent::Added)),
+            (Some(&web), &web, true, Some(WatchEvent::Deleted)),
             (Some(&other), &other, true, None),
         ] {
             let change = Change {
@@ -185,7 +185,7 @@ mod tests {
                 new: new.clone(),
                 deleted,
             };
-            assert_eq!(selection.told(&change), told);
+            assert_eq!(selection.event_for(&change), expected);
         }
     }
 

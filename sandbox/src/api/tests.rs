@@ -1,4 +1,4 @@
-//! Of whole requests, without a connection.
+//! Tests of whole requests, without a connection.
 
 use super::*;
 use crate::auth::User;
@@ -65,11 +65,11 @@ fn the_authorizer_is_asked_what_the_path_says() {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let found = access(&method.parse().unwrap(), path, &Query::parse(query));
         let Access { verb, resource, namespace, name, path, .. } = found;
-        let told = match path.as_str() {
+        let answer = match path.as_str() {
             "" => format!("{verb} {resource} in {namespace} named {name}"),
             path => format!("{verb} {path}"),
         };
-        assert_eq!(told, wanted);
+        assert_eq!(answer, wanted);
     }
 }
 
@@ -252,7 +252,7 @@ fn a_pod_needs_its_account() {
     let (code, created) = call(&api, Method::POST, &path, pod);
     assert_eq!((code, &created["spec"]["serviceAccountName"]), (201, &json!("default")));
     assert!(created["spec"]["volumes"][0]["projected"].is_object(), "{created}");
-    // What admission has added is nobody's.
+    // Fields that admission added have no manager.
     let managed = &created["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"];
     assert!(managed["f:containers"].is_object(), "{managed}");
     for field in ["f:volumes", "f:serviceAccountName", "f:tolerations", "f:priority"] {
@@ -364,7 +364,7 @@ fn a_namespace_goes_when_its_finalizer_does() {
         assert_eq!((code, &namespace["spec"]["finalizers"]), (200, &json!(["kubernetes"])));
     }
     let (_, mut namespace) = call(&api, Method::GET, NAMESPACE, Value::Null);
-    assert_eq!(call(&api, Method::GET, MAP, Value::Null).0, 200, "nobody has emptied it");
+    assert_eq!(call(&api, Method::GET, MAP, Value::Null).0, 200, "it has not been emptied");
     namespace["status"]["phase"] = "Active".into();
     let (code, _) = call(&api, Method::PUT, &format!("{NAMESPACE}/status"), namespace.clone());
     assert_eq!(code, 422);

@@ -1,4 +1,4 @@
-//! What each program asks of the API server, and how many bytes that moves.
+//! Counts the requests and bytes of each program.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -102,7 +102,7 @@ mod tests {
     use kube_controller_manager::server::http::{Bytes, HeaderMap};
 
     #[test]
-    fn programs_are_told_apart_and_streams_count_as_they_go() {
+    fn programs_are_counted_apart_and_streams_while_they_run() {
         let traffic = Traffic::default();
         let ask = |agent: &'static str, query: &str| {
             let mut headers = HeaderMap::new();

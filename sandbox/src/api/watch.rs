@@ -15,15 +15,15 @@ use crate::api::call::{Call, Form};
 use crate::api::failures;
 use crate::api::faults::Epoch;
 use crate::api::read::{list_options_fault, object_bytes, parse_version};
-use crate::api::select::{Selection, Told};
+use crate::api::select::{Selection, WatchEvent};
 use crate::api::status::ApiResult;
 use crate::protobuf;
 use crate::storage::store::{Change, StoreError, Stored};
 use kube_controller_manager::server::http::{Bytes, Response};
 
-/// Changes looked at in one go.
+/// The number of changes read at once.
 const BATCH: usize = 500;
-/// Events are put together up to this size.
+/// Events are batched up to this size.
 const CHUNK_BYTES: usize = 64 * 1024;
 
 struct Watch {
@@ -32,13 +32,13 @@ struct Watch {
     table: String,
     prefix: String,
     selection: Selection,
-    /// Objects still to be told as added.
+    /// Objects still to be sent as added.
     initial: VecDeque<Arc<Stored>>,
-    /// A bookmark that marks their end is owed.
+    /// Whether the bookmark after the initial objects is still to be sent.
     owes_end: bool,
-    /// Everything up to this version has been told.
+    /// Every change up to this version has been sent.
     cursor: u64,
-    /// Follows since the cursor was at the newest version.
+    /// Whether the cursor has once reached the newest version.
     running: bool,
     bookmarks: bool,
     next_bookmark: Duration,
@@ -66,7 +66,7 @@ impl Api {
         let timeout = query.number::<u64>("timeoutSeconds")?.filter(|seconds| *seconds > 0);
         let timeout = timeout.unwrap_or_else(|| 1800 + fastrand::u64(..1800));
         let (table, prefix) = (call.table(), call.prefix());
-        // Without a version, a watch starts with what there is, unless it was asked not to.
+        // Without a version, a watch starts with the current objects unless asked not to.
         let wants_initial = streamed_list || (version.is_none() && !query.has("sendInitialEvents"));
         let (mut initial, mut cursor) = (VecDeque::new(), version.unwrap_or(0));
         if wants_initial || version.is_none() {
@@ -126,9 +126,9 @@ impl Watch {
                 self.done = true;
                 return Some(Err(io::ErrorKind::ConnectionReset.into()));
             }
-            self.told_initial(&mut chunk);
+            self.send_initial(&mut chunk);
             if chunk.is_empty() {
-                self.told_changes(&mut chunk);
+                self.send_changes(&mut chunk);
             }
             let now = api.clock.monotonic();
             if epoch.expire != self.epoch.expire && !self.done {
@@ -154,7 +154,7 @@ impl Watch {
         None
     }
 
-    fn told_initial(&mut self, chunk: &mut Vec<u8>) {
+    fn send_initial(&mut self, chunk: &mut Vec<u8>) {
         while let Some(stored) = self.initial.pop_front() {
             self.event(chunk, "ADDED", &stored);
             if chunk.len() > CHUNK_BYTES {
@@ -166,16 +166,16 @@ impl Watch {
         }
     }
 
-    fn told_changes(&mut self, chunk: &mut Vec<u8>) {
+    fn send_changes(&mut self, chunk: &mut Vec<u8>) {
         while chunk.len() < CHUNK_BYTES {
             match self.api.store.changes(&self.table, self.cursor, BATCH, self.running) {
                 Ok(found) => {
                     let none = found.changes.is_empty();
                     let stutters = self.api.faults.stutters();
                     for change in &found.changes {
-                        self.told(chunk, change);
+                        self.send(chunk, change);
                         if stutters {
-                            self.told_again(chunk, change);
+                            self.send_repeated(chunk, change);
                         }
                     }
                     self.cursor = found.version;
@@ -196,34 +196,33 @@ impl Watch {
         }
     }
 
-    fn told(&self, chunk: &mut Vec<u8>, change: &Change) {
+    fn send(&self, chunk: &mut Vec<u8>, change: &Change) {
         if !change.key.starts_with(&self.prefix) {
             return;
         }
-        match (self.selection.told(change), &change.old) {
-            (Some(Told::Added), _) => self.event(chunk, "ADDED", &change.new),
-            (Some(Told::Modified), _) => self.event(chunk, "MODIFIED", &change.new),
-            (Some(Told::Deleted), _) => self.event(chunk, "DELETED", &change.new),
-            (Some(Told::Left), Some(old)) => {
+        match (self.selection.event_for(change), &change.old) {
+            (Some(WatchEvent::Added), _) => self.event(chunk, "ADDED", &change.new),
+            (Some(WatchEvent::Modified), _) => self.event(chunk, "MODIFIED", &change.new),
+            (Some(WatchEvent::Deleted), _) => self.event(chunk, "DELETED", &change.new),
+            (Some(WatchEvent::Left), Some(old)) => {
                 let last = Stored::new(old.value.clone(), change.version);
                 self.event(chunk, "DELETED", &last);
             }
-            (Some(Told::Left) | None, _) => {}
+            (Some(WatchEvent::Left) | None, _) => {}
         }
     }
 
-    /// What was before the change, and the change: in the wrong order where there is an object
-    /// that can be told to be newer.
-    fn told_again(&self, chunk: &mut Vec<u8>, change: &Change) {
-        let remains = matches!(self.selection.told(change), Some(Told::Modified));
+    /// Sends the change and the state before it; in the wrong order unless the change is a deletion.
+    fn send_repeated(&self, chunk: &mut Vec<u8>, change: &Change) {
+        let remains = matches!(self.selection.event_for(change), Some(WatchEvent::Modified));
         if remains {
-            self.told(chunk, change);
+            self.send(chunk, change);
         }
         if let Some(old) = change.old.as_ref().filter(|_| change.key.starts_with(&self.prefix)) {
             self.event(chunk, "MODIFIED", old);
         }
         if !remains {
-            self.told(chunk, change);
+            self.send(chunk, change);
         }
     }
 
@@ -232,7 +231,7 @@ impl Watch {
         self.put(chunk, r#type, &object);
     }
 
-    /// An event that no stored object is about.
+    /// An event without a stored object.
     fn notice(&self, chunk: &mut Vec<u8>, r#type: &str, object: &Value) {
         let object = match self.call.encoding {
             Encoding::Json => serde_json::to_vec(object).ok(),

@@ -1,4 +1,4 @@
-//! Who manages which field: `managedFields` of every write, and server-side apply.
+//! Field management: the `managedFields` of every write, and server-side apply.
 //! Upstream: `apimachinery/pkg/util/managedfields`, `structured-merge-diff/merge`.
 
 mod fields;
@@ -100,7 +100,7 @@ fn store(object: &mut Value, mut entries: Vec<Managed>) {
     }
 }
 
-/// Fields that nobody manages, and those that a write to this endpoint does not change.
+/// Fields without a manager, and those that a write to this endpoint cannot change.
 fn ignored(kind: &Kind, subresource: &str) -> Vec<Vec<&'static str>> {
     const OF_SERVER: [&str; 8] = [
         "f:name",
@@ -214,7 +214,7 @@ pub fn update(kind: &Kind, old: Option<&Value>, new: &mut Value, writer: &Writer
     store(new, entries);
 }
 
-/// `live` (or, where there is none, an empty object) after `config` was applied to it.
+/// `live`, or an empty object, after applying `config`.
 /// Errors: 409 when others manage what would change, unless forced.
 pub fn apply(
     kind: &Kind,
@@ -438,7 +438,7 @@ mod tests {
         let mut live =
             apply(&kind, &live, &config(None, both.clone()), &writer("bob"), false).unwrap();
         assert_eq!(live["spec"].get("replicas"), None);
-        // The ports went with their key; what nobody owns stays.
+        // The ports went with their key; unowned fields stay.
         assert_eq!(live["spec"]["template"]["spec"]["containers"], both);
         assert_eq!(live["spec"]["paused"], false);
 

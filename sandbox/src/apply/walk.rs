@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::fields::Fields;
 use crate::types::shape::{Items, Shape};
 
-/// The name of a list's item; `None` where items are not told apart.
+/// The name of a list item; `None` in lists without identity of items.
 fn item_name(list: Shape<'_>, item: &Value) -> Option<String> {
     match list.items() {
         Items::Atomic => None,

@@ -1,4 +1,4 @@
-//! The sandbox's own CA and what it signs.
+//! The sandbox's own CA and the certificates it signs.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,

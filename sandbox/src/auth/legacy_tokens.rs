@@ -1,4 +1,4 @@
-//! Tokens of service accounts that live in Secrets: whose they are, and when they were last used.
+//! Service-account tokens in Secrets: authentication, and the date of their last use.
 //! Upstream: `pkg/serviceaccount/legacy.go`, `pkg/controlplane/controller/legacytokentracking`.
 
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn date(time: Timestamp) -> String {
 }
 
 impl Api {
-    /// Whose token this is, if it was signed with our key and its Secret and its account are there.
+    /// The user of a token that was signed with the server's key and whose Secret and account exist.
     pub fn legacy_token(&self, token: &str) -> Option<User> {
         let claims = self.auth.signer.as_ref()?.public_key().verify(token)?;
         let LegacyClaims { issuer, namespace, secret_name, account_name, account_uid, subject } =
@@ -48,7 +48,7 @@ impl Api {
         valid.then(|| User::service_account(namespace, account_name, account_uid))
     }
 
-    /// Writes today's date on the Secret, if it is not there yet.
+    /// Labels the Secret with the current date unless it has it.
     fn label_used(&self, namespace: &str, name: &str, secret: &Value) {
         let now = self.clock.now();
         let last = text(secret, "/metadata/labels/kubernetes.io~1legacy-token-last-used");
@@ -67,7 +67,7 @@ impl Api {
         }
     }
 
-    /// Tells since when the dates above are written.
+    /// Records since when the last use is tracked.
     pub fn track_legacy_tokens(&self) -> ApiResult<()> {
         if self.registry.find("", "v1", "configmaps").is_none() {
             return Ok(());

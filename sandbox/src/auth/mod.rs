@@ -1,7 +1,7 @@
-//! Who asks: certificates and bearer tokens. Whether they may: `rbac`.
+//! Authenticates requests by certificate or bearer token. Authorization is in `rbac`.
 
 pub mod certs;
-mod legacy_tokens;
+pub mod legacy_tokens;
 pub mod rbac;
 
 use parking_lot::Mutex;
@@ -17,7 +17,7 @@ use kube_controller_manager::server::auth::Authorities;
 use kube_controller_manager::server::http::Chain;
 
 const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
-/// Who issues the tokens of service accounts, and whom they are for when nobody else is named.
+/// The issuer of service-account tokens, which is also their default audience.
 pub const ISSUER: &str = "https://kubernetes.default.svc";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -220,15 +220,15 @@ mod tests {
         let ours = rcgen::generate_simple_self_signed(["ca".to_string()]).unwrap();
         let clients = Authorities::from_pem(ours.cert.pem().as_bytes()).unwrap();
         let auth = Auth { clients: Some(clients), ..Auth::default() };
-        let nobody = Chain::default();
+        let no_certificate = Chain::default();
         let now = Timestamp::from_secs(100);
         let token = auth.issue(User::new("bob", &[]), vec![], Some(Timestamp::from_secs(101)));
         let header = format!("Bearer {token}");
-        let user = auth.user(&nobody, Some(&header), now, |_| None).unwrap();
+        let user = auth.user(&no_certificate, Some(&header), now, |_| None).unwrap();
         assert_eq!((user.name.as_str(), user.groups.len()), ("bob", 1));
         let late = Timestamp::from_secs(101);
-        assert_eq!(auth.user(&nobody, Some(&header), late, |_| None), None);
-        assert_eq!(auth.user(&nobody, Some("Bearer nonsense"), now, |_| None), None);
+        assert_eq!(auth.user(&no_certificate, Some(&header), late, |_| None), None);
+        assert_eq!(auth.user(&no_certificate, Some("Bearer nonsense"), now, |_| None), None);
         let stranger = [stranger.cert.der().clone()].into();
         assert_eq!(auth.user(&stranger, None, now, |_| None), None);
         assert_eq!(auth.user(&stranger, Some("Basic nonsense"), now, |_| None), None);
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(auth.user(&stranger, Some(&header), now, |_| None), Some(user));
         assert_eq!(auth.user(&stranger, Some(&header), late, |_| None), None);
         for header in [None, Some("Basic nonsense"), Some("Bearer"), Some("Bearer  x")] {
-            assert_eq!(auth.user(&nobody, header, now, |_| None), Some(User::anonymous()));
+            assert_eq!(auth.user(&no_certificate, header, now, |_| None), Some(User::anonymous()));
         }
     }
 

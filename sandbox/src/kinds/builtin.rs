@@ -1,4 +1,4 @@
-//! The resources a 1.36 cluster serves, as far as its common controllers use them.
+//! The resources of a 1.36 cluster that common controllers use.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! Cells that take more than a path. Upstream: `pkg/printers/internalversion`.
+//! Table cells that need more than a path. Upstream: `pkg/printers/internalversion`.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use super::quantity;
 use crate::api::table::human_duration;
 use kube_controller_manager::objects::Timestamp;
 
-/// The text at a pointer, or `other` when there is none.
+/// The text at a pointer, or `other` when absent.
 pub fn or<'a>(object: &'a Value, pointer: &str, other: &'a str) -> &'a str {
     match text(object, pointer) {
         "" => other,

@@ -223,7 +223,7 @@ fn printer_columns(version: &Value) -> Vec<Column> {
     all
 }
 
-/// The age of an object, told as a date: so custom kinds show it.
+/// The age of an object in the form that custom kinds show.
 fn age() -> Column {
     Column { r#type: "date", ..columns::age_column() }
 }
@@ -430,11 +430,11 @@ mod tests {
             "e": { "type": "string", "pattern": "^\\p{L}+$" },
         });
         let faults = from_crd(&wrong).err().unwrap();
-        let told: Vec<String> =
+        let messages: Vec<String> =
             faults.iter().map(|fault| format!("{}: {}", fault.field, fault.message)).collect();
         let at = "spec.validation.openAPIV3Schema.properties";
         assert_eq!(
-            told[..2],
+            messages[..2],
             [
                 format!(
                     "{at}[a].type: Unsupported value: \"nope\": supported values: \"array\", \"boolean\", \"integer\", \"number\", \"object\", \"string\""
@@ -445,7 +445,7 @@ mod tests {
             ]
         );
         let pattern = format!("{at}[c].pattern: Invalid value: \"(\": must be a valid regular");
-        assert!(told.len() == 3 && told[2].starts_with(&pattern), "{told:?}");
+        assert!(messages.len() == 3 && messages[2].starts_with(&pattern), "{messages:?}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use regex_lite::Regex;
 
 use super::metadata::{NameRule, name_fault};
 
-/// Formats that one expression tells. Letters beyond ASCII count as letters of a host name.
+/// Formats that one expression describes. Letters beyond ASCII count as letters of a host name.
 const PATTERNS: [(&str, &str); 13] = [
     ("bsonobjectid", "^[0-9a-fA-F]{24}$"),
     ("date", r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$"),
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_are_told_apart() {
+    fn formats_are_recognized() {
         for (format, good, bad) in [
             ("date", &["2020-01-01"][..], &["x", "2020-13-01", "2020-01-01T00:00:00Z"][..]),
             (

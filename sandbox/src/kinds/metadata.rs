@@ -48,7 +48,7 @@ fn is_word(text: &str) -> bool {
         && edge(text.chars().next_back())
 }
 
-/// What is wrong with a lower-case label; `None`: nothing.
+/// The fault of a lower-case label, if any.
 pub fn label_fault(name: &str) -> Option<String> {
     if name.len() > 63 {
         return Some("must be no more than 63 characters".to_owned());
@@ -125,7 +125,7 @@ pub fn label_value_fault(value: &str) -> Option<String> {
     (!value.is_empty() && !is_word(value)).then(|| LABEL_VALUE.to_owned())
 }
 
-/// Faults of the labels under `pointer` of `object`, told at `field`.
+/// Faults of the labels under `pointer` of `object`, reported at `field`.
 pub fn labels(object: &Value, pointer: &str, field: &str, faults: &mut Vec<Cause>) {
     for (key, value) in members(object, pointer) {
         if let Some(fault) = qualified_fault(key) {

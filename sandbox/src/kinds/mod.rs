@@ -1,4 +1,4 @@
-//! What the sandbox knows of each kind: how it is served, defaulted, checked and printed.
+//! How each kind is served, defaulted, validated and printed.
 
 mod builtin;
 mod cells;
@@ -57,7 +57,7 @@ pub struct Kind {
     pub subresources: Vec<Subresource>,
     /// Bumps `metadata.generation` when anything but metadata and status changes.
     pub has_generation: bool,
-    /// Grace period given by the object to a delete that names none (pods); `None`: at once.
+    /// Grace period given by the object to a delete that names none (pods); `None` deletes at once.
     pub default_grace: fn(&Value) -> Option<i64>,
     /// Fills in defaults, on create and update alike.
     pub default: Edit,

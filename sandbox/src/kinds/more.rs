@@ -89,7 +89,7 @@ pub fn default_hpa(hpa: &mut Value) {
         }}]);
         set(spec, "metrics", cpu);
     }
-    // The one list the API shows as null when there is none.
+    // The only list that the API shows as null when empty.
     if let Some(status) = hpa.get_mut("status") {
         fill(status, "currentMetrics", Value::Null);
     }

@@ -150,7 +150,7 @@ pub fn default_template(owner: &mut Value, key: &str) {
 pub fn default(pod: &mut Value) {
     drop_nulls(pod);
     for condition in list_mut(pod, "/status/conditions") {
-        // Of all times the one that is shown even when there is none.
+        // The only time that is serialized when absent.
         if let Some(condition) = condition.as_object_mut() {
             condition.entry("lastProbeTime").or_insert(Value::Null);
         }

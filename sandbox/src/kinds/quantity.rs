@@ -35,7 +35,7 @@ pub fn canonicalize(map: Option<&mut Value>) {
     }
 }
 
-/// Compares two quantities; `None` when one is none.
+/// Compares two quantities; `None` when one is malformed.
 pub fn compare(a: &Value, b: &Value) -> Option<Ordering> {
     let of = |value: &Value| text(value)?.parse::<Quantity>().ok();
     Some(of(a)?.compare(of(b)?))

@@ -159,7 +159,7 @@ pub fn update_binding(new: &Value, old: &Value) -> Vec<Cause> {
 mod tests {
     use super::*;
 
-    fn told(faults: &[Cause]) -> Vec<String> {
+    fn messages(faults: &[Cause]) -> Vec<String> {
         faults.iter().map(|fault| format!("{}: {}", fault.field, fault.message)).collect()
     }
 
@@ -168,7 +168,7 @@ mod tests {
         let role = |kind: &str, rule: Value| {
             let mut role = json!({ "kind": kind, "metadata": { "name": "r" }, "rules": [rule] });
             default_role(&mut role);
-            told(&check_role(&role))
+            messages(&check_role(&role))
         };
         let paths = json!({ "verbs": ["get"], "nonResourceURLs": ["/x"], "resources": [] });
         assert!(role("ClusterRole", paths.clone()).is_empty());
@@ -202,11 +202,11 @@ mod tests {
         assert!(update_binding(&old, &old).is_empty());
         let new = binding("RoleBinding", "ClusterRole", bob);
         let words = "roleRef: Invalid value: {\"APIGroup\":\"rbac.authorization.k8s.io\",\"Kind\":\"ClusterRole\",\"Name\":\"r\"}: cannot change roleRef";
-        assert_eq!(told(&update_binding(&new, &old)), [words]);
+        assert_eq!(messages(&update_binding(&new, &old)), [words]);
         let account = json!({ "kind": "ServiceAccount", "name": "a" });
         assert!(check_binding(&binding("RoleBinding", "Role", account.clone())).is_empty());
         assert_eq!(
-            told(&check_binding(&binding("ClusterRoleBinding", "Role", account))),
+            messages(&check_binding(&binding("ClusterRoleBinding", "Role", account))),
             [
                 "roleRef.kind: Unsupported value: \"Role\": supported values: \"ClusterRole\"",
                 "subjects[0].namespace: Required value",

@@ -1,4 +1,4 @@
-//! Structural schemas of CustomResourceDefinitions: what an object loses and gets by them.
+//! Structural schemas of CustomResourceDefinitions: pruning and defaulting.
 //! Upstream: `apiextensions-apiserver/pkg/apiserver/schema`.
 
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! What a structural schema finds wrong with an object. CEL rules are not looked at.
+//! Validates objects against structural schemas, without CEL rules.
 //! Upstream: `kube-openapi/pkg/validation/validate`, `apiextensions-apiserver/pkg/apiserver`.
 
 use regex_lite::Regex;
@@ -181,7 +181,7 @@ fn check_items(
     faults: &mut Vec<Cause>,
 ) {
     let keys = list(schema, "/x-kubernetes-list-map-keys");
-    // What tells one item of the list from another; `None`: nothing does.
+    // What identifies an item of the list, if anything.
     let identity = |item: &Value| match text(schema, "/x-kubernetes-list-type") {
         "set" => Some(item.clone()),
         "map" => {
@@ -312,9 +312,9 @@ mod tests {
         } })
     }
 
-    /// The faults as a kube-apiserver 1.36 tells them of the same schema under `spec`.
+    /// The faults that a kube-apiserver 1.36 reports for the same schema under `spec`.
     #[test]
-    fn faults_are_told_as_a_real_server_tells_them() {
+    fn faults_read_as_those_of_a_real_server() {
         let schema = json!({ "type": "object", "properties": { "spec": schema() } });
         for (spec, expected) in [
             (json!({ "size": 3 }), &[][..]),
@@ -465,11 +465,11 @@ mod tests {
             ),
         ] {
             let object = json!({ "metadata": { "name": "a" }, "spec": spec });
-            let told: Vec<String> = check(&schema, &object, None)
+            let messages: Vec<String> = check(&schema, &object, None)
                 .into_iter()
                 .map(|cause| format!("{}: {}", cause.field, cause.message))
                 .collect();
-            assert_eq!(told, expected, "{spec}");
+            assert_eq!(messages, expected, "{spec}");
         }
     }
 

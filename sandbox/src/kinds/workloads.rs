@@ -563,7 +563,7 @@ mod tests {
         deployment
     }
 
-    fn told(faults: &[Cause]) -> Vec<String> {
+    fn messages(faults: &[Cause]) -> Vec<String> {
         faults.iter().map(|fault| format!("{}: {}", fault.field, fault.message)).collect()
     }
 
@@ -591,7 +591,7 @@ mod tests {
         bad["spec"]["template"]["spec"]["containers"] =
             json!([{"name": "a", "imagePullPolicy": "Always"}]);
         assert_eq!(
-            told(&check_deployment(&bad)),
+            messages(&check_deployment(&bad)),
             [
                 "spec.replicas: Invalid value: -1: must be greater than or equal to 0",
                 "spec.template.metadata.labels: Invalid value: {\"a\":\"b\"}: `selector` does not match template `labels`",
@@ -604,7 +604,7 @@ mod tests {
         other["spec"]["selector"]["matchLabels"]["a"] = json!("c");
         other["spec"]["template"]["metadata"]["labels"]["a"] = json!("c");
         assert_eq!(
-            told(&update_deployment(&other, &deployment())),
+            messages(&update_deployment(&other, &deployment())),
             ["spec.selector: Invalid value: {\"matchLabels\":{\"a\":\"c\"}}: field is immutable"]
         );
     }

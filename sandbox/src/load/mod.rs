@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 use self::objects::template;
 use self::process::Process;
 pub use self::report::{Report, Row};
-use super::{Sandbox, SandboxOptions};
 use crate::api::traffic::Count;
 use crate::cluster::{Cluster, Manager, ManagerProgram, administrator};
 use crate::nodes::{NodeOptions, StandIns};
+use crate::{Sandbox, SandboxOptions};
 use kube_controller_manager::client::{Client, Delete, ListOptions, Patch};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::objects::{
@@ -42,7 +42,7 @@ const POLL: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(500);
 const LOOKS: usize = 6;
 const SETTLED_WITHIN: Duration = Duration::from_secs(60);
-/// A namespace of which nothing has gone after this long is nobody's to empty.
+/// When nothing of a namespace is deleted within this time, no manager empties it.
 const DELETION_STARTS_WITHIN: Duration = Duration::from_secs(20);
 
 /// How many objects: `deployments=100,replicas=100`.
@@ -178,7 +178,7 @@ impl Server {
         }
     }
 
-    /// What managers have asked so far; `None`: only the embedded API server tells.
+    /// The requests of the managers so far; `None` unless the API server is the embedded one.
     fn traffic(&self) -> Option<BTreeMap<&'static str, Count>> {
         Some(self.sandbox()?.traffic().of(PROGRAM))
     }

@@ -24,7 +24,7 @@ fn suffix(n: usize) -> String {
 }
 
 /// A pod template of the usual shape: one container, twelve environment variables, two probes, one
-/// volume. `n` tells templates apart.
+/// volume. `n` makes templates distinct.
 pub fn template(app: &str, n: usize) -> Value {
     let env: Vec<Value> = (0..12)
         .map(|at| json!({ "name": format!("SETTING_{at}"), "value": format!("value-of-setting-{at}") }))

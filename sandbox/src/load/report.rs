@@ -1,4 +1,4 @@
-//! What a load has cost, as text and as JSON.
+//! The costs of a load, as text and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,7 +33,7 @@ pub struct Row {
     pub threads: u64,
     /// How often one of its threads was woken in this phase.
     pub wakeups: u64,
-    /// The manager's, by verb; `None` where the API server does not tell.
+    /// The manager's requests by verb; `None` unless the API server is the embedded one.
     pub requests: Option<BTreeMap<&'static str, Count>>,
     /// Why there are no figures.
     pub skipped: Option<String>,

@@ -5,7 +5,7 @@
 pub struct MergeRule {
     /// `merge`, `retainKeys`, `replace` or several, as `x-kubernetes-patch-strategy` has them.
     pub strategy: &'static str,
-    /// By which member the items of a list are told apart; empty for lists of plain values.
+    /// The member that identifies the items of a list; empty for lists of plain values.
     pub key: &'static str,
 }
 

@@ -89,7 +89,7 @@ fn json_patch(original: &Value, patch: &[u8]) -> ApiResult<Value> {
         );
         return Err(ApiError::new(413, "RequestEntityTooLarge", message));
     }
-    // Upstream does not tell what does not fit.
+    // Upstream does not name the mismatch.
     let misfit = || {
         let message = "the server rejected our request due to an error in our request";
         let mut error = ApiError::new(422, "Invalid", message);

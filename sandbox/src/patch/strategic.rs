@@ -209,7 +209,7 @@ fn follows_order(patch: &[Value], order: &[Value], key: &str) -> ApiResult<()> {
     )))
 }
 
-/// Whether two items of a list are the same one: by their `key`, or whole where there is none.
+/// Whether two list items are the same: by `key`, or by value when there is no key.
 fn same(a: &Value, b: &Value, key: &str) -> bool {
     if key.is_empty() { a == b } else { a.get(key).is_some() && a.get(key) == b.get(key) }
 }

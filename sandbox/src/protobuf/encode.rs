@@ -63,7 +63,8 @@ fn head(number: u64, length: usize) -> Vec<u8> {
     writer.finish()
 }
 
-/// A list in its envelope, in parts of so many items: first what stands before them, last the end.
+/// A list in its envelope, in parts with a bounded number of items: first the part before the items,
+/// last the end.
 pub fn list(
     (api_version, kind): (&str, &str),
     meta: &Value,
@@ -249,7 +250,7 @@ impl Backwards {
 mod tests {
     use super::super::{decode, read};
     use super::*;
-    use crate::api::table::Message;
+    use crate::protobuf::table::Message;
     use serde_json::{Map, json};
 
     /// A value of each field, none of them zero.
@@ -309,7 +310,7 @@ mod tests {
 
     /// The bytes are a real 1.36 server's.
     #[test]
-    fn a_failure_is_told_as_a_real_server_tells_it() {
+    fn a_failure_is_encoded_as_by_a_real_server() {
         let status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
             "message": "pods \"none\" not found", "reason": "NotFound",

@@ -1,4 +1,4 @@
-//! What every cluster has before anyone asks for anything.
+//! The objects that every cluster starts with.
 
 use serde_json::json;
 

@@ -131,12 +131,12 @@ impl Api {
         let now = self.clock.now().to_string();
         let subresource = "status".to_owned();
         let call = Call { subresource, ..Call::of(kind, "", name) };
-        let told = self.modify(&call, Part::Raw, &|old| {
+        let changed = self.modify(&call, Part::Raw, &|old| {
             let mut new = old.clone();
             new["status"] = local_status(&now);
             Ok(new)
         });
-        told.map(drop)
+        changed.map(drop)
     }
 
     /// The Service by which pods would find the API server, and where it leads.

@@ -1,4 +1,4 @@
-//! How a CustomResourceDefinition goes: its objects first.
+//! Finalizes CustomResourceDefinitions: deletes their objects first.
 //! Upstream: `apiextensions-apiserver/pkg/controller/finalizer`.
 
 use std::sync::Arc;

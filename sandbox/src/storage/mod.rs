@@ -1,7 +1,7 @@
 //! The objects of the cluster: the store, the kinds in it, and what the server itself keeps there.
 
-mod bootstrap;
-mod companions;
-mod definitions;
+pub mod bootstrap;
+pub mod companions;
+pub mod definitions;
 pub mod registry;
 pub mod store;

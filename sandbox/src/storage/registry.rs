@@ -1,4 +1,4 @@
-//! The kinds that are served now: those built in, and those that CustomResourceDefinitions add.
+//! The served kinds: built-in ones, and those of CustomResourceDefinitions.
 
 use parking_lot::RwLock;
 use std::sync::Arc;

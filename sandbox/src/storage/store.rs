@@ -1,8 +1,8 @@
-//! Objects in memory with their history: what etcd and the watch cache are to an API server.
+//! Objects in memory with their history: the place of etcd and the watch cache.
 //! Upstream: `apiserver/pkg/storage`.
 //!
-//! One number counts every write of the whole store. Each table keeps the last so many of its
-//! changes; from them come watches, and lists at an older version.
+//! One number counts the writes of the whole store. Each table keeps a bounded number of its latest
+//! changes; watches and lists at older versions are served from them.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -43,7 +43,7 @@ impl Stored {
         Stored { version, value, bytes, labels, protobuf: OnceLock::new() }
     }
 
-    /// Its message, written when it is first asked for; empty where its kind has none.
+    /// The protobuf message, encoded on first use; empty for kinds without one.
     pub fn protobuf(&self) -> Bytes {
         let text = |key: &str| self.value[key].as_str().unwrap_or_default();
         let write = || protobuf::message(text("apiVersion"), text("kind"), &self.value);
@@ -55,8 +55,8 @@ impl Stored {
     }
 }
 
-/// One write. `old` is absent for a create; `deleted` says that `new` is the last state, at the
-/// version of its deletion.
+/// One write. `old` is absent for a create. With `deleted`, `new` is the last state at the version of
+/// the deletion.
 #[derive(Clone)]
 pub struct Change {
     pub version: u64,
@@ -93,7 +93,7 @@ pub struct Page {
 /// Changes for a watch.
 pub struct Changes {
     pub changes: Vec<Change>,
-    /// All that happened up to here has been returned.
+    /// Every change up to this version has been returned.
     pub version: u64,
 }
 
@@ -103,9 +103,9 @@ type Keyed = (Arc<str>, Arc<Stored>);
 struct Table {
     objects: BTreeMap<Arc<str>, Arc<Stored>>,
     history: VecDeque<Change>,
-    /// Changes up to this version are not told to who comes anew.
+    /// New watches cannot start before this version.
     compacted: u64,
-    /// The last change that the history no longer holds: who runs behind it has missed something.
+    /// The latest change that has left the history; a running watch behind it has missed changes.
     lost: u64,
     /// The version of the last change.
     newest: u64,
@@ -231,7 +231,7 @@ impl Store {
                 .collect()
         };
         for (key, version) in all {
-            // Written in between: it goes with the next definition's end.
+            // Written concurrently; removed when the definition is next finalized.
             if self.delete(table, &key, version, None).is_err() {
                 log::debug!("{table} {key} changed while it was removed");
             }
@@ -277,8 +277,8 @@ impl Store {
         Ok(Page { version, items, rest })
     }
 
-    /// What happened in `table` after version `after`: at most `limit` changes. `running`: for a
-    /// watch that has followed so far, which a compaction of what it has seen does not harm.
+    /// At most `limit` changes of `table` after version `after`. A `running` watch is not affected by
+    /// the compaction of changes that it has already seen.
     pub fn changes(
         &self,
         table: &str,
@@ -308,12 +308,12 @@ impl Store {
         self.lock().tables.entry(table.to_owned()).or_default().changed.listen()
     }
 
-    /// Forgets the history of every table: watches and lists of older versions get 410.
+    /// Compacts the history of every table: watches and lists at older versions get 410.
     pub fn compact(&self) {
         self.lock().compact();
     }
 
-    /// The same, if nothing has happened after `version`; whether that is so.
+    /// Compacts if no write followed `version`; returns whether it did.
     pub fn compact_at(&self, version: u64) -> bool {
         let mut state = self.lock();
         let unchanged = state.version == version;
@@ -326,7 +326,7 @@ impl Store {
 
 impl State {
     fn compact(&mut self) {
-        // Those at the newest version lose nothing; so the number is moved on first.
+        // Watches at the newest version lose nothing, so the version is advanced first.
         self.version += 1;
         let version = self.version;
         for table in self.tables.values_mut() {
@@ -446,7 +446,7 @@ mod tests {
         let first = list(&store, None, 1, None).ok().unwrap();
         assert_eq!((keys(&first), first.rest.as_ref().unwrap().1), (vec!["a"], 2));
         let (after, version) = (first.rest.unwrap().0, first.version);
-        // Written after the first page: shown by no later page of it.
+        // Written after the first page, so absent from the later pages.
         let b = store.get("pods", "ns/b").unwrap().version;
         store.delete("pods", "ns/b", b, None).ok().unwrap();
         store.create("pods", "ns/bb", object("bb")).ok().unwrap();
@@ -473,11 +473,11 @@ mod tests {
         assert_eq!((names, kept.version), (vec!["ns/b", "ns/c"], store.version()));
         let part = store.changes("pods", forgotten, 1, false).ok().unwrap();
         assert_eq!(part.version, forgotten + 1);
-        // Another table's writes move the version on, with nothing to tell.
+        // Writes to other tables advance the version without an event.
         store.create("nodes", "n", object("n")).ok().unwrap();
         let idle = store.changes("pods", kept.version, 9, false).ok().unwrap();
         assert_eq!((idle.changes.len(), idle.version), (0, store.version()));
-        // A compaction stops who comes anew, not a watch that has seen everything.
+        // A compaction stops new watches, not a running watch that is up to date.
         store.compact();
         assert!(store.changes("pods", idle.version, 9, false).is_err());
         assert!(store.changes("pods", idle.version, 9, true).is_ok());

@@ -1,4 +1,4 @@
-//! Bodies read by the types of their kind: unknown and duplicate members, values of a wrong type.
+//! Reads bodies by the types of their kind; finds unknown and duplicate members and wrong types.
 //! Upstream: `apimachinery/pkg/runtime/serializer/json`, `sigs.k8s.io/json`.
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What is served: the legacy lists and the aggregated form. Upstream: `apidiscovery.k8s.io/v2`.
+//! Discovery documents: the legacy lists and the aggregated form. Upstream: `apidiscovery.k8s.io/v2`.
 
 use std::sync::Arc;
 
@@ -118,7 +118,7 @@ pub fn api_groups(kinds: &[Arc<Kind>]) -> Value {
     json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups })
 }
 
-/// The answer to `/apis/GROUP`; null when nobody serves the group.
+/// The answer to `/apis/GROUP`; null when the group is not served.
 pub fn group(kinds: &[Arc<Kind>], name: &str) -> Value {
     let Some((_, versions)) = groups(kinds).into_iter().find(|(group, _)| group == name) else {
         return Value::Null;
@@ -140,7 +140,7 @@ fn of_version<'a>(
         .filter(move |kind| kind.resource.group == group && kind.resource.version == version)
 }
 
-/// The answer to `/api/v1` and `/apis/GROUP/VERSION`; null when nobody serves the version.
+/// The answer to `/api/v1` and `/apis/GROUP/VERSION`; null when the version is not served.
 pub fn resources_legacy(kinds: &[Arc<Kind>], group: &str, version: &str) -> Value {
     let mut resources = Vec::new();
     for kind in of_version(kinds, group, version) {

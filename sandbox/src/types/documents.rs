@@ -1,4 +1,4 @@
-//! The documents about the API itself, by their path.
+//! The documents that describe the API, by path.
 
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 pub mod decode;
 pub mod discovery;
-mod documents;
+pub mod documents;
 pub mod openapi;
 pub mod shape;
-mod validation;
+pub mod validation;

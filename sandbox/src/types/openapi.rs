@@ -60,7 +60,8 @@ macro_rules! roots {
     };
 }
 
-/// Adds a built-in kind and all it refers to; its name. `None`: a kind without a schema.
+/// Adds a built-in kind and everything it refers to; returns its name. `None` for a kind without a
+/// schema.
 fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<String> {
     use api::admissionregistration::v1 as admission;
     roots!(generator, group, kind;
@@ -208,7 +209,7 @@ fn gvk(kind: &Kind) -> Value {
 }
 
 /// Brings a schema into OpenAPI 3.0: what stands beside a reference would be ignored there, and
-/// numbers that may be text are told as such.
+/// int-or-string fields are marked as such.
 fn convert(schema: &mut Value) {
     match schema {
         Value::Object(members) => {
@@ -240,8 +241,8 @@ fn convert(schema: &mut Value) {
     }
 }
 
-/// What the types do not tell of themselves. A type a line: `field=keys` for lists whose items are
-/// told apart by keys, `field=set`, `field=atomic` for objects that have one owner as a whole (the
+/// Facts that the types lack. One type per line: `field=keys` for lists whose items are
+/// identified by keys, `field=set`, `field=atomic` for objects that have one owner as a whole (the
 /// field `-` is the type itself), `field:value,...` for the values that a field may have.
 const FIELDS: &str = include_str!("fields.txt");
 
@@ -353,7 +354,7 @@ pub fn v3_index(kinds: &[Arc<Kind>]) -> Value {
     json!({ "paths": paths })
 }
 
-/// The answer to `/openapi/v3/apis/GROUP/VERSION`; null when nobody serves the version.
+/// The answer to `/openapi/v3/apis/GROUP/VERSION`; null when the version is not served.
 pub fn v3_document(kinds: &[Arc<Kind>], group: &str, version: &str) -> Value {
     let mut paths = Map::new();
     let mut schemas = Definitions::new();

@@ -1,5 +1,4 @@
-//! What is known of the parts of an object: by the types of the built-in kinds, or by the schema of
-//! a custom one.
+//! The shape of an object's parts, from the types of built-in kinds or the schema of a custom one.
 
 use std::sync::Arc;
 
@@ -26,7 +25,7 @@ impl<'a> Shape<'a> {
         types.schema(name).map_or(Shape::Open, |schema| Shape::Typed { types, schema })
     }
 
-    /// What is known of a member; `None`: there is no such member.
+    /// The shape of a member; `None` when it does not exist.
     pub fn member(self, key: &str) -> Option<Shape<'a>> {
         match self {
             Shape::Open => Some(Shape::Open),
@@ -111,7 +110,7 @@ impl<'a> Shape<'a> {
         self.schema().is_some_and(|schema| schema["x-kubernetes-map-type"] == "atomic")
     }
 
-    /// How the items of a list of this shape are told apart.
+    /// How the items of a list of this shape are identified.
     pub fn items(self) -> Items<'a> {
         let Some(schema) = self.schema() else { return Items::Atomic };
         match schema["x-kubernetes-list-type"].as_str() {
@@ -136,7 +135,7 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// How the items of a list are told apart.
+/// How the items of a list are identified.
 #[derive(Clone, Copy)]
 pub enum Items<'a> {
     /// Not at all: the list is one value.

@@ -1,4 +1,4 @@
-//! What requests bring, held against the types of their kind as `fieldValidation` wants it.
+//! Validates request bodies against the types of their kind, as `fieldValidation` asks.
 //! Upstream: `apiserver/pkg/endpoints/handlers/{create,patch}.go`.
 
 use std::fmt;
@@ -28,7 +28,7 @@ pub(crate) fn go_text(value: &Value) -> String {
     }
 }
 
-/// What to do about fields that nobody knows, and those that are there twice.
+/// The treatment of unknown and duplicate fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Validation {
     Ignore,
@@ -37,7 +37,7 @@ enum Validation {
 }
 
 impl Call {
-    /// Errors: 422 for a value of `fieldValidation` that is none.
+    /// Errors: 422 for an invalid `fieldValidation`.
     fn validation(&self) -> ApiResult<Validation> {
         match self.query.get("fieldValidation") {
             "Ignore" => Ok(Validation::Ignore),
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_patch_is_converted() {
-        for (given, wanted, told) in [
+        for (given, wanted, expected) in [
             ("string", "int32", Some("unrecognized type: int32")),
             ("string", "[]v1.Container", Some("cannot restore slice from string")),
             ("number", "string", Some("cannot convert int64 to string")),
@@ -238,7 +238,7 @@ mod tests {
         ] {
             let mismatch =
                 format!("json: cannot unmarshal {given} into Go struct field A.b of type {wanted}");
-            assert_eq!(converted(&mismatch).as_deref(), told);
+            assert_eq!(converted(&mismatch).as_deref(), expected);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The roles and bindings that every cluster has.
+//! The default roles and bindings.
 //! Upstream: `plugin/pkg/auth/authorizer/rbac/bootstrappolicy`.
 
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Nobody grants what they do not hold. Upstream: `pkg/registry/rbac/*/policybased`.
+//! Refuses grants of rights that the user does not hold. Upstream: `pkg/registry/rbac/*/policybased`.
 
 use serde_json::Value;
 

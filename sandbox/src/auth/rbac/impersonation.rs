@@ -358,7 +358,7 @@ mod tests {
             let outcome = outcome.map(str::to_owned).map_err(str::to_owned);
             assert_eq!(found, outcome, "{who} as {wanted:?}");
         }
-        // Whoever came through by one way is told what that way lacks.
+        // A request admitted by one rule gets the reason of that rule.
         let api = api();
         let access = Access { verb: "list".into(), resource: "pods".into(), ..Access::default() };
         let act = |wanted| api.acting(User::new("old", &[]), &headers(wanted), &access);

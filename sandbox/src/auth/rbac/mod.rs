@@ -1,4 +1,4 @@
-//! Who may do what, by the roles and bindings in the store.
+//! Authorizes requests by the roles and bindings in the store.
 //! Upstream: `plugin/pkg/auth/authorizer/rbac`, `pkg/registry/rbac/validation`.
 
 mod bootstrap;
@@ -32,7 +32,7 @@ const BINDINGS: &str = "rolebindings.rbac.authorization.k8s.io";
 /// Who may do everything, whatever the roles say.
 pub const MASTERS: &str = "system:masters";
 
-/// The roles and bindings by whom they concern; made anew when one of them has changed.
+/// The roles and bindings, indexed by subject; rebuilt when one of them has changed.
 #[derive(Default)]
 pub struct Rbac {
     index: RwLock<Arc<Index>>,
@@ -76,14 +76,14 @@ struct Subject {
     namespace: String,
 }
 
-/// A role that a binding names and nobody has made.
+/// A role that a binding names but that does not exist.
 pub struct Missing {
     kind: String,
     name: String,
 }
 
 impl Missing {
-    /// As a cache tells it.
+    /// In the words of a lister.
     fn text(&self) -> String {
         format!("{}.{GROUP} {:?} not found", self.kind.to_lowercase(), self.name)
     }
@@ -239,7 +239,7 @@ impl Rbac {
 }
 
 impl Api {
-    /// Whether a user may do that, and why: as upstream tells it, or empty.
+    /// Whether the access is allowed, and upstream's reason, or an empty one.
     pub fn authorize(&self, user: &User, access: &Access) -> Result<String, String> {
         if user.groups.iter().any(|group| group == MASTERS) {
             return Ok(String::new());

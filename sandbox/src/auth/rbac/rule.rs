@@ -1,4 +1,4 @@
-//! One rule of a role: what it allows, and which others it covers.
+//! One rule of a role: the accesses it allows, and the rules it covers.
 //! Upstream: `pkg/apis/rbac/v1`, `component-helpers/auth/rbac/validation`.
 
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,7 @@ fn has_path(set: &[String], path: &str) -> bool {
 }
 
 impl Rule {
-    /// The rules of a role. What is no rule is none.
+    /// The rules of a role. Malformed rules are ignored.
     pub fn of(role: &Value) -> Vec<Rule> {
         let rules = role["rules"].as_array().into_iter().flatten();
         rules.filter_map(|rule| Rule::deserialize(rule).ok()).collect()
@@ -218,8 +218,8 @@ mod tests {
     }
 
     #[test]
-    fn what_rules_do_not_cover_is_told_in_short() {
-        let told = |owned: &[&str], wanted: &[&str]| {
+    fn uncovered_rules_are_reported_briefly() {
+        let reported = |owned: &[&str], wanted: &[&str]| {
             let rules = |texts: &[&str]| texts.iter().copied().map(rule).collect::<Vec<_>>();
             Rule::described(Rule::uncovered(&rules(owned), &rules(wanted))).join("\n")
         };
@@ -252,7 +252,7 @@ mod tests {
                  {NonResourceURLs:[\"/c\"], Verbs:[\"get\"]}",
             ),
         ] {
-            assert_eq!(told(owned, wanted), missing, "{owned:?} {wanted:?}");
+            assert_eq!(reported(owned, wanted), missing, "{owned:?} {wanted:?}");
         }
     }
 }

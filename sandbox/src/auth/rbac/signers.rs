@@ -1,4 +1,4 @@
-//! Who may approve a certificate request, and who may sign it.
+//! Authorizes the approval and the signing of certificate requests.
 //! Upstream: `plugin/pkg/admission/certificates`, `pkg/apis/certificates/authorization`.
 
 use serde_json::Value;
