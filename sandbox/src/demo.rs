@@ -211,9 +211,10 @@ fn waits_for(rollouts: &[Rollout]) -> Option<String> {
     if let Some(unseen) = rollouts.iter().find(|rollout| !rollout.observed) {
         return Some(format!("the controller manager to observe {}", unseen.key));
     }
-    let sum = |count: fn(&Rollout) -> i32| rollouts.iter().map(count).sum::<i32>();
+    type Count = fn(&Rollout) -> i32;
+    let sum = |count: Count| rollouts.iter().map(count).sum::<i32>();
     let wanted = sum(|rollout| rollout.wanted);
-    let stages: [(fn(&Rollout) -> i32, &str); 3] = [
+    let stages: [(Count, &str); 3] = [
         (|rollout| rollout.updated, "created"),
         (|rollout| rollout.ready, "ready"),
         (|rollout| rollout.available, "available"),
