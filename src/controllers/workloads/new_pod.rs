@@ -366,8 +366,9 @@ mod tests {
     #[test]
     fn a_spec_keeps_every_byte_that_is_not_edited() {
         type Edit = fn(&mut PodSpecEditor) -> Edited;
+        type Case<'a> = (&'a str, Edit, &'a [(&'a str, &'a str)]);
         // The edit, and what it replaces by what; an addition at the end replaces the last brace.
-        let table: &[(&str, Edit, &[(&str, &str)])] = &[
+        let table: &[Case<'_>] = &[
             ("nothing", |_| Ok(()), &[]),
             (
                 "host name, subdomain and node",

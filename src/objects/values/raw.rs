@@ -140,7 +140,12 @@ mod tests {
         object.set("z", 2).unwrap();
         object.set("n<", "v").unwrap();
         object.edit("o", |inner| inner.set("y", json!(["w"]))).unwrap();
-        object.edit_list("ab", |list| Ok(drop(list.pop()))).unwrap();
+        object
+            .edit_list("ab", |list| {
+                list.pop();
+                Ok(())
+            })
+            .unwrap();
         object.edit("new", |inner| inner.edit("deep", |deep| deep.set("x", true))).unwrap();
         assert_eq!(
             object.to_string(),
