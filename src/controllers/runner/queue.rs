@@ -99,6 +99,16 @@ impl<K: Key> Queue<K> {
         self.inner().add_after(key, after);
     }
 
+    /// Sets the key's timer: see `RateLimitingQueue::set_timer_after`.
+    pub fn set_timer_after(&self, key: K, after: Duration) {
+        self.inner().set_timer_after(key, after);
+    }
+
+    /// Stops the key's timer: see `RateLimitingQueue::cancel_timer`.
+    pub fn cancel_timer(&self, key: &K) -> bool {
+        self.inner().cancel_timer(key)
+    }
+
     pub fn add_rate_limited(&self, key: K) {
         self.inner().add_rate_limited(key);
     }

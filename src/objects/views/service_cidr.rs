@@ -1,7 +1,8 @@
 //! The lean views of a ServiceCIDR and of an IPAddress.
 
 use k8s_openapi::api::networking::v1::ServiceCIDRStatus;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use crate::objects::{Meta, WholeMeta, null_as_default, resource};
 
@@ -12,7 +13,7 @@ pub struct ServiceCIDR {
     pub meta: Meta,
     #[serde(deserialize_with = "null_as_default")]
     pub spec: ServiceCidrSpec,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "status")]
     pub status: ServiceCIDRStatus,
 }
 
@@ -26,6 +27,18 @@ pub struct ServiceCidrSpec {
 
 resource!(ServiceCIDR, "networking.k8s.io", "v1", "servicecidrs", cluster);
 impl WholeMeta for ServiceCIDR {}
+
+/// Go writes null for a time that is zero, which the generated type of a condition does not read.
+fn status<'de, D: Deserializer<'de>>(from: D) -> Result<ServiceCIDRStatus, D::Error> {
+    let Some(mut status) = Option::<Value>::deserialize(from)? else {
+        return Ok(ServiceCIDRStatus::default());
+    };
+    let conditions = status.get_mut("conditions").and_then(Value::as_array_mut);
+    for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
+        condition.retain(|_, value| !value.is_null());
+    }
+    serde_json::from_value(status).map_err(serde::de::Error::custom)
+}
 
 /// Its name is the address.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
