@@ -21,7 +21,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "MaxUnavailableStatefulSet",
     "MutableSchedulingDirectivesForSuspendedJobs",
     "NativeHistograms",
-    "PodLevelResources",
     "StaleControllerConsistencyDaemonSet",
     "StaleControllerConsistencyJob",
     "StaleControllerConsistencyStatefulSet",
