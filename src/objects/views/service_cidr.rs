@@ -28,7 +28,10 @@ pub struct ServiceCidrSpec {
 resource!(ServiceCIDR, "networking.k8s.io", "v1", "servicecidrs", cluster);
 impl WholeMeta for ServiceCIDR {}
 
-/// Go writes null for a time that is zero, which the generated type of a condition does not read.
+/// Go's zero time.
+const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
+
+/// Go writes null for a time that is zero; the generated type of a condition needs a time.
 fn status<'de, D: Deserializer<'de>>(from: D) -> Result<ServiceCIDRStatus, D::Error> {
     let Some(mut status) = Option::<Value>::deserialize(from)? else {
         return Ok(ServiceCIDRStatus::default());
@@ -36,6 +39,7 @@ fn status<'de, D: Deserializer<'de>>(from: D) -> Result<ServiceCIDRStatus, D::Er
     let conditions = status.get_mut("conditions").and_then(Value::as_array_mut);
     for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
         condition.retain(|_, value| !value.is_null());
+        condition.entry("lastTransitionTime").or_insert_with(|| ZERO_TIME.into());
     }
     serde_json::from_value(status).map_err(serde::de::Error::custom)
 }
