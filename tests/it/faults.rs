@@ -453,7 +453,7 @@ fn nothing_is_written_without_the_lease() {
             deployments.delete(&key, Delete::new()).await,
         ] {
             let refused = refused.unwrap_err().to_string();
-            assert!(refused.contains("the lease is not ours any more"), "{refused}");
+            assert!(refused.contains("the lease is no longer held"), "{refused}");
         }
         assert_eq!(heard(), before, "no write reached the server");
         assert!(deployments.get::<Value>(&key).await.is_ok(), "reads are allowed");
