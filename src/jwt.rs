@@ -3,15 +3,15 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use rsa::pkcs8::EncodePublicKey;
+use rsa::pkcs1::DecodeRsaPrivateKey;
+use rsa::pkcs8::{self, DecodePrivateKey, EncodePublicKey, PrivateKeyInfo};
 use rsa::rand_core::OsRng;
 use rsa::signature::{Keypair as _, RandomizedSigner, SignatureEncoding, Signer as _, Verifier};
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
+use sec1::DecodeEcPrivateKey;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-
-use crate::controllers::certificates::x509::key;
 
 /// Who issues the tokens.
 pub const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
@@ -101,23 +101,23 @@ impl Signer {
             key,
             public: PublicKey { key: public, algorithm, id },
         };
-        if let Some(key) = key::rsa(der) {
+        if let Some(key) = rsa_key(der) {
             let id = id(&key.to_public_key())?;
             let key = rsa::pkcs1v15::SigningKey::<Sha256>::new(key);
             let public = VerifyingKey::Rsa(Box::new(key.verifying_key()));
             return Some(new(PrivateKey::Rsa(Box::new(key)), public, "RS256", id));
         }
-        if let Some(secret) = key::elliptic::<p256::SecretKey>(der) {
+        if let Some(secret) = key::<p256::SecretKey>(der) {
             let key = p256::ecdsa::SigningKey::from(&secret);
             let public = VerifyingKey::P256(*key.verifying_key());
             return Some(new(PrivateKey::P256(key), public, "ES256", id(&secret.public_key())?));
         }
-        if let Some(secret) = key::elliptic::<p384::SecretKey>(der) {
+        if let Some(secret) = key::<p384::SecretKey>(der) {
             let key = p384::ecdsa::SigningKey::from(&secret);
             let public = VerifyingKey::P384(*key.verifying_key());
             return Some(new(PrivateKey::P384(key), public, "ES384", id(&secret.public_key())?));
         }
-        let secret = key::elliptic::<p521::SecretKey>(der)?;
+        let secret = key::<p521::SecretKey>(der)?;
         let key = p521::ecdsa::SigningKey::from_bytes(&secret.to_bytes()).ok()?;
         let public = VerifyingKey::P521(p521::ecdsa::VerifyingKey::from(&key));
         Some(new(PrivateKey::P521(key), public, "ES512", id(&secret.public_key())?))
@@ -192,6 +192,28 @@ impl PublicKey {
                 key.verify(text, &p521::ecdsa::Signature::from_slice(signature)?)
             }
         }
+    }
+}
+
+/// An RSA key, in PKCS #1 or PKCS #8.
+pub fn rsa_key(der: &PrivateKeyDer<'_>) -> Option<rsa::RsaPrivateKey> {
+    match der {
+        PrivateKeyDer::Pkcs1(der) => {
+            rsa::RsaPrivateKey::from_pkcs1_der(der.secret_pkcs1_der()).ok()
+        }
+        other => key(other),
+    }
+}
+
+/// A key of this one kind and of this one curve, in SEC 1 or PKCS #8.
+pub fn key<K>(der: &PrivateKeyDer<'_>) -> Option<K>
+where
+    K: for<'a> TryFrom<PrivateKeyInfo<'a>, Error = pkcs8::Error>,
+{
+    match der {
+        PrivateKeyDer::Pkcs8(der) => DecodePrivateKey::from_pkcs8_der(der.secret_pkcs8_der()).ok(),
+        PrivateKeyDer::Sec1(der) => DecodeEcPrivateKey::from_sec1_der(der.secret_sec1_der()).ok(),
+        _ => None,
     }
 }
 

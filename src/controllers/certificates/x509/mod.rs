@@ -2,7 +2,6 @@
 
 mod authority;
 mod der;
-pub mod key;
 mod request;
 mod signature;
 

@@ -18,7 +18,7 @@ use rustls::pki_types::pem::PemObject;
 use sha2::Sha256;
 
 use super::der::{self, Malformed, Reader};
-use super::key;
+use crate::jwt;
 
 /// 1.2.840.113549.1.1, of RSA's algorithms.
 const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01];
@@ -190,12 +190,12 @@ impl SigningKey {
         if let Some(key) = any_supported_type(der).ok().and_then(SigningKey::common) {
             return Some(key);
         }
-        if let Some(key) = key::rsa(der) {
+        if let Some(key) = jwt::rsa_key(der) {
             let public_key = key.to_public_key().to_public_key_der().ok()?.into_vec();
             let key = Kind::Rsa(Box::new(pkcs1v15::SigningKey::new(key)));
             return Some(SigningKey { key, algorithm: SHA256_WITH_RSA, public_key });
         }
-        let secret = key::elliptic::<p521::SecretKey>(der)?;
+        let secret = jwt::key::<p521::SecretKey>(der)?;
         let key = p521::ecdsa::SigningKey::from_bytes(&secret.to_bytes()).ok()?;
         let public_key = secret.public_key().to_public_key_der().ok()?.into_vec();
         Some(SigningKey {
