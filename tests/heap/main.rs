@@ -129,7 +129,8 @@ fn an_idle_informer_costs_a_few_kilobytes() {
     let info = measure(|| second = Some(start(ReplicaSet::RESOURCE)));
     let (bytes, blocks) = (info.bytes_current, info.count_current);
     println!("an idle informer: {bytes} bytes in {blocks} blocks");
-    assert!(bytes < 10 << 10, "{bytes} bytes");
+    // Unoptimized futures are larger than those of a release.
+    assert!(bytes < 9_500, "{bytes} bytes");
 }
 
 /// Which way of listing a server supports.
