@@ -442,60 +442,6 @@ mod tests {
         }
     }
 
-    /// The gates that upstream's controllers read, of those that are built here, and whether turning
-    /// one off or on has an effect. From `Enabled(features.…)` in `pkg/controller`, `pkg/quota` and
-    /// `k8s.io/endpointslice` of 1.36.
-    const READ_UPSTREAM: &[(&str, Gate)] = &[
-        ("DRAExtendedResource", Gate::Read),
-        ("DeploymentReplicaSetTerminatingReplicas", Gate::Read),
-        ("DynamicResourceAllocation", Gate::Locked),
-        ("InPlacePodVerticalScaling", Gate::Locked),
-        ("LogarithmicScaleDown", Gate::Locked),
-        ("OrderedNamespaceDeletion", Gate::Locked),
-        ("PodDeletionCost", Gate::Read),
-        ("PodLevelResources", Gate::Noticed),
-        ("PodObservedGenerationTracking", Gate::Locked),
-        ("PreferSameTrafficDistribution", Gate::Locked),
-        ("RecoverVolumeExpansionFailure", Gate::Locked),
-        ("StaleControllerConsistencyReplicaSet", Gate::Read),
-        ("VolumeAttributesClass", Gate::Locked),
-    ];
-
-    #[derive(Clone, Copy, Debug, PartialEq)]
-    enum Gate {
-        /// Cannot be changed.
-        Locked,
-        /// A controller asks for it: `c.feature("…")`.
-        Read,
-        /// The log says that it has no effect.
-        Noticed,
-    }
-
-    #[test]
-    fn no_gate_that_upstreams_controllers_read_is_ignored_in_silence() {
-        let mut files = vec![concat!(env!("CARGO_MANIFEST_DIR"), "/src/controllers").into()];
-        let mut sources = String::new();
-        while let Some(path) = files.pop() {
-            let path: std::path::PathBuf = path;
-            match path.is_dir() {
-                true => files.extend(path.read_dir().unwrap().map(|entry| entry.unwrap().path())),
-                false => sources += &std::fs::read_to_string(path).unwrap(),
-            }
-        }
-        for (gate, how) in READ_UPSTREAM {
-            let group = FEATURE_GATES.iter().find(|group| group.names.contains(gate)).unwrap();
-            assert_eq!(group.locked, *how == Gate::Locked, "{gate}");
-            let mut options = Options::default();
-            options.feature_gates.0.push(((*gate).to_owned(), !group.default));
-            let noticed = super::super::notices::of(&options).iter().any(|n| n.contains(gate));
-            match how {
-                Gate::Locked => {}
-                Gate::Read => assert!(sources.contains(&format!("feature(\"{gate}\")")), "{gate}"),
-                Gate::Noticed => assert!(noticed, "{gate}"),
-            }
-        }
-    }
-
     #[test]
     fn kubeadms_list_is_valid_and_an_unknown_name_is_not() {
         let mut options = Options::default();

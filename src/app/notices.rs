@@ -21,6 +21,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "MaxUnavailableStatefulSet",
     "MutableSchedulingDirectivesForSuspendedJobs",
     "NativeHistograms",
+    "PodLevelResources",
     "StaleControllerConsistencyDaemonSet",
     "StaleControllerConsistencyJob",
     "StaleControllerConsistencyStatefulSet",
@@ -53,12 +54,6 @@ pub fn of(o: &Options) -> Vec<String> {
         o.feature_gates.enabled("CoordinatedLeaderElection"),
         "feature gate CoordinatedLeaderElection is on, but this build makes no LeaseCandidate: it \
          takes the lease as with the gate off"
-            .into(),
-    );
-    notice(
-        !o.feature_gates.enabled("PodLevelResources"),
-        "feature gate PodLevelResources is off, but has no effect in this build: quotas charge a \
-         pod's own resources wherever the API server stores them"
             .into(),
     );
     let emulated = emulated(o);
@@ -123,10 +118,6 @@ mod tests {
             ),
             (|o| o.emulated_version = vec!["kube=1.35".into()], "--emulated-version=1.35 "),
             (|o| o.contention_profiling = true, "--contention-profiling "),
-            (
-                |o| o.feature_gates.0.push(("PodLevelResources".into(), false)),
-                "feature gate PodLevelResources is off",
-            ),
         ];
         for (change, start) in table {
             assert!(noticed(*change).starts_with(start), "{}", noticed(*change));
