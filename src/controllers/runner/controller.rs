@@ -299,11 +299,10 @@ impl Controller {
 
     /// Once, when the caches have synced. Does not wait.
     pub fn at_start(&mut self, job: impl FnOnce() + Send + 'static) {
-        let name = self.profile.name;
         self.backgrounds.push(Box::new(move |stop| {
             let stop = stop.clone();
             Box::pin(async move {
-                caught(name, async { job() }).await;
+                job();
                 stop.stopped().await;
             })
         }));
@@ -600,11 +599,12 @@ mod tests {
     #[test]
     fn a_controller_fails_with_a_background_task_that_panics_or_ends() {
         type Add = fn(&mut Controller);
-        let cases: [(Add, Option<&str>); 4] = [
+        let cases: [(Add, Option<&str>); 5] = [
             (|c| c.background(|_| async { panic!("as the test asks") }), Some("panicked")),
             (|c| c.background(|_| async {}), Some("ended")),
             (|c| c.background(|stop| async move { stop.stopped().await }), None),
             (|c| c.at_start(|| {}), None),
+            (|c| c.at_start(|| panic!("as the test asks")), Some("panicked")),
         ];
         for (add, how) in cases {
             let mut c =

@@ -41,7 +41,8 @@ impl Protection {
         self.edit(client, object, |finalizers| finalizers.retain(|name| name != self.0)).await
     }
 
-    /// Replaces the live object, if it still is the cached one and in the state that was decided on.
+    /// Replaces the live object, if it still is at the version that was decided on: the cache may
+    /// lack that a volume has been bound, or this controller's own last write.
     async fn edit<T>(
         self,
         client: &Client,
@@ -52,20 +53,29 @@ impl Protection {
         T: Object + Resource + DeserializeOwned,
     {
         let meta = object.meta();
-        match client.modify::<T>(&meta.key(), |live| edited(live, meta, edit)).await {
+        let mut is_stale = false;
+        let change = |live: &mut Value| {
+            is_stale = !is_at(live, meta);
+            !is_stale && edited(live, edit)
+        };
+        match client.modify::<T>(&meta.key(), change).await {
             Err(error) if !error.is_not_found() => Err(error.into()),
+            _ if is_stale => Err(Error::Stale(format!("{} has changed", meta.key()))),
             _ => Ok(()),
         }
     }
 }
 
-/// Whether `live` is the object of `meta`, deleted or not as there, and `edit` changed its finalizers.
-fn edited(live: &mut Value, meta: &Meta, edit: impl FnOnce(&mut Vec<Value>)) -> bool {
+/// Whether `live` is the object of `meta`, unchanged.
+fn is_at(live: &Value, meta: &Meta) -> bool {
+    let metadata = &live["metadata"];
+    let version = metadata["resourceVersion"].as_str().and_then(|version| version.parse().ok());
+    metadata["uid"] == meta.uid.to_string() && version == Some(meta.resource_version)
+}
+
+/// Whether `edit` changed the finalizers.
+fn edited(live: &mut Value, edit: impl FnOnce(&mut Vec<Value>)) -> bool {
     let metadata = &mut live["metadata"];
-    let deleted = !metadata["deletionTimestamp"].is_null();
-    if metadata["uid"] != meta.uid.to_string() || deleted != meta.is_being_deleted() {
-        return false;
-    }
     let mut finalizers = metadata["finalizers"].as_array().cloned().unwrap_or_default();
     let before = finalizers.clone();
     edit(&mut finalizers);
@@ -80,30 +90,28 @@ mod tests {
     use crate::objects::{Timestamp, Uid};
 
     #[test]
-    fn only_the_object_that_was_decided_on_is_edited() {
+    fn only_the_version_that_was_decided_on_is_edited() {
         let keep = Protection("keep");
-        let mut meta = Meta { uid: Uid::new("a"), ..Meta::default() };
-        let live = |uid: &str, deleted: bool, finalizers: &[&str]| {
-            let mut live = json!({ "metadata": { "uid": uid, "finalizers": finalizers } });
-            if deleted {
-                live["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-            }
-            live
-        };
-        let add = |finalizers: &mut Vec<Value>| finalizers.push(json!("keep"));
-        let remove = |finalizers: &mut Vec<Value>| finalizers.retain(|name| name != "keep");
+        let mut meta = Meta { uid: Uid::new("a"), resource_version: 7, ..Meta::default() };
         assert!(keep.is_missing(&meta) && !keep.is_deletion_candidate(&meta));
-
-        let mut added = live("a", false, &["other"]);
-        assert!(edited(&mut added, &meta, add));
-        assert_eq!(added, live("a", false, &["other", "keep"]));
-        assert!(!edited(&mut live("b", false, &[]), &meta, add), "another object of the name");
-        assert!(!edited(&mut live("a", true, &[]), &meta, add), "deleted in the meantime");
-
         meta.deletion_timestamp = Some(Timestamp::from_secs(1));
-        let mut removed = live("a", true, &["keep", "other"]);
-        assert!(edited(&mut removed, &meta, remove));
-        assert_eq!(removed, live("a", true, &["other"]));
-        assert!(!edited(&mut live("a", true, &["other"]), &meta, remove), "gone already");
+        assert!(!keep.concerns(&meta), "without the finalizer");
+
+        let live = |uid: &str, version: &str, finalizers: &[&str]| {
+            json!({ "metadata": {
+                "uid": uid, "resourceVersion": version, "finalizers": finalizers,
+            } })
+        };
+        assert!(is_at(&live("a", "7", &[]), &meta));
+        assert!(!is_at(&live("a", "8", &["keep"]), &meta), "changed in the meantime");
+        assert!(!is_at(&live("b", "7", &[]), &meta), "another object of the name");
+
+        let mut object = live("a", "7", &["other"]);
+        assert!(edited(&mut object, |finalizers| finalizers.push(json!("keep"))));
+        assert_eq!(object, live("a", "7", &["other", "keep"]));
+        let remove = |finalizers: &mut Vec<Value>| finalizers.retain(|name| name != "keep");
+        assert!(edited(&mut object, remove));
+        assert_eq!(object, live("a", "7", &["other"]));
+        assert!(!edited(&mut object, remove), "nothing to write");
     }
 }

@@ -88,11 +88,16 @@ impl PvcProtection {
             let used = self.is_used(&claim, counts_as_use, &mut live).await?;
             self.set_unused(&claim, !used).await?;
         }
-        if PROTECTION.is_deletion_candidate(&claim.meta)
-            && !self.is_used(&claim, keeps, &mut live).await?
-        {
-            PROTECTION.remove(&self.client, &*claim).await?;
-            self.release_others(&claim, &live.unwrap_or_default()).await;
+        if PROTECTION.is_deletion_candidate(&claim.meta) {
+            let others = match live {
+                // A list that is older than the others' deletion says nothing of them.
+                Some(_) => Vec::new(),
+                None => self.other_candidates(&claim),
+            };
+            if !self.is_used(&claim, keeps, &mut live).await? {
+                PROTECTION.remove(&self.client, &*claim).await?;
+                self.release(&others, &live.unwrap_or_default()).await;
+            }
         }
         if PROTECTION.is_missing(&claim.meta) {
             PROTECTION.add(&self.client, &*claim).await?;
@@ -119,17 +124,25 @@ impl PvcProtection {
         Ok(live.iter().flatten().any(|pod| by(pod, claim)))
     }
 
-    /// A list of pods that is newer than the deletion of other claims in its namespace serves them
-    /// too: of many claims that go together only the first costs a list. Failures are left to the
-    /// other claims' own syncs.
-    async fn release_others(&self, first: &PersistentVolumeClaim, live: &[Pod]) {
-        for other in self.claims.in_namespace(&first.meta.namespace) {
-            let released = other.meta.uid != first.meta.uid
-                && PROTECTION.is_deletion_candidate(&other.meta)
-                && !pods_of(&self.pods, &other.meta.key()).iter().any(|pod| keeps(pod, &other))
-                && !live.iter().any(|pod| keeps(pod, &other));
-            if released {
-                let _ = PROTECTION.remove(&self.client, &*other).await;
+    /// The other claims of the namespace that are being deleted by now. A list of pods that begins
+    /// after this serves them too: of many claims that go together only the first costs a list.
+    fn other_candidates(&self, claim: &PersistentVolumeClaim) -> Vec<Arc<PersistentVolumeClaim>> {
+        let mut claims = self.claims.in_namespace(&claim.meta.namespace);
+        claims.retain(|other| {
+            other.meta.uid != claim.meta.uid && PROTECTION.is_deletion_candidate(&other.meta)
+        });
+        claims
+    }
+
+    /// Releases those of `claims` that no pod uses, by the cache and by the `live` list. Failures are
+    /// left to the claims' own syncs.
+    async fn release(&self, claims: &[Arc<PersistentVolumeClaim>], live: &[Pod]) {
+        for claim in claims {
+            let is_used =
+                pods_of(&self.pods, &claim.meta.key()).iter().any(|pod| keeps(pod, claim))
+                    || live.iter().any(|pod| keeps(pod, claim));
+            if !is_used {
+                let _ = PROTECTION.remove(&self.client, &**claim).await;
             }
         }
     }

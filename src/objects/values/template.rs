@@ -73,9 +73,12 @@ impl Template {
         self.json.get()
     }
 
-    /// Parsed, for comparing and for making pods from.
+    /// Parsed, for comparing and for making pods from. JSON that is valid but not readable, for its
+    /// depth or a number's size, is given as one text: equal templates stay equal, and the API
+    /// server refuses what is made from it.
     pub fn to_value(&self) -> Value {
-        serde_json::from_str(self.json.get()).expect("RawValue holds valid JSON")
+        let text = self.json.get();
+        serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
     }
 
     pub fn from_value(value: &Value) -> Result<Template, serde_json::Error> {

@@ -274,6 +274,10 @@ impl Fields {
     /// starts again at its beginning takes the search back to the months.
     /// Upstream: `SpecSchedule.Next`.
     fn next(&self, zone: &Zone<'_>, from: i64) -> Option<i64> {
+        // A field such as `,` has no values: the search would try every minute for years.
+        if [self.minute, self.hour, self.month].iter().any(|set| set.bits == 0) {
+            return None;
+        }
         let last_year = zone.local(from).year() + HORIZON_YEARS;
         let mut time = from;
         // Whether the smaller fields are at their beginning already.
@@ -400,6 +404,7 @@ mod tests {
             let next_found = parse(schedule).unwrap().next(time(from));
             assert_eq!(next_found, Some(time(next)), "{schedule} after {from}");
         }
+        assert_eq!(parse(", * * * *").unwrap().next(time("2026-01-01T00:00:00Z")), None);
         assert_eq!(parse("59 23 31 2 *").unwrap().next(time("2026-01-01T00:00:00Z")), None);
     }
 
