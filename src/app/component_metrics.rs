@@ -108,8 +108,8 @@ impl RunningControllers {
     const TOLD: &[(&str, &str)] = &[("node-ipam-controller", "nodeipam")];
 
     pub fn set(controller: &str, runs: bool) {
-        let told = Self::TOLD.iter().find(|(name, _)| *name == controller);
-        if let Some((_, name)) = told {
+        let entry = Self::TOLD.iter().find(|(name, _)| *name == controller);
+        if let Some((_, name)) = entry {
             RUNNING.with_label_values(&[PROGRAM, name]).set(runs.into());
         }
     }

@@ -108,7 +108,7 @@ impl Descriptor {
 impl Descriptor {
     /// Why the options do not let the controller run, for the log; `None`: it runs.
     pub fn skipped(&self, options: &Options) -> Option<&'static str> {
-        // The token controller runs whatever `--controllers` says, as upstream.
+        // The token controller runs even if `--controllers` excludes it, as upstream.
         if self.name() != TOKEN_CONTROLLER && !self.enabled(&options.controllers) {
             return Some("controller is disabled");
         }

@@ -144,14 +144,14 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     let leading = stop.child();
     let failure = Arc::new(Mutex::new(None));
     let under = |lease: Lease| {
-        let (over, told) = (leading.clone(), failure.clone());
+        let (over, cause) = (leading.clone(), failure.clone());
         let started = Started { lease, ..started.clone() };
         move |stop: StopToken, guard: Guard| async move {
             let connection = started.connection.guarded(guard);
             let ended = run_controllers(Started { connection, ..started }, stop).await;
             if let Err(error) = ended {
                 log::error!("{error}");
-                *told.lock() = Some(error);
+                *cause.lock() = Some(error);
             }
             over.stop();
         }

@@ -54,7 +54,7 @@ fn an_object_cached_by_metadata_costs_its_metadata() {
     assert!(cached < 480, "{cached} bytes");
 }
 
-/// Decoding allocates as often, and as many bytes, whatever a skipped field holds.
+/// Decoding allocates as often, and as many bytes, independent of what a skipped field holds.
 #[test]
 fn a_skipped_field_is_not_allocated() {
     fn allocated<T: Object>(json: &[u8]) -> (u64, u64) {

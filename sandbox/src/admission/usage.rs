@@ -120,7 +120,7 @@ fn selects(scope: &ScopeRequirement, classes: &[&str]) -> bool {
     })
 }
 
-/// Quantities by resource name; whatever is not a quantity is left out.
+/// Quantities by resource name; other values are left out.
 pub fn amounts(map: &Value) -> ResourceList {
     let entries = map.as_object().into_iter().flatten();
     let amount = |value: &Value| value.as_str().and_then(|text| text.parse::<Quantity>().ok());

@@ -75,7 +75,7 @@ impl Writer {
         });
     }
 
-    /// The zero value of the type where there is none, or one of another type.
+    /// The zero value of the type if the value is absent or of another type.
     fn value(&mut self, of: Type, value: Option<&Value>) {
         match of.kind {
             Kind::String => self.string(value.and_then(Value::as_str).unwrap_or_default()),

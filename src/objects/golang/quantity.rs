@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::objects::values::quantity::DECIMAL;
+
 /// A quantity as `resource.ParseQuantity` leaves it.
 #[derive(Debug, Default, PartialEq)]
 pub struct GoQuantity {
@@ -110,18 +112,6 @@ impl GoQuantity {
 
 /// Whether a suffix is binary, its exponent, and the format it stands for.
 fn interpret(suffix: &str) -> Option<(bool, i32, &'static str)> {
-    const DECIMAL: [(&str, i32); 10] = [
-        ("n", -9),
-        ("u", -6),
-        ("m", -3),
-        ("", 0),
-        ("k", 3),
-        ("M", 6),
-        ("G", 9),
-        ("T", 12),
-        ("P", 15),
-        ("E", 18),
-    ];
     const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     if let Some((_, exponent)) = DECIMAL.iter().find(|(known, _)| *known == suffix) {
         return Some((false, *exponent, "DecimalSI"));

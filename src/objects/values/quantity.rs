@@ -8,7 +8,8 @@ use std::str::FromStr;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::ser::{Serialize, Serializer};
 
-const DECIMAL: [(&str, i32); 10] = [
+/// The decimal suffixes and their powers of ten.
+pub(in crate::objects) const DECIMAL: [(&str, i32); 10] = [
     ("n", -9),
     ("u", -6),
     ("m", -3),

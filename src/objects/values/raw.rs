@@ -45,7 +45,7 @@ impl RawObject {
         Ok(())
     }
 
-    /// Edits the object that is the value of `name`; an empty one where there is none.
+    /// Edits the object that is the value of `name`, or an empty one if it is absent.
     pub fn edit(
         &mut self,
         name: &str,
@@ -59,7 +59,7 @@ impl RawObject {
         self.put(name, value)
     }
 
-    /// Edits the list that is the value of `name`; an empty one where there is none.
+    /// Edits the list that is the value of `name`, or an empty one if it is absent.
     pub fn edit_list(
         &mut self,
         name: &str,

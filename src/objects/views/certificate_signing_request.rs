@@ -83,7 +83,7 @@ impl CertificateSigningRequestStatus {
         !self.certificate.is_empty()
     }
 
-    /// Whatever the condition's status.
+    /// Of any status.
     pub fn has(&self, kind: &str) -> bool {
         self.conditions.iter().any(|condition| condition.kind == *kind)
     }

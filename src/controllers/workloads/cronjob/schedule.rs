@@ -223,7 +223,7 @@ fn number(text: &str) -> Result<u32, String> {
     if value < 0 {
         return Err(format!("negative number ({value}) not allowed: {text}"));
     }
-    // Larger than any field's maximum, whatever it is.
+    // Larger than every field's maximum.
     Ok(u32::try_from(value).unwrap_or(u32::MAX))
 }
 
