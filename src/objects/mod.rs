@@ -45,8 +45,9 @@ pub use views::persistent_volume_claim::{
     ClaimCondition, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
 };
 pub use views::pod::{
-    ClaimVolume, NamedPort, Pod, PodPhase, PodShape, PodSpec, PodStatus, ReadyCondition, Sidecar,
-    parse_ip,
+    ClaimSource, ClaimVolume, ContainerRequests, NamedPort, Pod, PodCondition, PodPhase,
+    PodResourceClaim, PodShape, PodSpec, PodStatus, RareStatus, ReadyCondition,
+    ResourceClaimStatus, Sidecar, Terminated, Toleration, parse_ip,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;
 pub use views::pod_quota::PodQuota;

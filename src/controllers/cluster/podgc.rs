@@ -209,7 +209,7 @@ fn failed_status(pod: &Pod, reason: Reason, now: Timestamp) -> Option<Value> {
         if let Some(generation) = generation {
             condition["observedGeneration"] = generation.into();
         }
-        if !pod.status.disruption_target {
+        if !pod.status.is_disruption_target() {
             condition["lastTransitionTime"] = now.to_string().into();
         }
         status["conditions"] = json!([condition]);

@@ -11,7 +11,7 @@ use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
 use crate::events::Recorder;
 use crate::metrics::metrics;
-use crate::objects::{ClaimVolume, ObjectKey, PersistentVolumeClaim, Pod, Resource};
+use crate::objects::{ClaimSource, ClaimVolume, ObjectKey, PersistentVolumeClaim, Pod, Resource};
 
 metrics! {
     fn register;
@@ -66,7 +66,7 @@ impl Ephemeral {
             return Ok(Next::Done);
         };
         for volume in &pod.spec.shape.claims {
-            let ClaimVolume::Ephemeral(volume) = volume else { continue };
+            let ClaimVolume { volume, claim: ClaimSource::Ephemeral } = volume else { continue };
             if let Err(error) = self.provide(&pod, volume).await {
                 let text = format!("ephemeral volume {volume}: {}", error.message());
                 self.recorder.warning(&*pod, "FailedBinding", &text);

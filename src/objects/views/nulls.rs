@@ -56,16 +56,33 @@ fn pod() -> Value {
     });
     let status = json!({
         "name": "c", "restartCount": 1, "resources": resources(), "allocatedResources": {"cpu": "1"},
+        "state": {"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:00:00Z"}},
     });
+    let node = json!({"key": "metadata.name", "operator": "In", "values": ["n"]});
+    let nodes = json!({"requiredDuringSchedulingIgnoredDuringExecution": {
+        "nodeSelectorTerms": [{"matchFields": [node]}],
+    }});
+    let toleration = json!({
+        "key": "k", "operator": "Exists", "value": "v", "effect": "NoExecute", "tolerationSeconds": 1,
+    });
+    let claim = json!({"name": "r", "resourceClaimName": "r", "resourceClaimTemplateName": "t"});
     json!({
         "spec": {
             "nodeName": "n", "hostname": "h", "subdomain": "s", "containers": [container()],
             "initContainers": [container()], "resources": resources(), "overhead": {"cpu": "1"},
             "activeDeadlineSeconds": 1, "priorityClassName": "p",
-            "affinity": {"podAffinity": terms, "podAntiAffinity": terms},
+            "affinity": {
+                "podAffinity": terms, "podAntiAffinity": terms, "nodeAffinity": nodes,
+            },
+            "tolerations": [toleration], "resourceClaims": [claim],
+            "volumes": [
+                {"name": "v", "persistentVolumeClaim": {"claimName": "c"}},
+                {"name": "e", "ephemeral": {}},
+            ],
         },
         "status": {
             "phase": "Running", "reason": "r", "conditions": conditions(),
+            "startTime": "2026-01-01T00:00:00Z", "resourceClaimStatuses": [claim],
             "podIPs": [{"ip": "10.0.0.1"}], "containerStatuses": [status],
             "initContainerStatuses": [status], "qosClass": "Burstable",
             "extendedResourceClaimStatus": {"resourceClaimName": "c"},

@@ -23,6 +23,9 @@ pub struct Pod {
 pub struct PodSpec {
     pub node_name: Istr,
     pub hostname: Istr,
+    /// The node that a required node affinity names by `metadata.name`; empty without one.
+    /// Upstream: `daemon/util.GetTargetNodeName`.
+    pub target_node: Istr,
     pub shape: Interned<PodShape>,
 }
 
@@ -32,24 +35,61 @@ pub struct PodShape {
     pub subdomain: Istr,
     /// Those with a name of all containers, in their order.
     pub ports: Box<[NamedPort]>,
+    pub containers: Box<[ContainerRequests]>,
     /// The init containers that run as long as the pod does.
     pub sidecars: Box<[Sidecar]>,
-    /// The volumes that are claims, in their order.
+    /// What the pod as a whole requests. Upstream: `spec.resources.requests`.
+    pub requests: ResourceList,
+    pub tolerations: Box<[Toleration]>,
+    /// The volumes that are PersistentVolumeClaims, in their order.
     pub claims: Box<[ClaimVolume]>,
+    pub resource_claims: Box<[PodResourceClaim]>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ContainerRequests {
+    pub name: Istr,
+    pub requests: ResourceList,
 }
 
 /// A volume that is a PersistentVolumeClaim.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum ClaimVolume {
-    /// The claim's name.
+pub struct ClaimVolume {
+    /// The volume's name.
+    pub volume: Istr,
+    pub claim: ClaimSource,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ClaimSource {
+    /// The claim of this name.
     Existing(Istr),
-    /// The volume's name. The claim is made for the pod and owned by it.
-    Ephemeral(Istr),
+    /// The claim is made for the pod and owned by it.
+    Ephemeral,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Toleration {
+    pub key: Istr,
+    pub operator: Istr,
+    pub value: Istr,
+    pub effect: Istr,
+    pub toleration_seconds: Option<i64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodResourceClaim {
+    pub name: Istr,
+    pub resource_claim_name: Option<Istr>,
+    pub resource_claim_template_name: Option<Istr>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Sidecar {
     pub name: Istr,
+    pub requests: ResourceList,
     /// Those with a name, in their order.
     pub ports: Box<[NamedPort]>,
 }
@@ -62,14 +102,16 @@ pub struct NamedPort {
 }
 
 static SHAPES: LazyLock<Pool<PodShape>> = LazyLock::new(Pool::new);
+static CONDITIONS: LazyLock<Pool<[PodCondition]>> = LazyLock::new(Pool::new);
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodStatus {
     pub phase: PodPhase,
     /// When the Ready condition last changed, and whether it is true now. `None`: no such condition.
     pub ready: Option<ReadyCondition>,
-    /// The condition DisruptionTarget is there, and true.
-    pub disruption_target: bool,
+    /// All of them, in their order. Pods in one state share one copy.
+    pub conditions: Interned<[PodCondition]>,
+    pub start_time: Option<Timestamp>,
     /// Failed because the kubelet evicted it.
     pub evicted: bool,
     /// In the order of the pod's families; what is not an address is left out.
@@ -80,6 +122,65 @@ pub struct PodStatus {
     pub max_restarts: i32,
     /// Of any sidecar. Upstream: `maxContainerRestarts`.
     pub max_sidecar_restarts: i32,
+    /// `None` when all of it is empty.
+    pub rare: Option<Box<RareStatus>>,
+}
+
+/// What few pods have.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RareStatus {
+    /// The containers that have terminated, init containers behind the others.
+    pub terminated: Box<[Terminated]>,
+    /// The end of the last container; `None` while one has not terminated or does not say when.
+    /// Upstream: `getFinishTimeFromContainers`.
+    pub finished_at: Option<Timestamp>,
+    pub resource_claims: Box<[ResourceClaimStatus]>,
+    /// When the condition DisruptionTarget last changed.
+    pub disruption_target_since: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terminated {
+    pub name: Istr,
+    pub is_init: bool,
+    pub exit_code: i32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ResourceClaimStatus {
+    pub name: Istr,
+    /// `None` when no claim is needed.
+    pub resource_claim_name: Option<Istr>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PodCondition {
+    pub r#type: Istr,
+    pub status: Istr,
+    pub reason: Istr,
+}
+
+impl PodCondition {
+    pub fn is_true(&self) -> bool {
+        self.status == "True"
+    }
+}
+
+impl PodStatus {
+    pub fn condition(&self, name: &str) -> Option<&PodCondition> {
+        self.conditions.iter().find(|condition| condition.r#type == *name)
+    }
+
+    /// The pod is being disrupted, or was.
+    pub fn is_disruption_target(&self) -> bool {
+        self.condition("DisruptionTarget").is_some_and(PodCondition::is_true)
+    }
+
+    /// The statuses of the pod's resource claims.
+    pub fn resource_claims(&self) -> &[ResourceClaimStatus] {
+        self.rare.as_ref().map_or(&[], |rare| &rare.resource_claims)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -130,9 +231,9 @@ impl Pod {
 
     /// The claims of the pod's volumes: the name, and whether the claim is made for the pod.
     pub fn claims(&self) -> impl Iterator<Item = (Istr, bool)> + '_ {
-        self.spec.shape.claims.iter().map(|volume| match volume {
-            ClaimVolume::Existing(name) => (name.clone(), false),
-            ClaimVolume::Ephemeral(volume) => (self.ephemeral_claim(volume), true),
+        self.spec.shape.claims.iter().map(|ClaimVolume { volume, claim }| match claim {
+            ClaimSource::Existing(name) => (name.clone(), false),
+            ClaimSource::Ephemeral => (self.ephemeral_claim(volume), true),
         })
     }
 
@@ -186,6 +287,8 @@ pub(super) struct WireSpec {
     pub active_deadline_seconds: Option<i64>,
     pub priority_class_name: Istr,
     pub affinity: Option<WireAffinity>,
+    tolerations: Option<Box<[Toleration]>>,
+    resource_claims: Option<Box<[PodResourceClaim]>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -204,11 +307,12 @@ struct WireClaimSource {
 
 impl WireVolume {
     fn claim(self) -> Option<ClaimVolume> {
-        match (self.persistent_volume_claim, self.ephemeral) {
-            (Some(source), _) => Some(ClaimVolume::Existing(source.claim_name)),
-            (None, Some(_)) => Some(ClaimVolume::Ephemeral(self.name)),
-            (None, None) => None,
-        }
+        let claim = match (self.persistent_volume_claim, self.ephemeral) {
+            (Some(source), _) => ClaimSource::Existing(source.claim_name),
+            (None, Some(_)) => ClaimSource::Ephemeral,
+            (None, None) => return None,
+        };
+        Some(ClaimVolume { volume: self.name, claim })
     }
 }
 
@@ -249,8 +353,48 @@ pub(super) struct WireResources {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct WireAffinity {
+    node_affinity: Option<WireNodeAffinity>,
     pub pod_affinity: Option<WireTerms>,
     pub pod_anti_affinity: Option<WireTerms>,
+}
+
+impl WireAffinity {
+    /// Upstream: `daemon/util.GetTargetNodeName`.
+    fn target_node(self) -> Option<Istr> {
+        let terms = self.node_affinity?.required?.node_selector_terms?;
+        let mut fields = terms.into_iter().flat_map(|term| term.match_fields.unwrap_or_default());
+        fields.find_map(|field| {
+            let by_name = field.key == "metadata.name" && field.operator == "In";
+            <[Istr; 1]>::try_from(field.values.filter(|_| by_name)?).ok().map(|[name]| name)
+        })
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireNodeAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    required: Option<WireNodeSelector>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireNodeSelector {
+    node_selector_terms: Option<Vec<WireNodeTerm>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireNodeTerm {
+    match_fields: Option<Vec<WireRequirement>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireRequirement {
+    key: Istr,
+    operator: Istr,
+    values: Option<Vec<Istr>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -282,6 +426,7 @@ pub(super) struct WireStatus {
     #[serde(deserialize_with = "null_as_default")]
     phase: PodPhase,
     reason: Istr,
+    start_time: Option<Timestamp>,
     conditions: Option<Vec<WireCondition>>,
     #[serde(rename = "podIPs")]
     pod_ips: Option<Vec<WireAddress>>,
@@ -289,6 +434,7 @@ pub(super) struct WireStatus {
     pub init_container_statuses: Option<Vec<WireContainerStatus>>,
     ephemeral_container_statuses: Option<Vec<WireContainerStatus>>,
     pub qos_class: Istr,
+    resource_claim_statuses: Option<Box<[ResourceClaimStatus]>>,
     pub extended_resource_claim_status: Option<WireExtendedClaim>,
 }
 
@@ -308,7 +454,15 @@ pub(super) struct WireContainerStatus {
 #[serde(default)]
 struct WireState {
     waiting: Option<IgnoredAny>,
-    terminated: Option<IgnoredAny>,
+    terminated: Option<WireTerminated>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireTerminated {
+    #[serde(deserialize_with = "null_as_default")]
+    exit_code: i32,
+    finished_at: Option<Timestamp>,
 }
 
 impl WireContainerStatus {
@@ -316,6 +470,17 @@ impl WireContainerStatus {
         let idle = |state: &WireState| state.waiting.is_some() || state.terminated.is_some();
         !self.state.as_ref().is_some_and(idle)
     }
+
+    fn terminated(&self) -> Option<&WireTerminated> {
+        self.state.as_ref()?.terminated.as_ref()
+    }
+}
+
+/// The latest end, if every container has one.
+fn finished_at(containers: &[WireContainerStatus]) -> Option<Timestamp> {
+    let ends: Option<Vec<Timestamp>> =
+        containers.iter().map(|status| status.terminated()?.finished_at).collect();
+    ends?.into_iter().max()
 }
 
 #[derive(Default, Deserialize)]
@@ -360,53 +525,97 @@ fn named(ports: impl Iterator<Item = WirePort>) -> Box<[NamedPort]> {
 impl From<WirePod> for Pod {
     fn from(WirePod { metadata: meta, spec, status }: WirePod) -> Pod {
         let quota = PodQuota::of(&spec, &status);
-        let containers = spec.containers.into_iter().flatten();
-        let ports = named(containers.filter_map(|container| container.ports).flatten());
+        let spec = PodSpec::from(spec);
+        let status = PodStatus::of(status, &spec.shape.sidecars);
+        Pod { meta, spec, status, quota }
+    }
+}
+
+impl From<WireSpec> for PodSpec {
+    fn from(spec: WireSpec) -> PodSpec {
+        let requests = |resources: Option<WireResources>| resources.unwrap_or_default().requests;
+        let (mut ports, mut containers) = (Vec::new(), Vec::new());
+        for container in spec.containers.into_iter().flatten() {
+            ports.extend(container.ports.into_iter().flatten());
+            let requests = requests(container.resources);
+            containers.push(ContainerRequests { name: container.name, requests });
+        }
         let init = spec.init_containers.into_iter().flatten().filter(WireContainer::runs_on);
-        let sidecars: Box<[Sidecar]> = init
-            .map(|WireContainer { name, ports, .. }| Sidecar {
-                name,
-                ports: named(ports.into_iter().flatten()),
-            })
-            .collect();
+        let sidecars = init.map(|WireContainer { name, ports, resources, .. }| Sidecar {
+            name,
+            requests: requests(resources),
+            ports: named(ports.into_iter().flatten()),
+        });
+        let shape = PodShape {
+            subdomain: spec.subdomain,
+            ports: named(ports.into_iter()),
+            containers: containers.into(),
+            sidecars: sidecars.collect(),
+            requests: requests(spec.resources),
+            tolerations: spec.tolerations.unwrap_or_default(),
+            claims: spec.volumes.into_iter().flatten().filter_map(WireVolume::claim).collect(),
+            resource_claims: spec.resource_claims.unwrap_or_default(),
+        };
+        PodSpec {
+            node_name: spec.node_name,
+            hostname: spec.hostname,
+            target_node: spec.affinity.and_then(WireAffinity::target_node).unwrap_or_default(),
+            shape: SHAPES.intern(shape),
+        }
+    }
+}
+
+impl PodStatus {
+    fn of(status: WireStatus, sidecars: &[Sidecar]) -> PodStatus {
         let ready = status.condition("Ready").map(|condition| ReadyCondition {
             is_true: condition.status == "True",
             last_transition_time: condition.last_transition_time,
         });
-        let disruption_target = status
-            .condition("DisruptionTarget")
-            .is_some_and(|condition| condition.status == "True");
-        let all = [
-            &status.container_statuses,
-            &status.init_container_statuses,
-            &status.ephemeral_container_statuses,
-        ];
-        let nothing_runs = !all.into_iter().flatten().flatten().any(WireContainerStatus::runs);
-        let ips = status.pod_ips.into_iter().flatten();
-        let containers = status.container_statuses.into_iter().flatten();
-        let init = status.init_container_statuses.into_iter().flatten();
-        let runs_on = |status: &WireContainerStatus| {
-            sidecars.iter().any(|sidecar| sidecar.name == status.name)
+        let disrupted = status.condition("DisruptionTarget");
+        let disruption_target_since =
+            disrupted.and_then(|condition| condition.last_transition_time);
+        let containers = status.container_statuses.as_deref().unwrap_or_default();
+        let init = status.init_container_statuses.as_deref().unwrap_or_default();
+        let ephemeral = status.ephemeral_container_statuses.as_deref().unwrap_or_default();
+        let mut all = [containers, init, ephemeral].into_iter().flatten();
+        let nothing_runs = !all.any(WireContainerStatus::runs);
+        let terminated = |statuses: &[WireContainerStatus], is_init| -> Vec<Terminated> {
+            let ended = statuses.iter().filter_map(|status| {
+                let exit_code = status.terminated()?.exit_code;
+                Some(Terminated { name: status.name.clone(), is_init, exit_code })
+            });
+            ended.collect()
         };
-        let status = PodStatus {
+        let runs_on =
+            |status: &&WireContainerStatus| sidecars.iter().any(|s| s.name == status.name);
+        let restarts = |status: &WireContainerStatus| status.restart_count;
+        let rare = RareStatus {
+            terminated: [terminated(containers, false), terminated(init, true)].concat().into(),
+            finished_at: finished_at(containers),
+            resource_claims: status.resource_claim_statuses.unwrap_or_default(),
+            disruption_target_since,
+        };
+        let conditions = status.conditions.into_iter().flatten();
+        let conditions: Box<[PodCondition]> = conditions
+            .map(|WireCondition { r#type, status, reason, .. }| PodCondition {
+                r#type,
+                status,
+                reason,
+            })
+            .collect();
+        let ips = status.pod_ips.into_iter().flatten();
+        PodStatus {
             phase: status.phase,
             ready,
-            disruption_target,
+            conditions: CONDITIONS.intern(conditions),
+            start_time: status.start_time,
             nothing_runs,
             ips: ips.filter_map(|address| parse_ip(&address.ip)).collect(),
             evicted: status.phase == PodPhase::Failed && status.reason == "Evicted",
-            max_restarts: containers.map(|status| status.restart_count).max().unwrap_or(0),
-            max_sidecar_restarts: init
-                .filter(runs_on)
-                .map(|status| status.restart_count)
-                .max()
-                .unwrap_or(0),
-        };
-        let claims = spec.volumes.into_iter().flatten().filter_map(WireVolume::claim).collect();
-        let shape = PodShape { subdomain: spec.subdomain, ports, sidecars, claims };
-        let shape = SHAPES.intern(shape);
-        let spec = PodSpec { node_name: spec.node_name, hostname: spec.hostname, shape };
-        Pod { meta, spec, status, quota }
+            max_restarts: containers.iter().map(restarts).max().unwrap_or(0),
+            max_sidecar_restarts: init.iter().filter(runs_on).map(restarts).max().unwrap_or(0),
+            rare: (rare != RareStatus::default()).then(|| Box::new(rare)),
+        }
     }
 }
 
@@ -464,6 +673,62 @@ mod tests {
         }
         let (a, b) = (pod(), pod());
         assert!(Interned::ptr_eq(&a.spec.shape, &b.spec.shape), "pods that are alike share it");
+    }
+
+    #[test]
+    fn the_node_of_a_daemon_is_the_one_that_its_affinity_names() {
+        let target = |fields: serde_json::Value| {
+            let json = json!({"spec": {"affinity": {"nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                    {"matchExpressions": []}, {"matchFields": fields},
+                ]},
+            }}}});
+            serde_json::from_value::<Pod>(json).unwrap().spec.target_node
+        };
+        for (key, operator, values, found) in [
+            ("metadata.name", "In", json!(["n1"]), "n1"),
+            ("metadata.name", "In", json!(["n1", "n2"]), ""),
+            ("metadata.name", "NotIn", json!(["n1"]), ""),
+            ("metadata.uid", "In", json!(["n1"]), ""),
+            ("metadata.name", "In", json!(null), ""),
+        ] {
+            let field = json!({"key": key, "operator": operator, "values": values});
+            assert_eq!(target(json!([field])), found, "{field}");
+        }
+    }
+
+    #[test]
+    fn a_pod_has_finished_when_all_its_containers_have() {
+        let pod = |statuses: serde_json::Value| -> Pod {
+            let init = json!([{"name": "i", "state": {"terminated": {"exitCode": 3}}}]);
+            let status = json!({"containerStatuses": statuses, "initContainerStatuses": init});
+            serde_json::from_value(json!({"status": status})).unwrap()
+        };
+        let ended = |name: &str, code: i32, second: i32| {
+            let at = format!("2026-01-01T00:00:0{second}Z");
+            json!({"name": name, "state": {"terminated": {"exitCode": code, "finishedAt": at}}})
+        };
+        let at = |second| Some(format!("2026-01-01T00:00:0{second}Z").parse().unwrap());
+        let running = json!({"name": "c", "state": {"running": {}}});
+        let silent = json!({"name": "c", "state": {"terminated": {"exitCode": 0}}});
+        for (statuses, finished_at, codes) in [
+            (
+                json!([ended("a", 1, 4), ended("b", 0, 2)]),
+                at(4),
+                vec![("a", 1), ("b", 0), ("i", 3)],
+            ),
+            (json!([ended("a", 1, 4), running]), None, vec![("a", 1), ("i", 3)]),
+            (json!([ended("a", 1, 4), silent]), None, vec![("a", 1), ("c", 0), ("i", 3)]),
+            (json!([]), None, vec![("i", 3)]),
+        ] {
+            let rare = pod(statuses.clone()).status.rare.unwrap();
+            let found: Vec<_> =
+                rare.terminated.iter().map(|end| (end.name.as_str(), end.exit_code)).collect();
+            assert_eq!((rare.finished_at, found), (finished_at, codes), "{statuses}");
+            assert!(rare.terminated.iter().all(|end| end.is_init == (end.name == "i")));
+        }
+        let plain: Pod = serde_json::from_value(json!({"status": {"phase": "Running"}})).unwrap();
+        assert_eq!(plain.status.rare, None);
     }
 
     #[test]

@@ -68,8 +68,10 @@ static POD_SPEC: Message = Message(&[
     Field::one(17, "subdomain", Text),
     Field::one(18, "affinity", Kind::Message(&AFFINITY)),
     Field::list(20, "initContainers", Kind::Message(&CONTAINER)),
+    Field::list(22, "tolerations", Kind::Message(&TOLERATION)),
     Field::one(24, "priorityClassName", Text),
     Field::map(32, "overhead", Wrapped),
+    Field::list(39, "resourceClaims", Kind::Message(&RESOURCE_CLAIM)),
     Field::one(40, "resources", Kind::Message(&RESOURCES)),
 ]);
 
@@ -98,9 +100,42 @@ static PORT: Message = Message(&[
 static RESOURCES: Message =
     Message(&[Field::map(1, "limits", Wrapped), Field::map(2, "requests", Wrapped)]);
 
+static TOLERATION: Message = Message(&[
+    Field::one(1, "key", Text),
+    Field::one(2, "operator", Text),
+    Field::one(3, "value", Text),
+    Field::one(4, "effect", Text),
+    Field::one(5, "tolerationSeconds", Int),
+]);
+
+static RESOURCE_CLAIM: Message = Message(&[
+    Field::one(1, "name", Text),
+    Field::one(3, "resourceClaimName", Text),
+    Field::one(4, "resourceClaimTemplateName", Text),
+]);
+
 static AFFINITY: Message = Message(&[
+    Field::one(1, "nodeAffinity", Kind::Message(&NODE_AFFINITY)),
     Field::one(2, "podAffinity", Kind::Message(&AFFINITY_TERMS)),
     Field::one(3, "podAntiAffinity", Kind::Message(&AFFINITY_TERMS)),
+]);
+
+static NODE_AFFINITY: Message = Message(&[Field::one(
+    1,
+    "requiredDuringSchedulingIgnoredDuringExecution",
+    Kind::Message(&NODE_SELECTOR),
+)]);
+
+static NODE_SELECTOR: Message =
+    Message(&[Field::list(1, "nodeSelectorTerms", Kind::Message(&NODE_SELECTOR_TERM))]);
+
+static NODE_SELECTOR_TERM: Message =
+    Message(&[Field::list(2, "matchFields", Kind::Message(&REQUIREMENT))]);
+
+static REQUIREMENT: Message = Message(&[
+    Field::one(1, "key", Text),
+    Field::one(2, "operator", Text),
+    Field::list(3, "values", Text),
 ]);
 
 static AFFINITY_TERMS: Message = Message(&[
@@ -123,11 +158,13 @@ static POD_STATUS: Message = Message(&[
     Field::one(1, "phase", Text),
     Field::list(2, "conditions", Kind::Message(&CONDITION)),
     Field::one(4, "reason", Text),
+    Field::one(7, "startTime", Time),
     Field::list(8, "containerStatuses", Kind::Message(&CONTAINER_STATUS)),
     Field::one(9, "qosClass", Text),
     Field::list(10, "initContainerStatuses", Kind::Message(&CONTAINER_STATUS)),
     Field::list(12, "podIPs", Kind::Message(&POD_IP)),
     Field::list(13, "ephemeralContainerStatuses", Kind::Message(&CONTAINER_STATUS)),
+    Field::list(15, "resourceClaimStatuses", Kind::Message(&CLAIM_STATUS)),
     Field::one(18, "extendedResourceClaimStatus", Kind::Message(&EXTENDED_CLAIM)),
 ]);
 
@@ -148,8 +185,14 @@ static CONTAINER_STATUS: Message = Message(&[
 
 static CONTAINER_STATE: Message = Message(&[
     Field::one(1, "waiting", Kind::Message(&Message(&[]))),
-    Field::one(3, "terminated", Kind::Message(&Message(&[]))),
+    Field::one(3, "terminated", Kind::Message(&TERMINATED)),
 ]);
+
+static TERMINATED: Message =
+    Message(&[Field::one(1, "exitCode", Int), Field::one(6, "finishedAt", Time)]);
+
+static CLAIM_STATUS: Message =
+    Message(&[Field::one(1, "name", Text), Field::one(2, "resourceClaimName", Text)]);
 
 static POD_IP: Message = Message(&[Field::one(1, "ip", Text)]);
 

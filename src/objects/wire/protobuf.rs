@@ -430,7 +430,7 @@ mod tests {
         let metadata: PartialObjectMetadata = decode(message).unwrap();
         assert_eq!(metadata, serde_json::from_slice(JSON).unwrap());
 
-        assert!(pod.is_ready() && pod.meta.is_being_deleted() && pod.status.disruption_target);
+        assert!(pod.is_ready() && pod.meta.is_being_deleted() && pod.status.is_disruption_target());
         assert_eq!(pod.port("mesh", "UDP"), Some(15001));
         assert_eq!((pod.status.max_restarts, pod.status.max_sidecar_restarts), (3, 2));
         assert!(pod.quota.has_cross_namespace_affinity && pod.quota.has_deadline);
