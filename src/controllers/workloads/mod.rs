@@ -1,11 +1,13 @@
 //! The workload controllers, and what they share.
 
+pub mod availability;
 pub mod consistency;
 pub mod cronjob;
 pub mod deployment;
 pub mod expectations;
 pub mod history;
 pub mod new_pod;
+pub mod percent;
 pub mod pod_control;
 pub mod ref_manager;
 pub mod replicaset;

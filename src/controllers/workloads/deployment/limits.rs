@@ -2,6 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use crate::controllers::workloads::percent::scaled;
 use crate::objects::{Deployment, RollingUpdate};
 
 /// How far a rollout may go above and below the wanted number of pods.
@@ -52,20 +53,6 @@ fn resolve_fenceposts(
     let surge = max_surge.map_or(Ok(0), |value| scaled(value, desired, true))?;
     let unavailable = max_unavailable.map_or(Ok(0), |value| scaled(value, desired, false))?;
     Ok((surge, if surge == 0 && unavailable == 0 { 1 } else { unavailable }))
-}
-
-/// Upstream: `intstr.GetScaledValueFromIntOrPercent`.
-fn scaled(value: &IntOrString, total: i32, round_up: bool) -> Result<i32, String> {
-    let percent = match value {
-        IntOrString::Int(number) => return Ok(*number),
-        IntOrString::String(text) => text
-            .strip_suffix('%')
-            .and_then(|number| number.parse::<i64>().ok())
-            .ok_or_else(|| format!("invalid value for IntOrString: {text:?}"))?,
-    };
-    let parts = percent.saturating_mul(i64::from(total));
-    let whole = parts.div_euclid(100) + i64::from(round_up && parts.rem_euclid(100) != 0);
-    i32::try_from(whole).map_err(|_| format!("invalid value for IntOrString: \"{percent}%\""))
 }
 
 #[cfg(test)]

@@ -6,12 +6,12 @@ mod status;
 mod sync;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
+use crate::controllers::workloads::availability::becomes_available;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::pod_control::PodControl;
@@ -104,7 +104,9 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
     let owned = keys::of_controller(&sets)
         .or_matching_orphans(|set: &S| Selector::try_from(set.spec().selector.as_ref()))
         .observing(&expectations)
-        .again_after(becomes_available);
+        .again_after(|old: &Pod, new: &Pod, set: &S| {
+            becomes_available(old, new, set.spec().min_ready_seconds)
+        });
     let queue = c.queue(Retries::default());
     c.watch(&sets, &queue, move |change, wake| {
         let meta = change.object().meta();
@@ -119,10 +121,4 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
     c.watch(&pods, &queue, owned.mapper());
     c.sync(queue, move |key| this.clone().sync(key));
     Ok(())
-}
-
-/// When a pod that became ready is available: no event comes when `minReadySeconds` have passed.
-fn becomes_available(old: &Pod, new: &Pod, set: &impl Replicating) -> Option<Duration> {
-    let period = u64::try_from(set.spec().min_ready_seconds).ok().filter(|seconds| *seconds > 0)?;
-    (!old.is_ready() && new.is_ready()).then(|| Duration::from_secs(period))
 }

@@ -2,7 +2,6 @@
 //! Upstream: `replica_set_utils.go`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ReplicaSetCondition;
 
@@ -78,24 +77,10 @@ pub fn must_write(set: &impl Replicating, status: &ReplicaSetStatus) -> bool {
         } != *set.status()
 }
 
-/// How long from `now` until another of the `active` pods counts as available, of those that did not
-/// at `evaluated`, the time of which the status speaks. `None`: no pod will by waiting alone.
-/// Upstream: `FindMinNextPodAvailabilityCheck`.
-pub fn next_availability_check(
-    active: &[Arc<Pod>],
-    min_ready_seconds: i32,
-    evaluated: Timestamp,
-    now: Timestamp,
-) -> Option<Duration> {
-    let period = Duration::from_secs(u64::try_from(min_ready_seconds).unwrap_or(0));
-    let ready = active.iter().filter_map(|pod| pod.status.ready.as_ref());
-    let since = ready.filter(|ready| ready.is_true).filter_map(|ready| ready.last_transition_time);
-    let due = since.map(|since| since + period).filter(|due| *due > evaluated).min()?;
-    Some(due.duration_since(now))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::objects::ReplicaSet;
     use serde_json::json;
@@ -175,22 +160,5 @@ mod tests {
         set.status = ReplicaSetStatus { observed_generation: 2, ..status.clone() };
         assert!(!must_write(&set, &status));
         assert!(must_write(&set, &ReplicaSetStatus { terminating_replicas: None, ..status }));
-    }
-
-    #[test]
-    fn the_next_look_is_when_the_next_pod_is_due() {
-        let at = |seconds| Timestamp::from_secs(seconds);
-        for (since, evaluated, now, expected) in [
-            (vec![], 1000, 1000, None),
-            (vec![Some(990)], 1000, 1000, None),
-            (vec![Some(995), Some(992), None], 1000, 1000, Some(2)),
-            (vec![Some(995), Some(992)], 1000, 1001, Some(1)),
-            // Due between the evaluation and now: at once.
-            (vec![Some(992)], 1000, 1005, Some(0)),
-        ] {
-            let pods: Vec<Arc<Pod>> = since.into_iter().map(|since| pod("web", since)).collect();
-            let next = next_availability_check(&pods, 10, at(evaluated), at(now));
-            assert_eq!(next, expected.map(Duration::from_secs));
-        }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::{BURST_REPLICAS, ReplicaSets, Replicating, ranking, status};
 use crate::cache::{IndexValue, Lister};
 use crate::controllers::runner::batch::{SLOW_START_INITIAL_BATCH_SIZE, slow_start, together};
+use crate::controllers::workloads::availability;
 use crate::controllers::workloads::new_pod::NewPod;
 use crate::controllers::workloads::pod_control::is_gone;
 use crate::controllers::workloads::ref_manager::{
@@ -105,7 +106,7 @@ impl<S: Replicating> ReplicaSets<S> {
         let min_ready = written.spec().min_ready_seconds;
         let ReplicaSetStatus { ready_replicas, available_replicas, .. } = *written.status();
         if min_ready > 0 && ready_replicas != available_replicas {
-            let next = status::next_availability_check(&active, min_ready, now, self.clock.now());
+            let next = availability::next_check(&active, min_ready, now, self.clock.now());
             // Whatever happens, the status is right after that period at the latest.
             let fallback = std::time::Duration::from_secs(min_ready.unsigned_abs().into());
             return Ok(Next::After(next.unwrap_or(fallback)));

@@ -1,0 +1,39 @@
+//! Numbers of pods that may be percentages.
+
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+/// `value` itself, or that percentage of `total`. Upstream: `intstr.GetScaledValueFromIntOrPercent`.
+pub fn scaled(value: &IntOrString, total: i32, round_up: bool) -> Result<i32, String> {
+    let percent = match value {
+        IntOrString::Int(number) => return Ok(*number),
+        IntOrString::String(text) => text
+            .strip_suffix('%')
+            .and_then(|number| number.parse::<i64>().ok())
+            .ok_or_else(|| format!("invalid value for IntOrString: {text:?}"))?,
+    };
+    let parts = percent.saturating_mul(i64::from(total));
+    let whole = parts.div_euclid(100) + i64::from(round_up && parts.rem_euclid(100) != 0);
+    i32::try_from(whole).map_err(|_| format!("invalid value for IntOrString: \"{percent}%\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentages_are_rounded_as_asked() {
+        let text = |text: &str| IntOrString::String(text.into());
+        for (value, total, up, down) in [
+            (IntOrString::Int(7), 3, Some(7), Some(7)),
+            (text("25%"), 10, Some(3), Some(2)),
+            (text("100%"), 7, Some(7), Some(7)),
+            (text("0%"), 7, Some(0), Some(0)),
+            (text("5"), 7, None, None),
+            (text("x%"), 7, None, None),
+            (text("9999999999%"), 100, None, None),
+        ] {
+            assert_eq!(scaled(&value, total, true).ok(), up, "{value:?}");
+            assert_eq!(scaled(&value, total, false).ok(), down, "{value:?}");
+        }
+    }
+}
