@@ -13,11 +13,13 @@ pub mod wire;
 pub use values::intern::{Interned, Istr, Labels};
 pub use values::key::{ObjectKey, ObjectName, Uid};
 pub use values::meta::{Meta, PartialObjectMetadata, WholeMeta};
+pub use values::node_selector::{NodeAffinity, NodeSelector};
 pub use values::owner::OwnerReference;
 pub use values::quantity::{Format, Quantity, QuantityError, stored_quantity};
 pub use values::raw::RawObject;
 pub use values::resource_list::ResourceList;
 pub use values::selector::{LabelSelector, Requirement, Selector, SelectorError};
+pub use values::taint::{NO_EXECUTE, NO_SCHEDULE, Taint, Toleration, untolerated};
 pub use values::template::Template;
 pub use values::time::{ParseTimestampError, Timestamp, micro_time};
 pub use views::bootstrap_token::{BootstrapToken, BootstrapTokenData};
@@ -37,7 +39,7 @@ pub use views::endpoints::{
 };
 pub use views::job::{Job, JobCondition, JobSpec, JobStatus};
 pub use views::namespace::{Namespace, NamespaceSpec};
-pub use views::node::{Node, NodeSpec, NodeStatus, Taint};
+pub use views::node::{Node, NodeSpec, NodeStatus};
 pub use views::persistent_volume::{
     PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus,
 };

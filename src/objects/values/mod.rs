@@ -3,10 +3,12 @@
 pub mod intern;
 pub mod key;
 pub mod meta;
+pub mod node_selector;
 pub mod owner;
 pub mod quantity;
 pub mod raw;
 pub mod resource_list;
 pub mod selector;
+pub mod taint;
 pub mod template;
 pub mod time;

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::objects::{Istr, Meta, Quantity, null_as_default, resource};
+use crate::objects::{Istr, Meta, Quantity, Taint, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -20,14 +20,6 @@ pub struct Node {
 pub struct NodeSpec {
     #[serde(deserialize_with = "null_as_default")]
     pub taints: Vec<Taint>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Taint {
-    pub key: Istr,
-    pub value: Istr,
-    pub effect: Istr,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
