@@ -72,9 +72,10 @@ pub fn untolerated<'t>(
     tolerations: &[Toleration],
     comparison: bool,
 ) -> Option<&'t Taint> {
-    taints.iter().filter(|taint| effects.contains(&taint.effect.as_str())).find(|taint| {
-        !tolerations.iter().any(|toleration| toleration.tolerates(taint, comparison))
-    })
+    taints
+        .iter()
+        .filter(|taint| effects.contains(&taint.effect.as_str()))
+        .find(|taint| !tolerations.iter().any(|toleration| toleration.tolerates(taint, comparison)))
 }
 
 /// Without leading zeros, plus sign or minus zero. Upstream: `content.IsDecimalInteger`.
