@@ -49,7 +49,7 @@ pub use views::persistent_volume_claim::{
 pub use views::pod::{
     ClaimSource, ClaimVolume, ContainerRequests, NamedPort, Pod, PodCondition, PodPhase,
     PodResourceClaim, PodShape, PodSpec, PodStatus, RareStatus, ReadyCondition,
-    ResourceClaimStatus, Sidecar, Terminated, Toleration, parse_ip,
+    ResourceClaimStatus, Sidecar, Terminated, parse_ip,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;
 pub use views::pod_quota::PodQuota;

@@ -7,7 +7,9 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::objects::values::intern::{Interned, Pool};
-use crate::objects::{Istr, Meta, PodQuota, ResourceList, Timestamp, null_as_default, resource};
+use crate::objects::{
+    Istr, Meta, PodQuota, ResourceList, Timestamp, Toleration, null_as_default, resource,
+};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(from = "WirePod")]
@@ -66,16 +68,6 @@ pub enum ClaimSource {
     Existing(Istr),
     /// The claim is made for the pod and owned by it.
     Ephemeral,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Toleration {
-    pub key: Istr,
-    pub operator: Istr,
-    pub value: Istr,
-    pub effect: Istr,
-    pub toleration_seconds: Option<i64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
