@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::admission::{forbidden, is_pod};
 use crate::api::call::Call;
+use crate::api::object::{generated, list, text};
 use crate::api::status::ApiResult;
-use crate::api::write::{generated, list, text};
 use crate::api::{Api, Payload};
 use crate::kinds::Kind;
 use crate::storage::store::Stored;

@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::is_core;
 use crate::api::Api;
 use crate::api::failures;
+use crate::api::object::text;
 use crate::api::status::ApiResult;
-use crate::api::write::text;
 use crate::kinds::Kind;
 use crate::storage::store::Stored;
 

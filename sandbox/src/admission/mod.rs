@@ -9,8 +9,8 @@ mod usage;
 use serde_json::Value;
 
 use crate::api::failures;
+use crate::api::object::text;
 use crate::api::status::ApiError;
-use crate::api::write::text;
 use crate::kinds::Kind;
 
 pub fn is_pod(kind: &Kind) -> bool {

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::{forbidden, is_pod};
 use crate::api::Api;
+use crate::api::object::text;
 use crate::api::status::ApiResult;
-use crate::api::write::text;
 use crate::kinds::Kind;
 use crate::storage::store::Stored;
 

@@ -7,8 +7,9 @@ use super::usage::{Evaluator, amounts, has_pod_resources};
 use super::{forbidden, is_pod};
 use crate::api::Api;
 use crate::api::call::Call;
+use crate::api::object::{list, text};
 use crate::api::status::ApiResult;
-use crate::api::write::{Part, list, text};
+use crate::api::write::Part;
 use crate::kinds::Kind;
 use kube_controller_manager::objects::{Istr, ResourceList, ResourceQuota};
 

@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::is_core;
-use crate::api::write::{list, text};
+use crate::api::object::{list, text};
 use crate::kinds::Kind;
 use kube_controller_manager::objects::{Labels, Quantity, ResourceList, ScopeRequirement};
 

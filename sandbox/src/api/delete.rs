@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use crate::api::call::Call;
 use crate::api::failures;
+use crate::api::object::{is_deleting, list, text};
+use crate::api::rules::is_definition;
 use crate::api::status::{ApiResult, Cause};
-use crate::api::write::{is_definition, is_deleting, list, text};
 use crate::api::{Api, Payload, json_response, success};
 use crate::kinds::Kind;
 use crate::storage::definitions::condemned;

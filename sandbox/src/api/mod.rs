@@ -3,12 +3,16 @@
 
 pub mod accept;
 pub mod call;
+pub mod change;
+pub mod definitions;
 pub mod delete;
 pub mod failures;
 pub mod faults;
 pub mod labels;
+pub mod object;
 pub mod read;
 pub mod reviews;
+pub mod rules;
 pub mod select;
 pub mod status;
 pub mod subresources;

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use crate::api::call::ResourcePath;
 use crate::api::failures::{self, invalid_value};
+use crate::api::object::{list, text};
 use crate::api::status::{ApiResult, Cause};
-use crate::api::write::{list, text};
 use crate::api::{Api, Payload, json_response};
 use crate::auth::{Access, ISSUER, User, is_for};
 use kube_controller_manager::server::http::Response;

@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use crate::api::call::{Call, Warnings};
 use crate::api::delete::DeleteOptions;
 use crate::api::failures;
+use crate::api::object::{list, text};
 use crate::api::status::{ApiError, ApiResult};
-use crate::api::write::{Part, has, list, text};
+use crate::api::write::{Part, has};
 use crate::api::{Api, Payload, json_response};
 use crate::auth::ISSUER;
 use crate::kinds::Subresource;
@@ -211,7 +212,7 @@ impl Api {
                 );
                 return Err(failures::conflict(&call.kind.resource, &call.name, &why));
             }
-            if crate::api::write::is_deleting(old) {
+            if crate::api::object::is_deleting(old) {
                 let why =
                     format!("pod {} is being deleted, cannot be assigned to a host", call.name);
                 return Err(failures::conflict(&call.kind.resource, &call.name, &why));
@@ -244,7 +245,7 @@ impl Api {
         let pod = self.stored(call)?;
         let phase = text(&pod.value, "/status/phase");
         let counted = !matches!(phase, "Succeeded" | "Failed" | "Pending")
-            && !crate::api::write::is_deleting(&pod.value);
+            && !crate::api::object::is_deleting(&pod.value);
         if counted {
             self.disrupt(call, &pod, options.dry_run)?;
         }

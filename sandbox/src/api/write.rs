@@ -7,6 +7,13 @@ use serde_json::{Value, json};
 use crate::admission::accounts;
 use crate::api::call::{Call, Warnings};
 use crate::api::failures;
+use crate::api::object::{
+    drop_empty, generated, is_deleting, remove, spec_keys, take_added, text, uuid,
+};
+use crate::api::rules::{
+    check_name, check_namespace, check_type, finalized_by_kubernetes, goes_now, is_definition,
+    is_namespace, made_by_update, refuse,
+};
 use crate::api::status::ApiResult;
 use crate::api::{Api, Payload};
 use crate::apply;
@@ -18,170 +25,6 @@ use kube_controller_manager::server::http::Response;
 
 /// Times that a patch or an unconditional update is tried again after a conflict of its own making.
 const RETRIES: usize = 20;
-/// Letters of generated names: no vowels, nothing that looks like another. Upstream: `util/rand`.
-const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-
-pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
-}
-
-pub fn list<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
-    object.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
-}
-
-pub fn is_deleting(object: &Value) -> bool {
-    !text(object, "/metadata/deletionTimestamp").is_empty()
-}
-
-fn remove(object: &mut Value, key: &str) {
-    if let Some(map) = object.as_object_mut() {
-        map.remove(key);
-    }
-}
-
-/// Sets `key` as `from` has it, or removes it.
-fn carry(object: &mut Value, from: &Value, key: &str) {
-    match from.get(key) {
-        Some(value) => object[key] = value.clone(),
-        None => remove(object, key),
-    }
-}
-
-pub fn uuid() -> String {
-    let bits = (fastrand::u128(..) & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
-    let hex = format!("{bits:032x}");
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-}
-
-pub fn generated(base: &str) -> String {
-    let base: String = base.chars().take(58).collect();
-    let suffix: String =
-        (0..5).map(|_| char::from(ALPHABET[fastrand::usize(..ALPHABET.len())])).collect();
-    base + &suffix
-}
-
-/// Drops lists and maps of the metadata that hold nothing, as its type does.
-fn drop_empty(metadata: &mut Value) {
-    for key in ["annotations", "finalizers", "labels", "ownerReferences"] {
-        let empty = match metadata.get(key) {
-            Some(Value::Array(items)) => items.is_empty(),
-            Some(Value::Object(members)) => members.is_empty(),
-            _ => false,
-        };
-        if empty {
-            remove(metadata, key);
-        }
-    }
-}
-
-fn spec_keys(object: &Value) -> Vec<String> {
-    object["spec"].as_object().into_iter().flatten().map(|(key, _)| key.clone()).collect()
-}
-
-/// Takes out the members of the spec that are not `asked` for.
-fn take_added(object: &mut Value, asked: &[String]) -> Vec<(String, Value)> {
-    let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else {
-        return Vec::new();
-    };
-    let added: Vec<String> = spec.keys().filter(|key| !asked.contains(key)).cloned().collect();
-    added.into_iter().filter_map(|key| spec.remove_entry(&key)).collect()
-}
-
-/// Everything but metadata and status: what the generation counts.
-fn same_content(a: &Value, b: &Value) -> bool {
-    let content = |object: &Value| {
-        let mut map = object.as_object().cloned().unwrap_or_default();
-        map.remove("metadata");
-        map.remove("status");
-        map
-    };
-    content(a) == content(b)
-}
-
-fn check_type(kind: &Kind, object: &mut Value) -> ApiResult<()> {
-    if !object.is_object() || !object.get("metadata").is_none_or(|m| m.is_object() || m.is_null()) {
-        return Err(failures::bad_request("the object provided is unrecognized: it is no object"));
-    }
-    let (version, name) = (kind.resource.api_version(), &*kind.resource.kind);
-    let (has_version, has_name) = (text(object, "/apiVersion"), text(object, "/kind"));
-    if (!has_version.is_empty() && has_version != version)
-        || (!has_name.is_empty() && has_name != name)
-    {
-        return Err(failures::bad_request(format!(
-            "the API version in the data ({has_version}, Kind={has_name}) does not match the expected API version ({version}, Kind={name})"
-        )));
-    }
-    object["apiVersion"] = version.into();
-    object["kind"] = name.into();
-    if !object["metadata"].is_object() {
-        object["metadata"] = json!({});
-    }
-    Ok(())
-}
-
-fn check_name(call: &Call, object: &Value) -> ApiResult<()> {
-    let name = text(object, "/metadata/name");
-    if name == call.name {
-        return Ok(());
-    }
-    Err(failures::bad_request(format!(
-        "the name of the object ({name}) does not match the name on the URL ({})",
-        call.name
-    )))
-}
-
-/// An update of an object that is not there creates it. Upstream: `AllowCreateOnUpdate`.
-fn made_by_update(kind: &Kind) -> bool {
-    match &*kind.resource.group {
-        "" => matches!(&*kind.resource.plural, "endpoints" | "events" | "limitranges" | "services"),
-        "coordination.k8s.io" | "rbac.authorization.k8s.io" => true,
-        "node.k8s.io" => true,
-        _ => false,
-    }
-}
-
-/// Whether an update may leave out which version it goes by. Upstream: `AllowUnconditionalUpdate`.
-fn updates_unconditionally(kind: &Kind) -> bool {
-    let strict = matches!(
-        (&*kind.resource.group, &*kind.resource.plural),
-        ("admissionregistration.k8s.io" | "coordination.k8s.io" | "node.k8s.io" | "policy", _)
-            | ("apiextensions.k8s.io" | "apiregistration.k8s.io", _)
-            | (
-                "storage.k8s.io",
-                "csidrivers" | "csinodes" | "csistoragecapacities" | "volumeattachments"
-            )
-    );
-    !strict && !kind.is_custom()
-}
-
-/// Metadata that the status endpoint leaves as it is. Upstream: `ResetObjectMetaForStatus` and the
-/// strategies that do as much by themselves.
-fn kept_by_status(kind: &Kind) -> &'static [&'static str] {
-    const ALL: &[&str] = &["labels", "annotations", "finalizers", "ownerReferences"];
-    match (&*kind.resource.group, &*kind.resource.plural) {
-        ("apps", "deployments") => &["labels"],
-        ("apiextensions.k8s.io" | "apiregistration.k8s.io", _) => ALL,
-        ("certificates.k8s.io" | "flowcontrol.apiserver.k8s.io", _) => ALL,
-        _ if kind.is_custom() => ALL,
-        _ => &[],
-    }
-}
-
-fn check_namespace(call: &Call, object: &mut Value) -> ApiResult<()> {
-    let metadata = &mut object["metadata"];
-    if !call.kind.resource.namespaced {
-        remove(metadata, "namespace");
-        return Ok(());
-    }
-    let own = metadata["namespace"].as_str().unwrap_or_default();
-    if !own.is_empty() && own != call.namespace {
-        return Err(failures::bad_request(
-            "the namespace of the provided object does not match the namespace sent on the request",
-        ));
-    }
-    metadata["namespace"] = call.namespace.as_str().into();
-    Ok(())
-}
 
 /// How an object is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,7 +113,7 @@ impl Api {
         if name.is_empty() && !causes.iter().any(|cause| cause.field == "metadata.name") {
             causes.push(failures::required("metadata.name", "name or generateName is required"));
         }
-        self.refuse(kind, &name, &causes)?;
+        refuse(kind, &name, &causes)?;
         if named && self.store.get(&call.table(), &call.key(&name)).is_some() {
             return Err(failures::already_exists(&kind.resource, &name));
         }
@@ -311,18 +154,6 @@ impl Api {
             }
         }
         Err(failures::already_exists(&kind.resource, &attempt))
-    }
-
-    fn refuse(
-        &self,
-        kind: &Kind,
-        name: &str,
-        causes: &[crate::api::status::Cause],
-    ) -> ApiResult<()> {
-        if causes.is_empty() {
-            return Ok(());
-        }
-        Err(failures::invalid(&kind.resource.group, &kind.resource.kind, name, causes))
     }
 
     /// Upstream: the admission plugin NamespaceLifecycle.
@@ -534,175 +365,6 @@ impl Api {
         }
         Err(failures::modified(resource, &call.name))
     }
-
-    /// `new` as it would be stored in place of `old`.
-    fn changed(&self, call: &Call, part: Part, old: &Value, mut new: Value) -> ApiResult<Value> {
-        let kind = &call.kind;
-        let resource = &kind.resource;
-        check_type(kind, &mut new)?;
-        check_namespace(call, &mut new)?;
-        check_name(call, &new)?;
-        let uid = text(&new, "/metadata/uid");
-        let real = text(old, "/metadata/uid");
-        if !uid.is_empty() && uid != real {
-            let why = format!(
-                "Precondition failed: UID in precondition: {uid}, UID in object meta: {real}"
-            );
-            return Err(failures::conflict(resource, &call.name, &why));
-        }
-        let due = text(&new, "/metadata/deletionTimestamp");
-        if !due.is_empty() && !is_deleting(old) {
-            let set = failures::invalid_value(
-                "metadata.deletionTimestamp",
-                &due.into(),
-                "field is immutable",
-            );
-            return Err(failures::invalid(&resource.group, &resource.kind, &call.name, &[set]));
-        }
-        let version = text(&new, "/metadata/resourceVersion");
-        if version.is_empty() && part != Part::Raw && !updates_unconditionally(kind) {
-            let unset = failures::invalid_value(
-                "metadata.resourceVersion",
-                &0.into(),
-                "must be specified for an update",
-            );
-            return Err(failures::invalid(&resource.group, &resource.plural, &call.name, &[unset]));
-        }
-        if !version.is_empty() && version != text(old, "/metadata/resourceVersion") {
-            return Err(failures::modified(resource, &call.name));
-        }
-        for key in [
-            "uid",
-            "creationTimestamp",
-            "deletionTimestamp",
-            "deletionGracePeriodSeconds",
-            "generation",
-            "resourceVersion",
-            "generateName",
-        ] {
-            carry(&mut new["metadata"], &old["metadata"], key);
-        }
-        remove(&mut new["metadata"], "selfLink");
-        drop_empty(&mut new["metadata"]);
-        match part {
-            Part::Main => {
-                (kind.default)(&mut new);
-                self.check_escalation(call, Some(old), &new)?;
-                (kind.prepare_update)(&mut new, old);
-            }
-            Part::Status => {
-                let mut whole = old.clone();
-                whole["metadata"] = new["metadata"].take();
-                for key in kept_by_status(kind) {
-                    carry(&mut whole["metadata"], &old["metadata"], key);
-                }
-                carry(&mut whole, &new, "status");
-                new = whole;
-                (kind.default)(&mut new);
-                self.date_conditions(call, &mut new);
-            }
-            Part::Spec => (kind.default)(&mut new),
-            Part::Raw => {}
-        }
-        let counted = matches!(part, Part::Main | Part::Spec);
-        if counted && kind.has_generation && !same_content(&new, old) {
-            let generation = old["metadata"]["generation"].as_i64().unwrap_or(0);
-            new["metadata"]["generation"] = (generation + 1).into();
-        }
-        let mut causes = Vec::new();
-        if is_deleting(old) {
-            let before = list(old, "/metadata/finalizers");
-            let added: Vec<&Value> =
-                list(&new, "/metadata/finalizers").iter().filter(|f| !before.contains(f)).collect();
-            if !added.is_empty() {
-                let added: Vec<String> = added.iter().map(|f| f.to_string()).collect();
-                let why = format!(
-                    "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
-                    added.join(", ")
-                );
-                causes.push(failures::forbidden_field("metadata.finalizers", &why));
-            }
-        }
-        if part == Part::Main || part == Part::Status && kind.is_custom() {
-            for cause in (kind.validate_update)(&new, old) {
-                if !causes.iter().any(|known| known.field == cause.field) {
-                    causes.push(cause);
-                }
-            }
-        }
-        if part == Part::Status && is_namespace(kind) {
-            causes.extend(wrong_phase(&new));
-        }
-        self.refuse(kind, &call.name, &causes)?;
-        if part == Part::Status {
-            self.check_signer(call, old, &new)?;
-        }
-        if is_definition(kind) && part == Part::Main {
-            self.establish(&mut new)?;
-        }
-        Ok(new)
-    }
-
-    /// Serves the kinds of a CustomResourceDefinition and says so in its status.
-    fn establish(&self, definition: &mut Value) -> ApiResult<()> {
-        let name = text(definition, "/metadata/name").to_owned();
-        let kinds = kinds::from_crd(definition).map_err(|causes| {
-            failures::invalid("apiextensions.k8s.io", "CustomResourceDefinition", &name, &causes)
-        })?;
-        let now = self.clock.now().to_string();
-        let mut names = definition["spec"]["names"].clone();
-        if names["listKind"].is_null() {
-            names["listKind"] = format!("{}List", text(&names, "/kind")).into();
-        }
-        if names["singular"].is_null() {
-            names["singular"] = text(&names, "/kind").to_lowercase().into();
-        }
-        let stored: Vec<&Value> = list(definition, "/spec/versions")
-            .iter()
-            .filter(|version| version["storage"] == true)
-            .map(|version| &version["name"])
-            .collect();
-        let condition = |r#type: &str, reason: &str, message: &str| json!({ "type": r#type, "status": "True", "lastTransitionTime": now, "reason": reason, "message": message });
-        let known = definition.pointer("/status/conditions").cloned();
-        let conditions = known.filter(|known| !list(known, "").is_empty()).unwrap_or_else(|| {
-            json!([
-                condition("NamesAccepted", "NoConflicts", "no conflicts found"),
-                condition(
-                    "Established",
-                    "InitialNamesAccepted",
-                    "the initial names have been accepted"
-                ),
-            ])
-        });
-        let status = json!({
-            "conditions": conditions, "acceptedNames": names.clone(), "storedVersions": stored,
-        });
-        definition["status"] = status;
-        definition["spec"]["names"] = names;
-        self.registry.define(&name, kinds);
-        Ok(())
-    }
-
-    /// What follows the removal of an object.
-    pub fn gone(&self, kind: &Kind, object: &Value) {
-        if is_definition(kind) {
-            self.registry.define(text(object, "/metadata/name"), Vec::new());
-            let table =
-                format!("{}.{}", text(object, "/spec/names/plural"), text(object, "/spec/group"));
-            self.store.clear(&table);
-        }
-        self.accompany(kind, Some(object), None);
-        if kind.is_custom()
-            && let Err(error) = self.release_definition(&kind.resource.to_string())
-        {
-            log::error!("{} stays: {}", kind.resource, error.message);
-        }
-        if kind.resource.plural == "serviceaccounts" && kind.resource.group.is_empty() {
-            let (namespace, name) =
-                (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
-            self.auth.revoke(&format!("system:serviceaccount:{namespace}:{name}"));
-        }
-    }
 }
 
 /// An object that is not stored: a dry run's answer.
@@ -713,68 +375,7 @@ fn unversioned(object: Value) -> Stored {
     stored
 }
 
-pub fn is_definition(kind: &Kind) -> bool {
-    kind.resource.plural == "customresourcedefinitions"
-        && kind.resource.group == "apiextensions.k8s.io"
-}
-
-fn is_namespace(kind: &Kind) -> bool {
-    kind.resource.plural == "namespaces" && kind.resource.group.is_empty()
-}
-
-/// A namespace's phase says whether it is being deleted. Upstream: `ValidateNamespaceStatusUpdate`.
-fn wrong_phase(namespace: &Value) -> Option<crate::api::status::Cause> {
-    let (right, detail) = match is_deleting(namespace) {
-        true => ("Terminating", "may only be 'Terminating' if `deletionTimestamp` is not empty"),
-        false => ("Active", "may only be 'Active' if `deletionTimestamp` is empty"),
-    };
-    let phase = text(namespace, "/status/phase");
-    (phase != right).then(|| failures::invalid_value("status.Phase", &phase.into(), detail))
-}
-
-fn finalized_by_kubernetes(namespace: &mut Value) {
-    if !namespace["spec"].is_object() {
-        namespace["spec"] = json!({});
-    }
-    let finalizers = &mut namespace["spec"]["finalizers"];
-    match finalizers.as_array_mut() {
-        Some(finalizers) if finalizers.iter().any(|f| f == "kubernetes") => {}
-        Some(finalizers) => finalizers.push("kubernetes".into()),
-        None => *finalizers = json!(["kubernetes"]),
-    }
-    namespace["status"] = json!({ "phase": "Active" });
-    let name = text(namespace, "/metadata/name").to_owned();
-    if !namespace["metadata"]["labels"].is_object() {
-        namespace["metadata"]["labels"] = json!({});
-    }
-    namespace["metadata"]["labels"]["kubernetes.io/metadata.name"] = name.into();
-}
-
-/// Whether an update lets the object go: deleted before, and nothing holds it any more.
-/// Upstream: `ShouldDeleteDuringUpdate`.
-pub fn goes_now(kind: &Kind, object: &Value) -> bool {
-    let held_by_spec = is_namespace(kind) && !list(object, "/spec/finalizers").is_empty();
-    is_deleting(object)
-        && list(object, "/metadata/finalizers").is_empty()
-        && object["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0
-        && !held_by_spec
-}
-
 /// The subresource of that name, when the kind has it.
 pub fn has(kind: &Kind, wanted: &str) -> Option<Subresource> {
     kind.subresources.iter().find(|sub| sub.name() == wanted).cloned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_and_uids_look_as_they_should() {
-        let name = generated(&"x".repeat(70));
-        assert_eq!((name.len(), &name[..58]), (63, &*"x".repeat(58)));
-        let uid = uuid();
-        assert_eq!((uid.len(), &uid[14..15]), (36, "4"));
-        assert!("89ab".contains(&uid[19..20]), "{uid}");
-    }
 }

@@ -7,8 +7,8 @@ mod walk;
 use fields::Fields;
 use serde_json::{Map, Value, json};
 
+use crate::api::object::{list, text};
 use crate::api::status::{ApiError, ApiResult};
-use crate::api::write::{list, text};
 use crate::kinds::{Kind, Subresource};
 use crate::types::shape::Schemas;
 use walk::Comparison;

@@ -6,7 +6,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::User;
 use crate::api::Api;
-use crate::api::write::{is_deleting, text};
+use crate::api::object::{is_deleting, text};
 use kube_controller_manager::objects::Timestamp;
 
 impl Api {

@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 use crate::api::Api;
 use crate::api::call::Call;
+use crate::api::object::{is_deleting, text};
 use crate::api::status::ApiResult;
-use crate::api::write::{Part, is_deleting, text};
+use crate::api::write::Part;
 use crate::auth::User;
 use kube_controller_manager::jwt::{LEGACY_ISSUER, LegacyClaims};
 use kube_controller_manager::objects::Timestamp;

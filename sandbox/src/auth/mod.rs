@@ -132,7 +132,7 @@ impl Auth {
         expires: Timestamp,
     ) -> String {
         let user = User::service_account(namespace, name, uid);
-        let id = crate::api::write::uuid();
+        let id = crate::api::object::uuid();
         let claims = json!({
             "aud": audiences, "exp": expires.as_secs(), "iat": issued.as_secs(), "iss": ISSUER,
             "jti": id, "nbf": issued.as_secs(), "sub": user.name,

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::api::status::{ApiError, ApiResult};
 use crate::kinds::Kind;
-use crate::types::openapi;
+use crate::types::schemas;
 
 const JSON: &str = "application/json-patch+json";
 const MERGE: &str = "application/merge-patch+json";
@@ -41,8 +41,8 @@ pub fn apply(kind: &Kind, content_type: &str, original: &Value, patch: &[u8]) ->
             Ok(patched)
         }
         STRATEGIC if !kind.is_custom() => {
-            let schemas = openapi::types_of(kind);
-            strategic::apply(&schemas, original, &object(patch)?)
+            let types = schemas::types_of(kind);
+            strategic::apply(&types, original, &object(patch)?)
         }
         other => Err(unsupported(kind, other)),
     }

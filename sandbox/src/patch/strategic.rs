@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::keys::{MergeRule, merge_rule};
 use crate::api::status::{ApiError, ApiResult};
-use crate::types::openapi::Types;
+use crate::types::schemas::Types;
 use crate::types::validation::go_text;
 
 const DIRECTIVE: &str = "$patch";
@@ -241,13 +241,13 @@ fn sort(items: &mut Vec<Value>, order: &[Value], before: &[Value], key: &str) {
 mod tests {
     use super::*;
     use crate::kinds::builtin;
-    use crate::types::openapi;
+    use crate::types::schemas;
     use serde_json::json;
 
     fn types(plural: &str) -> std::sync::Arc<Types> {
         let kinds = builtin();
         let kind = kinds.iter().find(|kind| kind.resource.plural == plural).unwrap();
-        openapi::types_of(kind)
+        schemas::types_of(kind)
     }
 
     #[test]

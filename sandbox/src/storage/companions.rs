@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 use crate::api::Api;
 use crate::api::call::Call;
 use crate::api::delete::DeleteOptions;
+use crate::api::object::{list, text};
+use crate::api::rules::is_definition;
 use crate::api::status::ApiResult;
-use crate::api::write::{Part, is_definition, list, text};
+use crate::api::write::Part;
 use crate::kinds::Kind;
 
 const REGISTRATION: &str = "apiregistration.k8s.io";

@@ -9,9 +9,10 @@ use crate::api::Api;
 use crate::api::call::Call;
 use crate::api::delete::DeleteOptions;
 use crate::api::failures;
+use crate::api::object::{is_deleting, list, text};
 use crate::api::status::ApiResult;
 use crate::api::subresources::set_condition;
-use crate::api::write::{Part, is_deleting, list, text};
+use crate::api::write::Part;
 use crate::kinds::Kind;
 
 const DEFINITIONS: &str = "customresourcedefinitions";

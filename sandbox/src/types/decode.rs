@@ -9,7 +9,7 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::kinds::Kind;
-use crate::types::openapi::reference;
+use crate::types::schemas::reference;
 use crate::types::shape::{Schemas, Shape};
 use kube_controller_manager::objects::Quantity;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::kinds::Kind;
-use crate::types::openapi::{self, Types, reference};
+use crate::types::schemas::{Types, meta_types, reference, types_of};
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
@@ -154,7 +154,7 @@ pub struct Schemas<'a> {
 
 impl<'a> Schemas<'a> {
     pub fn of(kind: &'a Kind) -> Schemas<'a> {
-        let types = if kind.is_custom() { openapi::meta_types() } else { openapi::types_of(kind) };
+        let types = if kind.is_custom() { meta_types() } else { types_of(kind) };
         Schemas { kind, types }
     }
 

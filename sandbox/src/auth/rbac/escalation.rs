@@ -7,8 +7,8 @@ use super::{GROUP, MASTERS, Missing, Rule};
 use crate::api::Api;
 use crate::api::call::Call;
 use crate::api::failures;
+use crate::api::object::{list, text};
 use crate::api::status::{ApiError, ApiResult};
-use crate::api::write::{list, text};
 use crate::auth::Access;
 
 impl Api {

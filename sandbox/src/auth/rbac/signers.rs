@@ -6,8 +6,8 @@ use serde_json::Value;
 use crate::api::Api;
 use crate::api::call::Call;
 use crate::api::failures;
+use crate::api::object::text;
 use crate::api::status::ApiResult;
-use crate::api::write::text;
 use crate::auth::Access;
 
 const GROUP: &str = "certificates.k8s.io";

@@ -1,0 +1,129 @@
+//! What an update or a patch makes of an object. Upstream: `rest.BeforeUpdate`.
+
+use serde_json::Value;
+
+use crate::api::call::Call;
+use crate::api::object::{carry, drop_empty, is_deleting, list, remove, same_content, text};
+use crate::api::rules::{
+    check_name, check_namespace, check_type, is_definition, is_namespace, kept_by_status, refuse,
+    updates_unconditionally, wrong_phase,
+};
+use crate::api::status::ApiResult;
+use crate::api::write::Part;
+use crate::api::{Api, failures};
+
+impl Api {
+    /// `new` as it would be stored in place of `old`.
+    pub fn changed(
+        &self,
+        call: &Call,
+        part: Part,
+        old: &Value,
+        mut new: Value,
+    ) -> ApiResult<Value> {
+        let kind = &call.kind;
+        let resource = &kind.resource;
+        check_type(kind, &mut new)?;
+        check_namespace(call, &mut new)?;
+        check_name(call, &new)?;
+        let uid = text(&new, "/metadata/uid");
+        let real = text(old, "/metadata/uid");
+        if !uid.is_empty() && uid != real {
+            let why = format!(
+                "Precondition failed: UID in precondition: {uid}, UID in object meta: {real}"
+            );
+            return Err(failures::conflict(resource, &call.name, &why));
+        }
+        let due = text(&new, "/metadata/deletionTimestamp");
+        if !due.is_empty() && !is_deleting(old) {
+            let set = failures::invalid_value(
+                "metadata.deletionTimestamp",
+                &due.into(),
+                "field is immutable",
+            );
+            return Err(failures::invalid(&resource.group, &resource.kind, &call.name, &[set]));
+        }
+        let version = text(&new, "/metadata/resourceVersion");
+        if version.is_empty() && part != Part::Raw && !updates_unconditionally(kind) {
+            let unset = failures::invalid_value(
+                "metadata.resourceVersion",
+                &0.into(),
+                "must be specified for an update",
+            );
+            return Err(failures::invalid(&resource.group, &resource.plural, &call.name, &[unset]));
+        }
+        if !version.is_empty() && version != text(old, "/metadata/resourceVersion") {
+            return Err(failures::modified(resource, &call.name));
+        }
+        for key in [
+            "uid",
+            "creationTimestamp",
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "generation",
+            "resourceVersion",
+            "generateName",
+        ] {
+            carry(&mut new["metadata"], &old["metadata"], key);
+        }
+        remove(&mut new["metadata"], "selfLink");
+        drop_empty(&mut new["metadata"]);
+        match part {
+            Part::Main => {
+                (kind.default)(&mut new);
+                self.check_escalation(call, Some(old), &new)?;
+                (kind.prepare_update)(&mut new, old);
+            }
+            Part::Status => {
+                let mut whole = old.clone();
+                whole["metadata"] = new["metadata"].take();
+                for key in kept_by_status(kind) {
+                    carry(&mut whole["metadata"], &old["metadata"], key);
+                }
+                carry(&mut whole, &new, "status");
+                new = whole;
+                (kind.default)(&mut new);
+                self.date_conditions(call, &mut new);
+            }
+            Part::Spec => (kind.default)(&mut new),
+            Part::Raw => {}
+        }
+        let counted = matches!(part, Part::Main | Part::Spec);
+        if counted && kind.has_generation && !same_content(&new, old) {
+            let generation = old["metadata"]["generation"].as_i64().unwrap_or(0);
+            new["metadata"]["generation"] = (generation + 1).into();
+        }
+        let mut causes = Vec::new();
+        if is_deleting(old) {
+            let before = list(old, "/metadata/finalizers");
+            let added: Vec<&Value> =
+                list(&new, "/metadata/finalizers").iter().filter(|f| !before.contains(f)).collect();
+            if !added.is_empty() {
+                let added: Vec<String> = added.iter().map(|f| f.to_string()).collect();
+                let why = format!(
+                    "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
+                    added.join(", ")
+                );
+                causes.push(failures::forbidden_field("metadata.finalizers", &why));
+            }
+        }
+        if part == Part::Main || part == Part::Status && kind.is_custom() {
+            for cause in (kind.validate_update)(&new, old) {
+                if !causes.iter().any(|known| known.field == cause.field) {
+                    causes.push(cause);
+                }
+            }
+        }
+        if part == Part::Status && is_namespace(kind) {
+            causes.extend(wrong_phase(&new));
+        }
+        refuse(kind, &call.name, &causes)?;
+        if part == Part::Status {
+            self.check_signer(call, old, &new)?;
+        }
+        if is_definition(kind) && part == Part::Main {
+            self.establish(&mut new)?;
+        }
+        Ok(new)
+    }
+}

@@ -1,0 +1,72 @@
+//! CustomResourceDefinitions: their kinds are served from their creation to their removal.
+
+use serde_json::{Value, json};
+
+use crate::api::object::{list, text};
+use crate::api::rules::is_definition;
+use crate::api::status::ApiResult;
+use crate::api::{Api, failures};
+use crate::kinds::{self, Kind};
+
+impl Api {
+    /// Serves the kinds of a CustomResourceDefinition and says so in its status.
+    pub fn establish(&self, definition: &mut Value) -> ApiResult<()> {
+        let name = text(definition, "/metadata/name").to_owned();
+        let kinds = kinds::from_crd(definition).map_err(|causes| {
+            failures::invalid("apiextensions.k8s.io", "CustomResourceDefinition", &name, &causes)
+        })?;
+        let now = self.clock.now().to_string();
+        let mut names = definition["spec"]["names"].clone();
+        if names["listKind"].is_null() {
+            names["listKind"] = format!("{}List", text(&names, "/kind")).into();
+        }
+        if names["singular"].is_null() {
+            names["singular"] = text(&names, "/kind").to_lowercase().into();
+        }
+        let stored: Vec<&Value> = list(definition, "/spec/versions")
+            .iter()
+            .filter(|version| version["storage"] == true)
+            .map(|version| &version["name"])
+            .collect();
+        let condition = |r#type: &str, reason: &str, message: &str| json!({ "type": r#type, "status": "True", "lastTransitionTime": now, "reason": reason, "message": message });
+        let known = definition.pointer("/status/conditions").cloned();
+        let conditions = known.filter(|known| !list(known, "").is_empty()).unwrap_or_else(|| {
+            json!([
+                condition("NamesAccepted", "NoConflicts", "no conflicts found"),
+                condition(
+                    "Established",
+                    "InitialNamesAccepted",
+                    "the initial names have been accepted"
+                ),
+            ])
+        });
+        let status = json!({
+            "conditions": conditions, "acceptedNames": names.clone(), "storedVersions": stored,
+        });
+        definition["status"] = status;
+        definition["spec"]["names"] = names;
+        self.registry.define(&name, kinds);
+        Ok(())
+    }
+
+    /// What follows the removal of an object.
+    pub fn gone(&self, kind: &Kind, object: &Value) {
+        if is_definition(kind) {
+            self.registry.define(text(object, "/metadata/name"), Vec::new());
+            let table =
+                format!("{}.{}", text(object, "/spec/names/plural"), text(object, "/spec/group"));
+            self.store.clear(&table);
+        }
+        self.accompany(kind, Some(object), None);
+        if kind.is_custom()
+            && let Err(error) = self.release_definition(&kind.resource.to_string())
+        {
+            log::error!("{} stays: {}", kind.resource, error.message);
+        }
+        if kind.resource.plural == "serviceaccounts" && kind.resource.group.is_empty() {
+            let (namespace, name) =
+                (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+            self.auth.revoke(&format!("system:serviceaccount:{namespace}:{name}"));
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Objects as JSON: what is read of any of them, names and uids.
+
+use serde_json::Value;
+
+/// Letters of generated names: no vowels, nothing that looks like another. Upstream: `util/rand`.
+const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+
+pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+pub fn list<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
+    object.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+pub fn is_deleting(object: &Value) -> bool {
+    !text(object, "/metadata/deletionTimestamp").is_empty()
+}
+
+pub fn remove(object: &mut Value, key: &str) {
+    if let Some(map) = object.as_object_mut() {
+        map.remove(key);
+    }
+}
+
+/// Sets `key` as `from` has it, or removes it.
+pub fn carry(object: &mut Value, from: &Value, key: &str) {
+    match from.get(key) {
+        Some(value) => object[key] = value.clone(),
+        None => remove(object, key),
+    }
+}
+
+pub fn uuid() -> String {
+    let bits = (fastrand::u128(..) & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
+    let hex = format!("{bits:032x}");
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+pub fn generated(base: &str) -> String {
+    let base: String = base.chars().take(58).collect();
+    let suffix: String =
+        (0..5).map(|_| char::from(ALPHABET[fastrand::usize(..ALPHABET.len())])).collect();
+    base + &suffix
+}
+
+/// Drops lists and maps of the metadata that hold nothing, as its type does.
+pub fn drop_empty(metadata: &mut Value) {
+    for key in ["annotations", "finalizers", "labels", "ownerReferences"] {
+        let empty = match metadata.get(key) {
+            Some(Value::Array(items)) => items.is_empty(),
+            Some(Value::Object(members)) => members.is_empty(),
+            _ => false,
+        };
+        if empty {
+            remove(metadata, key);
+        }
+    }
+}
+
+pub fn spec_keys(object: &Value) -> Vec<String> {
+    object["spec"].as_object().into_iter().flatten().map(|(key, _)| key.clone()).collect()
+}
+
+/// Takes out the members of the spec that are not `asked` for.
+pub fn take_added(object: &mut Value, asked: &[String]) -> Vec<(String, Value)> {
+    let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else {
+        return Vec::new();
+    };
+    let added: Vec<String> = spec.keys().filter(|key| !asked.contains(key)).cloned().collect();
+    added.into_iter().filter_map(|key| spec.remove_entry(&key)).collect()
+}
+
+/// Everything but metadata and status: what the generation counts.
+pub fn same_content(a: &Value, b: &Value) -> bool {
+    let content = |object: &Value| {
+        let mut map = object.as_object().cloned().unwrap_or_default();
+        map.remove("metadata");
+        map.remove("status");
+        map
+    };
+    content(a) == content(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_uids_look_as_they_should() {
+        let name = generated(&"x".repeat(70));
+        assert_eq!((name.len(), &name[..58]), (63, &*"x".repeat(58)));
+        let uid = uuid();
+        assert_eq!((uid.len(), &uid[14..15]), (36, "4"));
+        assert!("89ab".contains(&uid[19..20]), "{uid}");
+    }
+}

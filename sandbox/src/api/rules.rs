@@ -1,0 +1,149 @@
+//! What a write may do to an object of a kind. Upstream: the strategies of the registries.
+
+use serde_json::{Value, json};
+
+use crate::api::call::Call;
+use crate::api::failures;
+use crate::api::object::{is_deleting, list, remove, text};
+use crate::api::status::{ApiResult, Cause};
+use crate::kinds::Kind;
+
+pub fn check_type(kind: &Kind, object: &mut Value) -> ApiResult<()> {
+    if !object.is_object() || !object.get("metadata").is_none_or(|m| m.is_object() || m.is_null()) {
+        return Err(failures::bad_request("the object provided is unrecognized: it is no object"));
+    }
+    let (version, name) = (kind.resource.api_version(), &*kind.resource.kind);
+    let (has_version, has_name) = (text(object, "/apiVersion"), text(object, "/kind"));
+    if (!has_version.is_empty() && has_version != version)
+        || (!has_name.is_empty() && has_name != name)
+    {
+        return Err(failures::bad_request(format!(
+            "the API version in the data ({has_version}, Kind={has_name}) does not match the expected API version ({version}, Kind={name})"
+        )));
+    }
+    object["apiVersion"] = version.into();
+    object["kind"] = name.into();
+    if !object["metadata"].is_object() {
+        object["metadata"] = json!({});
+    }
+    Ok(())
+}
+
+/// Errors: 422 with the causes, if there are any.
+pub fn refuse(kind: &Kind, name: &str, causes: &[Cause]) -> ApiResult<()> {
+    if causes.is_empty() {
+        return Ok(());
+    }
+    Err(failures::invalid(&kind.resource.group, &kind.resource.kind, name, causes))
+}
+
+pub fn check_name(call: &Call, object: &Value) -> ApiResult<()> {
+    let name = text(object, "/metadata/name");
+    if name == call.name {
+        return Ok(());
+    }
+    Err(failures::bad_request(format!(
+        "the name of the object ({name}) does not match the name on the URL ({})",
+        call.name
+    )))
+}
+
+/// An update of an object that is not there creates it. Upstream: `AllowCreateOnUpdate`.
+pub fn made_by_update(kind: &Kind) -> bool {
+    match &*kind.resource.group {
+        "" => matches!(&*kind.resource.plural, "endpoints" | "events" | "limitranges" | "services"),
+        "coordination.k8s.io" | "rbac.authorization.k8s.io" => true,
+        "node.k8s.io" => true,
+        _ => false,
+    }
+}
+
+/// Whether an update may leave out which version it goes by. Upstream: `AllowUnconditionalUpdate`.
+pub fn updates_unconditionally(kind: &Kind) -> bool {
+    let strict = matches!(
+        (&*kind.resource.group, &*kind.resource.plural),
+        ("admissionregistration.k8s.io" | "coordination.k8s.io" | "node.k8s.io" | "policy", _)
+            | ("apiextensions.k8s.io" | "apiregistration.k8s.io", _)
+            | (
+                "storage.k8s.io",
+                "csidrivers" | "csinodes" | "csistoragecapacities" | "volumeattachments"
+            )
+    );
+    !strict && !kind.is_custom()
+}
+
+/// Metadata that the status endpoint leaves as it is. Upstream: `ResetObjectMetaForStatus` and the
+/// strategies that do as much by themselves.
+pub fn kept_by_status(kind: &Kind) -> &'static [&'static str] {
+    const ALL: &[&str] = &["labels", "annotations", "finalizers", "ownerReferences"];
+    match (&*kind.resource.group, &*kind.resource.plural) {
+        ("apps", "deployments") => &["labels"],
+        ("apiextensions.k8s.io" | "apiregistration.k8s.io", _) => ALL,
+        ("certificates.k8s.io" | "flowcontrol.apiserver.k8s.io", _) => ALL,
+        _ if kind.is_custom() => ALL,
+        _ => &[],
+    }
+}
+
+pub fn check_namespace(call: &Call, object: &mut Value) -> ApiResult<()> {
+    let metadata = &mut object["metadata"];
+    if !call.kind.resource.namespaced {
+        remove(metadata, "namespace");
+        return Ok(());
+    }
+    let own = metadata["namespace"].as_str().unwrap_or_default();
+    if !own.is_empty() && own != call.namespace {
+        return Err(failures::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    metadata["namespace"] = call.namespace.as_str().into();
+    Ok(())
+}
+
+pub fn is_definition(kind: &Kind) -> bool {
+    kind.resource.plural == "customresourcedefinitions"
+        && kind.resource.group == "apiextensions.k8s.io"
+}
+
+pub fn is_namespace(kind: &Kind) -> bool {
+    kind.resource.plural == "namespaces" && kind.resource.group.is_empty()
+}
+
+/// A namespace's phase says whether it is being deleted. Upstream: `ValidateNamespaceStatusUpdate`.
+pub fn wrong_phase(namespace: &Value) -> Option<Cause> {
+    let (right, detail) = match is_deleting(namespace) {
+        true => ("Terminating", "may only be 'Terminating' if `deletionTimestamp` is not empty"),
+        false => ("Active", "may only be 'Active' if `deletionTimestamp` is empty"),
+    };
+    let phase = text(namespace, "/status/phase");
+    (phase != right).then(|| failures::invalid_value("status.Phase", &phase.into(), detail))
+}
+
+pub fn finalized_by_kubernetes(namespace: &mut Value) {
+    if !namespace["spec"].is_object() {
+        namespace["spec"] = json!({});
+    }
+    let finalizers = &mut namespace["spec"]["finalizers"];
+    match finalizers.as_array_mut() {
+        Some(finalizers) if finalizers.iter().any(|f| f == "kubernetes") => {}
+        Some(finalizers) => finalizers.push("kubernetes".into()),
+        None => *finalizers = json!(["kubernetes"]),
+    }
+    namespace["status"] = json!({ "phase": "Active" });
+    let name = text(namespace, "/metadata/name").to_owned();
+    if !namespace["metadata"]["labels"].is_object() {
+        namespace["metadata"]["labels"] = json!({});
+    }
+    namespace["metadata"]["labels"]["kubernetes.io/metadata.name"] = name.into();
+}
+
+/// Whether an update lets the object go: deleted before, and nothing holds it any more.
+/// Upstream: `ShouldDeleteDuringUpdate`.
+pub fn goes_now(kind: &Kind, object: &Value) -> bool {
+    let held_by_spec = is_namespace(kind) && !list(object, "/spec/finalizers").is_empty();
+    is_deleting(object)
+        && list(object, "/metadata/finalizers").is_empty()
+        && object["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0
+        && !held_by_spec
+}

@@ -1,0 +1,125 @@
+//! What the generated schemas lack or have too much of.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use serde_json::{Value, json};
+
+use crate::patch::merge_rule;
+
+/// Brings a schema into OpenAPI 3.0: what stands beside a reference would be ignored there, and
+/// int-or-string fields are marked as such.
+pub fn convert(schema: &mut Value) {
+    match schema {
+        Value::Object(members) => {
+            // Both are also names of properties, in the schema of schemas.
+            if members.len() > 1
+                && members.get("$ref").is_some_and(Value::is_string)
+                && let Some(reference) = members.remove("$ref")
+            {
+                members.insert("allOf".to_owned(), json!([{ "$ref": reference }]));
+            }
+            if members.get("x-kubernetes-int-or-string") == Some(&Value::Bool(true)) {
+                members.remove("x-kubernetes-int-or-string");
+                members
+                    .insert("oneOf".to_owned(), json!([{"type": "integer"}, {"type": "string"}]));
+                members.insert("format".to_owned(), "int-or-string".into());
+            }
+            for (key, member) in members {
+                match member {
+                    // Names of members, which may look like keywords.
+                    Value::Object(properties) if key == "properties" => {
+                        properties.values_mut().for_each(convert);
+                    }
+                    member => convert(member),
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(convert),
+        _ => {}
+    }
+}
+
+/// Facts that the types lack. One type per line: `field=keys` for lists whose items are
+/// identified by keys, `field=set`, `field=atomic` for objects that have one owner as a whole (the
+/// field `-` is the type itself), `field:value,...` for the values that a field may have.
+pub const FIELDS: &str = include_str!("fields.txt");
+
+fn fields(type_name: &str) -> impl Iterator<Item = &'static str> {
+    static TABLE: OnceLock<HashMap<&'static str, &'static str>> = OnceLock::new();
+    let table =
+        TABLE.get_or_init(|| FIELDS.lines().filter_map(|line| line.split_once(' ')).collect());
+    let at = type_name.find(".apis.").map(|at| at + ".apis.".len());
+    let short = match at {
+        Some(at) => &type_name[at..],
+        None => type_name.strip_prefix("io.k8s.api.").unwrap_or(type_name),
+    };
+    table.get(short).copied().unwrap_or_default().split(' ').filter(|field| !field.is_empty())
+}
+
+/// Marks the fields of a type as server-side apply and `explain` want them.
+pub fn mark(type_name: &str, schema: &mut Value) {
+    for field in fields(type_name) {
+        if let Some((name, values)) = field.split_once(':') {
+            let values: Vec<&str> =
+                values.split(',').map(|value| value.trim_matches('"')).collect();
+            let of = &mut schema["properties"][name];
+            let of = if of["type"] == "array" { &mut of["items"] } else { of };
+            of["enum"] = json!(values);
+        } else if let Some((name, how)) = field.split_once('=') {
+            let of = if name == "-" { &mut *schema } else { &mut schema["properties"][name] };
+            match how {
+                "atomic" => of["x-kubernetes-map-type"] = "atomic".into(),
+                "set" => of["x-kubernetes-list-type"] = "set".into(),
+                keys => {
+                    let keys: Vec<&str> = keys.split(',').collect();
+                    of["x-kubernetes-list-type"] = "map".into();
+                    of["x-kubernetes-list-map-keys"] = json!(keys);
+                }
+            }
+        }
+    }
+}
+
+/// Members that the API does not ask for, though the types do.
+pub fn relax(type_name: &str, schema: &mut Value) {
+    const ANY: [&str; 4] =
+        ["JSON", "JSONSchemaPropsOrArray", "JSONSchemaPropsOrBool", "JSONSchemaPropsOrStringArray"];
+    const UNNAMED: [&str; 8] = [
+        "ConfigMapEnvSource",
+        "ConfigMapKeySelector",
+        "ConfigMapProjection",
+        "ConfigMapVolumeSource",
+        "LocalObjectReference",
+        "SecretEnvSource",
+        "SecretKeySelector",
+        "SecretProjection",
+    ];
+    let name = type_name.rsplit('.').next().unwrap_or_default();
+    if ANY.contains(&name) {
+        *schema = json!({ "description": schema["description"] });
+    }
+    let unnamed = UNNAMED.contains(&name);
+    let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) else { return };
+    required.retain(|field| field != "metadata" && !(unnamed && field == "name"));
+    if required.is_empty()
+        && let Some(schema) = schema.as_object_mut()
+    {
+        schema.remove("required");
+    }
+}
+
+/// kubectl merges by these on its side.
+pub fn annotate(type_name: &str, schema: &mut Value) {
+    let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
+        return;
+    };
+    for (field, property) in properties {
+        if let Some(rule) = merge_rule(type_name, field) {
+            property["x-kubernetes-patch-strategy"] = rule.strategy.into();
+            if !rule.key.is_empty() {
+                property["x-kubernetes-patch-merge-key"] = rule.key.into();
+            }
+        }
+    }
+}
