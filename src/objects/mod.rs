@@ -31,6 +31,7 @@ pub use views::cluster_role::{AggregationRule, ClusterRole, PolicyRule};
 pub use views::config_map::ConfigMap;
 pub use views::controller_revision::{ControllerRevision, RevisionData};
 pub use views::cron_job::{CronJob, CronJobSpec, JobTemplate, JobTemplateMeta};
+pub use views::csi_driver::CSIDriver;
 pub use views::deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdate};
 pub use views::device_class::{DeviceClass, DeviceClassSpec};
 pub use views::endpoints::{
@@ -39,15 +40,15 @@ pub use views::endpoints::{
 };
 pub use views::job::{Job, JobCondition, JobSpec, JobStatus};
 pub use views::namespace::{Namespace, NamespaceSpec};
-pub use views::node::{Node, NodeSpec, NodeStatus};
+pub use views::node::{AttachedVolume, Node, NodeSpec, NodeStatus};
 pub use views::persistent_volume::{
-    PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus,
+    ClaimRef, PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus,
 };
 pub use views::persistent_volume_claim::{
     ClaimCondition, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
 };
 pub use views::pod::{
-    ClaimSource, ClaimVolume, ContainerRequests, NamedPort, Pod, PodCondition, PodPhase,
+    ClaimSource, ClaimVolume, ContainerRequests, InlineVolume, NamedPort, Pod, PodCondition, PodPhase,
     PodResourceClaim, PodShape, PodSpec, PodStatus, RareStatus, ReadyCondition,
     ResourceClaimStatus, Sidecar, Terminated, parse_ip,
 };
@@ -67,7 +68,9 @@ pub use views::resource_quota::{
 pub use views::service::{Service, ServicePort, ServiceSpec, TargetPort};
 pub use views::service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use views::service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec};
+pub use views::volume_attachment::{VolumeAttachment, VolumeAttachmentStatus};
 pub use views::volume_attributes_class::VolumeAttributesClass;
+pub use views::volume_source::{InTreeKind, VolumeSource};
 pub(crate) use wire::messages;
 pub use wire::parts::{Bookmark, ListPart, WatchEvent};
 pub use wire::protobuf;

@@ -1,6 +1,6 @@
 //! The lean view of a Node.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::objects::{Istr, Meta, Quantity, Taint, null_as_default, resource};
 
@@ -30,6 +30,18 @@ pub struct NodeStatus {
     pub ready: Istr,
     #[serde(rename = "allocatable", deserialize_with = "cpu")]
     pub allocatable_cpu: Quantity,
+    #[serde(rename = "volumesAttached", deserialize_with = "null_as_default")]
+    pub volumes_attached: Box<[AttachedVolume]>,
+    #[serde(rename = "volumesInUse", deserialize_with = "null_as_default")]
+    pub volumes_in_use: Box<[Istr]>,
+}
+
+/// What the status says of a volume that is attached.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AttachedVolume {
+    pub name: Istr,
+    pub device_path: Istr,
 }
 
 resource!(Node, "", "v1", "nodes", cluster);

@@ -201,9 +201,21 @@ fn a_null_field_is_an_absent_one() {
         "status": {"active": [{"name": "j"}], "lastScheduleTime": "2026-01-01T00:00:00Z"},
     }));
     check::<PersistentVolume>(json!({
-        "spec": {"volumeAttributesClassName": "v"}, "status": {"phase": "Bound"},
+        "spec": {
+            "volumeAttributesClassName": "v", "accessModes": ["ReadWriteOnce"],
+            "claimRef": {"namespace": "ns", "name": "c", "uid": "u"},
+            "csi": {"driver": "d", "volumeHandle": "h"}, "iscsi": {"targetPortal": "p"},
+        },
+        "status": {"phase": "Bound"},
+    }));
+    check::<VolumeAttachment>(json!({
+        "spec": {"nodeName": "n", "source": {"persistentVolumeName": "v"}},
+        "status": {
+            "attached": true, "attachError": {"message": "m"}, "detachError": {"message": "m"},
+        },
     }));
     check::<VolumeAttributesClass>(json!({}));
+    check::<CSIDriver>(json!({"spec": {"attachRequired": true, "seLinuxMount": true}}));
     check::<ControllerRevision>(json!({"data": {"spec": {}}, "revision": 3}));
     check::<Service>(json!({"spec": {
         "type": "ClusterIP", "selector": {"a": "b"}, "clusterIP": "10.0.0.1", "ipFamilies": ["IPv4"],
@@ -238,15 +250,19 @@ fn a_null_field_is_an_absent_one() {
     }));
     check::<Node>(json!({
         "spec": {"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]},
-        "status": {"conditions": conditions(), "allocatable": {"cpu": "1"}},
+        "status": {
+            "conditions": conditions(), "allocatable": {"cpu": "1"}, "volumesInUse": ["v"],
+            "volumesAttached": [{"name": "v", "devicePath": "/dev/x"}],
+        },
     }));
     check::<PersistentVolumeClaim>(json!({
         "spec": {
+            "volumeName": "v",
             "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "s",
             "volumeAttributesClassName": "v",
         },
         "status": {
-            "allocatedResources": {"storage": "1Gi"}, "currentVolumeAttributesClassName": "v",
+            "phase": "Bound", "allocatedResources": {"storage": "1Gi"}, "currentVolumeAttributesClassName": "v",
             "modifyVolumeStatus": {"targetVolumeAttributesClassName": "v", "status": "Pending"},
         },
     }));

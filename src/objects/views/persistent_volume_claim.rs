@@ -23,11 +23,14 @@ pub struct PersistentVolumeClaimSpec {
     pub storage: Option<Quantity>,
     pub storage_class_name: Option<Istr>,
     pub volume_attributes_class_name: Option<Istr>,
+    /// Empty: not bound.
+    pub volume_name: Istr,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PersistentVolumeClaimStatus {
+    pub phase: Istr,
     /// The storage that an expansion under way has set aside.
     #[serde(rename = "allocatedResources", deserialize_with = "storage")]
     pub allocated_storage: Option<Quantity>,

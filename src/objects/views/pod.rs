@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::objects::values::intern::{Interned, Pool};
+use crate::objects::views::volume_source::{Fields, VolumeSource, WireCsi};
 use crate::objects::{
     Istr, Meta, PodQuota, ResourceList, Timestamp, Toleration, null_as_default, resource,
 };
@@ -45,6 +46,8 @@ pub struct PodShape {
     pub tolerations: Box<[Toleration]>,
     /// The volumes that are PersistentVolumeClaims, in their order.
     pub claims: Box<[ClaimVolume]>,
+    /// The volumes that name what is attached to the node themselves, in their order.
+    pub inline_volumes: Box<[InlineVolume]>,
     pub resource_claims: Box<[PodResourceClaim]>,
 }
 
@@ -68,6 +71,12 @@ pub enum ClaimSource {
     Existing(Istr),
     /// The claim is made for the pod and owned by it.
     Ephemeral,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InlineVolume {
+    pub name: Istr,
+    pub source: VolumeSource,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
@@ -289,6 +298,16 @@ struct WireVolume {
     name: Istr,
     persistent_volume_claim: Option<WireClaimSource>,
     ephemeral: Option<IgnoredAny>,
+    csi: Option<WireCsi>,
+    aws_elastic_block_store: Option<Fields>,
+    azure_disk: Option<Fields>,
+    azure_file: Option<Fields>,
+    cinder: Option<Fields>,
+    fc: Option<Fields>,
+    gce_persistent_disk: Option<Fields>,
+    iscsi: Option<Fields>,
+    portworx_volume: Option<Fields>,
+    vsphere_volume: Option<Fields>,
 }
 
 #[derive(Default, Deserialize)]
@@ -297,14 +316,35 @@ struct WireClaimSource {
     claim_name: Istr,
 }
 
+/// What a view keeps of a volume.
+enum KeptVolume {
+    Claim(ClaimVolume),
+    Inline(InlineVolume),
+}
+
 impl WireVolume {
-    fn claim(self) -> Option<ClaimVolume> {
+    fn kept(self) -> Option<KeptVolume> {
+        let name = self.name;
         let claim = match (self.persistent_volume_claim, self.ephemeral) {
             (Some(source), _) => ClaimSource::Existing(source.claim_name),
             (None, Some(_)) => ClaimSource::Ephemeral,
-            (None, None) => return None,
+            (None, None) => {
+                let in_tree = [
+                    self.aws_elastic_block_store,
+                    self.azure_disk,
+                    self.azure_file,
+                    self.cinder,
+                    self.fc,
+                    self.gce_persistent_disk,
+                    self.iscsi,
+                    self.portworx_volume,
+                    self.vsphere_volume,
+                ];
+                let source = VolumeSource::of(self.csi, in_tree)?;
+                return Some(KeptVolume::Inline(InlineVolume { name, source }));
+            }
         };
-        Some(ClaimVolume { volume: self.name, claim })
+        Some(KeptVolume::Claim(ClaimVolume { volume: name, claim }))
     }
 }
 
@@ -538,6 +578,13 @@ impl From<WireSpec> for PodSpec {
             requests: requests(resources),
             ports: named(ports.into_iter().flatten()),
         });
+        let (mut claims, mut inline_volumes) = (Vec::new(), Vec::new());
+        for volume in spec.volumes.into_iter().flatten().filter_map(WireVolume::kept) {
+            match volume {
+                KeptVolume::Claim(claim) => claims.push(claim),
+                KeptVolume::Inline(volume) => inline_volumes.push(volume),
+            }
+        }
         let shape = PodShape {
             subdomain: spec.subdomain,
             ports: named(ports.into_iter()),
@@ -545,7 +592,8 @@ impl From<WireSpec> for PodSpec {
             sidecars: sidecars.collect(),
             requests: requests(spec.resources),
             tolerations: spec.tolerations.unwrap_or_default(),
-            claims: spec.volumes.into_iter().flatten().filter_map(WireVolume::claim).collect(),
+            claims: claims.into(),
+            inline_volumes: inline_volumes.into(),
             resource_claims: spec.resource_claims.unwrap_or_default(),
         };
         PodSpec {

@@ -78,9 +78,79 @@ static POD_SPEC: Message = Message(&[
 static VOLUME: Message = Message(&[Field::one(1, "name", Text), Field::inline(2, &VOLUME_SOURCE)]);
 
 static VOLUME_SOURCE: Message = Message(&[
+    Field::one(3, "gcePersistentDisk", Kind::Message(&GCE_DISK)),
+    Field::one(4, "awsElasticBlockStore", Kind::Message(&AWS_DISK)),
+    Field::one(8, "iscsi", Kind::Message(&ISCSI)),
     Field::one(10, "persistentVolumeClaim", Kind::Message(&CLAIM_SOURCE)),
+    Field::one(13, "cinder", Kind::Message(&CINDER)),
+    Field::one(17, "fc", Kind::Message(&FIBRE_CHANNEL)),
+    Field::one(18, "azureFile", Kind::Message(&AZURE_FILE)),
+    Field::one(20, "vsphereVolume", Kind::Message(&VSPHERE)),
+    Field::one(22, "azureDisk", Kind::Message(&AZURE_DISK)),
+    Field::one(24, "portworxVolume", Kind::Message(&PORTWORX)),
+    Field::one(28, "csi", Kind::Message(&CSI)),
     Field::one(29, "ephemeral", Kind::Message(&Message(&[]))),
 ]);
+
+static GCE_DISK: Message = Message(&[
+    Field::one(1, "pdName", Text),
+    Field::one(2, "fsType", Text),
+    Field::one(3, "partition", Int),
+    Field::one(4, "readOnly", Bool),
+]);
+
+static AWS_DISK: Message = Message(&[
+    Field::one(1, "volumeID", Text),
+    Field::one(2, "fsType", Text),
+    Field::one(3, "partition", Int),
+    Field::one(4, "readOnly", Bool),
+]);
+
+static ISCSI: Message = Message(&[
+    Field::one(1, "targetPortal", Text),
+    Field::one(2, "iqn", Text),
+    Field::one(3, "lun", Int),
+]);
+
+static CINDER: Message = Message(&[
+    Field::one(1, "volumeID", Text),
+    Field::one(2, "fsType", Text),
+    Field::one(3, "readOnly", Bool),
+]);
+
+static FIBRE_CHANNEL: Message = Message(&[
+    Field::list(1, "targetWWNs", Text),
+    Field::one(2, "lun", Int),
+    Field::list(5, "wwids", Text),
+]);
+
+static AZURE_FILE: Message = Message(&[
+    Field::one(1, "secretName", Text),
+    Field::one(2, "shareName", Text),
+    Field::one(3, "readOnly", Bool),
+]);
+
+static VSPHERE: Message = Message(&[
+    Field::one(1, "volumePath", Text),
+    Field::one(2, "fsType", Text),
+    Field::one(3, "storagePolicyName", Text),
+]);
+
+static AZURE_DISK: Message = Message(&[
+    Field::one(2, "diskURI", Text),
+    Field::one(3, "cachingMode", Text),
+    Field::one(4, "fsType", Text),
+    Field::one(5, "readOnly", Bool),
+    Field::one(6, "kind", Text),
+]);
+
+static PORTWORX: Message = Message(&[
+    Field::one(1, "volumeID", Text),
+    Field::one(2, "fsType", Text),
+    Field::one(3, "readOnly", Bool),
+]);
+
+static CSI: Message = Message(&[Field::one(1, "driver", Text)]);
 
 static CLAIM_SOURCE: Message = Message(&[Field::one(1, "claimName", Text)]);
 
