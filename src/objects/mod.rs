@@ -48,8 +48,8 @@ pub use views::persistent_volume_claim::{
     ClaimCondition, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
 };
 pub use views::pod::{
-    ClaimSource, ClaimVolume, ContainerRequests, InlineVolume, NamedPort, Pod, PodCondition, PodPhase,
-    PodResourceClaim, PodShape, PodSpec, PodStatus, RareStatus, ReadyCondition,
+    ClaimSource, ClaimVolume, ContainerRequests, InlineVolume, NamedPort, Pod, PodCondition,
+    PodPhase, PodResourceClaim, PodShape, PodSpec, PodStatus, RareStatus, ReadyCondition,
     ResourceClaimStatus, Sidecar, Terminated, parse_ip,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;
