@@ -151,6 +151,7 @@ impl Sandbox {
             bookmark_every,
         });
         api.first_objects().map_err(SandboxError::Objects)?;
+        api.authentication_settings(&authority.certificate).map_err(SandboxError::Objects)?;
         let traffic = Arc::new(Traffic::default());
         let (serve, counted) = (api.clone(), traffic.clone());
         let handler: Handler = Arc::new(move |request| {

@@ -120,3 +120,39 @@ fn only_probes_are_served_without_credentials() {
         assert!(ended.expect("it ended").success());
     });
 }
+
+#[test]
+fn who_may_call_is_looked_up_in_the_cluster() {
+    everywhere("looked-up", async |site| {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = listener.local_addr().expect("its number").port();
+        drop(listener);
+        let conf = site.kubeconfig.display();
+        let flags = [
+            format!("--secure-port={port}"),
+            format!("--authentication-kubeconfig={conf}"),
+            format!("--authorization-kubeconfig={conf}"),
+        ];
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let manager = site.manager("manager", &flags);
+        // The manager's own certificate, which may read nothing here.
+        let itself = {
+            let mut config =
+                Config::from_kubeconfig(&site.kubeconfig, None, None).expect("a kubeconfig");
+            config.host = format!("https://127.0.0.1:{port}");
+            config.tls.ca = None;
+            config.tls.insecure = true;
+            Client::new(config, site.clock.clone()).expect("a client")
+        };
+        eventually(&site.clock, "a client certificate authenticates", || async {
+            let Err(error) = itself.get_path("/metrics").await else {
+                return Err("read without the right to".to_owned());
+            };
+            let error = error.to_string();
+            let known = error.contains("User \"system:kube-controller-manager\"");
+            if known { Ok(()) } else { Err(error) }
+        })
+        .await;
+        drop(manager);
+    });
+}

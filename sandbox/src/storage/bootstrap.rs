@@ -72,6 +72,22 @@ impl Api {
         Ok(())
     }
 
+    /// By which other servers of the control plane authenticate their clients.
+    /// Upstream: `pkg/controlplane/controller/clusterauthenticationtrust`.
+    pub fn authentication_settings(&self, client_ca: &str) -> ApiResult<()> {
+        let settings = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {
+                "name": "extension-apiserver-authentication", "namespace": "kube-system",
+            },
+            "data": { "client-ca-file": client_ca },
+        });
+        if self.registry.find("", "v1", "configmaps").is_some() {
+            self.create_value("", "configmaps", settings)?;
+        }
+        Ok(())
+    }
+
     /// What the API server serves itself. Upstream: `kube-aggregator/pkg/controllers/autoregister`.
     fn local_services(&self) -> ApiResult<()> {
         let kinds = self.registry.all();
