@@ -14,6 +14,7 @@ mod endpoints;
 mod env;
 mod faults;
 mod garbage;
+mod handover;
 mod kinds;
 mod kubectl;
 mod layers;
