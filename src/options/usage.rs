@@ -174,6 +174,20 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_flags_has_each_with_its_help() {
+        let page = include_str!("../../docs/flags.md");
+        for flag in FLAGS.iter().filter(|flag| flag.deprecated().is_none()) {
+            let help = flag.help.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
+            let row = page.lines().find(|line| {
+                line.starts_with(&format!("| `--{}`", flag.name())) && line.contains(&help)
+            });
+            let default = (flag.default)(&Options::default());
+            let row = row.unwrap_or_else(|| panic!("no row for --{}: {help}", flag.name()));
+            assert!(row.contains(&default), "{row}: {default}");
+        }
+    }
+
+    #[test]
     fn versions() {
         assert_eq!(version("true"), "Kubernetes v1.36.2\n");
         assert_eq!(version_info()["minor"], "36");
