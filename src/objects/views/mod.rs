@@ -31,5 +31,6 @@ pub mod service_account;
 pub mod service_cidr;
 pub mod storage_class;
 pub mod volume_attachment;
+pub mod stateful_set;
 pub mod volume_attributes_class;
 pub mod volume_source;

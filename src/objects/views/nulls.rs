@@ -223,6 +223,25 @@ fn a_null_field_is_an_absent_one() {
     }));
     check::<VolumeAttributesClass>(json!({}));
     check::<CSIDriver>(json!({"spec": {"attachRequired": true, "seLinuxMount": true}}));
+    check::<StatefulSet>(json!({
+        "spec": {
+            "replicas": 1, "selector": selector(), "template": template(), "serviceName": "s",
+            "volumeClaimTemplates": [{"metadata": {"name": "data"}}],
+            "podManagementPolicy": "Parallel", "revisionHistoryLimit": 10, "minReadySeconds": 1,
+            "updateStrategy": {
+                "type": "RollingUpdate", "rollingUpdate": {"partition": 1, "maxUnavailable": 1},
+            },
+            "persistentVolumeClaimRetentionPolicy": {
+                "whenDeleted": "Delete", "whenScaled": "Delete",
+            },
+            "ordinals": {"start": 1},
+        },
+        "status": {
+            "observedGeneration": 1, "replicas": 1, "readyReplicas": 1, "currentReplicas": 1,
+            "updatedReplicas": 1, "currentRevision": "r", "updateRevision": "r",
+            "collisionCount": 1, "availableReplicas": 1,
+        },
+    }));
     check::<ControllerRevision>(json!({"data": {"spec": {}}, "revision": 3}));
     check::<Service>(json!({"spec": {
         "type": "ClusterIP", "selector": {"a": "b"}, "clusterIP": "10.0.0.1", "ipFamilies": ["IPv4"],
