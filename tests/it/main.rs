@@ -30,5 +30,6 @@ mod resync;
 mod rollouts;
 mod servicecidrs;
 mod serving;
+mod statefulsets;
 mod storage;
 mod ttl;
