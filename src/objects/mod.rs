@@ -68,12 +68,12 @@ pub use views::resource_quota::{
 pub use views::service::{Service, ServicePort, ServiceSpec, TargetPort};
 pub use views::service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use views::service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec};
+pub use views::stateful_set::{
+    ClaimRetentionPolicy, ClaimTemplate, RollingUpdateStatefulSet, StatefulSet,
+    StatefulSetOrdinals, StatefulSetSpec, StatefulSetStatus, StatefulSetUpdateStrategy,
+};
 pub use views::storage_class::StorageClass;
 pub use views::volume_attachment::{VolumeAttachment, VolumeAttachmentStatus};
-pub use views::stateful_set::{
-    ClaimRetentionPolicy, ClaimTemplate, RollingUpdateStatefulSet, StatefulSet, StatefulSetOrdinals,
-    StatefulSetSpec, StatefulSetStatus, StatefulSetUpdateStrategy,
-};
 pub use views::volume_attributes_class::VolumeAttributesClass;
 pub use views::volume_source::{InTreeKind, VolumeSource};
 pub(crate) use wire::messages;

@@ -156,9 +156,7 @@ fn updates_follow_partition_and_strategy_and_can_be_rolled_back() {
         let _manager = env.manager("manager", &[]);
         create(&env.client, stateful_set("web", 3)).await;
         let first = updated(env, "web", 3).await;
-        let partition = |partition: i32| {
-            json!({ "type": "RollingUpdate", "rollingUpdate": { "partition": partition } })
-        };
+        let partition = |partition: i32| json!({ "type": "RollingUpdate", "rollingUpdate": { "partition": partition } });
         set_spec(env, "web", json!({ "updateStrategy": partition(2) })).await;
         merge::<StatefulSet>(&env.client, "web", set_image("db:2")).await;
         pods_are(env, &["web-0 db:1", "web-1 db:1", "web-2 db:2"]).await;

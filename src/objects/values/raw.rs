@@ -161,7 +161,10 @@ mod tests {
         assert_eq!((object.text("n<"), object.text("z")), (Some("v".to_owned()), None));
         object.remove("o");
         object.remove("absent");
-        assert_eq!(object.to_string(), r#"{"z":2,"\u0061b":[1e400],"a":{},"n<":"v","new":{"deep":{"x":true}}}"#);
+        assert_eq!(
+            object.to_string(),
+            r#"{"z":2,"\u0061b":[1e400],"a":{},"n<":"v","new":{"deep":{"x":true}}}"#
+        );
         assert!(object.list("absent").unwrap().is_empty());
         assert!(object.edit("z", |_| Ok(())).is_err(), "a number is no object");
         assert_eq!(RawObject::parse("null").unwrap().to_string(), "{}");

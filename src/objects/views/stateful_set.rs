@@ -151,14 +151,12 @@ mod tests {
 
     #[test]
     fn claim_templates_keep_every_byte() {
-        let text = r#"{"spec":{"volumeClaimTemplates":[{"z":1.50,"metadata":{"name":"data"}},null]}}"#;
+        let text =
+            r#"{"spec":{"volumeClaimTemplates":[{"z":1.50,"metadata":{"name":"data"}},null]}}"#;
         let set: StatefulSet = serde_json::from_str(text).unwrap();
         let [data, null] = &*set.spec.volume_claim_templates else { panic!("two templates") };
         assert_eq!((&*data.name, &*null.name), ("data", ""));
-        assert_eq!(
-            data.object().unwrap().to_string(),
-            r#"{"z":1.50,"metadata":{"name":"data"}}"#
-        );
+        assert_eq!(data.object().unwrap().to_string(), r#"{"z":1.50,"metadata":{"name":"data"}}"#);
         assert_eq!(null.object().unwrap().to_string(), "{}");
         let absent: StatefulSet = serde_json::from_str("{}").unwrap();
         assert_eq!((absent.replicas(), absent.spec.ordinals.start), (1, 0));

@@ -210,8 +210,7 @@ impl Scene<'_> {
             return (job, !self.is_ordered());
         }
         let mut job = Job::new();
-        if pod.status.phase == PodPhase::Pending
-            && !self.set.spec.volume_claim_templates.is_empty()
+        if pod.status.phase == PodPhase::Pending && !self.set.spec.volume_claim_templates.is_empty()
         {
             job.push(Work::Claims(pod.clone()));
         }

@@ -111,12 +111,7 @@ impl StatefulSets {
     }
 
     /// Makes the claims that are missing. Upstream: `createPersistentVolumeClaims`.
-    async fn create_claims(
-        &self,
-        set: &StatefulSet,
-        pod: &str,
-        ordinal: i32,
-    ) -> Result<(), Error> {
+    async fn create_claims(&self, set: &StatefulSet, pod: &str, ordinal: i32) -> Result<(), Error> {
         let mut errors = Vec::new();
         for template in &set.spec.volume_claim_templates {
             let name = claim_name(set, template, ordinal);
@@ -131,9 +126,14 @@ impl StatefulSets {
             match claims.create_for_metadata(&set.meta.namespace, &claim).await {
                 Ok(created) => {
                     self.wrote::<PersistentVolumeClaim>(set, &created.meta);
-                    self.recorder.normal(set, "SuccessfulCreate", format!(
-                        "Create Claim {name} Pod {pod} in StatefulSet {} success", set.meta.name
-                    ));
+                    self.recorder.normal(
+                        set,
+                        "SuccessfulCreate",
+                        format!(
+                            "Create Claim {name} Pod {pod} in StatefulSet {} success",
+                            set.meta.name
+                        ),
+                    );
                 }
                 Err(error) => {
                     let exists = error.is_already_exists();
@@ -242,13 +242,7 @@ impl StatefulSets {
     }
 
     /// Upstream: `recordPodEvent`.
-    fn record_pod(
-        &self,
-        set: &StatefulSet,
-        verb: &str,
-        pod: &str,
-        result: &Result<(), Error>,
-    ) {
+    fn record_pod(&self, set: &StatefulSet, verb: &str, pod: &str, result: &Result<(), Error>) {
         let subject = format!("{verb} Pod {pod} in StatefulSet {}", set.meta.name);
         match result {
             Ok(()) => {
@@ -295,9 +289,9 @@ fn set_owners(live: &mut Value, owners: &Owners<'_>) -> bool {
 fn set_identity(live: &mut Value, set: &StatefulSet, ordinal: i32) -> bool {
     let before = live.clone();
     let name = pod_name(set, ordinal);
-    let Some(labels) = member(live, "metadata").and_then(|metadata| {
-        metadata.entry("labels").or_insert_with(|| json!({})).as_object_mut()
-    }) else {
+    let Some(labels) = member(live, "metadata")
+        .and_then(|metadata| metadata.entry("labels").or_insert_with(|| json!({})).as_object_mut())
+    else {
         return false;
     };
     labels.insert(POD_NAME_LABEL.to_owned(), json!(name));
@@ -314,9 +308,9 @@ fn set_identity(live: &mut Value, set: &StatefulSet, ordinal: i32) -> bool {
             let volumes = claims.iter().map(|(name, claim)| {
                 json!({"name": name, "persistentVolumeClaim": {"claimName": claim}})
             });
-            let others = known.iter().filter(|volume| {
-                !claims.iter().any(|(name, _)| volume["name"] == **name)
-            });
+            let others = known
+                .iter()
+                .filter(|volume| !claims.iter().any(|(name, _)| volume["name"] == **name));
             let volumes = volumes.chain(others.cloned()).collect();
             spec.insert("volumes".to_owned(), Value::Array(volumes));
         }
@@ -329,10 +323,7 @@ fn member<'a>(live: &'a mut Value, name: &str) -> Option<&'a mut Map<String, Val
 }
 
 /// The sets that may wait for a claim of this name to go.
-pub(super) fn sets_of_claim(
-    claim: &str,
-    sets: &[Arc<StatefulSet>],
-) -> Vec<ObjectKey> {
+pub(super) fn sets_of_claim(claim: &str, sets: &[Arc<StatefulSet>]) -> Vec<ObjectKey> {
     let Some((parent, Some(_))) = parent_and_ordinal(claim) else {
         return Vec::new();
     };

@@ -120,9 +120,8 @@ impl<'a> Owners<'a> {
         if self.has_unexpected_controller(references) {
             return !set.owns(references) && !pod.owns(references);
         }
-        let is_own = |reference: &&OwnerReference| {
-            reference.uid == *set.uid || reference.uid == *pod.uid
-        };
+        let is_own =
+            |reference: &&OwnerReference| reference.uid == *set.uid || reference.uid == *pod.uid;
         references.iter().filter(is_own).all(OwnerReference::is_controller)
             && set.owns(references) == (self.wanted == Wanted::Set)
             && pod.owns(references) == (self.wanted == Wanted::Pod)

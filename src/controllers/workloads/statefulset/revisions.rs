@@ -123,10 +123,9 @@ impl StatefulSets {
         let update = Revision { name: update, template: set.spec.template.clone() };
         let current = sorted.iter().find(|known| set.status.current_revision == *known.meta.name);
         let current = match current {
-            Some(current) if current.meta.name != update.name => Revision {
-                name: current.meta.name.clone(),
-                template: template_of(current)?,
-            },
+            Some(current) if current.meta.name != update.name => {
+                Revision { name: current.meta.name.clone(), template: template_of(current)? }
+            }
             _ => update.clone(),
         };
         Ok(Revisions { current, update, collision_count })
@@ -151,11 +150,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::objects::golang::complete_pod_template;
 
     fn stored(name: &str, number: i64, data: &str) -> Arc<ControllerRevision> {
-        let text = format!(
-            r#"{{"metadata":{{"name":"{name}"}},"revision":{number},"data":{data}}}"#
-        );
+        let text =
+            format!(r#"{{"metadata":{{"name":"{name}"}},"revision":{number},"data":{data}}}"#);
         Arc::new(serde_json::from_str(&text).unwrap())
     }
 
@@ -176,12 +175,21 @@ mod tests {
 
     #[test]
     fn a_template_is_the_newest_revision_an_older_one_or_a_new_one() {
-        let image = |image: &str| set(json!({"spec": {"containers": [{"image": image}]}}));
+        let image = |image: &str| {
+            let mut template = json!({"spec": {"containers": [{"image": image}]}});
+            complete_pod_template(&mut template);
+            set(template)
+        };
         let (a, b) = (image("a"), image("b"));
         let (of_a, of_b) = (data(&a), data(&b));
         // Written by a manager that knows a field more.
         let of_newer = of_a.replace(r#""spec":{"containers""#, r#""spec":{"new":1,"containers""#);
+        // Written when the API had no such default.
+        let of_older = of_a.replace(r#""dnsPolicy":"ClusterFirst","#, "");
+        assert!(of_newer != of_a && of_older != of_a);
         for (history, semantically, known) in [
+            (vec![&of_older], true, Known::Newest(0)),
+            (vec![&of_older], false, Known::Unknown),
             (vec![], true, Known::Unknown),
             (vec![&of_a], true, Known::Newest(0)),
             (vec![&of_b], true, Known::Unknown),

@@ -95,7 +95,8 @@ impl StatefulSets {
         selector: &Selector,
     ) -> Result<Vec<Arc<ControllerRevision>>, Error> {
         let found = history::revisions_of(&self.revisions, &set.meta, selector);
-        if set.meta.is_being_deleted() || found.iter().all(|found| found.meta.controller().is_some())
+        if set.meta.is_being_deleted()
+            || found.iter().all(|found| found.meta.controller().is_some())
         {
             return Ok(found);
         }

@@ -110,7 +110,12 @@ fn ordered_sets_take_one_step_at_a_time() {
             vec!["delete web-4"],
             vec![],
         ),
-        (vec!["web-0 ok", "web-1 ok", "web-2 ok", "web-3 ok", "web-4 going"], vec![], vec![], vec![]),
+        (
+            vec!["web-0 ok", "web-1 ok", "web-2 ok", "web-3 ok", "web-4 going"],
+            vec![],
+            vec![],
+            vec![],
+        ),
         // The lowest pod that is not available may go, a higher one waits for it.
         (
             vec!["web-0 ok", "web-1 ok", "web-2 ok", "web-3 ok", "web-4 unready"],
@@ -174,12 +179,7 @@ fn parallel_sets_take_all_steps_at_once() {
         (vec!["web-0 ok old", "web-1 ok old", "web-2 going old"], vec![], vec![], vec![]),
         (vec!["web-0 ok old", "web-1 ok old"], vec!["create 2"], vec![], vec![]),
         // A pod that is neither ready nor up to date is replaced.
-        (
-            vec!["web-0 unready old", "web-1 ok", "web-2 ok"],
-            vec![],
-            vec![],
-            vec!["delete web-0"],
-        ),
+        (vec!["web-0 unready old", "web-1 ok", "web-2 ok"], vec![], vec![], vec!["delete web-0"]),
     ] {
         let plan = plan(&set, &pods, &[], None);
         assert_eq!(steps(&plan.replicas), replicas, "{pods:?}");
@@ -281,9 +281,7 @@ fn claims_are_made_and_owned_as_the_policy_says() {
             },
         }))
     };
-    let owner = |pod: &str, uid: &str| {
-        json!([{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid, "controller": true}])
-    };
+    let owner = |pod: &str, uid: &str| json!([{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid, "controller": true}]);
     let ready = ["web-0 ok", "web-1 ok", "web-2 ok"];
     let (ordered, parallel) = (with("OrderedReady", "Delete"), with("Parallel", "Delete"));
 
@@ -321,7 +319,8 @@ fn claims_are_made_and_owned_as_the_policy_says() {
 #[test]
 fn pods_that_are_no_members_are_ignored() {
     let set = set(json!({"podManagementPolicy": "Parallel", "replicas": 2}));
-    let names = ["web-01 ok", "web-1 ok", "web-01 ok", "web-00 ok", "web-9999999999 ok", "web-5 ok"];
+    let names =
+        ["web-01 ok", "web-1 ok", "web-01 ok", "web-00 ok", "web-9999999999 ok", "web-5 ok"];
     let pods: Vec<_> = names.iter().map(|text| pod(text)).collect();
     let members = Members::new(&set, &pods);
     let names: Vec<&str> = members.iter().map(|pod| &*pod.meta.name).collect();
