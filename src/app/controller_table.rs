@@ -239,7 +239,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("disruption-controller").alias("disruption").event_source("controllermanager"),
     row("statefulset-controller")
         .alias("statefulset")
-        .workers_of(|o| o.concurrent_statefulset_syncs),
+        .queue("statefulset")
+        .workers_of(|o| o.concurrent_statefulset_syncs)
+        .built(controllers::workloads::statefulset::controller),
     row("cronjob-controller")
         .alias("cronjob")
         .workers_of(|o| o.concurrent_cron_job_syncs)

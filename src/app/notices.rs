@@ -18,14 +18,11 @@ const WITHOUT_EFFECT: &[&str] = &[
     "HPAConfigurableTolerance",
     "HPAScaleToZero",
     "InformerResourceVersion",
-    "MaxUnavailableStatefulSet",
     "MutableSchedulingDirectivesForSuspendedJobs",
     "NativeHistograms",
     "PodLevelResources",
     "StaleControllerConsistencyDaemonSet",
     "StaleControllerConsistencyJob",
-    "StaleControllerConsistencyStatefulSet",
-    "StatefulSetSemanticRevisionComparison",
     "TaintTolerationComparisonOperators",
     "UnlockWhileProcessingFIFO",
     "WatchListClient",
@@ -106,8 +103,8 @@ mod tests {
             ),
             (
                 |o| o.feature_gates.0.push(("AllBeta".into(), true)),
-                "feature gates without effect in this build: DRADeviceTaintRules, \
-                 MaxUnavailableStatefulSet\nfeature gate CoordinatedLeaderElection is on",
+                "feature gates without effect in this build: DRADeviceTaintRules\n\
+                 feature gate CoordinatedLeaderElection is on",
             ),
             (
                 |o| {

@@ -42,7 +42,7 @@ pub use views::job::{Job, JobCondition, JobSpec, JobStatus};
 pub use views::namespace::{Namespace, NamespaceSpec};
 pub use views::node::{AttachedVolume, Node, NodeSpec, NodeStatus};
 pub use views::persistent_volume::{
-    ClaimRef, PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus,
+    ClaimRef, LocalSource, PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus,
 };
 pub use views::persistent_volume_claim::{
     ClaimCondition, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeClaimStatus,
@@ -68,6 +68,11 @@ pub use views::resource_quota::{
 pub use views::service::{Service, ServicePort, ServiceSpec, TargetPort};
 pub use views::service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use views::service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec};
+pub use views::stateful_set::{
+    ClaimRetentionPolicy, ClaimTemplate, RollingUpdateStatefulSet, StatefulSet,
+    StatefulSetOrdinals, StatefulSetSpec, StatefulSetStatus, StatefulSetUpdateStrategy,
+};
+pub use views::storage_class::StorageClass;
 pub use views::volume_attachment::{VolumeAttachment, VolumeAttachmentStatus};
 pub use views::volume_attributes_class::VolumeAttributesClass;
 pub use views::volume_source::{InTreeKind, VolumeSource};

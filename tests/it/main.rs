@@ -31,5 +31,6 @@ mod resync;
 mod rollouts;
 mod servicecidrs;
 mod serving;
+mod statefulsets;
 mod storage;
 mod ttl;

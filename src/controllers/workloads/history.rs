@@ -16,7 +16,9 @@ use crate::client::{Client, Delete};
 use crate::clock::Clock;
 use crate::controllers::Error;
 use crate::controllers::workloads::ref_manager::owned_or_orphaned;
-use crate::objects::golang::{Numbers, pod_template_dump, pod_template_patch};
+use crate::objects::golang::{
+    Numbers, complete_pod_template, pod_template_dump, pod_template_patch,
+};
 use crate::objects::{
     ControllerRevision, Istr, Labels, Meta, Object, ObjectKey, OwnerReference, Resource,
     RevisionData, Selector, Template,
@@ -140,15 +142,15 @@ impl NewRevision {
         self.data.get() == known.data.as_str()
     }
 
-    /// Whether `known`, encoded once more from the fields that both know, holds the same version:
-    /// made by a manager of another version, its bytes may differ. Unlike upstream this does not
-    /// add the defaults of fields that `known` is too old to have.
-    /// Upstream: `setMatchesLatestExistingRevision`.
+    /// Whether `known`, encoded once more from the fields that both know and with the defaults of
+    /// today's API, holds the same version: made by a manager of another version, its bytes may
+    /// differ. Upstream: `setMatchesLatestExistingRevision`.
     pub fn is_equivalent(&self, known: &ControllerRevision) -> bool {
-        let Ok(data) = serde_json::from_str::<Value>(known.data.as_str()) else { return false };
-        let template = data.pointer("/spec/template");
-        template
-            .is_some_and(|template| pod_template_patch(template, self.numbers) == self.data.get())
+        let Ok(mut data) = serde_json::from_str::<Value>(known.data.as_str()) else { return false };
+        data.pointer_mut("/spec/template").is_some_and(|template| {
+            complete_pod_template(template);
+            pod_template_patch(template, self.numbers) == self.data.get()
+        })
     }
 
     /// The place of the newest equal one among `sorted`.
@@ -521,13 +523,16 @@ mod tests {
 
     #[test]
     fn the_newest_equal_revision_counts() {
-        let template: Template = serde_json::from_value(json!({"spec": {}})).unwrap();
+        let mut template = json!({"spec": {}});
+        complete_pod_template(&mut template);
+        let template = Template::from_value(&template).unwrap();
         let set = Meta { name: "s".into(), ..Meta::default() };
         let new = NewRevision::of_stateful_set::<StatefulSet>(&set, &template, 4, 0).unwrap();
         let data = new.data.get().to_owned();
         let unknown = data.replace(r#""spec":{"containers""#, r#""spec":{"x":1,"containers""#);
-        assert_ne!(unknown, data);
-        let all = [&data, "{}", &data, &unknown]
+        let older = data.replace(r#""restartPolicy":"Always","#, "");
+        assert!(unknown != data && older != data);
+        let all = [&data, "{}", &data, &unknown, &older]
             .iter()
             .enumerate()
             .map(|(at, data)| revision(&at.to_string(), at as i64, 0, data))
@@ -535,7 +540,7 @@ mod tests {
         assert_eq!((new.newest_equal(&all), new.newest_equal(&all[1..2])), (Some(2), None));
         assert_eq!(
             all.iter().map(|r| new.is_equivalent(r)).collect::<Vec<_>>(),
-            [true, false, true, true]
+            [true, false, true, true, true]
         );
         let long = revision_name(&"n".repeat(300), "h");
         assert_eq!((long.len(), long.ends_with("n-h")), (225, true));

@@ -11,4 +11,5 @@ pub mod percent;
 pub mod pod_control;
 pub mod ref_manager;
 pub mod replicaset;
+pub mod statefulset;
 pub mod ttlafterfinished;

@@ -49,7 +49,7 @@ fn members_of<'v>(name: &str, object: Option<&'v Value>) -> Vec<Member<'v>> {
 }
 
 /// What `omitempty` leaves out; never a struct.
-fn is_empty(kind: Kind, value: Option<&Value>) -> bool {
+pub(super) fn is_empty(kind: Kind, value: Option<&Value>) -> bool {
     match kind {
         Kind::String => value.and_then(Value::as_str).unwrap_or_default().is_empty(),
         Kind::Bool => value.and_then(Value::as_bool) != Some(true),

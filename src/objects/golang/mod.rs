@@ -6,10 +6,12 @@
 //! empty lists are nil, and each field's tag decides whether its zero value is written. So the
 //! encodings need the struct definitions, which are kept as a table (`pod_template.types`).
 
+mod defaults;
 mod dump;
 mod json;
 mod quantity;
 mod types;
 
+pub use defaults::complete_pod_template;
 pub use dump::pod_template_dump;
 pub use json::{Numbers, pod_template_patch};

@@ -45,6 +45,13 @@ impl RawObject {
         Ok(())
     }
 
+    /// Leaves the member out, if it is there.
+    pub fn remove(&mut self, name: &str) {
+        while let Some(at) = self.place(name) {
+            self.members.remove(at);
+        }
+    }
+
     /// Edits the object that is the value of `name`, or an empty one if it is absent.
     pub fn edit(
         &mut self,
@@ -152,6 +159,12 @@ mod tests {
             r#"{"z":2,"\u0061b":[1e400],"o":{"x":12345678901234567890123,"\"q":null,"y":["w"]},"a":{},"n<":"v","new":{"deep":{"x":true}}}"#
         );
         assert_eq!((object.text("n<"), object.text("z")), (Some("v".to_owned()), None));
+        object.remove("o");
+        object.remove("absent");
+        assert_eq!(
+            object.to_string(),
+            r#"{"z":2,"\u0061b":[1e400],"a":{},"n<":"v","new":{"deep":{"x":true}}}"#
+        );
         assert!(object.list("absent").unwrap().is_empty());
         assert!(object.edit("z", |_| Ok(())).is_err(), "a number is no object");
         assert_eq!(RawObject::parse("null").unwrap().to_string(), "{}");

@@ -29,6 +29,8 @@ pub mod resource_quota;
 pub mod service;
 pub mod service_account;
 pub mod service_cidr;
+pub mod stateful_set;
+pub mod storage_class;
 pub mod volume_attachment;
 pub mod volume_attributes_class;
 pub mod volume_source;

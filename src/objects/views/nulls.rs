@@ -114,7 +114,8 @@ fn check<T: Resource + DeserializeOwned>(mut sample: Value) {
 
 /// The paths of all members of objects. The entries of maps are the user's, and never null.
 fn members(value: &Value, at: String, into: &mut Vec<String>) {
-    const MAPS: [&str; 10] = [
+    const MAPS: [&str; 11] = [
+        "capacity",
         "labels",
         "annotations",
         "matchLabels",
@@ -202,11 +203,17 @@ fn a_null_field_is_an_absent_one() {
     }));
     check::<PersistentVolume>(json!({
         "spec": {
-            "volumeAttributesClassName": "v", "accessModes": ["ReadWriteOnce"],
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
             "claimRef": {"namespace": "ns", "name": "c", "uid": "u"},
-            "csi": {"driver": "d", "volumeHandle": "h"}, "iscsi": {"targetPortal": "p"},
+            "persistentVolumeReclaimPolicy": "Delete", "storageClassName": "s",
+            "volumeAttributesClassName": "v", "volumeMode": "Block",
+            "csi": {"driver": "d", "volumeHandle": "h"}, "hostPath": {"path": "/tmp/x"},
         },
-        "status": {"phase": "Bound"},
+        "status": {"phase": "Bound", "reason": "r"},
+    }));
+    check::<StorageClass>(json!({
+        "provisioner": "p", "reclaimPolicy": "Delete", "volumeBindingMode": "Immediate",
+        "mountOptions": ["ro"],
     }));
     check::<VolumeAttachment>(json!({
         "spec": {"nodeName": "n", "source": {"persistentVolumeName": "v"}},
@@ -216,6 +223,25 @@ fn a_null_field_is_an_absent_one() {
     }));
     check::<VolumeAttributesClass>(json!({}));
     check::<CSIDriver>(json!({"spec": {"attachRequired": true, "seLinuxMount": true}}));
+    check::<StatefulSet>(json!({
+        "spec": {
+            "replicas": 1, "selector": selector(), "template": template(), "serviceName": "s",
+            "volumeClaimTemplates": [{"metadata": {"name": "data"}}],
+            "podManagementPolicy": "Parallel", "revisionHistoryLimit": 10, "minReadySeconds": 1,
+            "updateStrategy": {
+                "type": "RollingUpdate", "rollingUpdate": {"partition": 1, "maxUnavailable": 1},
+            },
+            "persistentVolumeClaimRetentionPolicy": {
+                "whenDeleted": "Delete", "whenScaled": "Delete",
+            },
+            "ordinals": {"start": 1},
+        },
+        "status": {
+            "observedGeneration": 1, "replicas": 1, "readyReplicas": 1, "currentReplicas": 1,
+            "updatedReplicas": 1, "currentRevision": "r", "updateRevision": "r",
+            "collisionCount": 1, "availableReplicas": 1,
+        },
+    }));
     check::<ControllerRevision>(json!({"data": {"spec": {}}, "revision": 3}));
     check::<Service>(json!({"spec": {
         "type": "ClusterIP", "selector": {"a": "b"}, "clusterIP": "10.0.0.1", "ipFamilies": ["IPv4"],
@@ -257,12 +283,14 @@ fn a_null_field_is_an_absent_one() {
     }));
     check::<PersistentVolumeClaim>(json!({
         "spec": {
-            "volumeName": "v",
             "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "s",
-            "volumeAttributesClassName": "v",
+            "volumeAttributesClassName": "v", "accessModes": ["ReadWriteOnce"],
+            "volumeMode": "Block", "selector": selector(), "volumeName": "v",
+            "dataSource": {"kind": "VolumeSnapshot", "name": "s"},
         },
         "status": {
-            "phase": "Bound", "allocatedResources": {"storage": "1Gi"}, "currentVolumeAttributesClassName": "v",
+            "phase": "Bound", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
+            "allocatedResources": {"storage": "1Gi"}, "currentVolumeAttributesClassName": "v",
             "modifyVolumeStatus": {"targetVolumeAttributesClassName": "v", "status": "Pending"},
         },
     }));

@@ -1,17 +1,21 @@
 //! The lean view of a PersistentVolumeClaim.
 
+use serde::de::{Error, IgnoredAny};
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 
-use crate::objects::{Istr, Meta, Quantity, ResourceList, null_as_default, resource};
+use crate::objects::{
+    Istr, LabelSelector, Meta, Quantity, ResourceList, WholeMeta, null_as_default, resource,
+};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct PersistentVolumeClaim {
     #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "spec")]
     pub spec: PersistentVolumeClaimSpec,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "status")]
     pub status: PersistentVolumeClaimStatus,
 }
 
@@ -21,22 +25,40 @@ pub struct PersistentVolumeClaimSpec {
     /// The storage requested.
     #[serde(rename = "resources", deserialize_with = "requested_storage")]
     pub storage: Option<Quantity>,
+    pub access_modes: Option<Box<[Istr]>>,
+    /// `volumeMode` is `Block`.
+    #[serde(rename = "volumeMode", deserialize_with = "is_block")]
+    pub is_block: bool,
     pub storage_class_name: Option<Istr>,
     pub volume_attributes_class_name: Option<Istr>,
+    /// The labels of the volumes that it may be bound to.
+    pub selector: Option<Box<LabelSelector>>,
+    #[serde(rename = "dataSource", deserialize_with = "is_there")]
+    pub has_data_source: bool,
     /// Empty: not bound.
     pub volume_name: Istr,
+    /// The spec's JSON, as long as the claim names no volume: it is needed to bind it.
+    #[serde(skip)]
+    pub text: Option<Box<str>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PersistentVolumeClaimStatus {
     pub phase: Istr,
+    pub access_modes: Option<Box<[Istr]>>,
+    /// `capacity.storage`
+    #[serde(deserialize_with = "storage")]
+    pub capacity: Option<Quantity>,
     /// The storage that an expansion under way has set aside.
     #[serde(rename = "allocatedResources", deserialize_with = "storage")]
     pub allocated_storage: Option<Quantity>,
     pub current_volume_attributes_class_name: Option<Istr>,
     pub modify_volume_status: Option<ModifyVolumeStatus>,
     pub conditions: Option<Box<[ClaimCondition]>>,
+    /// The status's JSON, as long as the claim is not bound.
+    #[serde(skip)]
+    pub text: Option<Box<str>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -53,6 +75,7 @@ pub struct ModifyVolumeStatus {
 }
 
 resource!(PersistentVolumeClaim, "", "v1", "persistentvolumeclaims", namespaced);
+impl WholeMeta for PersistentVolumeClaim {}
 
 impl PersistentVolumeClaim {
     pub fn condition(&self, name: &str) -> Option<&ClaimCondition> {
@@ -81,6 +104,36 @@ impl PersistentVolumeClaim {
         names.dedup();
         names
     }
+}
+
+/// Keeps the text of a spec that names no volume.
+fn spec<'de, D: Deserializer<'de>>(from: D) -> Result<PersistentVolumeClaimSpec, D::Error> {
+    let text = Box::<RawValue>::deserialize(from)?;
+    let spec = serde_json::from_str::<Option<PersistentVolumeClaimSpec>>(text.get());
+    let mut spec = spec.map_err(D::Error::custom)?.unwrap_or_default();
+    if spec.volume_name.is_empty() {
+        spec.text = Some(text.into());
+    }
+    Ok(spec)
+}
+
+/// Keeps the text of a status that is not `Bound`.
+fn status<'de, D: Deserializer<'de>>(from: D) -> Result<PersistentVolumeClaimStatus, D::Error> {
+    let text = Box::<RawValue>::deserialize(from)?;
+    let status = serde_json::from_str::<Option<PersistentVolumeClaimStatus>>(text.get());
+    let mut status = status.map_err(D::Error::custom)?.unwrap_or_default();
+    if status.phase != "Bound" {
+        status.text = Some(text.into());
+    }
+    Ok(status)
+}
+
+fn is_block<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    Ok(Istr::deserialize(from)? == "Block")
+}
+
+fn is_there<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    Ok(Option::<IgnoredAny>::deserialize(from)?.is_some())
 }
 
 fn requested_storage<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Quantity>, D::Error> {

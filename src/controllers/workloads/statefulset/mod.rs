@@ -1,0 +1,92 @@
+//! Keeps the pods of a StatefulSet: each with its own name, claims and version.
+//! Upstream: `pkg/controller/statefulset`.
+
+mod identity;
+mod plan;
+mod pods;
+mod retention;
+mod revisions;
+mod status;
+mod sync;
+
+use std::sync::Arc;
+
+use crate::cache::Lister;
+use crate::client::Client;
+use crate::clock::SharedClock;
+use crate::controllers::runner::Change;
+use crate::controllers::workloads::availability::becomes_available;
+use crate::controllers::workloads::consistency::Consistency;
+use crate::controllers::workloads::ref_manager::{CONTROLLER_INDEX, by_controller};
+use crate::controllers::{Controller, Retries, keys};
+use crate::events::Recorder;
+use crate::objects::{ControllerRevision, PersistentVolumeClaim, Pod, Selector, StatefulSet};
+
+struct StatefulSets {
+    client: Client,
+    recorder: Recorder,
+    clock: SharedClock,
+    sets: Lister<StatefulSet>,
+    pods: Lister<Pod>,
+    claims: Lister<PersistentVolumeClaim>,
+    revisions: Lister<ControllerRevision>,
+    consistency: Arc<Consistency>,
+    /// Whether an update may replace more than one pod at a time.
+    honours_max_unavailable: bool,
+    /// Whether a revision that another version of the manager wrote may be the current one.
+    compares_semantically: bool,
+}
+
+/// The controller `statefulset-controller`. Upstream: `NewStatefulSetController`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    sync::register_metrics();
+    let (sets, pods) = (c.lister::<StatefulSet>(), c.lister::<Pod>());
+    let claims = c.lister::<PersistentVolumeClaim>();
+    let revisions = c.lister::<ControllerRevision>();
+    c.index(&pods, CONTROLLER_INDEX, by_controller);
+    c.index(&revisions, CONTROLLER_INDEX, by_controller);
+    let consistency = match c.feature("StaleControllerConsistencyStatefulSet") {
+        true => Consistency::default().with(&pods).with(&claims).with(&sets),
+        false => Consistency::default(),
+    };
+    let consistency = Arc::new(consistency);
+    let this = Arc::new(StatefulSets {
+        client: c.client(),
+        recorder: c.recorder(),
+        clock: c.clock(),
+        sets: sets.clone(),
+        pods: pods.clone(),
+        claims: claims.clone(),
+        revisions,
+        consistency: consistency.clone(),
+        honours_max_unavailable: c.feature("MaxUnavailableStatefulSet"),
+        compares_semantically: c.feature("StatefulSetSemanticRevisionComparison"),
+    });
+    let owned = keys::of_controller(&sets)
+        .or_matching_orphans(|set: &StatefulSet| Selector::try_from(set.spec.selector.as_ref()))
+        .again_after(|old: &Pod, new: &Pod, set: &StatefulSet| {
+            becomes_available(old, new, set.spec.min_ready_seconds)
+        });
+    let queue = c.queue(Retries::default());
+    c.watch(&sets, &queue, move |change, wake| {
+        let meta = &change.object().meta;
+        if let Change::Deleted(_) = change {
+            // A new set of the same name starts without the old one's record.
+            consistency.clear(&meta.key(), Some(&meta.uid));
+        }
+        wake.add(meta.key());
+    });
+    c.watch(&pods, &queue, owned.mapper());
+    c.watch(&claims, &queue, move |change, wake| {
+        // A pod may wait until the claim of the one before it is gone.
+        if let Change::Deleted(last) = change {
+            let meta = &last.object().meta;
+            let sets = sets.in_namespace(&meta.namespace);
+            for key in pods::sets_of_claim(&meta.name, &sets) {
+                wake.add(key);
+            }
+        }
+    });
+    c.sync(queue, move |key| this.clone().sync(key));
+    Ok(())
+}

@@ -1,0 +1,306 @@
+//! What a sync does about the pods of a set, decided before anything is written.
+//! Upstream: `updateStatefulSet`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::identity::{
+    claim_name, identity_matches, is_wanted, ordinal, pod_name, storage_matches, wanted_ordinals,
+};
+use super::retention::{self, Owners};
+use crate::controllers::workloads::history::REVISION_LABEL;
+use crate::controllers::workloads::percent::scaled;
+use crate::objects::{PersistentVolumeClaim, Pod, PodPhase, StatefulSet, Timestamp};
+
+/// The most pods that one sync creates. Upstream: `MaxBatchSize`.
+const MAX_BATCH_SIZE: usize = 500;
+
+/// A step on one pod.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Work {
+    /// Makes the claims and the pod of this ordinal.
+    Create(i32),
+    Delete(Arc<Pod>),
+    /// Makes the claims that are missing, and gives them their owners.
+    Claims(Arc<Pod>),
+    /// Gives the claims of a pod that is to go their owners.
+    Owners(Arc<Pod>),
+    /// Gives the pod its labels and volumes, and its claims their owners.
+    Conform(Arc<Pod>),
+}
+
+/// The steps on one pod, in their order.
+pub type Job = Vec<Work>;
+
+/// The jobs of one phase run in their order with `OrderedReady`, else in batches. A job that fails
+/// ends the sync.
+#[derive(Debug, Default, PartialEq)]
+pub struct Plan {
+    pub replicas: Vec<Job>,
+    pub condemned_claims: Vec<Job>,
+    pub scale_down: Vec<Job>,
+    /// Pods to be replaced by their new version.
+    pub update: Vec<Job>,
+    /// Of the wanted pods; `None` if the update was not reached or the limit is not in use.
+    pub unavailable: Option<usize>,
+}
+
+/// Of the claim of this name in the set's namespace.
+pub type ClaimOf<'a> = &'a dyn Fn(&str) -> Option<Arc<PersistentVolumeClaim>>;
+
+/// What a plan is made from.
+pub struct Scene<'a> {
+    pub set: &'a StatefulSet,
+    pub members: &'a Members,
+    /// The name of the update revision.
+    pub update: &'a str,
+    pub claim: ClaimOf<'a>,
+    /// `None`: one pod at a time is updated, the highest first. Upstream: the feature gate
+    /// `MaxUnavailableStatefulSet`.
+    pub max_unavailable: Option<usize>,
+    pub now: Timestamp,
+}
+
+/// The pods of a set.
+#[derive(Debug, Default)]
+pub struct Members {
+    /// Those within the wanted ordinals.
+    pub replicas: BTreeMap<i32, Arc<Pod>>,
+    /// The others, the highest ordinal first.
+    pub condemned: Vec<Arc<Pod>>,
+}
+
+impl Members {
+    /// Pods without an ordinal are ignored; of two pods of one ordinal (`web-1` and `web-01`) the one
+    /// counts that has the name.
+    pub fn new(set: &StatefulSet, pods: &[Arc<Pod>]) -> Members {
+        let mut members = Members::default();
+        for pod in pods {
+            let Some(ordinal) = ordinal(pod) else { continue };
+            if !is_wanted(set, ordinal) {
+                members.condemned.push(pod.clone());
+            } else if *pod.meta.name == *pod_name(set, ordinal) {
+                members.replicas.insert(ordinal, pod.clone());
+            } else {
+                members.replicas.entry(ordinal).or_insert_with(|| pod.clone());
+            }
+        }
+        members.condemned.sort_by_key(|pod| std::cmp::Reverse(ordinal(pod)));
+        members
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.replicas.values().chain(&self.condemned)
+    }
+}
+
+/// Upstream: `getStatefulSetMaxUnavailable`.
+pub fn max_unavailable(set: &StatefulSet) -> Result<usize, String> {
+    let rolling = set.spec.update_strategy.rolling_update.as_ref();
+    let value = rolling.and_then(|rolling| rolling.max_unavailable.as_ref());
+    let most = value.map_or(Ok(1), |value| scaled(value, set.replicas(), false))?;
+    Ok(usize::try_from(most).unwrap_or(1).max(1))
+}
+
+/// Whether a pod that is created now is of the current revision, and not of the update revision.
+/// Upstream: `newVersionedStatefulSetPod`.
+pub fn is_of_current(set: &StatefulSet, ordinal: i32) -> bool {
+    let strategy = &set.spec.update_strategy;
+    let count = match &strategy.rolling_update {
+        Some(rolling) => rolling.partition,
+        None if strategy.r#type == "RollingUpdate" => set.status.current_replicas,
+        None => return false,
+    };
+    i64::from(ordinal) < wanted_ordinals(set).start + i64::from(count)
+}
+
+/// Upstream: `getPodRevision`.
+pub fn revision(pod: &Pod) -> &str {
+    pod.meta.labels.get(REVISION_LABEL).unwrap_or_default()
+}
+
+pub fn is_parallel(set: &StatefulSet) -> bool {
+    set.spec.pod_management_policy == "Parallel"
+}
+
+/// Upstream: `isRunningAndReady`.
+pub fn is_running_and_ready(pod: &Pod) -> bool {
+    pod.status.phase == PodPhase::Running && pod.is_ready()
+}
+
+impl Scene<'_> {
+    pub fn plan(&self) -> Plan {
+        let mut plan = Plan::default();
+        if !self.plan_replicas(&mut plan.replicas) {
+            return plan;
+        }
+        for pod in &self.members.condemned {
+            if !self.owners_match(pod) {
+                plan.condemned_claims.push(vec![Work::Owners(pod.clone())]);
+            }
+        }
+        if self.plan_scale_down(&mut plan.scale_down)
+            && self.set.spec.update_strategy.r#type != "OnDelete"
+        {
+            let pods = match self.max_unavailable {
+                None => self.next_update().into_iter().collect(),
+                Some(most) => {
+                    let unavailable = self.unavailable_replicas();
+                    plan.unavailable = Some(unavailable);
+                    self.updates(most.saturating_sub(unavailable))
+                }
+            };
+            plan.update = pods.into_iter().map(|pod| vec![Work::Delete(pod)]).collect();
+        }
+        plan
+    }
+
+    fn is_ordered(&self) -> bool {
+        !is_parallel(self.set)
+    }
+
+    fn is_available(&self, pod: &Pod) -> bool {
+        pod.is_available(self.set.spec.min_ready_seconds, self.now)
+    }
+
+    /// Upstream: `isUnavailable`.
+    fn is_unavailable(&self, pod: &Pod) -> bool {
+        !self.is_available(pod) || pod.meta.is_being_deleted()
+    }
+
+    /// Whether the sync goes on beyond the wanted pods. Upstream: `processReplica`.
+    fn plan_replicas(&self, jobs: &mut Vec<Job>) -> bool {
+        let mut creations = 0;
+        for ordinal in wanted_ordinals(self.set) {
+            // Names with higher ordinals would not be recognized.
+            let Ok(ordinal) = i32::try_from(ordinal) else { break };
+            let (job, goes_on) = match self.members.replicas.get(&ordinal) {
+                Some(pod) => self.replica_job(pod),
+                None => {
+                    creations += 1;
+                    (self.creation(ordinal), !self.is_ordered() && creations < MAX_BATCH_SIZE)
+                }
+            };
+            if !job.is_empty() {
+                jobs.push(job);
+            }
+            if !goes_on {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Nothing while a claim goes with an older pod.
+    fn creation(&self, ordinal: i32) -> Job {
+        let pod = pod_name(self.set, ordinal);
+        let is_stale = self.set.spec.volume_claim_templates.iter().any(|template| {
+            (self.claim)(&claim_name(self.set, template, ordinal))
+                .is_some_and(|claim| retention::is_stale(self.set, &pod, &claim.meta))
+        });
+        if is_stale { Job::new() } else { vec![Work::Create(ordinal)] }
+    }
+
+    /// The job, and whether `OrderedReady` goes on behind it.
+    fn replica_job(&self, pod: &Arc<Pod>) -> (Job, bool) {
+        let is_going = pod.meta.is_being_deleted();
+        if pod.is_terminal() {
+            // However it ended, it is replaced.
+            let job = if is_going { Job::new() } else { vec![Work::Delete(pod.clone())] };
+            return (job, !self.is_ordered());
+        }
+        let mut job = Job::new();
+        if pod.status.phase == PodPhase::Pending && !self.set.spec.volume_claim_templates.is_empty()
+        {
+            job.push(Work::Claims(pod.clone()));
+        }
+        let waits = is_going || !is_running_and_ready(pod) || !self.is_available(pod);
+        if self.is_ordered() && waits {
+            return (job, false);
+        }
+        let conforms = identity_matches(self.set, pod)
+            && storage_matches(self.set, pod)
+            && self.owners_match(pod);
+        if !conforms {
+            job.push(Work::Conform(pod.clone()));
+        }
+        (job, true)
+    }
+
+    /// Upstream: `ClaimsMatchRetentionPolicy`.
+    fn owners_match(&self, pod: &Pod) -> bool {
+        let Some(ordinal) = ordinal(pod) else { return true };
+        let owners = Owners::new(self.set, &pod.meta.name, &pod.meta.uid, ordinal);
+        self.set.spec.volume_claim_templates.iter().all(|template| {
+            (self.claim)(&claim_name(self.set, template, ordinal))
+                .is_none_or(|claim| owners.are_up_to_date(claim.meta.owners()))
+        })
+    }
+
+    /// Whether the sync goes on beyond it. Upstream: `processCondemned`.
+    fn plan_scale_down(&self, jobs: &mut Vec<Job>) -> bool {
+        let condemned = &self.members.condemned;
+        // With OrderedReady all wanted pods are available by now.
+        let first_unavailable = condemned.iter().rfind(|pod| self.is_unavailable(pod));
+        for pod in condemned {
+            let waits = pod.meta.is_being_deleted()
+                || self.is_ordered()
+                    && !(is_running_and_ready(pod) && self.is_available(pod))
+                    && !first_unavailable.is_some_and(|first| Arc::ptr_eq(first, pod));
+            if !waits {
+                jobs.push(vec![Work::Delete(pod.clone())]);
+            }
+            if self.is_ordered() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The wanted pods that an update may replace, the highest first; `None` for a missing one.
+    fn targets(&self) -> impl Iterator<Item = Option<&Arc<Pod>>> {
+        let rolling = self.set.spec.update_strategy.rolling_update.as_ref();
+        let partition = rolling.map_or(0, |rolling| i64::from(rolling.partition).max(0));
+        let mut ordinals = wanted_ordinals(self.set);
+        ordinals.start = ordinals.start.saturating_add(partition);
+        let ordinals = ordinals.rev().filter_map(|ordinal| i32::try_from(ordinal).ok());
+        ordinals.map(|ordinal| self.members.replicas.get(&ordinal))
+    }
+
+    fn is_outdated(&self, pod: &Pod) -> bool {
+        revision(pod) != self.update && !pod.meta.is_being_deleted()
+    }
+
+    /// The highest pod that is not up to date, unless a higher one is not available yet.
+    fn next_update(&self) -> Option<Arc<Pod>> {
+        for target in self.targets() {
+            // Missing or finished: its replacement comes first.
+            let pod = target.filter(|pod| !pod.is_terminal())?;
+            if self.is_outdated(pod) {
+                return Some(pod.clone());
+            }
+            if self.is_unavailable(pod) {
+                return None;
+            }
+        }
+        None
+    }
+
+    fn unavailable_replicas(&self) -> usize {
+        let available = self.members.replicas.values().filter(|pod| !self.is_unavailable(pod));
+        usize::try_from(self.set.replicas()).unwrap_or(0).saturating_sub(available.count())
+    }
+
+    /// Up to `count` pods that are not up to date, the highest first.
+    /// Upstream: `updateStatefulSetAfterInvariantEstablished`.
+    fn updates(&self, count: usize) -> Vec<Arc<Pod>> {
+        let outdated = |pod: &&Arc<Pod>| !pod.is_terminal() && self.is_outdated(pod);
+        if count == 0 {
+            return Vec::new();
+        }
+        self.targets().flatten().filter(outdated).take(count).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

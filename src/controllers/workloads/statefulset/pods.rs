@@ -1,0 +1,339 @@
+//! Pods and claims of a set: created, deleted, changed, with their events.
+//! Upstream: `stateful_pod_control.go`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::StatefulSets;
+use super::identity::{
+    POD_INDEX_LABEL, POD_NAME_LABEL, claim_name, claim_volumes, identity_matches, new_claim,
+    new_pod, ordinal, parent_and_ordinal, pod_name, storage_matches,
+};
+use super::plan::{Work, is_of_current};
+use super::retention::Owners;
+use super::revisions::Revisions;
+use crate::client::Delete;
+use crate::controllers::Error;
+use crate::objects::{
+    Meta, ObjectKey, OwnerReference, PersistentVolumeClaim, Pod, Resource, StatefulSet, Uid,
+};
+
+/// Between attempts to change a pod that someone else changes as well. Upstream:
+/// `retry.DefaultBackoff`.
+const CONFLICT_PAUSES: [Duration; 3] =
+    [Duration::from_millis(10), Duration::from_millis(50), Duration::from_millis(250)];
+
+impl StatefulSets {
+    pub(super) async fn perform(
+        &self,
+        set: &StatefulSet,
+        revisions: &Revisions,
+        work: &Work,
+    ) -> Result<(), Error> {
+        match work {
+            Work::Create(ordinal) => self.create_pod(set, revisions, *ordinal).await,
+            Work::Delete(pod) => self.delete_pod(set, pod).await,
+            Work::Claims(pod) => self.complete_claims(set, pod).await,
+            Work::Owners(pod) => self.update_owners(set, pod).await,
+            Work::Conform(pod) => {
+                let conformed = self.conform(set, pod).await;
+                let changed = conformed.as_ref().map_or(true, |changed| *changed);
+                let conformed = conformed.map(drop);
+                if changed {
+                    self.record_pod(set, "Update", &pod.meta.name, &conformed);
+                }
+                conformed
+            }
+        }
+    }
+
+    /// Upstream: `CreateStatefulPod`.
+    async fn create_pod(
+        &self,
+        set: &StatefulSet,
+        revisions: &Revisions,
+        ordinal: i32,
+    ) -> Result<(), Error> {
+        let name = pod_name(set, ordinal);
+        let claims = self.create_claims(set, &name, ordinal).await;
+        if claims.is_err() {
+            self.record_pod(set, "Create", &name, &claims);
+            return claims;
+        }
+        let revision = match is_of_current(set, ordinal) {
+            true => &revisions.current,
+            false => &revisions.update,
+        };
+        let pod = new_pod(set, &revision.template, &revision.name, ordinal)?;
+        let pods = self.client.resource(&Pod::RESOURCE);
+        let created = pods.create_for_metadata(&set.meta.namespace, &pod).await;
+        if let Err(error) = &created
+            && error.is_already_exists()
+        {
+            // Ours, which the cache does not show yet, or another's, which has to go first.
+            return created.map(drop).map_err(Error::from);
+        }
+        let created = created.map_err(Error::from).map(|created| {
+            self.wrote::<Pod>(set, &created.meta);
+        });
+        let owned = self.update_claim_owners(set, &name, &Uid::default(), ordinal).await;
+        if owned.is_err() {
+            self.record_pod(set, "Update", &name, &owned);
+            return owned;
+        }
+        self.record_pod(set, "Create", &name, &created);
+        created
+    }
+
+    /// Deletes this pod, not another that has its name by now. Upstream: `DeleteStatefulPod`.
+    async fn delete_pod(&self, set: &StatefulSet, pod: &Pod) -> Result<(), Error> {
+        let delete = Delete::new().uid(pod.meta.uid.clone());
+        let deleted = match self.client.delete::<Pod>(&pod.meta.key(), delete).await {
+            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
+            _ => Ok(()),
+        };
+        self.record_pod(set, "Delete", &pod.meta.name, &deleted);
+        deleted
+    }
+
+    /// Upstream: `createMissingPersistentVolumeClaims`.
+    async fn complete_claims(&self, set: &StatefulSet, pod: &Pod) -> Result<(), Error> {
+        let Some(ordinal) = ordinal(pod) else { return Ok(()) };
+        self.create_claims(set, &pod.meta.name, ordinal).await?;
+        let owned = self.update_owners(set, pod).await;
+        if owned.is_err() {
+            self.record_pod(set, "Update", &pod.meta.name, &owned);
+        }
+        owned
+    }
+
+    /// Makes the claims that are missing. Upstream: `createPersistentVolumeClaims`.
+    async fn create_claims(&self, set: &StatefulSet, pod: &str, ordinal: i32) -> Result<(), Error> {
+        let mut errors = Vec::new();
+        for template in &set.spec.volume_claim_templates {
+            let name = claim_name(set, template, ordinal);
+            if let Some(claim) = self.claim(set, &name) {
+                if claim.meta.is_being_deleted() {
+                    errors.push(Error::other(format!("pvc {name} is being deleted")));
+                }
+                continue;
+            }
+            let claim = new_claim(set, template, ordinal)?;
+            let claims = self.client.resource(&PersistentVolumeClaim::RESOURCE);
+            match claims.create_for_metadata(&set.meta.namespace, &claim).await {
+                Ok(created) => {
+                    self.wrote::<PersistentVolumeClaim>(set, &created.meta);
+                    self.recorder.normal(
+                        set,
+                        "SuccessfulCreate",
+                        format!(
+                            "Create Claim {name} Pod {pod} in StatefulSet {} success",
+                            set.meta.name
+                        ),
+                    );
+                }
+                Err(error) => {
+                    let exists = error.is_already_exists();
+                    let text = Error::from(error).message();
+                    errors.push(Error::other(format!("failed to create PVC {name}: {text}")));
+                    if !exists {
+                        self.recorder.warning(set, "FailedCreate", format!(
+                            "Create Claim {name} for Pod {pod} in StatefulSet {} failed error: {text}",
+                            set.meta.name
+                        ));
+                    }
+                }
+            }
+        }
+        Error::many(errors).map_or(Ok(()), Err)
+    }
+
+    async fn update_owners(&self, set: &StatefulSet, pod: &Pod) -> Result<(), Error> {
+        let Some(ordinal) = ordinal(pod) else { return Ok(()) };
+        self.update_claim_owners(set, &pod.meta.name, &pod.meta.uid, ordinal).await
+    }
+
+    /// Gives the claims of a pod the owners that the retention policy wants.
+    /// Upstream: `UpdatePodClaimForRetentionPolicy`.
+    async fn update_claim_owners(
+        &self,
+        set: &StatefulSet,
+        pod: &str,
+        uid: &Uid,
+        ordinal: i32,
+    ) -> Result<(), Error> {
+        let owners = Owners::new(set, pod, uid, ordinal);
+        for template in &set.spec.volume_claim_templates {
+            let name = claim_name(set, template, ordinal);
+            let Some(claim) = self.claim(set, &name) else { continue };
+            if owners.has_unexpected_controller(claim.meta.owners()) {
+                self.recorder.warning(set, "ConflictingController", format!(
+                    "PersistentVolumeClaim {name} has a conflicting OwnerReference that acts as a \
+                     manging controller, the retention policy is ignored for this claim"
+                ));
+            }
+            if owners.are_up_to_date(claim.meta.owners()) {
+                continue;
+            }
+            let uid = &claim.meta.uid;
+            let change = |live: &mut Value| is_object(live, uid) && set_owners(live, &owners);
+            let key = claim.meta.key();
+            match self.client.modify::<PersistentVolumeClaim>(&key, change).await {
+                Ok(updated) => self.wrote::<PersistentVolumeClaim>(set, &updated.meta),
+                Err(error) => {
+                    let text = Error::from(error).message();
+                    return Err(Error::other(format!(
+                        "could not update claim {name} for delete policy ownerRefs: {text}"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a pod what a member has. Returns whether there was anything to change.
+    /// Upstream: `UpdateStatefulPod`.
+    async fn conform(&self, set: &StatefulSet, pod: &Pod) -> Result<bool, Error> {
+        let Some(ordinal) = ordinal(pod) else { return Ok(false) };
+        let name = pod_name(set, ordinal);
+        if *pod.meta.name != *name {
+            // A pod with leading zeros in its ordinal cannot be given another name.
+            return Err(Error::other(format!("pods {name:?} not found")));
+        }
+        if !storage_matches(set, pod) {
+            self.create_claims(set, &name, ordinal).await?;
+        }
+        self.update_claim_owners(set, &name, &pod.meta.uid, ordinal).await?;
+        if identity_matches(set, pod) && storage_matches(set, pod) {
+            return Ok(true);
+        }
+        let mut pauses = CONFLICT_PAUSES.iter();
+        loop {
+            let change = |live: &mut Value| {
+                is_object(live, &pod.meta.uid) && set_identity(live, set, ordinal)
+            };
+            match self.client.modify::<Pod>(&pod.meta.key(), change).await {
+                Ok(updated) => {
+                    self.wrote::<Pod>(set, &updated.meta);
+                    return Ok(true);
+                }
+                Err(error) => match pauses.next().filter(|_| error.is_conflict()) {
+                    Some(pause) => self.clock.sleep(*pause).await,
+                    None => return Err(error.into()),
+                },
+            }
+        }
+    }
+
+    pub(super) fn claim(
+        &self,
+        set: &StatefulSet,
+        name: &str,
+    ) -> Option<Arc<PersistentVolumeClaim>> {
+        self.claims.get(&ObjectKey::new(&set.meta.namespace, name))
+    }
+
+    pub(super) fn wrote<T: Resource>(&self, set: &StatefulSet, written: &Meta) {
+        let (key, version) = (set.meta.key(), written.resource_version);
+        self.consistency.wrote_at(&key, &set.meta.uid, &T::RESOURCE, version);
+    }
+
+    /// Upstream: `recordPodEvent`.
+    fn record_pod(&self, set: &StatefulSet, verb: &str, pod: &str, result: &Result<(), Error>) {
+        let subject = format!("{verb} Pod {pod} in StatefulSet {}", set.meta.name);
+        match result {
+            Ok(()) => {
+                let message = format!("{subject} successful");
+                self.recorder.normal(set, &format!("Successful{verb}"), message);
+            }
+            Err(error) => {
+                let message = format!("{subject} failed error: {}", error.message());
+                self.recorder.warning(set, &format!("Failed{verb}"), message);
+            }
+        }
+    }
+}
+
+/// Whether the object read live is still the one of the cache.
+fn is_object(live: &Value, uid: &Uid) -> bool {
+    live.pointer("/metadata/uid").and_then(Value::as_str).is_some_and(|text| *uid == Uid::new(text))
+}
+
+/// Whether the owners had to be changed. References are kept as they are written.
+fn set_owners(live: &mut Value, owners: &Owners<'_>) -> bool {
+    let Some(metadata) = live.get_mut("metadata").and_then(Value::as_object_mut) else {
+        return false;
+    };
+    let written = metadata.get("ownerReferences").and_then(Value::as_array).cloned();
+    let written = written.unwrap_or_default();
+    let read = |value: &Value| OwnerReference::deserialize(value).unwrap_or_default();
+    let references: Vec<OwnerReference> = written.iter().map(read).collect();
+    if owners.are_up_to_date(&references) {
+        return false;
+    }
+    let mut kept: Vec<Value> = written
+        .into_iter()
+        .zip(&references)
+        .filter(|(_, reference)| !owners.replaces(reference))
+        .map(|(value, _)| value)
+        .collect();
+    kept.extend(owners.addition(&references).map(|addition| json!(addition)));
+    metadata.insert("ownerReferences".to_owned(), Value::Array(kept));
+    true
+}
+
+/// Upstream: `updateIdentity`, `updateStorage`.
+fn set_identity(live: &mut Value, set: &StatefulSet, ordinal: i32) -> bool {
+    let before = live.clone();
+    let name = pod_name(set, ordinal);
+    let Some(labels) = member(live, "metadata")
+        .and_then(|metadata| metadata.entry("labels").or_insert_with(|| json!({})).as_object_mut())
+    else {
+        return false;
+    };
+    labels.insert(POD_NAME_LABEL.to_owned(), json!(name));
+    labels.insert(POD_INDEX_LABEL.to_owned(), json!(ordinal.to_string()));
+    let claims = claim_volumes(set, ordinal);
+    if let Some(spec) = member(live, "spec").filter(|_| !claims.is_empty()) {
+        let known = spec.get("volumes").and_then(Value::as_array).cloned().unwrap_or_default();
+        let has = |volume: &&Value| {
+            claims.iter().any(|(name, claim)| {
+                volume["name"] == **name && volume["persistentVolumeClaim"]["claimName"] == **claim
+            })
+        };
+        if known.iter().filter(has).count() < claims.len() {
+            let volumes = claims.iter().map(|(name, claim)| {
+                json!({"name": name, "persistentVolumeClaim": {"claimName": claim}})
+            });
+            let others = known
+                .iter()
+                .filter(|volume| !claims.iter().any(|(name, _)| volume["name"] == **name));
+            let volumes = volumes.chain(others.cloned()).collect();
+            spec.insert("volumes".to_owned(), Value::Array(volumes));
+        }
+    }
+    *live != before
+}
+
+fn member<'a>(live: &'a mut Value, name: &str) -> Option<&'a mut Map<String, Value>> {
+    live.get_mut(name).and_then(Value::as_object_mut)
+}
+
+/// The sets that may wait for a claim of this name to go.
+pub(super) fn sets_of_claim(claim: &str, sets: &[Arc<StatefulSet>]) -> Vec<ObjectKey> {
+    let Some((parent, Some(_))) = parent_and_ordinal(claim) else {
+        return Vec::new();
+    };
+    let is_of = |set: &&Arc<StatefulSet>| {
+        set.spec.volume_claim_templates.iter().any(|template| {
+            parent
+                .strip_prefix(&*template.name)
+                .and_then(|rest| rest.strip_prefix('-'))
+                .is_some_and(|name| *name == *set.meta.name)
+        })
+    };
+    sets.iter().filter(is_of).map(|set| set.meta.key()).collect()
+}

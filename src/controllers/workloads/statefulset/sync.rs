@@ -1,0 +1,291 @@
+//! One sync of a StatefulSet: what it owns, what is to be done, what came of it.
+//! Upstream: `stateful_set.go`, `stateful_set_control.go`.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::StatefulSets;
+use super::identity::is_member;
+use super::plan::{Job, Members, Plan, Scene, is_parallel, max_unavailable};
+use super::revisions::Revisions;
+use super::status::{self, Names};
+use crate::controllers::runner::batch::{SLOW_START_INITIAL_BATCH_SIZE, slow_start};
+use crate::controllers::workloads::availability;
+use crate::controllers::workloads::history;
+use crate::controllers::workloads::ref_manager::{
+    ControllerRefManager, owned_or_orphaned, recheck_deletion_timestamp,
+};
+use crate::controllers::{Error, Next, SyncResult};
+use crate::metrics::metrics;
+use crate::objects::{
+    ControllerRevision, ObjectKey, Pod, Selector, StatefulSet, StatefulSetStatus, Timestamp, Uid,
+};
+
+metrics! {
+    pub(super) fn register_metrics;
+    static MAX_UNAVAILABLE: GaugeVec["statefulset_namespace", "statefulset_name", "pod_management_policy"] =
+        "statefulset_controller_statefulset_max_unavailable",
+        "Maximum number of unavailable pods allowed during StatefulSet rolling updates";
+    static UNAVAILABLE_REPLICAS: GaugeVec["statefulset_namespace", "statefulset_name", "pod_management_policy"] =
+        "statefulset_controller_statefulset_unavailable_replicas",
+        "Current number of unavailable pods in StatefulSet";
+    static STALE_SYNC_SKIPS: IntCounterVec["group", "resource"] =
+        "statefulset_controller_stale_sync_skips_total",
+        "Total number of StatefulSet syncs skipped due to a stale watch cache.";
+}
+
+/// Between attempts to write a status. Upstream: `retry.DefaultRetry`.
+const STATUS_PAUSES: [Duration; 4] = [Duration::from_millis(10); 4];
+
+/// How many steps of a plan were done.
+#[derive(Debug, Default)]
+struct Done {
+    updates: i32,
+    failure: Option<Error>,
+}
+
+impl StatefulSets {
+    /// Upstream: `sync`, `syncStatefulSet`.
+    pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        if let Some(lag) = self.consistency.lagging(&key) {
+            let labels = [&*lag.resource.group, &*lag.resource.plural];
+            STALE_SYNC_SKIPS.with_label_values(&labels).inc();
+            return Err(lag.into());
+        }
+        let Some(set) = self.sets.get(&key) else {
+            self.consistency.clear(&key, None);
+            return Ok(Next::Done);
+        };
+        let selector = match Selector::try_from(set.spec.selector.as_ref()) {
+            Ok(selector) => selector,
+            Err(error) => {
+                // Only a new spec can mend it, and that wakes the set.
+                log::error!("error converting StatefulSet selector for {key}: {error}");
+                return Ok(Next::Done);
+            }
+        };
+        let sorted = self.claim_revisions(&set, &selector).await?;
+        let pods = self.claim_pods(&set, &selector).await?;
+        // The status, and when to look again, speak of the same moment.
+        let now = self.clock.now();
+        let revisions = Arc::new(self.revisions(&set, &sorted).await?);
+        let written = self.update(&set, &revisions, &pods, now).await;
+        let truncated = self.truncate_history(&set, &sorted, &pods, &revisions).await;
+        let status = match (written, truncated) {
+            (Ok(status), Ok(())) => status,
+            (Ok(_), Err(error)) | (Err(error), Ok(())) => return Err(error),
+            (Err(first), Err(second)) => return Err(Error::Many(vec![first, second])),
+        };
+        let min_ready = set.spec.min_ready_seconds;
+        if min_ready > 0 && status.ready_replicas != status.available_replicas {
+            let next = availability::next_check(&pods, min_ready, now, self.clock.now());
+            // The status is right after that period at the latest.
+            let fallback = Duration::from_secs(min_ready.unsigned_abs().into());
+            return Ok(Next::After(next.unwrap_or(fallback)));
+        }
+        Ok(Next::Done)
+    }
+
+    /// The set's revisions, oldest first. Upstream: `adoptOrphanRevisions`.
+    async fn claim_revisions(
+        &self,
+        set: &StatefulSet,
+        selector: &Selector,
+    ) -> Result<Vec<Arc<ControllerRevision>>, Error> {
+        let found = history::revisions_of(&self.revisions, &set.meta, selector);
+        if set.meta.is_being_deleted()
+            || found.iter().all(|found| found.meta.controller().is_some())
+        {
+            return Ok(found);
+        }
+        let recheck = recheck_deletion_timestamp::<StatefulSet>(&self.client, &set.meta);
+        let manager = self.ref_manager(set, selector);
+        let mut claimed = manager.claim(found, |_| true, || recheck).await?;
+        history::sort(&mut claimed);
+        Ok(claimed)
+    }
+
+    /// Upstream: `getPodsForStatefulSet`.
+    async fn claim_pods(
+        &self,
+        set: &StatefulSet,
+        selector: &Selector,
+    ) -> Result<Vec<Arc<Pod>>, Error> {
+        let candidates = owned_or_orphaned(&self.pods, &set.meta);
+        let orphans: HashSet<Uid> = candidates
+            .iter()
+            .filter(|pod| pod.meta.controller().is_none())
+            .map(|pod| pod.meta.uid.clone())
+            .collect();
+        // The cache may not know yet that the set is going, or is another by now.
+        let recheck = recheck_deletion_timestamp::<StatefulSet>(&self.client, &set.meta);
+        let manager = self.ref_manager(set, selector);
+        let claimed = manager.claim(candidates, |pod| is_member(set, pod), || recheck).await?;
+        for adopted in claimed.iter().filter(|pod| orphans.contains(&pod.meta.uid)) {
+            self.wrote::<Pod>(set, &adopted.meta);
+        }
+        Ok(claimed)
+    }
+
+    fn ref_manager<'a>(
+        &'a self,
+        set: &'a StatefulSet,
+        selector: &'a Selector,
+    ) -> ControllerRefManager<'a> {
+        ControllerRefManager {
+            client: &self.client,
+            owner: &set.meta,
+            owner_ref: set.meta.controller_ref::<StatefulSet>(),
+            selector,
+            finalizers: &[],
+        }
+    }
+
+    /// Does what is to be done, and writes the status. Returns what it says.
+    /// Upstream: `performUpdate`.
+    async fn update(
+        self: &Arc<Self>,
+        set: &Arc<StatefulSet>,
+        revisions: &Arc<Revisions>,
+        pods: &[Arc<Pod>],
+        now: Timestamp,
+    ) -> Result<StatefulSetStatus, Error> {
+        let names = Names { current: &revisions.current.name, update: &revisions.update.name };
+        let collisions = revisions.collision_count;
+        let (mut status, failure) = if set.meta.is_being_deleted() {
+            (status::calculate(set, names, collisions, pods.iter(), now), None)
+        } else {
+            let members = Members::new(set, pods);
+            let plan = self.plan(set, names.update, &members, now)?;
+            let Done { updates, failure } = self.carry_out(set, revisions, plan).await;
+            let mut status = status::calculate(set, names, collisions, members.iter(), now);
+            status.current_replicas -= updates;
+            (status, failure)
+        };
+        status::complete_rolling_update(set, &mut status);
+        let written = self.write_status(set, &status).await;
+        match failure {
+            Some(failure) => {
+                if let Err(error) = written {
+                    log::error!("{}: could not update status: {error}", set.meta.key());
+                }
+                Err(failure)
+            }
+            None => written.map(|()| status),
+        }
+    }
+
+    fn plan(
+        &self,
+        set: &StatefulSet,
+        update: &str,
+        members: &Members,
+        now: Timestamp,
+    ) -> Result<Plan, Error> {
+        let labels = [&*set.meta.namespace, &*set.meta.name, &*set.spec.pod_management_policy];
+        let max_unavailable = match self.honours_max_unavailable {
+            true => Some(max_unavailable(set).map_err(Error::other)?),
+            false => None,
+        };
+        if let Some(most) = max_unavailable {
+            MAX_UNAVAILABLE.with_label_values(&labels).set(most as f64);
+        }
+        let claim = |name: &str| self.claim(set, name);
+        let plan = Scene { set, members, update, claim: &claim, max_unavailable, now }.plan();
+        if let Some(unavailable) = plan.unavailable {
+            UNAVAILABLE_REPLICAS.with_label_values(&labels).set(unavailable as f64);
+        }
+        Ok(plan)
+    }
+
+    /// Runs the phases of a plan until one fails.
+    async fn carry_out(
+        self: &Arc<Self>,
+        set: &Arc<StatefulSet>,
+        revisions: &Arc<Revisions>,
+        plan: Plan,
+    ) -> Done {
+        let mut done = Done::default();
+        for phase in [plan.replicas, plan.condemned_claims, plan.scale_down] {
+            done.failure = match is_parallel(set) {
+                true => self.together(set, revisions, phase).await,
+                false => self.in_order(set, revisions, &phase).await.1,
+            };
+            if done.failure.is_some() {
+                return done;
+            }
+        }
+        (done.updates, done.failure) = self.in_order(set, revisions, &plan.update).await;
+        done
+    }
+
+    /// One job after the other, until one fails. Returns how many were done.
+    async fn in_order(
+        &self,
+        set: &StatefulSet,
+        revisions: &Revisions,
+        jobs: &[Job],
+    ) -> (i32, Option<Error>) {
+        let mut done = 0;
+        for work in jobs.iter().flatten() {
+            if let Err(error) = self.perform(set, revisions, work).await {
+                return (done, Some(error));
+            }
+            done += 1;
+        }
+        (done, None)
+    }
+
+    /// In batches, until one has a failure. Upstream: `runForAll`, `slowStartBatch`.
+    async fn together(
+        self: &Arc<Self>,
+        set: &Arc<StatefulSet>,
+        revisions: &Arc<Revisions>,
+        jobs: Vec<Job>,
+    ) -> Option<Error> {
+        let (count, jobs, next) = (jobs.len(), Arc::new(jobs), AtomicUsize::new(0));
+        let attempt = || {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let (this, jobs) = (self.clone(), jobs.clone());
+            let (set, revisions) = (set.clone(), revisions.clone());
+            async move {
+                let job = jobs.get(at..=at).unwrap_or_default();
+                this.in_order(&set, &revisions, job).await.1.map_or(Ok(()), Err)
+            }
+        };
+        slow_start(count, SLOW_START_INITIAL_BATCH_SIZE, attempt).await.1
+    }
+
+    /// Writes `status` if it is news; after a conflict on the live set.
+    /// Upstream: `UpdateStatefulSetStatus`.
+    async fn write_status(
+        &self,
+        set: &Arc<StatefulSet>,
+        status: &StatefulSetStatus,
+    ) -> Result<(), Error> {
+        if !status::is_news(&set.status, status) {
+            return Ok(());
+        }
+        let mut base = set.clone();
+        let mut pauses = STATUS_PAUSES.iter();
+        loop {
+            match self.client.update_status(&*base, status).await {
+                Ok(updated) => {
+                    self.wrote::<StatefulSet>(set, &updated.meta);
+                    return Ok(());
+                }
+                Err(error) => match pauses.next().filter(|_| error.is_conflict()) {
+                    Some(pause) => self.clock.sleep(*pause).await,
+                    None => return Err(error.into()),
+                },
+            }
+            let live: StatefulSet = self.client.get(&set.meta.key()).await?;
+            if live.meta.uid != set.meta.uid {
+                return Err(Error::other(format!("{} is another set by now", set.meta.key())));
+            }
+            base = Arc::new(live);
+        }
+    }
+}
