@@ -19,17 +19,14 @@ const WITHOUT_EFFECT: &[&str] = &[
     "HPAScaleToZero",
     "InformerResourceVersion",
     "MaxUnavailableStatefulSet",
-    "MutableSchedulingDirectivesForSuspendedJobs",
     "NativeHistograms",
     "PodLevelResources",
     "StaleControllerConsistencyDaemonSet",
-    "StaleControllerConsistencyJob",
     "StaleControllerConsistencyStatefulSet",
     "StatefulSetSemanticRevisionComparison",
     "TaintTolerationComparisonOperators",
     "UnlockWhileProcessingFIFO",
     "WatchListClient",
-    "WorkloadWithJob",
 ];
 
 /// A line each.
@@ -154,7 +151,6 @@ mod tests {
         "InformerResourceVersion",
         "LoggingAlphaOptions",
         "MaxUnavailableStatefulSet",
-        "MutableSchedulingDirectivesForSuspendedJobs",
         "NativeHistograms",
         "PersistentVolumeClaimUnusedSinceTime",
         "PodCertificateRequest",
@@ -163,7 +159,6 @@ mod tests {
         "SELinuxChangePolicy",
         "SeparateTaintEvictionController",
         "StaleControllerConsistencyDaemonSet",
-        "StaleControllerConsistencyJob",
         "StaleControllerConsistencyReplicaSet",
         "StaleControllerConsistencyStatefulSet",
         "StatefulSetSemanticRevisionComparison",
@@ -172,7 +167,6 @@ mod tests {
         "TaintTolerationComparisonOperators",
         "UnlockWhileProcessingFIFO",
         "WatchListClient",
-        "WorkloadWithJob",
     ];
 
     /// The text below `folder`, without tests, this file and those of the gates.
