@@ -38,8 +38,9 @@ pub use views::endpoints::{
     EndpointSubset, Endpoints, Hint, SlicePort, TargetRef,
 };
 pub use views::job::{Job, JobCondition, JobSpec, JobStatus};
+pub use views::lease::{Lease, LeaseSpec};
 pub use views::namespace::{Namespace, NamespaceSpec};
-pub use views::node::{Node, NodeSpec, NodeStatus};
+pub use views::node::{Node, NodeCondition, NodeSpec, NodeStatus};
 pub use views::persistent_volume::{
     PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus,
 };
