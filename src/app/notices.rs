@@ -26,7 +26,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "StaleControllerConsistencyJob",
     "StaleControllerConsistencyStatefulSet",
     "StatefulSetSemanticRevisionComparison",
-    "TaintTolerationComparisonOperators",
     "UnlockWhileProcessingFIFO",
     "WatchListClient",
     "WorkloadWithJob",

@@ -91,7 +91,7 @@ fn is_later(one: Option<Timestamp>, other: Option<Timestamp>) -> bool {
 /// The conditions of a silent node; `None` when its condition Ready says Unknown already.
 /// Upstream: the second half of `tryUpdateNodeHealth`.
 pub fn unknown_conditions(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
-    if Ready::of(node).is_some() && node.status.ready()?.status == "Unknown" {
+    if node.status.ready().is_some_and(|ready| ready.status == "Unknown") {
         return None;
     }
     let mut conditions = node.status.conditions.to_vec();
