@@ -80,7 +80,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         monitor: o.node_monitor_grace_period,
         startup: o.node_startup_grace_period,
     };
-    let period = o.node_monitor_period;
+    let period = o.node_monitor_period.max(Duration::from_millis(1));
     let clock = c.clock();
     let zones: Queue<Istr> = c.queue_named("", Retries::default());
     let passes: Queue<&'static str> = c.queue_named("", Retries::default());
