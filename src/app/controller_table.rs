@@ -290,8 +290,15 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("node-ipam-controller")
         .alias("nodeipam")
         .account("node-controller")
-        .event_source("cidrAllocator"),
-    row("node-lifecycle-controller").alias("nodelifecycle").account("node-controller"),
+        .event_source("cidrAllocator")
+        .queue("cidrallocator_node")
+        .workers(30)
+        .built(controllers::nodes::ipam::controller),
+    row("node-lifecycle-controller")
+        .alias("nodelifecycle")
+        .account("node-controller")
+        .queue("node_lifecycle_controller")
+        .built(controllers::nodes::lifecycle::controller),
     row("service-lb-controller").alias("service").cloud(),
     row("node-route-controller").alias("route").cloud(),
     row("cloud-node-lifecycle-controller").alias("cloud-node-lifecycle").cloud(),
@@ -371,7 +378,8 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("taint-eviction-controller")
         .account("node-controller")
         .event_source("taint-eviction-controller")
-        .gates(&["SeparateTaintEvictionController"]),
+        .gates(&["SeparateTaintEvictionController"])
+        .built(controllers::nodes::tainteviction::controller),
     row("service-cidr-controller")
         .account("service-cidrs-controller")
         .event_source("service-cidr-controller")

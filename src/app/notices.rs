@@ -21,7 +21,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "NativeHistograms",
     "PodLevelResources",
     "StaleControllerConsistencyDaemonSet",
-    "TaintTolerationComparisonOperators",
     "UnlockWhileProcessingFIFO",
     "WatchListClient",
 ];

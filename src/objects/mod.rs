@@ -38,12 +38,10 @@ pub use views::endpoints::{
     Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice,
     EndpointSubset, Endpoints, Hint, SlicePort, TargetRef,
 };
-pub use views::job::{
-    Job, JobCondition, JobSpec, JobStatus, OnExitCodes, OnPodCondition, PodFailurePolicy,
-    PodFailurePolicyRule, SuccessPolicy, SuccessPolicyRule, UncountedTerminatedPods,
-};
+pub use views::job::{Job, JobCondition, JobSpec, JobStatus, OnExitCodes, OnPodCondition, PodFailurePolicy, PodFailurePolicyRule, SuccessPolicy, SuccessPolicyRule, UncountedTerminatedPods};
+pub use views::lease::{Lease, LeaseSpec};
 pub use views::namespace::{Namespace, NamespaceSpec};
-pub use views::node::{AttachedVolume, Node, NodeSpec, NodeStatus};
+pub use views::node::{AttachedVolume, Node, NodeCondition, NodeSpec, NodeStatus};
 pub use views::persistent_volume::{
     ClaimRef, LocalSource, PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus,
 };

@@ -206,7 +206,7 @@ pub fn made(name: &str, cx: &Arc<ControllerContext>) -> Controller {
 }
 
 /// Nodes that start and stop pods without delay.
-fn quick_nodes() -> NodeOptions {
+pub fn quick_nodes() -> NodeOptions {
     NodeOptions {
         start_delay: Duration::ZERO,
         stop_delay: Duration::ZERO,
@@ -236,7 +236,8 @@ impl Env {
 
     /// [`Env::run`] where pods need their service account, as on a cluster.
     pub fn run_with_service_accounts(name: &str, scenario: impl AsyncFn(&Env)) {
-        block_on(async { Env::start(name, true).await.finish(scenario).await });
+        let started = Env::start(name, true, quick_nodes());
+        block_on(async { started.await.finish(scenario).await });
     }
 
     async fn finish(self, scenario: impl AsyncFn(&Env)) {
@@ -245,13 +246,13 @@ impl Env {
     }
 
     pub async fn new(name: &str) -> Env {
-        Env::start(name, false).await
+        Env::start(name, false, quick_nodes()).await
     }
 
-    async fn start(name: &str, service_accounts: bool) -> Env {
+    async fn start(name: &str, service_accounts: bool, nodes: NodeOptions) -> Env {
         let folder = Folder::new(name);
         let options = SandboxOptions { service_accounts, ..SandboxOptions::new(folder.0.clone()) };
-        let cluster = Cluster::start(options, quick_nodes()).await.expect("the sandbox starts");
+        let cluster = Cluster::start(options, nodes).await.expect("the sandbox starts");
         let site = Site {
             client: cluster.client.clone(),
             clock: cluster.clock(),
@@ -272,14 +273,20 @@ impl Env {
 /// Runs `scenario` on the sandbox, and then on a real API server if `KUBEBUILDER_ASSETS` names the
 /// folder that holds `kube-apiserver` and `etcd`.
 pub fn everywhere(name: &str, scenario: impl AsyncFn(&Site)) {
-    Env::run(name, async |env| scenario(env).await);
+    everywhere_with(name, quick_nodes(), scenario);
+}
+
+/// [`everywhere`], with nodes that behave as `nodes` says.
+pub fn everywhere_with(name: &str, nodes: NodeOptions, scenario: impl AsyncFn(&Site)) {
+    let started = Env::start(name, false, nodes.clone());
+    block_on(async { started.await.finish(async |env: &Env| scenario(env).await).await });
     let Some(assets) = real::assets() else { return };
     block_on(async {
         let folder = Folder::new(name);
         let clock = SystemClock::shared();
         let server = real::ApiServer::start(&assets, &folder.0, &clock).await;
         let client = administrator(&server.admin, "tests", &clock).expect("a client");
-        let stand_ins = StandIns::start(&client, &clock, quick_nodes());
+        let stand_ins = StandIns::start(&client, &clock, nodes);
         let steering = stand_ins.steering.clone();
         let kubeconfig = server.kubeconfig.clone();
         let site = Site { client, clock, steering, kubeconfig, faults: None, _folder: folder };

@@ -22,6 +22,7 @@ mod kubectl;
 mod layers;
 mod limits;
 mod namespaces;
+mod nodes;
 mod paths;
 mod podgc;
 mod policies;

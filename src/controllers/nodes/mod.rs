@@ -1,3 +1,8 @@
 //! The nodes of the cluster.
 
+pub mod ipam;
+pub mod lifecycle;
+mod pods;
+pub mod tainteviction;
+mod taints;
 pub mod ttl;

@@ -14,6 +14,7 @@ pub mod deployment;
 pub mod device_class;
 pub mod endpoints;
 pub mod job;
+pub mod lease;
 pub mod namespace;
 pub mod node;
 pub mod persistent_volume;

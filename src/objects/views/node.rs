@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::objects::{Istr, Meta, Quantity, Taint, null_as_default, resource};
+use crate::objects::{Istr, Meta, Quantity, Taint, Timestamp, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -20,14 +20,19 @@ pub struct Node {
 pub struct NodeSpec {
     #[serde(deserialize_with = "null_as_default")]
     pub taints: Vec<Taint>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub unschedulable: bool,
+    /// The ranges of its pods' addresses, one of each family.
+    #[serde(rename = "podCIDRs", deserialize_with = "null_as_default")]
+    pub pod_cidrs: Box<[Box<str>]>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
-    /// The status of the condition Ready: `True`, `False` or `Unknown`; empty without it.
-    #[serde(rename = "conditions", deserialize_with = "ready")]
-    pub ready: Istr,
+    /// Whole, so that they can be replaced.
+    #[serde(deserialize_with = "null_as_default")]
+    pub conditions: Box<[NodeCondition]>,
     #[serde(rename = "allocatable", deserialize_with = "cpu")]
     pub allocatable_cpu: Quantity,
     #[serde(rename = "volumesAttached", deserialize_with = "null_as_default")]
@@ -44,7 +49,36 @@ pub struct AttachedVolume {
     pub device_path: Istr,
 }
 
-resource!(Node, "", "v1", "nodes", cluster);
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeCondition {
+    pub r#type: Istr,
+    pub status: Istr,
+    pub last_heartbeat_time: Option<Timestamp>,
+    pub last_transition_time: Option<Timestamp>,
+    #[serde(skip_serializing_if = "is_empty")]
+    pub reason: Istr,
+    #[serde(skip_serializing_if = "is_empty")]
+    pub message: Istr,
+}
+
+fn is_empty(text: &Istr) -> bool {
+    text.is_empty()
+}
+
+impl NodeStatus {
+    /// Upstream: `GetNodeCondition`.
+    pub fn condition(&self, name: &str) -> Option<&NodeCondition> {
+        self.conditions.iter().find(|condition| condition.r#type == *name)
+    }
+
+    /// The condition that says whether the kubelet can run pods.
+    pub fn ready(&self) -> Option<&NodeCondition> {
+        self.condition("Ready")
+    }
+}
+
+resource!(Node, "", "v1", "nodes", cluster, NODE);
 
 impl Node {
     /// The label `topology.kubernetes.io/zone`, if it says anything.
@@ -54,25 +88,13 @@ impl Node {
 
     /// Upstream: `nodeutil.IsNodeReady`.
     pub fn is_ready(&self) -> bool {
-        self.status.ready == "True"
+        self.status.ready().is_some_and(|ready| ready.status == "True")
     }
 
     /// Upstream: `taints.TaintKeyExists`.
     pub fn has_taint(&self, key: &str) -> bool {
         self.spec.taints.iter().any(|taint| taint.key == *key)
     }
-}
-
-fn ready<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Istr, D::Error> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Condition {
-        r#type: Istr,
-        status: Istr,
-    }
-    let conditions = Option::<Vec<Condition>>::deserialize(from)?.unwrap_or_default();
-    let ready = conditions.into_iter().find(|condition| condition.r#type == "Ready");
-    Ok(ready.map(|condition| condition.status).unwrap_or_default())
 }
 
 fn cpu<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Quantity, D::Error> {

@@ -289,12 +289,16 @@ fn a_null_field_is_an_absent_one() {
         "status": {"phase": "Active", "conditions": conditions()},
     }));
     check::<Node>(json!({
-        "spec": {"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]},
+        "spec": {
+            "taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}],
+            "unschedulable": true, "podCIDRs": ["10.0.0.0/24"],
+        },
         "status": {
             "conditions": conditions(), "allocatable": {"cpu": "1"}, "volumesInUse": ["v"],
             "volumesAttached": [{"name": "v", "devicePath": "/dev/x"}],
         },
     }));
+    check::<Lease>(json!({"spec": {"renewTime": "2026-01-01T00:00:00.000001Z"}}));
     check::<PersistentVolumeClaim>(json!({
         "spec": {
             "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "s",

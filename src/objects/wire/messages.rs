@@ -267,3 +267,43 @@ static CLAIM_STATUS: Message =
 static POD_IP: Message = Message(&[Field::one(1, "ip", Text)]);
 
 static EXTENDED_CLAIM: Message = Message(&[Field::one(2, "resourceClaimName", Text)]);
+
+pub static NODE: Message = Message(&[
+    Field::one(1, "metadata", Kind::Message(&METADATA)),
+    Field::one(2, "spec", Kind::Message(&NODE_SPEC)),
+    Field::one(3, "status", Kind::Message(&NODE_STATUS)),
+]);
+
+static NODE_SPEC: Message = Message(&[
+    Field::one(4, "unschedulable", Bool),
+    Field::list(5, "taints", Kind::Message(&TAINT)),
+    Field::list(7, "podCIDRs", Text),
+]);
+
+static TAINT: Message = Message(&[
+    Field::one(1, "key", Text),
+    Field::one(2, "value", Text),
+    Field::one(3, "effect", Text),
+    Field::one(4, "timeAdded", Time),
+]);
+
+static NODE_STATUS: Message = Message(&[
+    Field::map(2, "allocatable", Wrapped),
+    Field::list(4, "conditions", Kind::Message(&NODE_CONDITION)),
+]);
+
+static NODE_CONDITION: Message = Message(&[
+    Field::one(1, "type", Text),
+    Field::one(2, "status", Text),
+    Field::one(3, "lastHeartbeatTime", Time),
+    Field::one(4, "lastTransitionTime", Time),
+    Field::one(5, "reason", Text),
+    Field::one(6, "message", Text),
+]);
+
+pub static LEASE: Message = Message(&[
+    Field::one(1, "metadata", Kind::Message(&METADATA)),
+    Field::one(2, "spec", Kind::Message(&LEASE_SPEC)),
+]);
+
+static LEASE_SPEC: Message = Message(&[Field::one(4, "renewTime", Time)]);

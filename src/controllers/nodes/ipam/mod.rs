@@ -1,0 +1,147 @@
+//! Gives each node ranges of addresses for its pods. Upstream: `pkg/controller/nodeipam`.
+
+mod cidr;
+mod cidr_set;
+mod config;
+mod ranges;
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde_json::json;
+
+use self::cidr::Cidr;
+use self::config::Config;
+use self::ranges::Ranges;
+use crate::cache::Lister;
+use crate::client::{self, Client, Patch};
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::events::{EventType, ObjectReference, Recorder};
+use crate::objects::{Node, ObjectKey, PartialObjectMetadata, Resource};
+use crate::task::Latch;
+
+/// Upstream: `cidrUpdateRetries`.
+const ATTEMPTS: usize = 3;
+
+/// The controller `node-ipam-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    if !c.options().allocate_node_cidrs {
+        return Ok(());
+    }
+    let config = Config::of(c.options())?;
+    let nodes = c.lister::<Node>();
+    let this = Arc::new(Ipam {
+        client: c.client(),
+        recorder: c.recorder(),
+        nodes: nodes.clone(),
+        ranges: Mutex::new(Ranges::new(&config)?),
+    });
+    let queue = c.queue(Retries::default());
+    let ranges = this.clone();
+    c.watch(&nodes, &queue, move |change, wake| match change {
+        Change::Deleted(deleted) => ranges.release(deleted.object()),
+        _ => wake.add(change.object().meta.key()),
+    });
+    // No node gets a range before those of all nodes are known. A range that the flags exclude ends
+    // the manager, as upstream.
+    let occupied = Latch::new();
+    c.ready_when(&occupied);
+    let known = this.clone();
+    c.background(move |stop| async move {
+        match known.occupy_all() {
+            Ok(()) => {
+                occupied.open();
+                stop.stopped().await;
+            }
+            Err(error) => log::error!("node-ipam-controller: {error}"),
+        }
+    });
+    c.sync(queue, move |key| this.clone().sync(key));
+    Ok(())
+}
+
+struct Ipam {
+    client: Client,
+    recorder: Recorder,
+    nodes: Lister<Node>,
+    ranges: Mutex<Ranges>,
+}
+
+impl Ipam {
+    fn occupy_all(&self) -> Result<(), String> {
+        let mut ranges = self.ranges.lock();
+        self.nodes.list().iter().try_for_each(|node| ranges.occupy(node))
+    }
+
+    fn release(&self, node: &Node) {
+        let successor = self.nodes.get(&node.meta.key());
+        let successor = successor.filter(|successor| successor.meta.uid != node.meta.uid);
+        if let Err(error) = self.ranges.lock().gone(node, successor.as_deref()) {
+            log::error!("Error while processing CIDR Release: {error}");
+        }
+    }
+
+    /// Upstream: `AllocateOrOccupyCIDR`, `updateCIDRsAllocation`.
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
+        if node.meta.is_being_deleted() {
+            return Ok(Next::Done);
+        }
+        if !node.spec.pod_cidrs.is_empty() {
+            self.ranges.lock().occupy(&node).map_err(Error::other)?;
+            return Ok(Next::Done);
+        }
+        let allocated = self.ranges.lock().allocate(&node.meta.name);
+        let ranges = match allocated {
+            Ok(ranges) => ranges,
+            Err(error) => {
+                self.record(&node, "CIDRNotAvailable");
+                return Err(Error::other(error));
+            }
+        };
+        let Err(error) = self.assign(&node, &ranges).await else {
+            log::info!("Set the pod CIDRs of node {}: {}", node.meta.name, list(&ranges).join(", "));
+            return Ok(Next::Done);
+        };
+        self.record(&node, "CIDRAssignmentFailed");
+        let mut known = self.ranges.lock();
+        match self.nodes.get(&key) {
+            Some(current) if current.meta.uid == node.meta.uid && error.is_unsure() => {
+                known.keep(&node.meta.name, ranges);
+            }
+            _ => known.release(&ranges),
+        }
+        Err(error.into())
+    }
+
+    /// The API server takes ranges only for a node that has none.
+    async fn assign(&self, node: &Node, ranges: &[Cidr]) -> client::Result<()> {
+        let cidrs = list(ranges);
+        let patch = Patch::StrategicMerge(json!({
+            "metadata": { "uid": node.meta.uid },
+            "spec": { "podCIDR": cidrs[0], "podCIDRs": cidrs },
+        }));
+        let nodes = self.client.resource(&Node::RESOURCE);
+        let mut attempt = 1;
+        loop {
+            match nodes.patch::<PartialObjectMetadata>(&node.meta.key(), &patch).await {
+                Ok(_) => return Ok(()),
+                Err(error) if attempt == ATTEMPTS || error.is_not_found() => return Err(error),
+                Err(_) => attempt += 1,
+            }
+        }
+    }
+
+    /// Upstream: `RecordNodeStatusChange`.
+    fn record(&self, node: &Node, status: &str) {
+        let mut about = ObjectReference::to(node);
+        about.resource_version.clear();
+        let message = format!("Node {} status is now: {status}", node.meta.name);
+        self.recorder.event(&about, EventType::Normal, status, message);
+    }
+}
+
+fn list(ranges: &[Cidr]) -> Vec<String> {
+    ranges.iter().map(Cidr::to_string).collect()
+}

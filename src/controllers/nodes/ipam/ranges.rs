@@ -1,0 +1,250 @@
+//! The ranges of all nodes, of one family or two.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::cidr::Cidr;
+use super::cidr_set::CidrSet;
+use super::config::Config;
+use crate::objects::Node;
+
+pub struct Ranges {
+    sets: Vec<CidrSet>,
+    /// Ranges of nodes whose write may or may not have been carried out. They stay with the node.
+    unsure: HashMap<Arc<str>, Vec<Cidr>>,
+}
+
+impl Ranges {
+    /// Without the ranges of services. Upstream: `NewCIDRRangeAllocator`.
+    ///
+    /// # Errors
+    /// When a set cannot be made.
+    pub fn new(config: &Config) -> Result<Ranges, String> {
+        let mut sets = Vec::new();
+        for (cluster, prefix) in &config.clusters {
+            let mut set = CidrSet::new(*cluster, *prefix)?;
+            for service in config.services.iter().filter(|service| service.overlaps(cluster)) {
+                if let Err(error) = set.occupy(service) {
+                    log::error!("Error filtering out service cidr {service}: {error}");
+                }
+            }
+            sets.push(set);
+        }
+        Ok(Ranges { sets, unsure: HashMap::new() })
+    }
+
+    /// Ranges for a node that has none, one of each family.
+    ///
+    /// # Errors
+    /// When none is free.
+    pub fn allocate(&mut self, node: &str) -> Result<Vec<Cidr>, String> {
+        if let Some(ranges) = self.unsure.remove(node) {
+            return Ok(ranges);
+        }
+        let mut ranges = Vec::new();
+        for index in 0..self.sets.len() {
+            match self.sets[index].allocate() {
+                Ok(range) => ranges.push(range),
+                Err(error) => {
+                    self.release(&ranges);
+                    return Err(format!(
+                        "failed to allocate cidr from cluster cidr at idx:{index}: {error}"
+                    ));
+                }
+            }
+        }
+        Ok(ranges)
+    }
+
+    /// Gives back what [`Ranges::allocate`] gave.
+    pub fn release(&mut self, ranges: &[Cidr]) {
+        for (set, range) in self.sets.iter_mut().zip(ranges) {
+            if let Err(error) = set.release(range) {
+                log::error!("Error when releasing CIDR {range}: {error}");
+            }
+        }
+    }
+
+    /// Keeps ranges for the next attempt at the node.
+    pub fn keep(&mut self, node: &Arc<str>, ranges: Vec<Cidr>) {
+        self.unsure.insert(node.clone(), ranges);
+    }
+
+    /// Takes the ranges that a node has. Upstream: `occupyCIDRs`.
+    ///
+    /// # Errors
+    /// When it has a range that the cluster's do not hold.
+    pub fn occupy(&mut self, node: &Node) -> Result<(), String> {
+        let name = &node.meta.name;
+        if let Some(kept) = self.unsure.remove(name) {
+            let has = |range: &Cidr| node.spec.pod_cidrs.iter().any(|own| **own == *range.to_string());
+            for (set, range) in self.sets.iter_mut().zip(&kept) {
+                if !has(range) && let Err(error) = set.release(range) {
+                    log::error!("Error when releasing CIDR {range}: {error}");
+                }
+            }
+        }
+        for (index, text) in node.spec.pod_cidrs.iter().enumerate() {
+            let first = &node.spec.pod_cidrs[0];
+            let range = Cidr::parse(text)
+                .ok_or_else(|| format!("failed to parse node {name}, CIDR {first}"))?;
+            let set = self.sets.get_mut(index).ok_or_else(|| unknown_family(node, text, index))?;
+            set.occupy(&range).map_err(|error| {
+                format!(
+                    "failed to mark cidr[{range}] at idx [{index}] as occupied for node: {name}: \
+                     {error}"
+                )
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Frees the ranges of a node that is gone, but for those that `successor` has: a node of the same
+    /// name. Upstream: `ReleaseCIDR`.
+    ///
+    /// # Errors
+    /// As [`Ranges::occupy`].
+    pub fn gone(&mut self, node: &Node, successor: Option<&Node>) -> Result<(), String> {
+        if let Some(kept) = self.unsure.remove(&node.meta.name) {
+            self.release(&kept);
+        }
+        let kept = successor.map(|node| &*node.spec.pod_cidrs).unwrap_or_default();
+        for (index, text) in node.spec.pod_cidrs.iter().enumerate() {
+            let range = Cidr::parse(text)
+                .ok_or_else(|| format!("failed to parse CIDR {text} on Node {}", node.meta.name))?;
+            let set = self.sets.get_mut(index).ok_or_else(|| unknown_family(node, text, index))?;
+            if !kept.contains(text) {
+                set.release(&range)
+                    .map_err(|error| format!("error when releasing CIDR {text}: {error}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unknown_family(node: &Node, text: &str, index: usize) -> String {
+    format!(
+        "node:{} has an allocated cidr: {text} at index:{index} that does not exist in cluster cidrs \
+         configuration",
+        node.meta.name
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn ranges(clusters: &[(&str, u8)], services: &[&str]) -> Ranges {
+        let cidr = |text: &str| Cidr::parse(text).unwrap();
+        Ranges::new(&Config {
+            clusters: clusters.iter().map(|(text, prefix)| (cidr(text), *prefix)).collect(),
+            services: services.iter().map(|text| cidr(text)).collect(),
+        })
+        .unwrap()
+    }
+
+    fn node(name: &str, cidrs: &[&str]) -> Node {
+        let json = json!({ "metadata": { "name": name }, "spec": { "podCIDRs": cidrs } });
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn next(ranges: &mut Ranges) -> String {
+        match ranges.allocate("new") {
+            Ok(found) => found.iter().map(Cidr::to_string).collect::<Vec<_>>().join(" "),
+            Err(error) => error,
+        }
+    }
+
+    #[test]
+    fn services_and_nodes_keep_their_ranges() {
+        // Upstream: TestAllocateOrOccupyCIDRSuccess, TestOccupyPreExistingCIDR.
+        for (clusters, services, nodes, allocated) in [
+            (&[("127.123.234.0/24", 30)][..], &[][..], &[][..], "127.123.234.0/30"),
+            (&[("127.123.234.0/24", 30)], &["127.123.234.0/26"], &[], "127.123.234.64/30"),
+            (
+                &[("127.123.234.0/24", 30)],
+                &["127.123.234.0/26"],
+                &[&["127.123.234.64/30"][..], &["127.123.234.68/30"]],
+                "127.123.234.72/30",
+            ),
+            (
+                &[("127.123.234.0/8", 24), ("ace:cab:deca::/48", 64)],
+                &["127.0.0.0/16"],
+                &[&["127.1.0.0/24", "ace:cab:deca::/64"]],
+                "127.1.1.0/24 ace:cab:deca:1::/64",
+            ),
+            (
+                &[("10.0.0.0/16", 24)],
+                &["fd00::/112", "10.0.0.0/8"],
+                &[],
+                "failed to allocate cidr from cluster cidr at idx:0: CIDR allocation failed; there \
+                 are no remaining CIDRs left to allocate in the accepted range",
+            ),
+        ] {
+            let mut ranges = ranges(clusters, services);
+            for cidrs in nodes {
+                ranges.occupy(&node("old", cidrs)).unwrap();
+            }
+            assert_eq!(next(&mut ranges), allocated);
+        }
+    }
+
+    #[test]
+    fn ranges_that_the_cluster_does_not_hold_are_errors() {
+        for (cidrs, error) in [
+            (&["x"][..], "failed to parse node n, CIDR x"),
+            (
+                &["10.0.0.0/24", "fd00::/64"],
+                "node:n has an allocated cidr: fd00::/64 at index:1 that does not exist in cluster \
+                 cidrs configuration",
+            ),
+            (
+                &["172.10.1.0/24"],
+                "failed to mark cidr[172.10.1.0/24] at idx [0] as occupied for node: n: cidr \
+                 172.10.1.0/24 is out the range of cluster cidr 10.0.0.0/16",
+            ),
+        ] {
+            let mut ranges = ranges(&[("10.0.0.0/16", 24)], &[]);
+            assert_eq!(ranges.occupy(&node("n", cidrs)), Err(error.to_owned()));
+            assert!(ranges.gone(&node("n", cidrs), None).is_err());
+        }
+    }
+
+    #[test]
+    fn a_family_without_free_ranges_costs_the_other_none() {
+        let mut ranges = ranges(&[("10.0.0.0/23", 24), ("fd00::/64", 64)], &[]);
+        assert_eq!(next(&mut ranges), "10.0.0.0/24 fd00::/64");
+        for _ in 0..5 {
+            assert!(next(&mut ranges).starts_with("failed to allocate cidr from cluster cidr at idx:1"));
+        }
+        ranges.gone(&node("first", &["10.0.0.0/24", "fd00::/64"]), None).unwrap();
+        assert!(next(&mut ranges).ends_with(" fd00::/64"));
+    }
+
+    #[test]
+    fn a_range_stays_with_its_node_or_its_successor() {
+        let mut ranges = ranges(&[("10.0.0.0/23", 24)], &[]);
+        let old = node("n", &["10.0.0.0/24"]);
+        ranges.occupy(&old).unwrap();
+        ranges.gone(&old, Some(&node("n", &["10.0.0.0/24"]))).unwrap();
+        assert_eq!(next(&mut ranges), "10.0.1.0/24");
+        // A write with an unsure end: the node gets the same range again.
+        let kept = Cidr::parse("10.0.1.0/24").unwrap();
+        ranges.keep(&"new".into(), vec![kept]);
+        assert_eq!(next(&mut ranges), "10.0.1.0/24");
+        ranges.keep(&"new".into(), vec![kept]);
+        ranges.occupy(&node("new", &["10.0.1.0/24"])).unwrap();
+        assert!(next(&mut ranges).starts_with("failed"));
+        // It got another one in the meantime, or is gone.
+        ranges.gone(&old, None).unwrap();
+        let first = ranges.allocate("x").unwrap();
+        ranges.keep(&"x".into(), first);
+        ranges.occupy(&node("x", &["10.0.1.0/24"])).unwrap();
+        let again = ranges.allocate("y").unwrap();
+        ranges.keep(&"y".into(), again);
+        ranges.gone(&node("y", &[]), None).unwrap();
+        assert_eq!(next(&mut ranges), "10.0.0.0/24");
+    }
+}

@@ -1,0 +1,316 @@
+//! Whether a node is alive: what was last heard of it, and the conditions of a node that is not.
+
+use std::time::Duration;
+
+use crate::objects::{Istr, Lease, Node, NodeCondition, Timestamp};
+
+/// The conditions that a silent node loses. NetworkUnavailable is not the kubelet's.
+const KUBELET_CONDITIONS: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
+
+/// The status of the condition Ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    True,
+    False,
+    Unknown,
+}
+
+impl Ready {
+    /// `None`: the node has no such condition.
+    pub fn of(node: &Node) -> Option<Ready> {
+        node.status.ready().map(|condition| match condition.status.as_str() {
+            "True" => Ready::True,
+            "False" => Ready::False,
+            _ => Ready::Unknown,
+        })
+    }
+}
+
+/// How long a node may be silent.
+#[derive(Clone, Copy)]
+pub struct GracePeriods {
+    /// `--node-monitor-grace-period`
+    pub monitor: Duration,
+    /// `--node-startup-grace-period`: before the node has a condition Ready.
+    pub startup: Duration,
+}
+
+/// What was last heard of a node. Upstream: `nodeHealthData`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Health {
+    /// When there was a sign of life, on the manager's own clock: clocks of nodes may differ.
+    pub probe: Timestamp,
+    /// The condition Ready then: its heartbeat and its status.
+    pub ready: Option<(Option<Timestamp>, Ready)>,
+    /// The renewal of the lease that counted last, if one did.
+    renewed: Option<Option<Timestamp>>,
+}
+
+impl Health {
+    /// What is known after a look at the node and its lease. A node without the condition Ready lives
+    /// from its creation on. Upstream: the first half of `tryUpdateNodeHealth`.
+    pub fn observe(
+        before: Option<&Health>,
+        node: &Node,
+        lease: Option<&Lease>,
+        now: Timestamp,
+    ) -> Health {
+        let heartbeat = node.status.ready().and_then(|condition| condition.last_heartbeat_time);
+        let ready = Ready::of(node).map(|status| (heartbeat, status));
+        let seen_at = |probe| Health { probe, ready, renewed: None };
+        let mut health = match (before, ready) {
+            (None, None) => seen_at(node.meta.creation_timestamp.unwrap_or_default()),
+            (None, Some(_)) => seen_at(now),
+            (Some(before), None) => Health { ready, ..before.clone() },
+            (Some(before), Some(_)) => match before.ready {
+                Some((known, _)) if known == heartbeat => before.clone(),
+                _ => seen_at(now),
+            },
+        };
+        let renewed = before.and_then(|before| before.renewed);
+        if let Some(lease) = lease
+            && renewed.is_none_or(|renewed| is_later(lease.spec.renew_time, renewed))
+        {
+            health.renewed = Some(lease.spec.renew_time);
+            health.probe = now;
+        }
+        health
+    }
+
+    /// Nothing was heard for longer than the node is granted.
+    pub fn is_silent(&self, grace: &GracePeriods, now: Timestamp) -> bool {
+        let grace = if self.ready.is_some() { grace.monitor } else { grace.startup };
+        now > self.probe + grace
+    }
+}
+
+fn is_later(one: Option<Timestamp>, other: Option<Timestamp>) -> bool {
+    matches!((one, other), (Some(one), Some(other)) if one > other)
+}
+
+/// The conditions of a silent node; `None` when its condition Ready says Unknown already.
+/// Upstream: the second half of `tryUpdateNodeHealth`.
+pub fn unknown_conditions(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
+    if node.status.ready().is_some_and(|ready| ready.status == "Unknown") {
+        return None;
+    }
+    let mut conditions = node.status.conditions.to_vec();
+    for name in KUBELET_CONDITIONS {
+        match conditions.iter_mut().find(|condition| condition.r#type == *name) {
+            Some(condition) if condition.status == "Unknown" => {}
+            Some(condition) => {
+                condition.status = Istr::new("Unknown");
+                condition.reason = Istr::new("NodeStatusUnknown");
+                condition.message = Istr::new("Kubelet stopped posting node status.");
+                condition.last_transition_time = Some(now);
+            }
+            None => conditions.push(NodeCondition {
+                r#type: Istr::new(name),
+                status: Istr::new("Unknown"),
+                reason: Istr::new("NodeStatusNeverUpdated"),
+                message: Istr::new("Kubelet never posted node status."),
+                last_heartbeat_time: node.meta.creation_timestamp,
+                last_transition_time: Some(now),
+            }),
+        }
+    }
+    Some(conditions)
+}
+
+/// The manager's own clock as the monitor reads it. It starts at the wall clock's time, is not set
+/// with it, and stands still while the process is suspended: nodes cannot be heard then.
+pub struct MonitorClock {
+    origin: Timestamp,
+    start: Duration,
+    lost: Duration,
+    /// When the next pass should start.
+    expected: Option<Duration>,
+}
+
+impl MonitorClock {
+    pub fn new(origin: Timestamp, monotonic: Duration) -> MonitorClock {
+        MonitorClock { origin, start: monotonic, lost: Duration::ZERO, expected: None }
+    }
+
+    pub fn now(&self, monotonic: Duration) -> Timestamp {
+        self.origin + monotonic.saturating_sub(self.start + self.lost)
+    }
+
+    /// A pass starts. What it is late by more than `period` does not count.
+    pub fn start(&mut self, monotonic: Duration, period: Duration) {
+        if let Some(expected) = self.expected.take() {
+            self.lost += monotonic.saturating_sub(expected + period);
+        }
+    }
+
+    pub fn expect(&mut self, at: Duration) {
+        self.expected = Some(at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const GRACE: GracePeriods =
+        GracePeriods { monitor: Duration::from_secs(40), startup: Duration::from_secs(60) };
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_secs(second)
+    }
+
+    fn ready(status: &str, heartbeat: i64) -> Value {
+        json!({
+            "type": "Ready", "status": status, "reason": "r", "message": "m",
+            "lastHeartbeatTime": at(heartbeat), "lastTransitionTime": at(heartbeat),
+        })
+    }
+
+    /// Created at second 10.
+    fn node(conditions: Value) -> Node {
+        let json = json!({
+            "metadata": { "name": "n", "creationTimestamp": at(10) },
+            "status": { "conditions": conditions },
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn lease(second: i64) -> Lease {
+        let json = json!({ "spec": { "renewTime": at(second).to_micro_string() } });
+        serde_json::from_value(json).unwrap()
+    }
+
+    /// Observes a sequence of (conditions, renewal of the lease, own time), and says after each
+    /// whether the node is silent.
+    fn silent(looks: &[(Value, Option<i64>, i64)]) -> Vec<bool> {
+        let mut health = None;
+        let mut answers = Vec::new();
+        for (conditions, renewed, now) in looks {
+            let lease = renewed.map(lease);
+            let next =
+                Health::observe(health.as_ref(), &node(conditions.clone()), lease.as_ref(), at(*now));
+            answers.push(next.is_silent(&GRACE, at(*now)));
+            health = Some(next);
+        }
+        answers
+    }
+
+    #[test]
+    fn a_node_without_status_lives_for_the_startup_period() {
+        let none = || json!([]);
+        assert_eq!(
+            silent(&[(none(), None, 12), (none(), None, 70), (none(), None, 71)]),
+            [false, false, true]
+        );
+        // Upstream: TestMonitorNodeHealthUpdateNodeAndPodStatusWithLease, kubelet never posted status.
+        assert_eq!(silent(&[(none(), None, 4000)]), [true]);
+        assert_eq!(silent(&[(none(), Some(3990), 4000)]), [false]);
+        assert_eq!(
+            silent(&[(none(), Some(20), 30), (none(), Some(20), 90), (none(), Some(20), 91)]),
+            [false, false, true],
+            "from the look at which the lease was new"
+        );
+    }
+
+    #[test]
+    fn heartbeats_and_renewals_are_signs_of_life() {
+        let up = |heartbeat| json!([ready("True", heartbeat)]);
+        // The first look of a manager counts, however old the heartbeat is.
+        assert_eq!(
+            silent(&[(up(10), None, 4000), (up(10), None, 4040), (up(10), None, 4041)]),
+            [false, false, true]
+        );
+        assert_eq!(
+            silent(&[(up(10), None, 100), (up(20), None, 140), (up(20), None, 180)]),
+            [false; 3]
+        );
+        assert_eq!(
+            silent(&[
+                (up(10), Some(95), 100),
+                (up(10), Some(135), 140),
+                (up(10), Some(135), 180),
+                (up(10), Some(135), 181),
+            ]),
+            [false, false, false, true]
+        );
+        // A lease that goes back in time is no sign of life.
+        assert_eq!(
+            silent(&[(up(10), Some(95), 100), (up(10), Some(90), 141)]),
+            [false, true]
+        );
+        // Upstream forgets the lease with a heartbeat, so the same renewal counts once more.
+        assert_eq!(
+            silent(&[
+                (up(10), Some(95), 100),
+                (up(20), Some(95), 120),
+                (up(20), Some(95), 125),
+                (up(20), Some(95), 165),
+                (up(20), Some(95), 166),
+            ]),
+            [false, false, false, false, true]
+        );
+        // The first status of a node.
+        assert_eq!(
+            silent(&[(json!([]), None, 60), (up(65), None, 71), (up(65), None, 111)]),
+            [false; 3]
+        );
+    }
+
+    #[test]
+    fn a_silent_node_has_unknown_conditions() {
+        let unknown = |conditions| {
+            let conditions = unknown_conditions(&node(conditions), at(100))?;
+            Some(serde_json::to_value(conditions).unwrap())
+        };
+        let never = |name: &str| {
+            json!({
+                "type": name, "status": "Unknown", "reason": "NodeStatusNeverUpdated",
+                "message": "Kubelet never posted node status.",
+                "lastHeartbeatTime": at(10), "lastTransitionTime": at(100),
+            })
+        };
+        assert_eq!(
+            unknown(json!([])),
+            Some(json!(KUBELET_CONDITIONS.map(never))),
+            "in this order"
+        );
+        let network = json!({
+            "type": "NetworkUnavailable", "status": "False", "lastHeartbeatTime": at(11),
+            "lastTransitionTime": at(12),
+        });
+        let mut stopped = ready("Unknown", 50);
+        stopped["reason"] = "NodeStatusUnknown".into();
+        stopped["message"] = "Kubelet stopped posting node status.".into();
+        stopped["lastTransitionTime"] = json!(at(100));
+        for status in ["True", "False"] {
+            assert_eq!(
+                unknown(json!([network, ready(status, 50)])),
+                Some(json!([
+                    network,
+                    stopped,
+                    never("MemoryPressure"),
+                    never("DiskPressure"),
+                    never("PIDPressure"),
+                ]))
+            );
+        }
+        assert_eq!(unknown(json!([ready("Unknown", 50)])), None);
+    }
+
+    #[test]
+    fn a_suspension_of_the_manager_does_not_count() {
+        let (secs, period) = (Duration::from_secs, Duration::from_secs(5));
+        let mut clock = MonitorClock::new(at(1000), secs(50));
+        clock.start(secs(50), period);
+        assert_eq!(clock.now(secs(52)), at(1002));
+        clock.expect(secs(57));
+        clock.start(secs(60), period);
+        assert_eq!(clock.now(secs(60)), at(1010), "late, but within a period");
+        clock.expect(secs(65));
+        clock.start(secs(3670), period);
+        assert_eq!(clock.now(secs(3670)), at(1020));
+        assert_eq!(clock.now(secs(3671)), at(1021));
+    }
+}

@@ -1,0 +1,233 @@
+//! Watches whether nodes are alive, says so in their conditions and taints, and has the pods of a
+//! node that is not alive marked as not ready. Upstream: `pkg/controller/nodelifecycle`.
+//!
+//! All nodes are looked at every `--node-monitor-period`, from the caches; a lease costs nothing when
+//! it is renewed. Without nodes there are no passes.
+
+mod health;
+mod monitor;
+mod pods;
+mod reconcile;
+mod tainter;
+mod zones;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use self::health::{GracePeriods, Health, MonitorClock, Ready};
+use self::tainter::{Tainter, Turn};
+use self::zones::{Rates, ZoneState};
+use super::pods::{BY_NODE, NODE_INDEX};
+use super::taints::{self, Swap};
+use crate::cache::Lister;
+use crate::client::Client;
+use crate::clock::SharedClock;
+use crate::controllers::nodes::tainteviction;
+use crate::controllers::runner::{Change, Queue, keys};
+use crate::controllers::{Controller, Next, Retries, SyncResult};
+use crate::events::Recorder;
+use crate::metrics::{exponential, metrics};
+use crate::objects::{Istr, Lease, NO_EXECUTE, Node, ObjectKey, Pod, Uid};
+
+/// Nodes that are written to at once. Upstream: `scheduler.UpdateWorkerSize`.
+const NODE_WORKERS: usize = 8;
+/// Upstream: `podUpdateWorkerSize`.
+const POD_WORKERS: usize = 4;
+/// After which a node is looked at again that cannot be tainted yet.
+const TAINT_RETRY: Duration = Duration::from_millis(50);
+/// The namespace of the nodes' leases. Upstream: `v1.NamespaceNodeLease`.
+const LEASES: &str = "kube-node-lease";
+/// The one key of the queue of passes.
+const PASS: &str = "all nodes";
+
+metrics! {
+    fn register;
+    static ZONE_HEALTH: GaugeVec["zone"] = "node_collector_zone_health",
+        "[ALPHA] Gauge measuring percentage of healthy nodes per zone.";
+    static ZONE_SIZE: IntGaugeVec["zone"] = "node_collector_zone_size",
+        "[ALPHA] Gauge measuring number of registered Nodes per zones.";
+    static UNHEALTHY: IntGaugeVec["zone"] = "node_collector_unhealthy_nodes_in_zone",
+        "[ALPHA] Gauge measuring number of not Ready Nodes per zones.";
+    static EVICTIONS: IntCounterVec["zone"] = "node_collector_evictions_total",
+        "[STABLE] Number of Node evictions that happened since current instance of NodeController started.";
+    static NODE_SECONDS: Histogram(exponential(0.001, 4.0, 8)) =
+        "node_collector_update_node_health_duration_seconds",
+        "[ALPHA] Duration in seconds for NodeController to update the health of a single node.";
+    static PASS_SECONDS: Histogram(exponential(0.01, 4.0, 8)) =
+        "node_collector_update_all_nodes_health_duration_seconds",
+        "[ALPHA] Duration in seconds for NodeController to update the health of all nodes.";
+}
+
+/// The controller `node-lifecycle-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    register();
+    if !c.feature("SeparateTaintEvictionController") {
+        tainteviction::part_of(c)?;
+    }
+    let (nodes, leases, pods) = (c.lister::<Node>(), c.lister::<Lease>(), c.lister::<Pod>());
+    c.index(&pods, NODE_INDEX, BY_NODE);
+    let o = c.options();
+    let rates = Rates {
+        normal: o.node_eviction_rate,
+        secondary: o.secondary_node_eviction_rate,
+        large: o.large_cluster_size_threshold,
+        unhealthy: o.unhealthy_zone_threshold,
+    };
+    let grace = GracePeriods {
+        monitor: o.node_monitor_grace_period,
+        startup: o.node_startup_grace_period,
+    };
+    let period = o.node_monitor_period.max(Duration::from_millis(1));
+    let clock = c.clock();
+    let zones: Queue<Istr> = c.queue_named("", Retries::default());
+    let passes: Queue<&'static str> = c.queue_named("", Retries::default());
+    let state = State {
+        clock: MonitorClock::new(clock.now(), clock.monotonic()),
+        pass: 0,
+        known: HashMap::new(),
+        zones: HashMap::new(),
+        tainters: HashMap::new(),
+    };
+    let this = Arc::new(NodeLifecycle {
+        client: c.client(),
+        recorder: c.recorder(),
+        clock,
+        nodes: nodes.clone(),
+        leases,
+        pods: pods.clone(),
+        lease_namespace: Istr::new(LEASES),
+        rates,
+        grace,
+        period,
+        queue: zones.clone(),
+        state: Mutex::new(state),
+    });
+
+    let reconcile = c.queue(Retries::default());
+    c.watch(&nodes, &reconcile, keys::of_current(|_| true));
+    let syncs = this.clone();
+    c.sync_by(NODE_WORKERS, reconcile, move |key| syncs.clone().reconcile(key));
+
+    let placed = c.queue_named("node_lifecycle_controller_pods", Retries::default());
+    let known = this.clone();
+    c.watch(&pods, &placed, move |change, wake| {
+        if is_placed(&change) && known.is_not_ready(&change.object().spec.node_name) {
+            wake.add(change.object().meta.key());
+        }
+    });
+    let syncs = this.clone();
+    c.sync_by(POD_WORKERS, placed, move |key| syncs.clone().pod_placed(key));
+
+    let syncs = this.clone();
+    c.sync_by(1, zones, move |zone| syncs.clone().taint_zone(zone));
+
+    // The first pass comes with the workers. The first node of a cluster starts the passes again.
+    passes.add(PASS);
+    c.watch_resyncing(&nodes, None, &passes, move |change: Change<'_, Node>, wake| {
+        if matches!(change, Change::Added { initial: false, .. }) {
+            wake.add_after(PASS, period);
+        }
+    });
+    c.sync_by(1, passes, move |_| this.clone().pass());
+    Ok(())
+}
+
+/// The pod was bound to a node. Upstream: `podUpdated`.
+fn is_placed(change: &Change<'_, Pod>) -> bool {
+    match change {
+        Change::Added { new, .. } => !new.spec.node_name.is_empty(),
+        Change::Updated { old, new } => {
+            !new.spec.node_name.is_empty() && old.spec.node_name != new.spec.node_name
+        }
+        Change::Resync { .. } | Change::Deleted(_) => false,
+    }
+}
+
+struct NodeLifecycle {
+    client: Client,
+    recorder: Recorder,
+    clock: SharedClock,
+    nodes: Lister<Node>,
+    leases: Lister<Lease>,
+    pods: Lister<Pod>,
+    lease_namespace: Istr,
+    rates: Rates,
+    grace: GracePeriods,
+    period: Duration,
+    /// Zones in which a node may wait for its taint.
+    queue: Queue<Istr>,
+    state: Mutex<State>,
+}
+
+struct State {
+    clock: MonitorClock,
+    /// The number of the pass.
+    pass: u32,
+    known: HashMap<Arc<str>, Known>,
+    zones: HashMap<Istr, ZoneState>,
+    tainters: HashMap<Istr, Tainter>,
+}
+
+/// A node that a pass has seen.
+struct Known {
+    uid: Uid,
+    zone: Istr,
+    /// Of the node that `zone` is computed from.
+    version: u64,
+    health: Option<Health>,
+    /// Its pods could not all be marked as not ready.
+    retry: bool,
+    /// The last pass that saw it.
+    pass: u32,
+}
+
+impl NodeLifecycle {
+    /// A pass has found the node's condition Ready other than True.
+    fn is_not_ready(&self, node: &str) -> bool {
+        let state = self.state.lock();
+        let ready = state.known.get(node).and_then(|known| known.health.as_ref()?.ready);
+        ready.is_some_and(|(_, ready)| ready != Ready::True)
+    }
+
+    /// Taints the nodes of a zone as its rate lets it. Upstream: `doNoExecuteTaintingPass`.
+    async fn taint_zone(self: Arc<Self>, zone: Istr) -> SyncResult {
+        loop {
+            let now = self.clock.monotonic();
+            let turn = self.state.lock().tainters.get_mut(&zone).map(|tainter| tainter.next(now));
+            let node = match turn {
+                None | Some(Turn::Idle) => return Ok(Next::Done),
+                Some(Turn::Wait(wait)) => return Ok(Next::After(wait)),
+                Some(Turn::Node(node)) => node,
+            };
+            let outcome = self.taint(&node).await;
+            let mut state = self.state.lock();
+            let Some(tainter) = state.tainters.get_mut(&zone) else { continue };
+            match outcome {
+                Ok(()) => tainter.done(&node),
+                Err(wait) => tainter.retry(&node, self.clock.monotonic() + wait),
+            }
+        }
+    }
+
+    /// `Err`: how long until it should be tried again. Not ready and unreachable exclude each other, as
+    /// the statuses of the condition Ready do.
+    async fn taint(&self, name: &Arc<str>) -> Result<(), Duration> {
+        let Some(node) = self.nodes.get(&ObjectKey::cluster(name)) else { return Ok(()) };
+        let (add, remove) = match Ready::of(&node) {
+            None => return Err(TAINT_RETRY),
+            Some(Ready::True) => return Ok(()),
+            Some(Ready::False) => (taints::NOT_READY, taints::UNREACHABLE),
+            Some(Ready::Unknown) => (taints::UNREACHABLE, taints::NOT_READY),
+        };
+        let swap = Swap { effect: NO_EXECUTE, add: vec![add], remove: vec![remove] };
+        if let Err(error) = swap.write(&self.client, &self.clock, &node).await {
+            log::error!("unable to taint unresponsive Node {name:?} with {add}: {error}");
+            return Err(Duration::ZERO);
+        }
+        EVICTIONS.with_label_values(&[&*zones::zone_of(&node)]).inc();
+        Ok(())
+    }
+}

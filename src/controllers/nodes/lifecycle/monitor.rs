@@ -1,0 +1,442 @@
+//! A pass over all nodes: their health, their taints for eviction, their pods, and then the zones.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::json;
+
+use super::health::{Health, Ready, unknown_conditions};
+use super::tainter::Tainter;
+use super::zones::{Count, Disruption, update, zone_of};
+use super::{
+    EVICTIONS, Known, NODE_SECONDS, NODE_WORKERS, NodeLifecycle, PASS_SECONDS, State, UNHEALTHY,
+    ZONE_HEALTH, ZONE_SIZE,
+};
+use crate::client::{self, Patch};
+use crate::controllers::nodes::pods::on_node;
+use crate::controllers::nodes::taints::{self, Swap};
+use crate::controllers::runner::batch::together;
+use crate::controllers::{Next, SyncResult};
+use crate::events::{EventType, ObjectReference};
+use crate::objects::{
+    Istr, NO_EXECUTE, Node, NodeCondition, ObjectKey, PartialObjectMetadata, Resource, Timestamp,
+    Uid,
+};
+
+/// Attempts to write the conditions of a node in one pass, and the delay between them.
+/// Upstream: `NodeHealthUpdateRetry`, `retrySleepTime`.
+const ATTEMPTS: usize = 5;
+const RETRY_DELAY: Duration = Duration::from_millis(20);
+/// A node with this label does not count in its zone.
+const NOT_COUNTED: &str = "node.kubernetes.io/exclude-disruption";
+
+/// What a pass finds out about a node.
+struct Look {
+    /// The condition Ready as the node has it; Unknown without one.
+    observed: Ready,
+    /// The same after the pass; `None`: none.
+    current: Option<Ready>,
+    /// The conditions to write first.
+    write: Option<Vec<NodeCondition>>,
+}
+
+impl Look {
+    /// The node was ready until this pass.
+    fn is_lost(&self) -> bool {
+        self.observed == Ready::True && self.current != Some(Ready::True)
+    }
+
+    /// The taint that the node has and must not have, if any, with what comes in its place.
+    fn swap(&self, node: &Node) -> Option<Swap<'static>> {
+        let has = |key: &&'static str| taints::has(node, key, NO_EXECUTE);
+        let (add, remove) = match self.current? {
+            Ready::True => (None, vec![taints::UNREACHABLE, taints::NOT_READY]),
+            Ready::False => (Some(taints::NOT_READY), vec![taints::UNREACHABLE]),
+            Ready::Unknown => (Some(taints::UNREACHABLE), vec![taints::NOT_READY]),
+        };
+        let remove: Vec<&str> = remove.into_iter().filter(has).collect();
+        let add = add.into_iter().collect();
+        (!remove.is_empty()).then_some(Swap { effect: NO_EXECUTE, add, remove })
+    }
+}
+
+type Counts = HashMap<Istr, Count>;
+
+impl NodeLifecycle {
+    /// Upstream: `monitorNodeHealth`.
+    pub(super) async fn pass(self: Arc<Self>) -> SyncResult {
+        let start = self.clock.monotonic();
+        self.state.lock().clock.start(start, self.period);
+        let nodes = self.nodes.list();
+        let tainted = self.register(&nodes);
+        self.each(tainted, |this, node| async move { this.mark_reachable(&node).await }).await;
+
+        let counts = Arc::new(Mutex::new(Counts::new()));
+        let to_write = self.look_at_all(&nodes, &mut counts.lock());
+        let counted = counts.clone();
+        self.each(to_write, move |this, (node, look)| {
+            let counts = counted.clone();
+            async move {
+                let start = this.clock.monotonic();
+                this.tend(node, look, &counts).await;
+                NODE_SECONDS.observe((this.clock.monotonic() - start).as_secs_f64());
+            }
+        })
+        .await;
+        let counts = std::mem::take(&mut *counts.lock());
+        self.handle_disruption(&counts, &nodes).await;
+
+        let end = self.clock.monotonic();
+        PASS_SECONDS.observe((end - start).as_secs_f64());
+        if nodes.is_empty() {
+            return Ok(Next::Done);
+        }
+        self.state.lock().clock.expect(end + self.period);
+        Ok(Next::After(self.period))
+    }
+
+    /// Works on all items, a few at once.
+    async fn each<T, F, Fut>(self: &Arc<Self>, items: Vec<T>, work: F)
+    where
+        T: Send + 'static,
+        F: Fn(Arc<Self>, T) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        let workers = items.len().min(NODE_WORKERS);
+        let shared = Arc::new((Mutex::new(items.into_iter()), work));
+        together((0..workers).map(|_| {
+            let (this, shared) = (self.clone(), shared.clone());
+            async move {
+                let (items, work) = &*shared;
+                loop {
+                    let next = items.lock().next();
+                    let Some(item) = next else { return };
+                    work(this.clone(), item).await;
+                }
+            }
+        }))
+        .await;
+    }
+
+    /// Takes note of new nodes and forgets those that are gone. Returns new ones with a taint for
+    /// eviction: it goes, and comes back at the zone's rate if it is still deserved.
+    fn register(&self, nodes: &[Arc<Node>]) -> Vec<Arc<Node>> {
+        let mut tainted = Vec::new();
+        let mut state = self.state.lock();
+        let State { pass, known, .. } = &mut *state;
+        *pass = pass.wrapping_add(1);
+        let pass = *pass;
+        let mut zones = Vec::new();
+        for node in nodes {
+            let meta = &node.meta;
+            match known.get_mut(&meta.name) {
+                Some(known) => {
+                    known.pass = pass;
+                    if known.version != meta.resource_version {
+                        (known.version, known.zone) = (meta.resource_version, zone_of(node));
+                    }
+                    if known.uid != meta.uid {
+                        (known.uid, known.health) = (meta.uid.clone(), None);
+                    }
+                    zones.push(known.zone.clone());
+                }
+                None => {
+                    self.record(&meta.name, &meta.uid, "RegisteredNode", "Registered", "in");
+                    let zone = zone_of(node);
+                    zones.push(zone.clone());
+                    let new = Known {
+                        uid: meta.uid.clone(),
+                        zone,
+                        version: meta.resource_version,
+                        health: None,
+                        retry: false,
+                        pass,
+                    };
+                    known.insert(meta.name.clone(), new);
+                    if is_tainted(node) {
+                        tainted.push(node.clone());
+                    }
+                }
+            }
+        }
+        known.retain(|name, known| {
+            if known.pass != pass {
+                self.record(name, &known.uid, "RemovingNode", "Removing", "from");
+            }
+            known.pass == pass
+        });
+        for zone in zones {
+            self.add_zone(&mut state, zone);
+        }
+        tainted
+    }
+
+    /// Upstream: `addPodEvictorForNewZone`.
+    fn add_zone(&self, state: &mut State, zone: Istr) {
+        if state.zones.contains_key(&zone) {
+            return;
+        }
+        EVICTIONS.with_label_values(&[&*zone]).inc_by(0);
+        let tainter = Tainter::new(self.rates.normal, self.clock.clone());
+        state.tainters.insert(zone.clone(), tainter);
+        state.zones.insert(zone, super::ZoneState::Initial);
+    }
+
+    /// Upstream: `RecordNodeEvent`.
+    fn record(&self, name: &str, uid: &Uid, reason: &str, does: &str, from: &str) {
+        let message = format!("Node {name} event: {does} Node {name} {from} Controller");
+        self.recorder.event(&reference(name, uid), EventType::Normal, reason, message);
+    }
+
+    /// Looks at every node, settles those that need no request, and returns the others.
+    fn look_at_all(&self, nodes: &[Arc<Node>], counts: &mut Counts) -> Vec<(Arc<Node>, Look)> {
+        let start = self.clock.monotonic();
+        let mut to_write = Vec::new();
+        let mut state = self.state.lock();
+        for node in nodes {
+            let look = self.look(&mut state, node);
+            let Some(known) = state.known.get_mut(&node.meta.name) else { continue };
+            let waits = known.retry && look.current.is_some() && look.observed != Ready::True;
+            if look.write.is_some() || look.swap(node).is_some() || look.is_lost() || waits {
+                to_write.push((node.clone(), look));
+                continue;
+            }
+            known.retry = false;
+            let zone = known.zone.clone();
+            count(counts, node, &zone, look.current);
+            self.mark(&mut state, node, &zone, look.current);
+        }
+        let settled = nodes.len() - to_write.len();
+        if settled > 0 {
+            let each = (self.clock.monotonic() - start).as_secs_f64() / settled as f64;
+            (0..settled).for_each(|_| NODE_SECONDS.observe(each));
+        }
+        to_write
+    }
+
+    fn look(&self, state: &mut State, node: &Node) -> Look {
+        let now = state.clock.now(self.clock.monotonic());
+        let lease = 
+            ObjectKey { namespace: self.lease_namespace.clone(), name: node.meta.name.clone() };
+        let lease = self.leases.get(&lease);
+        let current = Ready::of(node);
+        let observed = current.unwrap_or(Ready::Unknown);
+        let Some(known) = state.known.get_mut(&node.meta.name) else {
+            return Look { observed, current, write: None };
+        };
+        let health = Health::observe(known.health.as_ref(), node, lease.as_deref(), now);
+        let is_silent = health.is_silent(&self.grace, now);
+        known.health = Some(health);
+        if !is_silent {
+            return Look { observed, current, write: None };
+        }
+        let write = unknown_conditions(node, self.clock.now());
+        Look { observed, current: Some(Ready::Unknown), write }
+    }
+
+    /// Puts a node that is not ready into the queue of its zone, and takes one that is ready out.
+    fn mark(&self, state: &mut State, node: &Node, zone: &Istr, ready: Option<Ready>) {
+        let (Some(ready), Some(tainter)) = (ready, state.tainters.get_mut(zone)) else { return };
+        let taint = match ready {
+            Ready::True => {
+                tainter.remove(&node.meta.name);
+                return;
+            }
+            Ready::False => taints::NOT_READY,
+            Ready::Unknown => taints::UNREACHABLE,
+        };
+        if !taints::has(node, taint, NO_EXECUTE) {
+            tainter.remove(&node.meta.name);
+        }
+        if tainter.add(&node.meta.name, self.clock.monotonic()) {
+            self.queue.add(zone.clone());
+        }
+    }
+
+    /// Writes what a look at a node asks for. A node whose conditions cannot be written is left alone,
+    /// and does not count in its zone.
+    async fn tend(&self, mut node: Arc<Node>, mut look: Look, counts: &Mutex<Counts>) {
+        let key = node.meta.key();
+        let mut attempts = 0;
+        while let Some(conditions) = look.write.take() {
+            let Err(error) = self.write_conditions(&node, &conditions).await else {
+                self.wrote_unknown(&node.meta.name);
+                break;
+            };
+            log::error!("Error updating node {}: {error}", node.meta.name);
+            attempts += 1;
+            if attempts > ATTEMPTS {
+                log::error!("Update health of Node {}: given up in this pass", node.meta.name);
+                return;
+            }
+            self.clock.sleep(RETRY_DELAY).await;
+            match self.client.get::<Node>(&key).await {
+                Ok(live) => node = Arc::new(live),
+                Err(error) => {
+                    log::error!("Failed while getting Node {}: {error}", node.meta.name);
+                    return;
+                }
+            }
+            look = self.look(&mut self.state.lock(), &node);
+        }
+        let zone = zone_of(&node);
+        count(&mut counts.lock(), &node, &zone, look.current);
+        match look.swap(&node) {
+            None => self.mark(&mut self.state.lock(), &node, &zone, look.current),
+            Some(_) if look.current == Some(Ready::True) => self.mark_reachable(&node).await,
+            Some(swap) => {
+                if let Err(error) = swap.write(&self.client, &self.clock, &node).await {
+                    log::error!("Failed to swap the taints of {}: {error}", node.meta.name);
+                }
+            }
+        }
+        let has_failed = self.tend_pods(&node, &look).await;
+        if let Some(known) = self.state.lock().known.get_mut(&node.meta.name) {
+            known.retry = has_failed;
+        }
+    }
+
+    /// `true`: not all pods could be marked as not ready.
+    async fn tend_pods(&self, node: &Node, look: &Look) -> bool {
+        if look.current.is_none() {
+            return false;
+        }
+        let name = &node.meta.name;
+        if look.is_lost() {
+            let about = reference(name, &node.meta.uid);
+            let message = format!("Node {name} status is now: NodeNotReady");
+            self.recorder.event(&about, EventType::Normal, "NodeNotReady", message);
+        } else {
+            let retry = self.state.lock().known.get(name).is_some_and(|known| known.retry);
+            if !retry || look.observed == Ready::True {
+                return false;
+            }
+        }
+        match self.mark_not_ready(&on_node(&self.pods, name)).await {
+            Ok(()) => false,
+            Err(error) => {
+                log::error!("Unable to mark all pods NotReady on node {name}: {error}");
+                true
+            }
+        }
+    }
+
+    async fn write_conditions(
+        &self,
+        node: &Node,
+        conditions: &[NodeCondition],
+    ) -> client::Result<()> {
+        let patch = Patch::Merge(json!({
+            "metadata": {
+                "uid": node.meta.uid, "resourceVersion": node.meta.resource_version.to_string(),
+            },
+            "status": { "conditions": conditions },
+        }));
+        let statuses = self.client.resource(&Node::RESOURCE).subresource("status");
+        statuses.patch::<PartialObjectMetadata>(&node.meta.key(), &patch).await.map(drop)
+    }
+
+    fn wrote_unknown(&self, node: &str) {
+        let mut state = self.state.lock();
+        let health = state.known.get_mut(node).and_then(|known| known.health.as_mut());
+        if let Some(health) = health {
+            let heartbeat = health.ready.and_then(|(heartbeat, _)| heartbeat);
+            health.ready = Some((heartbeat, Ready::Unknown));
+        }
+    }
+
+    /// Upstream: `markNodeAsReachable`.
+    async fn mark_reachable(&self, node: &Node) {
+        let remove = vec![taints::UNREACHABLE, taints::NOT_READY];
+        let swap = Swap { effect: NO_EXECUTE, add: Vec::new(), remove };
+        if is_tainted(node)
+            && let Err(error) = swap.write(&self.client, &self.clock, node).await
+        {
+            log::error!("Failed to remove taints from node {}: {error}", node.meta.name);
+            return;
+        }
+        if let Some(tainter) = self.state.lock().tainters.get_mut(&zone_of(node)) {
+            tainter.remove(&node.meta.name);
+        }
+    }
+
+    async fn handle_disruption(self: &Arc<Self>, counts: &Counts, nodes: &[Arc<Node>]) {
+        let disruption = {
+            let mut state = self.state.lock();
+            for zone in state.zones.keys().filter(|zone| !counts.contains_key(*zone)) {
+                report(zone, &Count::default());
+            }
+            counts.iter().for_each(|(zone, count)| report(zone, count));
+            update(&mut state.zones, counts, &self.rates)
+        };
+        let (rates, is_resumed) = match disruption {
+            Disruption::Rates(rates) => (rates, false),
+            Disruption::Resume(rates) => {
+                log::info!("Some Nodes are ready again: evictions resume");
+                (rates, true)
+            }
+            Disruption::Stop => {
+                log::info!("No Node is ready: evictions stop");
+                let nodes = nodes.to_vec();
+                self.each(nodes, |this, node| async move { this.mark_reachable(&node).await })
+                    .await;
+                let zones = self.state.lock().zones.keys().cloned().collect::<Vec<_>>();
+                (zones.into_iter().map(|zone| (zone, 0.0)).collect(), false)
+            }
+        };
+        let mut state = self.state.lock();
+        if is_resumed {
+            let now: Timestamp = state.clock.now(self.clock.monotonic());
+            for health in state.known.values_mut().filter_map(|known| known.health.as_mut()) {
+                health.probe = now;
+            }
+        }
+        for (zone, rate) in rates {
+            if let Some(tainter) = state.tainters.get(&zone) {
+                log::info!("Nodes of zone {:?} are tainted at {rate} a second", &*zone);
+                tainter.set_rate(rate);
+                self.queue.add(zone);
+            }
+        }
+    }
+}
+
+fn is_tainted(node: &Node) -> bool {
+    [taints::UNREACHABLE, taints::NOT_READY].iter().any(|key| taints::has(node, key, NO_EXECUTE))
+}
+
+fn reference(name: &str, uid: &Uid) -> ObjectReference {
+    ObjectReference {
+        api_version: "v1".into(),
+        kind: "Node".into(),
+        namespace: String::new(),
+        name: name.into(),
+        uid: uid.to_string(),
+        resource_version: String::new(),
+        field_path: String::new(),
+    }
+}
+
+fn count(counts: &mut Counts, node: &Node, zone: &Istr, ready: Option<Ready>) {
+    if node.meta.labels.get(NOT_COUNTED).is_some() {
+        return;
+    }
+    let count = counts.entry(zone.clone()).or_default();
+    match ready {
+        Some(Ready::True) => count.ready += 1,
+        _ => count.not_ready += 1,
+    }
+}
+
+/// The metrics of a zone; an empty one is healthy.
+fn report(zone: &str, count: &Count) {
+    let healthy = match count.size() {
+        0 => 100.0,
+        size => (100 * count.ready) as f64 / size as f64,
+    };
+    ZONE_HEALTH.with_label_values(&[zone]).set(healthy);
+    ZONE_SIZE.with_label_values(&[zone]).set(count.size() as i64);
+    UNHEALTHY.with_label_values(&[zone]).set(count.not_ready as i64);
+}

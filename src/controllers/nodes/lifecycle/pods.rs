@@ -1,0 +1,92 @@
+//! The pods of a node that is not ready are not ready either.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::NodeLifecycle;
+use crate::client::Patch;
+use crate::controllers::{Error, Next, SyncResult};
+use crate::objects::{ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp};
+
+impl NodeLifecycle {
+    /// A pod was bound to a node that was not ready then. Upstream: `processPod`.
+    pub(super) async fn pod_placed(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(pod) = self.pods.get(&key) else { return Ok(Next::Done) };
+        let node = &pod.spec.node_name;
+        if !self.is_not_ready(node) {
+            return Ok(Next::Done);
+        }
+        if self.nodes.get(&ObjectKey::cluster(node)).is_none() {
+            return Ok(Next::Backoff);
+        }
+        self.mark_not_ready(&[pod]).await?;
+        Ok(Next::Done)
+    }
+
+    /// Goes on after a failure. Upstream: `MarkPodsNotReady`.
+    pub(super) async fn mark_not_ready(&self, pods: &[Arc<Pod>]) -> Result<(), Error> {
+        let statuses = self.client.resource(&Pod::RESOURCE).subresource("status");
+        let mut errors = Vec::new();
+        for pod in pods {
+            let Some(patch) = not_ready(pod, self.clock.now()) else { continue };
+            let patch = Patch::StrategicMerge(patch);
+            match statuses.patch::<PartialObjectMetadata>(&pod.meta.key(), &patch).await {
+                Err(error) if error.is_not_found() => continue,
+                Err(error) => errors.push(Error::Api(error)),
+                Ok(_) => {}
+            }
+            self.recorder.warning(&**pod, "NodeNotReady", "Node is not ready");
+        }
+        Error::many(errors).map_or(Ok(()), Err)
+    }
+}
+
+/// The patch of the condition Ready; `None` when the pod has none, or it is False already. It fails
+/// on a pod that has changed: the kubelet may have come back.
+fn not_ready(pod: &Pod, now: Timestamp) -> Option<Value> {
+    let ready = pod.status.condition("Ready")?;
+    if ready.status == "False" {
+        return None;
+    }
+    Some(json!({
+        "metadata": {
+            "uid": pod.meta.uid, "resourceVersion": pod.meta.resource_version.to_string(),
+        },
+        "status": {
+            "conditions": [{ "type": "Ready", "status": "False", "lastTransitionTime": now }],
+        },
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_condition_that_is_not_false_is_changed() {
+        for (conditions, changes) in [
+            (json!([]), false),
+            (json!([{ "type": "Initialized", "status": "True" }]), false),
+            (json!([{ "type": "Ready", "status": "False" }]), false),
+            (json!([{ "type": "Ready", "status": "True" }]), true),
+            (json!([{ "type": "Ready", "status": "Unknown" }]), true),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": { "uid": "u", "resourceVersion": "7" },
+                "status": { "conditions": conditions },
+            }))
+            .unwrap();
+            let expected = changes.then(|| {
+                json!({
+                    "metadata": { "uid": "u", "resourceVersion": "7" },
+                    "status": { "conditions": [{
+                        "type": "Ready", "status": "False",
+                        "lastTransitionTime": "1970-01-01T00:01:00Z",
+                    }] },
+                })
+            });
+            assert_eq!(not_ready(&pod, Timestamp::from_secs(60)), expected, "{conditions}");
+        }
+    }
+}

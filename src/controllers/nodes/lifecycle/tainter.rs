@@ -1,0 +1,184 @@
+//! The nodes of a zone that wait for their NoExecute taint, at the zone's rate.
+//! Upstream: `pkg/controller/nodelifecycle/scheduler`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::SharedClock;
+use crate::workqueue::TokenBucket;
+
+const BURST: u32 = 1;
+
+/// When a node is due. The number keeps the order of those that are due together.
+type Place = (Duration, u64);
+
+/// Each node once, the earliest first. A node that was handed out stays a member, so that it is not
+/// added again, until it is removed. Upstream: `RateLimitedTimedQueue`.
+pub struct Tainter {
+    waiting: BTreeMap<Place, Arc<str>>,
+    /// `None`: handed out and tainted.
+    members: HashMap<Arc<str>, Option<Place>>,
+    limiter: TokenBucket,
+    sequence: u64,
+}
+
+/// What comes next.
+#[derive(Debug, PartialEq)]
+pub enum Turn {
+    Node(Arc<str>),
+    /// No node may be tainted for this long.
+    Wait(Duration),
+    /// No node waits, or the rate is zero.
+    Idle,
+}
+
+impl Tainter {
+    pub fn new(rate: f32, clock: SharedClock) -> Tainter {
+        let limiter = TokenBucket::new(f64::from(rate), BURST, clock);
+        let (waiting, members) = (BTreeMap::new(), HashMap::new());
+        Tainter { waiting, members, limiter, sequence: 0 }
+    }
+
+    /// `false`: it is a member already.
+    pub fn add(&mut self, node: &Arc<str>, now: Duration) -> bool {
+        if self.members.contains_key(node) {
+            return false;
+        }
+        self.wait(node.clone(), now);
+        true
+    }
+
+    fn wait(&mut self, node: Arc<str>, due: Duration) {
+        self.sequence += 1;
+        let place = (due, self.sequence);
+        self.waiting.insert(place, node.clone());
+        self.members.insert(node, Some(place));
+    }
+
+    /// The node may be added again. `false`: it is no member.
+    pub fn remove(&mut self, node: &str) -> bool {
+        if self.members.is_empty() {
+            return false;
+        }
+        let Some(place) = self.members.remove(node) else { return false };
+        if let Some(place) = place {
+            self.waiting.remove(&place);
+        }
+        true
+    }
+
+    /// The first node that is due, against a token of the rate.
+    pub fn next(&mut self, now: Duration) -> Turn {
+        let Some((&(due, _), node)) = self.waiting.first_key_value() else { return Turn::Idle };
+        let Some(token_in) = self.limiter.next_in() else { return Turn::Idle };
+        let wait = token_in.max(due.saturating_sub(now));
+        if wait.is_zero() && self.limiter.try_take() {
+            return Turn::Node(node.clone());
+        }
+        Turn::Wait(wait.max(Duration::from_millis(1)))
+    }
+
+    /// A node that was handed out is tainted, or needs no taint.
+    pub fn done(&mut self, node: &str) {
+        if let Some(place) = self.members.get_mut(node).and_then(Option::take) {
+            self.waiting.remove(&place);
+        }
+    }
+
+    /// A node that was handed out is due again at `due`.
+    pub fn retry(&mut self, node: &Arc<str>, due: Duration) {
+        if let Some(Some(place)) = self.members.get(node) {
+            self.waiting.remove(place);
+            self.wait(node.clone(), due);
+        }
+    }
+
+    pub fn set_rate(&self, rate: f32) {
+        self.limiter.swap_rate(f64::from(rate));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::{Clock, FakeClock};
+    use crate::objects::Timestamp;
+
+    struct Scene {
+        clock: Arc<FakeClock>,
+        tainter: Tainter,
+    }
+
+    impl Scene {
+        fn new(rate: f32) -> Scene {
+            let clock = FakeClock::new(Timestamp::from_secs(0));
+            Scene { tainter: Tainter::new(rate, clock.clone()), clock }
+        }
+
+        fn add(&mut self, node: &str) -> bool {
+            self.tainter.add(&node.into(), self.clock.monotonic())
+        }
+
+        /// Takes nodes for this many seconds, each done at once.
+        fn taken(&mut self, seconds: u64) -> Vec<String> {
+            let end = self.clock.monotonic() + Duration::from_secs(seconds);
+            let mut taken = Vec::new();
+            loop {
+                let now = self.clock.monotonic();
+                match self.tainter.next(now) {
+                    Turn::Node(node) => {
+                        self.tainter.done(&node);
+                        taken.push(node.to_string());
+                    }
+                    Turn::Wait(wait) if now + wait <= end => self.clock.advance(wait),
+                    _ => {
+                        self.clock.advance(end.saturating_sub(now));
+                        return taken;
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nodes_come_at_the_rate_in_their_order() {
+        let mut scene = Scene::new(0.1);
+        for node in ["a", "b", "c"] {
+            assert!(scene.add(node));
+            assert!(!scene.add(node));
+        }
+        assert_eq!(scene.taken(0), ["a"]);
+        assert_eq!(scene.taken(9), [""; 0]);
+        assert_eq!(scene.taken(1), ["b"]);
+        assert!(!scene.add("a"), "tainted once, until it is removed");
+        assert!(scene.tainter.remove("c") && !scene.tainter.remove("c"));
+        assert!(scene.tainter.remove("a") && scene.add("a"));
+        assert_eq!(scene.taken(60), ["a"]);
+    }
+
+    #[test]
+    fn a_rate_of_zero_stops_and_a_new_rate_resumes() {
+        let mut scene = Scene::new(0.1);
+        ["a", "b", "c"].map(|node| scene.add(node));
+        assert_eq!(scene.taken(0), ["a"]);
+        scene.tainter.set_rate(0.0);
+        assert_eq!(scene.tainter.next(scene.clock.monotonic()), Turn::Idle);
+        assert_eq!(scene.taken(3600), [""; 0]);
+        scene.tainter.set_rate(0.1);
+        assert_eq!(scene.taken(9), [""; 0], "without an extra token");
+        assert_eq!(scene.taken(11), ["b", "c"]);
+    }
+
+    #[test]
+    fn a_node_that_failed_comes_again() {
+        let mut scene = Scene::new(1000.0);
+        ["a", "b"].map(|node| scene.add(node));
+        let now = scene.clock.monotonic();
+        let Turn::Node(first) = scene.tainter.next(now) else { panic!("a node is due") };
+        scene.tainter.retry(&first, now + Duration::from_millis(50));
+        assert_eq!(scene.taken(1), ["b", "a"]);
+        scene.tainter.retry(&"a".into(), now);
+        assert_eq!(scene.taken(1), [""; 0], "it is done");
+    }
+}

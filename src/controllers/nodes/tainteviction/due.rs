@@ -1,0 +1,77 @@
+//! When a pod has to leave a node with NoExecute taints.
+
+use std::time::Duration;
+
+use crate::objects::{Taint, Toleration};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    Never,
+    Now,
+    After(Duration),
+}
+
+/// The first toleration of each taint counts. `comparison`: the gate
+/// TaintTolerationComparisonOperators. Upstream: `GetMatchingTolerations`, `getMinTolerationTime`.
+pub fn of(taints: &[&Taint], tolerations: &[Toleration], comparison: bool) -> Due {
+    let mut least: Option<i64> = None;
+    for taint in taints {
+        let covers = |toleration: &&Toleration| toleration.tolerates(taint, comparison);
+        let Some(toleration) = tolerations.iter().find(covers) else { return Due::Now };
+        least = least.into_iter().chain(toleration.toleration_seconds).min();
+    }
+    match least.map(u64::try_from) {
+        None => Due::Never,
+        Some(Ok(0) | Err(_)) => Due::Now,
+        Some(Ok(seconds)) => Due::After(Duration::from_secs(seconds)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::NO_EXECUTE;
+
+    fn taint(key: &str) -> Taint {
+        Taint { key: key.into(), effect: NO_EXECUTE.into(), ..Taint::default() }
+    }
+
+    fn toleration(key: &str, seconds: Option<i64>) -> Toleration {
+        Toleration {
+            key: key.into(),
+            operator: "Exists".into(),
+            effect: NO_EXECUTE.into(),
+            toleration_seconds: seconds,
+            ..Toleration::default()
+        }
+    }
+
+    #[test]
+    fn the_least_toleration_that_is_used_counts() {
+        let after = |seconds| Due::After(Duration::from_secs(seconds));
+        // Upstream: TestGetMinTolerationTime, TestCreatePod.
+        for (taints, tolerations, due) in [
+            (&["a"][..], &[][..], Due::Now),
+            (&["a"], &[("a", None)], Due::Never),
+            (&["a"], &[("a", Some(100))], after(100)),
+            (&["a"], &[("a", Some(0))], Due::Now),
+            (&["a"], &[("a", Some(-5))], Due::Now),
+            (&["a"], &[("b", Some(100))], Due::Now),
+            (&["a", "b"], &[("a", Some(100)), ("b", Some(10))], after(10)),
+            (&["a", "b"], &[("a", None), ("b", Some(10))], after(10)),
+            (&["a", "b"], &[("a", None), ("b", None)], Due::Never),
+            (&["a", "b"], &[("a", Some(0)), ("b", None)], Due::Now),
+            (&["a", "b"], &[("a", Some(1))], Due::Now),
+            // The first that matches counts, not the least; those that match nothing do not count.
+            (&["a"], &[("a", Some(100)), ("a", Some(1)), ("b", Some(1))], after(100)),
+        ] {
+            let tainted: Vec<Taint> = taints.iter().map(|key| taint(key)).collect();
+            let tainted: Vec<&Taint> = tainted.iter().collect();
+            let tolerated: Vec<Toleration> =
+                tolerations.iter().map(|(key, seconds)| toleration(key, *seconds)).collect();
+            assert_eq!(of(&tainted, &tolerated, false), due, "{taints:?} {tolerations:?}");
+        }
+        let huge = toleration("a", Some(i64::MAX));
+        assert_eq!(of(&[&taint("a")], &[huge], false), after(i64::MAX.unsigned_abs()));
+    }
+}

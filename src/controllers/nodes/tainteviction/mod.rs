@@ -1,0 +1,345 @@
+//! Deletes pods from nodes with NoExecute taints that they do not tolerate, or no longer.
+//! Upstream: `pkg/controller/tainteviction`.
+
+mod due;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use self::due::Due;
+use super::pods::{BY_NODE, NODE_INDEX, on_node};
+use crate::cache::Lister;
+use crate::client::{Client, Delete, Patch};
+use crate::clock::SharedClock;
+use crate::controllers::runner::{Change, Queue};
+use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::events::{EventType, ObjectReference, Recorder};
+use crate::metrics::metrics;
+use crate::objects::{
+    NO_EXECUTE, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Taint, Timestamp, Uid,
+};
+
+/// The source of its events, also where the node lifecycle controller runs it.
+const EVENT_SOURCE: &str = "taint-eviction-controller";
+/// Pods that are deleted at once. Upstream has no limit but the client's.
+const EVICTIONS: usize = 16;
+const REASON: &str = "DeletionByTaintManager";
+
+metrics! {
+    fn register;
+    static DELETIONS: IntCounter = "taint_eviction_controller_pod_deletions_total",
+        "[ALPHA] Total number of Pods deleted by TaintEvictionController since its start.";
+    static LATENCY: Histogram([
+        0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 120.0, 180.0, 240.0,
+    ]) = "taint_eviction_controller_pod_deletion_duration_seconds",
+        "[ALPHA] Latency, in seconds, between the time when a taint effect has been activated for the Pod and its deletion via TaintEvictionController.";
+}
+
+/// The controller `taint-eviction-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    part_of(c)
+}
+
+/// As a part of another controller of nodes.
+pub fn part_of(c: &mut Controller) -> Result<(), String> {
+    register();
+    let (nodes, pods) = (c.lister::<Node>(), c.lister::<Pod>());
+    c.index(&pods, NODE_INDEX, BY_NODE);
+    let evictions: Queue = c.queue_named("", Retries::default());
+    let this = Arc::new(TaintEviction {
+        client: c.client(),
+        recorder: c.recorder_of(EVENT_SOURCE),
+        clock: c.clock(),
+        nodes: nodes.clone(),
+        pods: pods.clone(),
+        comparison: c.feature("TaintTolerationComparisonOperators"),
+        queue: evictions.clone(),
+        planned: Mutex::default(),
+    });
+
+    let tainted: Queue = c.queue_named("noexec_taint_node", Retries::default());
+    c.watch_resyncing(&nodes, None, &tainted, |change, wake| {
+        if changes_taints(&change) {
+            wake.add(change.object().meta.key());
+        }
+    });
+    let syncs = this.clone();
+    c.sync_by(1, tainted, move |key| {
+        syncs.sync_node(&key);
+        std::future::ready(Ok(Next::Done))
+    });
+
+    let placed: Queue = c.queue_named("noexec_taint_pod", Retries::default());
+    let concerned = this.clone();
+    c.watch_resyncing(&pods, None, &placed, move |change, wake| {
+        if concerned.is_concerned(&change) {
+            wake.add(change.object().meta.key());
+        }
+    });
+    let syncs = this.clone();
+    c.sync_by(1, placed, move |key| {
+        syncs.sync_pod(key);
+        std::future::ready(Ok(Next::Done))
+    });
+
+    c.sync_by(EVICTIONS, evictions, move |key| this.clone().evict(key));
+    Ok(())
+}
+
+/// The taints that evict. Upstream: `getNoExecuteTaints`.
+fn evicting(node: &Node) -> impl Iterator<Item = &Taint> {
+    node.spec.taints.iter().filter(|taint| taint.effect == *NO_EXECUTE)
+}
+
+/// A deleted node's evictions take place.
+fn changes_taints(change: &Change<'_, Node>) -> bool {
+    match change {
+        Change::Added { new, .. } => evicting(new).next().is_some(),
+        Change::Updated { old, new } => !evicting(old).eq(evicting(new)),
+        Change::Resync { .. } | Change::Deleted(_) => false,
+    }
+}
+
+struct TaintEviction {
+    client: Client,
+    recorder: Recorder,
+    clock: SharedClock,
+    nodes: Lister<Node>,
+    pods: Lister<Pod>,
+    /// The gate TaintTolerationComparisonOperators.
+    comparison: bool,
+    /// The pods of `planned`, each with its timer, or queued.
+    queue: Queue,
+    planned: Mutex<HashMap<ObjectKey, Planned>>,
+}
+
+/// A pod that is to be deleted.
+struct Planned {
+    uid: Uid,
+    /// When it was planned, and when it is due, on the monotonic clock.
+    created: Duration,
+    due: Duration,
+    /// The deletion has begun: it is not announced again, and its end is not announced.
+    begun: bool,
+}
+
+impl TaintEviction {
+    fn node(&self, name: &str) -> Option<Arc<Node>> {
+        self.nodes.get(&ObjectKey::cluster(name))
+    }
+
+    /// A pod without tolerations on a node without taints costs no work.
+    fn is_concerned(&self, change: &Change<'_, Pod>) -> bool {
+        let (pod, is_new) = match change {
+            Change::Added { new, .. } => (new, true),
+            Change::Updated { old, new } => {
+                let is_new = old.spec.node_name != new.spec.node_name
+                    || old.spec.shape.tolerations != new.spec.shape.tolerations;
+                (new, is_new)
+            }
+            Change::Deleted(deleted) => (&deleted.object(), false),
+            Change::Resync { .. } => return false,
+        };
+        if is_new {
+            let node = Some(&pod.spec.node_name).filter(|name| !name.is_empty());
+            let node = node.and_then(|name| self.node(name));
+            return node.is_some_and(|node| evicting(&node).next().is_some());
+        }
+        matches!(change, Change::Deleted(_)) && self.planned.lock().contains_key(&pod.meta.key())
+    }
+
+    /// Upstream: `handleNodeUpdate`.
+    fn sync_node(&self, key: &ObjectKey) {
+        let Some(node) = self.nodes.get(key) else { return };
+        let taints: Vec<&Taint> = evicting(&node).collect();
+        for pod in on_node(&self.pods, &node.meta.name) {
+            match taints.is_empty() {
+                true => self.cancel(&pod.meta.key()),
+                false => self.plan(&pod, &taints),
+            }
+        }
+    }
+
+    /// Upstream: `handlePodUpdate`.
+    fn sync_pod(&self, key: ObjectKey) {
+        let Some(pod) = self.pods.get(&key) else { return self.cancel(&key) };
+        let Some(node) = self.node(&pod.spec.node_name) else { return };
+        let taints: Vec<&Taint> = evicting(&node).collect();
+        // Without taints the change of the node has cancelled the eviction, or will.
+        if !taints.is_empty() {
+            self.plan(&pod, &taints);
+        }
+    }
+
+    /// Upstream: `processPodOnNode`.
+    fn plan(&self, pod: &Pod, taints: &[&Taint]) {
+        let (key, now) = (pod.meta.key(), self.clock.monotonic());
+        let uid = self.planned.lock().get(&key).map(|planned| planned.uid.clone());
+        if uid.is_some_and(|uid| uid != pod.meta.uid) {
+            self.cancel(&key);
+        }
+        let after = match due::of(taints, &pod.spec.shape.tolerations, self.comparison) {
+            Due::Never => return self.cancel(&key),
+            Due::Now => Duration::ZERO,
+            Due::After(after) => after,
+        };
+        let known = self.planned.lock().get(&key).map(|known| (known.begun, known.created));
+        let created = match known {
+            // Other tolerations do not move an eviction that waits, as upstream.
+            Some((begun, created)) if begun || !after.is_zero() && created < now => return,
+            Some(_) => {
+                self.cancel(&key);
+                now
+            }
+            None => now,
+        };
+        let planned = Planned {
+            uid: pod.meta.uid.clone(),
+            created,
+            due: now + after,
+            begun: after.is_zero(),
+        };
+        self.planned.lock().insert(key.clone(), planned);
+        if after.is_zero() {
+            self.announce(&key, "Marking for deletion Pod");
+        }
+        self.queue.set_timer_after(key, after);
+    }
+
+    /// Upstream: `cancelWorkWithEvent`.
+    fn cancel(&self, key: &ObjectKey) {
+        let cancelled = self.planned.lock().remove(key);
+        if cancelled.is_some_and(|planned| !planned.begun) {
+            self.queue.cancel_timer(key);
+            self.announce(key, "Cancelling deletion of Pod");
+        }
+    }
+
+    /// Upstream: `emitPodDeletionEvent`, `emitCancelPodDeletionEvent`.
+    fn announce(&self, key: &ObjectKey, what: &str) {
+        let about = ObjectReference {
+            api_version: "v1".into(),
+            kind: "Pod".into(),
+            namespace: key.namespace.to_string(),
+            name: key.name.to_string(),
+            uid: String::new(),
+            resource_version: String::new(),
+            field_path: String::new(),
+        };
+        let message = format!("{what} {key}");
+        self.recorder.event(&about, EventType::Normal, "TaintManagerEviction", message);
+    }
+
+    /// Deletes a pod that is due. Upstream: `deletePodHandler`.
+    async fn evict(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let now = self.clock.monotonic();
+        let (uid, due, begins) = {
+            let mut planned = self.planned.lock();
+            let Some(planned) = planned.get_mut(&key) else { return Ok(Next::Done) };
+            if now < planned.due {
+                self.queue.set_timer_after(key, planned.due - now);
+                return Ok(Next::Done);
+            }
+            let begins = !std::mem::replace(&mut planned.begun, true);
+            (planned.uid.clone(), planned.due, begins)
+        };
+        if begins {
+            self.announce(&key, "Marking for deletion Pod");
+        }
+        let result = match self.pods.get(&key).filter(|pod| pod.meta.uid == uid) {
+            Some(pod) => self.delete(&pod).await.map(|()| true),
+            None => Ok(false),
+        };
+        let is_gone = |error: &Error| error.api().is_some_and(|error| error.is_not_found());
+        match result {
+            Err(error) if !is_gone(&error) => return Err(error),
+            Err(_) | Ok(false) => {}
+            Ok(true) => {
+                DELETIONS.inc();
+                LATENCY.observe((self.clock.monotonic() - due).as_secs_f64());
+            }
+        }
+        let mut planned = self.planned.lock();
+        if planned.get(&key).is_some_and(|planned| planned.uid == uid) {
+            planned.remove(&key);
+        }
+        Ok(Next::Done)
+    }
+
+    /// The condition comes first: owners and disruption budgets read it. Upstream:
+    /// `addConditionAndDeletePod`.
+    async fn delete(&self, pod: &Pod) -> Result<(), Error> {
+        let key = pod.meta.key();
+        if let Some(patch) = disrupted(pod, self.clock.now()) {
+            let statuses = self.client.resource(&Pod::RESOURCE).subresource("status");
+            statuses
+                .patch::<PartialObjectMetadata>(&key, &Patch::StrategicMerge(patch))
+                .await?;
+        }
+        Ok(self.client.delete::<Pod>(&key, Delete::new().uid(pod.meta.uid.clone())).await?)
+    }
+}
+
+/// The patch of the condition DisruptionTarget; `None` when the pod has it for this reason.
+fn disrupted(pod: &Pod, now: Timestamp) -> Option<Value> {
+    let known = pod.status.condition("DisruptionTarget");
+    let is_true = known.is_some_and(|condition| condition.status == "True");
+    if is_true && known.is_some_and(|condition| condition.reason == *REASON) {
+        return None;
+    }
+    let mut condition = json!({
+        "type": "DisruptionTarget", "status": "True", "reason": REASON,
+        "message": "Taint manager: deleting due to NoExecute taint",
+    });
+    if pod.meta.generation != 0 {
+        condition["observedGeneration"] = pod.meta.generation.into();
+    }
+    if !is_true {
+        condition["lastTransitionTime"] = now.to_string().into();
+    }
+    Some(json!({
+        "metadata": { "uid": pod.meta.uid },
+        "status": { "conditions": [condition] },
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_marked_once_before_it_is_deleted() {
+        let condition = |status: &str, reason: &str| {
+            json!([{ "type": "DisruptionTarget", "status": status, "reason": reason }])
+        };
+        // The conditions, whether there is a patch, and whether the time is new.
+        for (conditions, patched, retimed) in [
+            (json!([]), true, true),
+            (condition("False", REASON), true, true),
+            (condition("True", "PreemptionByScheduler"), true, false),
+            (condition("True", REASON), false, false),
+        ] {
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": { "uid": "u", "generation": 3 },
+                "status": { "conditions": conditions },
+            }))
+            .unwrap();
+            let mut expected = json!({
+                "type": "DisruptionTarget", "status": "True", "observedGeneration": 3,
+                "reason": "DeletionByTaintManager",
+                "message": "Taint manager: deleting due to NoExecute taint",
+            });
+            if retimed {
+                expected["lastTransitionTime"] = "1970-01-01T00:01:00Z".into();
+            }
+            let expected = patched.then(|| {
+                json!({ "metadata": { "uid": "u" }, "status": { "conditions": [expected] } })
+            });
+            assert_eq!(disrupted(&pod, Timestamp::from_secs(60)), expected, "{conditions}");
+        }
+    }
+}

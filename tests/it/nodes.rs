@@ -1,0 +1,335 @@
+//! The node controllers: a node that goes silent and comes back, and the ranges of nodes.
+
+use std::time::Duration;
+
+use kube_controller_manager::client::{Delete, Patch};
+use kube_controller_manager::objects::{Node, ObjectKey, Pod, Resource, ResourceType};
+use sandbox::faults::Fault;
+use sandbox::nodes::NodeOptions;
+use serde_json::{Value, json};
+
+use crate::env::*;
+use crate::kinds::EVENTS;
+
+const LEASES: ResourceType =
+    ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
+const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+
+/// Leases are renewed far more often than the grace period asks for.
+fn lively() -> NodeOptions {
+    NodeOptions { heartbeat: Duration::from_secs(1), ..quick_nodes() }
+}
+
+const QUICK: [&str; 4] = [
+    "--node-monitor-period=200ms",
+    "--node-monitor-grace-period=10s",
+    "--node-startup-grace-period=10s",
+    "--node-eviction-rate=10",
+];
+
+async fn node(env: &Site, name: &str) -> Value {
+    let nodes = env.client.resource(&Node::RESOURCE);
+    nodes.get(&ObjectKey::cluster(name)).await.expect("get")
+}
+
+async fn pod(env: &Site, name: &str) -> Value {
+    let pods = env.client.resource(&Pod::RESOURCE);
+    pods.get(&ObjectKey::new("default", name)).await.expect("get")
+}
+
+/// `key:effect` of each taint.
+fn taints(node: &Value) -> Vec<String> {
+    let taints = node["spec"]["taints"].as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut taints: Vec<String> = taints
+        .iter()
+        .map(|taint| format!("{}:{}", text(&taint["key"]), text(&taint["effect"])))
+        .collect();
+    taints.sort();
+    taints
+}
+
+fn condition(object: &Value, name: &str) -> Value {
+    let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.into_iter().find(|condition| condition["type"] == name).unwrap_or_default()
+}
+
+/// A pod on a node, which tolerates that it is unreachable for so many seconds, or for ever.
+fn tolerant(name: &str, node: &str, seconds: Option<i64>) -> Value {
+    let toleration = |key: &str| {
+        let mut toleration = json!({ "key": key, "operator": "Exists", "effect": "NoExecute" });
+        if let Some(seconds) = seconds {
+            toleration["tolerationSeconds"] = seconds.into();
+        }
+        toleration
+    };
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "nodeName": node,
+            "tolerations": [toleration(UNREACHABLE), toleration("node.kubernetes.io/not-ready")],
+            "containers": [{ "name": "main", "image": "x:1" }],
+        },
+    })
+}
+
+/// What a kubelet writes: its lease, and that it is ready.
+async fn live(env: &Site, name: &str) {
+    let now = env.clock.now();
+    let lease = Patch::Merge(json!({ "spec": { "renewTime": now.to_micro_string() } }));
+    let key = ObjectKey::new("kube-node-lease", name);
+    env.client.resource(&LEASES).patch::<Value>(&key, &lease).await.expect("patch");
+    let condition = json!({
+        "type": "Ready", "status": "True", "reason": "KubeletReady",
+        "lastHeartbeatTime": now, "lastTransitionTime": now,
+    });
+    let status = Patch::StrategicMerge(json!({ "status": { "conditions": [condition] } }));
+    let nodes = env.client.resource(&Node::RESOURCE).subresource("status");
+    nodes.patch::<Value>(&ObjectKey::cluster(name), &status).await.expect("patch");
+}
+
+#[test]
+fn a_silent_node_is_tainted_and_its_pods_leave_until_it_comes_back() {
+    everywhere_with("nodes-silent", lively(), async |env| {
+        let clock = &env.clock;
+        let _manager = env.manager("manager", &QUICK);
+        has_event(env, "node-0", "RegisteredNode", "Registered Node node-0 in Controller").await;
+        for (name, seconds) in [("leaves", Some(1)), ("waits", Some(3600)), ("stays", None)] {
+            create(&env.client, tolerant(name, "node-0", seconds)).await;
+        }
+        create(&env.client, tolerant("elsewhere", "node-1", Some(1))).await;
+        eventually(clock, "the pods are ready", || async {
+            for name in ["leaves", "waits", "stays", "elsewhere"] {
+                if condition(&pod(env, name).await, "Ready")["status"] != "True" {
+                    return Err(name.to_owned());
+                }
+            }
+            Ok(())
+        })
+        .await;
+        env.steering.kill("node-0");
+        // Each write meets both once.
+        let writes =
+            [("patch", "nodes/status"), ("patch", "nodes"), ("patch", "pods/status"), ("delete", "pods")];
+        if let Some(faults) = &env.faults {
+            for (verb, resource) in writes {
+                for code in [500, 409] {
+                    faults.next(1, verb, resource, Fault::code(code, None));
+                }
+            }
+        }
+
+        let dead = eventually(clock, "the node is unreachable", || async {
+            let node = node(env, "node-0").await;
+            let expected =
+                [format!("{UNREACHABLE}:NoExecute"), format!("{UNREACHABLE}:NoSchedule")];
+            if taints(&node) == expected { Ok(node) } else { Err(format!("{node:#}")) }
+        })
+        .await;
+        for name in ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"] {
+            let condition = condition(&dead, name);
+            assert_eq!(condition["status"], "Unknown", "{condition}");
+            assert_eq!(condition["reason"], "NodeStatusUnknown");
+            assert_eq!(condition["message"], "Kubelet stopped posting node status.");
+        }
+        for taint in dead["spec"]["taints"].as_array().unwrap() {
+            assert!(taint["timeAdded"].is_string(), "{taint}");
+        }
+        let labels = &dead["metadata"]["labels"];
+        assert_eq!(labels["beta.kubernetes.io/os"], labels["kubernetes.io/os"]);
+        let message = "Node node-0 status is now: NodeNotReady";
+        has_event(env, "node-0", "NodeNotReady", message).await;
+
+        eventually(clock, "a pod is deleted when its time has passed", || async {
+            let pod = pod(env, "leaves").await;
+            if pod["metadata"]["deletionTimestamp"].is_string() {
+                return Ok(());
+            }
+            Err(format!("{pod:#}"))
+        })
+        .await;
+        let leaves = pod(env, "leaves").await;
+        let target = condition(&leaves, "DisruptionTarget");
+        assert_eq!(
+            [&target["status"], &target["reason"], &target["message"]],
+            ["True", "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint"]
+        );
+        let message = "Marking for deletion Pod default/leaves";
+        has_event(env, "leaves", "TaintManagerEviction", message).await;
+        for name in ["leaves", "waits", "stays"] {
+            has_event(env, name, "NodeNotReady", "Node is not ready").await;
+            assert_eq!(condition(&pod(env, name).await, "Ready")["status"], "False", "{name}");
+        }
+
+        eventually(clock, "the taints go when the node is ready", || async {
+            live(env, "node-0").await;
+            let node = node(env, "node-0").await;
+            if taints(&node).is_empty() { Ok(()) } else { Err(format!("{node:#}")) }
+        })
+        .await;
+        let message = "Cancelling deletion of Pod default/waits";
+        has_event(env, "waits", "TaintManagerEviction", message).await;
+        for name in ["waits", "stays", "elsewhere"] {
+            assert!(pod(env, name).await["metadata"]["deletionTimestamp"].is_null(), "{name}");
+        }
+        if let Some(faults) = &env.faults {
+            assert!(faults.pending().is_empty(), "{:?}", faults.pending());
+        }
+        let healthy = node(env, "node-1").await;
+        assert!(taints(&healthy).is_empty(), "{healthy:#}");
+        assert_eq!(condition(&healthy, "Ready")["status"], "True");
+        let events = env.client.resource(&EVENTS);
+        let events = events.list::<Value>(None, &Default::default()).await.expect("list").items;
+        let marked = events.iter().filter(|event| {
+            event["message"].as_str().is_some_and(|text| text.starts_with("Marking for deletion"))
+        });
+        let counts: Vec<&Value> = marked.map(|event| &event["count"]).collect();
+        assert_eq!(counts, [&json!(1)], "one pod is evicted, once");
+    });
+}
+
+#[test]
+fn a_silent_cluster_is_left_alone() {
+    everywhere_with("nodes-all-silent", lively(), async |env| {
+        let clock = &env.clock;
+        let _manager = env.manager("manager", &QUICK);
+        has_event(env, "node-2", "RegisteredNode", "Registered Node node-2 in Controller").await;
+        create(&env.client, tolerant("kept", "node-0", Some(0))).await;
+        let names = ["node-0", "node-1", "node-2"];
+        names.iter().for_each(|name| env.steering.kill(name));
+        // The NoSchedule taints follow the conditions, and come after the pass that stopped evictions.
+        eventually(clock, "no node is evicted", || async {
+            for name in names {
+                let node = node(env, name).await;
+                if taints(&node) != [format!("{UNREACHABLE}:NoSchedule")] {
+                    return Err(format!("{node:#}"));
+                }
+            }
+            Ok(())
+        })
+        .await;
+        eventually(clock, "one node comes back", || async {
+            live(env, "node-1").await;
+            let node = node(env, "node-1").await;
+            if taints(&node).is_empty() { Ok(()) } else { Err(format!("{node:#}")) }
+        })
+        .await;
+        // Evictions resume for the others, once these are silent for another grace period.
+        eventually(clock, "the others are evicted", || async {
+            live(env, "node-1").await;
+            let found = env.client.get::<Pod>(&ObjectKey::new("default", "kept")).await;
+            match found {
+                Ok(pod) if !pod.meta.is_being_deleted() => Err("not yet".to_owned()),
+                _ => Ok(()),
+            }
+        })
+        .await;
+    });
+}
+
+#[test]
+fn without_its_gate_evictions_are_the_node_lifecycle_controllers() {
+    everywhere_with("nodes-gate", lively(), async |env| {
+        let flags = ["--feature-gates=SeparateTaintEvictionController=false"];
+        let _manager = env.manager("manager", &flags);
+        create(&env.client, tolerant("leaves", "node-0", None)).await;
+        let taint = json!({ "spec": { "taints": [{ "key": "mine", "effect": "NoExecute" }] } });
+        let key = ObjectKey::cluster("node-0");
+        env.client.patch::<Node>(&key, &Patch::Merge(taint)).await.expect("patch");
+        let message = "Marking for deletion Pod default/leaves";
+        has_event(env, "leaves", "TaintManagerEviction", message).await;
+        eventually(&env.clock, "the pod is deleted", || async {
+            match env.client.get::<Pod>(&ObjectKey::new("default", "leaves")).await {
+                Err(error) if error.is_not_found() => Ok(()),
+                Ok(pod) if pod.meta.is_being_deleted() => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+    });
+}
+
+fn cidrs(node: &Value) -> Vec<String> {
+    let cidrs = node["spec"]["podCIDRs"].as_array().cloned().unwrap_or_default();
+    cidrs.iter().map(|cidr| cidr.as_str().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn nodes_get_ranges_and_leave_them_to_others() {
+    everywhere_with("nodes-ranges", lively(), async |env| {
+        let clock = &env.clock;
+        // Four ranges of IPv4, of which services take one.
+        let flags = [
+            "--allocate-node-cidrs",
+            "--cluster-cidr=10.40.0.0/22,fd40::/60",
+            "--node-cidr-mask-size-ipv4=24",
+            "--service-cluster-ip-range=10.40.0.0/24,fd50::/112",
+        ];
+        let manager = env.manager("manager", &flags);
+        let assigned = async |name: &str| {
+            eventually(clock, &format!("{name} has ranges"), || async {
+                let node = node(env, name).await;
+                let cidrs = cidrs(&node);
+                let is_first = |cidr: &&String| node["spec"]["podCIDR"] == **cidr;
+                match cidrs.len() {
+                    2 if cidrs.first().filter(is_first).is_some() => Ok(cidrs),
+                    _ => Err(format!("{node:#}")),
+                }
+            })
+            .await
+        };
+        let mut given = Vec::new();
+        for name in ["node-0", "node-1", "node-2"] {
+            given.push(assigned(name).await);
+        }
+        let mut all: Vec<&str> = given.iter().map(|cidrs| cidrs[0].as_str()).collect();
+        all.sort_unstable();
+        assert_eq!(all, ["10.40.1.0/24", "10.40.2.0/24", "10.40.3.0/24"]);
+        assert!(given.iter().all(|cidrs| cidrs[1].starts_with("fd40:")), "{given:?}");
+
+        let body = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "extra" } });
+        env.client.resource(&Node::RESOURCE).create::<Value>("", &body).await.expect("create");
+        let message = "Node extra status is now: CIDRNotAvailable";
+        has_event(env, "extra", "CIDRNotAvailable", message).await;
+        env.steering.kill("node-2");
+        let gone = ObjectKey::cluster("node-2");
+        env.client.delete::<Node>(&gone, Delete::new()).await.expect("delete");
+        let reused = assigned("extra").await;
+        assert_eq!(reused[0], given[2][0]);
+
+        // A new manager knows all ranges from the nodes.
+        manager.stop(clock, PATIENCE).await.expect("it stops");
+        let key = ObjectKey::cluster("extra");
+        env.client.delete::<Node>(&key, Delete::new()).await.expect("delete");
+        let _manager = env.manager("second", &flags);
+        let mut body = body.clone();
+        body["metadata"]["name"] = "late".into();
+        env.client.resource(&Node::RESOURCE).create::<Value>("", &body).await.expect("create");
+        assert_eq!(assigned("late").await[0], given[2][0]);
+    });
+}
+
+#[test]
+fn a_range_that_the_flags_exclude_ends_the_manager() {
+    Env::run("nodes-excluded", async |env| {
+        let body = json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": { "name": "odd" },
+            "spec": { "podCIDR": "10.99.0.0/24", "podCIDRs": ["10.99.0.0/24"] },
+        });
+        env.client.resource(&Node::RESOURCE).create::<Value>("", &body).await.expect("create");
+        let flags = ["--allocate-node-cidrs", "--cluster-cidr=10.40.0.0/16"];
+        let mut manager = env.manager("manager", &flags);
+        eventually(&env.clock, "the manager ends", || async {
+            let log = std::fs::read_to_string(&manager.log).unwrap_or_default();
+            let why = "failed to mark cidr[10.99.0.0/24] at idx [0] as occupied for node: odd";
+            if log.contains(why) { Ok(()) } else { Err(log) }
+        })
+        .await;
+        let mut ended = false;
+        while !ended {
+            ended = manager.ended().expect("a status").is_some();
+            env.clock.sleep(Duration::from_millis(50)).await;
+        }
+    });
+}
