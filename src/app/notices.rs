@@ -12,9 +12,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "ClientsAllowCBOR",
     "ClientsAllowTLSCacheGC",
     "ClientsPreferCBOR",
-    "DRADeviceTaintRules",
-    "DRAPrioritizedList",
-    "DRAWorkloadResourceClaims",
     "HPAConfigurableTolerance",
     "HPAScaleToZero",
     "InformerResourceVersion",
@@ -106,8 +103,7 @@ mod tests {
             ),
             (
                 |o| o.feature_gates.0.push(("AllBeta".into(), true)),
-                "feature gates without effect in this build: DRADeviceTaintRules, \
-                 MaxUnavailableStatefulSet\nfeature gate CoordinatedLeaderElection is on",
+                "feature gates without effect in this build: MaxUnavailableStatefulSet\nfeature gate CoordinatedLeaderElection is on",
             ),
             (
                 |o| {
