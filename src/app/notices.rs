@@ -18,7 +18,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "MaxUnavailableStatefulSet",
     "MutableSchedulingDirectivesForSuspendedJobs",
     "NativeHistograms",
-    "PodLevelResources",
     "StaleControllerConsistencyDaemonSet",
     "StaleControllerConsistencyJob",
     "StaleControllerConsistencyStatefulSet",

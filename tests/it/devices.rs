@@ -319,6 +319,28 @@ fn a_pod_waits_for_its_template_and_an_event_says_so() {
 }
 
 #[test]
+fn a_gate_keeps_claims_with_alternatives_from_being_made() {
+    everywhere("alternatives", async |env| {
+        let manager = env.manager("manager", &["--feature-gates=DRAPrioritizedList=false"]);
+        class(env).await;
+        let mut wanted = one_device();
+        let mut alternative = wanted["devices"]["requests"][0]["exactly"].take();
+        alternative["name"] = json!("first");
+        wanted["devices"]["requests"][0] =
+            json!({ "name": "r", "firstAvailable": [alternative] });
+        let template = json!({ "metadata": { "name": "gpu" }, "spec": { "spec": wanted } });
+        make::<ResourceClaimTemplate>(env, template).await;
+        make::<Pod>(env, pod("user", from_template(), "ready")).await;
+        let message = "PodResourceClaim gpu: template includes a prioritized list of subrequests, \
+                       but the feature is disabled";
+        has_event(env, "user", "FailedResourceClaimCreation", message).await;
+        drop(manager);
+        let _manager = env.manager("second-manager", &[]);
+        claim_of::<Pod>(env, "user").await;
+    });
+}
+
+#[test]
 fn refused_writes_of_claims_are_retried() {
     Env::run("claims-refused", async |env| {
         let faults = env.cluster.sandbox.faults();
