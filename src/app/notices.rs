@@ -24,7 +24,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "StatefulSetSemanticRevisionComparison",
     "TaintTolerationComparisonOperators",
     "UnlockWhileProcessingFIFO",
-    "WatchListClient",
     "WorkloadWithJob",
 ];
 
