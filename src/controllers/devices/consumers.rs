@@ -51,6 +51,11 @@ impl<'a> ClaimName<'a> {
         }
     }
 
+    /// Whether it is known to be `name`.
+    pub fn is(self, name: &str) -> bool {
+        self.known().is_some_and(|known| known == name)
+    }
+
     /// The name, if there is one.
     pub fn known(self) -> Option<&'a Istr> {
         match self {

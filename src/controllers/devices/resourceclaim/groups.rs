@@ -100,7 +100,8 @@ impl ResourceClaims {
         group: &PodGroup,
         entry: &PodResourceClaim,
     ) -> Result<Option<Arc<str>>, Error> {
-        match ClaimName::of(entry, &group.status.resource_claim_statuses) {
+        let name = ClaimName::of(entry, &group.status.resource_claim_statuses);
+        match name {
             ClaimName::Given(_) | ClaimName::NotNeeded => return Ok(None),
             ClaimName::Unsupported => {
                 return Err(Error::other(format!(
@@ -122,8 +123,8 @@ impl ResourceClaims {
             }
         }
         let Some(template) = &entry.resource_claim_template_name else { return Ok(None) };
-        if let Some(name) = self.maker.find(&group.meta.uid, &entry.name) {
-            return Ok(Some(name));
+        if let Some(found) = self.maker.find(&group.meta.uid, &entry.name) {
+            return Ok(Some(found).filter(|found| !name.is(found)));
         }
         let owner = owner_reference::<PodGroup>(&group.meta);
         self.maker.make(&group.meta, owner, &entry.name, template).await.map(Some)

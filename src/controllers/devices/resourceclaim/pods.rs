@@ -155,7 +155,8 @@ impl ResourceClaims {
         group: Option<&PodGroup>,
         entry: &PodResourceClaim,
     ) -> Result<Option<Arc<str>>, Error> {
-        match ClaimName::of(entry, pod.status.resource_claims()) {
+        let name = ClaimName::of(entry, pod.status.resource_claims());
+        match name {
             ClaimName::Given(_) | ClaimName::NotNeeded => return Ok(None),
             ClaimName::Unsupported => {
                 return Err(Error::other(format!(
@@ -179,10 +180,12 @@ impl ResourceClaims {
         let Some(template) = &entry.resource_claim_template_name else { return Ok(None) };
         if consumer_of(pod, group, entry)? == Consumer::PodGroup {
             let owner = group.map(|group| &group.meta.uid);
-            return Ok(owner.and_then(|owner| self.maker.find(owner, &entry.name)));
+            let found = owner.and_then(|owner| self.maker.find(owner, &entry.name));
+            return Ok(found.filter(|found| !name.is(found)));
         }
-        if let Some(name) = self.maker.find(&pod.meta.uid, &entry.name) {
-            return Ok(Some(name));
+        if let Some(found) = self.maker.find(&pod.meta.uid, &entry.name) {
+            // The status may name a new claim that the cache has not seen.
+            return Ok(Some(found).filter(|found| !name.is(found)));
         }
         let owner = owner_reference::<Pod>(&pod.meta);
         self.maker.make(&pod.meta, owner, &entry.name, template).await.map(Some)
