@@ -1,6 +1,7 @@
 //! The condition of a DeviceTaintRule that says how far the eviction is.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
@@ -142,7 +143,7 @@ impl TaintEviction {
     }
 
     /// The pods that `rule`, one of `rules`, evicts, and their namespaces.
-    fn affected(&self, rule: &DeviceTaintRule, rules: &[std::sync::Arc<DeviceTaintRule>]) -> Counts {
+    fn affected(&self, rule: &DeviceTaintRule, rules: &[Arc<DeviceTaintRule>]) -> Counts {
         let reason = Reason::of_rule(rule);
         let (mut pods, mut namespaces) = (0, BTreeSet::<Istr>::new());
         for pod in self.pods.list() {
