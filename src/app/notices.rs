@@ -12,17 +12,12 @@ const WITHOUT_EFFECT: &[&str] = &[
     "ClientsAllowCBOR",
     "ClientsAllowTLSCacheGC",
     "ClientsPreferCBOR",
-    "DRADeviceTaintRules",
-    "DRAPrioritizedList",
-    "DRAWorkloadResourceClaims",
     "HPAConfigurableTolerance",
     "HPAScaleToZero",
     "InformerResourceVersion",
     "NativeHistograms",
-    "PodLevelResources",
     "StaleControllerConsistencyDaemonSet",
     "UnlockWhileProcessingFIFO",
-    "WatchListClient",
 ];
 
 /// A line each.
@@ -99,8 +94,7 @@ mod tests {
             ),
             (
                 |o| o.feature_gates.0.push(("AllBeta".into(), true)),
-                "feature gates without effect in this build: DRADeviceTaintRules\n\
-                 feature gate CoordinatedLeaderElection is on",
+                "feature gate CoordinatedLeaderElection is on",
             ),
             (
                 |o| {

@@ -214,7 +214,22 @@ pub fn quick_nodes() -> NodeOptions {
     }
 }
 
-/// A sandbox cluster with quick nodes.
+/// What a test's cluster is like.
+struct Setup {
+    /// Whether a pod needs its service account.
+    service_accounts: bool,
+    /// Whether versions and kinds behind gates are served.
+    all_versions: bool,
+    nodes: NodeOptions,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup { service_accounts: false, all_versions: false, nodes: quick_nodes() }
+    }
+}
+
+/// A sandbox cluster.
 pub struct Env {
     pub cluster: Cluster,
     site: Site,
@@ -236,8 +251,8 @@ impl Env {
 
     /// [`Env::run`] where pods need their service account, as on a cluster.
     pub fn run_with_service_accounts(name: &str, scenario: impl AsyncFn(&Env)) {
-        let started = Env::start(name, true, quick_nodes());
-        block_on(async { started.await.finish(scenario).await });
+        let how = Setup { service_accounts: true, ..Setup::default() };
+        block_on(async { Env::start(name, how).await.finish(scenario).await });
     }
 
     async fn finish(self, scenario: impl AsyncFn(&Env)) {
@@ -246,12 +261,17 @@ impl Env {
     }
 
     pub async fn new(name: &str) -> Env {
-        Env::start(name, false, quick_nodes()).await
+        Env::start(name, Setup::default()).await
     }
 
-    async fn start(name: &str, service_accounts: bool, nodes: NodeOptions) -> Env {
+    async fn start(name: &str, how: Setup) -> Env {
         let folder = Folder::new(name);
-        let options = SandboxOptions { service_accounts, ..SandboxOptions::new(folder.0.clone()) };
+        let Setup { service_accounts, all_versions, nodes } = how;
+        let options = SandboxOptions {
+            service_accounts,
+            all_versions,
+            ..SandboxOptions::new(folder.0.clone())
+        };
         let cluster = Cluster::start(options, nodes).await.expect("the sandbox starts");
         let site = Site {
             client: cluster.client.clone(),
@@ -273,18 +293,30 @@ impl Env {
 /// Runs `scenario` on the sandbox, and then on a real API server if `KUBEBUILDER_ASSETS` names the
 /// folder that holds `kube-apiserver` and `etcd`.
 pub fn everywhere(name: &str, scenario: impl AsyncFn(&Site)) {
-    everywhere_with(name, quick_nodes(), scenario);
+    everywhere_like(name, Setup::default(), &[], scenario);
 }
 
 /// [`everywhere`], with nodes that behave as `nodes` says.
 pub fn everywhere_with(name: &str, nodes: NodeOptions, scenario: impl AsyncFn(&Site)) {
-    let started = Env::start(name, false, nodes.clone());
-    block_on(async { started.await.finish(async |env: &Env| scenario(env).await).await });
+    everywhere_like(name, Setup { nodes, ..Setup::default() }, &[], scenario);
+}
+
+/// [`everywhere`] with the kinds that are behind gates: the sandbox serves them, and the real server
+/// is started with `flags`.
+pub fn everywhere_with_gates(name: &str, flags: &[&str], scenario: impl AsyncFn(&Site)) {
+    everywhere_like(name, Setup { all_versions: true, ..Setup::default() }, flags, scenario);
+}
+
+fn everywhere_like(name: &str, how: Setup, flags: &[&str], scenario: impl AsyncFn(&Site)) {
+    let nodes = how.nodes.clone();
+    block_on(async {
+        Env::start(name, how).await.finish(async |env: &Env| scenario(env).await).await;
+    });
     let Some(assets) = real::assets() else { return };
     block_on(async {
         let folder = Folder::new(name);
         let clock = SystemClock::shared();
-        let server = real::ApiServer::start(&assets, &folder.0, &clock).await;
+        let server = real::ApiServer::start(&assets, &folder.0, flags, &clock).await;
         let client = administrator(&server.admin, "tests", &clock).expect("a client");
         let stand_ins = StandIns::start(&client, &clock, nodes);
         let steering = stand_ins.steering.clone();

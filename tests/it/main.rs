@@ -9,6 +9,7 @@ mod crashes;
 mod credentials;
 mod cronjobs;
 mod deployments;
+mod devices;
 mod discovery;
 mod election;
 mod endpoints;
