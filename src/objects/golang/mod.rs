@@ -9,7 +9,9 @@
 mod dump;
 mod json;
 mod quantity;
+mod selector;
 mod types;
 
 pub use dump::pod_template_dump;
 pub use json::{Numbers, pod_template_patch};
+pub use selector::label_selector;
