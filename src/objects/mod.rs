@@ -41,6 +41,7 @@ pub use views::endpoints::{
     Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice,
     EndpointSubset, Endpoints, Hint, SlicePort, TargetRef,
 };
+pub use views::horizontal_pod_autoscaler::{AutoscalerCondition, Behavior, CrossVersionObjectReference, HorizontalPodAutoscaler, HorizontalPodAutoscalerSpec, HorizontalPodAutoscalerStatus, MetricIdentifier, MetricSource, MetricSpec, MetricTarget, ScalingPolicy, ScalingRules};
 pub use views::job::{Job, JobCondition, JobSpec, JobStatus, OnExitCodes, OnPodCondition, PodFailurePolicy, PodFailurePolicyRule, SuccessPolicy, SuccessPolicyRule, UncountedTerminatedPods};
 pub use views::lease::{Lease, LeaseSpec};
 pub use views::namespace::{Namespace, NamespaceSpec};
@@ -57,6 +58,7 @@ pub use views::pod::{
     ResourceClaimStatus, Sidecar, Terminated, parse_ip,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;
+pub use views::pod_disruption_budget::{BudgetCondition, PodDisruptionBudget, PodDisruptionBudgetSpec, PodDisruptionBudgetStatus};
 pub use views::pod_group::{PodGroup, PodGroupSpec, PodGroupStatus};
 pub use views::pod_quota::PodQuota;
 pub use views::policy::{
@@ -78,9 +80,8 @@ pub use views::resource_pool_status_request::{
 pub use views::resource_quota::{
     Amounts, ResourceQuota, ResourceQuotaSpec, ResourceQuotaStatus, ScopeRequirement,
 };
-pub use views::resource_slice::{
-    DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec, SliceDevice,
-};
+pub use views::resource_slice::{DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec, SliceDevice};
+pub use views::scale::{Scale};
 pub use views::service::{Service, ServicePort, ServiceSpec, TargetPort};
 pub use views::service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use views::service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec};

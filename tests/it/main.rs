@@ -3,6 +3,7 @@
 mod accounts;
 mod aggregation;
 mod apiserver;
+mod autoscaling;
 mod bootstrap;
 mod certificates;
 mod crashes;
@@ -11,6 +12,7 @@ mod cronjobs;
 mod deployments;
 mod devices;
 mod discovery;
+mod disruption;
 mod election;
 mod endpoints;
 mod env;
