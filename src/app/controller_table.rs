@@ -292,7 +292,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("persistentvolume-binder-controller")
         .alias("persistentvolume-binder")
         .account("persistent-volume-binder")
-        .event_source("persistentvolume-controller"),
+        .event_source("persistentvolume-controller")
+        .queue("claims")
+        .built(controllers::storage::binder::controller),
     row("persistentvolume-attach-detach-controller")
         .alias("attachdetach")
         .account("attachdetach-controller"),
