@@ -301,7 +301,10 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("persistentvolume-expander-controller")
         .alias("persistentvolume-expander")
         .account("expand-controller")
-        .event_source("volume_expand"),
+        .event_source("volume_expand")
+        .queue("volume_expand")
+        .workers(10)
+        .built(controllers::storage::expander::controller),
     row("clusterrole-aggregation-controller")
         .alias("clusterrole-aggregation")
         .queue("ClusterRoleAggregator")

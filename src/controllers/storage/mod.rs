@@ -4,6 +4,7 @@ pub mod annotations;
 pub mod binder;
 pub mod claims;
 pub mod ephemeral;
+pub mod expander;
 pub mod migration;
 pub mod operation_metrics;
 pub mod protection;

@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn own_writes_are_seen_until_the_cache_has_them() {
         let indexer = Arc::new(Indexer::new());
-        indexer.add_index("all", |_, emit| emit(IndexValue::Text("x".into())));
+        indexer.add_index("all", |_: &PersistentVolume, emit| emit(IndexValue::Text("x".into())));
         let latest = Latest::new(Lister::new(indexer.clone()));
         let key = ObjectKey::cluster("v");
         let phase = || latest.get(&key).map(|volume| volume.status.phase.to_string());
