@@ -311,14 +311,19 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("persistentvolume-binder-controller")
         .alias("persistentvolume-binder")
         .account("persistent-volume-binder")
-        .event_source("persistentvolume-controller"),
+        .event_source("persistentvolume-controller")
+        .queue("claims")
+        .built(controllers::storage::binder::controller),
     row("persistentvolume-attach-detach-controller")
         .alias("attachdetach")
         .account("attachdetach-controller"),
     row("persistentvolume-expander-controller")
         .alias("persistentvolume-expander")
         .account("expand-controller")
-        .event_source("volume_expand"),
+        .event_source("volume_expand")
+        .queue("volume_expand")
+        .workers(10)
+        .built(controllers::storage::expander::controller),
     row("clusterrole-aggregation-controller")
         .alias("clusterrole-aggregation")
         .queue("ClusterRoleAggregator")

@@ -1,9 +1,11 @@
-//! Admission plugins and allocators that act on new objects: pod priorities, cluster IPs, quotas.
+//! Admission plugins and allocators that act on new objects: pod priorities, cluster IPs,
+//! classes of claims, quotas.
 
 pub mod accounts;
 mod cluster_ip;
 mod priority;
 mod quota;
+mod storage_class;
 mod usage;
 
 use serde_json::Value;

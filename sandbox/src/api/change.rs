@@ -13,6 +13,27 @@ use crate::api::write::Part;
 use crate::api::{Api, failures};
 
 impl Api {
+    /// Sets when a volume's phase changed, unless the writer did. Upstream:
+    /// `persistentvolume.statusStrategy`.
+    fn date_phase(&self, call: &Call, old: &Value, new: &mut Value) {
+        const TIME: &str = "lastPhaseTransitionTime";
+        let resource = &call.kind.resource;
+        if !resource.group.is_empty() || resource.plural != "persistentvolumes" {
+            return;
+        }
+        let (was, is) = (&old["status"], &new["status"]);
+        let time = match was["phase"] == is["phase"] {
+            true if is[TIME].is_null() => was[TIME].clone(),
+            false if is[TIME].is_null() || is[TIME] == was[TIME] => {
+                self.clock.now().to_string().into()
+            }
+            _ => return,
+        };
+        if !time.is_null() {
+            new["status"][TIME] = time;
+        }
+    }
+
     /// `new` as it would be stored in place of `old`.
     pub fn changed(
         &self,
@@ -84,6 +105,7 @@ impl Api {
                 new = whole;
                 (kind.default)(&mut new);
                 self.date_conditions(call, &mut new);
+                self.date_phase(call, old, &mut new);
             }
             Part::Spec => (kind.default)(&mut new),
             Part::Raw => {}

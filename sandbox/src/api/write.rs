@@ -107,6 +107,7 @@ impl Api {
             finalized_by_kubernetes(&mut object);
         }
         self.prioritize(kind, &mut object)?;
+        self.classify(kind, &mut object);
         self.check_cluster_ip(kind, &object)?;
         (kind.prepare_create)(&mut object);
         let mut causes = (kind.validate_create)(&object);

@@ -1,10 +1,12 @@
-//! Stand-ins for what runs on a cluster's machines: a scheduler and the kubelet of all nodes. They are
-//! clients of the API server and use the library's client and cache.
+//! Stand-ins for what runs on a cluster's machines: a scheduler, the kubelet of all nodes and a CSI
+//! driver. They are clients of the API server and use the library's client and cache.
 
 mod containers;
+mod driver;
 mod kubelet;
 mod scheduler;
 mod script;
+mod volumes;
 mod worker;
 
 use std::collections::HashSet;
@@ -19,6 +21,8 @@ use kube_controller_manager::objects::Istr;
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{StopToken, TaskGroup};
 use parking_lot::{Mutex, MutexGuard};
+
+pub use driver::DRIVER;
 
 /// How the nodes behave.
 #[derive(Clone, Debug)]
@@ -108,16 +112,21 @@ impl StandIns {
         let steering = Steering::default();
         let events = EventBroadcaster::new(client.clone(), clock.clone());
         let (stop, tasks) = (StopToken::new(), TaskGroup::new());
-        let stand_in = |component| StandIn {
+        let stand_in = |component: &str| StandIn {
             factory: &factory,
             client: client.clone(),
             clock: clock.clone(),
             recorder: options.events.then(|| events.recorder(component)),
             stop: stop.clone(),
         };
+        // The sidecars are named after their driver.
+        let driver_part = |sidecar: &str| stand_in(&format!("{}_{sidecar}", driver::DRIVER));
         let (of_scheduler, of_kubelet) = (stand_in("default-scheduler"), stand_in("kubelet"));
         tasks.spawn(scheduler::scheduler(of_scheduler));
+        let (of_provisioner, of_resizer) = (driver_part("provisioner"), driver_part("resizer"));
         tasks.spawn(kubelet::kubelet(of_kubelet, options, steering.clone()));
+        tasks.spawn(driver::provisioner(of_provisioner));
+        tasks.spawn(driver::resizer(of_resizer));
         factory.start(&stop);
         StandIns { steering, stop, tasks, factory, events }
     }

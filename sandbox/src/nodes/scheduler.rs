@@ -12,10 +12,12 @@ use kube_controller_manager::cache::{Lister, Scope};
 use kube_controller_manager::client::{Client, Patch};
 use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
 use kube_controller_manager::objects::{
-    Istr, Labels, Meta, Object, ObjectKey, Pod, Resource, ResourceList, ResourceType,
+    Istr, Labels, Meta, Object, ObjectKey, PersistentVolume, PersistentVolumeClaim, Pod, Resource,
+    ResourceList, ResourceType, StorageClass,
 };
 
 use super::StandIn;
+use super::volumes::{Claims, PodVolume, Volumes};
 use super::worker::{Event, Keys, Next, SyncResult, Worker};
 
 const NAME: &str = "sandbox-scheduler";
@@ -39,6 +41,7 @@ struct Wants {
     node_selector: Labels,
     tolerations: Vec<Toleration>,
     containers: Vec<Container>,
+    volumes: Vec<PodVolume>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -210,6 +213,7 @@ struct Scheduler {
     nodes: Lister<Node>,
     ledger: Mutex<Ledger>,
     keys: Keys,
+    volumes: Volumes,
 }
 
 /// Watches the pods and nodes of `stand_in`'s factory; the future schedules until the stop.
@@ -223,6 +227,9 @@ pub fn scheduler(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use
         field_selector: None,
     });
     let nodes = factory.informer::<Node>();
+    let claims = factory.informer::<PersistentVolumeClaim>();
+    let volumes = factory.informer::<PersistentVolume>();
+    let classes = factory.informer::<StorageClass>();
     let mut worker = Worker::new(NAME, &clock);
     let this = Arc::new(Scheduler {
         client,
@@ -231,6 +238,11 @@ pub fn scheduler(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use
         nodes: nodes.lister(),
         ledger: Mutex::default(),
         keys: worker.keys(),
+        volumes: Volumes {
+            claims: claims.lister(),
+            volumes: volumes.lister(),
+            classes: classes.lister(),
+        },
     });
     let ledger = this.clone();
     worker.watch(&pods, move |event: Event<'_, Unscheduled>| ledger.observe(&event));
@@ -240,6 +252,14 @@ pub fn scheduler(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use
             waiting.wake_waiting();
         }
     });
+    let waiting = this.clone();
+    worker.watch(&claims, move |event: Event<'_, PersistentVolumeClaim>| {
+        if let Event::Seen(claim) = event {
+            waiting.wake_users(claim);
+        }
+    });
+    worker.watch(&volumes, |_: Event<'_, PersistentVolume>| {});
+    worker.watch(&classes, |_: Event<'_, StorageClass>| {});
     worker.run(WORKERS, stop, move |key| this.clone().sync(key))
 }
 
@@ -249,6 +269,10 @@ fn waits(pod: &Unscheduled) -> bool {
     pod.spec.node_name.is_empty()
         && !pod.meta.is_being_deleted()
         && (pod.spec.scheduler_name.is_empty() || pod.spec.scheduler_name == "default-scheduler")
+}
+
+fn claims_of(pod: &Unscheduled) -> impl Iterator<Item = String> {
+    pod.spec.volumes.iter().filter_map(|volume| volume.claim(&pod.meta.name))
 }
 
 impl Scheduler {
@@ -275,11 +299,41 @@ impl Scheduler {
         }
     }
 
+    /// Wakes the pods that wait for a claim.
+    fn wake_users(&self, claim: &PersistentVolumeClaim) {
+        let uses = |pod: &Unscheduled| {
+            pod.meta.namespace == claim.meta.namespace
+                && claims_of(pod).any(|name| *name == *claim.meta.name)
+        };
+        for pod in self.pods.list().into_iter().filter(|pod| waits(pod) && uses(pod)) {
+            self.keys.add(pod.meta.key());
+        }
+    }
+
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(&key).filter(|pod| waits(pod)) else {
             return Ok(Next::Done);
         };
         let nodes = self.nodes.list();
+        let claims = self.volumes.of(&key.namespace, claims_of(&pod));
+        if let Claims::Missing(why) = &claims {
+            let message = format!("0/{} nodes are available: {why}.", nodes.len());
+            return self.report_unschedulable(&pod, &key, message).await;
+        }
+        if let Claims::Delayed(claims) = claims {
+            let chosen = self.ledger.lock().choose(&pod, &nodes);
+            let Some(node) = chosen else {
+                let message = format!("0/{} nodes are available.", nodes.len());
+                return self.report_unschedulable(&pod, &key, message).await;
+            };
+            for claim in &claims {
+                match self.volumes.choose(&self.client, claim, &node).await {
+                    Err(error) if error.is_not_found() || error.is_conflict() => {}
+                    chosen => chosen?,
+                }
+            }
+            return Ok(Next::Done);
+        }
         let node = {
             let mut ledger = self.ledger.lock();
             if ledger.placed.contains_key(&key) {
@@ -292,7 +346,8 @@ impl Scheduler {
             chosen
         };
         let Some(node) = node else {
-            return self.report_unschedulable(&pod, &key, nodes.len()).await;
+            let message = format!("0/{} nodes are available.", nodes.len());
+            return self.report_unschedulable(&pod, &key, message).await;
         };
         let binding = json!({
             "apiVersion": "v1", "kind": "Binding",
@@ -319,9 +374,8 @@ impl Scheduler {
         &self,
         pod: &Unscheduled,
         key: &ObjectKey,
-        nodes: usize,
+        message: String,
     ) -> SyncResult {
-        let message = format!("0/{nodes} nodes are available.");
         self.record(pod, EventType::Warning, "FailedScheduling", message.clone());
         let patch = Patch::StrategicMerge(json!({ "status": { "conditions": [{
             "type": "PodScheduled", "status": "False", "reason": "Unschedulable",

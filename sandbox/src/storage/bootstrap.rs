@@ -6,6 +6,7 @@ use crate::api::Api;
 use crate::api::call::Call;
 use crate::api::status::ApiResult;
 use crate::api::write::Part;
+use crate::nodes::DRIVER;
 
 /// Group, version, and the priorities of both.
 const LOCAL: [(&str, &str, i32, i32); 21] = [
@@ -69,6 +70,7 @@ impl Api {
         self.system_priorities()?;
         self.local_services()?;
         self.first_subnet()?;
+        self.first_classes()?;
         Ok(())
     }
 
@@ -105,6 +107,28 @@ impl Api {
                 spec["group"] = group.into();
             }
             self.register(&name, "onstart", spec)?;
+        }
+        Ok(())
+    }
+
+    /// Classes of the stand-in driver: the default one, and one that waits for a consumer.
+    fn first_classes(&self) -> ApiResult<()> {
+        const GROUP: &str = "storage.k8s.io";
+        if self.registry.find(GROUP, "v1", "storageclasses").is_none() {
+            return Ok(());
+        }
+        for (name, mode, is_default) in
+            [("standard", "Immediate", "true"), ("local", "WaitForFirstConsumer", "false")]
+        {
+            let class = json!({
+                "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+                "metadata": {
+                    "name": name,
+                    "annotations": { "storageclass.kubernetes.io/is-default-class": is_default },
+                },
+                "provisioner": DRIVER, "volumeBindingMode": mode, "allowVolumeExpansion": true,
+            });
+            self.create_value(GROUP, "storageclasses", class)?;
         }
         Ok(())
     }

@@ -1,0 +1,255 @@
+//! Makes and deletes volumes as external-provisioner does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use kube_controller_manager::cache::Lister;
+use kube_controller_manager::client::{self, Client, Delete};
+use kube_controller_manager::objects::{
+    Meta, ObjectKey, PersistentVolume, PersistentVolumeClaim, Resource, StorageClass,
+};
+
+use super::{DRIVER, Events};
+use crate::nodes::StandIn;
+use crate::nodes::worker::{Event, Next, SyncResult, Worker};
+
+const NAME: &str = "sandbox-provisioner";
+const WORKERS: usize = 4;
+const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
+const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
+/// Before a failure that an annotation asks for is repeated.
+const AGAIN: Duration = Duration::from_secs(1);
+
+struct Provisioner {
+    client: Client,
+    events: Events,
+    claims: Lister<PersistentVolumeClaim>,
+    volumes: Lister<PersistentVolume>,
+    classes: Lister<StorageClass>,
+}
+
+/// Watches claims and volumes; the future works until the stop.
+pub fn provisioner(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<> {
+    let StandIn { factory, client, clock, recorder, stop } = stand_in;
+    let claims = factory.informer::<PersistentVolumeClaim>();
+    let volumes = factory.informer::<PersistentVolume>();
+    let classes = factory.informer::<StorageClass>();
+    let mut worker = Worker::new(NAME, &clock);
+    let keys = worker.keys();
+    worker.watch(&claims, move |event: Event<'_, PersistentVolumeClaim>| {
+        if let Event::Seen(claim) = event
+            && is_asked(claim)
+        {
+            keys.add(claim.meta.key());
+        }
+    });
+    let keys = worker.keys();
+    worker.watch(&volumes, move |event: Event<'_, PersistentVolume>| {
+        if let Event::Seen(volume) = event
+            && is_to_go(volume)
+        {
+            keys.add(volume.meta.key());
+        }
+    });
+    worker.watch(&classes, |_: Event<'_, StorageClass>| {});
+    let this = Arc::new(Provisioner {
+        client,
+        events: Events(recorder),
+        claims: claims.lister(),
+        volumes: volumes.lister(),
+        classes: classes.lister(),
+    });
+    worker.run(WORKERS, stop, move |key| this.clone().sync(key))
+}
+
+/// A volume is to be made for the claim.
+fn is_asked(claim: &PersistentVolumeClaim) -> bool {
+    let annotations = &claim.meta.annotations;
+    let asked = annotations
+        .get("volume.kubernetes.io/storage-provisioner")
+        .or(annotations.get("volume.beta.kubernetes.io/storage-provisioner"));
+    asked == Some(DRIVER) && claim.spec.volume_name.is_empty() && !claim.meta.is_being_deleted()
+}
+
+/// The volume is one of ours, and to be deleted.
+fn is_to_go(volume: &PersistentVolume) -> bool {
+    volume.meta.annotations.get(PROVISIONED_BY) == Some(DRIVER)
+        && volume.spec.reclaim_policy == "Delete"
+        && volume.status.phase == "Released"
+        && (!volume.meta.is_being_deleted() || volume.meta.has_finalizer(FINALIZER))
+}
+
+/// What an annotation asks for.
+fn asks(meta: &Meta, annotation: &str, value: &str) -> bool {
+    meta.annotations.get(annotation) == Some(value)
+}
+
+/// A conflict or an object that is gone brings an event.
+fn routine(result: client::Result<Next>) -> SyncResult {
+    match result {
+        Err(error) if error.is_not_found() || error.is_conflict() => Ok(Next::Done),
+        result => result,
+    }
+}
+
+impl Provisioner {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        match key.namespace.is_empty() {
+            true => match self.volumes.get(&key).filter(|volume| is_to_go(volume)) {
+                Some(volume) => routine(self.delete(&volume).await),
+                None => Ok(Next::Done),
+            },
+            false => match self.claims.get(&key).filter(|claim| is_asked(claim)) {
+                Some(claim) => routine(self.make(&claim).await),
+                None => Ok(Next::Done),
+            },
+        }
+    }
+
+    async fn make(&self, claim: &PersistentVolumeClaim) -> SyncResult {
+        let key = ObjectKey::cluster(claim.storage_class());
+        let Some(class) = self.classes.get(&key) else { return Ok(Next::After(AGAIN)) };
+        let delayed = class.volume_binding_mode == "WaitForFirstConsumer";
+        if delayed && !claim.meta.annotations.contains_key(SELECTED_NODE) {
+            return Ok(Next::Done);
+        }
+        let key = claim.meta.key();
+        let message = format!("External provisioner is provisioning volume for claim \"{key}\"");
+        self.events.normal(claim, "Provisioning", message);
+        let reschedules = asks(&claim.meta, "sandbox/provisioning", "reschedule");
+        if reschedules || asks(&claim.meta, "sandbox/provisioning", "fail") {
+            let code = if reschedules { "ResourceExhausted" } else { "Internal" };
+            let message = format!(
+                "failed to provision volume with StorageClass {:?}: rpc error: code = {code} desc \
+                 = the annotation asks for it",
+                class.meta.name
+            );
+            self.events.warning(claim, "ProvisioningFailed", message);
+            if !reschedules || !delayed {
+                return Ok(Next::After(AGAIN));
+            }
+            let forget = |live: &mut Value| {
+                let annotations = live.pointer_mut("/metadata/annotations");
+                let annotations = annotations.and_then(Value::as_object_mut);
+                annotations.is_some_and(|known| known.remove(SELECTED_NODE).is_some())
+            };
+            self.client.modify::<PersistentVolumeClaim>(&key, forget).await?;
+            return Ok(Next::Done);
+        }
+        let volume = volume_for(claim, &class);
+        match self.client.create::<PersistentVolume>("", &volume).await {
+            Err(error) if error.is_already_exists() => return Ok(Next::Done),
+            created => created?,
+        };
+        let name = volume["metadata"]["name"].as_str().unwrap_or_default();
+        let message = format!("Successfully provisioned volume {name}");
+        self.events.normal(claim, "ProvisioningSucceeded", message);
+        Ok(Next::Done)
+    }
+
+    async fn delete(&self, volume: &PersistentVolume) -> SyncResult {
+        if asks(&volume.meta, "sandbox/deletion", "fail") {
+            let message = "rpc error: code = Internal desc = the annotation asks for it".to_owned();
+            self.events.warning(volume, "VolumeFailedDelete", message);
+            return Ok(Next::After(AGAIN));
+        }
+        let key = volume.meta.key();
+        if !volume.meta.is_being_deleted() {
+            let delete = Delete::new().uid(volume.meta.uid.clone());
+            self.client.delete::<PersistentVolume>(&key, delete).await?;
+        }
+        let release = |live: &mut Value| {
+            let finalizers = live.pointer_mut("/metadata/finalizers").and_then(Value::as_array_mut);
+            finalizers.is_some_and(|names| {
+                let count = names.len();
+                names.retain(|name| name != FINALIZER);
+                names.len() < count
+            })
+        };
+        self.client.modify::<PersistentVolume>(&key, release).await?;
+        Ok(Next::Done)
+    }
+}
+
+fn volume_for(claim: &PersistentVolumeClaim, class: &StorageClass) -> Value {
+    let uid = claim.meta.uid.to_string();
+    let name = format!("pvc-{uid}");
+    let deletes = class.reclaim_policy == "Delete";
+    let mut annotations = json!({
+        PROVISIONED_BY: DRIVER,
+        "volume.kubernetes.io/provisioner-deletion-secret-name": "",
+        "volume.kubernetes.io/provisioner-deletion-secret-namespace": "",
+    });
+    if let Some(deletion) = claim.meta.annotations.get("sandbox/deletion") {
+        annotations["sandbox/deletion"] = deletion.into();
+    }
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolume",
+        "metadata": {
+            "name": name, "annotations": annotations,
+            "finalizers": deletes.then_some([FINALIZER]),
+        },
+        "spec": {
+            "accessModes": claim.spec.access_modes,
+            "capacity": { "storage": claim.spec.storage },
+            "claimRef": {
+                "apiVersion": "v1", "kind": PersistentVolumeClaim::RESOURCE.kind,
+                "namespace": claim.meta.namespace, "name": claim.meta.name, "uid": uid,
+                "resourceVersion": claim.meta.resource_version.to_string(),
+            },
+            "csi": {
+                "driver": DRIVER, "volumeHandle": uid,
+                "volumeAttributes": {
+                    "storage.kubernetes.io/csiProvisionerIdentity": format!("1-{DRIVER}"),
+                },
+            },
+            "mountOptions": class.mount_options,
+            "persistentVolumeReclaimPolicy": class.reclaim_policy,
+            "storageClassName": class.meta.name,
+            "volumeAttributesClassName": claim.spec.volume_attributes_class_name,
+            "volumeMode": if claim.spec.is_block { "Block" } else { "Filesystem" },
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_are_made_for_claims_that_ask_for_them() {
+        let claim = |annotation: &str, driver: &str, volume: &str| -> PersistentVolumeClaim {
+            serde_json::from_value(json!({
+                "metadata": { "name": "c", "namespace": "ns", "annotations": { annotation: driver } },
+                "spec": { "volumeName": volume },
+            }))
+            .unwrap()
+        };
+        let (new, beta) = (
+            "volume.kubernetes.io/storage-provisioner",
+            "volume.beta.kubernetes.io/storage-provisioner",
+        );
+        assert!(is_asked(&claim(new, DRIVER, "")));
+        assert!(is_asked(&claim(beta, DRIVER, "")));
+        assert!(!is_asked(&claim(new, "another", "")));
+        assert!(!is_asked(&claim(new, DRIVER, "v")));
+    }
+
+    #[test]
+    fn released_volumes_go_under_the_policy_delete() {
+        let volume = |by: &str, policy: &str, phase: &str| -> PersistentVolume {
+            serde_json::from_value(json!({
+                "metadata": { "name": "v", "annotations": { PROVISIONED_BY: by } },
+                "spec": { "persistentVolumeReclaimPolicy": policy }, "status": { "phase": phase },
+            }))
+            .unwrap()
+        };
+        assert!(is_to_go(&volume(DRIVER, "Delete", "Released")));
+        assert!(!is_to_go(&volume(DRIVER, "Retain", "Released")));
+        assert!(!is_to_go(&volume(DRIVER, "Delete", "Bound")));
+        assert!(!is_to_go(&volume("another", "Delete", "Released")));
+    }
+}

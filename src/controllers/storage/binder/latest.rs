@@ -1,0 +1,109 @@
+//! The newest known state of objects: the cache's, or that of our own last write, which the watch
+//! may not have brought yet. Upstream: the `volumes` and `claims` stores of the controller.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::cache::{IndexValue, Lister};
+use crate::objects::{Object, ObjectKey};
+
+/// A binding is several writes to two objects. With this a sync sees those that were made, and does
+/// not take a volume that has just been given to another claim.
+pub struct Latest<T> {
+    lister: Lister<T>,
+    /// The answers to our writes that the cache has not caught up with.
+    own: Mutex<HashMap<ObjectKey, Arc<T>>>,
+}
+
+impl<T: Object> Latest<T> {
+    pub fn new(lister: Lister<T>) -> Latest<T> {
+        Latest { lister, own: Mutex::default() }
+    }
+
+    /// Keeps the answer to a write.
+    pub fn keep(&self, written: T) -> Arc<T> {
+        let written = Arc::new(written);
+        if self.lister.last_seen_version() < written.meta().resource_version {
+            self.own.lock().insert(written.meta().key(), written.clone());
+        }
+        written
+    }
+
+    pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
+        // Read before the cache, which then holds at least that much.
+        let seen = self.lister.last_seen_version();
+        self.newest(key, self.lister.get(key), seen)
+    }
+
+    /// The objects that `index` has under `value`, in their newest state, and those of our own
+    /// writes: they may belong there by now. In no order; callers check what they asked for.
+    pub fn candidates(&self, index: &'static str, value: &IndexValue) -> Vec<Arc<T>> {
+        let seen = self.lister.last_seen_version();
+        let mut found = self.lister.by_index(index, value);
+        let mut own = self.own.lock();
+        own.retain(|_, written| written.meta().resource_version > seen);
+        if own.is_empty() {
+            return found;
+        }
+        found.retain(|object| !own.contains_key(&object.meta().key()));
+        found.extend(own.values().cloned());
+        found
+    }
+
+    fn newest(&self, key: &ObjectKey, cached: Option<Arc<T>>, seen: u64) -> Option<Arc<T>> {
+        let mut own = self.own.lock();
+        let Some(written) = own.get(key) else { return cached };
+        let version = written.meta().resource_version;
+        let is_past = seen >= version
+            || cached.as_ref().is_some_and(|cached| cached.meta().resource_version >= version);
+        if is_past {
+            own.remove(key);
+            return cached;
+        }
+        Some(written.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::Indexer;
+    use crate::objects::PersistentVolume;
+
+    fn volume(version: u64, phase: &str) -> PersistentVolume {
+        let mut volume = PersistentVolume::default();
+        volume.meta.name = "v".into();
+        volume.meta.resource_version = version;
+        volume.status.phase = phase.into();
+        volume
+    }
+
+    #[test]
+    fn own_writes_are_seen_until_the_cache_has_them() {
+        let indexer = Arc::new(Indexer::new());
+        indexer.add_index("all", |_: &PersistentVolume, emit| emit(IndexValue::Text("x".into())));
+        let latest = Latest::new(Lister::new(indexer.clone()));
+        let key = ObjectKey::cluster("v");
+        let phase = || latest.get(&key).map(|volume| volume.status.phase.to_string());
+        let all = || latest.candidates("all", &IndexValue::Text("x".into())).len();
+        indexer.insert(Arc::new(volume(1, "Available")));
+        indexer.set_seen_version(1);
+        latest.keep(volume(3, "Bound"));
+        assert_eq!((phase().as_deref(), all()), (Some("Bound"), 1));
+        // An older event comes.
+        indexer.insert(Arc::new(volume(2, "Available")));
+        indexer.set_seen_version(2);
+        assert_eq!((phase().as_deref(), all()), (Some("Bound"), 1));
+        indexer.insert(Arc::new(volume(4, "Released")));
+        indexer.set_seen_version(4);
+        assert_eq!((phase().as_deref(), all()), (Some("Released"), 1));
+        // The answer to a write comes after the deletion.
+        latest.keep(volume(5, "Failed"));
+        indexer.remove(&key);
+        assert_eq!((phase().as_deref(), all()), (Some("Failed"), 1));
+        indexer.set_seen_version(6);
+        assert_eq!((phase(), all()), (None, 0));
+    }
+}

@@ -1,0 +1,231 @@
+//! Counts of volumes and claims, and how long it takes to make and to delete a volume.
+//! Upstream: `persistentvolume/metrics`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Once;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntGaugeVec, Opts};
+
+use super::super::operation_metrics::whole_operation_ended;
+use super::plugins::Plugin;
+use crate::cache::Lister;
+use crate::clock::SharedClock;
+use crate::metrics::metrics;
+use crate::objects::{PersistentVolume, PersistentVolumeClaim};
+
+metrics! {
+    fn register_counters;
+    static ERRORS: IntCounterVec["plugin_name", "operation_name"] =
+        "volume_operation_total_errors", "[ALPHA] (Deprecated since 1.36.0) Total volume operation errors";
+    static ERRORS_TOTAL: IntCounterVec["plugin_name", "operation_name"] =
+        "volume_operation_errors_total", "[ALPHA] Total volume operation errors";
+    static RETROACTIVE: IntCounter = "retroactive_storageclass_total",
+        "[ALPHA] Total number of retroactive StorageClass assignments to persistent volume claim";
+    static RETROACTIVE_ERRORS: IntCounter = "retroactive_storageclass_errors_total",
+        "[ALPHA] Total number of failed retroactive StorageClass assignments to persistent volume \
+         claim";
+}
+
+/// A claim was to get the default class.
+pub fn retroactive_class(succeeded: bool) {
+    RETROACTIVE.inc();
+    if !succeeded {
+        RETROACTIVE_ERRORS.inc();
+    }
+}
+
+/// When an operation on a volume began that ends with an event about it or about its claim, by the
+/// key of that object. Upstream: `OperationStartTimeCache`.
+pub struct Timestamps {
+    clock: SharedClock,
+    begun: Mutex<HashMap<String, Begun>>,
+}
+
+struct Begun {
+    plugin: String,
+    operation: &'static str,
+    at: Duration,
+}
+
+impl Timestamps {
+    pub fn new(clock: SharedClock) -> Timestamps {
+        Timestamps { clock, begun: Mutex::default() }
+    }
+
+    /// Begins, unless it has begun.
+    pub fn begin(&self, key: &str, operation: &'static str, plugin: impl FnOnce() -> String) {
+        let mut begun = self.begun.lock();
+        if !begun.contains_key(key) {
+            let begin = Begun { plugin: plugin(), operation, at: self.clock.monotonic() };
+            begun.insert(key.to_owned(), begin);
+        }
+    }
+
+    /// Ends by a success, or counts a failure. Upstream: `RecordMetric`.
+    pub fn ended(&self, key: &str, succeeded: bool) {
+        let mut begun = self.begun.lock();
+        let Some(Begun { plugin, operation, at }) = begun.get(key) else { return };
+        if succeeded {
+            whole_operation_ended(plugin, operation, self.clock.monotonic() - *at);
+            begun.remove(key);
+            return;
+        }
+        let plugin = if plugin.is_empty() { "N/A" } else { plugin };
+        for counter in [&*ERRORS, &*ERRORS_TOTAL] {
+            counter.with_label_values(&[plugin, operation]).inc();
+        }
+    }
+
+    pub fn forget(&self, key: &str) {
+        self.begun.lock().remove(key);
+    }
+}
+
+/// Serves the counts of these caches; a second call does nothing.
+pub fn register(volumes: Lister<PersistentVolume>, claims: Lister<PersistentVolumeClaim>) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        register_counters();
+        let registered = Counts::new(volumes, claims)
+            .and_then(|counts| prometheus::register(Box::new(counts)));
+        if let Err(error) = registered {
+            log::error!("metrics: {error}");
+        }
+    });
+}
+
+/// Counts when it is asked.
+struct Counts {
+    volumes: Lister<PersistentVolume>,
+    claims: Lister<PersistentVolumeClaim>,
+    gauges: [IntGaugeVec; 5],
+}
+
+const CLAIM_LABELS: &[&str] = &["namespace", "storage_class", "volume_attributes_class"];
+const GAUGES: [(&str, &str, &[&str]); 5] = [
+    (
+        "pv_collector_total_pv_count",
+        "[ALPHA] Gauge measuring total number of persistent volumes",
+        &["plugin_name", "volume_mode"],
+    ),
+    (
+        "pv_collector_bound_pv_count",
+        "[ALPHA] Gauge measuring number of persistent volume currently bound",
+        &["storage_class"],
+    ),
+    (
+        "pv_collector_unbound_pv_count",
+        "[ALPHA] Gauge measuring number of persistent volume currently unbound",
+        &["storage_class"],
+    ),
+    (
+        "pv_collector_bound_pvc_count",
+        "[ALPHA] Gauge measuring number of persistent volume claim currently bound",
+        CLAIM_LABELS,
+    ),
+    (
+        "pv_collector_unbound_pvc_count",
+        "[ALPHA] Gauge measuring number of persistent volume claim currently unbound",
+        CLAIM_LABELS,
+    ),
+];
+
+/// The labels' values and how many objects have them, a gauge each.
+type Counted = [BTreeMap<Vec<String>, i64>; 5];
+
+impl Counts {
+    fn new(
+        volumes: Lister<PersistentVolume>,
+        claims: Lister<PersistentVolumeClaim>,
+    ) -> prometheus::Result<Counts> {
+        let [a, b, c, d, e] =
+            GAUGES.map(|(name, help, labels)| IntGaugeVec::new(Opts::new(name, help), labels));
+        Ok(Counts { volumes, claims, gauges: [a?, b?, c?, d?, e?] })
+    }
+}
+
+fn count_volume(counted: &mut Counted, volume: &PersistentVolume) {
+    let mut count = |gauge: usize, labels: Vec<String>| {
+        *counted[gauge].entry(labels).or_default() += 1;
+    };
+    let plugin = Plugin::of(volume).map_or("N/A", Plugin::name);
+    let mode = if volume.spec.is_block { "Block" } else { "Filesystem" };
+    count(0, vec![plugin.to_owned(), mode.to_owned()]);
+    let class = vec![volume.spec.storage_class_name.to_string()];
+    count(if volume.is_bound() { 1 } else { 2 }, class);
+}
+
+fn count_claim(counted: &mut Counted, claim: &PersistentVolumeClaim) {
+    let attributes = claim.spec.volume_attributes_class_name.as_deref().unwrap_or_default();
+    let namespace = claim.meta.namespace.to_string();
+    let labels = vec![namespace, claim.storage_class().to_owned(), attributes.to_owned()];
+    let gauge = if claim.status.phase == "Bound" { 3 } else { 4 };
+    *counted[gauge].entry(labels).or_default() += 1;
+}
+
+impl Collector for Counts {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauges.iter().flat_map(Collector::desc).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let mut counted = Counted::default();
+        self.volumes.list().iter().for_each(|volume| count_volume(&mut counted, volume));
+        self.claims.list().iter().for_each(|claim| count_claim(&mut counted, claim));
+        let gauges = self.gauges.iter().zip(counted);
+        let families = gauges.flat_map(|(gauge, counts)| {
+            gauge.reset();
+            for (labels, count) in counts {
+                gauge.with_label_values(&labels).set(count);
+            }
+            gauge.collect()
+        });
+        families.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn volumes_and_claims_are_counted_by_their_classes() {
+        let mut counted = Counted::default();
+        for (source, mode, phase) in
+            [("hostPath", "Filesystem", "Bound"), ("csi", "Block", "Available"), ("nfs", "", "Bound")]
+        {
+            let volume = json!({
+                "spec": { "storageClassName": "gold", "volumeMode": mode, source: {} },
+                "status": { "phase": phase },
+            });
+            count_volume(&mut counted, &serde_json::from_value(volume).unwrap());
+        }
+        for phase in ["Bound", "Pending", "Lost"] {
+            let claim = json!({
+                "metadata": { "namespace": "ns" },
+                "spec": { "storageClassName": "gold" }, "status": { "phase": phase },
+            });
+            count_claim(&mut counted, &serde_json::from_value(claim).unwrap());
+        }
+        let rows = |gauge: usize| -> Vec<(String, i64)> {
+            counted[gauge].iter().map(|(labels, count)| (labels.join(" "), *count)).collect()
+        };
+        let row = |labels: &str, count| (labels.to_owned(), count);
+        assert_eq!(
+            rows(0),
+            [
+                row("N/A Block", 1),
+                row("kubernetes.io/host-path Filesystem", 1),
+                row("kubernetes.io/nfs Filesystem", 1),
+            ]
+        );
+        assert_eq!((rows(1), rows(2)), (vec![row("gold", 2)], vec![row("gold", 1)]));
+        assert_eq!((rows(3), rows(4)), (vec![row("ns gold ", 1)], vec![row("ns gold ", 2)]));
+    }
+}

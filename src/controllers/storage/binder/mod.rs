@@ -1,0 +1,183 @@
+//! Binds claims to volumes, has volumes made for claims, and reclaims those that are released.
+//! Upstream: `pkg/controller/volume/persistentvolume`.
+//!
+//! A binding is two references, from the volume to the claim and back, written one after the other.
+//! After a crash between them the next sync writes what is missing.
+//!
+//! Upstream looks at all claims and volumes in every `--pvclaimbinder-sync-period`. Here each claim
+//! or volume that waits for something has a timer of that period, and those that wait for nothing
+//! are looked at when they, or what they are bound to, change.
+
+mod claim;
+mod delete;
+mod edits;
+mod hostpath;
+mod latest;
+mod matching;
+mod metrics;
+mod operations;
+mod plugins;
+mod provision;
+mod recycle;
+mod volume;
+mod writes;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::claims::{CLAIM_INDEX, by_claim};
+use crate::cache::{IndexValue, Lister};
+use crate::client::Client;
+use crate::clock::SharedClock;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, Error, Queue, Retries};
+use crate::events::Recorder;
+use crate::objects::{
+    Node, ObjectKey, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass,
+};
+use latest::Latest;
+use matching::{BY_TAKER, by_taker};
+use metrics::Timestamps;
+use operations::Operations;
+use recycle::Recyclers;
+
+/// Claims and volumes have a worker each, as upstream: two syncs of claims could choose one volume.
+const WORKERS: usize = 1;
+
+struct Binder {
+    client: Client,
+    recorder: Recorder,
+    clock: SharedClock,
+    volumes: Latest<PersistentVolume>,
+    claims: Latest<PersistentVolumeClaim>,
+    classes: Lister<StorageClass>,
+    nodes: Lister<Node>,
+    pods: Lister<Pod>,
+    claim_queue: Queue,
+    operations: Arc<Operations>,
+    timestamps: Timestamps,
+    recyclers: Recyclers,
+    /// `--pvclaimbinder-sync-period`
+    period: Duration,
+    provisions: bool,
+    provisions_host_paths: bool,
+    /// The gate VolumeAttributesClass.
+    attributes_classes: bool,
+}
+
+/// The controller `persistentvolume-binder-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let volumes = c.lister::<PersistentVolume>();
+    let claims = c.lister::<PersistentVolumeClaim>();
+    let classes = c.lister::<StorageClass>();
+    let (nodes, pods) = (c.lister::<Node>(), c.lister::<Pod>());
+    c.index(&volumes, BY_TAKER, by_taker);
+    c.index(&pods, CLAIM_INDEX, by_claim);
+    let recyclers = Recyclers::new(c.options())?;
+    let claim_queue = c.queue_named("claims", Retries::default());
+    let volume_queue = c.queue_named("volumes", Retries::default());
+    let (operations, started) = Operations::new(c.clock());
+    let binder = Arc::new(Binder {
+        client: c.client(),
+        recorder: c.recorder(),
+        clock: c.clock(),
+        volumes: Latest::new(volumes.clone()),
+        claims: Latest::new(claims.clone()),
+        classes,
+        nodes,
+        pods,
+        claim_queue: claim_queue.clone(),
+        operations,
+        timestamps: Timestamps::new(c.clock()),
+        recyclers,
+        period: c.options().pvclaimbinder_sync_period,
+        provisions: c.options().enable_dynamic_provisioning,
+        provisions_host_paths: c.options().enable_hostpath_provisioner,
+        attributes_classes: c.feature("VolumeAttributesClass"),
+    });
+    let (this, claims_of) = (binder.clone(), claim_queue.clone());
+    c.watch(&volumes, &volume_queue, move |change, wake| {
+        this.observe_volume(change, wake, &claims_of);
+    });
+    let (this, volumes_of, known) = (binder.clone(), volume_queue.clone(), volumes.clone());
+    c.watch(&claims, &claim_queue, move |change, wake| {
+        this.observe_claim(change, wake, &volumes_of, &known);
+    });
+    c.at_start(move || metrics::register(volumes, claims));
+    c.background(move |stop| operations::run(started, stop));
+    let this = binder.clone();
+    c.sync_by(WORKERS, volume_queue, move |key| {
+        let sync = this.clone().sync_volume(key);
+        async move { sync.await.map_err(routine) }
+    });
+    c.sync_by(WORKERS, claim_queue, move |key| {
+        let sync = binder.clone().sync_claim(key);
+        async move { sync.await.map_err(routine) }
+    });
+    Ok(())
+}
+
+/// Users, the scheduler and provisioners write the same objects: a conflict is tried again soon.
+fn routine(error: Error) -> Error {
+    match error.api() {
+        Some(conflict) if conflict.is_conflict() => Error::Stale(error.to_string()),
+        _ => error,
+    }
+}
+
+impl Binder {
+    /// A change of a volume wakes it, and its claims when they have to follow.
+    fn observe_volume(&self, change: Change<'_, PersistentVolume>, wake: &Queue, claims: &Queue) {
+        let wake_claim = |volume: &PersistentVolume| {
+            volume.spec.claim_ref.iter().for_each(|claim| claims.add(claim.key()));
+        };
+        match change {
+            Change::Deleted(last) => {
+                self.timestamps.ended(&last.object().meta.name, true);
+                wake_claim(last.object());
+                return;
+            }
+            Change::Updated { old, new } => {
+                let follows = old.spec.claim_ref != new.spec.claim_ref
+                    || old.spec.access_modes != new.spec.access_modes;
+                if follows {
+                    wake_claim(old);
+                    wake_claim(new);
+                }
+            }
+            Change::Added { .. } | Change::Resync { .. } => {}
+        }
+        wake.add(change.object().meta.key());
+    }
+
+    /// A change of a claim wakes it, and the volumes that name it when they have to follow.
+    fn observe_claim(
+        &self,
+        change: Change<'_, PersistentVolumeClaim>,
+        wake: &Queue,
+        volumes: &Queue,
+        known: &Lister<PersistentVolume>,
+    ) {
+        let key = change.object().meta.key();
+        let follows = match &change {
+            Change::Deleted(_) => {
+                self.timestamps.forget(&key.to_string());
+                true
+            }
+            Change::Updated { old, new } => old.spec.volume_name != new.spec.volume_name,
+            Change::Added { .. } | Change::Resync { .. } => false,
+        };
+        if follows {
+            for volume in known.by_index(BY_TAKER, &IndexValue::Key(key.clone())) {
+                volumes.add(volume.meta.key());
+            }
+            let name = &change.object().spec.volume_name;
+            if !name.is_empty() {
+                volumes.add(ObjectKey::cluster(name));
+            }
+        }
+        if !matches!(change, Change::Deleted(_)) {
+            wake.add(key);
+        }
+    }
+}

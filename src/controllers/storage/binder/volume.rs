@@ -1,0 +1,243 @@
+//! What is to happen to a volume. Upstream: `syncVolume` and `reclaimVolume`.
+
+use std::sync::Arc;
+
+use super::super::annotations::{MIGRATED_TO, PROVISIONED_BY};
+use super::matching::modes_differ;
+use super::plugins::{self, Plugin};
+use super::writes::Notice;
+use super::{Binder, edits};
+use crate::controllers::{Error, Next, SyncResult};
+use crate::objects::{ObjectKey, PersistentVolume, PersistentVolumeClaim};
+
+/// What to do with a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Plan {
+    /// Free, or reserved for a claim that is not bound to it.
+    Available,
+    /// The claim is there and names no volume; it is bound by its own sync.
+    WakeClaim,
+    /// The claim is there and names no volume, and may not be bound to this one.
+    ModesDiffer,
+    Bound,
+    /// Its claim is gone, or has another volume.
+    Release,
+    /// The claim has another volume, and this one was not made for it.
+    Unbind,
+}
+
+/// What to do with `volume`, whose claim is `claim`: there under the name, and of the uid.
+fn plan(volume: &PersistentVolume, claim: Option<&PersistentVolumeClaim>) -> Plan {
+    if volume.spec.claim_ref.as_ref().is_none_or(|claim| claim.uid.is_empty()) {
+        return Plan::Available;
+    }
+    let Some(claim) = claim else { return Plan::Release };
+    match &*claim.spec.volume_name {
+        "" if modes_differ(volume, claim) => Plan::ModesDiffer,
+        "" => Plan::WakeClaim,
+        name if *name == *volume.meta.name => Plan::Bound,
+        _ => {
+            let was_made = volume.meta.annotations.contains_key(PROVISIONED_BY);
+            let is_deleted = was_made && volume.spec.reclaim_policy == "Delete";
+            if is_deleted { Plan::Release } else { Plan::Unbind }
+        }
+    }
+}
+
+/// Released and Failed stay: the user is to see that something went wrong.
+fn is_released(volume: &PersistentVolume) -> bool {
+    matches!(&*volume.status.phase, "Released" | "Failed")
+}
+
+impl Binder {
+    pub async fn sync_volume(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(volume) = self.volumes.get(&key) else { return Ok(Next::Done) };
+        let volume = self.mark_volume(volume).await?;
+        let claim = self.claim_of(&volume).await?;
+        match plan(&volume, claim.as_deref()) {
+            Plan::Available => drop(self.set_phase(&volume, "Available").await?),
+            Plan::Bound => {
+                self.set_phase(&volume, "Bound").await?;
+                if let Some(claim) = claim.filter(|claim| claim.status.phase == "Lost") {
+                    self.claim_queue.add(claim.meta.key());
+                }
+            }
+            Plan::WakeClaim => claim.iter().for_each(|claim| self.claim_queue.add(claim.meta.key())),
+            Plan::ModesDiffer => {
+                claim.iter().for_each(|claim| self.report_modes(&volume, claim));
+                return Ok(Next::After(self.period));
+            }
+            Plan::Unbind => self.unbind(&volume).await?,
+            Plan::Release => {
+                let volume = match is_released(&volume) {
+                    true => volume,
+                    false => self.set_phase(&volume, "Released").await?,
+                };
+                return self.reclaim(&volume).await;
+            }
+        }
+        Ok(Next::Done)
+    }
+
+    fn report_modes(&self, volume: &PersistentVolume, claim: &PersistentVolumeClaim) {
+        let end = "due to incompatible volumeMode.";
+        let (volume_name, claim_name) = (&volume.meta.name, &claim.meta.name);
+        let message = format!(
+            "Cannot bind PersistentVolume to requested PersistentVolumeClaim {claim_name:?} {end}"
+        );
+        self.record(volume, Notice::warning("VolumeMismatch", message));
+        let message = format!(
+            "Cannot bind PersistentVolume {volume_name:?} to requested PersistentVolumeClaim {end}"
+        );
+        self.record(claim, Notice::warning("VolumeMismatch", message));
+    }
+
+    /// The claim of the volume's name and uid. The cache may be behind: a volume is not given up for
+    /// a claim that the server still has.
+    async fn claim_of(
+        &self,
+        volume: &PersistentVolume,
+    ) -> Result<Option<Arc<PersistentVolumeClaim>>, Error> {
+        let reference = volume.spec.claim_ref.as_ref();
+        let Some(reference) = reference.filter(|reference| !reference.uid.is_empty()) else {
+            return Ok(None);
+        };
+        let key = reference.key();
+        let cached = self.claims.get(&key);
+        if cached.as_ref().is_some_and(|claim| claim.meta.uid == reference.uid) {
+            return Ok(cached);
+        }
+        if cached.is_none() && is_released(volume) {
+            return Ok(None);
+        }
+        match self.client.get::<PersistentVolumeClaim>(&key).await {
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error.into()),
+            Ok(claim) => Ok(Some(claim).filter(|c| c.meta.uid == reference.uid).map(Arc::new)),
+        }
+    }
+
+    async fn mark_volume(
+        &self,
+        volume: Arc<PersistentVolume>,
+    ) -> Result<Arc<PersistentVolume>, Error> {
+        let meta = &volume.meta;
+        let edit = edits::Edit {
+            annotations: edits::migrated(&meta.annotations, meta.annotations.get(PROVISIONED_BY)),
+            finalizers: edits::deletion_finalizers(meta, &volume.spec.reclaim_policy),
+            ..edits::Edit::default()
+        };
+        if edit == edits::Edit::default() {
+            return Ok(volume);
+        }
+        let doing = "persistent Volume Controller can't anneal migration annotations or finalizer";
+        self.edit_volume(&volume, edit).await.map_err(|error| Error::during(doing, error))
+    }
+
+    /// Does with a released volume what its policy says. Upstream: `reclaimVolume`.
+    async fn reclaim(self: &Arc<Self>, volume: &Arc<PersistentVolume>) -> SyncResult {
+        if volume.meta.annotations.get(MIGRATED_TO).is_some_and(|driver| !driver.is_empty()) {
+            return Ok(Next::Done);
+        }
+        match &*volume.spec.reclaim_policy {
+            "Retain" => return Ok(Next::Done),
+            "Recycle" => self.recycle(volume),
+            "Delete" => {
+                let plugin = plugins::deleting(volume);
+                self.timestamps.begin(&volume.meta.name, "delete", || {
+                    self.provisioner_name(volume, &plugin)
+                });
+                match plugin {
+                    // The external deleter does it.
+                    Ok(None) => return Ok(Next::Done),
+                    Ok(Some(plugin)) => self.delete(volume, plugin),
+                    Err(error) => {
+                        let notice = Notice::warning("VolumeFailedDelete", error);
+                        self.set_phase_with(volume, "Failed", Some(notice)).await?;
+                    }
+                }
+            }
+            _ => {
+                let message = "Volume has unrecognized PersistentVolumeReclaimPolicy";
+                let notice = Notice::warning("VolumeUnknownReclaimPolicy", message);
+                self.set_phase_with(volume, "Failed", Some(notice)).await?;
+                return Ok(Next::Done);
+            }
+        }
+        // An operation that failed is tried again.
+        Ok(Next::After(self.period))
+    }
+
+    /// The label of metrics. Upstream: `getProvisionerNameFromVolume`.
+    fn provisioner_name(
+        &self,
+        volume: &PersistentVolume,
+        plugin: &Result<Option<Plugin>, String>,
+    ) -> String {
+        let unknown = || "N/A".to_owned();
+        match plugin {
+            Err(_) => unknown(),
+            Ok(Some(plugin)) => plugin.name().to_owned(),
+            Ok(None) => {
+                let class = self.classes.get(&ObjectKey::cluster(volume.storage_class()));
+                class.map_or_else(unknown, |class| plugins::driver_name(&class.provisioner).to_owned())
+            }
+        }
+    }
+
+    /// Whether the volume may be recycled or deleted: it had a claim that is gone, or that has
+    /// another volume. Upstream: `isVolumeReleased`.
+    pub fn may_reclaim(&self, volume: &PersistentVolume) -> bool {
+        let reference = volume.spec.claim_ref.as_ref();
+        let Some(reference) = reference.filter(|reference| !reference.uid.is_empty()) else {
+            return false;
+        };
+        let claim = self.claims.get(&reference.key());
+        claim.filter(|claim| claim.meta.uid == reference.uid).is_none_or(|claim| {
+            let name = &claim.spec.volume_name;
+            !name.is_empty() && **name != *volume.meta.name
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::super::annotations::BOUND_BY_CONTROLLER;
+    use super::*;
+
+    #[test]
+    fn volumes_follow_their_claims() {
+        let claim = |volume: &str, mode: &str| -> Option<PersistentVolumeClaim> {
+            let json = json!({
+                "metadata": { "namespace": "ns", "name": "c", "uid": "u" },
+                "spec": { "volumeName": volume, "volumeMode": mode },
+            });
+            Some(serde_json::from_value(json).unwrap())
+        };
+        let reference = json!({ "namespace": "ns", "name": "c", "uid": "u" });
+        let reserved = json!({ "namespace": "ns", "name": "c" });
+        let made = json!({ PROVISIONED_BY: "x" });
+        let by_controller = json!({ BOUND_BY_CONTROLLER: "yes" });
+        for (what, claim_ref, annotations, policy, claim, expected) in [
+            ("free", Value::Null, json!({}), "Retain", None, Plan::Available),
+            ("reserved", reserved, json!({}), "Retain", claim("", ""), Plan::Available),
+            ("no claim", reference.clone(), json!({}), "Retain", None, Plan::Release),
+            ("claimed", reference.clone(), json!({}), "Retain", claim("", ""), Plan::WakeClaim),
+            ("block", reference.clone(), json!({}), "Retain", claim("", "Block"), Plan::ModesDiffer),
+            ("bound", reference.clone(), json!({}), "Retain", claim("v", ""), Plan::Bound),
+            ("bound, of another mode", reference.clone(), json!({}), "Retain", claim("v", "Block"), Plan::Bound),
+            ("elsewhere", reference.clone(), json!({}), "Delete", claim("w", ""), Plan::Unbind),
+            ("elsewhere, by us", reference.clone(), by_controller, "Delete", claim("w", ""), Plan::Unbind),
+            ("elsewhere, made", reference.clone(), made.clone(), "Delete", claim("w", ""), Plan::Release),
+            ("elsewhere, made, kept", reference, made, "Retain", claim("w", ""), Plan::Unbind),
+        ] {
+            let volume = serde_json::from_value(json!({
+                "metadata": { "name": "v", "annotations": annotations },
+                "spec": { "claimRef": claim_ref, "persistentVolumeReclaimPolicy": policy },
+            }));
+            assert_eq!(plan(&volume.unwrap(), claim.as_ref()), expected, "{what}");
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The writes of a binding. Each replaces the object at the version that was decided on, so a change
+//! by another writer is a conflict, and each answer is kept in [`Latest`].
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use super::Binder;
+use super::edits::{self, Edit};
+use super::latest::Latest;
+use crate::client::Client;
+use crate::controllers::Error;
+use crate::events::EventType;
+use crate::objects::{
+    Meta, Object, PersistentVolume, PersistentVolumeClaim, RawObject, Resource,
+};
+
+/// A volume or a claim.
+pub trait Side: Object + Resource + DeserializeOwned {
+    /// The spec's JSON, if the view has it.
+    fn spec_text(&self) -> Option<&str>;
+}
+
+impl Side for PersistentVolume {
+    fn spec_text(&self) -> Option<&str> {
+        self.spec.text.as_deref()
+    }
+}
+
+impl Side for PersistentVolumeClaim {
+    fn spec_text(&self) -> Option<&str> {
+        self.spec.text.as_deref()
+    }
+}
+
+/// The body of an update: the status is not replaced by it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct WithSpec<'a> {
+    api_version: String,
+    kind: &'a str,
+    metadata: &'a Meta,
+    spec: &'a RawObject,
+}
+
+/// The live object, if it still is `object`.
+async fn live<T: Side>(client: &Client, object: &T) -> Result<RawObject, Error> {
+    let key = object.meta().key();
+    let live: RawObject = client.resource(&T::RESOURCE).get(&key).await?;
+    let meta = live.get("metadata").map(|meta| serde_json::from_str::<Meta>(meta.get()));
+    let version = meta.transpose()?.map_or(0, |meta| meta.resource_version);
+    match version == object.meta().resource_version {
+        true => Ok(live),
+        false => Err(Error::Stale(format!("{key} has changed"))),
+    }
+}
+
+/// Replaces metadata and spec.
+pub async fn replace<T: Side>(
+    client: &Client,
+    latest: &Latest<T>,
+    object: &T,
+    edit: Edit,
+) -> Result<Arc<T>, Error> {
+    let (key, verbs) = (object.meta().key(), client.resource(&T::RESOURCE));
+    let Edit { annotations, finalizers, spec, forgets_claim_uid } = edit;
+    let written: T = match object.spec_text().filter(|_| finalizers.is_none() && !forgets_claim_uid)
+    {
+        Some(text) => {
+            let mut whole = RawObject::parse(text)?;
+            for (field, value) in spec {
+                whole.set(field, value)?;
+            }
+            let mut meta = object.meta().clone();
+            meta.annotations = annotations.unwrap_or(meta.annotations);
+            let api_version = T::RESOURCE.api_version();
+            let kind = &*T::RESOURCE.kind;
+            let body = WithSpec { api_version, kind, metadata: &meta, spec: &whole };
+            verbs.update(&key, &body).await?
+        }
+        None => {
+            let mut whole = live(client, object).await?;
+            whole.edit("metadata", |metadata| {
+                if let Some(annotations) = &annotations {
+                    metadata.set("annotations", json!(annotations))?;
+                }
+                finalizers.map_or(Ok(()), |names| metadata.set("finalizers", names))
+            })?;
+            whole.edit("spec", |whole| {
+                for (field, value) in spec {
+                    whole.set(field, value)?;
+                }
+                match forgets_claim_uid {
+                    true => whole.edit("claimRef", |claim| claim.set("uid", Value::Null)),
+                    false => Ok(()),
+                }
+            })?;
+            verbs.update(&key, &whole).await?
+        }
+    };
+    Ok(latest.keep(written))
+}
+
+/// What to record, and of which weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Notice {
+    pub event_type: EventType,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+impl Notice {
+    pub fn normal(reason: &'static str, message: impl Into<String>) -> Notice {
+        Notice { event_type: EventType::Normal, reason, message: message.into() }
+    }
+
+    pub fn warning(reason: &'static str, message: impl Into<String>) -> Notice {
+        Notice { event_type: EventType::Warning, reason, message: message.into() }
+    }
+}
+
+impl Binder {
+    pub fn record<T: Object + Resource>(&self, object: &T, notice: Notice) {
+        let Notice { event_type, reason, message } = notice;
+        let about = crate::events::ObjectReference::to(object);
+        self.recorder.event(&about, event_type, reason, message);
+    }
+
+    pub async fn edit_volume(
+        &self,
+        volume: &PersistentVolume,
+        edit: Edit,
+    ) -> Result<Arc<PersistentVolume>, Error> {
+        replace(&self.client, &self.volumes, volume, edit).await
+    }
+
+    pub async fn edit_claim(
+        &self,
+        claim: &PersistentVolumeClaim,
+        edit: Edit,
+    ) -> Result<Arc<PersistentVolumeClaim>, Error> {
+        replace(&self.client, &self.claims, claim, edit).await
+    }
+
+    /// Writes the claim's status, unless it is that already. Upstream: `updateClaimStatus`.
+    pub async fn set_claim_status(
+        &self,
+        claim: &Arc<PersistentVolumeClaim>,
+        phase: &str,
+        volume: Option<&PersistentVolume>,
+    ) -> Result<Arc<PersistentVolumeClaim>, Error> {
+        let fields = edits::claim_status(claim, phase, volume, self.attributes_classes);
+        let Some(fields) = fields.map_err(Error::other)? else { return Ok(claim.clone()) };
+        let written: PersistentVolumeClaim = match &claim.status.text {
+            Some(text) => {
+                let status = with_fields(RawObject::parse(text)?, fields)?;
+                self.client.update_status(&**claim, &status).await?
+            }
+            None => {
+                let mut whole = live(&self.client, &**claim).await?;
+                whole.edit("status", |status| {
+                    *status = with_fields(std::mem::take(status), fields)?;
+                    Ok(())
+                })?;
+                let verbs = self.client.resource(&PersistentVolumeClaim::RESOURCE);
+                verbs.subresource("status").update(&claim.meta.key(), &whole).await?
+            }
+        };
+        Ok(self.claims.keep(written))
+    }
+
+    /// Sets the claim's phase and drops its volume; the event comes with the change, not again.
+    /// Upstream: `updateClaimStatusWithEvent`.
+    pub async fn lose_claim(
+        &self,
+        claim: &Arc<PersistentVolumeClaim>,
+        notice: Notice,
+    ) -> Result<(), Error> {
+        if claim.status.phase == "Lost" {
+            return Ok(());
+        }
+        let written = self.set_claim_status(claim, "Lost", None).await?;
+        self.record(&*written, notice);
+        Ok(())
+    }
+
+    /// Upstream: `updateVolumePhase`.
+    pub async fn set_phase(
+        &self,
+        volume: &Arc<PersistentVolume>,
+        phase: &str,
+    ) -> Result<Arc<PersistentVolume>, Error> {
+        self.set_phase_with(volume, phase, None).await
+    }
+
+    /// As [`Binder::set_phase`]; the event comes with the change, not again.
+    /// Upstream: `updateVolumePhaseWithEvent`.
+    pub async fn set_phase_with(
+        &self,
+        volume: &Arc<PersistentVolume>,
+        phase: &str,
+        notice: Option<Notice>,
+    ) -> Result<Arc<PersistentVolume>, Error> {
+        if volume.status.phase == *phase {
+            return Ok(volume.clone());
+        }
+        let status = edits::volume_status(volume, phase, "");
+        let written: PersistentVolume = self.client.update_status(&**volume, &status).await?;
+        let written = self.volumes.keep(written);
+        if let Some(notice) = notice {
+            self.record(&*written, notice);
+        }
+        Ok(written)
+    }
+
+    /// Gives the volume to the claim and the claim to the volume, and sets the phases of both. Only
+    /// what is missing is written, so a binding that was cut off is completed. Upstream: `bind`.
+    pub async fn bind(
+        &self,
+        volume: &Arc<PersistentVolume>,
+        claim: &Arc<PersistentVolumeClaim>,
+    ) -> Result<(), Error> {
+        let volume = match edits::bound_volume(volume, claim) {
+            Some(edit) => self.edit_volume(volume, edit).await?,
+            None => volume.clone(),
+        };
+        let volume = self.set_phase(&volume, "Bound").await?;
+        let claim = match edits::bound_claim(claim, &volume.meta.name) {
+            Some(edit) => self.edit_claim(claim, edit).await?,
+            None => claim.clone(),
+        };
+        self.set_claim_status(&claim, "Bound", Some(&volume)).await?;
+        Ok(())
+    }
+
+    /// Upstream: `unbindVolume`.
+    pub async fn unbind(&self, volume: &Arc<PersistentVolume>) -> Result<(), Error> {
+        let freed = self.edit_volume(volume, edits::unbound_volume(volume)).await?;
+        self.set_phase(&freed, "Available").await?;
+        Ok(())
+    }
+}
+
+fn with_fields(
+    mut status: RawObject,
+    fields: Map<String, Value>,
+) -> Result<RawObject, serde_json::Error> {
+    for (field, value) in fields {
+        status.set(&field, value)?;
+    }
+    Ok(status)
+}
