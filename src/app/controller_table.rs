@@ -295,7 +295,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .event_source("persistentvolume-controller"),
     row("persistentvolume-attach-detach-controller")
         .alias("attachdetach")
-        .account("attachdetach-controller"),
+        .account("attachdetach-controller")
+        .queue("pvcs")
+        .built(controllers::storage::attachdetach::controller),
     row("persistentvolume-expander-controller")
         .alias("persistentvolume-expander")
         .account("expand-controller")

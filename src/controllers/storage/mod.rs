@@ -1,7 +1,9 @@
 //! Claims, volumes and their classes.
 
+pub mod attachdetach;
 pub mod claims;
 pub mod ephemeral;
+pub mod operation_metrics;
 pub mod protection;
 pub mod pvcprotection;
 pub mod pvprotection;
