@@ -316,7 +316,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .built(controllers::storage::binder::controller),
     row("persistentvolume-attach-detach-controller")
         .alias("attachdetach")
-        .account("attachdetach-controller"),
+        .account("attachdetach-controller")
+        .queue("pvcs")
+        .built(controllers::storage::attachdetach::controller),
     row("persistentvolume-expander-controller")
         .alias("persistentvolume-expander")
         .account("expand-controller")

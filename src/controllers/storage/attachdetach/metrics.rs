@@ -1,0 +1,110 @@
+//! Upstream: `attachdetach/metrics`, and the metrics of operations in `pkg/volume/util/metrics.go`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntGaugeVec, Opts};
+
+use super::{AttachDetach, has_volumes};
+use crate::controllers::storage::operation_metrics;
+use crate::metrics::metrics;
+
+metrics! {
+    static FORCED: IntCounterVec["reason"] =
+        "attach_detach_controller_attachdetach_controller_forced_detaches",
+        "[ALPHA] Number of times the A/D Controller performed a forced detach";
+}
+
+/// `reason`: `timeout`, `out-of-service`.
+pub fn forced_detach(reason: &str) {
+    FORCED.with_label_values(&[reason]).inc();
+}
+
+pub fn operation(plugin: &str, name: &str, succeeded: bool, migrated: bool, took: Duration) {
+    operation_metrics::operation_ended(plugin, name, succeeded, migrated, took);
+}
+
+/// The controller that is asked; the last one that was made.
+static REPORTING: LazyLock<Mutex<Weak<AttachDetach>>> = LazyLock::new(|| {
+    if let Err(error) = Volumes::register() {
+        log::error!("attachdetach: no metrics of volumes: {error}");
+    }
+    Mutex::default()
+});
+
+/// Reports the volumes of `controller` for as long as it lives.
+pub(super) fn report(controller: &Arc<AttachDetach>) {
+    *REPORTING.lock() = Arc::downgrade(controller);
+}
+
+/// Counts volumes when metrics are read.
+struct Volumes {
+    in_use: IntGaugeVec,
+    total: IntGaugeVec,
+}
+
+impl Volumes {
+    fn register() -> prometheus::Result<()> {
+        let in_use = Opts::new(
+            "storage_count_attachable_volumes_in_use",
+            "[ALPHA] Measure number of volumes in use",
+        );
+        let total = Opts::new(
+            "attachdetach_controller_total_volumes",
+            "[ALPHA] Number of volumes in A/D Controller",
+        );
+        prometheus::register(Box::new(Volumes {
+            in_use: IntGaugeVec::new(in_use, &["node", "volume_plugin"])?,
+            total: IntGaugeVec::new(total, &["plugin_name", "state"])?,
+        }))
+    }
+}
+
+impl Collector for Volumes {
+    fn desc(&self) -> Vec<&Desc> {
+        [self.in_use.desc(), self.total.desc()].concat()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.in_use.reset();
+        self.total.reset();
+        let controller = REPORTING.lock().upgrade();
+        if let Some(controller) = controller.filter(|controller| controller.populated.is_open()) {
+            for ((node, plugin), count) in controller.volumes_in_use() {
+                self.in_use.with_label_values(&[node.as_str(), plugin.as_str()]).set(count);
+            }
+            let (wanted, attached) = controller.world.lock().plugins();
+            for (plugins, state) in
+                [(wanted, "desired_state_of_world"), (attached, "actual_state_of_world")]
+            {
+                for plugin in plugins {
+                    self.total.with_label_values(&[plugin.as_str(), state]).inc();
+                }
+            }
+        }
+        let mut families = self.in_use.collect();
+        families.extend(self.total.collect());
+        families
+    }
+}
+
+impl AttachDetach {
+    /// The volumes of pods by node and plugin.
+    fn volumes_in_use(&self) -> HashMap<(String, String), i64> {
+        let mut counts = HashMap::new();
+        for pod in self.pods.list() {
+            if pod.spec.node_name.is_empty() || !has_volumes(&pod) {
+                continue;
+            }
+            for spec in self.resolver.specs(&pod) {
+                let key = (pod.spec.node_name.to_string(), spec.plugin_name());
+                *counts.entry(key).or_default() += 1;
+            }
+        }
+        counts
+    }
+}

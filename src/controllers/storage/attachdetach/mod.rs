@@ -1,0 +1,370 @@
+//! Attaches the volumes of pods to their nodes, and detaches those that no pod uses any more. CSI
+//! volumes are attached by VolumeAttachments, which drivers answer; volumes of the plugins `fc` and
+//! `iscsi` need no operation and are only listed in the statuses of nodes.
+//! Upstream: `pkg/controller/volume/attachdetach`.
+
+mod metrics;
+mod migration;
+mod operations;
+mod perform;
+mod reconcile;
+mod spec;
+#[cfg(test)]
+mod tests;
+mod world;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use self::operations::PodRef;
+use self::reconcile::{Health, Settings};
+use self::spec::{Resolver, of_volume};
+use self::world::World;
+use super::claims::{CLAIM_INDEX, by_claim, pods_of};
+use crate::cache::Lister;
+use crate::client::Client;
+use crate::clock::SharedClock;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, Next, Queue, Retries, SyncResult};
+use crate::events::Recorder;
+use crate::objects::{
+    CSIDriver, Istr, Node, ObjectKey, PersistentVolume, PersistentVolumeClaim, Pod,
+    VolumeAttachment,
+};
+use crate::task::Latch;
+use crate::workqueue::ItemExponentialFailureRateLimiter;
+
+/// On nodes whose kubelets leave attaching to this controller.
+/// Upstream: `ControllerManagedAttachAnnotation`.
+const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+/// Upstream: `v1.TaintNodeOutOfService`.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+/// Delays between tries to write the status of a node.
+const STATUS_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+/// Workers for each queue: writes of different volumes and nodes do not wait for each other.
+const WORKERS: usize = 10;
+
+/// The controller `persistentvolume-attach-detach-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let (pods, nodes) = (c.lister::<Pod>(), c.lister::<Node>());
+    let claims = c.lister::<PersistentVolumeClaim>();
+    let volumes = c.lister::<PersistentVolume>();
+    let attachments = c.lister::<VolumeAttachment>();
+    let drivers = c.lister::<CSIDriver>();
+    c.index(&pods, CLAIM_INDEX, by_claim);
+    let options = c.options();
+    let verify = !options.disable_attach_detach_reconcile_sync;
+    let settings = Settings {
+        force_detach_on_timeout: !options.disable_force_detach_on_timeout,
+        verify_after: verify.then_some(options.attach_detach_reconcile_sync_period),
+    };
+    let pod_queue = c.queue(Retries::default());
+    let volume_queue = c.queue_named("attachdetach_volumes", Retries::default());
+    let (first, longest) = STATUS_RETRY;
+    let limiter = Arc::new(ItemExponentialFailureRateLimiter::new(first, longest));
+    let retries = Retries::default().limited_by(limiter).logged_as(log::Level::Debug);
+    let node_queue = c.queue_named("attachdetach_nodes", retries);
+    let this = Arc::new(AttachDetach {
+        client: c.client(),
+        recorder: c.recorder(),
+        clock: c.clock(),
+        pods: pods.clone(),
+        nodes: nodes.clone(),
+        attachments: attachments.clone(),
+        resolver: Resolver { claims: claims.clone(), volumes: volumes.clone(), drivers: drivers.clone() },
+        world: Mutex::default(),
+        settings,
+        pod_queue: pod_queue.clone(),
+        volume_queue: volume_queue.clone(),
+        node_queue: node_queue.clone(),
+        populated: Latch::new(),
+    });
+
+    c.watch(&pods, &pod_queue, wake_pod);
+    let users = pods.clone();
+    c.watch(&claims, &pod_queue, move |change, wake| {
+        if let Some(claim) = newly_bound_claim(&change) {
+            pods_of(&users, &claim).iter().for_each(|pod| wake.add(pod.meta.key()));
+        }
+    });
+    let users = pods.clone();
+    c.watch(&volumes, &pod_queue, move |change, wake| {
+        if let Some(claim) = newly_bound_volume(&change) {
+            pods_of(&users, &claim).iter().for_each(|pod| wake.add(pod.meta.key()));
+        }
+    });
+    let world = this.clone();
+    c.watch(&nodes, &node_queue, move |change, _| world.node_changed(&change));
+    let world = this.clone();
+    c.watch(&attachments, &volume_queue, move |change, wake| {
+        let volume = world.world.lock().volume_of(&change.object().meta.name);
+        volume.iter().for_each(|volume| wake.add(ObjectKey::cluster(volume)));
+    });
+    let world = this.clone();
+    c.watch(&drivers, &pod_queue, move |change, _| world.driver_changed(&change));
+
+    let start = this.clone();
+    c.at_start(move || start.populate());
+    c.ready_when(&this.populated);
+    metrics::report(&this);
+    let (of_pods, of_volumes, of_nodes) = (this.clone(), this.clone(), this);
+    c.sync_by(1, pod_queue, move |key| {
+        let this = of_pods.clone();
+        async move { this.sync_pod(&key) }
+    });
+    c.sync_by(WORKERS, volume_queue, move |key| of_volumes.clone().sync_volume(key));
+    c.sync_by(WORKERS, node_queue, move |key| of_nodes.clone().sync_node(key));
+    Ok(())
+}
+
+struct AttachDetach {
+    client: Client,
+    recorder: Recorder,
+    clock: SharedClock,
+    pods: Lister<Pod>,
+    nodes: Lister<Node>,
+    attachments: Lister<VolumeAttachment>,
+    resolver: Resolver,
+    world: Mutex<World>,
+    settings: Settings,
+    /// Pods whose volumes are looked at.
+    pod_queue: Queue,
+    /// Volumes, by their unique names.
+    volume_queue: Queue,
+    /// Nodes whose status is written.
+    node_queue: Queue,
+    /// The world is as the caches were at the start.
+    populated: Latch,
+}
+
+fn has_volumes(pod: &Pod) -> bool {
+    let shape = &pod.spec.shape;
+    !(shape.claims.is_empty() && shape.inline_volumes.is_empty())
+}
+
+/// A pod's volumes never change; a pod gets a node once, and ends once.
+fn wake_pod(change: Change<'_, Pod>, wake: &Queue) {
+    let pod = change.object();
+    let matters = match change {
+        Change::Updated { old, new } => {
+            old.spec.node_name != new.spec.node_name || old.is_terminated() != new.is_terminated()
+        }
+        Change::Resync { .. } => false,
+        Change::Added { .. } | Change::Deleted(_) => true,
+    };
+    if matters && has_volumes(pod) && !pod.spec.node_name.is_empty() {
+        wake.add(pod.meta.key());
+    }
+}
+
+fn newly_bound_claim(change: &Change<'_, PersistentVolumeClaim>) -> Option<ObjectKey> {
+    let bound = |claim: &PersistentVolumeClaim| {
+        let is_bound = claim.status.phase == "Bound" && !claim.spec.volume_name.is_empty();
+        is_bound.then(|| claim.spec.volume_name.clone())
+    };
+    let (old, new) = match change {
+        Change::Added { new, initial: false } => (None, new),
+        Change::Updated { old, new } => (bound(old), new),
+        _ => return None,
+    };
+    let is_news = bound(new).is_some() && bound(new) != old;
+    is_news.then(|| new.meta.key())
+}
+
+fn newly_bound_volume(change: &Change<'_, PersistentVolume>) -> Option<ObjectKey> {
+    let (old, new) = match change {
+        Change::Added { new, initial: false } => (None, new),
+        Change::Updated { old, new } => (old.spec.claim_ref.as_ref(), new),
+        _ => return None,
+    };
+    let claim = new.spec.claim_ref.as_ref().filter(|claim| !claim.uid.is_empty())?;
+    let is_news = old.is_none_or(|old| old.uid != claim.uid);
+    is_news.then(|| ObjectKey::new(&claim.namespace, &claim.name))
+}
+
+fn health(node: &Node) -> Health {
+    Health { ready: node.is_ready(), out_of_service: node.has_taint(OUT_OF_SERVICE) }
+}
+
+impl AttachDetach {
+    fn wake_volumes(&self, volumes: &[Istr]) {
+        volumes.iter().for_each(|volume| self.volume_queue.add(ObjectKey::cluster(volume)));
+    }
+
+    /// Queues the nodes whose report has changed.
+    fn wake_nodes(&self, world: &mut World) {
+        for node in world.take_unwritten() {
+            self.node_queue.add(ObjectKey::cluster(&node));
+        }
+    }
+
+    fn health(&self, node: &str) -> Health {
+        self.nodes.get(&ObjectKey::cluster(node)).map(|node| health(&node)).unwrap_or_default()
+    }
+
+    /// Upstream: `nodeAdd`, `nodeUpdate`, `nodeDelete`.
+    fn node_changed(&self, change: &Change<'_, Node>) {
+        let node = change.object();
+        let name = Istr::new(&node.meta.name);
+        let mut world = self.world.lock();
+        let is_deleted = matches!(change, Change::Deleted(_));
+        let is_new = match is_deleted {
+            true => {
+                world.node_deleted(&name);
+                false
+            }
+            false => node.meta.annotations.contains_key(MANAGED) && world.manage(&name),
+        };
+        let mut volumes = world.set_in_use(&name, &node.status.volumes_in_use);
+        let health_changed = match change {
+            Change::Updated { old, new } => health(old) != health(new),
+            Change::Added { .. } | Change::Deleted(_) => true,
+            Change::Resync { .. } => false,
+        };
+        if health_changed {
+            volumes.extend(world.attached_to(&name));
+        }
+        if matches!(change, Change::Added { .. }) {
+            world.node_appeared(&name);
+        }
+        if !self.populated.is_open() {
+            return;
+        }
+        self.wake_volumes(&volumes);
+        self.wake_nodes(&mut world);
+        drop(world);
+        if is_new {
+            let pods = self.pods.list();
+            let of_node = pods.iter().filter(|pod| pod.spec.node_name == name && has_volumes(pod));
+            of_node.for_each(|pod| self.pod_queue.add(pod.meta.key()));
+        }
+    }
+
+    /// Volumes of a driver that does not attach them any more are forgotten; those of a driver that
+    /// does are looked at. Upstream: the populator's loop.
+    fn driver_changed(&self, change: &Change<'_, CSIDriver>) {
+        let attached = |driver: &CSIDriver| driver.attaches();
+        let (before, now) = match change {
+            Change::Added { new, initial: false } => (true, attached(new)),
+            Change::Updated { old, new } => (attached(old), attached(new)),
+            Change::Deleted(last) => (attached(last.object()), true),
+            Change::Added { .. } | Change::Resync { .. } => return,
+        };
+        match (before, now) {
+            (true, false) => {
+                let volumes = self.world.lock().forget_driver(&change.object().meta.name);
+                self.wake_volumes(&volumes);
+            }
+            (false, true) => {
+                let pods = self.pods.list();
+                let bound = pods.iter().filter(|pod| !pod.spec.node_name.is_empty());
+                bound.filter(|pod| has_volumes(pod)).for_each(|p| self.pod_queue.add(p.meta.key()));
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes over what nodes and VolumeAttachments say.
+    /// Upstream: `populateActualStateOfWorld`, `populateDesiredStateOfWorld`.
+    fn populate(&self) {
+        let mut world = self.world.lock();
+        for node in self.nodes.list() {
+            let name = Istr::new(&node.meta.name);
+            for volume in &node.status.volumes_attached {
+                let path = volume.device_path.clone();
+                world.add_attached(&volume.name, None, &name, path, true);
+            }
+            world.set_in_use(&name, &node.status.volumes_in_use);
+            if node.meta.annotations.contains_key(MANAGED) {
+                world.manage(&name);
+            }
+        }
+        for attachment in self.attachments.list() {
+            self.populate_attachment(&mut world, &attachment);
+        }
+        drop(world);
+        for pod in self.pods.list() {
+            if has_volumes(&pod) && !pod.spec.node_name.is_empty() {
+                self.populate_specs(&pod);
+                self.look_at(&pod);
+            }
+        }
+        let mut world = self.world.lock();
+        self.wake_volumes(&world.volume_names());
+        self.wake_nodes(&mut world);
+        self.populated.open();
+    }
+
+    /// An attachment that no node reports is uncertain: it is confirmed if a pod wants the volume
+    /// there, or else detached. Upstream: `processVolumeAttachments`.
+    fn populate_attachment(&self, world: &mut World, attachment: &VolumeAttachment) {
+        let (spec, name) = (&attachment.spec, &attachment.meta.name);
+        let Some(volume) = &spec.source.persistent_volume_name else {
+            return log::info!("Skipping VolumeAttachment {name}: it names no PersistentVolume");
+        };
+        let found = self.resolver.volumes.get(&ObjectKey::cluster(volume));
+        let found = found.and_then(|volume| of_volume(&volume));
+        let Some(found) = found.filter(|found| self.resolver.is_attachable(found)) else {
+            return log::info!("Skipping VolumeAttachment {name}: {volume} is not attachable");
+        };
+        let volume = found.volume.clone();
+        if world.is_attached(&volume, &spec.node_name).is_none() {
+            let found = Some(Arc::new(found));
+            world.add_attached(&volume, found, &spec.node_name, Istr::default(), false);
+        }
+    }
+
+    /// What is attached for a pod gets the pod's spec.
+    fn populate_specs(&self, pod: &Pod) {
+        let node = &pod.spec.node_name;
+        for spec in self.resolver.specs(pod) {
+            let volume = spec.volume.clone();
+            let mut world = self.world.lock();
+            if world.is_attached(&volume, node) != Some(true) || !self.resolver.is_attachable(&spec)
+            {
+                continue;
+            }
+            let live = self.nodes.get(&ObjectKey::cluster(node));
+            let reported = live.as_ref().and_then(|node| {
+                node.status.volumes_attached.iter().find(|attached| attached.name == volume)
+            });
+            if let Some(reported) = reported {
+                let path = reported.device_path.clone();
+                world.add_attached(&volume, Some(Arc::new(spec)), node, path, true);
+            }
+        }
+    }
+
+    fn sync_pod(&self, key: &ObjectKey) -> SyncResult {
+        match self.pods.get(key) {
+            Some(pod) if !pod.spec.node_name.is_empty() => self.look_at(&pod),
+            _ => {
+                let volumes = self.world.lock().forget_pod(key, None);
+                self.wake_volumes(&volumes);
+            }
+        }
+        Ok(Next::Done)
+    }
+
+    /// Adds what the pod wants. What was added stays until the pod ends, even if its claim goes.
+    /// Upstream: `ProcessPodVolumes`.
+    fn look_at(&self, pod: &Pod) {
+        let (key, node) = (pod.meta.key(), &pod.spec.node_name);
+        let stays = (!pod.is_terminated()).then_some((&pod.meta.uid, node.as_str()));
+        let mut changed = self.world.lock().forget_pod(&key, stays);
+        if stays.is_some() && self.world.lock().is_managed(node) {
+            let reference = PodRef { key, uid: pod.meta.uid.clone() };
+            for spec in self.resolver.specs(pod) {
+                if self.resolver.is_attachable(&spec) {
+                    let spec = Arc::new(spec);
+                    if self.world.lock().want(&reference, node, &spec) {
+                        changed.push(spec.volume.clone());
+                    }
+                }
+            }
+        }
+        self.wake_volumes(&changed);
+    }
+}

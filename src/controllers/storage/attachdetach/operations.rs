@@ -1,0 +1,327 @@
+//! The attach and detach operations of one volume, and their back-off.
+//! Upstream: `operationexecutor`, `nestedpendingoperations`, `exponentialbackoff`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::spec::Spec;
+use crate::objects::{Istr, ObjectKey, Uid, VolumeAttachment};
+
+/// The delay after a first failure; it doubles with each one. Upstream: `initialDurationBeforeRetry`.
+const FIRST_DELAY: Duration = Duration::from_millis(500);
+/// Upstream: `maxDurationBeforeRetry`.
+const MAX_DELAY: Duration = Duration::from_secs(122);
+/// How long a driver may take. Upstream: `csiTimeout`.
+const DRIVER_TIMEOUT: Duration = Duration::from_secs(120);
+/// An error that a VolumeAttachment holds may be that of an earlier try: the driver has this long to
+/// replace it. Upstream: the first interval in `waitForVolumeAttachDetachStatusWithLister`.
+const ERROR_GRACE: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Attach,
+    Detach,
+}
+
+impl Kind {
+    /// As metrics name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Attach => "volume_attach",
+            Kind::Detach => "volume_detach",
+        }
+    }
+}
+
+/// A pod that events are recorded about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodRef {
+    pub key: ObjectKey,
+    pub uid: Uid,
+}
+
+#[derive(Clone, Debug)]
+pub struct Operation {
+    pub kind: Kind,
+    pub node: Istr,
+    /// It excludes operations of the volume on all nodes, not on this one alone.
+    exclusive: bool,
+    pub stage: Stage,
+    /// `None`: a volume that was attached before the start and that no pod uses.
+    pub spec: Option<Arc<Spec>>,
+    /// The pods that waited for the volume when the operation began.
+    pub pods: Vec<PodRef>,
+    /// Whether the live node is asked before a detach.
+    pub verify: bool,
+    pub started: Duration,
+    last_failure: Duration,
+    delay: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Stage {
+    /// The last try failed.
+    Failed,
+    /// A detach waits until the status of the node no longer lists the volume, which is written with
+    /// this change.
+    Reporting(u64),
+    /// Requests are under way.
+    Requesting,
+    /// The driver is at work.
+    Waiting {
+        attachment: Istr,
+        since: Duration,
+        /// The attachment of this uid is gone already, though the cache may still hold it.
+        gone: Option<Uid>,
+    },
+}
+
+impl Operation {
+    /// Neither failed nor ended. Upstream: `IsOperationPending`.
+    pub fn is_pending(&self) -> bool {
+        self.stage != Stage::Failed
+    }
+
+    /// When a further try of `kind` may begin, if that is not now. The first operation of another
+    /// kind starts at once. Upstream: `SafeToRetry`.
+    pub fn retry_at(&self, kind: Kind, now: Duration) -> Option<Duration> {
+        let at = self.last_failure + self.delay;
+        (self.kind == kind && now < at).then_some(at)
+    }
+
+    fn fail(&mut self, now: Duration) {
+        self.stage = Stage::Failed;
+        self.last_failure = now;
+        self.delay = if self.delay.is_zero() { FIRST_DELAY } else { self.delay * 2 }.min(MAX_DELAY);
+    }
+
+    /// What has become of an operation that the driver works on: its end, or when to look again
+    /// unless the attachment changes before.
+    pub fn progress(
+        &self,
+        found: Option<&VolumeAttachment>,
+        now: Duration,
+    ) -> Result<Result<(), String>, Duration> {
+        let Stage::Waiting { since, gone, .. } = &self.stage else { return Err(Duration::MAX) };
+        let (deadline, patience) = (*since + DRIVER_TIMEOUT, *since + ERROR_GRACE);
+        let error = match (self.kind, found) {
+            (Kind::Attach, None) => None,
+            (Kind::Attach, Some(va)) if va.meta.is_being_deleted() => {
+                Some("volume attachment is being deleted")
+            }
+            (Kind::Attach, Some(va)) if va.status.attached => return Ok(Ok(())),
+            (Kind::Attach, Some(va)) => va.status.attach_error.as_ref().map(|error| &*error.message),
+            (Kind::Detach, None) => return Ok(Ok(())),
+            (Kind::Detach, Some(va)) => match gone {
+                Some(uid) if *uid != va.meta.uid => return Ok(Ok(())),
+                Some(_) => None,
+                None => va.status.detach_error.as_ref().map(|error| &*error.message),
+            },
+        };
+        match error {
+            Some(error) if now >= patience => Ok(Err(error.to_owned())),
+            _ if now >= deadline => Ok(Err(self.timed_out())),
+            Some(_) => Err(patience),
+            None => Err(deadline),
+        }
+    }
+
+    fn timed_out(&self) -> String {
+        let csi = self.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+        let handle = csi.map_or("", |csi| &csi.handle);
+        let (driver, verb) = match self.kind {
+            Kind::Attach => (csi.map_or("unknown", |csi| &csi.driver), "attach"),
+            Kind::Detach => ("unknown", "detach"),
+        };
+        format!("timed out waiting for external-attacher of {driver} CSI driver to {verb} volume {handle}")
+    }
+}
+
+/// The operations of one volume: at most one for a node or for all nodes, the failed ones included.
+#[derive(Debug, Default)]
+pub struct Operations(Vec<Operation>);
+
+impl Operations {
+    /// The operation that excludes one on `node`, or on any node if `exclusive`; one that is under way
+    /// before one that failed. Upstream: `isOperationExists`.
+    pub fn find(&self, node: &str, exclusive: bool) -> Option<&Operation> {
+        self.place(node, exclusive).map(|at| &self.0[at])
+    }
+
+    fn place(&self, node: &str, exclusive: bool) -> Option<usize> {
+        let same = |op: &Operation| op.exclusive == exclusive && (exclusive || op.node == *node);
+        let matching =
+            |op: &Operation| exclusive || op.exclusive || op.node == *node;
+        let all = || self.0.iter().enumerate().filter(|(_, op)| matching(op));
+        let pending = all().find(|(_, op)| op.is_pending());
+        let exact = || all().find(|(_, op)| same(op));
+        pending.or_else(exact).or_else(|| all().next()).map(|(at, _)| at)
+    }
+
+    /// Begins an operation, in place of a failed one, whose back-off it keeps if it is of the same
+    /// kind.
+    pub fn begin(&mut self, mut begun: Operation) {
+        match self.place(&begun.node, begun.exclusive) {
+            Some(at) => {
+                let failed = &self.0[at];
+                if failed.kind == begun.kind {
+                    (begun.last_failure, begun.delay) = (failed.last_failure, failed.delay);
+                }
+                self.0[at] = begun;
+            }
+            None => self.0.push(begun),
+        }
+    }
+
+    /// The operation under way on `node`.
+    pub fn on(&mut self, node: &str) -> Option<&mut Operation> {
+        self.0.iter_mut().find(|op| op.node == *node && op.is_pending())
+    }
+
+    /// Ends the operation under way on `node`: forgets it, or keeps it with its failure of this time.
+    pub fn end(&mut self, node: &str, failed: Option<Duration>) -> Option<Operation> {
+        let at = self.0.iter().position(|op| op.node == *node && op.is_pending())?;
+        let Some(now) = failed else { return Some(self.0.swap_remove(at)) };
+        let ended = self.0[at].clone();
+        self.0[at].fail(now);
+        Some(ended)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Operation> {
+        self.0.iter()
+    }
+
+    pub fn any_pending(&self) -> bool {
+        self.0.iter().any(Operation::is_pending)
+    }
+}
+
+/// An operation that is about to begin.
+pub struct Begin {
+    pub kind: Kind,
+    pub node: Istr,
+    pub exclusive: bool,
+    pub stage: Stage,
+    pub spec: Option<Arc<Spec>>,
+    pub pods: Vec<PodRef>,
+    pub verify: bool,
+}
+
+impl Begin {
+    pub fn at(self, started: Duration) -> Operation {
+        let Begin { kind, node, exclusive, stage, spec, pods, verify } = self;
+        let (last_failure, delay) = (Duration::ZERO, Duration::ZERO);
+        Operation {
+            kind,
+            node,
+            exclusive,
+            stage,
+            spec,
+            pods,
+            verify,
+            started,
+            last_failure,
+            delay,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn operation(kind: Kind, node: &str, exclusive: bool) -> Operation {
+        let stage = Stage::Requesting;
+        let (spec, pods) = (None, Vec::new());
+        Begin { kind, node: node.into(), exclusive, stage, spec, pods, verify: true }.at(secs(0))
+    }
+
+    #[test]
+    fn operations_exclude_each_other_by_volume_or_by_node() {
+        // What runs, what is to begin, and whether the first excludes the second.
+        for (running, begun, excluded) in [
+            (("a", false), ("a", false), true),
+            (("a", false), ("b", false), false),
+            (("a", true), ("b", false), true),
+            (("a", false), ("b", true), true),
+            (("a", true), ("b", true), true),
+        ] {
+            let mut operations = Operations::default();
+            operations.begin(operation(Kind::Attach, running.0, running.1));
+            let found = operations.find(begun.0, begun.1).is_some();
+            assert_eq!(found, excluded, "{running:?} {begun:?}");
+        }
+    }
+
+    #[test]
+    fn delays_double_and_belong_to_a_kind() {
+        let mut operations = Operations::default();
+        let mut now = secs(0);
+        let mut delays = Vec::new();
+        for _ in 0..10 {
+            operations.begin(operation(Kind::Attach, "a", true));
+            operations.on("a").unwrap().fail(now);
+            let failed = operations.find("b", true).unwrap();
+            assert!(!failed.is_pending());
+            assert_eq!(failed.retry_at(Kind::Detach, now), None);
+            let at = failed.retry_at(Kind::Attach, now).unwrap();
+            assert_eq!(failed.retry_at(Kind::Attach, at), None);
+            delays.push((at - now).as_millis());
+            now = at;
+        }
+        assert_eq!(delays, [500, 1000, 2000, 4000, 8000, 16000, 32000, 64000, 122000, 122000]);
+        operations.begin(operation(Kind::Detach, "a", true));
+        operations.on("a").unwrap().fail(now);
+        let at = operations.find("a", true).unwrap().retry_at(Kind::Detach, now).unwrap();
+        assert_eq!(at - now, FIRST_DELAY, "another kind begins with the first delay");
+    }
+
+    #[test]
+    fn a_driver_answers_by_the_attachment() {
+        let now = secs(10);
+        let later = now + secs(1);
+        let late = now + DRIVER_TIMEOUT;
+        let attached = json!({ "status": { "attached": true } });
+        let deleted = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" }, "status": { "attached": true } });
+        let refused = json!({ "status": { "attachError": { "message": "no" } } });
+        let kept = json!({ "status": { "detachError": { "message": "busy" } } });
+        let plain = json!({ "metadata": { "uid": "u" } });
+        let timeout = |verb| {
+            Ok(Err(format!(
+                "timed out waiting for external-attacher of unknown CSI driver to {verb} volume "
+            )))
+        };
+        let error = |text: &str| Ok(Err(text.to_owned()));
+        let wait = |until: Duration| Err(until);
+        type Expected = Result<Result<(), String>, Duration>;
+        let table: Vec<(Kind, Option<&Value>, Option<&str>, Duration, Expected)> = vec![
+            (Kind::Attach, None, None, later, wait(late)),
+            (Kind::Attach, None, None, late, timeout("attach")),
+            (Kind::Attach, Some(&attached), None, now, Ok(Ok(()))),
+            (Kind::Attach, Some(&deleted), None, later, error("volume attachment is being deleted")),
+            (Kind::Attach, Some(&refused), None, now, wait(now + ERROR_GRACE)),
+            (Kind::Attach, Some(&refused), None, later, error("no")),
+            (Kind::Attach, Some(&plain), None, later, wait(late)),
+            (Kind::Detach, None, None, now, Ok(Ok(()))),
+            (Kind::Detach, Some(&deleted), None, later, wait(late)),
+            (Kind::Detach, Some(&kept), None, later, error("busy")),
+            (Kind::Detach, Some(&plain), Some("u"), later, wait(late)),
+            (Kind::Detach, Some(&plain), Some("older"), later, Ok(Ok(()))),
+            (Kind::Detach, Some(&plain), None, late, timeout("detach")),
+        ];
+        for (kind, found, gone, at, expected) in table {
+            let mut waiting = operation(kind, "n", true);
+            let gone = gone.map(Uid::new);
+            waiting.stage = Stage::Waiting { attachment: "va".into(), since: now, gone };
+            let found: Option<VolumeAttachment> =
+                found.map(|found| serde_json::from_value(found.clone()).unwrap());
+            assert_eq!(waiting.progress(found.as_ref(), at), expected, "{kind:?} {found:?}");
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Carries decisions out: VolumeAttachments, statuses of nodes, events.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::AttachDetach;
+use super::metrics;
+use super::operations::{Kind, PodRef};
+use super::reconcile::{Act, Ended, Facts, Plan};
+use super::spec::{AttachmentSource, Csi, Plugin, Spec, attachment_name, driver_and_handle};
+use crate::client::{Delete, Patch};
+use crate::controllers::{Error, Next, SyncResult};
+use crate::objects::{
+    Istr, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Uid, VolumeAttachment,
+};
+
+const FAILED: &str = "FailedAttachVolume";
+const SUCCEEDED: &str = "SuccessfulAttachVolume";
+
+/// Upstream: `VolumeToAttach.GenerateMsg`.
+fn message(prefix: &str, volume: &str, suffix: &str) -> String {
+    format!("{prefix} for volume {volume:?} {suffix}")
+}
+
+impl AttachDetach {
+    pub(super) async fn sync_volume(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let name = Istr::new(&key.name);
+        loop {
+            let Plan { ended, acts, wake_at } = self.decide(&name);
+            ended.iter().for_each(|ended| self.settle(&name, ended));
+            if acts.is_empty() {
+                match wake_at {
+                    Some(at) => {
+                        let after = at.saturating_sub(self.clock.monotonic());
+                        self.volume_queue.set_timer_after(key, after.max(Duration::from_millis(1)));
+                    }
+                    None => drop(self.volume_queue.cancel_timer(&key)),
+                }
+                return Ok(Next::Done);
+            }
+            for act in acts {
+                self.carry_out(&name, act).await;
+            }
+        }
+    }
+
+    fn decide(&self, name: &Istr) -> Plan {
+        let facts = Facts {
+            attachment: &|name| self.attachments.get(&ObjectKey::cluster(name)),
+            health: &|node| self.health(node),
+            attaches: &|driver| self.resolver.attaches(driver),
+            settings: self.settings,
+            now: self.clock.monotonic(),
+        };
+        let mut world = self.world.lock();
+        let plan = world.reconcile(name, &facts);
+        self.wake_nodes(&mut world);
+        plan
+    }
+
+    fn end(&self, name: &Istr, node: &Istr, result: Result<(), String>) {
+        let mut world = self.world.lock();
+        let ended = world.end(name, node, result, self.clock.monotonic());
+        self.wake_nodes(&mut world);
+        drop(world);
+        ended.iter().for_each(|ended| self.settle(name, ended));
+    }
+
+    /// Tells the pods, the metrics and the log.
+    fn settle(&self, name: &Istr, ended: &Ended) {
+        let Ended { operation, result } = ended;
+        let node = &operation.node;
+        let took = self.clock.monotonic().saturating_sub(operation.started);
+        let migrated = operation.spec.as_ref().is_some_and(|spec| spec.migrated);
+        let plugin = match &operation.spec {
+            Some(spec) => spec.plugin_name(),
+            None => Plugin::of(name).map_or("", |(plugin, _)| plugin.name()).to_owned(),
+        };
+        metrics::operation(&plugin, operation.kind.name(), result.is_ok(), migrated, took);
+        let volume = operation.spec.as_ref().map_or("nil", |spec| spec.name.as_str());
+        match (operation.kind, result) {
+            (Kind::Attach, Ok(())) => {
+                let text = message("AttachVolume.Attach succeeded", volume, "");
+                self.each(&operation.pods, |pod| self.recorder.normal(pod, SUCCEEDED, &*text));
+                log::info!("attached volume {name} to node {node}");
+            }
+            (Kind::Attach, Err(error)) => {
+                let text = message("AttachVolume.Attach failed", volume, &format!(": {error}"));
+                self.each(&operation.pods, |pod| self.recorder.warning(pod, FAILED, &*text));
+                log::error!("cannot attach volume {name} to node {node}: {error}");
+            }
+            (Kind::Detach, Ok(())) => log::info!("detached volume {name} from node {node}"),
+            (Kind::Detach, Err(error)) => {
+                log::error!("cannot detach volume {name} from node {node}: {error}");
+            }
+        }
+    }
+
+    /// The pods that are still there.
+    fn each(&self, pods: &[PodRef], tell: impl Fn(&Pod)) {
+        for PodRef { key, uid } in pods {
+            if let Some(pod) = self.pods.get(key).filter(|pod| pod.meta.uid == *uid) {
+                tell(&pod);
+            }
+        }
+    }
+
+    async fn carry_out(&self, name: &Istr, act: Act) {
+        match act {
+            Act::Attach { node, spec } => match self.attach(&spec, &node).await {
+                Err(error) => self.end(name, &node, Err(error)),
+                Ok(()) if spec.csi.is_none() => self.end(name, &node, Ok(())),
+                Ok(()) => self.wait(name, &node, None),
+            },
+            Act::Detach { node, verify } => match self.detach(name, &node, verify).await {
+                Err(error) => self.end(name, &node, Err(error)),
+                Ok(Detaching::Done) => self.end(name, &node, Ok(())),
+                Ok(Detaching::Begun) => self.wait(name, &node, None),
+                Ok(Detaching::Gone(uid)) => self.wait(name, &node, Some(uid)),
+            },
+            Act::RefuseMultiAttach { spec, pods, users } => {
+                self.refuse_multi_attach(&spec, &pods, &users);
+            }
+            Act::Verify { node, attachment } => self.verify(name, &node, &attachment).await,
+            Act::CountForcedDetach(reason) => {
+                metrics::forced_detach(reason);
+                log::info!("detaching volume {name} by force: {reason}");
+            }
+        }
+    }
+
+    fn wait(&self, name: &Istr, node: &Istr, gone: Option<Uid>) {
+        self.world.lock().wait(name, node, gone, self.clock.monotonic());
+    }
+
+    /// Upstream: `csiAttacher.Attach`.
+    async fn attach(&self, spec: &Spec, node: &str) -> Result<(), String> {
+        let Some(csi) = &spec.csi else { return Ok(()) };
+        let name = attachment_name(&csi.handle, &csi.driver, node);
+        if self.attachments.get(&ObjectKey::cluster(&name)).is_some() {
+            return Ok(());
+        }
+        let attachments = self.client.resource(&VolumeAttachment::RESOURCE);
+        let body = new_attachment(&name, csi, node);
+        match attachments.create_for_metadata("", &body).await {
+            Err(error) if !error.is_already_exists() => {
+                let error = Error::from(error).message();
+                Err(format!("kubernetes.io/csi: attacher.Attach failed: {error}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn detach(&self, name: &str, node: &str, verify: bool) -> Result<Detaching, String> {
+        if verify {
+            self.verify_safe(name, node).await?;
+        }
+        let Some((Plugin::Csi, of_plugin)) = Plugin::of(name) else { return Ok(Detaching::Done) };
+        let Some((driver, handle)) = driver_and_handle(of_plugin) else {
+            return Err("volumeName missing expected data".into());
+        };
+        let attachment = ObjectKey::cluster(&attachment_name(handle, driver, node));
+        let known = self.attachments.get(&attachment).map(|known| known.meta.uid.clone());
+        let delete = match &known {
+            Some(uid) => Delete::new().uid(uid.clone()),
+            None => Delete::new(),
+        };
+        match self.client.delete::<VolumeAttachment>(&attachment, delete).await {
+            Ok(()) => Ok(Detaching::Begun),
+            Err(error) if error.is_not_found() => {
+                Ok(known.map_or(Detaching::Done, Detaching::Gone))
+            }
+            Err(error) => Err(format!(
+                "kubernetes.io/csi: detacher.Detach failed to delete VolumeAttachment [{}]: {}",
+                attachment.name,
+                Error::from(error).message(),
+            )),
+        }
+    }
+
+    /// The kubelet does not use the volume. Upstream: `verifyVolumeIsSafeToDetach`.
+    async fn verify_safe(&self, name: &str, node: &str) -> Result<(), String> {
+        match self.client.get::<Node>(&ObjectKey::cluster(node)).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            Err(error) => Err(format!("failed fetching node from API server: {error}")),
+            Ok(node) if node.status.volumes_in_use.iter().any(|volume| *volume == *name) => {
+                Err("volume is still in use by node, according to Node status".into())
+            }
+            Ok(_) => Ok(()),
+        }
+    }
+
+    /// Upstream: `reportMultiAttachError`.
+    fn refuse_multi_attach(&self, spec: &Spec, pods: &[PodRef], users: &[PodRef]) {
+        self.each(pods, |pod| {
+            let text = multi_attach_error(&pod.meta.namespace, users);
+            let text = message("Multi-Attach error", &spec.name, &text);
+            self.recorder.warning(pod, FAILED, text);
+        });
+        log::info!("Multi-Attach error: volume {} is attached to another node", spec.volume);
+    }
+
+    /// Asks the API server for an attachment that the cache does not have.
+    async fn verify(&self, name: &Istr, node: &Istr, attachment: &str) {
+        let key = ObjectKey::cluster(attachment);
+        let is_attached = match self.client.get::<VolumeAttachment>(&key).await {
+            Ok(found) => found.status.attached,
+            Err(error) => !error.is_not_found(),
+        };
+        if !is_attached {
+            let mut world = self.world.lock();
+            world.remove_attached(name, node);
+            self.wake_nodes(&mut world);
+        }
+    }
+
+    /// Writes what is attached to a node into its status.
+    /// Upstream: `NodeStatusUpdater.UpdateNodeStatusForNode`.
+    pub(super) async fn sync_node(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let name = Istr::new(&key.name);
+        let Some(report) = self.world.lock().unwritten_report(&name) else { return Ok(Next::Done) };
+        let is_there = match self.nodes.get(&key) {
+            None => false,
+            Some(node) => {
+                let cached = || sorted(&node.status.volumes_attached);
+                let known = report.last_written.clone().unwrap_or_else(cached);
+                // Starting over a cluster that is in order writes nothing.
+                known == report.volumes || self.write_status(&key, &report.volumes).await?
+            }
+        };
+        let mut world = self.world.lock();
+        let waiting = world.written(&name, report, is_there);
+        let more = world.unwritten_report(&name).is_some();
+        drop(world);
+        self.wake_volumes(&waiting);
+        if more {
+            self.node_queue.add(key);
+        }
+        Ok(Next::Done)
+    }
+
+    /// Returns whether the node is still there.
+    async fn write_status(
+        &self,
+        key: &ObjectKey,
+        volumes: &[crate::objects::AttachedVolume],
+    ) -> Result<bool, Error> {
+        let volumes = if volumes.is_empty() { Value::Null } else { json!(volumes) };
+        let patch = Patch::StrategicMerge(json!({ "status": { "volumesAttached": volumes } }));
+        let status = self.client.resource(&Node::RESOURCE).subresource("status");
+        match status.patch::<PartialObjectMetadata>(key, &patch).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_not_found() => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn sorted(volumes: &[crate::objects::AttachedVolume]) -> Vec<crate::objects::AttachedVolume> {
+    let mut volumes = volumes.to_vec();
+    volumes.sort();
+    volumes
+}
+
+enum Detaching {
+    Done,
+    /// The driver is to answer.
+    Begun,
+    /// There was no attachment, though the cache holds that of this uid.
+    Gone(Uid),
+}
+
+fn new_attachment(name: &str, csi: &Csi, node: &str) -> Value {
+    let source = match &csi.source {
+        AttachmentSource::Volume(volume) => json!({ "persistentVolumeName": volume }),
+        AttachmentSource::Inline(spec) => json!({ "inlineVolumeSpec": spec }),
+        AttachmentSource::Never => json!({}),
+    };
+    json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
+        "metadata": { "name": name },
+        "spec": { "attacher": csi.driver, "nodeName": node, "source": source },
+    })
+}
+
+/// Names no pod of another namespace.
+fn multi_attach_error(namespace: &str, users: &[PodRef]) -> String {
+    let own = users.iter().filter(|user| user.key.namespace == *namespace);
+    let own: Vec<&str> = own.map(|user| &*user.key.name).collect();
+    match (own.len(), users.len() - own.len()) {
+        (0, 0) => "Volume is already exclusively attached to one node and can't be attached to \
+                   another"
+            .into(),
+        (0, others) => {
+            format!("Volume is already used by {others} pod(s) in different namespaces")
+        }
+        (_, 0) => format!("Volume is already used by pod(s) {}", own.join(", ")),
+        (_, others) => format!(
+            "Volume is already used by pod(s) {} and {others} pod(s) in different namespaces",
+            own.join(", ")
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_those_of_upstream() {
+        let user = |namespace, name| PodRef {
+            key: ObjectKey::new(namespace, name),
+            uid: Uid::default(),
+        };
+        let table = [
+            (
+                vec![],
+                "Multi-Attach error for volume \"pv\" Volume is already exclusively attached to \
+                 one node and can't be attached to another",
+            ),
+            (
+                vec![user("ns", "a"), user("ns", "b")],
+                "Multi-Attach error for volume \"pv\" Volume is already used by pod(s) a, b",
+            ),
+            (
+                vec![user("ns", "a"), user("x", "b")],
+                "Multi-Attach error for volume \"pv\" Volume is already used by pod(s) a and 1 \
+                 pod(s) in different namespaces",
+            ),
+            (
+                vec![user("y", "a"), user("x", "b")],
+                "Multi-Attach error for volume \"pv\" Volume is already used by 2 pod(s) in \
+                 different namespaces",
+            ),
+        ];
+        for (users, text) in table {
+            let found = message("Multi-Attach error", "pv", &multi_attach_error("ns", &users));
+            assert_eq!(found, text);
+        }
+        assert_eq!(
+            message("AttachVolume.Attach succeeded", "pv", ""),
+            "AttachVolume.Attach succeeded for volume \"pv\" "
+        );
+    }
+}

@@ -1,0 +1,303 @@
+//! The decision about one volume: what to detach, what to attach, and when to look again. No I/O.
+//! Upstream: `reconciler.go`, one volume at a time, when something about it has changed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::operations::{Begin, Kind, Operation, PodRef, Stage};
+use super::spec::{Plugin, Spec, attachment_name, driver_and_handle};
+use super::world::{World, attachment_of};
+use crate::objects::{Istr, Uid, VolumeAttachment};
+
+/// Upstream: `ReconcilerMaxWaitForUnmountDuration`.
+const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(6 * 60);
+
+/// What the flags say.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub force_detach_on_timeout: bool,
+    /// How long after an attachment is found amiss the volume counts as detached; `None`: never.
+    pub verify_after: Option<Duration>,
+}
+
+/// The state of a node, as far as it matters. That of a node that is gone is the default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    pub ready: bool,
+    pub out_of_service: bool,
+}
+
+/// What a decision reads besides the [`World`].
+pub struct Facts<'a> {
+    pub attachment: &'a dyn Fn(&str) -> Option<Arc<VolumeAttachment>>,
+    pub health: &'a dyn Fn(&str) -> Health,
+    /// Whether a driver attaches its volumes.
+    pub attaches: &'a dyn Fn(&str) -> bool,
+    pub settings: Settings,
+    pub now: Duration,
+}
+
+#[derive(Debug, PartialEq)]
+pub enum Act {
+    Attach {
+        node: Istr,
+        spec: Arc<Spec>,
+    },
+    Detach {
+        node: Istr,
+        /// Ask the live node first.
+        verify: bool,
+    },
+    /// The pods of a node cannot have the volume, because it is attached to other nodes.
+    RefuseMultiAttach {
+        spec: Arc<Spec>,
+        pods: Vec<PodRef>,
+        /// The pods that use it there.
+        users: Vec<PodRef>,
+    },
+    /// The cache has no attachment; the API server may.
+    Verify {
+        node: Istr,
+        attachment: Istr,
+    },
+    CountForcedDetach(&'static str),
+}
+
+/// An operation that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub operation: Operation,
+    pub result: Result<(), String>,
+}
+
+#[derive(Debug, Default)]
+pub struct Plan {
+    pub ended: Vec<Ended>,
+    pub acts: Vec<Act>,
+    /// When to look again, unless something changes before.
+    pub wake_at: Option<Duration>,
+}
+
+impl Plan {
+    fn wake(&mut self, at: Duration) {
+        self.wake_at = Some(self.wake_at.map_or(at, |before| before.min(at)));
+    }
+}
+
+impl World {
+    /// Takes the answers of drivers, then starts what can start. Detaches come first, so that a
+    /// volume of pods that moved is free before it is attached again.
+    pub fn reconcile(&mut self, volume: &Istr, facts: &Facts<'_>) -> Plan {
+        let mut plan = Plan::default();
+        self.take_answers(volume, facts, &mut plan);
+        self.verify_attached(volume, facts, &mut plan);
+        self.detach_unwanted(volume, facts, &mut plan);
+        self.attach_wanted(volume, facts, &mut plan);
+        plan
+    }
+
+    fn take_answers(&mut self, name: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
+        let Some(volume) = self.volumes.get(name) else { return };
+        let mut answers = Vec::new();
+        for operation in volume.operations.iter() {
+            let Stage::Waiting { attachment, .. } = &operation.stage else { continue };
+            let found = (facts.attachment)(attachment);
+            match operation.progress(found.as_deref(), facts.now) {
+                Ok(result) => answers.push((operation.node.clone(), result)),
+                Err(until) => plan.wake(until),
+            }
+        }
+        for (node, result) in answers {
+            plan.ended.extend(self.end(name, &node, result, facts.now));
+        }
+    }
+
+    /// Ends the operation under way. Upstream: `GenerateAttachVolumeFunc`,
+    /// `GenerateDetachVolumeFunc`.
+    pub fn end(
+        &mut self,
+        name: &Istr,
+        node: &Istr,
+        result: Result<(), String>,
+        now: Duration,
+    ) -> Option<Ended> {
+        let operations = &mut self.volumes.get_mut(name)?.operations;
+        let operation = operations.end(node, result.is_err().then_some(now))?;
+        let spec = operation.spec.clone();
+        match (operation.kind, &result) {
+            (Kind::Attach, Ok(())) => self.add_attached(name, spec, node, Istr::default(), true),
+            (Kind::Detach, Ok(())) => self.remove_attached(name, node),
+            // Whether it is attached is not known. A later attach or detach settles that.
+            (_, Err(_)) => self.add_attached(name, spec, node, Istr::default(), false),
+        }
+        self.tidy(name);
+        Some(Ended { operation, result })
+    }
+
+    /// The driver works on the operation from now on.
+    pub fn wait(&mut self, name: &Istr, node: &Istr, gone: Option<Uid>, now: Duration) {
+        let Some(volume) = self.volumes.get_mut(name) else { return };
+        let Some(operation) = volume.operations.on(node) else { return };
+        let of_spec = operation.spec.as_ref().and_then(|spec| attachment_of(spec, node));
+        let of_name = || {
+            let (driver, handle) = driver_and_handle(Plugin::of(name)?.1)?;
+            Some(attachment_name(handle, driver, node))
+        };
+        let attachment = of_spec.or_else(of_name);
+        let Some(attachment) = attachment else { return };
+        operation.stage = Stage::Waiting { attachment: attachment.clone(), since: now, gone };
+        self.expect_attachment(&attachment, name);
+    }
+
+    /// Finds attachments that do not say "attached" any more.
+    /// Upstream: `GenerateVolumesAreAttachedFunc`, every `--attach-detach-reconcile-sync-period`.
+    fn verify_attached(&mut self, name: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
+        let Some(after) = facts.settings.verify_after else { return };
+        let Some(volume) = self.volumes.get_mut(name) else { return };
+        let Some(spec) = volume.spec.clone() else { return };
+        let Some(csi) = &spec.csi else { return };
+        let mut lost = Vec::new();
+        for (node, attached) in &mut volume.attached {
+            if !attached.confirmed || volume.operations.on(node).is_some() {
+                continue;
+            }
+            let Some(attachment) = attachment_of(&spec, node) else { continue };
+            let found = (facts.attachment)(&attachment);
+            let is_well = found.as_ref().is_some_and(|found| found.status.attached)
+                || !(facts.attaches)(&csi.driver);
+            if is_well {
+                attached.verify_at = None;
+                continue;
+            }
+            let due = *attached.verify_at.get_or_insert(facts.now + after);
+            if facts.now < due {
+                plan.wake(due);
+            } else if found.is_some() {
+                lost.push(node.clone());
+            } else {
+                // In case nothing comes of the question.
+                attached.verify_at = Some(facts.now + after);
+                plan.acts.push(Act::Verify { node: node.clone(), attachment });
+            }
+        }
+        for node in lost {
+            log::debug!("volume {name} is no longer attached to node {node}");
+            self.remove_attached(name, &node);
+        }
+    }
+
+    fn detach_unwanted(&mut self, name: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
+        let Some(volume) = self.volumes.get(name) else { return };
+        let nodes: Vec<Istr> = volume.attached.keys().cloned().collect();
+        for node in nodes {
+            self.detach(name, &node, facts, plan);
+        }
+    }
+
+    fn detach(&mut self, name: &Istr, node: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
+        let now = facts.now;
+        let Some(volume) = self.volumes.get_mut(name) else { return };
+        let is_wanted = volume.wanted.contains_key(node);
+        let written = self.nodes.get(node).map_or(0, |node| node.written);
+        if let Some(operation) = volume.operations.on(node)
+            && let Stage::Reporting(change) = operation.stage
+        {
+            if is_wanted {
+                // Not begun yet.
+                volume.operations.end(node, None);
+                self.report(name, node);
+            } else if change <= written {
+                operation.stage = Stage::Requesting;
+                let verify = operation.verify;
+                plan.acts.push(Act::Detach { node: node.clone(), verify });
+            }
+            return;
+        }
+        let spec = volume.spec.clone();
+        let exclusive = spec.as_ref().is_some_and(|spec| !spec.multi_attach);
+        if is_wanted {
+            return;
+        }
+        if let Some(operation) = volume.operations.find(node, exclusive) {
+            if operation.is_pending() {
+                return;
+            }
+            if let Some(at) = operation.retry_at(Kind::Detach, now) {
+                return plan.wake(at);
+            }
+        }
+        let Some(attached) = volume.attached.get_mut(node) else { return };
+        let timeout = *attached.unwanted_since.get_or_insert(now) + MAX_WAIT_FOR_UNMOUNT;
+        let timed_out = now >= timeout && facts.settings.force_detach_on_timeout;
+        let health = (facts.health)(node);
+        let forced = timed_out && !health.ready;
+        if self.is_in_use(name, node) && !forced && !health.out_of_service {
+            if now < timeout && facts.settings.force_detach_on_timeout {
+                plan.wake(timeout);
+            }
+            return;
+        }
+        if spec.is_none() && Plugin::of(name).is_none() {
+            log::warn!("no plugin can detach volume {name} from node {node}");
+            return;
+        }
+        let verify = !timed_out && !health.out_of_service;
+        if !verify {
+            let reason = if timed_out { "timeout" } else { "out-of-service" };
+            plan.acts.push(Act::CountForcedDetach(reason));
+        }
+        let change = self.unreport(name, node);
+        let stage = match change <= self.nodes.get(node).map_or(0, |node| node.written) {
+            true => {
+                plan.acts.push(Act::Detach { node: node.clone(), verify });
+                Stage::Requesting
+            }
+            false => Stage::Reporting(change),
+        };
+        let (kind, node, pods) = (Kind::Detach, node.clone(), Vec::new());
+        let begin = Begin { kind, node, exclusive, stage, spec, pods, verify };
+        if let Some(volume) = self.volumes.get_mut(name) {
+            volume.operations.begin(begin.at(now));
+        }
+    }
+
+    fn attach_wanted(&mut self, name: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
+        let Some(volume) = self.volumes.get(name) else { return };
+        let nodes: Vec<Istr> = volume.wanted.keys().cloned().collect();
+        for node in nodes {
+            self.attach(name, &node, facts, plan);
+        }
+    }
+
+    fn attach(&mut self, name: &Istr, node: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
+        let Some(volume) = self.volumes.get_mut(name) else { return };
+        let Some(wanted) = volume.wanted.get_mut(node) else { return };
+        let spec = wanted.spec.clone();
+        let exclusive = !spec.multi_attach;
+        let before = volume.operations.find(node, exclusive);
+        if before.is_some_and(Operation::is_pending) {
+            return;
+        }
+        if let Some(attached) = volume.attached.get_mut(node).filter(|attached| attached.confirmed) {
+            attached.unwanted_since = None;
+            return;
+        }
+        let pods: Vec<PodRef> = wanted.pods.iter().cloned().collect();
+        let elsewhere = volume.attached.iter().filter(|(_, attached)| exclusive && attached.confirmed);
+        let others: Vec<Istr> = elsewhere.map(|(node, _)| node.clone()).collect();
+        if !others.is_empty() {
+            if !std::mem::replace(&mut wanted.multi_attach_reported, true) {
+                let users = self.pods_on(name, &others);
+                plan.acts.push(Act::RefuseMultiAttach { spec, pods, users });
+            }
+            return;
+        }
+        if let Some(at) = before.and_then(|before| before.retry_at(Kind::Attach, facts.now)) {
+            return plan.wake(at);
+        }
+        plan.acts.push(Act::Attach { node: node.clone(), spec: spec.clone() });
+        let (kind, node, stage) = (Kind::Attach, node.clone(), Stage::Requesting);
+        let begin = Begin { kind, node, exclusive, stage, spec: Some(spec), pods, verify: false };
+        volume.operations.begin(begin.at(facts.now));
+    }
+}

@@ -1,0 +1,330 @@
+//! What is attached: volumes of pods, their plugins and unique names.
+//! Upstream: `volume.Spec`, `VolumePluginMgr`, `CreateVolumeSpecWithNodeMigration`.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::migration;
+use crate::cache::Lister;
+use crate::controllers::storage::claims;
+use crate::objects::{
+    CSIDriver, ClaimSource, InTreeKind, InlineVolume, Istr, ObjectKey, PersistentVolume,
+    PersistentVolumeClaim, Pod, VolumeSource,
+};
+
+/// The plugins that attach volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plugin {
+    Csi,
+    Fc,
+    Iscsi,
+}
+
+impl Plugin {
+    const ALL: [Plugin; 3] = [Plugin::Csi, Plugin::Fc, Plugin::Iscsi];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Plugin::Csi => "kubernetes.io/csi",
+            Plugin::Fc => "kubernetes.io/fc",
+            Plugin::Iscsi => "kubernetes.io/iscsi",
+        }
+    }
+
+    /// The plugin of a unique name, and what the plugin itself calls the volume.
+    /// Upstream: `SplitUniqueName`.
+    pub fn of(unique: &str) -> Option<(Plugin, &str)> {
+        Plugin::ALL.into_iter().find_map(|plugin| {
+            let rest = unique.strip_prefix(plugin.name())?;
+            Some((plugin, rest.strip_prefix('/')?))
+        })
+    }
+}
+
+/// A volume, as a pod or a PersistentVolume describes it.
+#[derive(Debug, PartialEq)]
+pub struct Spec {
+    /// As messages name it.
+    pub name: Istr,
+    pub plugin: Plugin,
+    /// The volume's name in statuses of nodes. Upstream: `UniqueVolumeName`.
+    pub volume: Istr,
+    /// It may be attached to several nodes. Upstream: `IsMultiAttachAllowed`.
+    pub multi_attach: bool,
+    pub migrated: bool,
+    pub csi: Option<Csi>,
+}
+
+#[derive(Debug, PartialEq)]
+pub struct Csi {
+    pub driver: Istr,
+    pub handle: Box<str>,
+    pub source: AttachmentSource,
+}
+
+/// What a VolumeAttachment says of the volume.
+#[derive(Debug, PartialEq)]
+pub enum AttachmentSource {
+    /// The PersistentVolume's name.
+    Volume(Istr),
+    /// A migrated volume that a pod names itself.
+    Inline(Value),
+    /// Never attached: a volume that lives and dies with its pod.
+    Never,
+}
+
+/// Between a driver's name and a volume's handle.
+const SEPARATOR: char = '^';
+
+impl Spec {
+    /// A volume of a driver.
+    fn csi(name: Istr, driver: Istr, handle: Box<str>, source: AttachmentSource) -> Spec {
+        let plugin = Plugin::Csi;
+        let volume = format!("{}/{driver}{SEPARATOR}{handle}", plugin.name()).into();
+        let csi = Some(Csi { driver, handle, source });
+        Spec { name, plugin, volume, multi_attach: true, migrated: false, csi }
+    }
+
+    /// A volume of a plugin that is still in the tree.
+    fn in_tree(name: Istr, plugin: Plugin, of_plugin: &str) -> Spec {
+        let volume = format!("{}/{of_plugin}", plugin.name()).into();
+        Spec { name, plugin, volume, multi_attach: true, migrated: false, csi: None }
+    }
+
+    /// The plugin as metrics name it. Upstream: `GetFullQualifiedPluginNameForVolume`.
+    pub fn plugin_name(&self) -> String {
+        match &self.csi {
+            Some(csi) => format!("{}:{}", self.plugin.name(), csi.driver),
+            None => self.plugin.name().to_owned(),
+        }
+    }
+}
+
+/// The name of the VolumeAttachment of a volume on a node. Upstream: `getAttachmentName`.
+pub fn attachment_name(handle: &str, driver: &str, node: &str) -> Istr {
+    let mut hash = Sha256::new();
+    [handle, driver, node].iter().for_each(|part| hash.update(part.as_bytes()));
+    let mut name = String::from("csi-");
+    for byte in hash.finalize() {
+        // Writing to a String does not fail.
+        let _ = write!(name, "{byte:02x}");
+    }
+    name.into()
+}
+
+/// The driver and the handle in the name that the CSI plugin gave to a volume.
+pub fn driver_and_handle(of_plugin: &str) -> Option<(&str, &str)> {
+    let (driver, handle) = of_plugin.split_once(SEPARATOR)?;
+    (!handle.contains(SEPARATOR)).then_some((driver, handle))
+}
+
+/// Whether volumes of these access modes may be attached to several nodes: unless all of their modes
+/// say otherwise, the driver decides.
+fn multi_attach<'a>(mut modes: impl ExactSizeIterator<Item = &'a str>) -> bool {
+    modes.len() == 0 || modes.any(|mode| ["ReadWriteMany", "ReadOnlyMany"].contains(&mode))
+}
+
+/// The spec of a PersistentVolume; `None`: it is not attached, or its source cannot be read.
+pub fn of_volume(volume: &PersistentVolume) -> Option<Spec> {
+    let name = Istr::new(&volume.meta.name);
+    let modes = volume.spec.access_modes.iter();
+    let source = AttachmentSource::Volume(name.clone());
+    let mut spec = match &**volume.spec.source.as_ref()? {
+        VolumeSource::Csi { driver, handle } => {
+            Spec::csi(name, driver.clone(), handle.clone(), source)
+        }
+        VolumeSource::InTree { kind, fields } => {
+            let fields: Value = serde_json::from_str(fields).ok()?;
+            if let Some((plugin, of_plugin)) = still_in_tree(*kind, &fields) {
+                Spec::in_tree(name, plugin, &of_plugin?)
+            } else {
+                let migrated = migration::of_volume(*kind, &fields, volume)?;
+                let driver = migrated.driver.into();
+                let mut spec = Spec::csi(name, driver, migrated.handle.into(), source);
+                spec.migrated = true;
+                let modes = migration::access_modes(*kind, volume);
+                spec.multi_attach = multi_attach(modes.into_iter());
+                return Some(spec);
+            }
+        }
+    };
+    spec.multi_attach = multi_attach(modes.map(|mode| mode.as_str()));
+    Some(spec)
+}
+
+/// The spec of a volume that a pod names itself.
+pub fn of_inline(volume: &InlineVolume, namespace: &str) -> Option<Spec> {
+    let name = volume.name.clone();
+    match &volume.source {
+        VolumeSource::Csi { driver, .. } => {
+            Some(Spec::csi(name, driver.clone(), "".into(), AttachmentSource::Never))
+        }
+        VolumeSource::InTree { kind, fields } => {
+            let fields: Value = serde_json::from_str(fields).ok()?;
+            if let Some((plugin, of_plugin)) = still_in_tree(*kind, &fields) {
+                return Some(Spec::in_tree(name, plugin, &of_plugin?));
+            }
+            let inline = migration::of_inline(*kind, &fields, &name, namespace)?;
+            let (driver, handle) = (inline.driver.into(), inline.handle.into());
+            let source = AttachmentSource::Inline(inline.spec);
+            let mut spec = Spec::csi(inline.name.into(), driver, handle, source);
+            spec.migrated = true;
+            spec.multi_attach = multi_attach([inline.access_mode].into_iter());
+            Some(spec)
+        }
+    }
+}
+
+/// The plugin, if it has not been migrated, and its name for the volume, if the fields are whole.
+fn still_in_tree(kind: InTreeKind, fields: &Value) -> Option<(Plugin, Option<String>)> {
+    let list = |name: &str| -> Vec<&str> {
+        fields[name].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+    };
+    let text = |name: &str| fields[name].as_str().unwrap_or_default();
+    match kind {
+        InTreeKind::Fc => {
+            let (targets, ids) = (list("targetWWNs"), list("wwids"));
+            // As Go prints lists.
+            let name = match fields["lun"].as_i64() {
+                Some(lun) if !targets.is_empty() => Some(format!("[{}]:{lun}", targets.join(" "))),
+                _ => (!ids.is_empty()).then(|| format!("[{}]", ids.join(" "))),
+            };
+            Some((Plugin::Fc, name))
+        }
+        InTreeKind::Iscsi => {
+            let lun = fields["lun"].as_i64().unwrap_or_default();
+            let name = format!("{}:{}:{lun}", text("targetPortal"), text("iqn"));
+            Some((Plugin::Iscsi, Some(name)))
+        }
+        _ => None,
+    }
+}
+
+/// Finds the specs of pods' volumes.
+#[derive(Clone)]
+pub struct Resolver {
+    pub claims: Lister<PersistentVolumeClaim>,
+    pub volumes: Lister<PersistentVolume>,
+    pub drivers: Lister<CSIDriver>,
+}
+
+impl Resolver {
+    /// The specs of all volumes of `pod` that are bound and have a plugin here.
+    pub fn specs(&self, pod: &Pod) -> Vec<Spec> {
+        let namespace = &pod.meta.namespace;
+        let shape = &pod.spec.shape;
+        let claimed = shape.claims.iter().filter_map(|claim| {
+            let (name, for_pod) = match &claim.claim {
+                ClaimSource::Existing(name) => (name.clone(), false),
+                ClaimSource::Ephemeral => (pod.ephemeral_claim(&claim.volume), true),
+            };
+            self.of_claim(pod, &ObjectKey::new(namespace, &name), for_pod)
+        });
+        let inline = shape.inline_volumes.iter().filter_map(|volume| of_inline(volume, namespace));
+        claimed.chain(inline).collect()
+    }
+
+    fn of_claim(&self, pod: &Pod, claim: &ObjectKey, for_pod: bool) -> Option<Spec> {
+        let claim = self.claims.get(claim)?;
+        if claim.status.phase != "Bound" || claim.spec.volume_name.is_empty() {
+            return None;
+        }
+        if !claims::uses(pod, &claim, for_pod) {
+            return None;
+        }
+        let volume = self.volumes.get(&ObjectKey::cluster(&claim.spec.volume_name))?;
+        let is_bound = volume.spec.claim_ref.as_ref()?.uid == claim.meta.uid;
+        is_bound.then(|| of_volume(&volume))?
+    }
+
+    /// Upstream: `FindAttachablePluginBySpec`.
+    pub fn is_attachable(&self, spec: &Spec) -> bool {
+        let Some(csi) = &spec.csi else { return true };
+        csi.source != AttachmentSource::Never && self.attaches(&csi.driver)
+    }
+
+    /// A driver without a CSIDriver attaches its volumes.
+    pub fn attaches(&self, driver: &str) -> bool {
+        self.drivers.get(&ObjectKey::cluster(driver)).is_none_or(|driver| driver.attaches())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_upstream() {
+        for (source, unique, plugin) in [
+            (
+                json!({ "csi": { "driver": "d", "volumeHandle": "h" } }),
+                "kubernetes.io/csi/d^h",
+                "kubernetes.io/csi:d",
+            ),
+            (
+                json!({ "fc": { "targetWWNs": ["a", "b"], "lun": 0 } }),
+                "kubernetes.io/fc/[a b]:0",
+                "kubernetes.io/fc",
+            ),
+            (json!({ "fc": { "wwids": ["w"] } }), "kubernetes.io/fc/[w]", "kubernetes.io/fc"),
+            (
+                json!({ "iscsi": { "targetPortal": "1.2.3.4:3260", "iqn": "iqn.x", "lun": 2 } }),
+                "kubernetes.io/iscsi/1.2.3.4:3260:iqn.x:2",
+                "kubernetes.io/iscsi",
+            ),
+            (
+                json!({ "awsElasticBlockStore": { "volumeID": "vol-1" } }),
+                "kubernetes.io/csi/ebs.csi.aws.com^vol-1",
+                "kubernetes.io/csi:ebs.csi.aws.com",
+            ),
+        ] {
+            let mut object = json!({ "metadata": { "name": "pv" }, "spec": source });
+            object["spec"]["accessModes"] = json!(["ReadWriteOnce"]);
+            let volume: PersistentVolume = serde_json::from_value(object).unwrap();
+            let spec = of_volume(&volume).unwrap();
+            assert_eq!((&*spec.volume, &*spec.plugin_name()), (unique, plugin));
+            assert!(!spec.multi_attach);
+            assert_eq!(Plugin::of(unique).unwrap().0, spec.plugin);
+        }
+        assert_eq!(Plugin::of("kubernetes.io/gce-pd/x"), None);
+        assert_eq!(driver_and_handle("d^h"), Some(("d", "h")));
+        assert_eq!(driver_and_handle("d^h^i"), None);
+        // `printf hdn | sha256sum`
+        assert_eq!(
+            attachment_name("h", "d", "n"),
+            "csi-9072ed11cc1acb5fa433a877ff339b6311d013f33bddd1d0092711a8ace5b16d"
+        );
+    }
+
+    #[test]
+    fn volumes_of_several_nodes_are_known_by_their_modes() {
+        for (modes, several) in [
+            (&[][..], true),
+            (&["ReadWriteOnce"], false),
+            (&["ReadWriteOncePod"], false),
+            (&["ReadWriteOnce", "ReadOnlyMany"], true),
+            (&["ReadWriteMany"], true),
+        ] {
+            assert_eq!(multi_attach(modes.iter().copied()), several, "{modes:?}");
+        }
+    }
+
+    #[test]
+    fn inline_volumes_of_drivers_are_never_attached() {
+        let pod: Pod = serde_json::from_value(json!({ "spec": { "volumes": [
+            { "name": "a", "csi": { "driver": "d" } },
+            { "name": "b", "iscsi": { "targetPortal": "p", "iqn": "i" } },
+            { "name": "c", "emptyDir": {} },
+        ] } }))
+        .unwrap();
+        let specs: Vec<Spec> = pod.spec.shape.inline_volumes.iter().filter_map(|v| of_inline(v, "ns")).collect();
+        assert_eq!(specs.len(), 2);
+        assert_eq!(specs[0].csi.as_ref().unwrap().source, AttachmentSource::Never);
+        assert_eq!((&*specs[1].name, &*specs[1].volume), ("b", "kubernetes.io/iscsi/p:i:0"));
+        assert!(specs[1].multi_attach);
+    }
+}

@@ -1,0 +1,401 @@
+//! What is wanted, what is attached, and what nodes report. No I/O.
+//! Upstream: `DesiredStateOfWorld`, `ActualStateOfWorld`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::operations::{Operations, PodRef, Stage};
+use super::spec::{AttachmentSource, Spec, attachment_name};
+use crate::objects::{AttachedVolume, Istr, ObjectKey, Uid};
+
+/// Volumes by their unique names, and nodes by theirs.
+#[derive(Default)]
+pub struct World {
+    pub(super) volumes: HashMap<Istr, Volume>,
+    pub(super) nodes: HashMap<Istr, Node>,
+    pods: HashMap<ObjectKey, WantingPod>,
+    /// The volumes of VolumeAttachments.
+    attachments: HashMap<Istr, Istr>,
+    /// Nodes whose report has changed since they were last taken.
+    unwritten: BTreeSet<Istr>,
+}
+
+#[derive(Default)]
+pub(super) struct Volume {
+    /// By the nodes of the pods that use it.
+    pub wanted: BTreeMap<Istr, Wanted>,
+    /// By the nodes that it is, or may be, attached to.
+    pub attached: BTreeMap<Istr, Attached>,
+    /// That of the last attachment; `None`: it was attached before the start and no pod uses it.
+    pub spec: Option<Arc<Spec>>,
+    device_path: Istr,
+    pub operations: Operations,
+}
+
+pub(super) struct Wanted {
+    pub spec: Arc<Spec>,
+    pub pods: BTreeSet<PodRef>,
+    pub multi_attach_reported: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Attached {
+    /// `false`: an operation failed half-way, or the attachment was found at the start.
+    pub confirmed: bool,
+    /// Since when no pod on the node uses it.
+    pub unwanted_since: Option<Duration>,
+    /// When the attachment, which does not say "attached", is looked at again.
+    pub verify_at: Option<Duration>,
+}
+
+#[derive(Default)]
+pub(super) struct Node {
+    /// Its kubelet leaves attaching to this controller.
+    managed: bool,
+    /// What the kubelet uses, and what has been attached since its status was last seen.
+    in_use: BTreeSet<Istr>,
+    /// Volumes that are attached, or may be.
+    pub attached: BTreeSet<Istr>,
+    wanted: BTreeSet<Istr>,
+    /// What the status lists as attached; `None`: nothing was ever attached.
+    report: Option<BTreeSet<Istr>>,
+    /// Counts the changes of the report, and those that are written.
+    changes: u64,
+    pub written: u64,
+    /// What was written last; `None`: what the cache says.
+    last_written: Option<Vec<AttachedVolume>>,
+}
+
+struct WantingPod {
+    uid: Uid,
+    node: Istr,
+    volumes: BTreeSet<Istr>,
+}
+
+/// What the status of a node is to list.
+#[derive(Debug, PartialEq)]
+pub struct Report {
+    pub change: u64,
+    pub volumes: Vec<AttachedVolume>,
+    pub last_written: Option<Vec<AttachedVolume>>,
+}
+
+/// Nodes.
+impl World {
+    /// Upstream: `addNodeToDswp`. Returns whether that is new.
+    pub fn manage(&mut self, node: &Istr) -> bool {
+        !std::mem::replace(&mut self.nodes.entry(node.clone()).or_default().managed, true)
+    }
+
+    pub fn is_managed(&self, node: &str) -> bool {
+        self.nodes.get(node).is_some_and(|node| node.managed)
+    }
+
+    /// The list of the node's kubelet; returns the attached volumes that it adds or removes.
+    /// Upstream: `SetVolumesMountedByNode`.
+    pub fn set_in_use(&mut self, name: &Istr, volumes: &[Istr]) -> Vec<Istr> {
+        if volumes.is_empty() && !self.nodes.contains_key(name) {
+            return Vec::new();
+        }
+        let node = self.nodes.entry(name.clone()).or_default();
+        let same = node.in_use.len() == volumes.len()
+            && volumes.iter().all(|volume| node.in_use.contains(volume));
+        if same {
+            return Vec::new();
+        }
+        let now: BTreeSet<Istr> = volumes.iter().cloned().collect();
+        let before = std::mem::replace(&mut node.in_use, now);
+        let changed = before.symmetric_difference(&node.in_use);
+        changed.filter(|volume| node.attached.contains(*volume)).cloned().collect()
+    }
+
+    pub fn attached_to(&self, node: &str) -> Vec<Istr> {
+        let node = self.nodes.get(node);
+        node.into_iter().flat_map(|node| node.attached.iter().cloned()).collect()
+    }
+
+    /// A node that appears may have lost its list of attached volumes.
+    /// Upstream: `SetNodeStatusUpdateNeeded`.
+    pub fn node_appeared(&mut self, name: &Istr) {
+        let Some(node) = self.nodes.get_mut(name).filter(|node| node.report.is_some()) else {
+            return;
+        };
+        node.last_written = None;
+        node.changes += 1;
+        self.unwritten.insert(name.clone());
+    }
+
+    /// A node that pods still want volumes on stays managed. Upstream: `DeleteNode`.
+    pub fn node_deleted(&mut self, name: &Istr) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.managed = !node.wanted.is_empty();
+            node.last_written = None;
+        }
+        self.tidy_node(name);
+    }
+
+    fn tidy_node(&mut self, name: &str) {
+        let idle = |node: &Node| {
+            !node.managed
+                && node.wanted.is_empty()
+                && node.attached.is_empty()
+                && node.changes == node.written
+                && node.report.as_ref().is_none_or(BTreeSet::is_empty)
+        };
+        if self.nodes.get(name).is_some_and(idle) {
+            self.nodes.remove(name);
+        }
+    }
+
+    pub fn is_in_use(&self, volume: &str, node: &str) -> bool {
+        self.nodes.get(node).is_some_and(|node| node.in_use.contains(volume))
+    }
+}
+
+/// What pods want.
+impl World {
+    /// Upstream: `DesiredStateOfWorld.AddPod`. Returns whether that is new.
+    pub fn want(&mut self, pod: &PodRef, node: &Istr, spec: &Arc<Spec>) -> bool {
+        let of_node = self.nodes.entry(node.clone()).or_default();
+        of_node.wanted.insert(spec.volume.clone());
+        let wanting = self.pods.entry(pod.key.clone()).or_insert_with(|| WantingPod {
+            uid: pod.uid.clone(),
+            node: node.clone(),
+            volumes: BTreeSet::new(),
+        });
+        wanting.volumes.insert(spec.volume.clone());
+        let volume = self.volumes.entry(spec.volume.clone()).or_default();
+        let wanted = volume.wanted.entry(node.clone()).or_insert_with(|| Wanted {
+            spec: spec.clone(),
+            pods: BTreeSet::new(),
+            multi_attach_reported: false,
+        });
+        wanted.pods.insert(pod.clone())
+    }
+
+    /// Forgets what a pod wants, unless `now` is the pod and its node today. Returns the volumes.
+    pub fn forget_pod(&mut self, key: &ObjectKey, now: Option<(&Uid, &str)>) -> Vec<Istr> {
+        let is_same = |pod: &WantingPod| {
+            now.is_some_and(|(uid, node)| pod.uid == *uid && pod.node == *node)
+        };
+        if self.pods.get(key).is_none_or(is_same) {
+            return Vec::new();
+        }
+        let Some(pod) = self.pods.remove(key) else { return Vec::new() };
+        let reference = PodRef { key: key.clone(), uid: pod.uid };
+        for volume in &pod.volumes {
+            self.unwant(volume, &pod.node, |of| *of == reference);
+        }
+        self.tidy_node(&pod.node);
+        pod.volumes.into_iter().collect()
+    }
+
+    fn unwant(&mut self, name: &Istr, node: &Istr, drop: impl Fn(&PodRef) -> bool) {
+        let Some(volume) = self.volumes.get_mut(name) else { return };
+        let Some(wanted) = volume.wanted.get_mut(node) else { return };
+        wanted.pods.retain(|pod| !drop(pod));
+        if wanted.pods.is_empty() {
+            volume.wanted.remove(node);
+            if let Some(node) = self.nodes.get_mut(node) {
+                node.wanted.remove(name);
+            }
+        }
+        self.tidy(name);
+    }
+
+    /// Forgets the volumes of a driver that does not attach them any more, and returns them.
+    pub fn forget_driver(&mut self, driver: &str) -> Vec<Istr> {
+        let of_driver = |wanted: &Wanted| {
+            wanted.spec.csi.as_ref().is_some_and(|csi| csi.driver == *driver)
+        };
+        let volumes: Vec<Istr> = self
+            .volumes
+            .iter()
+            .filter(|(_, volume)| volume.wanted.values().any(of_driver))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in &volumes {
+            let wanted = &self.volumes[name].wanted;
+            let nodes: Vec<Istr> = wanted.keys().cloned().collect();
+            let pods: Vec<ObjectKey> = wanted
+                .values()
+                .flat_map(|wanted| wanted.pods.iter().map(|pod| pod.key.clone()))
+                .collect();
+            for pod in pods {
+                if let Some(pod) = self.pods.get_mut(&pod) {
+                    pod.volumes.remove(name);
+                }
+            }
+            for node in nodes {
+                self.unwant(name, &node, |_| true);
+            }
+        }
+        self.pods.retain(|_, pod| !pod.volumes.is_empty());
+        volumes
+    }
+
+    /// The pods that want `volume` on one of `nodes`.
+    pub fn pods_on(&self, volume: &str, nodes: &[Istr]) -> Vec<PodRef> {
+        let Some(volume) = self.volumes.get(volume) else { return Vec::new() };
+        let wanted = nodes.iter().filter_map(|node| volume.wanted.get(node));
+        wanted.flat_map(|wanted| wanted.pods.iter().cloned()).collect()
+    }
+}
+
+/// What is attached.
+impl World {
+    /// Upstream: `AddVolumeNode`.
+    pub fn add_attached(
+        &mut self,
+        name: &Istr,
+        spec: Option<Arc<Spec>>,
+        node_name: &Istr,
+        device_path: Istr,
+        confirmed: bool,
+    ) {
+        let node = self.nodes.entry(node_name.clone()).or_default();
+        if node.attached.insert(name.clone()) {
+            // In use until the kubelet says otherwise.
+            node.in_use.insert(name.clone());
+        }
+        if let Some(attachment) = spec.as_ref().and_then(|spec| attachment_of(spec, node_name)) {
+            self.attachments.insert(attachment, name.clone());
+        }
+        let volume = self.volumes.entry(name.clone()).or_default();
+        (volume.spec, volume.device_path) = (spec, device_path);
+        let attached = volume.attached.entry(node_name.clone()).or_default();
+        attached.confirmed = confirmed;
+        attached.verify_at = None;
+        if confirmed {
+            self.report(name, node_name);
+        }
+    }
+
+    /// Upstream: `DeleteVolumeNode`.
+    pub fn remove_attached(&mut self, name: &Istr, node_name: &Istr) {
+        let Some(volume) = self.volumes.get_mut(name) else { return };
+        volume.attached.remove(node_name);
+        let spec = volume.spec.as_ref();
+        if let Some(attachment) = spec.and_then(|spec| attachment_of(spec, node_name)) {
+            self.attachments.remove(&attachment);
+        }
+        if let Some(node) = self.nodes.get_mut(node_name) {
+            node.attached.remove(name);
+        }
+        self.unreport(name, node_name);
+        self.tidy(name);
+        self.tidy_node(node_name);
+    }
+
+    /// Whether the volume is attached to the node; `None`: it is not, `false`: perhaps.
+    pub fn is_attached(&self, volume: &str, node: &str) -> Option<bool> {
+        Some(self.volumes.get(volume)?.attached.get(node)?.confirmed)
+    }
+
+    /// The volume of a VolumeAttachment that matters here.
+    pub fn volume_of(&self, attachment: &str) -> Option<Istr> {
+        self.attachments.get(attachment).cloned()
+    }
+
+    pub(super) fn expect_attachment(&mut self, attachment: &Istr, volume: &Istr) {
+        self.attachments.insert(attachment.clone(), volume.clone());
+    }
+
+    pub(super) fn tidy(&mut self, name: &Istr) {
+        let idle = |volume: &Volume| {
+            volume.wanted.is_empty()
+                && volume.attached.is_empty()
+                && !volume.operations.any_pending()
+        };
+        if self.volumes.get(name).is_some_and(idle) {
+            self.volumes.remove(name);
+        }
+    }
+
+    pub fn volume_names(&self) -> Vec<Istr> {
+        self.volumes.keys().cloned().collect()
+    }
+
+    /// The plugins of the volumes that are wanted, and of those that are attached, one for each node.
+    pub fn plugins(&self) -> (Vec<String>, Vec<String>) {
+        let (mut wanted, mut attached) = (Vec::new(), Vec::new());
+        for volume in self.volumes.values() {
+            wanted.extend(volume.wanted.values().map(|wanted| wanted.spec.plugin_name()));
+            if let Some(spec) = &volume.spec {
+                attached.extend(volume.attached.values().map(|_| spec.plugin_name()));
+            }
+        }
+        (wanted, attached)
+    }
+}
+
+/// The name of the VolumeAttachment, if the volume has one.
+pub(super) fn attachment_of(spec: &Spec, node: &str) -> Option<Istr> {
+    let csi = spec.csi.as_ref().filter(|csi| csi.source != AttachmentSource::Never)?;
+    Some(attachment_name(&csi.handle, &csi.driver, node))
+}
+
+/// What the statuses of nodes list.
+impl World {
+    /// Upstream: `AddVolumeToReportAsAttached`.
+    pub(super) fn report(&mut self, volume: &Istr, name: &Istr) {
+        if self.is_attached(volume, name).is_none() {
+            return;
+        }
+        let node = self.nodes.entry(name.clone()).or_default();
+        if node.report.get_or_insert_default().insert(volume.clone()) {
+            node.changes += 1;
+            self.unwritten.insert(name.clone());
+        }
+    }
+
+    /// Returns the change with whose writing the list is without the volume.
+    /// Upstream: `RemoveVolumeFromReportAsAttached`.
+    pub(super) fn unreport(&mut self, volume: &Istr, name: &Istr) -> u64 {
+        let Some(node) = self.nodes.get_mut(name) else { return 0 };
+        if node.report.as_mut().is_some_and(|report| report.remove(volume)) {
+            node.changes += 1;
+            self.unwritten.insert(name.clone());
+        }
+        node.changes
+    }
+
+    /// The nodes whose report has changed since the last call.
+    pub fn take_unwritten(&mut self) -> BTreeSet<Istr> {
+        std::mem::take(&mut self.unwritten)
+    }
+
+    /// What the status of the node is to list; `None`: it is written.
+    pub fn unwritten_report(&self, name: &str) -> Option<Report> {
+        let node = self.nodes.get(name).filter(|node| node.changes != node.written)?;
+        let device_path = |volume: &Istr| {
+            self.volumes.get(volume).map(|volume| volume.device_path.clone()).unwrap_or_default()
+        };
+        let volumes = node.report.iter().flatten();
+        let volumes = volumes
+            .map(|volume| AttachedVolume { name: volume.clone(), device_path: device_path(volume) })
+            .collect();
+        Some(Report { change: node.changes, volumes, last_written: node.last_written.clone() })
+    }
+
+    /// The report is in the status, or there is no node to write it to. Returns the volumes whose
+    /// detaching waited for that.
+    pub fn written(&mut self, name: &Istr, report: Report, is_there: bool) -> Vec<Istr> {
+        let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
+        node.written = node.written.max(report.change);
+        node.last_written = is_there.then_some(report.volumes);
+        let waits = |volume: &&Istr| {
+            let operations = self.volumes.get(*volume).map(|volume| &volume.operations);
+            operations.is_some_and(|operations| {
+                operations.iter().any(|op| {
+                    op.node == *name
+                        && matches!(op.stage, Stage::Reporting(change) if change <= node.written)
+                })
+            })
+        };
+        let waiting = node.attached.iter().filter(waits).cloned().collect();
+        self.tidy_node(name);
+        waiting
+    }
+}
