@@ -9,6 +9,7 @@ pub mod cluster_role;
 pub mod config_map;
 pub mod controller_revision;
 pub mod cron_job;
+pub mod daemon_set;
 pub mod deployment;
 pub mod device_class;
 pub mod endpoints;
