@@ -53,6 +53,7 @@ pub use views::pod::{
     ResourceClaimStatus, Sidecar, Terminated, parse_ip,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;
+pub use views::pod_group::PodGroup;
 pub use views::pod_quota::PodQuota;
 pub use views::policy::{
     ExpressionWarning, MatchConstraints, NamedRuleWithOperations, ParamKind, TypeChecking,
@@ -68,6 +69,11 @@ pub use views::resource_quota::{
 pub use views::service::{Service, ServicePort, ServiceSpec, TargetPort};
 pub use views::service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use views::service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec};
+pub use views::storage_version::{ServerStorageVersion, StorageVersion, StorageVersionStatus};
+pub use views::storage_version_migration::{
+    GroupResource, StorageVersionMigration, StorageVersionMigrationSpec,
+    StorageVersionMigrationStatus,
+};
 pub use views::volume_attributes_class::VolumeAttributesClass;
 pub(crate) use wire::messages;
 pub use wire::parts::{Bookmark, ListPart, WatchEvent};

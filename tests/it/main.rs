@@ -32,4 +32,5 @@ mod rollouts;
 mod servicecidrs;
 mod serving;
 mod storage;
+mod storageversions;
 mod ttl;

@@ -46,6 +46,8 @@ pub struct PodShape {
     /// The volumes that are PersistentVolumeClaims, in their order.
     pub claims: Box<[ClaimVolume]>,
     pub resource_claims: Box<[PodResourceClaim]>,
+    /// The PodGroup that the pod is scheduled with; empty without one.
+    pub pod_group: Istr,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -281,6 +283,14 @@ pub(super) struct WireSpec {
     pub affinity: Option<WireAffinity>,
     tolerations: Option<Box<[Toleration]>>,
     resource_claims: Option<Box<[PodResourceClaim]>>,
+    #[serde(deserialize_with = "null_as_default")]
+    scheduling_group: WireSchedulingGroup,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireSchedulingGroup {
+    pod_group_name: Istr,
 }
 
 #[derive(Default, Deserialize)]
@@ -547,6 +557,7 @@ impl From<WireSpec> for PodSpec {
             tolerations: spec.tolerations.unwrap_or_default(),
             claims: spec.volumes.into_iter().flatten().filter_map(WireVolume::claim).collect(),
             resource_claims: spec.resource_claims.unwrap_or_default(),
+            pod_group: spec.scheduling_group.pod_group_name,
         };
         PodSpec {
             node_name: spec.node_name,
