@@ -12,9 +12,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "ClientsAllowCBOR",
     "ClientsAllowTLSCacheGC",
     "ClientsPreferCBOR",
-    "InformerResourceVersion",
     "NativeHistograms",
-    "StaleControllerConsistencyDaemonSet",
     "UnlockWhileProcessingFIFO",
 ];
 

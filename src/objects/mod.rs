@@ -32,6 +32,7 @@ pub use views::config_map::ConfigMap;
 pub use views::controller_revision::{ControllerRevision, RevisionData};
 pub use views::cron_job::{CronJob, CronJobSpec, JobTemplate, JobTemplateMeta};
 pub use views::csi_driver::CSIDriver;
+pub use views::daemon_set::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, Placement};
 pub use views::deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdate};
 pub use views::device_class::{DeviceClass, DeviceClassSpec};
 pub use views::device_taint_rule::{
@@ -41,8 +42,15 @@ pub use views::endpoints::{
     Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice,
     EndpointSubset, Endpoints, Hint, SlicePort, TargetRef,
 };
-pub use views::horizontal_pod_autoscaler::{AutoscalerCondition, Behavior, CrossVersionObjectReference, HorizontalPodAutoscaler, HorizontalPodAutoscalerSpec, HorizontalPodAutoscalerStatus, MetricIdentifier, MetricSource, MetricSpec, MetricTarget, ScalingPolicy, ScalingRules};
-pub use views::job::{Job, JobCondition, JobSpec, JobStatus, OnExitCodes, OnPodCondition, PodFailurePolicy, PodFailurePolicyRule, SuccessPolicy, SuccessPolicyRule, UncountedTerminatedPods};
+pub use views::horizontal_pod_autoscaler::{
+    AutoscalerCondition, Behavior, CrossVersionObjectReference, HorizontalPodAutoscaler,
+    HorizontalPodAutoscalerSpec, HorizontalPodAutoscalerStatus, MetricIdentifier, MetricSource,
+    MetricSpec, MetricTarget, ScalingPolicy, ScalingRules,
+};
+pub use views::job::{
+    Job, JobCondition, JobSpec, JobStatus, OnExitCodes, OnPodCondition, PodFailurePolicy,
+    PodFailurePolicyRule, SuccessPolicy, SuccessPolicyRule, UncountedTerminatedPods,
+};
 pub use views::lease::{Lease, LeaseSpec};
 pub use views::namespace::{Namespace, NamespaceSpec};
 pub use views::node::{AttachedVolume, Node, NodeCondition, NodeSpec, NodeStatus};
@@ -58,7 +66,9 @@ pub use views::pod::{
     ResourceClaimStatus, Sidecar, Terminated, parse_ip,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;
-pub use views::pod_disruption_budget::{BudgetCondition, PodDisruptionBudget, PodDisruptionBudgetSpec, PodDisruptionBudgetStatus};
+pub use views::pod_disruption_budget::{
+    BudgetCondition, PodDisruptionBudget, PodDisruptionBudgetSpec, PodDisruptionBudgetStatus,
+};
 pub use views::pod_group::{PodGroup, PodGroupSpec, PodGroupStatus};
 pub use views::pod_quota::PodQuota;
 pub use views::policy::{
@@ -80,8 +90,10 @@ pub use views::resource_pool_status_request::{
 pub use views::resource_quota::{
     Amounts, ResourceQuota, ResourceQuotaSpec, ResourceQuotaStatus, ScopeRequirement,
 };
-pub use views::resource_slice::{DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec, SliceDevice};
-pub use views::scale::{Scale};
+pub use views::resource_slice::{
+    DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec, SliceDevice,
+};
+pub use views::scale::Scale;
 pub use views::service::{Service, ServicePort, ServiceSpec, TargetPort};
 pub use views::service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use views::service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec};
@@ -90,6 +102,11 @@ pub use views::stateful_set::{
     StatefulSetOrdinals, StatefulSetSpec, StatefulSetStatus, StatefulSetUpdateStrategy,
 };
 pub use views::storage_class::StorageClass;
+pub use views::storage_version::{ServerStorageVersion, StorageVersion, StorageVersionStatus};
+pub use views::storage_version_migration::{
+    GroupResource, StorageVersionMigration, StorageVersionMigrationSpec,
+    StorageVersionMigrationStatus,
+};
 pub use views::volume_attachment::{VolumeAttachment, VolumeAttachmentStatus};
 pub use views::volume_attributes_class::VolumeAttributesClass;
 pub use views::volume_source::{InTreeKind, VolumeSource};

@@ -312,6 +312,16 @@ fn everywhere_like(name: &str, how: Setup, flags: &[&str], scenario: impl AsyncF
     block_on(async {
         Env::start(name, how).await.finish(async |env: &Env| scenario(env).await).await;
     });
+    on_server_with(name, nodes, flags, scenario);
+}
+
+/// Runs `scenario` on a real API server with further flags: for kinds that the sandbox does not
+/// serve.
+pub fn on_real_server(name: &str, flags: &[&str], scenario: impl AsyncFn(&Site)) {
+    on_server_with(name, quick_nodes(), flags, scenario);
+}
+
+fn on_server_with(name: &str, nodes: NodeOptions, flags: &[&str], scenario: impl AsyncFn(&Site)) {
     let Some(assets) = real::assets() else { return };
     block_on(async {
         let folder = Folder::new(name);

@@ -152,7 +152,7 @@ async fn settled(env: &Site) {
 async fn works(env: &Site, round: usize) {
     let name = format!("probe-{round}");
     let at = ObjectKey::new(PROBES, &name);
-    
+
     let replicas = || json!({ "replicas": 1 });
     let set = json!({ "replicas": 1, "serviceName": "probe" });
     make(env, &DEPLOYMENTS, PROBES, workload("Deployment", &name, replicas())).await;

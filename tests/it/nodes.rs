@@ -110,8 +110,12 @@ fn a_silent_node_is_tainted_and_its_pods_leave_until_it_comes_back() {
         .await;
         env.steering.kill("node-0");
         // Each write meets both once.
-        let writes =
-            [("patch", "nodes/status"), ("patch", "nodes"), ("patch", "pods/status"), ("delete", "pods")];
+        let writes = [
+            ("patch", "nodes/status"),
+            ("patch", "nodes"),
+            ("patch", "pods/status"),
+            ("delete", "pods"),
+        ];
         if let Some(faults) = &env.faults {
             for (verb, resource) in writes {
                 for code in [500, 409] {

@@ -98,7 +98,10 @@ impl Volumes {
                 } },
             });
             let verbs = client.resource(&PersistentVolume::RESOURCE);
-            return verbs.patch(&volume.meta.key(), &Patch::Merge(reserve)).await.map(|_: Value| ());
+            return verbs
+                .patch(&volume.meta.key(), &Patch::Merge(reserve))
+                .await
+                .map(|_: Value| ());
         }
         if class.is_none_or(|class| class.provisioner == NO_PROVISIONER) {
             return Ok(());

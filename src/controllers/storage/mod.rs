@@ -1,14 +1,12 @@
 //! Claims, volumes and their classes.
 
 pub mod annotations;
+pub mod attachdetach;
 pub mod binder;
 pub mod claims;
 pub mod ephemeral;
 pub mod expander;
 pub mod migration;
-pub mod attachdetach;
-pub mod claims;
-pub mod ephemeral;
 pub mod operation_metrics;
 pub mod protection;
 pub mod pvcprotection;

@@ -16,7 +16,13 @@ metrics! {
 }
 
 /// One call of a plugin has ended. Upstream: `OperationCompleteHook`.
-pub fn operation_ended(plugin: &str, operation: &str, succeeded: bool, migrated: bool, took: Duration) {
+pub fn operation_ended(
+    plugin: &str,
+    operation: &str,
+    succeeded: bool,
+    migrated: bool,
+    took: Duration,
+) {
     let status = if succeeded { "success" } else { "fail-unknown" };
     let migrated = if migrated { "true" } else { "false" };
     OPERATIONS

@@ -4,6 +4,7 @@ pub mod autoscaling;
 pub mod availability;
 pub mod consistency;
 pub mod cronjob;
+pub mod daemonset;
 pub mod deployment;
 pub mod disruption;
 pub mod expectations;

@@ -79,14 +79,17 @@ impl Resizer {
     async fn resize(&self, claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> SyncResult {
         let (key, size) = (claim.meta.key(), claim.spec.storage);
         let name = &volume.meta.name;
-        self.status(&key, json!({
-            "allocatedResources": { "storage": size },
-            "allocatedResourceStatuses": { "storage": "ControllerResizeInProgress" },
-            "conditions": [{
-                "type": "Resizing", "status": "True",
-                "lastTransitionTime": self.clock.now().to_string(),
-            }],
-        }))
+        self.status(
+            &key,
+            json!({
+                "allocatedResources": { "storage": size },
+                "allocatedResourceStatuses": { "storage": "ControllerResizeInProgress" },
+                "conditions": [{
+                    "type": "Resizing", "status": "True",
+                    "lastTransitionTime": self.clock.now().to_string(),
+                }],
+            }),
+        )
         .await?;
         let message = format!("External resizer is resizing volume {name}");
         self.events.normal(claim, "Resizing", message);
@@ -101,11 +104,14 @@ impl Resizer {
         let grown = json!({ "spec": { "capacity": { "storage": size } } });
         let grown = Patch::StrategicMerge(grown);
         self.client.patch::<PersistentVolume>(&volume.meta.key(), &grown).await?;
-        self.status(&key, json!({
-            "capacity": { "storage": size },
-            "allocatedResourceStatuses": null,
-            "conditions": [{ "type": "Resizing", "$patch": "delete" }],
-        }))
+        self.status(
+            &key,
+            json!({
+                "capacity": { "storage": size },
+                "allocatedResourceStatuses": null,
+                "conditions": [{ "type": "Resizing", "$patch": "delete" }],
+            }),
+        )
         .await?;
         let message = "Resize volume succeeded".to_owned();
         self.events.normal(claim, "VolumeResizeSuccessful", message);

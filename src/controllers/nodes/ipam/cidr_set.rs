@@ -54,9 +54,11 @@ impl CidrSet {
     /// When none is free.
     pub fn allocate(&mut self) -> Result<Cidr, String> {
         if self.allocated == self.max {
-            return Err("CIDR allocation failed; there are no remaining CIDRs left to allocate in \
+            return Err(
+                "CIDR allocation failed; there are no remaining CIDRs left to allocate in \
                         the accepted range"
-                .to_owned());
+                    .to_owned(),
+            );
         }
         let (mut candidate, mut tries) = (self.next, 0);
         while self.used.get(candidate) {
@@ -176,8 +178,7 @@ mod tests {
         (0..count).map(next).collect()
     }
 
-    const NONE_LEFT: &str =
-        "CIDR allocation failed; there are no remaining CIDRs left to allocate in the accepted range";
+    const NONE_LEFT: &str = "CIDR allocation failed; there are no remaining CIDRs left to allocate in the accepted range";
 
     #[test]
     fn ranges_are_allocated_in_order_until_none_is_left() {
@@ -256,9 +257,6 @@ mod tests {
             Err("cidr 10.1.0.0/24 is out the range of cluster cidr 10.0.0.0/16".into())
         );
         let too_big = CidrSet::new(cidr("2001:db8::/47"), 64).err();
-        assert_eq!(
-            too_big.as_deref(),
-            Some("New CIDR set failed; the node CIDR size is too big")
-        );
+        assert_eq!(too_big.as_deref(), Some("New CIDR set failed; the node CIDR size is too big"));
     }
 }

@@ -20,9 +20,11 @@ impl Config {
     /// When the flags are not valid together.
     pub fn of(o: &Options) -> Result<Config, String> {
         if o.cidr_allocator_type == "CloudAllocator" {
-            return Err("--cidr-allocator-type is set to 'CloudAllocator' but cloud provider is not \
+            return Err(
+                "--cidr-allocator-type is set to 'CloudAllocator' but cloud provider is not \
                         configured"
-                .to_owned());
+                    .to_owned(),
+            );
         }
         let clusters = clusters(&o.cluster_cidr)?;
         let services = services(&o.service_cluster_ip_range)?;
@@ -33,10 +35,12 @@ impl Config {
             match prefix {
                 Some(prefix) if prefix >= cluster.prefix => sized.push((cluster, prefix)),
                 _ => {
-                    return Err("Controller: Invalid --cluster-cidr, mask size of cluster CIDR must \
+                    return Err(
+                        "Controller: Invalid --cluster-cidr, mask size of cluster CIDR must \
                                 be less than or equal to --node-cidr-mask-size configured for CIDR \
                                 family"
-                        .to_owned());
+                            .to_owned(),
+                    );
                 }
             }
         }
@@ -49,7 +53,9 @@ fn clusters(list: &str) -> Result<Vec<Cidr>, String> {
     let mut cidrs = Vec::new();
     for text in list.trim().split(',') {
         let cidr = Cidr::parse(text);
-        cidrs.push(cidr.ok_or_else(|| format!("invalid CIDR[{}]: invalid CIDR address: {text}", cidrs.len()))?);
+        cidrs.push(cidr.ok_or_else(|| {
+            format!("invalid CIDR[{}]: invalid CIDR address: {text}", cidrs.len())
+        })?);
     }
     let is_dual = cidrs.iter().any(|cidr| cidr.is_v4) && cidrs.iter().any(|cidr| !cidr.is_v4);
     if cidrs.len() > 1 && !is_dual {
@@ -93,7 +99,9 @@ fn prefixes(o: &Options, clusters: &[Cidr]) -> Result<Vec<i32>, String> {
     let refused = |text: &str| Err(text.to_owned());
     if clusters.len() > 1 {
         if both != 0 {
-            return refused("usage of --node-cidr-mask-size is not allowed with dual-stack clusters");
+            return refused(
+                "usage of --node-cidr-mask-size is not allowed with dual-stack clusters",
+            );
         }
     } else if both != 0 {
         if v4 != 0 || v6 != 0 {
@@ -161,7 +169,12 @@ mod tests {
                 [0, 25, 60],
                 "10.0.0.0/21>25 fd00::/50>60 not 10.1.0.0/21 not fd01::/112",
             ),
-            ("fd00::/50,10.0.0.0/21", "x,fd01::/112", [0; 3], "fd00::/50>64 10.0.0.0/21>24 not fd01::/112"),
+            (
+                "fd00::/50,10.0.0.0/21",
+                "x,fd01::/112",
+                [0; 3],
+                "fd00::/50>64 10.0.0.0/21>24 not fd01::/112",
+            ),
             ("", "", [0; 3], "invalid CIDR[0]: invalid CIDR address: "),
             ("10.0.0.0/21,x", "", [0; 3], "invalid CIDR[1]: invalid CIDR address: x"),
             (

@@ -101,7 +101,11 @@ impl Ipam {
             }
         };
         let Err(error) = self.assign(&node, &ranges).await else {
-            log::info!("Set the pod CIDRs of node {}: {}", node.meta.name, list(&ranges).join(", "));
+            log::info!(
+                "Set the pod CIDRs of node {}: {}",
+                node.meta.name,
+                list(&ranges).join(", ")
+            );
             return Ok(Next::Done);
         };
         self.record(&node, "CIDRAssignmentFailed");

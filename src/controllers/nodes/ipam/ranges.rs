@@ -77,9 +77,12 @@ impl Ranges {
     pub fn occupy(&mut self, node: &Node) -> Result<(), String> {
         let name = &node.meta.name;
         if let Some(kept) = self.unsure.remove(name) {
-            let has = |range: &Cidr| node.spec.pod_cidrs.iter().any(|own| **own == *range.to_string());
+            let has =
+                |range: &Cidr| node.spec.pod_cidrs.iter().any(|own| **own == *range.to_string());
             for (set, range) in self.sets.iter_mut().zip(&kept) {
-                if !has(range) && let Err(error) = set.release(range) {
+                if !has(range)
+                    && let Err(error) = set.release(range)
+                {
                     log::error!("Error when releasing CIDR {range}: {error}");
                 }
             }
@@ -217,7 +220,9 @@ mod tests {
         let mut ranges = ranges(&[("10.0.0.0/23", 24), ("fd00::/64", 64)], &[]);
         assert_eq!(next(&mut ranges), "10.0.0.0/24 fd00::/64");
         for _ in 0..5 {
-            assert!(next(&mut ranges).starts_with("failed to allocate cidr from cluster cidr at idx:1"));
+            assert!(
+                next(&mut ranges).starts_with("failed to allocate cidr from cluster cidr at idx:1")
+            );
         }
         ranges.gone(&node("first", &["10.0.0.0/24", "fd00::/64"]), None).unwrap();
         assert!(next(&mut ranges).ends_with(" fd00::/64"));

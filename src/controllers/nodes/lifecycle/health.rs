@@ -189,8 +189,12 @@ mod tests {
         let mut answers = Vec::new();
         for (conditions, renewed, now) in looks {
             let lease = renewed.map(lease);
-            let next =
-                Health::observe(health.as_ref(), &node(conditions.clone()), lease.as_ref(), at(*now));
+            let next = Health::observe(
+                health.as_ref(),
+                &node(conditions.clone()),
+                lease.as_ref(),
+                at(*now),
+            );
             answers.push(next.is_silent(&GRACE, at(*now)));
             health = Some(next);
         }
@@ -236,10 +240,7 @@ mod tests {
             [false, false, false, true]
         );
         // A lease that goes back in time is no sign of life.
-        assert_eq!(
-            silent(&[(up(10), Some(95), 100), (up(10), Some(90), 141)]),
-            [false, true]
-        );
+        assert_eq!(silent(&[(up(10), Some(95), 100), (up(10), Some(90), 141)]), [false, true]);
         // Upstream forgets the lease with a heartbeat, so the same renewal counts once more.
         assert_eq!(
             silent(&[
@@ -271,11 +272,7 @@ mod tests {
                 "lastHeartbeatTime": at(10), "lastTransitionTime": at(100),
             })
         };
-        assert_eq!(
-            unknown(json!([])),
-            Some(json!(KUBELET_CONDITIONS.map(never))),
-            "in this order"
-        );
+        assert_eq!(unknown(json!([])), Some(json!(KUBELET_CONDITIONS.map(never))), "in this order");
         let network = json!({
             "type": "NetworkUnavailable", "status": "False", "lastHeartbeatTime": at(11),
             "lastTransitionTime": at(12),

@@ -76,10 +76,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         large: o.large_cluster_size_threshold,
         unhealthy: o.unhealthy_zone_threshold,
     };
-    let grace = GracePeriods {
-        monitor: o.node_monitor_grace_period,
-        startup: o.node_startup_grace_period,
-    };
+    let grace =
+        GracePeriods { monitor: o.node_monitor_grace_period, startup: o.node_startup_grace_period };
     let period = o.node_monitor_period.max(Duration::from_millis(1));
     let clock = c.clock();
     let zones: Queue<Istr> = c.queue_named("", Retries::default());

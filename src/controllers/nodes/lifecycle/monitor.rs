@@ -218,7 +218,7 @@ impl NodeLifecycle {
 
     fn look(&self, state: &mut State, node: &Node) -> Look {
         let now = state.clock.now(self.clock.monotonic());
-        let lease = 
+        let lease =
             ObjectKey { namespace: self.lease_namespace.clone(), name: node.meta.name.clone() };
         let lease = self.leases.get(&lease);
         let current = Ready::of(node);

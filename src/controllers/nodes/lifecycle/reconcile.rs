@@ -107,8 +107,7 @@ mod tests {
     #[test]
     fn conditions_become_taints() {
         let is = |name: &str, status: &str| json!({ "type": name, "status": status });
-        let has =
-            |key: &str| json!({ "key": format!("node.kubernetes.io/{key}"), "effect": NO_SCHEDULE });
+        let has = |key: &str| json!({ "key": format!("node.kubernetes.io/{key}"), "effect": NO_SCHEDULE });
         let foreign = || json!({ "key": "mine", "effect": NO_SCHEDULE });
         let evicts = || json!({ "key": taints::NOT_READY, "effect": "NoExecute" });
         // Upstream: TestTaintsNodeByCondition. Conditions, unschedulable, taints; added, removed.
@@ -168,10 +167,7 @@ mod tests {
                 json!({"kubernetes.io/os": "linux", "beta.kubernetes.io/os": "windows"}),
                 json!([["beta.kubernetes.io/os", "linux"]]),
             ),
-            (
-                json!({"kubernetes.io/os": "linux", "beta.kubernetes.io/os": "linux"}),
-                json!([]),
-            ),
+            (json!({"kubernetes.io/os": "linux", "beta.kubernetes.io/os": "linux"}), json!([])),
         ] {
             let node: Node =
                 serde_json::from_value(json!({ "metadata": { "labels": given } })).unwrap();

@@ -276,9 +276,7 @@ impl TaintEviction {
         let key = pod.meta.key();
         if let Some(patch) = disrupted(pod, self.clock.now()) {
             let statuses = self.client.resource(&Pod::RESOURCE).subresource("status");
-            statuses
-                .patch::<PartialObjectMetadata>(&key, &Patch::StrategicMerge(patch))
-                .await?;
+            statuses.patch::<PartialObjectMetadata>(&key, &Patch::StrategicMerge(patch)).await?;
         }
         Ok(self.client.delete::<Pod>(&key, Delete::new().uid(pod.meta.uid.clone())).await?)
     }
@@ -313,9 +311,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_marked_once_before_it_is_deleted() {
-        let condition = |status: &str, reason: &str| {
-            json!([{ "type": "DisruptionTarget", "status": status, "reason": reason }])
-        };
+        let condition = |status: &str, reason: &str| json!([{ "type": "DisruptionTarget", "status": status, "reason": reason }]);
         // The conditions, whether there is a patch, and whether the time is new.
         for (conditions, patched, retimed) in [
             (json!([]), true, true),
@@ -336,9 +332,9 @@ mod tests {
             if retimed {
                 expected["lastTransitionTime"] = "1970-01-01T00:01:00Z".into();
             }
-            let expected = patched.then(|| {
-                json!({ "metadata": { "uid": "u" }, "status": { "conditions": [expected] } })
-            });
+            let expected = patched.then(
+                || json!({ "metadata": { "uid": "u" }, "status": { "conditions": [expected] } }),
+            );
             assert_eq!(disrupted(&pod, Timestamp::from_secs(60)), expected, "{conditions}");
         }
     }

@@ -305,9 +305,7 @@ mod tests {
     #[test]
     fn inline_volumes_become_specs() {
         use InTreeKind::*;
-        let spec = |csi: Value, mode: &str| {
-            json!({ "csi": csi, "accessModes": [mode], "volumeMode": "Filesystem" })
-        };
+        let spec = |csi: Value, mode: &str| json!({ "csi": csi, "accessModes": [mode], "volumeMode": "Filesystem" });
         for (kind, fields, name, expected) in [
             (
                 AwsElasticBlockStore,

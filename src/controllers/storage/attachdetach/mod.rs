@@ -73,7 +73,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         pods: pods.clone(),
         nodes: nodes.clone(),
         attachments: attachments.clone(),
-        resolver: Resolver { claims: claims.clone(), volumes: volumes.clone(), drivers: drivers.clone() },
+        resolver: Resolver {
+            claims: claims.clone(),
+            volumes: volumes.clone(),
+            drivers: drivers.clone(),
+        },
         world: Mutex::default(),
         settings,
         pod_queue: pod_queue.clone(),

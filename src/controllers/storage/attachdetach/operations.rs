@@ -110,7 +110,9 @@ impl Operation {
                 Some("volume attachment is being deleted")
             }
             (Kind::Attach, Some(va)) if va.status.attached => return Ok(Ok(())),
-            (Kind::Attach, Some(va)) => va.status.attach_error.as_ref().map(|error| &*error.message),
+            (Kind::Attach, Some(va)) => {
+                va.status.attach_error.as_ref().map(|error| &*error.message)
+            }
             (Kind::Detach, None) => return Ok(Ok(())),
             (Kind::Detach, Some(va)) => match gone {
                 Some(uid) if *uid != va.meta.uid => return Ok(Ok(())),
@@ -133,7 +135,9 @@ impl Operation {
             Kind::Attach => (csi.map_or("unknown", |csi| &csi.driver), "attach"),
             Kind::Detach => ("unknown", "detach"),
         };
-        format!("timed out waiting for external-attacher of {driver} CSI driver to {verb} volume {handle}")
+        format!(
+            "timed out waiting for external-attacher of {driver} CSI driver to {verb} volume {handle}"
+        )
     }
 }
 
@@ -150,8 +154,7 @@ impl Operations {
 
     fn place(&self, node: &str, exclusive: bool) -> Option<usize> {
         let same = |op: &Operation| op.exclusive == exclusive && (exclusive || op.node == *node);
-        let matching =
-            |op: &Operation| exclusive || op.exclusive || op.node == *node;
+        let matching = |op: &Operation| exclusive || op.exclusive || op.node == *node;
         let all = || self.0.iter().enumerate().filter(|(_, op)| matching(op));
         let pending = all().find(|(_, op)| op.is_pending());
         let exact = || all().find(|(_, op)| same(op));
@@ -211,18 +214,7 @@ impl Begin {
     pub fn at(self, started: Duration) -> Operation {
         let Begin { kind, node, exclusive, stage, spec, pods, verify } = self;
         let (last_failure, delay) = (Duration::ZERO, Duration::ZERO);
-        Operation {
-            kind,
-            node,
-            exclusive,
-            stage,
-            spec,
-            pods,
-            verify,
-            started,
-            last_failure,
-            delay,
-        }
+        Operation { kind, node, exclusive, stage, spec, pods, verify, started, last_failure, delay }
     }
 }
 
@@ -304,7 +296,13 @@ mod tests {
             (Kind::Attach, None, None, later, wait(late)),
             (Kind::Attach, None, None, late, timeout("attach")),
             (Kind::Attach, Some(&attached), None, now, Ok(Ok(()))),
-            (Kind::Attach, Some(&deleted), None, later, error("volume attachment is being deleted")),
+            (
+                Kind::Attach,
+                Some(&deleted),
+                None,
+                later,
+                error("volume attachment is being deleted"),
+            ),
             (Kind::Attach, Some(&refused), None, now, wait(now + ERROR_GRACE)),
             (Kind::Attach, Some(&refused), None, later, error("no")),
             (Kind::Attach, Some(&plain), None, later, wait(late)),

@@ -310,10 +310,8 @@ mod tests {
 
     #[test]
     fn texts_are_those_of_upstream() {
-        let user = |namespace, name| PodRef {
-            key: ObjectKey::new(namespace, name),
-            uid: Uid::default(),
-        };
+        let user =
+            |namespace, name| PodRef { key: ObjectKey::new(namespace, name), uid: Uid::default() };
         let table = [
             (
                 vec![],

@@ -278,12 +278,14 @@ impl World {
         if before.is_some_and(Operation::is_pending) {
             return;
         }
-        if let Some(attached) = volume.attached.get_mut(node).filter(|attached| attached.confirmed) {
+        if let Some(attached) = volume.attached.get_mut(node).filter(|attached| attached.confirmed)
+        {
             attached.unwanted_since = None;
             return;
         }
         let pods: Vec<PodRef> = wanted.pods.iter().cloned().collect();
-        let elsewhere = volume.attached.iter().filter(|(_, attached)| exclusive && attached.confirmed);
+        let elsewhere =
+            volume.attached.iter().filter(|(_, attached)| exclusive && attached.confirmed);
         let others: Vec<Istr> = elsewhere.map(|(node, _)| node.clone()).collect();
         if !others.is_empty() {
             if !std::mem::replace(&mut wanted.multi_attach_reported, true) {

@@ -321,7 +321,8 @@ mod tests {
             { "name": "c", "emptyDir": {} },
         ] } }))
         .unwrap();
-        let specs: Vec<Spec> = pod.spec.shape.inline_volumes.iter().filter_map(|v| of_inline(v, "ns")).collect();
+        let specs: Vec<Spec> =
+            pod.spec.shape.inline_volumes.iter().filter_map(|v| of_inline(v, "ns")).collect();
         assert_eq!(specs.len(), 2);
         assert_eq!(specs[0].csi.as_ref().unwrap().source, AttachmentSource::Never);
         assert_eq!((&*specs[1].name, &*specs[1].volume), ("b", "kubernetes.io/iscsi/p:i:0"));

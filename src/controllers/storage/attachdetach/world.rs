@@ -176,9 +176,8 @@ impl World {
 
     /// Forgets what a pod wants, unless `now` is the pod and its node today. Returns the volumes.
     pub fn forget_pod(&mut self, key: &ObjectKey, now: Option<(&Uid, &str)>) -> Vec<Istr> {
-        let is_same = |pod: &WantingPod| {
-            now.is_some_and(|(uid, node)| pod.uid == *uid && pod.node == *node)
-        };
+        let is_same =
+            |pod: &WantingPod| now.is_some_and(|(uid, node)| pod.uid == *uid && pod.node == *node);
         if self.pods.get(key).is_none_or(is_same) {
             return Vec::new();
         }
@@ -206,9 +205,8 @@ impl World {
 
     /// Forgets the volumes of a driver that does not attach them any more, and returns them.
     pub fn forget_driver(&mut self, driver: &str) -> Vec<Istr> {
-        let of_driver = |wanted: &Wanted| {
-            wanted.spec.csi.as_ref().is_some_and(|csi| csi.driver == *driver)
-        };
+        let of_driver =
+            |wanted: &Wanted| wanted.spec.csi.as_ref().is_some_and(|csi| csi.driver == *driver);
         let volumes: Vec<Istr> = self
             .volumes
             .iter()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::annotations::{
-    BETA_STORAGE_CLASS, BIND_COMPLETED, BOUND_BY_CONTROLLER, BETA_STORAGE_PROVISIONER,
+    BETA_STORAGE_CLASS, BETA_STORAGE_PROVISIONER, BIND_COMPLETED, BOUND_BY_CONTROLLER,
     SELECTED_NODE, STORAGE_PROVISIONER,
 };
 use super::super::claims::pods_of;
@@ -198,9 +198,8 @@ impl Binder {
         let class = self.class_of(claim);
         if is_delayed(class.as_deref())? && !claim.meta.annotations.contains_key(SELECTED_NODE) {
             let pods = pods_of(&self.pods, &claim.meta.key());
-            let waiting = pods.iter().filter(|pod| {
-                !pod.is_terminated() && pod.spec.node_name.is_empty()
-            });
+            let waiting =
+                pods.iter().filter(|pod| !pod.is_terminated() && pod.spec.node_name.is_empty());
             let names = waiting.map(|pod| pod.meta.name.to_string()).collect();
             return self.wait(claim, Some(awaited(names))).await;
         }
@@ -244,7 +243,9 @@ impl Binder {
         let provisioner =
             annotations.get(STORAGE_PROVISIONER).or(annotations.get(BETA_STORAGE_PROVISIONER));
         match edits::migrated(annotations, provisioner) {
-            Some(annotations) => self.edit_claim(&claim, edits::Edit::annotations(annotations)).await,
+            Some(annotations) => {
+                self.edit_claim(&claim, edits::Edit::annotations(annotations)).await
+            }
             None => Ok(claim),
         }
     }
@@ -320,7 +321,11 @@ mod tests {
                     .to_owned(),
             ),
             // What names the claim is not checked.
-            (json!({}), volume(reference("c", None), json!({ "volumeMode": "Block" })), "bind".to_owned()),
+            (
+                json!({}),
+                volume(reference("c", None), json!({ "volumeMode": "Block" })),
+                "bind".to_owned(),
+            ),
         ] {
             let plan = plan_named(&claim(annotations, named.clone()), volume, true);
             assert_eq!(words(plan), expected);
@@ -331,12 +336,28 @@ mod tests {
     fn claims_that_were_bound() {
         let (named, free) = (json!({ "volumeName": "v" }), json!({}));
         for (spec, volume, expected) in [
-            (free, None, "lose, ClaimLost: Bound claim has lost reference to PersistentVolume. Data on the volume is lost!"),
-            (named.clone(), None, "lose, ClaimLost: Bound claim has lost its PersistentVolume. Data on the volume is lost!"),
+            (
+                free,
+                None,
+                "lose, ClaimLost: Bound claim has lost reference to PersistentVolume. Data on the volume is lost!",
+            ),
+            (
+                named.clone(),
+                None,
+                "lose, ClaimLost: Bound claim has lost its PersistentVolume. Data on the volume is lost!",
+            ),
             (named.clone(), volume(Value::Null, Value::Null), "bind"),
             (named.clone(), volume(reference("c", Some("u")), Value::Null), "bind"),
-            (named.clone(), volume(reference("c", Some("old")), Value::Null), "lose, ClaimMisbound: Two claims are bound to the same volume, this one is bound incorrectly"),
-            (named, volume(reference("c", None), Value::Null), "lose, ClaimMisbound: Two claims are bound to the same volume, this one is bound incorrectly"),
+            (
+                named.clone(),
+                volume(reference("c", Some("old")), Value::Null),
+                "lose, ClaimMisbound: Two claims are bound to the same volume, this one is bound incorrectly",
+            ),
+            (
+                named,
+                volume(reference("c", None), Value::Null),
+                "lose, ClaimMisbound: Two claims are bound to the same volume, this one is bound incorrectly",
+            ),
         ] {
             assert_eq!(words(plan_bound(&claim(json!({}), spec), volume)), expected);
         }
@@ -369,7 +390,11 @@ mod tests {
     #[test]
     fn delayed_claims_say_what_they_wait_for() {
         for (pods, reason, message) in [
-            (vec![], "WaitForFirstConsumer", "waiting for first consumer to be created before binding"),
+            (
+                vec![],
+                "WaitForFirstConsumer",
+                "waiting for first consumer to be created before binding",
+            ),
             (vec!["p"], "WaitForPodScheduled", "waiting for pod p to be scheduled"),
             (vec!["q", "p"], "WaitForPodScheduled", "waiting for pods p,q to be scheduled"),
         ] {
@@ -380,7 +405,10 @@ mod tests {
 
     #[test]
     fn a_class_without_a_binding_mode_is_an_error() {
-        let class = |mode: &str| StorageClass { volume_binding_mode: mode.into(), ..StorageClass::default() };
+        let class = |mode: &str| StorageClass {
+            volume_binding_mode: mode.into(),
+            ..StorageClass::default()
+        };
         assert!(!is_delayed(None).unwrap());
         assert!(!is_delayed(Some(&class("Immediate"))).unwrap());
         assert!(is_delayed(Some(&class("WaitForFirstConsumer"))).unwrap());

@@ -9,9 +9,7 @@ use super::super::annotations::{
 };
 use super::super::migration::driver_of;
 use super::matching::names;
-use crate::objects::{
-    Labels, Meta, PersistentVolume, PersistentVolumeClaim, Quantity,
-};
+use crate::objects::{Labels, Meta, PersistentVolume, PersistentVolumeClaim, Quantity};
 
 /// A change of metadata and spec.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,12 +33,13 @@ impl Edit {
 /// Gives `volume` to `claim`. Upstream: `GetBindVolumeToClaim`.
 pub fn bound_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<Edit> {
     let annotations = &volume.meta.annotations;
-    let by_controller =
-        !names(volume, claim) && !annotations.contains_key(BOUND_BY_CONTROLLER);
+    let by_controller = !names(volume, claim) && !annotations.contains_key(BOUND_BY_CONTROLLER);
     let annotations = by_controller.then(|| with(annotations, BOUND_BY_CONTROLLER, "yes"));
-    let is_bound = volume.spec.claim_ref.as_ref().is_some_and(|reference| {
-        names(volume, claim) && reference.uid == claim.meta.uid
-    });
+    let is_bound = volume
+        .spec
+        .claim_ref
+        .as_ref()
+        .is_some_and(|reference| names(volume, claim) && reference.uid == claim.meta.uid);
     let spec = if is_bound { Vec::new() } else { vec![("claimRef", reference(claim))] };
     (annotations.is_some() || !is_bound).then_some(Edit { annotations, spec, ..Edit::default() })
 }
@@ -175,7 +174,8 @@ pub fn deletion_finalizers(meta: &Meta, reclaim_policy: &str) -> Option<Vec<Stri
         }
         finalizers.retain(|name| name != EXTERNAL_FINALIZER);
     }
-    let differs = finalizers.len() != had.len() || had.iter().zip(&finalizers).any(|(a, b)| *a != **b);
+    let differs =
+        finalizers.len() != had.len() || had.iter().zip(&finalizers).any(|(a, b)| *a != **b);
     differs.then_some(finalizers)
 }
 
@@ -260,7 +260,9 @@ mod tests {
     fn only_what_the_controller_bound_is_freed() {
         let claim_ref = json!({ "namespace": "ns", "name": "c", "uid": "u" });
         let by_us = json!({ "name": "v", "annotations": { BOUND_BY_CONTROLLER: "yes", "a": "b" } });
-        let freed = unbound_volume(&volume(json!({ "metadata": by_us, "spec": { "claimRef": claim_ref } })));
+        let freed = unbound_volume(&volume(
+            json!({ "metadata": by_us, "spec": { "claimRef": claim_ref } }),
+        ));
         assert_eq!(freed.spec, [("claimRef", Value::Null)]);
         assert_eq!(freed.annotations, Some(labels(json!({ "a": "b" }))));
         let reserved = unbound_volume(&volume(json!({ "spec": { "claimRef": claim_ref } })));
@@ -293,17 +295,35 @@ mod tests {
         });
         for (what, status, phase, volume, expected) in [
             ("a new claim", json!({ "phase": "Pending" }), "Bound", Some(&plain), whole("2Gi")),
-            ("an expansion under way", json!({ "phase": "Pending" }), "Bound", Some(&resized), whole("1Gi")),
+            (
+                "an expansion under way",
+                json!({ "phase": "Pending" }),
+                "Bound",
+                Some(&resized),
+                whole("1Gi"),
+            ),
             ("no number", json!({ "phase": "Pending" }), "Bound", Some(&odd), whole("2Gi")),
             ("bound already", grown.clone(), "Bound", Some(&plain), json!({})),
-            ("lost", grown, "Lost", None, json!({
-                "phase": "Lost", "accessModes": null, "capacity": null,
-                "currentVolumeAttributesClassName": null,
-            })),
+            (
+                "lost",
+                grown,
+                "Lost",
+                None,
+                json!({
+                    "phase": "Lost", "accessModes": null, "capacity": null,
+                    "currentVolumeAttributesClassName": null,
+                }),
+            ),
             ("pending", json!({ "phase": "Pending" }), "Pending", None, json!({})),
-            ("found again", json!({ "phase": "Lost" }), "Bound", Some(&plain), json!({
-                "phase": "Bound", "accessModes": modes, "capacity": { "storage": "2Gi" },
-            })),
+            (
+                "found again",
+                json!({ "phase": "Lost" }),
+                "Bound",
+                Some(&plain),
+                json!({
+                    "phase": "Bound", "accessModes": modes, "capacity": { "storage": "2Gi" },
+                }),
+            ),
         ] {
             let claim = claim(json!({}), json!({}), status);
             let fields = claim_status(&claim, phase, volume, true).unwrap();
@@ -325,7 +345,11 @@ mod tests {
             (json!({}), None, None),
             (json!({}), Some("kubernetes.io/aws-ebs"), Some(json!({ MIGRATED_TO: ebs }))),
             (json!({ MIGRATED_TO: ebs }), Some("kubernetes.io/aws-ebs"), None),
-            (json!({ MIGRATED_TO: "x" }), Some("kubernetes.io/aws-ebs"), Some(json!({ MIGRATED_TO: ebs }))),
+            (
+                json!({ MIGRATED_TO: "x" }),
+                Some("kubernetes.io/aws-ebs"),
+                Some(json!({ MIGRATED_TO: ebs })),
+            ),
             (json!({ MIGRATED_TO: ebs }), Some("kubernetes.io/host-path"), Some(json!({}))),
             (json!({}), Some("csi.example.com"), None),
         ] {
@@ -342,11 +366,21 @@ mod tests {
             (None, "Delete", vec![EXTERNAL_FINALIZER], None),
             (Some("csi.example.com"), "Delete", vec![EXTERNAL_FINALIZER], None),
             (Some("csi.example.com"), "Delete", vec![IN_TREE_FINALIZER], None),
-            (Some("kubernetes.io/gce-pd"), "Delete", vec![IN_TREE_FINALIZER, EXTERNAL_FINALIZER], Some(vec![EXTERNAL_FINALIZER])),
+            (
+                Some("kubernetes.io/gce-pd"),
+                "Delete",
+                vec![IN_TREE_FINALIZER, EXTERNAL_FINALIZER],
+                Some(vec![EXTERNAL_FINALIZER]),
+            ),
             (Some("kubernetes.io/gce-pd"), "Delete", vec![EXTERNAL_FINALIZER], None),
             (Some(in_tree), "Delete", vec![], Some(vec![IN_TREE_FINALIZER])),
             (Some(in_tree), "Delete", vec![IN_TREE_FINALIZER], None),
-            (Some(in_tree), "Delete", vec![OTHER, EXTERNAL_FINALIZER], Some(vec![OTHER, IN_TREE_FINALIZER])),
+            (
+                Some(in_tree),
+                "Delete",
+                vec![OTHER, EXTERNAL_FINALIZER],
+                Some(vec![OTHER, IN_TREE_FINALIZER]),
+            ),
             (Some(in_tree), "Retain", vec![IN_TREE_FINALIZER, OTHER], Some(vec![OTHER])),
             (Some(in_tree), "Recycle", vec![IN_TREE_FINALIZER], Some(vec![])),
             (Some(in_tree), "Retain", vec![OTHER], None),

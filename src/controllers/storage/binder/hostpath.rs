@@ -36,7 +36,9 @@ fn make_blocking(path: &Path) -> io::Result<()> {
 /// Removes the directory with its content.
 pub async fn remove(path: String) -> Result<(), String> {
     if !is_ours(&path) {
-        return Err(format!("host_path deleter only supports /tmp/.+ but received provided {path}"));
+        return Err(format!(
+            "host_path deleter only supports /tmp/.+ but received provided {path}"
+        ));
     }
     task::blocking(move || remove_blocking(Path::new(&path)).map_err(|error| error.to_string()))
         .await

@@ -50,8 +50,7 @@ pub fn modes_differ(volume: &PersistentVolume, claim: &PersistentVolumeClaim) ->
 struct Modes(u8);
 
 impl Modes {
-    const KNOWN: [&str; 4] =
-        ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"];
+    const KNOWN: [&str; 4] = ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"];
 
     fn of(modes: &[Istr]) -> Modes {
         let bit = |known: &str| u8::from(modes.iter().any(|mode| mode == known));
@@ -251,26 +250,105 @@ mod tests {
     fn volumes_that_do_not_suit_are_left_out() {
         let now = "2026-01-01T00:00:00Z";
         for (what, more, claimed, expected) in [
-            ("a phase other than Available", json!({ "status": { "phase": "Pending" } }), json!({}), false),
-            ("a volume of another claim", json!({ "spec": { "claimRef": { "namespace": "ns", "name": "other" } } }), json!({}), false),
-            ("an older claim of the name", json!({ "spec": { "claimRef": { "namespace": "ns", "name": "claim", "uid": "old" } } }), json!({}), false),
-            ("a volume that goes", json!({ "metadata": { "deletionTimestamp": now } }), json!({}), false),
+            (
+                "a phase other than Available",
+                json!({ "status": { "phase": "Pending" } }),
+                json!({}),
+                false,
+            ),
+            (
+                "a volume of another claim",
+                json!({ "spec": { "claimRef": { "namespace": "ns", "name": "other" } } }),
+                json!({}),
+                false,
+            ),
+            (
+                "an older claim of the name",
+                json!({ "spec": { "claimRef": { "namespace": "ns", "name": "claim", "uid": "old" } } }),
+                json!({}),
+                false,
+            ),
+            (
+                "a volume that goes",
+                json!({ "metadata": { "deletionTimestamp": now } }),
+                json!({}),
+                false,
+            ),
             ("a class", json!({ "spec": { "storageClassName": "gold" } }), json!({}), false),
-            ("the same class", json!({ "spec": { "storageClassName": "gold" } }), json!({ "spec": { "storageClassName": "gold" } }), true),
-            ("the class of the old annotation", json!({ "spec": { "storageClassName": "gold" } }),
-                json!({ "metadata": { "annotations": { "volume.beta.kubernetes.io/storage-class": "gold" } }, "spec": { "storageClassName": "silver" } }), true),
-            ("a claim with a class", json!({}), json!({ "spec": { "storageClassName": "gold" } }), false),
+            (
+                "the same class",
+                json!({ "spec": { "storageClassName": "gold" } }),
+                json!({ "spec": { "storageClassName": "gold" } }),
+                true,
+            ),
+            (
+                "the class of the old annotation",
+                json!({ "spec": { "storageClassName": "gold" } }),
+                json!({ "metadata": { "annotations": { "volume.beta.kubernetes.io/storage-class": "gold" } }, "spec": { "storageClassName": "silver" } }),
+                true,
+            ),
+            (
+                "a claim with a class",
+                json!({}),
+                json!({ "spec": { "storageClassName": "gold" } }),
+                false,
+            ),
             ("a block volume", json!({ "spec": { "volumeMode": "Block" } }), json!({}), false),
-            ("a claim of a block volume", json!({}), json!({ "spec": { "volumeMode": "Block" } }), false),
-            ("both block", json!({ "spec": { "volumeMode": "Block" } }), json!({ "spec": { "volumeMode": "Block" } }), true),
-            ("both the default mode", json!({ "spec": { "volumeMode": "Filesystem" } }), json!({}), true),
-            ("an attributes class", json!({ "spec": { "volumeAttributesClassName": "a" } }), json!({}), false),
-            ("the same attributes class", json!({ "spec": { "volumeAttributesClassName": "a" } }), json!({ "spec": { "volumeAttributesClassName": "a" } }), true),
-            ("an empty attributes class", json!({ "spec": { "volumeAttributesClassName": "" } }), json!({}), true),
-            ("labels that match", json!({ "metadata": { "labels": { "a": "b" } } }), json!({ "spec": { "selector": { "matchLabels": { "a": "b" } } } }), true),
-            ("labels that do not", json!({ "metadata": { "labels": { "a": "c" } } }), json!({ "spec": { "selector": { "matchLabels": { "a": "b" } } } }), false),
+            (
+                "a claim of a block volume",
+                json!({}),
+                json!({ "spec": { "volumeMode": "Block" } }),
+                false,
+            ),
+            (
+                "both block",
+                json!({ "spec": { "volumeMode": "Block" } }),
+                json!({ "spec": { "volumeMode": "Block" } }),
+                true,
+            ),
+            (
+                "both the default mode",
+                json!({ "spec": { "volumeMode": "Filesystem" } }),
+                json!({}),
+                true,
+            ),
+            (
+                "an attributes class",
+                json!({ "spec": { "volumeAttributesClassName": "a" } }),
+                json!({}),
+                false,
+            ),
+            (
+                "the same attributes class",
+                json!({ "spec": { "volumeAttributesClassName": "a" } }),
+                json!({ "spec": { "volumeAttributesClassName": "a" } }),
+                true,
+            ),
+            (
+                "an empty attributes class",
+                json!({ "spec": { "volumeAttributesClassName": "" } }),
+                json!({}),
+                true,
+            ),
+            (
+                "labels that match",
+                json!({ "metadata": { "labels": { "a": "b" } } }),
+                json!({ "spec": { "selector": { "matchLabels": { "a": "b" } } } }),
+                true,
+            ),
+            (
+                "labels that do not",
+                json!({ "metadata": { "labels": { "a": "c" } } }),
+                json!({ "spec": { "selector": { "matchLabels": { "a": "b" } } } }),
+                false,
+            ),
             ("an empty selector", json!({}), json!({ "spec": { "selector": {} } }), true),
-            ("an affinity to nodes, which the scheduler checks", json!({ "spec": { "nodeAffinity": { "required": { "nodeSelectorTerms": [] } } } }), json!({}), true),
+            (
+                "an affinity to nodes, which the scheduler checks",
+                json!({ "spec": { "nodeAffinity": { "required": { "nodeSelectorTerms": [] } } } }),
+                json!({}),
+                true,
+            ),
         ] {
             let found = best(&claim("1Gi", RWO, claimed), &[volume("v", "1Gi", RWO, more)], false);
             assert_eq!(found.is_some(), expected, "{what}");
@@ -284,7 +362,8 @@ mod tests {
         let small = volume("named", "512Mi", RWO, named.clone());
         let wide = volume("named", "10Gi", BOTH, named);
         let free = volume("free", "1Gi", RWO, json!({}));
-        let claim = claim("1Gi", RWO, json!({ "spec": { "selector": { "matchLabels": { "a": "b" } } } }));
+        let claim =
+            claim("1Gi", RWO, json!({ "spec": { "selector": { "matchLabels": { "a": "b" } } } }));
         assert_eq!(best(&claim, &[free.clone(), large.clone()], false).as_deref(), Some("named"));
         assert_eq!(best(&claim, &[large], true).as_deref(), Some("named"), "also when delayed");
         assert_eq!(best(&claim, &[small], false), None, "it is too small");
@@ -311,7 +390,8 @@ mod tests {
             "unsupported volumeAttributesClassName is set on claim ns/claim when the feature-gate \
              VolumeAttributesClass is disabled"
         );
-        let of_class = volume("v", "1Gi", RWO, json!({ "spec": { "volumeAttributesClassName": "a" } }));
+        let of_class =
+            volume("v", "1Gi", RWO, json!({ "spec": { "volumeAttributesClassName": "a" } }));
         let plain = claim("1Gi", RWO, json!({}));
         assert_eq!(best_match(&plain, [of_class], false, false), Ok(None), "without the gate");
     }
@@ -321,15 +401,32 @@ mod tests {
         let spec = |spec: Value| json!({ "spec": spec });
         for (volume_has, claim_has, fault) in [
             (json!({}), json!({}), None),
-            (json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }), json!({}), Some("the volume is marked for deletion \"v\"")),
-            (spec(json!({ "capacity": { "storage": "1" } })), json!({}), Some("requested PV is too small")),
-            (spec(json!({ "storageClassName": "gold" })), json!({}), Some("storageClassName does not match")),
-            (spec(json!({ "volumeAttributesClassName": "a" })), json!({}), Some("volumeAttributesClassName does not match")),
+            (
+                json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }),
+                json!({}),
+                Some("the volume is marked for deletion \"v\""),
+            ),
+            (
+                spec(json!({ "capacity": { "storage": "1" } })),
+                json!({}),
+                Some("requested PV is too small"),
+            ),
+            (
+                spec(json!({ "storageClassName": "gold" })),
+                json!({}),
+                Some("storageClassName does not match"),
+            ),
+            (
+                spec(json!({ "volumeAttributesClassName": "a" })),
+                json!({}),
+                Some("volumeAttributesClassName does not match"),
+            ),
             (json!({}), spec(json!({ "volumeMode": "Block" })), Some("incompatible volumeMode")),
             (spec(json!({ "accessModes": ROX })), json!({}), Some("incompatible accessMode")),
             (spec(json!({ "accessModes": BOTH })), json!({}), None),
         ] {
-            let found = mismatch(&volume("v", "1Gi", RWO, volume_has), &claim("1Gi", RWO, claim_has), true);
+            let found =
+                mismatch(&volume("v", "1Gi", RWO, volume_has), &claim("1Gi", RWO, claim_has), true);
             assert_eq!(found.as_deref(), fault);
         }
         let of_class = volume("v", "1Gi", RWO, spec(json!({ "volumeAttributesClassName": "a" })));

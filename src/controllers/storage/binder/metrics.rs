@@ -90,8 +90,8 @@ pub fn register(volumes: Lister<PersistentVolume>, claims: Lister<PersistentVolu
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         register_counters();
-        let registered = Counts::new(volumes, claims)
-            .and_then(|counts| prometheus::register(Box::new(counts)));
+        let registered =
+            Counts::new(volumes, claims).and_then(|counts| prometheus::register(Box::new(counts)));
         if let Err(error) = registered {
             log::error!("metrics: {error}");
         }
@@ -197,9 +197,11 @@ mod tests {
     #[test]
     fn volumes_and_claims_are_counted_by_their_classes() {
         let mut counted = Counted::default();
-        for (source, mode, phase) in
-            [("hostPath", "Filesystem", "Bound"), ("csi", "Block", "Available"), ("nfs", "", "Bound")]
-        {
+        for (source, mode, phase) in [
+            ("hostPath", "Filesystem", "Bound"),
+            ("csi", "Block", "Available"),
+            ("nfs", "", "Bound"),
+        ] {
             let volume = json!({
                 "spec": { "storageClassName": "gold", "volumeMode": mode, source: {} },
                 "status": { "phase": phase },

@@ -32,9 +32,7 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Error, Queue, Retries};
 use crate::events::Recorder;
-use crate::objects::{
-    Node, ObjectKey, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass,
-};
+use crate::objects::{Node, ObjectKey, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass};
 use latest::Latest;
 use matching::{BY_TAKER, by_taker};
 use metrics::Timestamps;

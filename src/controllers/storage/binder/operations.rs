@@ -40,7 +40,8 @@ impl Known {
     }
 
     fn failed(self, now: Duration) -> Known {
-        let delay = if self.delay.is_zero() { FIRST_DELAY } else { (self.delay * 2).min(MAX_DELAY) };
+        let delay =
+            if self.delay.is_zero() { FIRST_DELAY } else { (self.delay * 2).min(MAX_DELAY) };
         Known { is_running: false, delay, failed_at: now }
     }
 
@@ -162,7 +163,8 @@ mod tests {
 
     #[test]
     fn the_delay_has_an_end() {
-        let mut known = Known { is_running: true, delay: Duration::ZERO, failed_at: Duration::ZERO };
+        let mut known =
+            Known { is_running: true, delay: Duration::ZERO, failed_at: Duration::ZERO };
         for _ in 0..20 {
             known = known.failed(Duration::ZERO);
         }

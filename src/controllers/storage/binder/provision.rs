@@ -34,9 +34,8 @@ impl Binder {
         if !self.provisions {
             return;
         }
-        let missing = || {
-            format!("storageclass.storage.k8s.io {:?} not found", claim.storage_class())
-        };
+        let missing =
+            || format!("storageclass.storage.k8s.io {:?} not found", claim.storage_class());
         let found = class.ok_or_else(missing).and_then(|class| {
             let plugin = plugins::provisioning(&class.provisioner)?;
             Ok((class, plugin))
@@ -148,9 +147,12 @@ impl Binder {
         };
         let key = claim.meta.key();
         let error = error.message();
-        fail(claim, format!(
-            "Error creating provisioned PV object for claim {key}: {error}. Deleting the volume."
-        ));
+        fail(
+            claim,
+            format!(
+                "Error creating provisioned PV object for claim {key}: {error}. Deleting the volume."
+            ),
+        );
         if let Err(error) = self.clean(&path).await {
             let message = format!(
                 "Error cleaning provisioned volume for claim {key}: {error}. Please delete manually."

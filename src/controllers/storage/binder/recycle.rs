@@ -11,9 +11,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::claims::pods_of;
+use super::Binder;
 use super::plugins::Plugin;
 use super::writes::Notice;
-use super::Binder;
 use crate::client::{Client, Delete, ListOptions};
 use crate::controllers::Error;
 use crate::events::EventType;
@@ -73,8 +73,8 @@ fn template(path: &str) -> Result<Value, String> {
     if path.is_empty() {
         return Ok(default_template());
     }
-    let text = std::fs::read(path)
-        .map_err(|error| format!("failed to read file path {path}: {error}"))?;
+    let text =
+        std::fs::read(path).map_err(|error| format!("failed to read file path {path}: {error}"))?;
     if text.is_empty() {
         return Err(format!("file was empty: {path}"));
     }
@@ -302,7 +302,10 @@ impl Binder {
                     self.record(volume, Notice { event_type, reason: "RecyclerPod", message });
                 }
                 Err(_) => {
-                    return Err(format!("recycler pod {:?} watch channel had been closed", key.name));
+                    return Err(format!(
+                        "recycler pod {:?} watch channel had been closed",
+                        key.name
+                    ));
                 }
             }
         }
@@ -368,14 +371,18 @@ mod tests {
     #[test]
     fn the_pod_gets_the_volume_and_time_by_its_size() {
         let recycler = Recycler { template: default_template(), minimum: 60, increment: 30 };
-        for (size, seconds) in [("1Gi", 60), ("3Gi", 90), ("3583Mi", 90), ("1", 60), ("10Gi", 300)] {
+        for (size, seconds) in [("1Gi", 60), ("3Gi", 90), ("3583Mi", 90), ("1", 60), ("10Gi", 300)]
+        {
             let volume = json!({
                 "metadata": { "name": "v" },
                 "spec": { "capacity": { "storage": size }, "hostPath": { "path": "/tmp/x", "type": "" } },
             });
             let pod = recycler.pod(&volume, Plugin::HostPath);
             assert_eq!(pod["spec"]["activeDeadlineSeconds"], seconds, "{size}");
-            assert_eq!(pod["metadata"], json!({ "namespace": "default", "name": "recycler-for-v" }));
+            assert_eq!(
+                pod["metadata"],
+                json!({ "namespace": "default", "name": "recycler-for-v" })
+            );
             assert_eq!(
                 pod["spec"]["volumes"],
                 json!([{ "name": "vol", "hostPath": { "path": "/tmp/x" } }])
@@ -412,9 +419,8 @@ mod tests {
 
     #[test]
     fn the_end_of_a_pod_is_its_phase() {
-        let end = |status: Value| {
-            end_of(serde_json::from_value(json!({ "status": status })).unwrap())
-        };
+        let end =
+            |status: Value| end_of(serde_json::from_value(json!({ "status": status })).unwrap());
         assert_eq!(end(json!({ "phase": "Running" })), None);
         assert_eq!(end(json!({ "phase": "Succeeded" })), Some(Ok(())));
         let failed = |message: &str| Some(Err(message.to_owned()));

@@ -62,7 +62,9 @@ impl Binder {
                     self.claim_queue.add(claim.meta.key());
                 }
             }
-            Plan::WakeClaim => claim.iter().for_each(|claim| self.claim_queue.add(claim.meta.key())),
+            Plan::WakeClaim => {
+                claim.iter().for_each(|claim| self.claim_queue.add(claim.meta.key()))
+            }
             Plan::ModesDiffer => {
                 claim.iter().for_each(|claim| self.report_modes(&volume, claim));
                 return Ok(Next::After(self.period));
@@ -144,9 +146,8 @@ impl Binder {
             "Recycle" => self.recycle(volume),
             "Delete" => {
                 let plugin = plugins::deleting(volume);
-                self.timestamps.begin(&volume.meta.name, "delete", || {
-                    self.provisioner_name(volume, &plugin)
-                });
+                self.timestamps
+                    .begin(&volume.meta.name, "delete", || self.provisioner_name(volume, &plugin));
                 match plugin {
                     // The external deleter does it.
                     Ok(None) => return Ok(Next::Done),
@@ -180,7 +181,9 @@ impl Binder {
             Ok(Some(plugin)) => plugin.name().to_owned(),
             Ok(None) => {
                 let class = self.classes.get(&ObjectKey::cluster(volume.storage_class()));
-                class.map_or_else(unknown, |class| plugins::driver_name(&class.provisioner).to_owned())
+                class.map_or_else(unknown, |class| {
+                    plugins::driver_name(&class.provisioner).to_owned()
+                })
             }
         }
     }
@@ -225,12 +228,40 @@ mod tests {
             ("reserved", reserved, json!({}), "Retain", claim("", ""), Plan::Available),
             ("no claim", reference.clone(), json!({}), "Retain", None, Plan::Release),
             ("claimed", reference.clone(), json!({}), "Retain", claim("", ""), Plan::WakeClaim),
-            ("block", reference.clone(), json!({}), "Retain", claim("", "Block"), Plan::ModesDiffer),
+            (
+                "block",
+                reference.clone(),
+                json!({}),
+                "Retain",
+                claim("", "Block"),
+                Plan::ModesDiffer,
+            ),
             ("bound", reference.clone(), json!({}), "Retain", claim("v", ""), Plan::Bound),
-            ("bound, of another mode", reference.clone(), json!({}), "Retain", claim("v", "Block"), Plan::Bound),
+            (
+                "bound, of another mode",
+                reference.clone(),
+                json!({}),
+                "Retain",
+                claim("v", "Block"),
+                Plan::Bound,
+            ),
             ("elsewhere", reference.clone(), json!({}), "Delete", claim("w", ""), Plan::Unbind),
-            ("elsewhere, by us", reference.clone(), by_controller, "Delete", claim("w", ""), Plan::Unbind),
-            ("elsewhere, made", reference.clone(), made.clone(), "Delete", claim("w", ""), Plan::Release),
+            (
+                "elsewhere, by us",
+                reference.clone(),
+                by_controller,
+                "Delete",
+                claim("w", ""),
+                Plan::Unbind,
+            ),
+            (
+                "elsewhere, made",
+                reference.clone(),
+                made.clone(),
+                "Delete",
+                claim("w", ""),
+                Plan::Release,
+            ),
             ("elsewhere, made, kept", reference, made, "Retain", claim("w", ""), Plan::Unbind),
         ] {
             let volume = serde_json::from_value(json!({

@@ -13,9 +13,7 @@ use super::latest::Latest;
 use crate::client::Client;
 use crate::controllers::Error;
 use crate::events::EventType;
-use crate::objects::{
-    Meta, Object, PersistentVolume, PersistentVolumeClaim, RawObject, Resource,
-};
+use crate::objects::{Meta, Object, PersistentVolume, PersistentVolumeClaim, RawObject, Resource};
 
 /// A volume or a claim.
 pub trait Side: Object + Resource + DeserializeOwned {

@@ -112,9 +112,14 @@ impl Expander {
             Step::Nothing => return Ok(()),
             Step::Unmark => {
                 let annotations = json!({ PRE_RESIZE_CAPACITY: null });
-                return self.patch_volume(&volume, json!({ "metadata": {
+                return self
+                    .patch_volume(
+                        &volume,
+                        json!({ "metadata": {
                     "annotations": annotations,
-                } })).await;
+                } }),
+                    )
+                    .await;
             }
             Step::AwaitNode => self.await_node(live, &volume).await,
             Step::Expand(size) => self.expand_to(claim, live, &volume, size).await,
@@ -135,19 +140,22 @@ impl Expander {
         size: Quantity,
     ) -> Result<(), Error> {
         let key = claim.meta.key();
-        let step = |what: &str, error: Error| {
-            Error::other(format!("error {what}: {}", error.message()))
-        };
+        let step =
+            |what: &str, error: Error| Error::other(format!("error {what}: {}", error.message()));
         let driver = &volume["spec"]["flexVolume"]["driver"];
         let begun = self.condition("Resizing", None);
-        let live = self.patch_claim(&live, Some(driver), json!({
-            "conditions": conditions(&live, Some(begun), false),
-            "allocatedResourceStatuses": { "storage": CONTROLLER_IN_PROGRESS },
-            "allocatedResources": { "storage": size },
-        }));
-        let live = live.await.map_err(|error| {
-            step(&format!("updating pvc {key} with resize in progress"), error)
-        })?;
+        let live = self.patch_claim(
+            &live,
+            Some(driver),
+            json!({
+                "conditions": conditions(&live, Some(begun), false),
+                "allocatedResourceStatuses": { "storage": CONTROLLER_IN_PROGRESS },
+                "allocatedResources": { "storage": size },
+            }),
+        );
+        let live = live
+            .await
+            .map_err(|error| step(&format!("updating pvc {key} with resize in progress"), error))?;
         let grown = json!({ "spec": { "capacity": { "storage": size } } });
         let patched = self.patch_volume(volume, grown).await;
         patched.map_err(|error| step(&format!("updating pv for pvc {key}"), error))?;
@@ -156,11 +164,15 @@ impl Expander {
             return awaited
                 .map_err(|error| step(&format!("marking pvc {key} for node expansion"), error));
         }
-        let finished = self.patch_claim(&live, None, json!({
-            "conditions": conditions(&live, None, false),
-            "allocatedResourceStatuses": { "storage": null },
-            "capacity": { "storage": size },
-        }));
+        let finished = self.patch_claim(
+            &live,
+            None,
+            json!({
+                "conditions": conditions(&live, None, false),
+                "allocatedResourceStatuses": { "storage": null },
+                "capacity": { "storage": size },
+            }),
+        );
         let finished = finished.await;
         finished.map_err(|error| step(&format!("marking pvc {key} as resized"), error))?;
         let message = format!("ExpandVolume succeeded for volume {key}");
@@ -173,10 +185,14 @@ impl Expander {
         let message =
             "Waiting for user to (re-)start a pod to finish file system resize of volume on node.";
         let pending = self.condition("FileSystemResizePending", Some(message));
-        self.patch_claim(&live, None, json!({
-            "conditions": conditions(&live, Some(pending), true),
-            "allocatedResourceStatuses": { "storage": NODE_PENDING },
-        }))
+        self.patch_claim(
+            &live,
+            None,
+            json!({
+                "conditions": conditions(&live, Some(pending), true),
+                "allocatedResourceStatuses": { "storage": NODE_PENDING },
+            }),
+        )
         .await?;
         if !volume["metadata"]["annotations"][PRE_RESIZE_CAPACITY].is_null() {
             return Ok(());
@@ -267,9 +283,6 @@ mod tests {
         let gone = |name: &str| json!({ "type": name, "$patch": "delete" });
         assert_eq!(conditions(&claim, Some(resizing), false), [gone("NodeResizeError")]);
         assert_eq!(conditions(&claim, Some(pending.clone()), true), [pending]);
-        assert_eq!(
-            conditions(&claim, None, false),
-            [gone("Resizing"), gone("NodeResizeError")]
-        );
+        assert_eq!(conditions(&claim, None, false), [gone("Resizing"), gone("NodeResizeError")]);
     }
 }

@@ -67,7 +67,10 @@ fn has_grown(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim) -> bool {
 enum Plan {
     Nothing,
     /// The resizer of the CSI driver that has taken over from the plugin expands it.
-    Migrated { plugin: &'static str, driver: &'static str },
+    Migrated {
+        plugin: &'static str,
+        driver: &'static str,
+    },
     External,
     /// The kubelet does the work; the bookkeeping is here.
     Flex,
@@ -100,10 +103,12 @@ impl Expander {
         let volume = match cached {
             Some(volume) => volume,
             // The cache may be behind.
-            None => Arc::new(self.client.get::<PersistentVolume>(&name).await.map_err(|error| {
-                let error = Error::from(error).message();
-                Error::other(format!("failed to get PV {:?}: {error}", name.name))
-            })?),
+            None => {
+                Arc::new(self.client.get::<PersistentVolume>(&name).await.map_err(|error| {
+                    let error = Error::from(error).message();
+                    Error::other(format!("failed to get PV {:?}: {error}", name.name))
+                })?)
+            }
         };
         if !is_of(&volume, &claim) {
             let error = format!("persistent Volume is not bound to PVC being updated : {key}");
@@ -192,9 +197,13 @@ mod tests {
         let (csi, flex) = (json!({ "csi": { "driver": "d" } }), json!({ "flexVolume": {} }));
         let ebs = json!({ "awsElasticBlockStore": { "volumeID": "v" } });
         let grows = claim("2Gi", "1Gi");
-        let migrated = Plan::Migrated { plugin: "kubernetes.io/aws-ebs", driver: "ebs.csi.aws.com" };
+        let migrated =
+            Plan::Migrated { plugin: "kubernetes.io/aws-ebs", driver: "ebs.csi.aws.com" };
         for (source, expected) in [(csi, Plan::External), (flex, Plan::Flex), (ebs, migrated)] {
-            assert_eq!(plan(&claim("1Gi", "1Gi"), &volume(source.clone(), json!({}))), Plan::Nothing);
+            assert_eq!(
+                plan(&claim("1Gi", "1Gi"), &volume(source.clone(), json!({}))),
+                Plan::Nothing
+            );
             assert_eq!(plan(&grows, &volume(source.clone(), json!({}))), expected);
             let before = json!({ PRE_RESIZE_CAPACITY: "1Gi" });
             assert_eq!(plan(&claim("2Gi", "2Gi"), &volume(source, before)), expected);
