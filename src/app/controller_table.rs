@@ -219,7 +219,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .alias("daemonset")
         .account("daemon-set-controller")
         .event_source("daemonset-controller")
-        .workers_of(|o| o.concurrent_daemonset_syncs),
+        .queue("daemonset")
+        .workers_of(|o| o.concurrent_daemonset_syncs)
+        .built(controllers::workloads::daemonset::controller),
     row("job-controller").alias("job").workers_of(|o| o.concurrent_job_syncs),
     row("podgroup-protection-controller").gates(&["GenericWorkload"]),
     row("deployment-controller")

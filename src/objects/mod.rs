@@ -32,6 +32,7 @@ pub use views::config_map::ConfigMap;
 pub use views::controller_revision::{ControllerRevision, RevisionData};
 pub use views::cron_job::{CronJob, CronJobSpec, JobTemplate, JobTemplateMeta};
 pub use views::csi_driver::CSIDriver;
+pub use views::daemon_set::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, Placement};
 pub use views::deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdate};
 pub use views::device_class::{DeviceClass, DeviceClassSpec};
 pub use views::endpoints::{

@@ -7,6 +7,7 @@ mod bootstrap;
 mod certificates;
 mod credentials;
 mod cronjobs;
+mod daemonsets;
 mod deployments;
 mod discovery;
 mod election;

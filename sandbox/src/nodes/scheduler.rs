@@ -1,5 +1,5 @@
-//! A small scheduler: binds each pod to a node that has room for it, that its selector matches and
-//! whose taints it tolerates. Of several such nodes it takes the one with the fewest pods.
+//! A small scheduler: binds each pod to a node that has room for it, that its selector and required
+//! affinity match and whose taints it tolerates. Of several such nodes it takes the one with the fewest pods.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use kube_controller_manager::cache::{Lister, Scope};
 use kube_controller_manager::client::{Client, Patch};
 use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
 use kube_controller_manager::objects::{
-    Istr, Labels, Meta, Object, ObjectKey, Pod, Resource, ResourceList, ResourceType,
+    Istr, Labels, Meta, NO_EXECUTE, NO_SCHEDULE, NodeSelector, Object, ObjectKey, Pod, Resource,
+    ResourceList, ResourceType, Taint, Toleration, untolerated,
 };
 
 use super::StandIn;
@@ -37,8 +38,22 @@ struct Wants {
     node_name: Istr,
     scheduler_name: Istr,
     node_selector: Labels,
+    affinity: Affinity,
     tolerations: Vec<Toleration>,
     containers: Vec<Container>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Affinity {
+    node_affinity: NodeAffinity,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct NodeAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    required: Option<NodeSelector>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -59,15 +74,6 @@ struct Resources {
     requests: ResourceList,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Toleration {
-    key: Istr,
-    operator: Istr,
-    value: Istr,
-    effect: Istr,
-}
-
 /// The fields of a node that the scheduler reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -83,14 +89,6 @@ pub struct Node {
 struct NodeSpec {
     unschedulable: bool,
     taints: Vec<Taint>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Taint {
-    key: Istr,
-    value: Istr,
-    effect: Istr,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -149,21 +147,24 @@ impl Room {
     }
 }
 
-fn tolerates(pod: &Unscheduled, taint: &Taint) -> bool {
-    pod.spec.tolerations.iter().any(|toleration| {
-        (toleration.effect.is_empty() || toleration.effect == taint.effect)
-            && (toleration.key.is_empty() || toleration.key == taint.key)
-            && (toleration.operator == "Exists" || toleration.value == taint.value)
-    })
-}
-
 /// Whether `pod` may run on `node`, room aside.
 fn allows(node: &Node, pod: &Unscheduled) -> bool {
-    let keeps_off = |taint: &&Taint| taint.effect != "PreferNoSchedule";
-    !node.spec.unschedulable
-        && !node.meta.is_being_deleted()
-        && pod.spec.node_selector.iter().all(|(k, v)| node.meta.labels.get(k) == Some(v))
-        && node.spec.taints.iter().filter(keeps_off).all(|taint| tolerates(pod, taint))
+    let Wants { node_selector, affinity, tolerations, .. } = &pod.spec;
+    let (name, labels) = (&*node.meta.name, &node.meta.labels);
+    let required = &affinity.node_affinity.required;
+    let kept_off = |taints: &[Taint]| {
+        untolerated(taints, &[NO_SCHEDULE, NO_EXECUTE], tolerations, true).is_some()
+    };
+    let cordon = || Taint {
+        key: "node.kubernetes.io/unschedulable".into(),
+        effect: NO_SCHEDULE.into(),
+        ..Taint::default()
+    };
+    !node.meta.is_being_deleted()
+        && labels.include(node_selector)
+        && required.as_ref().is_none_or(|required| required.matches(name, labels))
+        && !kept_off(&node.spec.taints)
+        && !(node.spec.unschedulable && kept_off(&[cordon()]))
 }
 
 /// Where pods are, including those that are bound but not yet seen in the cache.
@@ -381,6 +382,14 @@ mod tests {
         assert_eq!(choose(&ledger, asks("1501m")), None);
         assert_eq!(choose(&ledger, asks("1500m")).as_deref(), Some("big"));
         assert_eq!(choose(&ledger, tolerating).as_deref(), Some("kept"));
+        let pinned = json!({
+            "tolerations": [{ "key": "node.kubernetes.io/unschedulable", "operator": "Exists" }],
+            "affinity": { "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{ "matchFields": [
+                    { "key": "metadata.name", "operator": "In", "values": ["off"] }] }],
+            } } },
+        });
+        assert_eq!(choose(&ledger, pinned).as_deref(), Some("off"));
         ledger.remove(&ObjectKey::new("n", "a"));
         assert_eq!(choose(&ledger, asks("2")).as_deref(), Some("big"));
     }

@@ -3,6 +3,7 @@
 pub mod availability;
 pub mod consistency;
 pub mod cronjob;
+pub mod daemonset;
 pub mod deployment;
 pub mod expectations;
 pub mod history;

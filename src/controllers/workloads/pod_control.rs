@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cache::Lister;
 use crate::client::{self, Client, Delete};
 use crate::clock::SharedClock;
 use crate::controllers::Error;
@@ -124,6 +125,12 @@ impl PodControl {
 /// Whether a failed delete found no such pod: the name is free, or belongs to another uid.
 pub fn is_gone(error: &Error) -> bool {
     error.api().is_some_and(|error| error.is_not_found() || error.is_conflict())
+}
+
+/// Whether the cache knows already that `pod` goes, or is gone.
+pub fn is_seen_to_go(pod: &Pod, cached: &Lister<Pod>) -> bool {
+    let now = cached.get(&pod.meta.key()).filter(|now| now.meta.uid == pod.meta.uid);
+    now.is_none_or(|now| now.meta.is_being_deleted())
 }
 
 #[cfg(test)]

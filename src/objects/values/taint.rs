@@ -66,16 +66,17 @@ impl Toleration {
 
 /// The first of `taints` with one of `effects` that no toleration covers. Upstream:
 /// `FindMatchingUntoleratedTaint`.
-pub fn untolerated<'t>(
+pub fn untolerated<'t, 'a>(
     taints: &'t [Taint],
     effects: &[&str],
-    tolerations: &[Toleration],
+    tolerations: impl IntoIterator<Item = &'a Toleration> + Clone,
     comparison: bool,
 ) -> Option<&'t Taint> {
-    taints
-        .iter()
-        .filter(|taint| effects.contains(&taint.effect.as_str()))
-        .find(|taint| !tolerations.iter().any(|toleration| toleration.tolerates(taint, comparison)))
+    let tolerates = |taint: &Taint| {
+        tolerations.clone().into_iter().any(|toleration| toleration.tolerates(taint, comparison))
+    };
+    let mut counted = taints.iter().filter(|taint| effects.contains(&taint.effect.as_str()));
+    counted.find(|taint| !tolerates(taint))
 }
 
 /// Without leading zeros, plus sign or minus zero. Upstream: `content.IsDecimalInteger`.

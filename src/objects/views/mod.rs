@@ -10,6 +10,7 @@ pub mod config_map;
 pub mod controller_revision;
 pub mod cron_job;
 pub mod csi_driver;
+pub mod daemon_set;
 pub mod deployment;
 pub mod device_class;
 pub mod endpoints;

@@ -185,6 +185,31 @@ fn a_null_field_is_an_absent_one() {
         },
         "status": {"replicas": 1, "collisionCount": 1, "conditions": conditions()},
     }));
+    check::<DaemonSet>(json!({
+        "spec": {
+            "selector": selector(), "minReadySeconds": 1, "revisionHistoryLimit": 1,
+            "updateStrategy": {
+                "type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": "25%"},
+            },
+            "template": {"metadata": metadata(), "spec": {
+                "nodeName": "n", "nodeSelector": {"a": "b"}, "hostNetwork": true,
+                "tolerations": [{
+                    "key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute",
+                    "tolerationSeconds": 1,
+                }],
+                "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [{
+                        "matchExpressions": [{"key": "k", "operator": "In", "values": ["v"]}],
+                        "matchFields": [{"key": "k", "operator": "In", "values": ["v"]}],
+                    }],
+                }}},
+            }},
+        },
+        "status": {
+            "desiredNumberScheduled": 1, "numberReady": 1, "collisionCount": 1,
+            "observedGeneration": 1, "conditions": conditions(),
+        },
+    }));
     check::<Job>(json!({
         "spec": {"ttlSecondsAfterFinished": 1},
         "status": {

@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::{BURST_REPLICAS, ReplicaSets, Replicating, ranking, status};
-use crate::cache::{IndexValue, Lister};
+use crate::cache::IndexValue;
 use crate::controllers::runner::batch::{SLOW_START_INITIAL_BATCH_SIZE, slow_start, together};
 use crate::controllers::workloads::availability;
 use crate::controllers::workloads::new_pod::NewPod;
-use crate::controllers::workloads::pod_control::is_gone;
+use crate::controllers::workloads::pod_control::{is_gone, is_seen_to_go};
 use crate::controllers::workloads::ref_manager::{
     CONTROLLER_INDEX, ControllerRefManager, owned_or_orphaned, recheck_deletion_timestamp,
 };
@@ -257,12 +257,6 @@ impl<S: Replicating> ReplicaSets<S> {
     }
 }
 
-/// Whether the cache knows already that `pod` goes, or is gone.
-fn is_seen_to_go(pod: &Pod, cached: &Lister<Pod>) -> bool {
-    let now = cached.get(&pod.meta.key()).filter(|now| now.meta.uid == pod.meta.uid);
-    now.is_none_or(|now| now.meta.is_being_deleted())
-}
-
 /// Upstream: `reportSortingDeletionAgeRatioMetric`.
 fn report_ages(active: &[Arc<Pod>], chosen: &[Arc<Pod>], now: Timestamp) {
     let age = |pod: &Arc<Pod>| {
@@ -281,7 +275,7 @@ mod tests {
     use futures_lite::future::{block_on, yield_now};
 
     use super::*;
-    use crate::cache::Indexer;
+    use crate::cache::{Indexer, Lister};
     use crate::clock::{Clock, FakeClock, SystemClock};
     use crate::controllers::workloads::expectations::Expectations;
     use crate::controllers::workloads::pod_control::PodControl;

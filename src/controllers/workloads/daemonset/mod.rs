@@ -1,0 +1,215 @@
+//! Keeps one pod of a DaemonSet on each node that suits it. Upstream: `pkg/controller/daemon`.
+
+mod backoff;
+mod fit;
+mod manage;
+mod revisions;
+mod rolling;
+mod sites;
+mod status;
+mod sync;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use self::backoff::Backoff;
+use self::fit::{Fit, wakes};
+use crate::cache::{IndexValue, Lister};
+use crate::client::Client;
+use crate::clock::SharedClock;
+use crate::controllers::runner::{Change, Queue};
+use crate::controllers::workloads::availability::becomes_available;
+use crate::controllers::workloads::consistency::Consistency;
+use crate::controllers::workloads::expectations::Expectations;
+use crate::controllers::workloads::pod_control::PodControl;
+use crate::controllers::workloads::ref_manager::{CONTROLLER_INDEX, by_controller};
+use crate::controllers::{Controller, Next, Retries, SyncResult, keys};
+use crate::events::Recorder;
+use crate::objects::{
+    ControllerRevision, DaemonSet, Istr, Node, ObjectKey, Pod, Resource, Selector,
+};
+
+/// The most pods that one sync creates, and the most that it deletes. Upstream: `BurstReplicas`.
+const BURST_REPLICAS: usize = 250;
+
+/// Daemon pods by the node that they run on.
+const NODE_INDEX: &str = "daemon-pod-node";
+
+/// The time of a pod's condition has whole seconds, so a look after `minReadySeconds` could be too
+/// early.
+const SKEW: Duration = Duration::from_secs(1);
+
+struct DaemonSets {
+    client: Client,
+    recorder: Recorder,
+    pod_control: PodControl,
+    sets: Lister<DaemonSet>,
+    pods: Lister<Pod>,
+    nodes: Lister<Node>,
+    revisions: Lister<ControllerRevision>,
+    queue: Queue,
+    expectations: Arc<Expectations>,
+    consistency: Arc<Consistency>,
+    backoff: Mutex<Backoff>,
+    clock: SharedClock,
+    /// Tolerations may compare numbers.
+    comparison: bool,
+}
+
+/// Upstream: `NewDaemonSetsController`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    sync::register_metrics();
+    let (sets, pods) = (c.lister::<DaemonSet>(), c.lister::<Pod>());
+    let (nodes, revisions) = (c.lister::<Node>(), c.lister::<ControllerRevision>());
+    c.index(&pods, CONTROLLER_INDEX, by_controller);
+    c.index(&pods, NODE_INDEX, by_node);
+    c.index(&revisions, CONTROLLER_INDEX, by_controller);
+    let consistency = match c.feature("StaleControllerConsistencyDaemonSet") {
+        true => Consistency::default().with(&pods).with(&sets),
+        false => Consistency::default(),
+    };
+    let consistency = Arc::new(consistency);
+    let expectations = Arc::new(Expectations::new(c.clock()));
+    let queue = c.queue(Retries::default());
+    let node_queue = c.queue_named("daemonset-node-updates", Retries::default());
+    let this = Arc::new(DaemonSets {
+        client: c.client(),
+        recorder: c.recorder(),
+        pod_control: PodControl::new(c.client(), c.recorder(), c.clock()).recording(&consistency),
+        sets: sets.clone(),
+        pods: pods.clone(),
+        nodes: nodes.clone(),
+        revisions: revisions.clone(),
+        queue: queue.clone(),
+        expectations: expectations.clone(),
+        consistency: consistency.clone(),
+        backoff: Mutex::default(),
+        clock: c.clock(),
+        comparison: c.feature("TaintTolerationComparisonOperators"),
+    });
+    let selector = |set: &DaemonSet| Selector::try_from(set.spec.selector.as_ref());
+    let again = |old: &Pod, new: &Pod, set: &DaemonSet| {
+        becomes_available(old, new, set.spec.min_ready_seconds).map(|period| period + SKEW)
+    };
+    let of_pods = keys::of_controller(&sets)
+        .or_matching_orphans(selector)
+        .observing(&expectations)
+        .again_after(again);
+    let of_revisions = keys::of_controller(&sets).or_matching_orphans(selector);
+    c.watch(&sets, &queue, move |change, wake| {
+        let meta = &change.object().meta;
+        let key = meta.key();
+        if let Change::Deleted(_) = change {
+            // A new set of the same name starts without the old one's records.
+            consistency.clear(&key, Some(&meta.uid));
+            expectations.forget(&key);
+        }
+        wake.add(key);
+    });
+    c.watch(&pods, &queue, of_pods.mapper());
+    c.watch(&revisions, &queue, of_revisions.mapper());
+    c.watch(&nodes, &node_queue, |change: Change<'_, Node>, wake: &Queue| {
+        let is_news = match &change {
+            Change::Added { .. } => true,
+            Change::Updated { old, new } => is_other(old, new),
+            Change::Resync { .. } | Change::Deleted(_) => false,
+        };
+        if is_news {
+            wake.add(change.object().meta.key());
+        }
+    });
+    let of_nodes = this.clone();
+    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(node_queue, move |key| of_nodes.clone().sync_node(key));
+    Ok(())
+}
+
+/// Whether a change of a node can make it suit other sets. Upstream: `shouldIgnoreNodeUpdate`.
+fn is_other(old: &Node, new: &Node) -> bool {
+    old.meta.labels != new.meta.labels || old.spec.taints != new.spec.taints
+}
+
+/// Indexes the pods of DaemonSets, and no others.
+fn by_node(pod: &Pod, emit: &mut dyn FnMut(IndexValue)) {
+    let is_daemon = |owner: &str| owner == DaemonSet::RESOURCE.kind;
+    let bound = !pod.spec.node_name.is_empty();
+    if bound && pod.meta.controller().is_some_and(|owner| is_daemon(&owner.kind)) {
+        emit(IndexValue::Text(pod.spec.node_name.clone()));
+    }
+}
+
+impl DaemonSets {
+    fn fit(&self, node: &Node, set: &DaemonSet) -> (Arc<str>, Fit) {
+        (node.meta.name.clone(), Fit::of(node, &set.spec.placement, self.comparison))
+    }
+
+    /// Wakes the sets whose pods come to a node or leave it. Upstream: `syncNodeUpdate`.
+    async fn sync_node(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
+        let on_node = IndexValue::Text(Istr::new(&node.meta.name));
+        let pods = self.pods.by_index(NODE_INDEX, &on_node);
+        let owners: HashSet<(&str, &str)> = pods
+            .iter()
+            .filter_map(|pod| Some((&*pod.meta.namespace, &*pod.meta.controller()?.name)))
+            .collect();
+        for set in self.sets.list() {
+            let (_, fit) = self.fit(&node, &set);
+            let is_there = owners.contains(&(&*set.meta.namespace, &*set.meta.name));
+            if wakes(fit, is_there, set.status.number_misscheduled) {
+                self.queue.add(set.meta.key());
+            }
+        }
+        Ok(Next::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn only_labels_and_taints_of_a_node_count() {
+        let node = |change: Value| -> Node {
+            let mut node = json!({
+                "metadata": {"name": "n", "labels": {"a": "b"}, "resourceVersion": "1"},
+                "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]},
+            });
+            for (pointer, value) in change.as_object().unwrap() {
+                *node.pointer_mut(pointer).unwrap() = value.clone();
+            }
+            serde_json::from_value(node).unwrap()
+        };
+        let old = node(json!({}));
+        for (change, is_news) in [
+            (json!({"/metadata/resourceVersion": "2"}), false),
+            (json!({"/metadata/labels": {"a": "c"}}), true),
+            (json!({"/spec/taints": []}), true),
+            (json!({"/spec/taints/0/effect": "NoExecute"}), true),
+        ] {
+            assert_eq!(is_other(&old, &node(change.clone())), is_news, "{change}");
+        }
+    }
+
+    #[test]
+    fn bound_pods_of_daemon_sets_are_indexed() {
+        let indexed = |kind: &str, node: &str| {
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": {"ownerReferences": [{"apiVersion": "apps/v1", "kind": kind,
+                    "name": "o", "uid": "u", "controller": true}]},
+                "spec": {"nodeName": node},
+            }))
+            .unwrap();
+            let mut found = Vec::new();
+            by_node(&pod, &mut |value| found.push(value));
+            found
+        };
+        assert_eq!(indexed("DaemonSet", "n"), [IndexValue::Text("n".into())]);
+        assert_eq!(indexed("DaemonSet", ""), []);
+        assert_eq!(indexed("ReplicaSet", "n"), []);
+    }
+}

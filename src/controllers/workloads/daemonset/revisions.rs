@@ -1,0 +1,187 @@
+//! The ControllerRevisions of a DaemonSet. Upstream: `constructHistory`, `cleanupHistory`.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::DaemonSets;
+use super::sites::has_target;
+use crate::client::Patch;
+use crate::controllers::Error;
+use crate::controllers::workloads::history::{
+    self, Created, Limit, NewRevision, REVISION_LABEL, beyond_limit, next_revision, renumber,
+};
+use crate::controllers::workloads::ref_manager::{
+    ControllerRefManager, owned_or_orphaned, recheck_deletion_timestamp,
+};
+use crate::objects::{ControllerRevision, DaemonSet, Pod, Resource, Selector};
+
+/// Upstream keeps as many when the API server did not set the default.
+const DEFAULT_HISTORY_LIMIT: i32 = 10;
+
+/// The versions of a set's template.
+pub(super) struct Revisions {
+    /// The label of the current one, which its pods carry.
+    pub hash: String,
+    /// The others, oldest first.
+    pub old: Vec<Arc<ControllerRevision>>,
+}
+
+impl DaemonSets {
+    /// Claims the revisions of `set` and sees to it that the current one is there, once, and is the
+    /// newest. `pods`: those of the set.
+    pub(super) async fn revisions(
+        &self,
+        set: &Arc<DaemonSet>,
+        selector: &Selector,
+        pods: &[Arc<Pod>],
+    ) -> Result<Revisions, Error> {
+        let collisions = set.status.collision_count;
+        let made = |number| {
+            let template = &set.spec.template;
+            NewRevision::of_daemon_set::<DaemonSet>(&set.meta, template, number, collisions)
+        };
+        let wanted = made(0)?;
+        let (mut current, mut old) = (Vec::new(), Vec::new());
+        for revision in self.claimed_revisions(set, selector).await? {
+            let revision = self.labelled(revision).await?;
+            let of_version = if wanted.is_equal(&revision) { &mut current } else { &mut old };
+            of_version.push(revision);
+        }
+        let number = next_revision(&old);
+        let current = match current.pop() {
+            None => self.create_revision(set, &made(number)?).await?,
+            Some(newest) => {
+                self.drop_duplicates(&newest, &current, pods).await?;
+                if newest.revision < number {
+                    renumber(&self.client, &*self.clock, &newest, number).await?;
+                }
+                newest
+            }
+        };
+        Ok(Revisions { hash: hash(&current).to_owned(), old })
+    }
+
+    /// Those that the set controls, adopted ones included; oldest first.
+    async fn claimed_revisions(
+        &self,
+        set: &Arc<DaemonSet>,
+        selector: &Selector,
+    ) -> Result<Vec<Arc<ControllerRevision>>, Error> {
+        let manager = ControllerRefManager {
+            client: &self.client,
+            owner: &set.meta,
+            owner_ref: set.meta.controller_ref::<DaemonSet>(),
+            selector,
+            finalizers: &[],
+        };
+        let recheck = recheck_deletion_timestamp::<DaemonSet>(&self.client, &set.meta);
+        let candidates = owned_or_orphaned(&self.revisions, &set.meta);
+        let mut claimed = manager.claim(candidates, |_| true, || recheck).await?;
+        history::sort(&mut claimed);
+        Ok(claimed)
+    }
+
+    /// A revision of a manager that did not label them gets its name as label.
+    async fn labelled(
+        &self,
+        revision: Arc<ControllerRevision>,
+    ) -> Result<Arc<ControllerRevision>, Error> {
+        if revision.meta.labels.contains_key(REVISION_LABEL) {
+            return Ok(revision);
+        }
+        let patch = json!({"metadata": {
+            "uid": revision.meta.uid, "labels": {REVISION_LABEL: revision.meta.name},
+        }});
+        let key = revision.meta.key();
+        Ok(Arc::new(self.client.patch(&key, &Patch::Merge(patch)).await?))
+    }
+
+    /// Upstream: `snapshot`.
+    async fn create_revision(
+        &self,
+        set: &Arc<DaemonSet>,
+        revision: &NewRevision,
+    ) -> Result<Arc<ControllerRevision>, Error> {
+        match revision.create(&self.client).await? {
+            Created::New(created) | Created::Same(created) => Ok(Arc::new(created)),
+            Created::Collision => Err(self.count_collision(set, revision.name()).await?),
+        }
+    }
+
+    /// Increments the collision count, so that the next sync finds another name. Returns what the
+    /// sync ends with.
+    async fn count_collision(&self, set: &Arc<DaemonSet>, name: &str) -> Result<Error, Error> {
+        let key = set.meta.key();
+        let live: DaemonSet = self.client.get(&key).await?;
+        if live.meta.uid != set.meta.uid
+            || live.status.collision_count != set.status.collision_count
+        {
+            // The hash was that of an older count.
+            return Ok(Error::Stale(format!(
+                "found a stale collision count of DaemonSet {key}; will retry until it is updated"
+            )));
+        }
+        let mut status = live.status.clone();
+        status.collision_count = Some(status.collision_count.unwrap_or(0).wrapping_add(1));
+        let updated = self.client.update_status(&live, &status).await?;
+        let version = updated.meta.resource_version;
+        self.consistency.wrote_at(&key, &set.meta.uid, &DaemonSet::RESOURCE, version);
+        log::info!("Found a hash collision for DaemonSet {key}: its collision count grows");
+        Ok(Error::Stale(format!("controllerrevisions.apps {name:?} already exists")))
+    }
+
+    /// Deletes the `others`, which have the same data as `kept`, after their pods have its label.
+    /// Upstream: `dedupCurHistories`.
+    async fn drop_duplicates(
+        &self,
+        kept: &ControllerRevision,
+        others: &[Arc<ControllerRevision>],
+        pods: &[Arc<Pod>],
+    ) -> Result<(), Error> {
+        if others.is_empty() {
+            return Ok(());
+        }
+        for pod in pods {
+            if pod.meta.labels.get(REVISION_LABEL) == Some(hash(kept)) {
+                continue;
+            }
+            let patch = json!({"metadata": {
+                "uid": pod.meta.uid, "labels": {REVISION_LABEL: hash(kept)},
+            }});
+            self.client.patch::<Pod>(&pod.meta.key(), &Patch::Merge(patch)).await?;
+        }
+        for other in others {
+            history::delete(&self.client, other).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes old revisions beyond the limit that no pod is of. Pods that are finished and being
+    /// deleted count too.
+    pub(super) async fn clean_up_revisions(
+        &self,
+        set: &DaemonSet,
+        old: &[Arc<ControllerRevision>],
+        pods: &[Arc<Pod>],
+    ) -> Result<(), Error> {
+        let limit = set.spec.revision_history_limit.unwrap_or(DEFAULT_HISTORY_LIMIT);
+        if usize::try_from(limit).is_ok_and(|limit| old.len() <= limit) {
+            return Ok(());
+        }
+        let placed = pods.iter().filter(|pod| has_target(pod));
+        let live: HashSet<&str> =
+            placed.filter_map(|pod| pod.meta.labels.get(REVISION_LABEL)).collect();
+        let is_used = |revision: &ControllerRevision| live.contains(hash(revision));
+        for revision in beyond_limit(old, is_used, Limit::All, limit) {
+            history::delete(&self.client, &revision).await?;
+        }
+        Ok(())
+    }
+}
+
+/// By which pods name it.
+fn hash(revision: &ControllerRevision) -> &str {
+    revision.meta.labels.get(REVISION_LABEL).unwrap_or_default()
+}

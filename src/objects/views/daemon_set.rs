@@ -1,0 +1,157 @@
+//! The lean view of a DaemonSet.
+
+use k8s_openapi::api::apps::v1::DaemonSetStatus;
+use serde::Deserialize;
+
+use crate::objects::{
+    Istr, LabelSelector, Labels, Meta, NodeAffinity, NodeSelector, RollingUpdate, Template,
+    Toleration, WholeMeta, null_as_default, resource,
+};
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct DaemonSet {
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
+    pub meta: Meta,
+    #[serde(deserialize_with = "null_as_default")]
+    pub spec: DaemonSetSpec,
+    #[serde(deserialize_with = "null_as_default")]
+    pub status: DaemonSetStatus,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(try_from = "WireSpec")]
+pub struct DaemonSetSpec {
+    pub selector: Option<LabelSelector>,
+    pub template: Template,
+    /// Of the template.
+    pub placement: Placement,
+    pub update_strategy: DaemonSetUpdateStrategy,
+    pub min_ready_seconds: i32,
+    pub revision_history_limit: Option<i32>,
+}
+
+/// On which nodes a template may run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Placement {
+    /// If not empty, on this node alone.
+    pub node_name: Istr,
+    pub affinity: NodeAffinity,
+    pub tolerations: Box<[Toleration]>,
+    pub host_network: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DaemonSetUpdateStrategy {
+    /// `RollingUpdate` or `OnDelete`.
+    pub r#type: Istr,
+    pub rolling_update: Option<RollingUpdate>,
+}
+
+resource!(DaemonSet, "apps", "v1", "daemonsets", namespaced);
+impl WholeMeta for DaemonSet {}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireSpec {
+    selector: Option<LabelSelector>,
+    template: Template,
+    #[serde(deserialize_with = "null_as_default")]
+    update_strategy: DaemonSetUpdateStrategy,
+    #[serde(deserialize_with = "null_as_default")]
+    min_ready_seconds: i32,
+    revision_history_limit: Option<i32>,
+}
+
+impl TryFrom<WireSpec> for DaemonSetSpec {
+    type Error = serde_json::Error;
+
+    fn try_from(wire: WireSpec) -> Result<DaemonSetSpec, serde_json::Error> {
+        Ok(DaemonSetSpec {
+            placement: Placement::of(&wire.template)?,
+            selector: wire.selector,
+            template: wire.template,
+            update_strategy: wire.update_strategy,
+            min_ready_seconds: wire.min_ready_seconds,
+            revision_history_limit: wire.revision_history_limit,
+        })
+    }
+}
+
+impl Placement {
+    fn of(template: &Template) -> Result<Placement, serde_json::Error> {
+        let WireTemplate { spec } = serde_json::from_str(template.json())?;
+        let required = spec.affinity.node_affinity.required;
+        Ok(Placement {
+            node_name: spec.node_name,
+            affinity: NodeAffinity { node_selector: spec.node_selector, required },
+            tolerations: spec.tolerations,
+            host_network: spec.host_network,
+        })
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireTemplate {
+    #[serde(deserialize_with = "null_as_default")]
+    spec: WirePodSpec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WirePodSpec {
+    node_name: Istr,
+    node_selector: Labels,
+    #[serde(deserialize_with = "null_as_default")]
+    affinity: WireAffinity,
+    #[serde(deserialize_with = "null_as_default")]
+    tolerations: Box<[Toleration]>,
+    #[serde(deserialize_with = "null_as_default")]
+    host_network: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireAffinity {
+    #[serde(deserialize_with = "null_as_default")]
+    node_affinity: WireNodeAffinity,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireNodeAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    required: Option<NodeSelector>,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn placement_is_read_from_the_template() {
+        let placement = |spec: Value| -> Placement {
+            let set: DaemonSet =
+                serde_json::from_value(json!({"spec": {"template": {"spec": spec}}})).unwrap();
+            set.spec.placement
+        };
+        assert_eq!(placement(Value::Null), Placement::default());
+        let found = placement(json!({
+            "nodeName": "n1", "nodeSelector": {"disk": "ssd"}, "hostNetwork": true,
+            "tolerations": [{"key": "k", "operator": "Exists"}],
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchFields": [
+                    {"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]}}},
+        }));
+        assert_eq!((&*found.node_name, found.host_network), ("n1", true));
+        assert_eq!((&*found.tolerations[0].key, &*found.tolerations[0].operator), ("k", "Exists"));
+        let labels: Labels = [("disk", "ssd")].into_iter().collect();
+        assert!(found.affinity.matches("n1", &labels));
+        assert!(!found.affinity.matches("n2", &labels));
+        assert!(!found.affinity.matches("n1", &Labels::default()));
+    }
+}
