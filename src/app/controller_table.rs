@@ -223,7 +223,10 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .workers_of(|o| o.concurrent_daemonset_syncs)
         .built(controllers::workloads::daemonset::controller),
     row("job-controller").alias("job").workers_of(|o| o.concurrent_job_syncs),
-    row("podgroup-protection-controller").gates(&["GenericWorkload"]),
+    row("podgroup-protection-controller")
+        .queue("podgroupprotection")
+        .gates(&["GenericWorkload"])
+        .built(controllers::cluster::podgroupprotection::controller),
     row("deployment-controller")
         .alias("deployment")
         .queue("deployment")
@@ -347,7 +350,8 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("storageversion-garbage-collector-controller")
         .alias("storage-version-gc")
         .account("storage-version-garbage-collector")
-        .gates(&["APIServerIdentity", "StorageVersionAPI"]),
+        .gates(&["APIServerIdentity", "StorageVersionAPI"])
+        .built(controllers::cluster::storageversiongc::controller),
     row("resourceclaim-controller")
         .alias("resource-claim-controller")
         .account("resource-claim-controller")
@@ -377,7 +381,10 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .workers(5)
         .gates(&["MultiCIDRServiceAllocator"])
         .built(controllers::services::servicecidrs::controller),
-    row("storage-version-migrator-controller").alias("svm").gates(&["StorageVersionMigrator"]),
+    row("storage-version-migrator-controller")
+        .alias("svm")
+        .gates(&["StorageVersionMigrator"])
+        .built(controllers::cluster::storageversionmigrator::controller),
     row("selinux-warning-controller")
         .event_source("selinux_warning")
         .off()

@@ -17,7 +17,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "DRAWorkloadResourceClaims",
     "HPAConfigurableTolerance",
     "HPAScaleToZero",
-    "InformerResourceVersion",
     "MutableSchedulingDirectivesForSuspendedJobs",
     "NativeHistograms",
     "PodLevelResources",

@@ -54,6 +54,7 @@ pub use views::pod::{
     ResourceClaimStatus, Sidecar, Terminated, parse_ip,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;
+pub use views::pod_group::PodGroup;
 pub use views::pod_quota::PodQuota;
 pub use views::policy::{
     ExpressionWarning, MatchConstraints, NamedRuleWithOperations, ParamKind, TypeChecking,
@@ -74,6 +75,11 @@ pub use views::stateful_set::{
     StatefulSetOrdinals, StatefulSetSpec, StatefulSetStatus, StatefulSetUpdateStrategy,
 };
 pub use views::storage_class::StorageClass;
+pub use views::storage_version::{ServerStorageVersion, StorageVersion, StorageVersionStatus};
+pub use views::storage_version_migration::{
+    GroupResource, StorageVersionMigration, StorageVersionMigrationSpec,
+    StorageVersionMigrationStatus,
+};
 pub use views::volume_attachment::{VolumeAttachment, VolumeAttachmentStatus};
 pub use views::volume_attributes_class::VolumeAttributesClass;
 pub use views::volume_source::{InTreeKind, VolumeSource};

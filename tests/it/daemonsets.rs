@@ -188,7 +188,8 @@ fn each_node_that_suits_has_one_pod() {
         // Labels choose nodes.
         let disk = |disk: &str| json!({ "metadata": { "labels": { "disk": disk } } });
         patch_node(env, "node-0", disk("ssd")).await;
-        let select = json!({ "spec": { "template": { "spec": { "nodeSelector": { "disk": "ssd" } } } } });
+        let select =
+            json!({ "spec": { "template": { "spec": { "nodeSelector": { "disk": "ssd" } } } } });
         change(env, select).await;
         placed(env, &[("node-0", 1)]).await;
         counts(env, "one node is selected", [1, 1, 0, 1, 1]).await;
@@ -369,7 +370,8 @@ fn orphaned_pods_and_revisions_are_adopted() {
 
         // A pod whose labels no longer match is released, and replaced.
         let pod = &after.0["node-0"][0].meta;
-        merge::<Pod>(client, &pod.name, json!({ "metadata": { "labels": { "app": "other" } } })).await;
+        merge::<Pod>(client, &pod.name, json!({ "metadata": { "labels": { "app": "other" } } }))
+            .await;
         let nodes = placed(env, &[("node-0", 2), ("node-1", 1), ("node-2", 1)]).await;
         let released = nodes["node-0"].iter().find(|other| other.meta.uid == pod.uid).unwrap();
         assert!(released.meta.controller().is_none());

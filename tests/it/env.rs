@@ -265,11 +265,17 @@ impl Env {
 /// folder that holds `kube-apiserver` and `etcd`.
 pub fn everywhere(name: &str, scenario: impl AsyncFn(&Site)) {
     Env::run(name, async |env| scenario(env).await);
+    on_real_server(name, &[], scenario);
+}
+
+/// Runs `scenario` on a real API server with further flags: for kinds that the sandbox does not
+/// serve.
+pub fn on_real_server(name: &str, flags: &[&str], scenario: impl AsyncFn(&Site)) {
     let Some(assets) = real::assets() else { return };
     block_on(async {
         let folder = Folder::new(name);
         let clock = SystemClock::shared();
-        let server = real::ApiServer::start(&assets, &folder.0, &clock).await;
+        let server = real::ApiServer::start(&assets, &folder.0, &clock, flags).await;
         let client = administrator(&server.admin, "tests", &clock).expect("a client");
         let stand_ins = StandIns::start(&client, &clock, quick_nodes());
         let steering = stand_ins.steering.clone();

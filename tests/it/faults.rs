@@ -10,7 +10,7 @@ use futures_lite::FutureExt;
 use kube_controller_manager::client::{Client, Config, Delete, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock};
 use kube_controller_manager::objects::{
-    Deployment, Namespace, ObjectKey, Pod, ReplicaSet, Resource,
+    DaemonSet, Deployment, Namespace, ObjectKey, Pod, ReplicaSet, Resource,
 };
 use sandbox::faults::{Fault, Faults};
 use sandbox::store::Store;
@@ -321,10 +321,12 @@ fn retry_after_is_honoured() {
 
 #[test]
 fn every_controller_retries_refused_writes() {
-    // The writes for a namespace, a Service, a token, a quota and their end, and how many of the
-    // faults below each meets: few where each failure doubles a wait of a second, or where one key
+    // The writes for a namespace, a Service, a token, a quota, a DaemonSet and their end, and how many
+    // of the faults below each meets: few where each failure doubles a wait of a second, or where one key
     // makes several of these writes.
-    const ALL: [(&str, &str, usize); 12] = [
+    const ALL: [(&str, &str, usize); 14] = [
+        ("create", "controllerrevisions", 6),
+        ("update", "daemonsets/status", 3),
         ("create", "serviceaccounts", 6),
         ("create", "configmaps", 6),
         ("create", "endpoints", 3),
@@ -359,6 +361,17 @@ fn every_controller_retries_refused_writes() {
         }
         let _manager = env.manager("manager", &["--leader-elect=false"]);
         inhabit(env, "ns").await;
+        let mut agent = deployment("agent", 0, "agent:1");
+        agent["kind"] = json!("DaemonSet");
+        agent["metadata"]["namespace"] = json!("ns");
+        agent["spec"].as_object_mut().expect("a spec").remove("replicas");
+        env.client.create::<DaemonSet>("ns", &agent).await.expect("create");
+        eventually(&env.clock, "the daemons run", || async {
+            let key = ObjectKey::new("ns", "agent");
+            let set: DaemonSet = env.client.get(&key).await.map_err(|error| error.to_string())?;
+            if set.status.number_ready == 3 { Ok(()) } else { Err(format!("{:?}", set.status)) }
+        })
+        .await;
         let key = ObjectKey::cluster("ns");
         env.client.delete::<Namespace>(&key, Delete::new()).await.expect("delete");
         eventually(&env.clock, "the namespace goes", || async {

@@ -37,8 +37,11 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
 }
 
 /// What a family of controllers uses of another: the path below `controllers`.
-const ACROSS: [(&str, &str); 2] =
-    [("accounts", "certificates::root_ca"), ("runner", "workloads::expectations")];
+const ACROSS: [(&str, &str); 3] = [
+    ("accounts", "certificates::root_ca"),
+    ("cluster", "storage::protection"),
+    ("runner", "workloads::expectations"),
+];
 
 /// What the sandbox uses of the library: rooms, and paths in a room that is not all its own.
 const SANDBOX: [&str; 13] = [

@@ -33,4 +33,5 @@ mod servicecidrs;
 mod serving;
 mod statefulsets;
 mod storage;
+mod storageversions;
 mod ttl;

@@ -75,6 +75,7 @@ fn pod() -> Value {
                 "podAffinity": terms, "podAntiAffinity": terms, "nodeAffinity": nodes,
             },
             "tolerations": [toleration], "resourceClaims": [claim],
+            "schedulingGroup": {"podGroupName": "g"},
             "volumes": [
                 {"name": "v", "persistentVolumeClaim": {"claimName": "c"}},
                 {"name": "e", "ephemeral": {}},

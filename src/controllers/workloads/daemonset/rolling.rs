@@ -241,8 +241,18 @@ mod tests {
             (&[("a-1", "old ready"), ("b-1", "old going")], 2, &[], 0),
             (&[("a-1", "old ready"), ("b-1", "old going")], 3, &["a-1"], 1),
             // Two pods on a node are for `manage`.
-            (&[("a-1", "old ready"), ("a-2", "old ready"), ("b-1", "new"), ("c-1", "new")], 9, &[], 0),
-            (&[("a-1", "old ready"), ("a-2", "new ready"), ("b-1", "old"), ("c-1", "new")], 1, &["b-1"], 1),
+            (
+                &[("a-1", "old ready"), ("a-2", "old ready"), ("b-1", "new"), ("c-1", "new")],
+                9,
+                &[],
+                0,
+            ),
+            (
+                &[("a-1", "old ready"), ("a-2", "new ready"), ("b-1", "old"), ("c-1", "new")],
+                1,
+                &["b-1"],
+                1,
+            ),
             (&[("a-1", "new ready"), ("b-1", "new ready"), ("c-1", "new ready")], 1, &[], 0),
         ];
         for (pods, max_unavailable, certain, count) in table {
@@ -273,7 +283,13 @@ mod tests {
             (&[("a-1", "old ready"), ("a-2", "new"), ("b-1", "old ready")], 1, 0, &[], &[]),
             (&[("a-1", "old ready"), ("a-2", "new"), ("b-1", "old ready")], 2, 1, &["b"], &[]),
             // An available new pod ends the old one.
-            (&[("a-1", "old ready"), ("a-2", "new ready"), ("b-1", "old ready")], 1, 1, &["b"], &["a-1"]),
+            (
+                &[("a-1", "old ready"), ("a-2", "new ready"), ("b-1", "old ready")],
+                1,
+                1,
+                &["b"],
+                &["a-1"],
+            ),
             // Two of one version are for `manage`, and take a place.
             (&[("a-1", "old"), ("a-2", "old"), ("b-1", "old ready")], 1, 0, &[], &[]),
             (&[("a-1", "new ready"), ("b-1", "new"), ("c-1", "new ready")], 3, 0, &[], &[]),
@@ -298,9 +314,11 @@ mod tests {
         ] {
             let sites = sites(&unwanted, &pods);
             let plan = surge(&sites, &VERSION, availability(), 1).unwrap();
-            assert_eq!((names(&plan.delete), plan.create.len()), (
-                deleted.iter().map(ToString::to_string).collect(), 0
-            ), "{pods:?}");
+            assert_eq!(
+                (names(&plan.delete), plan.create.len()),
+                (deleted.iter().map(ToString::to_string).collect(), 0),
+                "{pods:?}"
+            );
         }
         let stray = sites(&running(&["a"]), &[("gone-1", "old ready")]);
         let error = surge(&stray, &VERSION, availability(), 1).unwrap_err();

@@ -184,10 +184,8 @@ mod tests {
             ],
         );
         found.sort_by(|one, other| one.node.cmp(&other.node));
-        let found: Vec<_> = found
-            .iter()
-            .map(|site| (&*site.node, site.fit.is_some(), names(&site.pods)))
-            .collect();
+        let found: Vec<_> =
+            found.iter().map(|site| (&*site.node, site.fit.is_some(), names(&site.pods))).collect();
         assert_eq!(
             found,
             [
@@ -205,15 +203,17 @@ mod tests {
             pod.meta.labels = [(key, value)].into_iter().collect();
             pod
         };
-        let (hash, generation) =
-            (labelled(REVISION_LABEL, "h"), labelled(GENERATION_LABEL, "3"));
+        let (hash, generation) = (labelled(REVISION_LABEL, "h"), labelled(GENERATION_LABEL, "3"));
         for (version, by_hash, by_generation) in [
             (Version { hash: "h", generation: None }, true, false),
             (Version { hash: "g", generation: Some(3) }, false, true),
             (Version { hash: "h", generation: Some(4) }, true, false),
             (Version { hash: "", generation: None }, false, false),
         ] {
-            assert_eq!((version.is_of(&hash), version.is_of(&generation)), (by_hash, by_generation));
+            assert_eq!(
+                (version.is_of(&hash), version.is_of(&generation)),
+                (by_hash, by_generation)
+            );
         }
         assert!(!Version { hash: "", generation: None }.is_of(&Pod::default()));
     }

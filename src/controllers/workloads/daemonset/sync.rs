@@ -194,7 +194,8 @@ impl DaemonSets {
     fn report_end(&self, set: &DaemonSet, pod: &Pod, node: &str) {
         let key = pod.meta.key();
         if pod.status.phase == PodPhase::Failed {
-            let message = format!("Found failed daemon pod {key} on node {node}, will try to kill it");
+            let message =
+                format!("Found failed daemon pod {key} on node {node}, will try to kill it");
             self.recorder.warning(set, "FailedDaemonPod", message);
         } else {
             let message =
@@ -255,7 +256,8 @@ impl DaemonSets {
         let (count, template, taken) = (nodes.len(), Arc::new(template), AtomicUsize::new(0));
         let (created, failure) = slow_start(count, SLOW_START_INITIAL_BATCH_SIZE, || {
             let node = nodes.get(taken.fetch_add(1, Ordering::Relaxed)).cloned();
-            let (control, set, template) = (self.pod_control.clone(), set.clone(), template.clone());
+            let (control, set, template) =
+                (self.pod_control.clone(), set.clone(), template.clone());
             async move {
                 let Some(node) = node else { return Ok(()) };
                 let mut pod = (*template).clone();

@@ -1,0 +1,296 @@
+//! Removes API servers that are gone from StorageVersions. Upstream:
+//! `pkg/controller/storageversiongc`.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::cache::{Lister, Scope};
+use crate::client::{Client, Delete, ListOptions};
+use crate::clock::SharedClock;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::objects::{
+    Meta, ObjectKey, PartialObjectMetadata, Resource, ResourceType, StorageVersion, Timestamp, Uid,
+};
+
+const LEASES: ResourceType =
+    ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
+/// Where API servers keep their identity leases.
+const NAMESPACE: &str = "kube-system";
+/// Upstream: `IdentityLeaseComponentLabelKey`, `KubeAPIServer`.
+const IDENTITY: (&str, &str) = ("apiserver.kubernetes.io/identity", "kube-apiserver");
+
+/// The controller `storageversion-garbage-collector-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let leases = c.lister_of::<PartialObjectMetadata>(Scope {
+        namespace: Some(NAMESPACE.to_owned()),
+        ..Scope::metadata(LEASES)
+    });
+    let versions = c.lister::<StorageVersion>();
+    let this = Arc::new(StorageVersions { client: c.client(), clock: c.clock() });
+    let retries = Retries::default;
+    let lease_queue = c.queue_named("storage_version_garbage_collector_leases", retries());
+    let version_queue =
+        c.queue_named("storage_version_garbage_collector_storageversions", retries());
+    c.watch(&leases, &lease_queue, |change: Change<'_, PartialObjectMetadata>, wake: &Queue| {
+        if let Change::Deleted(last) = change
+            && is_identity(&last.object().meta)
+        {
+            wake.add(last.object().meta.key());
+        }
+    });
+    c.watch(&versions, &version_queue, move |change: Change<'_, StorageVersion>, wake: &Queue| {
+        if !matches!(change, Change::Deleted(_)) && names_unknown(change.object(), &leases) {
+            wake.add(change.object().meta.key());
+        }
+    });
+    let of_leases = this.clone();
+    c.sync_by(1, lease_queue, move |key| of_leases.clone().sync_lease(key));
+    c.sync_by(1, version_queue, move |key| this.clone().sync_version(key));
+    Ok(())
+}
+
+fn is_identity(lease: &Meta) -> bool {
+    let (key, value) = IDENTITY;
+    lease.labels.get(key) == Some(value)
+}
+
+/// Whether an entry is that of a server without a lease.
+fn names_unknown(version: &StorageVersion, leases: &Lister<PartialObjectMetadata>) -> bool {
+    version.status.storage_versions.iter().any(|entry| {
+        let lease = leases.get(&ObjectKey::new(NAMESPACE, &entry.api_server_id));
+        !lease.is_some_and(|lease| is_identity(&lease.meta))
+    })
+}
+
+struct StorageVersions {
+    client: Client,
+    clock: SharedClock,
+}
+
+impl StorageVersions {
+    /// Removes the server whose lease was deleted. Upstream: `processDeletedLease`.
+    async fn sync_lease(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        if self.lease(&key.name).await?.is_some() {
+            return Ok(Next::Done);
+        }
+        let all: Vec<Value> = self
+            .client
+            .resource(&StorageVersion::RESOURCE)
+            .list(None, &ListOptions::default())
+            .await?
+            .items;
+        let mut errors = Vec::new();
+        for live in all {
+            errors.extend(self.remove(live, |server| server == &*key.name).await.err());
+        }
+        Error::many(errors).map_or(Ok(Next::Done), Err)
+    }
+
+    /// Removes the servers that have no lease. Upstream: `syncStorageVersion`.
+    async fn sync_version(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let live: Value = match self.client.resource(&StorageVersion::RESOURCE).get(&key).await {
+            Err(error) if error.is_not_found() => return Ok(Next::Done),
+            live => live?,
+        };
+        let mut gone = Vec::new();
+        for server in servers(&live) {
+            // Only a lease that is certainly not there counts.
+            if !self.lease(server).await?.is_some_and(|lease| is_identity(&lease)) {
+                gone.push(server.to_owned());
+            }
+        }
+        self.remove(live, |server| gone.iter().any(|other| other == server)).await?;
+        Ok(Next::Done)
+    }
+
+    /// The live lease of this name.
+    async fn lease(&self, name: &str) -> Result<Option<Meta>, Error> {
+        let leases = self.client.resource(&LEASES).metadata_only();
+        let found: Result<PartialObjectMetadata, _> =
+            leases.get(&ObjectKey::new(NAMESPACE, name)).await;
+        match found {
+            Ok(lease) => Ok(Some(lease.meta)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Writes `live` without the servers that are `gone`, or deletes it when no server remains.
+    async fn remove(&self, mut live: Value, gone: impl Fn(&str) -> bool) -> Result<(), Error> {
+        let versions = self.client.resource(&StorageVersion::RESOURCE);
+        let text = |at: &str| live.pointer(at).and_then(Value::as_str).unwrap_or_default();
+        let key = ObjectKey::cluster(text("/metadata/name"));
+        let uid = Uid::new(text("/metadata/uid"));
+        let version = text("/metadata/resourceVersion").parse().unwrap_or_default();
+        match without(&mut live, gone, self.clock.now()) {
+            Edit::Nothing => return Ok(()),
+            Edit::Delete => {
+                let delete = Delete::new().uid(uid).resource_version(version);
+                match versions.delete(&key, delete).await {
+                    Err(error) if !error.is_not_found() => Err(error.into()),
+                    _ => Ok(()),
+                }
+            }
+            Edit::Update => {
+                let status = versions.subresource("status");
+                status.update::<Value>(&key, &live).await?;
+                Ok(())
+            }
+        }
+    }
+}
+
+fn servers(version: &Value) -> impl Iterator<Item = &str> {
+    let entries = version["status"]["storageVersions"].as_array();
+    entries.into_iter().flatten().filter_map(|entry| entry["apiServerID"].as_str())
+}
+
+#[derive(Debug, PartialEq)]
+enum Edit {
+    Nothing,
+    Update,
+    Delete,
+}
+
+/// Removes the entries of servers that are `gone`, and brings the version that all have in common up
+/// to date. Upstream: `updateOrDeleteStorageVersion`, `SetCommonEncodingVersion`.
+fn without(version: &mut Value, gone: impl Fn(&str) -> bool, now: Timestamp) -> Edit {
+    let generation = version["metadata"]["generation"].as_i64().unwrap_or(0);
+    let status = &mut version["status"];
+    let Some(entries) = status["storageVersions"].as_array_mut() else { return Edit::Nothing };
+    let before = entries.len();
+    entries.retain(|entry| !gone(entry["apiServerID"].as_str().unwrap_or_default()));
+    match entries.len() {
+        0 if before > 0 => return Edit::Delete,
+        after if after == before => return Edit::Nothing,
+        _ => {}
+    }
+    let first = entries[0]["encodingVersion"].clone();
+    let is_common = entries.iter().all(|entry| entry["encodingVersion"] == first);
+    let old = status["commonEncodingVersion"].take();
+    let moved = is_common && old.is_string() && old != first;
+    if let Some(status) = status.as_object_mut() {
+        match is_common {
+            true => status.insert("commonEncodingVersion".to_owned(), first),
+            false => status.remove("commonEncodingVersion"),
+        };
+    }
+    let (holds, reason, message) = match is_common {
+        true => ("True", "CommonEncodingVersionSet", "Common encoding version set"),
+        false => ("False", "CommonEncodingVersionUnset", "Common encoding version unset"),
+    };
+    let mut condition = json!({
+        "type": "AllEncodingVersionsEqual", "status": holds, "observedGeneration": generation,
+        "lastTransitionTime": now, "reason": reason, "message": message,
+    });
+    if generation == 0
+        && let Some(condition) = condition.as_object_mut()
+    {
+        condition.remove("observedGeneration");
+    }
+    if !status["conditions"].is_array() {
+        status["conditions"] = json!([]);
+    }
+    if let Some(conditions) = status["conditions"].as_array_mut() {
+        match conditions.iter_mut().find(|known| known["type"] == condition["type"]) {
+            Some(known) => {
+                if known["status"] == condition["status"] && !moved {
+                    condition["lastTransitionTime"] = known["lastTransitionTime"].take();
+                }
+                *known = condition;
+            }
+            None => conditions.push(condition),
+        }
+    }
+    Edit::Update
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(entries: &[(&str, &str)], common: Option<&str>, equal: &str) -> Value {
+        let entries: Vec<Value> = entries
+            .iter()
+            .map(|(server, version)| {
+                json!({"apiServerID": server, "encodingVersion": version, "brandNew": [1]})
+            })
+            .collect();
+        let mut version = json!({
+            "metadata": {"name": "apps.deployments", "generation": 1},
+            "status": {
+                "storageVersions": entries, "brandNew": 2,
+                "conditions": [{"type": "AllEncodingVersionsEqual", "status": equal,
+                    "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+            },
+        });
+        if let Some(common) = common {
+            version["status"]["commonEncodingVersion"] = json!(common);
+        }
+        version
+    }
+
+    #[test]
+    fn entries_of_servers_that_are_gone_are_removed() {
+        let now = Timestamp::from_secs(0);
+        let (old, new) = (json!("2026-01-01T00:00:00Z"), json!(now));
+        // The entries, the common version and the condition before; the servers that are gone; the
+        // edit, and the common version, the condition and its time after it.
+        for (entries, common, equal, gone, edit, after) in [
+            (vec![("a", "v1")], Some("v1"), "True", "", Edit::Nothing, None),
+            (vec![], None, "False", "a", Edit::Nothing, None),
+            (vec![("a", "v1")], Some("v1"), "True", "a", Edit::Delete, None),
+            (
+                vec![("a", "v1"), ("b", "v1")],
+                Some("v1"),
+                "True",
+                "a",
+                Edit::Update,
+                Some((json!("v1"), "True", old.clone())),
+            ),
+            (
+                vec![("a", "v1"), ("b", "v2")],
+                None,
+                "False",
+                "a",
+                Edit::Update,
+                Some((json!("v2"), "True", new.clone())),
+            ),
+            (
+                vec![("a", "v1"), ("b", "v2"), ("c", "v3")],
+                None,
+                "False",
+                "a",
+                Edit::Update,
+                Some((Value::Null, "False", old)),
+            ),
+            (
+                vec![("a", "v1"), ("b", "v2")],
+                Some("v1"),
+                "True",
+                "a",
+                Edit::Update,
+                Some((json!("v2"), "True", new)),
+            ),
+        ] {
+            let case = format!("{entries:?} without {gone}");
+            let mut version = version(&entries, common, equal);
+            assert_eq!(without(&mut version, |server| server == gone, now), edit, "{case}");
+            let Some((common, equal, since)) = after else { continue };
+            let (status, condition) = (&version["status"], &version["status"]["conditions"][0]);
+            assert_eq!(status["commonEncodingVersion"], common, "{case}");
+            assert_eq!(
+                (&condition["status"], &condition["lastTransitionTime"]),
+                (&json!(equal), &since)
+            );
+            assert_eq!(condition["observedGeneration"], 1);
+            assert_eq!(
+                (&status["brandNew"], &status["storageVersions"][0]["brandNew"]),
+                (&json!(2), &json!([1]))
+            );
+            assert_eq!(servers(&version).count(), entries.len() - 1);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The version up to which objects are migrated: that of the resource when its migration begins.
+//! Upstream: `ResourceVersionController`.
+
+use std::sync::Arc;
+
+use super::{Migrator, RUNNING, is_terminal};
+use crate::client::{ApiResource, ListOptions};
+use crate::controllers::{Error, Next, SyncResult};
+use crate::objects::{Istr, ObjectKey, PartialObjectMetadata, ResourceType};
+
+/// The name of no namespace and of no object: it is not valid.
+const NOWHERE: &str = "@fake:svm_ns!";
+const VERBS: [&str; 3] = ["update", "patch", "list"];
+
+impl Migrator {
+    pub(super) async fn note_version(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(migration) = self.migrations.get(&key) else { return Ok(Next::Done) };
+        let status = &migration.status;
+        if !status.is_true(RUNNING) || is_terminal(status) || !status.resource_version.is_empty() {
+            return Ok(Next::Done);
+        }
+        let Some(found) = self.served(&migration.spec.resource).await? else {
+            if self.is_young(&migration) {
+                let why = "resource does not exist in our rest mapper, requeuing to attempt again";
+                return Err(Error::NotYet(why.to_owned()));
+            }
+            self.fail(&migration, "resource does not exist in discovery").await?;
+            return Ok(Next::Done);
+        };
+        if !found.supports(&VERBS) {
+            let why = format!(
+                "resource {:?} does not support discovery operations: [{}]",
+                text(&found.resource),
+                VERBS.join(" ")
+            );
+            log::error!("{}: {key}: {why}", self.name);
+            self.fail(&migration, &why).await?;
+            return Ok(Next::Done);
+        }
+        let version = self.newest_version(&found).await?;
+        if version.parse::<u64>().is_err() {
+            let resource = text(&found.resource);
+            let why = format!("latest resourceVersion for {resource} is not valid: {version:?}");
+            self.fail(&migration, &why).await?;
+            return Ok(Next::Done);
+        }
+        let mut status = status.clone();
+        status.resource_version = Istr::new(&version);
+        self.write(&migration, &status).await?;
+        Ok(Next::Done)
+    }
+
+    /// The version of a list that is empty for certain.
+    async fn newest_version(&self, found: &ApiResource) -> Result<String, Error> {
+        let options = ListOptions {
+            field_selector: (!found.resource.namespaced)
+                .then(|| format!("metadata.name={NOWHERE}")),
+            limit: Some(1),
+            ..ListOptions::default()
+        };
+        let resource = self.client.resource(&found.resource).metadata_only();
+        let list = resource.list::<PartialObjectMetadata>(Some(NOWHERE), &options).await;
+        let doing = "error getting latest resourceVersion";
+        Ok(list.map_err(|error| Error::during(doing, error))?.resource_version)
+    }
+}
+
+/// Upstream: `GroupVersionResource.String`.
+fn text(resource: &ResourceType) -> String {
+    format!("{}/{}, Resource={}", resource.group, resource.version, resource.plural)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::{Pod, ReplicaSet, Resource};
+
+    #[test]
+    fn resources_are_written_as_upstream_writes_them() {
+        assert_eq!(text(&Pod::RESOURCE), "/v1, Resource=pods");
+        assert_eq!(text(&ReplicaSet::RESOURCE), "apps/v1, Resource=replicasets");
+    }
+}

@@ -1,0 +1,173 @@
+//! Rewrites the stored objects of a resource in its current storage version, one migration of a
+//! resource at a time. Upstream: `pkg/controller/storageversionmigrator`.
+//!
+//! Three queues work on a migration in turn: `turn` marks it as running, `freshness` notes the
+//! version up to which objects are to be migrated, `migrate` patches them. Each writes one condition
+//! or field of the status, which wakes the next.
+
+mod freshness;
+mod migrate;
+mod turn;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use crate::cache::Lister;
+use crate::client::{ApiResource, Client};
+use crate::clock::SharedClock;
+use crate::controllers::runner::{Change, keys};
+use crate::controllers::{Controller, Error, Queue, Retries};
+use crate::objects::{
+    GroupResource, StorageVersionMigration, StorageVersionMigrationStatus, Timestamp,
+};
+
+const RUNNING: &str = "Running";
+const SUCCEEDED: &str = "Succeeded";
+const FAILED: &str = "Failed";
+
+const WORKERS: usize = 5;
+/// A migration makes many requests: the rate and the burst are this many times the usual ones.
+const FASTER: (f64, u32) = (20.0, 100);
+/// A resource that is not served may have been defined just now.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+struct Migrator {
+    name: &'static str,
+    client: Client,
+    clock: SharedClock,
+    migrations: Lister<StorageVersionMigration>,
+}
+
+/// The controller `storage-version-migrator-controller`; idle without the gate
+/// InformerResourceVersion.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    if !c.feature("InformerResourceVersion") {
+        return Ok(());
+    }
+    if !c.options().enable_garbage_collector {
+        return Err("storage version migrator requires garbage collector".to_owned());
+    }
+    let (qps, burst) = FASTER;
+    let migrations = c.lister::<StorageVersionMigration>();
+    let this = Arc::new(Migrator {
+        name: c.name(),
+        client: c.client().hastened(qps, burst),
+        clock: c.clock(),
+        migrations: migrations.clone(),
+    });
+    let to_migrate = c.queue(Retries::default().logged_as(log::Level::Info));
+    let to_date = c
+        .queue_named("resource-version-controller", Retries::default().logged_as(log::Level::Info));
+    let in_turn = c.queue_named(turn::NAME, Retries::default());
+    c.watch(&migrations, &to_migrate, keys::of_current(|_| true));
+    c.watch(&migrations, &to_date, keys::of_current(|_| true));
+    c.watch(
+        &migrations,
+        &in_turn,
+        |change: Change<'_, StorageVersionMigration>, wake: &Queue<GroupResource>| {
+            wake.add(change.object().spec.resource.clone());
+        },
+    );
+    let (of_dates, of_turns) = (this.clone(), this.clone());
+    c.sync_by(WORKERS, to_migrate, move |key| this.clone().migrate(key));
+    c.sync_by(1, to_date, move |key| of_dates.clone().note_version(key));
+    c.sync_by(1, in_turn, move |resource| of_turns.clone().take_turns(resource));
+    Ok(())
+}
+
+/// Nothing is left to do but to clean up.
+fn is_terminal(status: &StorageVersionMigrationStatus) -> bool {
+    status.is_true(SUCCEEDED) || status.is_true(FAILED)
+}
+
+/// `status` with a condition that is true; one that is there stays as it is. Upstream:
+/// `setStatusConditions`.
+fn with_condition(
+    status: &StorageVersionMigrationStatus,
+    name: &str,
+    reason: &str,
+    message: &str,
+    now: Timestamp,
+) -> StorageVersionMigrationStatus {
+    let mut status = status.clone();
+    let known = status.condition(name).map(|condition| &*condition.status);
+    if !matches!(known, Some("True" | "False")) {
+        status.conditions.push(Condition {
+            type_: name.to_owned(),
+            status: "True".to_owned(),
+            last_transition_time: now.to_api(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            observed_generation: None,
+        });
+    }
+    status
+}
+
+impl Migrator {
+    async fn write(
+        &self,
+        migration: &StorageVersionMigration,
+        status: &StorageVersionMigrationStatus,
+    ) -> Result<(), Error> {
+        self.client.update_status(migration, status).await?;
+        Ok(())
+    }
+
+    async fn fail(&self, migration: &StorageVersionMigration, why: &str) -> Result<(), Error> {
+        let reason = "StorageVersionMigrationFailed";
+        let now = self.clock.now();
+        let status = with_condition(&migration.status, FAILED, reason, why, now);
+        self.write(migration, &status).await
+    }
+
+    /// The resource in its preferred version; `None` if it is not served.
+    async fn served(&self, resource: &GroupResource) -> Result<Option<ApiResource>, Error> {
+        let found = self.client.discover().await?;
+        let is_it = |found: &&ApiResource| {
+            resource.group == *found.resource.group && resource.resource == *found.resource.plural
+        };
+        Ok(found.preferred().find(is_it).cloned())
+    }
+
+    /// Whether a resource of `migration` that is not served may still be.
+    fn is_young(&self, migration: &StorageVersionMigration) -> bool {
+        let created = migration.meta.creation_timestamp;
+        created.is_some_and(|created| created + PATIENCE > self.clock.now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_condition_is_set_once() {
+        let now = Timestamp::from_secs(1_000_000);
+        let status = |conditions| -> StorageVersionMigrationStatus {
+            serde_json::from_value(json!({"conditions": conditions})).unwrap()
+        };
+        let known = |holds: &str| {
+            status(json!([{"type": "Running", "status": holds, "reason": "r", "message": "m",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}]))
+        };
+        for (before, added) in
+            [(status(json!(null)), true), (known("True"), false), (known("False"), false)]
+        {
+            let after = with_condition(&before, RUNNING, "reason", "message", now);
+            assert_eq!(after != before, added);
+        }
+        let both = with_condition(&known("True"), FAILED, "reason", "", now);
+        assert_eq!(both.conditions.len(), 2);
+        assert_eq!(
+            serde_json::to_value(&both.conditions[1]).unwrap(),
+            json!({"type": "Failed", "status": "True", "reason": "reason", "message": "",
+                "lastTransitionTime": now})
+        );
+        assert!(is_terminal(&both) && !is_terminal(&known("True")));
+    }
+}

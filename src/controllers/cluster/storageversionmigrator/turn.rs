@@ -1,0 +1,272 @@
+//! One migration of a resource at a time: the oldest runs, and the definition of a custom resource
+//! shows it. Upstream: `MigrationRunnerController`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use serde_json::{Value, json};
+
+use super::{Migrator, RUNNING, SUCCEEDED, is_terminal, with_condition};
+use crate::client::Patch;
+use crate::controllers::{Error, Next, SyncResult};
+use crate::objects::{GroupResource, ObjectKey, ResourceType, StorageVersionMigration, Timestamp};
+
+/// Its field manager. Upstream: `MigrationRunnerControllerName`.
+pub(super) const NAME: &str = "migration-runner-controller";
+
+const DEFINITIONS: ResourceType = ResourceType::fixed(
+    "apiextensions.k8s.io",
+    "v1",
+    "CustomResourceDefinition",
+    "customresourcedefinitions",
+    false,
+);
+
+/// Between attempts to write a definition that others write as well. Upstream:
+/// `retry.DefaultRetry`.
+const CONFLICT_PAUSES: [Duration; 4] = [Duration::from_millis(10); 4];
+
+/// What is to be done about the migrations of one resource.
+#[derive(Debug, Default, PartialEq)]
+struct Turns {
+    /// They have ended, and still are marked as running.
+    ended: Vec<Arc<StorageVersionMigration>>,
+    /// Nothing runs, and this one is the oldest that waits.
+    next: Option<Arc<StorageVersionMigration>>,
+}
+
+/// Upstream: `getSVMsForResource`.
+fn turns(all: Vec<Arc<StorageVersionMigration>>, resource: &GroupResource) -> Turns {
+    let mut turns = Turns::default();
+    let mut is_running = false;
+    let order = |migration: &StorageVersionMigration| {
+        (migration.meta.creation_timestamp, migration.meta.name.clone())
+    };
+    for migration in all.into_iter().filter(|migration| migration.spec.resource == *resource) {
+        match (migration.status.is_true(RUNNING), is_terminal(&migration.status)) {
+            (true, true) => turns.ended.push(migration),
+            (true, false) => is_running = true,
+            (false, true) => {}
+            (false, false) => {
+                let next = turns.next.as_ref();
+                if next.is_none_or(|next| order(&migration) < order(next)) {
+                    turns.next = Some(migration);
+                }
+            }
+        }
+    }
+    if is_running {
+        turns.next = None;
+    }
+    turns
+}
+
+impl Migrator {
+    pub(super) async fn take_turns(self: Arc<Self>, resource: GroupResource) -> SyncResult {
+        let Turns { ended, next } = turns(self.migrations.list(), &resource);
+        for migration in ended {
+            let success = migration.status.is_true(SUCCEEDED);
+            self.mark(&resource, |definition, now| finished(definition, success, now)).await?;
+            let mut status = migration.status.clone();
+            for condition in status.conditions.iter_mut().filter(|known| known.type_ == RUNNING) {
+                *condition = Condition {
+                    type_: RUNNING.to_owned(),
+                    status: "False".to_owned(),
+                    reason: "MigrationCompleted".to_owned(),
+                    message: "Migration completed".to_owned(),
+                    observed_generation: Some(migration.meta.generation),
+                    last_transition_time: self.clock.now().to_api(),
+                };
+            }
+            self.write(&migration, &status).await?;
+        }
+        if let Some(migration) = next {
+            let name = &*migration.meta.name;
+            self.mark(&resource, |definition, now| started(definition, name, now)).await?;
+            let message = "The migration is running";
+            let now = self.clock.now();
+            let status =
+                with_condition(&migration.status, RUNNING, "MigrationRunning", message, now);
+            self.write(&migration, &status).await?;
+        }
+        Ok(Next::Done)
+    }
+
+    /// Applies to the definition of `resource`, if it is a custom one, the status that `status` makes
+    /// of it. The version keeps it from being written into another state; a conflict is retried.
+    async fn mark(
+        &self,
+        resource: &GroupResource,
+        status: impl Fn(&Value, Timestamp) -> Value,
+    ) -> Result<(), Error> {
+        let key = ObjectKey::cluster(&format!("{}.{}", resource.resource, resource.group));
+        let definitions = self.client.resource(&DEFINITIONS);
+        let mut pauses = CONFLICT_PAUSES.iter();
+        loop {
+            let live: Value = match definitions.get(&key).await {
+                Err(error) if error.is_not_found() => return Ok(()),
+                live => live?,
+            };
+            let body = json!({
+                "apiVersion": DEFINITIONS.api_version(), "kind": DEFINITIONS.kind,
+                "metadata": {
+                    "name": key.name, "resourceVersion": live["metadata"]["resourceVersion"],
+                },
+                "status": status(&live, self.clock.now()),
+            });
+            let patch = Patch::Apply { manager: NAME.to_owned(), force: true, body };
+            let written: Result<Value, _> =
+                definitions.clone().subresource("status").patch(&key, &patch).await;
+            match (written, pauses.next()) {
+                (Ok(_), _) => return Ok(()),
+                (Err(error), Some(pause)) if error.is_conflict() => self.clock.sleep(*pause).await,
+                (Err(error), _) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+const MIGRATING: &str = "StorageMigrating";
+
+fn condition(
+    definition: &Value,
+    holds: bool,
+    reason: &str,
+    message: &str,
+    now: Timestamp,
+) -> Value {
+    let mut condition = json!({
+        "type": MIGRATING, "status": if holds { "True" } else { "False" },
+        "lastTransitionTime": now, "reason": reason, "message": message,
+    });
+    let generation = &definition["metadata"]["generation"];
+    if generation.is_number() {
+        condition["observedGeneration"] = generation.clone();
+    }
+    condition
+}
+
+fn started(definition: &Value, migration: &str, now: Timestamp) -> Value {
+    let message = format!("Migration {migration} is running");
+    json!({"conditions": [condition(definition, true, "MigrationRunning", &message, now)]})
+}
+
+/// After a success on an unchanged definition, its storage version is the only one stored.
+/// Upstream: `finishCRDMigration`.
+fn finished(definition: &Value, success: bool, now: Timestamp) -> Value {
+    let conditions = definition["status"]["conditions"].as_array();
+    let known = conditions.into_iter().flatten().find(|known| known["type"] == MIGRATING);
+    let generation = definition["metadata"]["generation"].as_i64().unwrap_or(0);
+    let observed = known.map(|known| known["observedGeneration"].as_i64().unwrap_or(0));
+    let is_unchanged = observed == Some(generation);
+    let (reason, message) = match (success, is_unchanged) {
+        (true, true) => (
+            "MigrationSucceeded",
+            "The migration has succeeded and the stored versions have been updated",
+        ),
+        (true, false) => (
+            "MigrationSucceeded",
+            "The migration has succeeded but the stored versions have not been updated due to a \
+             generation mismatch",
+        ),
+        (false, _) => ("MigrationFailed", "The migration has failed"),
+    };
+    let mut status = json!({"conditions": [condition(definition, false, reason, message, now)]});
+    let versions = definition["spec"]["versions"].as_array();
+    let stored = versions.into_iter().flatten().find(|version| version["storage"] == true);
+    if let Some(stored) = stored.filter(|_| success && is_unchanged) {
+        status["storedVersions"] = json!([stored["name"]]);
+    }
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn migration(name: &str, age: i64, conditions: &[&str]) -> Arc<StorageVersionMigration> {
+        let created = Timestamp::from_secs(1_000_000 - age).to_string();
+        let conditions: Vec<Value> = conditions
+            .iter()
+            .map(|name| {
+                json!({"type": name, "status": "True", "reason": "r", "message": "",
+                    "lastTransitionTime": created})
+            })
+            .collect();
+        Arc::new(
+            serde_json::from_value(json!({
+                "metadata": {"name": name, "creationTimestamp": created},
+                "spec": {"resource": {"group": "apps", "resource": "deployments"}},
+                "status": {"conditions": conditions},
+            }))
+            .unwrap(),
+        )
+    }
+
+    #[test]
+    fn the_oldest_migration_runs_when_no_other_does() {
+        let resource = GroupResource { group: "apps".into(), resource: "deployments".into() };
+        let waits = migration("waits", 1, &[]);
+        for (others, ended, next) in [
+            (vec![], vec![], Some("waits")),
+            (vec![migration("older", 2, &[])], vec![], Some("older")),
+            (vec![migration("same-age", 1, &[])], vec![], Some("same-age")),
+            (vec![migration("runs", 0, &[RUNNING])], vec![], None),
+            (vec![migration("done", 9, &[RUNNING, SUCCEEDED])], vec!["done"], Some("waits")),
+            (
+                vec![migration("done", 9, &[RUNNING, "Failed"]), migration("runs", 0, &[RUNNING])],
+                vec!["done"],
+                None,
+            ),
+            (vec![migration("clean", 9, &[SUCCEEDED])], vec![], Some("waits")),
+        ] {
+            for first in [true, false] {
+                let mut all = others.clone();
+                all.insert(if first { 0 } else { all.len() }, waits.clone());
+                let turns = turns(all, &resource);
+                let name =
+                    |migration: &Arc<StorageVersionMigration>| migration.meta.name.to_string();
+                assert_eq!(turns.ended.iter().map(name).collect::<Vec<_>>(), ended);
+                assert_eq!(turns.next.as_ref().map(name).as_deref(), next);
+            }
+        }
+        let other = GroupResource { resource: "replicasets".into(), ..resource };
+        assert_eq!(turns(vec![waits], &other), Turns::default());
+    }
+
+    #[test]
+    fn stored_versions_follow_a_success_on_an_unchanged_definition() {
+        let definition = |observed: Value| {
+            json!({
+                "metadata": {"generation": 3},
+                "spec": {"versions": [
+                    {"name": "v1", "storage": false}, {"name": "v2", "storage": true}]},
+                "status": {"conditions": [{"type": MIGRATING, "observedGeneration": observed}]},
+            })
+        };
+        let now = Timestamp::from_secs(0);
+        let start = started(&definition(json!(3)), "m", now);
+        assert_eq!(
+            start["conditions"][0],
+            json!({
+                "type": "StorageMigrating", "status": "True", "reason": "MigrationRunning",
+                "message": "Migration m is running", "observedGeneration": 3, "lastTransitionTime": now,
+            })
+        );
+        for (observed, success, reason, stored) in [
+            (json!(3), true, "MigrationSucceeded", json!(["v2"])),
+            (json!(2), true, "MigrationSucceeded", Value::Null),
+            (Value::Null, true, "MigrationSucceeded", Value::Null),
+            (json!(3), false, "MigrationFailed", Value::Null),
+        ] {
+            let status = finished(&definition(observed), success, now);
+            let condition = &status["conditions"][0];
+            assert_eq!(
+                (&condition["status"], &condition["reason"]),
+                (&json!("False"), &json!(reason))
+            );
+            assert_eq!(status["storedVersions"], stored);
+        }
+    }
+}
