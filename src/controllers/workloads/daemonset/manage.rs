@@ -1,4 +1,4 @@
-//! One pod on each node that is to have one, whatever its version. Upstream: `manage`,
+//! One pod on each node that is to have one, of any version. Upstream: `manage`,
 //! `podsShouldBeOnNode`.
 
 use std::sync::Arc;
