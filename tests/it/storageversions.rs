@@ -126,7 +126,13 @@ fn storage_versions_lose_servers_that_are_gone() {
             )
             .await;
             let status = env.client.resource(&StorageVersion::RESOURCE).subresource("status");
-            let patch = Patch::Merge(json!({ "status": { "storageVersions": entries } }));
+            let first = &entries[0]["encodingVersion"];
+            let all = entries.as_array().expect("a list");
+            // The API server refuses a status without it.
+            let common = all.iter().all(|entry| entry["encodingVersion"] == *first).then_some(first);
+            let patch = Patch::Merge(json!({ "status": {
+                "storageVersions": entries, "commonEncodingVersion": common,
+            } }));
             let key = ObjectKey::cluster(name);
             status.patch::<Value>(&key, &patch).await.expect("patch");
             key
