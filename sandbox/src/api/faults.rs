@@ -71,9 +71,17 @@ struct Plan {
     times: usize,
 }
 
+/// The writes that a program may still make.
+#[derive(Default)]
+struct Allowance {
+    left: usize,
+    is_over: bool,
+}
+
 #[derive(Default)]
 struct State {
     plans: Vec<Plan>,
+    allowances: BTreeMap<String, Allowance>,
     counts: BTreeMap<(String, String), u64>,
     away: bool,
     stutter: bool,
@@ -202,6 +210,36 @@ impl Faults {
         self.changed.listen()
     }
 
+    /// Lets a program (the user agent up to its first `/`) make `writes` writes. Its next one is not
+    /// executed, and from then on each of its connections is cut, as if it had died. Events, leases
+    /// and reviews are not counted.
+    pub fn allow_writes(&self, program: &str, writes: usize) {
+        let allowance = Allowance { left: writes, is_over: false };
+        self.lock().allowances.insert(program.to_owned(), allowance);
+    }
+
+    /// Whether the program has made more writes than it may.
+    pub fn has_died(&self, program: &str) -> bool {
+        self.lock().allowances.get(program).is_some_and(|allowance| allowance.is_over)
+    }
+
+    /// Whether a request of `program` is served. See [`Self::allow_writes`].
+    pub(crate) fn serves(&self, program: &str, verb: &str, resource: &str) -> bool {
+        let mut state = self.lock();
+        let Some(allowance) = state.allowances.get_mut(program) else { return true };
+        let writes = matches!(verb, "create" | "update" | "patch" | "delete" | "deletecollection");
+        let counts = writes
+            && !matches!(resource, "events" | "leases")
+            && !resource.ends_with("reviews");
+        if counts && !allowance.is_over {
+            match allowance.left.checked_sub(1) {
+                Some(left) => allowance.left = left,
+                None => allowance.is_over = true,
+            }
+        }
+        !allowance.is_over
+    }
+
     /// Counts a request and takes the fault planned for it.
     pub fn request(&self, verb: &str, resource: &str) -> Option<Fault> {
         let mut state = self.lock();
@@ -220,6 +258,27 @@ impl Faults {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_dies_with_the_write_after_its_last() {
+        let faults = Faults::default();
+        faults.allow_writes("a", 1);
+        for (program, verb, resource, served) in [
+            ("a", "list", "pods", true),
+            ("a", "create", "pods", true),
+            ("a", "create", "events", true),
+            ("a", "update", "leases", true),
+            ("a", "watch", "pods", true),
+            ("b", "create", "pods", true),
+            ("a", "patch", "pods/status", false),
+            ("a", "list", "pods", false),
+            ("a", "create", "events", false),
+            ("b", "create", "pods", true),
+        ] {
+            assert_eq!(faults.serves(program, verb, resource), served, "{program} {verb}");
+        }
+        assert!(faults.has_died("a") && !faults.has_died("b"));
+    }
 
     #[test]
     fn faults_hit_their_targets_so_many_times() {

@@ -202,7 +202,9 @@ impl Api {
             },
         );
         let fault = self.faults.request(verb, &named);
-        if self.faults.is_away() {
+        let agent = headers.get("user-agent").and_then(|agent| agent.to_str().ok());
+        let program = agent.unwrap_or_default().split('/').next().unwrap_or_default();
+        if self.faults.is_away() || !self.faults.serves(program, verb, &named) {
             return Response::abort();
         }
         match &fault {

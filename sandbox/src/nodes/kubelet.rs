@@ -1,8 +1,6 @@
 //! The kubelet of all nodes: registers Node objects, renews their leases and walks bound pods through
-//! their phases. It runs no containers.
-//!
-//! A pod's annotation `sandbox/behavior` steers it: `ready` (the default), `never-ready`, `crash`
-//! (starts, then fails), `exit` (starts, then succeeds).
+//! their phases. It runs no containers: what they would do is in their commands and in annotations
+//! (see `containers`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +17,7 @@ use kube_controller_manager::objects::{
 };
 use kube_controller_manager::task::{StopToken, TaskGroup};
 
+use super::containers::{Container, Containers, KILLED, Phase, Reported, Rules};
 use super::worker::{Event, Next, SyncResult, Worker};
 use super::{NodeOptions, StandIn, Steering};
 
@@ -43,14 +42,16 @@ pub struct BoundPod {
 struct Spec {
     node_name: Istr,
     restart_policy: Istr,
+    active_deadline_seconds: Option<u64>,
     containers: Vec<Container>,
+    init_containers: Vec<Container>,
+    readiness_gates: Vec<ReadinessGate>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct Container {
-    name: Istr,
-    image: Istr,
+#[serde(rename_all = "camelCase", default)]
+struct ReadinessGate {
+    condition_type: Istr,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -58,6 +59,31 @@ struct Container {
 struct Status {
     phase: Istr,
     start_time: Option<Timestamp>,
+    conditions: Vec<Condition>,
+    container_statuses: Vec<Reported>,
+    init_container_statuses: Vec<Reported>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Condition {
+    r#type: Istr,
+    status: Istr,
+    last_transition_time: Option<Timestamp>,
+}
+
+impl Status {
+    fn condition(&self, name: &str) -> Option<&Condition> {
+        self.conditions.iter().find(|condition| condition.r#type == *name)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.condition(name).is_some_and(|condition| condition.status == "True")
+    }
+
+    fn is_terminal(&self) -> bool {
+        self.phase == "Succeeded" || self.phase == "Failed"
+    }
 }
 
 impl Object for BoundPod {
@@ -115,8 +141,10 @@ enum Step {
     Nothing,
     Wait(Duration),
     Start,
-    Run { ready: bool },
-    Finish { phase: &'static str },
+    /// The containers go on.
+    Run,
+    /// The containers are killed, and the end is reported.
+    Kill,
     Remove,
 }
 
@@ -125,29 +153,30 @@ fn step(pod: &BoundPod, now: Timestamp, options: &NodeOptions, held: bool) -> St
         let grace = pod.meta.deletion_grace_period_seconds.unwrap_or(0).max(0) as u64;
         let since = deadline - Duration::from_secs(grace);
         let due = (since + options.stop_delay).min(deadline);
-        return if now >= due { Step::Remove } else { Step::Wait(due.duration_since(now)) };
+        let stays = !pod.meta.finalizers().is_empty();
+        return match () {
+            () if now < due => Step::Wait(due.duration_since(now)),
+            // The object outlives its containers, so their end is reported.
+            () if stays && !pod.status.is_terminal() => Step::Kill,
+            () if stays && grace == 0 => Step::Nothing,
+            () => Step::Remove,
+        };
     }
-    let behavior = pod.meta.annotations.get("sandbox/behavior").unwrap_or("ready");
-    match (pod.status.phase.as_str(), pod.status.start_time) {
-        ("Succeeded" | "Failed", _) => Step::Nothing,
-        ("Running", _) => match behavior {
-            "exit" => Step::Finish { phase: "Succeeded" },
-            "crash" if pod.spec.restart_policy == "Never" => Step::Finish { phase: "Failed" },
-            _ => Step::Nothing,
-        },
-        (_, None) if !options.start_delay.is_zero() => Step::Start,
-        (_, since) => {
-            let since = since.unwrap_or(now);
-            // startTime has whole seconds, so the start may be up to a second late.
-            let due = since + options.start_delay;
-            if now < due {
-                return Step::Wait(due.duration_since(now));
-            }
-            if held {
-                return Step::Wait(Duration::from_millis(500));
-            }
-            Step::Run { ready: matches!(behavior, "ready" | "exit") }
-        }
+    if pod.status.is_terminal() {
+        return Step::Nothing;
+    }
+    if pod.status.phase == "Running" || !pod.status.container_statuses.is_empty() {
+        return Step::Run;
+    }
+    let Some(since) = pod.status.start_time.or(options.start_delay.is_zero().then_some(now)) else {
+        return Step::Start;
+    };
+    // startTime has whole seconds, so the start may be up to a second late.
+    let due = since + options.start_delay;
+    match () {
+        () if now < due => Step::Wait(due.duration_since(now)),
+        () if held => Step::Wait(Duration::from_millis(500)),
+        () => Step::Run,
     }
 }
 
@@ -162,18 +191,23 @@ impl Kubelet {
             Step::Nothing => Ok(Next::Done),
             Step::Wait(after) => Ok(Next::After(after)),
             Step::Start => self.start(&pod, &key, now).await,
-            Step::Run { ready } => self.report(&pod, &key, "Running", ready, now).await,
-            Step::Finish { phase } => self.report(&pod, &key, phase, false, now).await,
-            Step::Remove => {
-                self.record(&pod, "Killing", |container| {
-                    format!("Stopping container {}", container.name)
-                });
-                let delete = Delete::new().grace_period(0).uid(pod.meta.uid.clone());
-                match self.client.delete::<Pod>(&key, delete).await {
-                    Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
-                    _ => Ok(Next::Done),
-                }
+            Step::Run => self.run(&pod, &key, now).await,
+            Step::Kill => {
+                let (rules, mut containers) = containers(&pod, now);
+                let phase = containers.stop(KILLED, now);
+                let status = report(&pod, &rules, &containers, phase, now);
+                self.patch_status(&pod, &key, status).await?;
+                self.remove(&pod, &key).await
             }
+            Step::Remove => self.remove(&pod, &key).await,
+        }
+    }
+    async fn remove(&self, pod: &BoundPod, key: &ObjectKey) -> SyncResult {
+        self.record(pod, "Killing", |container| format!("Stopping container {}", container.name));
+        let delete = Delete::new().grace_period(0).uid(pod.meta.uid.clone());
+        match self.client.delete::<Pod>(key, delete).await {
+            Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
+            _ => Ok(Next::Done),
         }
     }
 
@@ -183,92 +217,67 @@ impl Kubelet {
         Ok(Next::After(self.options.start_delay))
     }
 
-    async fn report(
-        &self,
-        pod: &BoundPod,
-        key: &ObjectKey,
-        phase: &str,
-        ready: bool,
-        now: Timestamp,
-    ) -> SyncResult {
-        let condition = |name: &str, holds: bool, reason: &str| {
-            let mut condition = json!({
-                "type": name, "status": if holds { "True" } else { "False" },
-                "lastTransitionTime": now, "lastProbeTime": null,
-            });
-            if !reason.is_empty() {
-                condition["reason"] = reason.into();
-            }
-            condition
-        };
-        let why = match (ready, phase) {
-            (true, _) => "",
-            (_, "Succeeded") => "PodCompleted",
-            (_, "Failed") => "PodFailed",
-            _ => "ContainersNotReady",
-        };
-        let state = match phase {
-            "Running" => json!({ "running": { "startedAt": now } }),
-            _ => json!({ "terminated": {
-                "exitCode": i32::from(phase == "Failed"), "startedAt": now, "finishedAt": now,
-                "reason": if phase == "Failed" { "Error" } else { "Completed" },
-            }}),
-        };
-        let containers: Vec<Value> = pod
-            .spec
-            .containers
-            .iter()
-            .map(|container| {
-                json!({
-                    "name": container.name, "image": container.image, "imageID": "",
-                    "ready": ready, "started": phase == "Running", "restartCount": 0,
-                    "state": state, "lastState": {},
-                })
-            })
-            .collect();
-        let ip = address(&pod.meta);
-        let status = json!({
-            "phase": phase,
-            "startTime": pod.status.start_time.unwrap_or(now),
-            "hostIP": "192.0.2.1", "podIP": ip, "podIPs": [{ "ip": ip }],
-            "conditions": [
-                condition("PodReadyToStartContainers", true, ""),
-                condition("Initialized", true, ""),
-                condition("Ready", ready, why),
-                condition("ContainersReady", ready, why),
-                condition("PodScheduled", true, ""),
-            ],
-            "containerStatuses": containers,
-        });
-        self.patch_status(pod, key, status).await?;
-        if phase == "Running" {
-            self.record(pod, "Pulled", |container| {
-                format!("Container image {:?} already present on machine", container.image)
-            });
-            self.record(pod, "Created", |_| "Container created".to_owned());
-            self.record(pod, "Started", |_| "Container started".to_owned());
+    async fn run(&self, pod: &BoundPod, key: &ObjectKey, now: Timestamp) -> SyncResult {
+        let (rules, before) = containers(pod, now);
+        let mut containers = before.clone();
+        let (mut phase, mut wake) = containers.advance(&rules);
+        let deadline = pod.spec.active_deadline_seconds.zip(pod.status.start_time);
+        let deadline = deadline.map(|(seconds, since)| since + Duration::from_secs(seconds));
+        let is_late = deadline.is_some_and(|due| due <= now);
+        if is_late && !phase.is_terminal() {
+            containers.stop(KILLED, now);
+            phase = Phase::Failed;
         }
-        Ok(Next::Done)
+        wake = wake.into_iter().chain(deadline).min();
+        let mut status = report(pod, &rules, &containers, phase, now);
+        if is_late {
+            status["reason"] = "DeadlineExceeded".into();
+            status["message"] = "Pod was active on the node longer than the specified deadline".into();
+        }
+        let ready = status["conditions"][2]["status"] == "True";
+        let changed = containers != before
+            || pod.status.phase != *phase.name()
+            || pod.status.has("Ready") != ready;
+        if changed {
+            self.patch_status(pod, key, status).await?;
+            for container in containers.started_since(&before, &rules) {
+                let pulled =
+                    format!("Container image {:?} already present on machine", container.image);
+                self.record_one(pod, container, "Pulled", pulled);
+                self.record_one(pod, container, "Created", "Container created".to_owned());
+                self.record_one(pod, container, "Started", "Container started".to_owned());
+            }
+        }
+        Ok(match wake.filter(|_| !phase.is_terminal()) {
+            Some(wake) => Next::After(wake.duration_since(now)),
+            None => Next::Done,
+        })
     }
 
     /// Records an event for each container.
     fn record(&self, pod: &BoundPod, reason: &str, message: impl Fn(&Container) -> String) {
-        let Some(recorder) = &self.recorder else { return };
         for container in &pod.spec.containers {
-            let mut about = ObjectReference::of(&Pod::RESOURCE, &pod.meta);
-            about.field_path = format!("spec.containers{{{}}}", container.name);
-            recorder.event(&about, EventType::Normal, reason, message(container));
+            self.record_one(pod, container, reason, message(container));
         }
     }
 
+    fn record_one(&self, pod: &BoundPod, container: &Container, reason: &str, message: String) {
+        let Some(recorder) = &self.recorder else { return };
+        let mut about = ObjectReference::of(&Pod::RESOURCE, &pod.meta);
+        about.field_path = format!("spec.containers{{{}}}", container.name);
+        recorder.event(&about, EventType::Normal, reason, message);
+    }
+
+    /// A status made of an older pod than the live one is dropped: the pod comes again.
     async fn patch_status(
         &self,
         pod: &BoundPod,
         key: &ObjectKey,
         status: Value,
     ) -> client::Result<()> {
-        let patch =
-            Patch::StrategicMerge(json!({ "metadata": { "uid": pod.meta.uid }, "status": status }));
+        let version = pod.meta.resource_version.to_string();
+        let meta = json!({ "uid": pod.meta.uid, "resourceVersion": version });
+        let patch = Patch::StrategicMerge(json!({ "metadata": meta, "status": status }));
         let pods = self.client.resource(&Pod::RESOURCE).subresource("status");
         match pods.patch::<Value>(key, &patch).await {
             Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
@@ -330,6 +339,73 @@ impl Kubelet {
         }
         Ok(())
     }
+}
+
+/// The containers of `pod`, as they were last reported.
+fn containers(pod: &BoundPod, now: Timestamp) -> (Rules<'_>, Containers) {
+    let rules = Rules {
+        containers: &pod.spec.containers,
+        init_containers: &pod.spec.init_containers,
+        restart_policy: &pod.spec.restart_policy,
+        annotations: &pod.meta.annotations,
+        now,
+    };
+    let Status { init_container_statuses, container_statuses, .. } = &pod.status;
+    let containers = Containers::read(&rules, init_container_statuses, container_statuses);
+    (rules, containers)
+}
+
+/// The whole status of `pod`.
+fn report(
+    pod: &BoundPod,
+    rules: &Rules<'_>,
+    containers: &Containers,
+    phase: Phase,
+    now: Timestamp,
+) -> Value {
+    let condition = |name: &str, holds: bool, reason: &str| {
+        let status = if holds { "True" } else { "False" };
+        let before = pod.status.condition(name).filter(|before| before.status == *status);
+        let since = before.and_then(|before| before.last_transition_time).unwrap_or(now);
+        let mut condition = json!({
+            "type": name, "status": status, "lastTransitionTime": since, "lastProbeTime": null,
+        });
+        if !reason.is_empty() {
+            condition["reason"] = reason.into();
+        }
+        condition
+    };
+    let all_ready = phase == Phase::Running && containers.are_ready(rules);
+    let gates = pod.spec.readiness_gates.iter();
+    let open = gates.map(|gate| &gate.condition_type).all(|name| pod.status.has(name));
+    let why = |holds: bool, otherwise: &'static str| match phase {
+        _ if holds => "",
+        Phase::Succeeded => "PodCompleted",
+        Phase::Failed => "PodFailed",
+        _ => otherwise,
+    };
+    let ready = all_ready && open;
+    let not_ready = if all_ready { "ReadinessGatesNotReady" } else { "ContainersNotReady" };
+    let initialized = phase != Phase::Pending;
+    let (init, main) = containers.statuses(rules);
+    let ip = address(&pod.meta);
+    let mut status = json!({
+        "phase": phase.name(),
+        "startTime": pod.status.start_time.unwrap_or(now),
+        "hostIP": "192.0.2.1", "podIP": ip, "podIPs": [{ "ip": ip }],
+        "conditions": [
+            condition("PodReadyToStartContainers", true, ""),
+            condition("Initialized", initialized, why(initialized, "ContainersNotInitialized")),
+            condition("Ready", ready, why(ready, not_ready)),
+            condition("ContainersReady", all_ready, why(all_ready, "ContainersNotReady")),
+            condition("PodScheduled", true, ""),
+        ],
+        "containerStatuses": main,
+    });
+    if !init.is_empty() {
+        status["initContainerStatuses"] = init.into();
+    }
+    status
 }
 
 /// An address in 10.244.0.0/16 that depends only on the pod's uid.
@@ -399,24 +475,27 @@ mod tests {
                 false,
                 Step::Wait(Duration::from_secs(1)),
             ),
-            (json!({ "status": { "startTime": at(98) } }), false, Step::Run { ready: true }),
+            (json!({ "status": { "startTime": at(98) } }), false, Step::Run),
             (
                 json!({ "status": { "startTime": at(98) } }),
                 true,
                 Step::Wait(Duration::from_millis(500)),
             ),
+            (json!({ "status": { "phase": "Running" } }), false, Step::Run),
+            (json!({ "status": { "phase": "Failed" } }), false, Step::Nothing),
             (
-                json!({ "metadata": { "annotations": { "sandbox/behavior": "never-ready" } },
-                        "status": { "startTime": at(98) } }),
-                false,
-                Step::Run { ready: false },
-            ),
-            (json!({ "status": { "phase": "Running" } }), false, Step::Nothing),
-            (
-                json!({ "metadata": { "annotations": { "sandbox/behavior": "exit" } },
+                json!({ "metadata": { "deletionTimestamp": at(100), "deletionGracePeriodSeconds": 0,
+                                      "finalizers": ["f"] },
                         "status": { "phase": "Running" } }),
                 false,
-                Step::Finish { phase: "Succeeded" },
+                Step::Kill,
+            ),
+            (
+                json!({ "metadata": { "deletionTimestamp": at(100), "deletionGracePeriodSeconds": 0,
+                                      "finalizers": ["f"] },
+                        "status": { "phase": "Failed" } }),
+                false,
+                Step::Nothing,
             ),
             (
                 json!({ "metadata": { "deletionTimestamp": at(130), "deletionGracePeriodSeconds": 30 } }),

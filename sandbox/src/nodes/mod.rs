@@ -1,8 +1,10 @@
 //! Stand-ins for what runs on a cluster's machines: a scheduler and the kubelet of all nodes. They are
 //! clients of the API server and use the library's client and cache.
 
+mod containers;
 mod kubelet;
 mod scheduler;
+mod script;
 mod worker;
 
 use std::collections::HashSet;
