@@ -220,7 +220,11 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .account("daemon-set-controller")
         .event_source("daemonset-controller")
         .workers_of(|o| o.concurrent_daemonset_syncs),
-    row("job-controller").alias("job").workers_of(|o| o.concurrent_job_syncs),
+    row("job-controller")
+        .alias("job")
+        .workers_of(|o| o.concurrent_job_syncs)
+        .queue("job")
+        .built(controllers::workloads::job::controller),
     row("podgroup-protection-controller").gates(&["GenericWorkload"]),
     row("deployment-controller")
         .alias("deployment")

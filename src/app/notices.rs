@@ -18,15 +18,12 @@ const WITHOUT_EFFECT: &[&str] = &[
     "HPAConfigurableTolerance",
     "HPAScaleToZero",
     "InformerResourceVersion",
-    "MutableSchedulingDirectivesForSuspendedJobs",
     "NativeHistograms",
     "PodLevelResources",
     "StaleControllerConsistencyDaemonSet",
-    "StaleControllerConsistencyJob",
     "TaintTolerationComparisonOperators",
     "UnlockWhileProcessingFIFO",
     "WatchListClient",
-    "WorkloadWithJob",
 ];
 
 /// A line each.
@@ -151,7 +148,6 @@ mod tests {
         "InformerResourceVersion",
         "LoggingAlphaOptions",
         "MaxUnavailableStatefulSet",
-        "MutableSchedulingDirectivesForSuspendedJobs",
         "NativeHistograms",
         "PersistentVolumeClaimUnusedSinceTime",
         "PodCertificateRequest",
@@ -160,7 +156,6 @@ mod tests {
         "SELinuxChangePolicy",
         "SeparateTaintEvictionController",
         "StaleControllerConsistencyDaemonSet",
-        "StaleControllerConsistencyJob",
         "StaleControllerConsistencyReplicaSet",
         "StaleControllerConsistencyStatefulSet",
         "StatefulSetSemanticRevisionComparison",
@@ -169,7 +164,6 @@ mod tests {
         "TaintTolerationComparisonOperators",
         "UnlockWhileProcessingFIFO",
         "WatchListClient",
-        "WorkloadWithJob",
     ];
 
     /// The text below `folder`, without tests, this file and those of the gates.

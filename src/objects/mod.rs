@@ -38,7 +38,10 @@ pub use views::endpoints::{
     Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice,
     EndpointSubset, Endpoints, Hint, SlicePort, TargetRef,
 };
-pub use views::job::{Job, JobCondition, JobSpec, JobStatus};
+pub use views::job::{
+    Job, JobCondition, JobSpec, JobStatus, OnExitCodes, OnPodCondition, PodFailurePolicy,
+    PodFailurePolicyRule, SuccessPolicy, SuccessPolicyRule, UncountedTerminatedPods,
+};
 pub use views::namespace::{Namespace, NamespaceSpec};
 pub use views::node::{AttachedVolume, Node, NodeSpec, NodeStatus};
 pub use views::persistent_volume::{
@@ -53,6 +56,7 @@ pub use views::pod::{
     ResourceClaimStatus, Sidecar, Terminated, parse_ip,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;
+pub use views::pod_group::PodGroup;
 pub use views::pod_quota::PodQuota;
 pub use views::policy::{
     ExpressionWarning, MatchConstraints, NamedRuleWithOperations, ParamKind, TypeChecking,
@@ -76,6 +80,7 @@ pub use views::storage_class::StorageClass;
 pub use views::volume_attachment::{VolumeAttachment, VolumeAttachmentStatus};
 pub use views::volume_attributes_class::VolumeAttributesClass;
 pub use views::volume_source::{InTreeKind, VolumeSource};
+pub use views::workload::{PodGroupTemplate, Workload};
 pub(crate) use wire::messages;
 pub use wire::parts::{Bookmark, ListPart, WatchEvent};
 pub use wire::protobuf;

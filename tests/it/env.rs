@@ -164,7 +164,15 @@ pub struct InProcess {
 
 impl InProcess {
     pub fn new(site: &Site, clock: SharedClock, options: Options) -> InProcess {
-        let client = site.client.clone();
+        InProcess::with_client(site, site.client.clone(), clock, options)
+    }
+
+    pub fn with_client(
+        site: &Site,
+        client: Client,
+        clock: SharedClock,
+        options: Options,
+    ) -> InProcess {
         let factory =
             SharedInformerFactory::new(ClientSource::new(client.clone()), site.clock.clone());
         let stop = StopToken::new();

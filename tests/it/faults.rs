@@ -324,7 +324,7 @@ fn every_controller_retries_refused_writes() {
     // The writes for a namespace, a Service, a token, a quota and their end, and how many of the
     // faults below each meets: few where each failure doubles a wait of a second, or where one key
     // makes several of these writes.
-    const ALL: [(&str, &str, usize); 12] = [
+    const ALL: [(&str, &str, usize); 14] = [
         ("create", "serviceaccounts", 6),
         ("create", "configmaps", 6),
         ("create", "endpoints", 3),
@@ -334,6 +334,8 @@ fn every_controller_retries_refused_writes() {
         ("update", "secrets", 6),
         ("update", "resourcequotas/status", 6),
         ("patch", "nodes", 6),
+        ("update", "jobs/status", 2),
+        ("patch", "pods", 2),
         ("deletecollection", "configmaps", 2),
         ("update", "namespaces/status", 2),
         ("update", "namespaces/finalize", 2),

@@ -327,6 +327,10 @@ pub async fn inhabit(env: &Site, name: &str) {
         "metadata": { "annotations": { "kubernetes.io/service-account.name": "default" } },
     });
     let quota = json!({ "apiVersion": "v1", "spec": { "hard": { "pods": "9" } } });
+    let job = json!({ "apiVersion": "batch/v1", "spec": { "template": {
+        "metadata": { "annotations": { "sandbox/run": "exit 0" } },
+        "spec": { "restartPolicy": "Never", "containers": [{ "name": "main", "image": "x:1" }] },
+    } } });
     let two = |list: &Value| list.as_array().is_some_and(|list| list.len() == 2);
     let is_done = |kind: &str, object: &Value| match kind {
         "ConfigMap" => object["data"]["ca.crt"].is_string(),
@@ -339,6 +343,7 @@ pub async fn inhabit(env: &Site, name: &str) {
             two(endpoints) && endpoints.as_array().unwrap().iter().all(ready)
         }
         "ReplicaSet" => object["status"]["availableReplicas"] == 2,
+        "Job" => object["status"]["completionTime"].is_string(),
         "Deployment" => {
             let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
             let mut reasons = conditions.map(|condition| &condition["reason"]);
@@ -355,12 +360,14 @@ pub async fn inhabit(env: &Site, name: &str) {
         ("Service", Some(service)),
         ("Secret", Some(token)),
         ("Deployment", Some(deployment(name, 2, "web:1"))),
+        ("Job", Some(job)),
         ("ConfigMap", None),
         ("Secret", None),
         ("Endpoints", None),
         ("EndpointSlice", None),
         ("ReplicaSet", None),
         ("Deployment", None),
+        ("Job", None),
         ("ResourceQuota", Some(quota)),
         ("ResourceQuota", None),
     ] {
@@ -397,6 +404,7 @@ async fn versions(env: &Site, name: &str) -> BTreeMap<String, (Uid, u64)> {
         "EndpointSlice",
         "Deployment",
         "ReplicaSet",
+        "Job",
         "Pod",
     ] {
         let (verbs, namespaced) = served(env, kind).await;

@@ -228,9 +228,8 @@ impl Faults {
         let mut state = self.lock();
         let Some(allowance) = state.allowances.get_mut(program) else { return true };
         let writes = matches!(verb, "create" | "update" | "patch" | "delete" | "deletecollection");
-        let counts = writes
-            && !matches!(resource, "events" | "leases")
-            && !resource.ends_with("reviews");
+        let counts =
+            writes && !matches!(resource, "events" | "leases") && !resource.ends_with("reviews");
         if counts && !allowance.is_over {
             match allowance.left.checked_sub(1) {
                 Some(left) => allowance.left = left,

@@ -221,8 +221,8 @@ impl Run {
     fn stop(&mut self, code: i32, now: Timestamp) {
         if let State::Running(since) = self.state {
             self.state = State::Ended(Ended { code, since, at: now });
+            self.ready = false;
         }
-        self.ready = false;
     }
 
     fn json(&self, of: &Container) -> Value {
@@ -273,8 +273,7 @@ impl Rules<'_> {
         if !self.holds(LIVE, container) {
             return Script::Ends { after: Duration::ZERO, code: KILLED };
         }
-        let words: Vec<String> =
-            container.command.iter().chain(&container.args).cloned().collect();
+        let words: Vec<String> = container.command.iter().chain(&container.args).cloned().collect();
         let named = self.annotation(RUN, &container.name).filter(|_| !container.is_sidecar());
         let script = match (named, self.annotations.get(BEHAVIOR)) {
             (Some(text), _) => {
@@ -302,10 +301,7 @@ impl Containers {
         let read = |specs: &[Container], reported: &[Reported]| -> Vec<Run> {
             specs.iter().map(|of| Run::read(&of.name, reported, rules.now)).collect()
         };
-        Containers {
-            init: read(rules.init_containers, init),
-            main: read(rules.containers, main),
-        }
+        Containers { init: read(rules.init_containers, init), main: read(rules.containers, main) }
     }
 
     /// Lets each container go on by one step. Returns the pod's phase, and when something happens
@@ -388,7 +384,8 @@ impl Containers {
 
     /// Whether every container, and every sidecar, is ready.
     pub fn are_ready(&self, rules: &Rules<'_>) -> bool {
-        let sidecars = self.init.iter().zip(rules.init_containers).filter(|(_, of)| of.is_sidecar());
+        let sidecars =
+            self.init.iter().zip(rules.init_containers).filter(|(_, of)| of.is_sidecar());
         self.main.iter().chain(sidecars.map(|(run, _)| run)).all(|run| run.ready)
     }
 
@@ -437,7 +434,8 @@ mod tests {
             let containers = |field: &str| -> Vec<Container> {
                 serde_json::from_value(self.spec.get(field).cloned().unwrap_or(json!([]))).unwrap()
             };
-            let (containers, init_containers) = (containers("containers"), containers("initContainers"));
+            let (containers, init_containers) =
+                (containers("containers"), containers("initContainers"));
             let annotations: Labels = serde_json::from_value(self.annotations.clone()).unwrap();
             let rules = Rules {
                 containers: &containers,
@@ -490,7 +488,8 @@ mod tests {
 
     #[test]
     fn restarts_follow_the_policy_and_back_off() {
-        let spec = |policy: &str| json!({ "restartPolicy": policy, "containers": [{ "name": "c" }] });
+        let spec =
+            |policy: &str| json!({ "restartPolicy": policy, "containers": [{ "name": "c" }] });
         let run = json!({ "sandbox/run": "exit 1 | exit 1 | exit 0" });
         let mut scene = Scene::new(spec("OnFailure"), run);
         scene.expect(0, Phase::Running, &["runs ready 0"], None);
@@ -535,14 +534,21 @@ mod tests {
 
     #[test]
     fn annotations_fail_probes_and_name_single_containers_and_indexes() {
-        let spec = json!({ "restartPolicy": "Never", "containers": [{ "name": "a" }, { "name": "b" }] });
+        let spec =
+            json!({ "restartPolicy": "Never", "containers": [{ "name": "a" }, { "name": "b" }] });
         for (annotations, states) in [
             (json!({ "sandbox/ready.b": "false" }), ["runs ready 0", "runs 0"]),
             (json!({ "sandbox/started": "false" }), ["runs 0", "runs 0"]),
             (json!({ "sandbox/live.a": "false" }), ["ended 137 0", "runs ready 0"]),
             (json!({ "sandbox/run.index-2": "exit 7", INDEX: "2" }), ["ended 7 0", "ended 7 0"]),
-            (json!({ "sandbox/run.index-2": "exit 7", INDEX: "3" }), ["runs ready 0", "runs ready 0"]),
-            (json!({ "sandbox/run": "exit 7", "sandbox/run.a": "sleep inf" }), ["runs ready 0", "ended 7 0"]),
+            (
+                json!({ "sandbox/run.index-2": "exit 7", INDEX: "3" }),
+                ["runs ready 0", "runs ready 0"],
+            ),
+            (
+                json!({ "sandbox/run": "exit 7", "sandbox/run.a": "sleep inf" }),
+                ["runs ready 0", "ended 7 0"],
+            ),
         ] {
             let mut scene = Scene::new(spec.clone(), annotations.clone());
             scene.step();

@@ -232,7 +232,8 @@ impl Kubelet {
         let mut status = report(pod, &rules, &containers, phase, now);
         if is_late {
             status["reason"] = "DeadlineExceeded".into();
-            status["message"] = "Pod was active on the node longer than the specified deadline".into();
+            status["message"] =
+                "Pod was active on the node longer than the specified deadline".into();
         }
         let ready = status["conditions"][2]["status"] == "True";
         let changed = containers != before

@@ -8,7 +8,10 @@ use std::time::Duration;
 pub enum Script {
     /// Runs until it is stopped.
     Forever,
-    Ends { after: Duration, code: i32 },
+    Ends {
+        after: Duration,
+        code: i32,
+    },
 }
 
 impl Script {

@@ -6,6 +6,7 @@ pub mod cronjob;
 pub mod deployment;
 pub mod expectations;
 pub mod history;
+pub mod job;
 pub mod new_pod;
 pub mod percent;
 pub mod pod_control;

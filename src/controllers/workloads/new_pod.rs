@@ -117,6 +117,11 @@ impl PodSpecEditor {
         self.0.set("nodeName", name)
     }
 
+    /// Lets the pod be scheduled together with the others of a PodGroup.
+    pub fn set_scheduling_group(&mut self, pod_group: &str) -> Edited {
+        self.0.set("schedulingGroup", json!({ "podGroupName": pod_group }))
+    }
+
     /// Whether the pod uses the network of its node.
     pub fn is_on_host_network(&self) -> bool {
         self.0.get("hostNetwork").is_some_and(|value| value.get() == "true")

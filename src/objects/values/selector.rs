@@ -36,19 +36,19 @@ impl fmt::Display for SelectorError {
 impl std::error::Error for SelectorError {}
 
 /// Ready to match. An absent LabelSelector selects nothing, an empty one everything.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Selector {
     nothing: bool,
     terms: Vec<Term>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Term {
     key: Istr,
     test: Test,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Test {
     In(Vec<Istr>),
     NotIn(Vec<Istr>),

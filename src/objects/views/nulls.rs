@@ -186,10 +186,24 @@ fn a_null_field_is_an_absent_one() {
         "status": {"replicas": 1, "collisionCount": 1, "conditions": conditions()},
     }));
     check::<Job>(json!({
-        "spec": {"ttlSecondsAfterFinished": 1},
+        "spec": {
+            "ttlSecondsAfterFinished": 1, "parallelism": 1, "completions": 1,
+            "completionMode": "Indexed", "backoffLimit": 1, "activeDeadlineSeconds": 1,
+            "suspend": true, "managedBy": "m", "podReplacementPolicy": "Failed",
+            "selector": selector(), "template": template(), "backoffLimitPerIndex": 1,
+            "maxFailedIndexes": 1,
+            "successPolicy": {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]},
+            "podFailurePolicy": {"rules": [{
+                "action": "Ignore",
+                "onExitCodes": {"containerName": "c", "operator": "In", "values": [1]},
+                "onPodConditions": [{"type": "t", "status": "True"}],
+            }]},
+        },
         "status": {
             "startTime": "2026-01-01T00:00:00Z", "completionTime": "2026-01-01T00:00:00Z",
-            "conditions": conditions(),
+            "conditions": conditions(), "active": 1, "succeeded": 1, "failed": 1,
+            "terminating": 1, "ready": 1, "completedIndexes": "0", "failedIndexes": "0",
+            "uncountedTerminatedPods": {"succeeded": ["u"], "failed": ["u"]},
         },
     }));
     check::<CronJob>(json!({

@@ -132,9 +132,11 @@ pub struct PodStatus {
 pub struct RareStatus {
     /// The containers that have terminated, init containers behind the others.
     pub terminated: Box<[Terminated]>,
-    /// The end of the last container; `None` while one has not terminated or does not say when.
-    /// Upstream: `getFinishTimeFromContainers`.
+    /// The end of the last container or sidecar; `None` while one has not terminated or does not say
+    /// when. Upstream: `getFinishTimeFromContainers`.
     pub finished_at: Option<Timestamp>,
+    /// Of all containers and init containers together.
+    pub restarts: i32,
     pub resource_claims: Box<[ResourceClaimStatus]>,
     /// When the condition DisruptionTarget last changed.
     pub disruption_target_since: Option<Timestamp>,
@@ -176,6 +178,11 @@ impl PodStatus {
     /// The pod is being disrupted, or was.
     pub fn is_disruption_target(&self) -> bool {
         self.condition("DisruptionTarget").is_some_and(PodCondition::is_true)
+    }
+
+    /// How often containers and init containers were restarted, all together.
+    pub fn restarts(&self) -> i32 {
+        self.rare.as_ref().map_or(0, |rare| rare.restarts)
     }
 
     /// The statuses of the pod's resource claims.
@@ -508,11 +515,13 @@ impl WireContainerStatus {
     }
 }
 
-/// The latest end, if every container has one.
-fn finished_at(containers: &[WireContainerStatus]) -> Option<Timestamp> {
-    let ends: Option<Vec<Timestamp>> =
-        containers.iter().map(|status| status.terminated()?.finished_at).collect();
-    ends?.into_iter().max()
+/// The latest of `before` and the ends of containers, if every one has an end.
+fn last_end<'a>(
+    before: Option<Timestamp>,
+    mut containers: impl Iterator<Item = &'a WireContainerStatus>,
+) -> Option<Timestamp> {
+    containers
+        .try_fold(before, |last, status| Some(last.max(Some(status.terminated()?.finished_at?))))?
 }
 
 #[derive(Default, Deserialize)]
@@ -631,7 +640,11 @@ impl PodStatus {
         let restarts = |status: &WireContainerStatus| status.restart_count;
         let rare = RareStatus {
             terminated: [terminated(containers, false), terminated(init, true)].concat().into(),
-            finished_at: finished_at(containers),
+            finished_at: last_end(
+                last_end(None, containers.iter()),
+                init.iter().filter(|status| runs_on(status)),
+            ),
+            restarts: containers.iter().chain(init).map(restarts).fold(0, i32::saturating_add),
             resource_claims: status.resource_claim_statuses.unwrap_or_default(),
             disruption_target_since,
         };

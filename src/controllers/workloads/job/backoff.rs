@@ -1,0 +1,196 @@
+//! When the pods of a Job that failed are replaced. Upstream: `backoff_utils.go`.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::objects::{ObjectKey, Pod, Timestamp};
+
+/// Upstream: `DefaultJobPodFailureBackOff`.
+const FIRST: Duration = Duration::from_secs(10);
+/// Upstream: `MaxJobPodFailureBackOff`.
+const LONGEST: Duration = Duration::from_secs(10 * 60);
+
+/// The failures of a Job's pods since its last success. Upstream: `backoffRecord`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Failures {
+    count: u32,
+    last: Option<Timestamp>,
+}
+
+impl Failures {
+    /// With pods that are seen finished for the first time. Upstream: `newBackoffRecord`.
+    pub fn with(self, succeeded: &[Arc<Pod>], failed: &[Arc<Pod>]) -> Failures {
+        let last_success = succeeded.iter().filter_map(|pod| finished_at(pod)).max();
+        let before = if succeeded.is_empty() { self } else { Failures::default() };
+        let later = |at: &Option<Timestamp>| succeeded.is_empty() || *at > last_success;
+        let failures: Vec<Option<Timestamp>> =
+            failed.iter().map(|pod| finished_at(pod)).filter(later).collect();
+        Failures {
+            count: before.count.saturating_add(u32::try_from(failures.len()).unwrap_or(u32::MAX)),
+            last: failures.into_iter().max().unwrap_or(before.last),
+        }
+    }
+
+    /// How long no pod is created yet.
+    pub fn wait(self, now: Timestamp) -> Duration {
+        wait(self.count, self.last, now)
+    }
+}
+
+/// The failures of each Job. Upstream: `backoffStore`.
+#[derive(Default)]
+pub struct BackoffStore(Mutex<HashMap<ObjectKey, Failures>>);
+
+impl BackoffStore {
+    pub fn get(&self, job: &ObjectKey) -> Failures {
+        self.0.lock().get(job).copied().unwrap_or_default()
+    }
+
+    pub fn set(&self, job: &ObjectKey, failures: Failures) {
+        let mut store = self.0.lock();
+        match failures == Failures::default() {
+            true => store.remove(job),
+            false => store.insert(job.clone(), failures),
+        };
+    }
+
+    pub fn forget(&self, job: &ObjectKey) {
+        self.0.lock().remove(job);
+    }
+}
+
+/// How long a pod that replaces `failed`, which itself had replaced `before` pods, is not created
+/// yet. Upstream: `getRemainingTimePerIndex`.
+pub fn wait_for_index(failed: &Pod, before: u32, now: Timestamp) -> Duration {
+    wait(before.saturating_add(1), finished_at(failed), now)
+}
+
+/// Upstream: `getRemainingTimeForFailuresCount`.
+fn wait(failures: u32, last: Option<Timestamp>, now: Timestamp) -> Duration {
+    if failures == 0 {
+        return Duration::ZERO;
+    }
+    let doubled = 2_u32.checked_pow(failures - 1).and_then(|times| FIRST.checked_mul(times));
+    let period = doubled.unwrap_or(LONGEST).min(LONGEST);
+    // A time ahead of this clock prolongs the wait, as upstream.
+    let last = last.unwrap_or_default();
+    (period + last.duration_since(now)).saturating_sub(now.duration_since(last))
+}
+
+/// When a pod finished, as well as it says. Upstream: `getFinishedTime`.
+pub fn finished_at(pod: &Pod) -> Option<Timestamp> {
+    let containers = pod.status.rare.as_ref().and_then(|rare| rare.finished_at);
+    let not_ready = || {
+        let ready = pod.status.ready.as_ref()?;
+        let is_false = pod.status.condition("Ready").is_some_and(|it| it.status == "False");
+        ready.last_transition_time.filter(|_| is_false)
+    };
+    let deleted = || {
+        let grace = pod.meta.deletion_grace_period_seconds.unwrap_or(0);
+        let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+        Some(pod.meta.deletion_timestamp? - grace)
+    };
+    containers.or_else(not_ready).or_else(deleted).or(pod.meta.creation_timestamp)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_secs(second)
+    }
+
+    fn pod(json: Value) -> Arc<Pod> {
+        Arc::new(serde_json::from_value(json).unwrap())
+    }
+
+    fn ended(second: i64) -> Arc<Pod> {
+        let state = json!({ "terminated": { "exitCode": 1, "finishedAt": at(second) } });
+        pod(json!({ "status": { "containerStatuses": [{ "name": "c", "state": state }] } }))
+    }
+
+    #[test]
+    fn failures_after_the_last_success_count() {
+        let before = Failures { count: 2, last: Some(at(5)) };
+        // Ends of pods that succeeded, and that failed; the number of failures, and the last one.
+        for (succeeded, failed, count, last) in [
+            (&[] as &[i64], &[] as &[i64], 2, Some(5)),
+            (&[], &[9, 7], 4, Some(9)),
+            (&[8], &[], 0, None),
+            (&[8, 3], &[9, 7, 8, 12], 2, Some(12)),
+            (&[20], &[9], 0, None),
+        ] {
+            let pods = |ends: &[i64]| ends.iter().map(|end| ended(*end)).collect::<Vec<_>>();
+            let found = before.with(&pods(succeeded), &pods(failed));
+            assert_eq!(found, Failures { count, last: last.map(at) }, "{succeeded:?} {failed:?}");
+        }
+    }
+
+    #[test]
+    fn the_wait_doubles_to_ten_minutes() {
+        // Failures, seconds since the last, and the seconds to wait.
+        for (count, ago, seconds) in [
+            (0, 0, 0),
+            (1, 0, 10),
+            (1, 4, 6),
+            (1, 10, 0),
+            (2, 0, 20),
+            (3, 100, 0),
+            (6, 0, 320),
+            (7, 0, 600),
+            (7, 590, 10),
+            (100, 0, 600),
+            (1, -5, 15),
+        ] {
+            let failures = Failures { count, last: Some(at(1000 - ago)) };
+            assert_eq!(failures.wait(at(1000)), Duration::from_secs(seconds), "{count} {ago}");
+        }
+        let failed = ended(1000);
+        assert_eq!(wait_for_index(&failed, 0, at(1000)), Duration::from_secs(10));
+        assert_eq!(wait_for_index(&failed, 2, at(1005)), Duration::from_secs(35));
+    }
+
+    #[test]
+    fn the_end_of_a_pod_is_that_of_its_containers_or_the_next_best() {
+        let terminated =
+            |second: i64| json!({ "terminated": { "exitCode": 1, "finishedAt": at(second) } });
+        let ready = |status: &str| json!([{ "type": "Ready", "status": status, "lastTransitionTime": at(30) }]);
+        let meta = json!({
+            "creationTimestamp": at(10), "deletionTimestamp": at(50), "deletionGracePeriodSeconds": 10,
+        });
+        let created = json!({ "creationTimestamp": at(10) });
+        let both = json!([
+            { "name": "a", "state": terminated(20) }, { "name": "b", "state": terminated(22) },
+        ]);
+        let one = json!([{ "name": "a", "state": terminated(20) }, { "name": "b", "state": {} }]);
+        let none = json!([]);
+        for (meta, containers, ready, end) in [
+            (&meta, &both, ready("False"), 22),
+            (&meta, &one, ready("False"), 30),
+            (&meta, &one, ready("Unknown"), 40),
+            (&created, &none, ready("True"), 10),
+        ] {
+            let status = json!({ "containerStatuses": containers, "conditions": ready });
+            let pod = pod(json!({ "metadata": meta, "status": status }));
+            assert_eq!(finished_at(&pod), Some(at(end)), "{status}");
+        }
+        // A sidecar ends after the containers, and what has not ended has no end.
+        let sidecar = |state: Value| {
+            pod(json!({
+                "metadata": created,
+                "spec": { "initContainers": [{ "name": "s", "restartPolicy": "Always" }] },
+                "status": {
+                    "containerStatuses": both,
+                    "initContainerStatuses": [{ "name": "s", "state": state }],
+                },
+            }))
+        };
+        assert_eq!(finished_at(&sidecar(terminated(25))), Some(at(25)));
+        assert_eq!(finished_at(&sidecar(json!({ "running": {} }))), Some(at(10)));
+    }
+}

@@ -1,0 +1,97 @@
+//! Whether a Job comes to its end, and how. Upstream: `syncJob`, from "evaluating the end state" on.
+
+use super::policies::{Verdict, judge, success};
+use super::round::{Round, completions, condition, is_failed};
+use crate::objects::{JobCondition, JobSpec, JobStatus, Pod, PodPhase, Timestamp};
+
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The condition with which the Job of `round` ends, by anything but the number of completions.
+/// The first that holds counts: what an earlier sync decided, failures, the success policy.
+pub fn decide(round: &Round, now: Timestamp) -> Option<JobCondition> {
+    let (spec, status) = (round.spec(), &round.status);
+    let decided = |kind: &str| status.condition(kind).filter(|condition| condition.is_true());
+    if let Some(met) = decided("SuccessCriteriaMet") {
+        return Some(met.clone());
+    }
+    if let Some(JobCondition { reason, message, .. }) = decided("FailureTarget") {
+        return Some(condition("Failed", true, reason, message, now));
+    }
+    let fails =
+        |reason, message: &str| Some(condition("FailureTarget", true, reason, message, now));
+    if let Some(message) = job_failure(spec, &round.pods) {
+        return fails("PodFailurePolicy", &message);
+    }
+    let limit = backoff_limit(spec);
+    if round.failed > limit || restarts_exceed(spec, limit, &round.pods) {
+        return fails("BackoffLimitExceeded", "Job has reached the specified backoff limit");
+    }
+    if time_left(spec, status, now).is_some_and(|left| left.is_zero()) {
+        return fails("DeadlineExceeded", "Job was active longer than specified deadline");
+    }
+    let indexed = round.indexed.as_ref()?;
+    if let Some(failed) = indexed.failed.as_ref().map(|failed| failed.total() as i64) {
+        let done = failed + indexed.succeeded.total() as i64;
+        if spec.max_failed_indexes.is_some_and(|max| failed > max.into()) {
+            let message = "Job has exceeded the specified maximal number of failed indexes";
+            return fails("MaxFailedIndexesExceeded", message);
+        }
+        if failed > 0 && done >= completions(spec).into() {
+            return fails("FailedIndexes", "Job has failed indexes");
+        }
+    }
+    let message = success(spec.success_policy.as_deref(), completions(spec), &indexed.succeeded)?;
+    Some(condition("SuccessCriteriaMet", true, "SuccessPolicy", &message, now))
+}
+
+/// Whether as many pods have succeeded as the Job asks for, while `active` still run.
+pub fn is_complete(spec: &JobSpec, succeeded: i32, active: i32) -> bool {
+    active == 0
+        && match spec.completions {
+            // Once one pod has succeeded the others are left to finish.
+            None => succeeded > 0,
+            Some(wanted) => succeeded >= wanted,
+        }
+}
+
+/// Upstream: `newSuccessCondition`.
+pub fn completed(now: Timestamp) -> JobCondition {
+    let message = "Reached expected number of succeeded pods";
+    condition("SuccessCriteriaMet", true, "CompletionsReached", message, now)
+}
+
+/// The time until the deadline, zero when it has passed; `None` without one, or while the Job is
+/// suspended.
+pub fn time_left(spec: &JobSpec, status: &JobStatus, now: Timestamp) -> Option<Duration> {
+    let seconds = spec.active_deadline_seconds.filter(|_| !spec.is_suspended())?;
+    let allowed = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+    Some(allowed.saturating_sub(now.duration_since(status.start_time?)))
+}
+
+pub fn backoff_limit(spec: &JobSpec) -> i32 {
+    // The API server's default.
+    spec.backoff_limit.unwrap_or(6)
+}
+
+/// The message about a failed pod that, by policy, fails the Job. Upstream: `getFailJobMessage`.
+fn job_failure(spec: &JobSpec, pods: &[Arc<Pod>]) -> Option<String> {
+    let policy = spec.pod_failure_policy.as_deref()?;
+    let failed = pods.iter().filter(|pod| is_failed(pod, spec));
+    failed.into_iter().find_map(|pod| match judge(Some(policy), pod) {
+        Verdict::FailJob(message) => Some(message),
+        _ => None,
+    })
+}
+
+/// Whether containers were restarted in place too often. Upstream: `pastBackoffLimitOnFailure`.
+fn restarts_exceed(spec: &JobSpec, limit: i32, pods: &[Arc<Pod>]) -> bool {
+    if !spec.restarts_containers {
+        return false;
+    }
+    let goes_on =
+        |pod: &&Arc<Pod>| matches!(pod.status.phase, PodPhase::Running | PodPhase::Pending);
+    let restarts = |pod: &Arc<Pod>| i64::from(pod.status.restarts());
+    let restarts: i64 = pods.iter().filter(goes_on).map(restarts).sum();
+    restarts >= i64::from(limit).max(1)
+}

@@ -1,0 +1,333 @@
+//! Creates and deletes the pods of a Job.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::json;
+
+use super::indexes::COMPLETION_INDEX;
+use super::plan::{Plan, Wanted};
+use super::round::{INDEX_FAILURES, INDEX_IGNORED_FAILURES, Round, TRACKING, count};
+use super::workload::reference;
+use super::{BATCH_PERIOD, Jobs, metrics};
+use crate::client::Patch;
+use crate::controllers::Error;
+use crate::controllers::runner::batch::{SLOW_START_INITIAL_BATCH_SIZE, slow_start, together};
+use crate::controllers::workloads::new_pod::{EnvSource, NewPod};
+use crate::controllers::workloads::pod_control::is_gone;
+use crate::objects::{Job, ObjectKey, PartialObjectMetadata, Pod, PodGroup, Resource};
+
+const INDEX_VARIABLE: &str = "JOB_COMPLETION_INDEX";
+const INDEX_FIELD: &str = "metadata.labels['batch.kubernetes.io/job-completion-index']";
+/// Upstream: `names.MaxGeneratedNameLength`.
+const LONGEST_PREFIX: usize = 58;
+
+/// How many pods were deleted.
+pub struct Deleted {
+    pub all: i32,
+    pub ready: i32,
+    pub failure: Option<Error>,
+}
+
+/// What a sync did, as metrics call it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Action {
+    #[default]
+    Reconciling,
+    Tracking,
+    PodsCreated,
+    PodsDeleted,
+}
+
+impl Action {
+    pub fn name(self) -> &'static str {
+        match self {
+            Action::Reconciling => "reconciling",
+            Action::Tracking => "tracking",
+            Action::PodsCreated => "pods_created",
+            Action::PodsDeleted => "pods_deleted",
+        }
+    }
+}
+
+impl Jobs {
+    /// Carries `plan` out. Returns the number of active pods then, what was done, and a failure.
+    pub(super) async fn manage(
+        self: &Arc<Self>,
+        key: &ObjectKey,
+        round: &mut Round,
+        plan: Plan,
+        group: Option<&PodGroup>,
+    ) -> (i32, Action, Option<Error>) {
+        let active = count(round.active.len());
+        match plan {
+            Plan::Nothing => (active, Action::Tracking, None),
+            Plan::Delete(pods) => {
+                let deleted = self.delete_surplus(key, &round.job, pods).await;
+                round.terminating += deleted.all;
+                round.ready -= deleted.ready;
+                (active - deleted.all, Action::PodsDeleted, deleted.failure)
+            }
+            Plan::Wait(wait) => {
+                self.queue.add_after(key.clone(), wait.max(BATCH_PERIOD));
+                // As upstream: during the wait a status counts no active pods.
+                (0, Action::PodsCreated, None)
+            }
+            Plan::Create(wanted) => {
+                let (created, failure) = self.create(key, round, wanted, group).await;
+                (active + created, Action::PodsCreated, failure)
+            }
+        }
+    }
+
+    /// Deletes pods that the Job counts no more: they lose their finalizer first.
+    /// Upstream: `deleteJobPods`.
+    async fn delete_surplus(
+        self: &Arc<Self>,
+        key: &ObjectKey,
+        job: &Arc<Job>,
+        pods: Vec<Arc<Pod>>,
+    ) -> Deleted {
+        let uids = pods.iter().map(|pod| pod.meta.uid.clone()).collect();
+        self.expectations.expect_deletions(key, uids);
+        let deletions = pods.iter().cloned().map(|pod| {
+            let (this, job, key) = (self.clone(), job.clone(), key.clone());
+            async move {
+                let released = this.release(&pod).await;
+                let result = match released {
+                    Ok(()) => this.pod_control.delete(&*job, &pod).await,
+                    Err(error) => Err(Error::during("removing completion finalizer", error)),
+                };
+                // No event comes for this deletion, or it came before the expectation.
+                if result.is_err() || this.is_seen_to_go(&pod) {
+                    this.expectations.deletion_observed(&key, &pod.meta.uid);
+                }
+                result
+            }
+        });
+        deleted(&pods, together(deletions).await)
+    }
+
+    /// Deletes pods and keeps their finalizers, so that they are still counted.
+    /// Upstream: `deleteActivePods`.
+    pub(super) async fn delete_active(
+        self: &Arc<Self>,
+        job: &Arc<Job>,
+        pods: &[Arc<Pod>],
+    ) -> Deleted {
+        let deletions = pods.iter().cloned().map(|pod| {
+            let (control, job) = (self.pod_control.clone(), job.clone());
+            async move { control.delete(&*job, &pod).await }
+        });
+        deleted(pods, together(deletions).await)
+    }
+
+    /// Whether the cache knows already that `pod` goes, or is gone.
+    fn is_seen_to_go(&self, pod: &Pod) -> bool {
+        let now = self.pods.get(&pod.meta.key()).filter(|now| now.meta.uid == pod.meta.uid);
+        now.is_none_or(|now| now.meta.is_being_deleted())
+    }
+
+    /// Removes the finalizer from `pod`. A pod that is gone has lost it.
+    pub(super) async fn release(&self, pod: &Pod) -> Result<(), Error> {
+        if !pod.meta.has_finalizer(TRACKING) {
+            return Ok(());
+        }
+        let patch = Patch::StrategicMerge(json!({ "metadata": {
+            // The API server refuses a pod of another uid, with a conflict.
+            "uid": pod.meta.uid, "$deleteFromPrimitiveList/finalizers": [TRACKING],
+        } }));
+        let pods = self.client.resource(&Pod::RESOURCE).metadata_only();
+        match pods.patch::<PartialObjectMetadata>(&pod.meta.key(), &patch).await {
+            Ok(PartialObjectMetadata { meta }) => {
+                if let Some(owner) = pod.meta.controller()
+                    && owner.kind == *Job::RESOURCE.kind
+                {
+                    let job = ObjectKey::new(&pod.meta.namespace, &owner.name);
+                    let version = meta.resource_version;
+                    self.consistency.wrote_at(&job, &owner.uid, &Pod::RESOURCE, version);
+                }
+                Ok(())
+            }
+            Err(error) if error.is_not_found() => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Creates pods, in batches that grow. Returns how many there are, and the first failure.
+    async fn create(
+        self: &Arc<Self>,
+        key: &ObjectKey,
+        round: &Round,
+        wanted: Vec<Wanted>,
+        group: Option<&PodGroup>,
+    ) -> (i32, Option<Error>) {
+        if wanted.is_empty() {
+            return (0, None);
+        }
+        let job = round.job.clone();
+        let base = match template_pod(&job, group) {
+            Ok(base) => Arc::new(base),
+            Err(error) => return (0, Some(error)),
+        };
+        let total = wanted.len();
+        log::debug!("{key}: too few pods running, creating {total}");
+        self.expectations.expect_creations(key, total);
+        let (wanted, next) = (Arc::new(wanted), AtomicUsize::new(0));
+        let (created, failure) = slow_start(total, SLOW_START_INITIAL_BATCH_SIZE, || {
+            let (control, job, base) = (self.pod_control.clone(), job.clone(), base.clone());
+            let (wanted, at) = (wanted.clone(), next.fetch_add(1, Ordering::Relaxed));
+            async move {
+                let pod = pod_for(&base, &job, &wanted[at])?;
+                control.create(&*job, &pod).await
+            }
+        })
+        .await;
+        record_creations(round, created, next.into_inner() - created);
+        let terminates = |error: &Error| error.api().is_some_and(|e| e.is_namespace_terminating());
+        if failure.as_ref().is_some_and(terminates) {
+            // The Job terminates as well, so its expectations may stay unmet.
+            return (count(created), None);
+        }
+        // No event comes for pods that were not created.
+        for _ in created..total {
+            self.expectations.creation_observed(key);
+        }
+        (count(created), failure)
+    }
+}
+
+fn deleted(pods: &[Arc<Pod>], results: Vec<Result<(), Error>>) -> Deleted {
+    let ready = pods.iter().filter(|pod| pod.is_ready()).count();
+    let mut failures: Vec<Error> =
+        results.into_iter().filter_map(Result::err).filter(|error| !is_gone(error)).collect();
+    let all = pods.len() - failures.len();
+    failures.truncate(1);
+    Deleted { all: count(all), ready: count(ready), failure: failures.pop() }
+}
+
+/// What the new pods of a Job have in common.
+fn template_pod(job: &Job, group: Option<&PodGroup>) -> Result<NewPod, Error> {
+    let mut pod = NewPod::of::<Job>(&job.meta, &job.spec.template)?;
+    pod.metadata.add_finalizer(TRACKING);
+    if job.spec.is_indexed() {
+        pod.edit_spec(|spec| spec.add_env(INDEX_VARIABLE, &EnvSource::Field(INDEX_FIELD)))?;
+    }
+    if let Some(group) = group {
+        pod.edit_spec(|spec| spec.set_scheduling_group(&group.meta.name))?;
+        pod.metadata.owner_references.push(reference(group));
+    }
+    Ok(pod)
+}
+
+fn pod_for(base: &NewPod, job: &Job, wanted: &Wanted) -> Result<NewPod, Error> {
+    let mut pod = base.clone();
+    let Some(index) = wanted.index else { return Ok(pod) };
+    let (name, text) = (&job.meta.name, index.to_string());
+    pod.metadata.generate_name = name_prefix(name, index);
+    pod.metadata.set_annotation(COMPLETION_INDEX, &text);
+    pod.metadata.set_label(COMPLETION_INDEX, &text);
+    if let Some(failures) = wanted.failures {
+        pod.metadata.set_annotation(INDEX_FAILURES, &failures.counted.to_string());
+        if failures.ignored > 0 {
+            pod.metadata.set_annotation(INDEX_IGNORED_FAILURES, &failures.ignored.to_string());
+        }
+    }
+    pod.edit_spec(|spec| spec.set_hostname(&format!("{name}-{index}")))?;
+    Ok(pod)
+}
+
+/// Upstream: `podGenerateNameWithIndex`.
+fn name_prefix(job: &str, index: i32) -> String {
+    let end = format!("-{index}-");
+    let room = LONGEST_PREFIX - end.len();
+    format!("{}{end}", job.get(..room).unwrap_or(job))
+}
+
+/// Upstream: `recordJobPodsCreationTotal`.
+fn record_creations(round: &Round, created: usize, failed: usize) {
+    let policy = &round.spec().pod_replacement_policy;
+    let only_failed = policy.as_ref().is_some_and(|policy| *policy == "Failed");
+    let reason = match () {
+        () if only_failed && round.failed > 0 => "recreate_failed",
+        () if round.failed > 0 || round.terminating > 0 => "recreate_terminating_or_failed",
+        () => "new",
+    };
+    for (status, pods) in [("succeeded", created), ("failed", failed)] {
+        if pods > 0 {
+            metrics::PODS_CREATED.with_label_values(&[reason, status]).inc_by(pods as u64);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::super::plan::IndexFailures;
+    use super::*;
+
+    #[test]
+    fn pods_of_an_index_carry_it() {
+        let job: Job = serde_json::from_value(json!({
+            "metadata": { "namespace": "ns", "name": "j", "uid": "u" },
+            "spec": {
+                "completionMode": "Indexed",
+                "template": {
+                    "metadata": { "labels": { "a": "b" }, "finalizers": ["x/y"] },
+                    "spec": {
+                        "initContainers": [{ "name": "i" }],
+                        "containers": [
+                            { "name": "c" },
+                            { "name": "d", "env": [{ "name": "JOB_COMPLETION_INDEX" }] },
+                        ],
+                    },
+                },
+            },
+        }))
+        .unwrap();
+        let base = template_pod(&job, None).unwrap();
+        let failures = Some(IndexFailures { counted: 2, ignored: 1 });
+        let pod = pod_for(&base, &job, &Wanted { index: Some(4), failures }).unwrap();
+        let pod = serde_json::to_value(pod).unwrap();
+        let env = json!([{ "name": INDEX_VARIABLE, "valueFrom": { "fieldRef": { "fieldPath": INDEX_FIELD } } }]);
+        assert_eq!(pod["metadata"]["generateName"], "j-4-");
+        assert_eq!(pod["metadata"]["finalizers"], json!(["x/y", TRACKING]));
+        assert_eq!(pod["metadata"]["labels"], json!({ "a": "b", COMPLETION_INDEX: "4" }));
+        assert_eq!(
+            pod["metadata"]["annotations"],
+            json!({ COMPLETION_INDEX: "4", INDEX_FAILURES: "2", INDEX_IGNORED_FAILURES: "1" })
+        );
+        assert_eq!(pod["spec"]["hostname"], "j-4");
+        assert_eq!(pod["spec"]["initContainers"][0]["env"], env);
+        assert_eq!(pod["spec"]["containers"][0]["env"], env);
+        assert_eq!(pod["spec"]["containers"][1]["env"], json!([{ "name": INDEX_VARIABLE }]));
+
+        let failures = Some(IndexFailures::default());
+        let pod = pod_for(&base, &job, &Wanted { index: Some(0), failures }).unwrap();
+        let annotations = serde_json::to_value(pod.metadata.annotations).unwrap();
+        assert_eq!(annotations, json!({ COMPLETION_INDEX: "0", INDEX_FAILURES: "0" }));
+    }
+
+    #[test]
+    fn pods_of_a_group_name_it() {
+        let job: Job = serde_json::from_value(json!({
+            "metadata": { "name": "j", "uid": "u" },
+            "spec": { "template": { "metadata": { "labels": { "a": "b" } }, "spec": {} } },
+        }))
+        .unwrap();
+        let group: PodGroup =
+            serde_json::from_value(json!({ "metadata": { "name": "g", "uid": "g1" } })).unwrap();
+        let pod: Value = serde_json::to_value(template_pod(&job, Some(&group)).unwrap()).unwrap();
+        assert_eq!(pod["spec"]["schedulingGroup"], json!({ "podGroupName": "g" }));
+        assert_eq!(pod["metadata"]["ownerReferences"][1]["uid"], "g1");
+        assert_eq!(pod["metadata"]["ownerReferences"][1].get("controller"), None);
+    }
+
+    #[test]
+    fn prefixes_leave_room_for_a_generated_name() {
+        let long = "a".repeat(63);
+        assert_eq!(name_prefix("j", 10), "j-10-");
+        assert_eq!(name_prefix(&long, 10), format!("{}-10-", "a".repeat(54)));
+    }
+}

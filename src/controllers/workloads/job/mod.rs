@@ -1,0 +1,209 @@
+//! Runs the pods of Jobs until enough of them have succeeded. Upstream: `pkg/controller/job`.
+//!
+//! - `sync`: one sync, from the pods of a Job to its status;
+//! - `round`: what a sync knows, `ending`: how a Job ends, `plan`: the pods it needs;
+//! - `tracking`: how finished pods are counted, each once;
+//! - `manage`: creates and deletes pods;
+//! - `orphans`: pods that no Job counts;
+//! - `workload`: the pod group of a Job that is scheduled as a whole.
+
+mod backoff;
+mod ending;
+mod indexes;
+mod manage;
+mod metrics;
+mod orphans;
+mod plan;
+mod policies;
+mod released;
+mod round;
+mod sync;
+mod tracking;
+mod workload;
+
+#[cfg(test)]
+mod tests;
+
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::backoff::BackoffStore;
+use self::orphans::Orphans;
+use self::released::Released;
+use self::round::TRACKING;
+use self::workload::Groups;
+use crate::cache::Lister;
+use crate::client::Client;
+use crate::clock::SharedClock;
+use crate::controllers::runner::{Change, Queue, keys};
+use crate::controllers::workloads::consistency::Consistency;
+use crate::controllers::workloads::expectations::Expectations;
+use crate::controllers::workloads::pod_control::PodControl;
+use crate::controllers::workloads::ref_manager::{CONTROLLER_INDEX, by_controller};
+use crate::controllers::{Controller, Retries};
+use crate::events::Recorder;
+use crate::objects::{Job, Pod, Selector, Timestamp, Uid};
+use crate::workqueue::exponential_failure_rate_limiter;
+
+/// Changes of pods and of a Job's status wake the Job this long after the first of them.
+/// Upstream: `SyncJobBatchPeriod`.
+const BATCH_PERIOD: Duration = Duration::from_secs(1);
+/// Upstream: `DefaultJobApiBackOff`.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// Upstream: `MaxJobApiBackOff`.
+const LAST_RETRY: Duration = Duration::from_secs(60);
+/// Upstream: `batch.JobControllerName`.
+const THIS_CONTROLLER: &str = "kubernetes.io/job-controller";
+
+struct Jobs {
+    client: Client,
+    clock: SharedClock,
+    recorder: Recorder,
+    pod_control: PodControl,
+    jobs: Lister<Job>,
+    pods: Lister<Pod>,
+    queue: Queue,
+    expectations: Arc<Expectations>,
+    released: Arc<Released>,
+    consistency: Arc<Consistency>,
+    backoff: Arc<BackoffStore>,
+    /// The Jobs whose end is written and not seen yet. Upstream: `finishedJobExpectations`.
+    finished: Arc<Mutex<HashSet<Uid>>>,
+    /// `None`: the feature gate is off.
+    groups: Option<Groups>,
+    /// A Job that is suspended has no start time.
+    resets_start_time: bool,
+}
+
+/// The controller `job-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    metrics::register();
+    let (jobs, pods) = (c.lister::<Job>(), c.lister::<Pod>());
+    c.index(&pods, CONTROLLER_INDEX, by_controller);
+    let consistency = match c.feature("StaleControllerConsistencyJob") {
+        true => Consistency::default().with(&pods).with(&jobs),
+        false => Consistency::default(),
+    };
+    let consistency = Arc::new(consistency);
+    let retries = Retries::default();
+    let queue =
+        c.queue(retries.limited_by(exponential_failure_rate_limiter(FIRST_RETRY, LAST_RETRY)));
+    let retries = Retries::default();
+    let orphans = c.queue_named(
+        "job_orphan_pod",
+        retries.limited_by(exponential_failure_rate_limiter(FIRST_RETRY, LAST_RETRY)),
+    );
+    let groups = c.feature("WorkloadWithJob").then(|| Groups::new(c));
+    let this = Arc::new(Jobs {
+        client: c.client(),
+        clock: c.clock(),
+        recorder: c.recorder(),
+        pod_control: PodControl::new(c.client(), c.recorder(), c.clock()).recording(&consistency),
+        jobs: jobs.clone(),
+        pods: pods.clone(),
+        queue: queue.clone(),
+        expectations: Arc::new(Expectations::new(c.clock())),
+        released: Arc::default(),
+        consistency,
+        backoff: Arc::default(),
+        finished: Arc::default(),
+        groups,
+        resets_start_time: c.feature("MutableSchedulingDirectivesForSuspendedJobs"),
+    });
+
+    let (woken, unowned) = (this.clone(), orphans.clone());
+    c.watch(&jobs, &queue, move |change, _| woken.job_changed(&change, &unowned));
+    let unowned = orphans.clone();
+    let mut owned = keys::of_controller(&jobs)
+        .or_matching_orphans(|job: &Job| Selector::try_from(job.spec.selector.as_ref()))
+        .observing(&this.expectations)
+        .observing(&this.released)
+        .unowned(move |pod: &Pod, job: Option<&Job>| {
+            let counts = job.is_some_and(|job| job.finished().is_none());
+            if pod.meta.has_finalizer(TRACKING) && !counts {
+                unowned.add(Orphans::Named(pod.meta.key()));
+            }
+        })
+        .delayed(BATCH_PERIOD)
+        .mapper();
+    c.watch(&pods, &queue, move |change, wake| {
+        metrics::count_tracked(&change);
+        owned(change, wake);
+    });
+    let orphaned = this.clone();
+    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(orphans, move |key| orphaned.clone().sync_orphans(key));
+    Ok(())
+}
+
+impl Jobs {
+    /// Upstream: `addJob`, `updateJob`, `deleteJob`.
+    fn job_changed(&self, change: &Change<'_, Job>, orphans: &Queue<Orphans>) {
+        match change {
+            Change::Added { new, .. } => {
+                self.queue.add(new.meta.key());
+                if managed_by_another(new) {
+                    let name = new.spec.managed_by.as_deref().unwrap_or_default();
+                    metrics::EXTERNAL.with_label_values(&[name]).inc();
+                }
+            }
+            Change::Updated { old, new } => self.job_updated(old, new, orphans),
+            Change::Resync { object } => self.job_updated(object, object, orphans),
+            Change::Deleted(deleted) => {
+                let job = deleted.object();
+                let key = job.meta.key();
+                // A new Job of the same name starts without the old one's records.
+                self.consistency.clear(&key, Some(&job.meta.uid));
+                self.expectations.forget(&key);
+                self.released.forget(&key);
+                self.backoff.forget(&key);
+                self.finished.lock().remove(&job.meta.uid);
+                Orphans::of(job).into_iter().for_each(|pods| orphans.add(pods));
+                self.queue.add(key);
+            }
+        }
+    }
+
+    fn job_updated(&self, old: &Job, new: &Job, orphans: &Queue<Orphans>) {
+        let key = new.meta.key();
+        if new.finished().is_some() {
+            // No pod should have the finalizer any more.
+            Orphans::of(new).into_iter().for_each(|pods| orphans.add(pods));
+            self.forget_finished(new);
+            return;
+        }
+        match new.meta.generation == old.meta.generation {
+            true => self.queue.add_after(key.clone(), BATCH_PERIOD),
+            false => self.queue.add(key.clone()),
+        }
+        let deadline = new.spec.active_deadline_seconds;
+        if deadline.is_some()
+            && deadline != old.spec.active_deadline_seconds
+            && let Some(left) = ending::time_left(&new.spec, &new.status, self.clock.now())
+        {
+            self.queue.add_after(key, left);
+        }
+    }
+
+    /// Drops what is known of a Job beside its object, once the cache shows its end.
+    fn forget_finished(&self, job: &Job) {
+        let key = job.meta.key();
+        self.backoff.forget(&key);
+        self.expectations.forget(&key);
+        self.released.forget(&key);
+        self.consistency.clear(&key, Some(&job.meta.uid));
+        self.finished.lock().remove(&job.meta.uid);
+    }
+
+    /// The start of a new pod or condition.
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+}
+
+/// Upstream: `managedByExternalController`.
+fn managed_by_another(job: &Job) -> bool {
+    job.spec.managed_by.as_ref().is_some_and(|name| *name != THIS_CONTROLLER)
+}

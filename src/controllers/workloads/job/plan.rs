@@ -1,0 +1,189 @@
+//! Which pods a Job needs, and which it has too many of. Upstream: `manageJob`.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::backoff::{Failures, wait_for_index};
+use super::indexes::{Indexes, index_of, valid_index_of};
+use super::policies::judge;
+use super::round::{
+    Indexed, Round, all_failures, completions, count, failures_before, ignored_before,
+    replaces_failed_only,
+};
+use crate::objects::{JobSpec, Pod, PodPhase, Timestamp};
+
+/// The most pods that one sync creates or deletes. Upstream: `MaxPodCreateDeletePerSync`.
+const MOST: usize = 500;
+
+#[derive(Debug, PartialEq)]
+pub enum Plan {
+    Nothing,
+    Delete(Vec<Arc<Pod>>),
+    /// The pods that replace failed ones have to wait.
+    Wait(Duration),
+    Create(Vec<Wanted>),
+}
+
+/// A pod to be created.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    pub index: Option<i32>,
+    /// The failures of the index so far, with a back-off limit per index.
+    pub failures: Option<IndexFailures>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IndexFailures {
+    pub counted: i32,
+    pub ignored: i32,
+}
+
+/// `failures`: those of the Job's pods since the last success.
+pub fn plan(round: &Round, failures: Failures, now: Timestamp) -> Plan {
+    let spec = round.spec();
+    if spec.is_suspended() {
+        return Plan::Delete(round.active.clone());
+    }
+    let active = count(round.active.len());
+    let wanted = wanted_active(spec, round.succeeded, active);
+    let surplus = usize::try_from(active - wanted).unwrap_or(0);
+    let mut surplus = choose(spec, &round.active, surplus);
+    if !surplus.is_empty() {
+        surplus.truncate(MOST);
+        return Plan::Delete(surplus);
+    }
+    let terminating = if replaces_failed_only(spec) { round.terminating } else { 0 };
+    let missing = i64::from(wanted) - i64::from(terminating) - i64::from(active);
+    let Ok(missing @ 1..) = usize::try_from(missing) else { return Plan::Nothing };
+    let missing = missing.min(MOST);
+    if spec.backoff_limit_per_index.is_none() {
+        let wait = failures.wait(now);
+        if !wait.is_zero() {
+            return Plan::Wait(wait);
+        }
+    }
+    match &round.indexed {
+        Some(indexed) => create_indexed(round, indexed, missing, now),
+        None => Plan::Create(vec![Wanted::default(); missing]),
+    }
+}
+
+/// How many pods should be active.
+fn wanted_active(spec: &JobSpec, succeeded: i32, active: i32) -> i32 {
+    // The API server's default.
+    let parallelism = spec.parallelism.unwrap_or(1);
+    match spec.completions {
+        // Once a pod has succeeded, those that run go on, and no others start.
+        None if succeeded > 0 => active,
+        None => parallelism,
+        Some(completions) => completions.saturating_sub(succeeded).min(parallelism).max(0),
+    }
+}
+
+fn create_indexed(round: &Round, indexed: &Indexed, missing: usize, now: Timestamp) -> Plan {
+    let spec = round.spec();
+    let indexes = pending(round, indexed, missing);
+    if spec.backoff_limit_per_index.is_none() {
+        let wanted = |index| Wanted { index: Some(index), failures: None };
+        return Plan::Create(indexes.into_iter().map(wanted).collect());
+    }
+    let (mut wanted, mut shortest) = (Vec::new(), None::<Duration>);
+    for index in indexes {
+        let before = indexed.awaiting.get(&index);
+        let wait = before.map_or(Duration::ZERO, |failed| {
+            let before = u32::try_from(all_failures(failed)).unwrap_or(0);
+            wait_for_index(failed, before, now)
+        });
+        match wait.is_zero() {
+            true => {
+                let failures = before.map(|pod| with_failure_of(spec, pod)).unwrap_or_default();
+                wanted.push(Wanted { index: Some(index), failures: Some(failures) });
+            }
+            false => shortest = Some(shortest.map_or(wait, |known| known.min(wait))),
+        }
+    }
+    match shortest.filter(|_| wanted.is_empty()) {
+        Some(wait) => Plan::Wait(wait),
+        None => Plan::Create(wanted),
+    }
+}
+
+/// Upstream: `getNewIndexFailureCounts`.
+fn with_failure_of(spec: &JobSpec, pod: &Pod) -> IndexFailures {
+    let (counted, ignored) = (failures_before(pod), ignored_before(pod));
+    match judge(spec.pod_failure_policy.as_deref(), pod).counts() {
+        true => IndexFailures { counted: counted.saturating_add(1), ignored },
+        false => IndexFailures { counted, ignored: ignored.saturating_add(1) },
+    }
+}
+
+/// The first indexes that nothing works on and that have not ended. Upstream: `firstPendingIndexes`.
+fn pending(round: &Round, indexed: &Indexed, most: usize) -> Vec<i32> {
+    let spec = round.spec();
+    let indexes = |pods: &mut dyn Iterator<Item = &Arc<Pod>>| -> Indexes {
+        pods.filter_map(|pod| index_of(pod)).collect()
+    };
+    let mut taken = indexed.succeeded.union(&indexes(&mut round.active.iter()));
+    if replaces_failed_only(spec) {
+        let mut going = round.pods.iter().filter(|pod| pod.is_terminating());
+        taken = taken.union(&indexes(&mut going));
+    }
+    if let Some(failed) = &indexed.failed {
+        taken = taken.union(failed);
+    }
+    taken.gaps(most, completions(spec))
+}
+
+/// The pods to delete of `active`: at least `least`, and of an Indexed Job those whose index is
+/// missing, too high, or another pod's. Upstream: `activePodsForRemoval`.
+fn choose(spec: &JobSpec, active: &[Arc<Pod>], least: usize) -> Vec<Arc<Pod>> {
+    let (mut chosen, mut rest) = (Vec::new(), Vec::new());
+    if spec.is_indexed() {
+        let mut by_index: BTreeMap<i32, Vec<Arc<Pod>>> = BTreeMap::new();
+        for pod in active {
+            match valid_index_of(pod, completions(spec)) {
+                Some(index) => by_index.entry(index).or_default().push(pod.clone()),
+                None => chosen.push(pod.clone()),
+            }
+        }
+        for mut pods in by_index.into_values() {
+            if pods.len() > 1 {
+                sort(&mut pods);
+            }
+            rest.extend(pods.pop());
+            chosen.extend(pods);
+        }
+    } else {
+        rest.extend_from_slice(active);
+    }
+    let more = least.saturating_sub(chosen.len()).min(rest.len());
+    if more > 0 {
+        sort(&mut rest);
+        chosen.extend(rest.drain(..more));
+    }
+    chosen
+}
+
+/// The pods that have got the least far come first. Upstream: `controller.ActivePods`.
+fn sort(pods: &mut [Arc<Pod>]) {
+    pods.sort_by_key(|pod| {
+        let phase = match pod.status.phase {
+            PodPhase::Unknown => 1,
+            PodPhase::Running => 2,
+            PodPhase::Pending | PodPhase::Succeeded | PodPhase::Failed => 0,
+        };
+        let since = pod.status.ready.as_ref().filter(|ready| ready.is_true);
+        let since = since.and_then(|ready| ready.last_transition_time);
+        let created = pod.meta.creation_timestamp;
+        (
+            !pod.spec.node_name.is_empty(),
+            phase,
+            pod.is_ready(),
+            (since.is_some(), Reverse(since)),
+            Reverse((pod.status.max_restarts, pod.status.max_sidecar_restarts)),
+            (created.is_some(), Reverse(created)),
+        )
+    });
+}

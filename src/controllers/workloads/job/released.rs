@@ -1,0 +1,79 @@
+//! The pods whose finalizer was removed and that the cache still shows with it.
+//! Upstream: `uidTrackingExpectations`.
+
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+
+use super::round::TRACKING;
+use crate::controllers::runner::keys::{Observer, Seen};
+use crate::objects::{Meta, ObjectKey, Uid};
+
+/// By Job.
+#[derive(Default)]
+pub struct Released(Mutex<HashMap<ObjectKey, HashSet<Uid>>>);
+
+impl Released {
+    pub fn of(&self, job: &ObjectKey) -> HashSet<Uid> {
+        self.0.lock().get(job).cloned().unwrap_or_default()
+    }
+
+    /// Call it before the finalizers are removed.
+    pub fn expect(&self, job: &ObjectKey, pods: impl IntoIterator<Item = Uid>) {
+        self.0.lock().entry(job.clone()).or_default().extend(pods);
+    }
+
+    /// The removal was seen, or will never be.
+    pub fn observed(&self, job: &ObjectKey, pod: &Uid) {
+        let mut jobs = self.0.lock();
+        let Some(pods) = jobs.get_mut(job) else { return };
+        pods.remove(pod);
+        if pods.is_empty() {
+            jobs.remove(job);
+        }
+    }
+
+    pub fn forget(&self, job: &ObjectKey) {
+        self.0.lock().remove(job);
+    }
+}
+
+impl Observer for Released {
+    fn observe(&self, owner: &ObjectKey, dependent: &Meta, seen: Seen) {
+        let released = match seen {
+            Seen::Created => false,
+            Seen::Updated | Seen::Deleting => !dependent.has_finalizer(TRACKING),
+            Seen::Deleted => true,
+        };
+        if released {
+            self.observed(owner, &dependent.uid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_pod_is_released_until_it_is_seen_without_the_finalizer() {
+        let (released, job, pod) = (Released::default(), ObjectKey::new("ns", "j"), Uid::new("p"));
+        let meta = |finalizers: &[&str]| -> Meta {
+            serde_json::from_value(json!({ "uid": "p", "finalizers": finalizers })).unwrap()
+        };
+        for (finalizers, seen, over) in [
+            (&[TRACKING] as &[&str], Seen::Updated, false),
+            (&[TRACKING], Seen::Deleting, false),
+            (&["another"], Seen::Created, false),
+            (&["another"], Seen::Updated, true),
+            (&[], Seen::Deleting, true),
+            (&[TRACKING], Seen::Deleted, true),
+        ] {
+            released.expect(&job, [pod.clone()]);
+            released.observe(&job, &meta(finalizers), seen);
+            assert_eq!(released.of(&job).is_empty(), over, "{finalizers:?} {seen:?}");
+        }
+        assert!(released.0.lock().is_empty());
+    }
+}

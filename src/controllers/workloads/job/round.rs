@@ -1,0 +1,286 @@
+//! What one sync of a Job knows. Upstream: `syncJobCtx`.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::backoff::finished_at;
+use super::indexes::{Indexes, valid_index_of};
+use super::policies::{Verdict, judge};
+use crate::objects::{
+    Job, JobCondition, JobSpec, JobStatus, Pod, PodPhase, Timestamp, Uid, UncountedTerminatedPods,
+};
+
+/// Upstream: `batch.JobTrackingFinalizer`. A pod that has it is not counted in the status for good.
+pub const TRACKING: &str = "batch.kubernetes.io/job-tracking";
+/// Upstream: `batch.JobIndexFailureCountAnnotation`.
+pub const INDEX_FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
+/// Upstream: `batch.JobIndexIgnoredFailureCountAnnotation`.
+pub const INDEX_IGNORED_FAILURES: &str = "batch.kubernetes.io/job-index-ignored-failure-count";
+
+/// A Job, its pods, and what is known of both in the course of a sync.
+pub struct Round {
+    /// As it was last read or written.
+    pub job: Arc<Job>,
+    /// What is to be written.
+    pub status: JobStatus,
+    pub pods: Vec<Arc<Pod>>,
+    pub active: Vec<Arc<Pod>>,
+    /// Pods whose finalizer was removed, though the cache does not show it yet.
+    released: HashSet<Uid>,
+    /// The pods in the status at the start.
+    uncounted: Uncounted,
+    pub succeeded: i32,
+    pub failed: i32,
+    pub terminating: i32,
+    pub ready: i32,
+    /// `None` for a Job without indexes.
+    pub indexed: Option<Indexed>,
+    /// How the Job ends. Upstream: `finishedCondition`.
+    pub ending: Option<JobCondition>,
+}
+
+#[derive(Default)]
+struct Uncounted {
+    succeeded: HashSet<Uid>,
+    failed: HashSet<Uid>,
+}
+
+/// The indexes of an Indexed Job.
+#[derive(Debug, Default)]
+pub struct Indexed {
+    /// Those in the status at the start.
+    pub counted: Indexes,
+    pub succeeded: Indexes,
+    /// `None` without a back-off limit per index.
+    pub failed: Option<Indexes>,
+    /// Failed pods that keep their finalizer until their index has a new pod, which carries their
+    /// count of failures on. Upstream: `podsWithDelayedDeletionPerIndex`.
+    pub awaiting: HashMap<i32, Arc<Pod>>,
+}
+
+/// The pods that finished and that the status does not mention.
+pub struct News {
+    pub succeeded: Vec<Arc<Pod>>,
+    pub failed: Vec<Arc<Pod>>,
+}
+
+impl Round {
+    pub fn new(job: Arc<Job>, pods: Vec<Arc<Pod>>, released: HashSet<Uid>) -> (Round, News) {
+        let mut status = job.status.clone();
+        let known = status.uncounted_terminated_pods.get_or_insert_default();
+        let uncounted = Uncounted {
+            succeeded: known.succeeded.iter().cloned().collect(),
+            failed: known.failed.iter().cloned().collect(),
+        };
+        let active: Vec<Arc<Pod>> = pods.iter().filter(|pod| pod.is_active()).cloned().collect();
+        let mut round = Round {
+            terminating: count(pods.iter().filter(|pod| pod.is_terminating()).count()),
+            ready: count(active.iter().filter(|pod| pod.is_ready()).count()),
+            succeeded: 0,
+            failed: 0,
+            indexed: None,
+            ending: None,
+            job,
+            status,
+            pods,
+            active,
+            released,
+            uncounted,
+        };
+        let (counted, spec) = (&round.uncounted, &round.job.spec);
+        let succeeded = |pod: &Pod| {
+            pod.status.phase == PodPhase::Succeeded && !counted.succeeded.contains(&pod.meta.uid)
+        };
+        let failed = |pod: &Pod| is_failed(pod, spec) && !counted.failed.contains(&pod.meta.uid);
+        let pick = |wanted: &dyn Fn(&Pod) -> bool| -> Vec<Arc<Pod>> {
+            round.uncounted_pods().filter(|pod| wanted(pod)).cloned().collect()
+        };
+        let news = News { succeeded: pick(&succeeded), failed: pick(&failed) };
+        let policy = spec.pod_failure_policy.as_deref();
+        let not_ignored = news.failed.iter().filter(|pod| judge(policy, pod).counts()).count();
+        let all = |before: i32, new: usize, uncounted: usize| {
+            before.saturating_add(count(new)).saturating_add(count(uncounted))
+        };
+        let (succeeded, failed) = (
+            all(round.status.succeeded, news.succeeded.len(), counted.succeeded.len()),
+            all(round.status.failed, not_ignored, counted.failed.len()),
+        );
+        (round.succeeded, round.failed) = (succeeded, failed);
+        if round.job.spec.is_indexed() {
+            let indexed = round.indexed();
+            round.succeeded = count(indexed.succeeded.total());
+            round.indexed = Some(indexed);
+        }
+        (round, news)
+    }
+
+    pub fn spec(&self) -> &JobSpec {
+        &self.job.spec
+    }
+
+    /// Pods with the finalizer and, in an Indexed Job, with a valid index.
+    /// Upstream: `getValidPodsWithFilter`.
+    fn uncounted_pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        let (indexed, completions) = (self.spec().is_indexed(), completions(self.spec()));
+        let valid = move |pod: &&Arc<Pod>| !indexed || valid_index_of(pod, completions).is_some();
+        self.pods.iter().filter(|pod| self.is_tracked(pod)).filter(valid)
+    }
+
+    /// Whether `pod` has the finalizer still.
+    pub fn is_tracked(&self, pod: &Pod) -> bool {
+        pod.meta.has_finalizer(TRACKING) && !self.released.contains(&pod.meta.uid)
+    }
+
+    /// Whether the status contained `pod` among the uncounted ones at the start.
+    pub fn was_uncounted(&self, pod: &Pod, failed: bool) -> bool {
+        let Uncounted { succeeded, failed: failures } = &self.uncounted;
+        if failed { failures } else { succeeded }.contains(&pod.meta.uid)
+    }
+
+    /// The pods that the status to be written does not count yet.
+    pub fn uncounted(&mut self) -> &mut UncountedTerminatedPods {
+        self.status.uncounted_terminated_pods.get_or_insert_default()
+    }
+
+    fn indexed(&self) -> Indexed {
+        let spec = self.spec();
+        let completions = completions(spec);
+        let parse = |text: &str| Indexes::parse(text, completions);
+        let of = |wanted: &dyn Fn(&Pod) -> bool| -> Indexes {
+            let pods = self.pods.iter().filter(|pod| pod.meta.has_finalizer(TRACKING));
+            let pods = pods.filter(|pod| wanted(pod));
+            pods.filter_map(|pod| valid_index_of(pod, completions)).collect()
+        };
+        let counted = parse(&self.status.completed_indexes);
+        let succeeded = counted.union(&of(&|pod| pod.status.phase == PodPhase::Succeeded));
+        let mut indexed = Indexed { counted, succeeded, ..Indexed::default() };
+        if let Some(limit) = spec.backoff_limit_per_index {
+            let before = parse(self.status.failed_indexes.as_deref().unwrap_or_default());
+            let failed = before.union(&of(&|pod| fails_index(pod, spec, limit)));
+            indexed.awaiting = self.awaiting(&indexed.succeeded, &failed);
+            indexed.failed = Some(failed);
+        }
+        indexed
+    }
+
+    /// Upstream: `getPodsWithDelayedDeletionPerIndex`.
+    fn awaiting(&self, succeeded: &Indexes, failed: &Indexes) -> HashMap<i32, Arc<Pod>> {
+        let completions = completions(self.spec());
+        // The active pod of an index carries the count already.
+        let active: HashSet<i32> =
+            self.active.iter().filter_map(|pod| valid_index_of(pod, completions)).collect();
+        let mut awaiting: HashMap<i32, Arc<Pod>> = HashMap::new();
+        for pod in self.uncounted_pods().filter(|pod| is_failed(pod, self.spec())) {
+            let Some(index) = valid_index_of(pod, completions) else { continue };
+            if succeeded.has(index) || failed.has(index) || active.contains(&index) {
+                continue;
+            }
+            let later = |known: &Arc<Pod>| {
+                all_failures(known) <= all_failures(pod) && finished_at(known) <= finished_at(pod)
+            };
+            if awaiting.get(&index).is_none_or(later) {
+                awaiting.insert(index, pod.clone());
+            }
+        }
+        awaiting
+    }
+}
+
+/// A number of pods, as the API has it.
+pub fn count(pods: usize) -> i32 {
+    i32::try_from(pods).unwrap_or(i32::MAX)
+}
+
+/// The API server requires it of an Indexed Job.
+pub fn completions(spec: &JobSpec) -> i32 {
+    spec.completions.unwrap_or(0)
+}
+
+/// Pods are replaced when they have failed, not when they are being deleted.
+/// Upstream: `onlyReplaceFailedPods`.
+pub fn replaces_failed_only(spec: &JobSpec) -> bool {
+    spec.pod_failure_policy.is_some()
+        || spec.pod_replacement_policy.as_ref().is_some_and(|policy| *policy == "Failed")
+}
+
+/// A deleted pod may never reach the phase `Failed`. Upstream: `isPodFailed`.
+pub fn is_failed(pod: &Pod, spec: &JobSpec) -> bool {
+    match pod.status.phase {
+        PodPhase::Failed => true,
+        PodPhase::Succeeded => false,
+        _ => !replaces_failed_only(spec) && pod.meta.is_being_deleted(),
+    }
+}
+
+/// Whether the failure of `pod` is the last of its index. Upstream: `isIndexFailed`.
+fn fails_index(pod: &Pod, spec: &JobSpec, limit: i32) -> bool {
+    if !is_failed(pod, spec) {
+        return false;
+    }
+    let verdict = judge(spec.pod_failure_policy.as_deref(), pod);
+    verdict == Verdict::FailIndex || verdict.counts() && failures_before(pod) >= limit
+}
+
+/// The failures of the pod's index before it. Upstream: `getIndexFailureCount`.
+pub fn failures_before(pod: &Pod) -> i32 {
+    number(pod, INDEX_FAILURES)
+}
+
+/// The same that did not count towards the limit.
+pub fn ignored_before(pod: &Pod) -> i32 {
+    number(pod, INDEX_IGNORED_FAILURES)
+}
+
+/// Upstream: `getIndexAbsoluteFailureCount`.
+pub fn all_failures(pod: &Pod) -> i32 {
+    failures_before(pod).saturating_add(ignored_before(pod))
+}
+
+fn number(pod: &Pod, annotation: &str) -> i32 {
+    let Some(text) = pod.meta.annotations.get(annotation) else { return 0 };
+    match text.parse::<i32>() {
+        Ok(number) if number >= 0 => number,
+        _ => {
+            log::error!("{}: annotation {annotation}: no number: {text:?}", pod.meta.key());
+            0
+        }
+    }
+}
+
+pub fn condition(
+    kind: &str,
+    is_true: bool,
+    reason: &str,
+    message: &str,
+    now: Timestamp,
+) -> JobCondition {
+    JobCondition {
+        r#type: kind.into(),
+        status: if is_true { "True" } else { "False" }.into(),
+        last_probe_time: Some(now),
+        last_transition_time: Some(now),
+        reason: reason.into(),
+        message: message.into(),
+    }
+}
+
+/// Adds a condition, or changes it where it stands. A new one is added only when it is true.
+/// Returns whether anything changed. Upstream: `ensureJobConditionStatus`.
+pub fn ensure_condition(conditions: &mut Vec<JobCondition>, wanted: JobCondition) -> bool {
+    match conditions.iter_mut().find(|known| known.r#type == wanted.r#type) {
+        Some(known) => {
+            let same = known.status == wanted.status
+                && known.reason == wanted.reason
+                && known.message == wanted.message;
+            if !same {
+                *known = wanted;
+            }
+            !same
+        }
+        None if wanted.is_true() => {
+            conditions.push(wanted);
+            true
+        }
+        None => false,
+    }
+}

@@ -1,0 +1,267 @@
+//! One sync of a Job. Upstream: `syncJob`.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::manage::Action;
+use super::round::{News, Round, TRACKING, condition, ensure_condition};
+use super::tracking::{Tally, count_released, finish, tally};
+use super::{Jobs, ending, managed_by_another, metrics, plan};
+use crate::controllers::runner::batch::together;
+use crate::controllers::workloads::ref_manager::{
+    ControllerRefManager, owned_or_orphaned, recheck_deletion_timestamp,
+};
+use crate::controllers::{Error, Next, SyncResult};
+use crate::objects::{Job, JobStatus, ObjectKey, Pod, Resource, Selector, Uid};
+
+impl Jobs {
+    pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        if let Some(lag) = self.consistency.lagging(&key) {
+            let labels = [&*lag.resource.group, &*lag.resource.plural];
+            metrics::STALE_SYNC_SKIPS.with_label_values(&labels).inc();
+            return Err(lag.into());
+        }
+        let Some(job) = self.jobs.get(&key) else {
+            self.expectations.forget(&key);
+            self.released.forget(&key);
+            self.backoff.forget(&key);
+            self.consistency.clear(&key, None);
+            return Ok(Next::Done);
+        };
+        if managed_by_another(&job) {
+            return Ok(Next::Done);
+        }
+        if job.finished().is_some() {
+            self.forget_finished(&job);
+            return Ok(Next::Done);
+        }
+        if self.finished.lock().contains(&job.meta.uid) {
+            log::debug!("{key} has finished, though the cache does not show it yet");
+            return Ok(Next::Done);
+        }
+        let mode = job.spec.completion_mode.as_deref().unwrap_or("NonIndexed");
+        if mode != "NonIndexed" && mode != "Indexed" {
+            let text = "Skipped Job sync because completion mode is unknown";
+            self.recorder.warning(&*job, "UnknownCompletionMode", text);
+            return Ok(Next::Done);
+        }
+        let (start, mode) = (self.clock.monotonic(), metrics::mode(&job.spec));
+        let mut action = Action::default();
+        let result = self.advance(&key, job, &mut action).await;
+        let outcome = if result.is_ok() { "success" } else { "error" };
+        let labels = [mode, outcome, action.name()];
+        let took = self.clock.monotonic().saturating_sub(start);
+        metrics::SYNC_SECONDS.with_label_values(&labels).observe(took.as_secs_f64());
+        metrics::SYNCS.with_label_values(&labels).inc();
+        result.map(|()| Next::Done)
+    }
+
+    async fn advance(
+        self: &Arc<Self>,
+        key: &ObjectKey,
+        job: Arc<Job>,
+        action: &mut Action,
+    ) -> Result<(), Error> {
+        let selector = Selector::try_from(job.spec.selector.as_ref())
+            .map_err(|error| Error::other(format!("couldn't convert Job selector: {error}")))?;
+        if self.consistency.settle(key, &selector, &self.client).await? {
+            self.consistency.ensure_ready(key)?;
+        }
+        // Before the pods are read: a pod that comes in between would be counted as seen.
+        let satisfied = self.expectations.satisfied(key);
+        let pods = self.claim(&job, &selector).await?;
+        let group = self.pod_group(&job, &pods).await?;
+        let (mut round, news) = Round::new(job, pods, self.released.of(key));
+        let now = self.now();
+        if round.status.start_time.is_none() && !round.spec().is_suspended() {
+            round.status.start_time = Some(now);
+        }
+        let News { succeeded, failed } = &news;
+        let failures = self.backoff.get(key).with(succeeded, failed);
+        round.ending = ending::decide(&round, now);
+        if let Some(left) = ending::time_left(round.spec(), &round.status, now)
+            && !left.is_zero()
+        {
+            self.queue.add_after(key.clone(), left);
+        }
+
+        let mut active = round.active.len().try_into().unwrap_or(i32::MAX);
+        let mut failure = None;
+        let mut resumed_or_suspended = false;
+        if round.ending.is_some() {
+            let deleted = self.delete_active(&round.job, &round.active).await;
+            if deleted.all != active || !satisfied {
+                // Some pods still run, or are not in the cache yet.
+                round.ending = None;
+            }
+            active -= deleted.all;
+            round.terminating += deleted.all;
+            round.ready -= deleted.ready;
+            failure = deleted.failure;
+        } else {
+            let manages = satisfied && !round.job.meta.is_being_deleted();
+            if manages {
+                let plan = plan::plan(&round, failures, now);
+                (active, *action, failure) =
+                    self.manage(key, &mut round, plan, group.as_deref()).await;
+            }
+            if ending::is_complete(round.spec(), round.succeeded, active) {
+                round.ending = Some(ending::completed(self.now()));
+            } else if manages {
+                resumed_or_suspended = self.note_suspension(&mut round);
+            }
+        }
+
+        let status = &mut round.status;
+        let (ready, terminating) = (Some(round.ready), Some(round.terminating));
+        let changed = resumed_or_suspended
+            || (active, ready, terminating) != (status.active, status.ready, status.terminating);
+        (status.active, status.ready, status.terminating) = (active, ready, terminating);
+        let tracked = self.track(key, round, changed, || self.backoff.set(key, failures)).await;
+        tracked.map_err(|error| Error::during("tracking status", error))?;
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// The pods of `job`, orphans adopted and strangers released. Upstream: `getPodsForJob`.
+    async fn claim(&self, job: &Job, selector: &Selector) -> Result<Vec<Arc<Pod>>, Error> {
+        let candidates = owned_or_orphaned(&self.pods, &job.meta);
+        let is_orphan = |pod: &&Arc<Pod>| pod.meta.controller().is_none();
+        let orphans: HashSet<Uid> =
+            candidates.iter().filter(is_orphan).map(|pod| pod.meta.uid.clone()).collect();
+        let manager = ControllerRefManager {
+            client: &self.client,
+            owner: &job.meta,
+            owner_ref: job.meta.controller_ref::<Job>(),
+            selector,
+            finalizers: &[TRACKING],
+        };
+        // The cache may not know yet that the Job is being deleted, or is another by now.
+        let recheck = recheck_deletion_timestamp::<Job>(&self.client, &job.meta);
+        let claimed = manager.claim(candidates, |_| true, || recheck).await?;
+        for adopted in claimed.iter().filter(|pod| orphans.contains(&pod.meta.uid)) {
+            self.pod_control.wrote(&job.meta, &adopted.meta);
+        }
+        Ok(claimed)
+    }
+
+    /// Sets the condition `Suspended`. Returns whether it changed.
+    fn note_suspension(&self, round: &mut Round) -> bool {
+        let now = self.now();
+        let (reason, event, message, start) = match round.spec().is_suspended() {
+            true => ("JobSuspended", "Suspended", "Job suspended", None),
+            // The deadline counts from here.
+            false => ("JobResumed", "Resumed", "Job resumed", Some(now)),
+        };
+        let suspended = start.is_none();
+        let wanted = condition("Suspended", suspended, reason, message, now);
+        let changed = ensure_condition(&mut round.status.conditions, wanted);
+        if changed {
+            self.recorder.normal(&*round.job, event, message);
+            if !suspended || self.resets_start_time {
+                round.status.start_time = start;
+            }
+        }
+        changed
+    }
+
+    /// Writes the status, and removes the finalizers of the pods that it counts. `first_written` is
+    /// called after the first write, if there is one.
+    /// Upstream: `trackJobStatusAndRemoveFinalizers`.
+    async fn track(
+        self: &Arc<Self>,
+        key: &ObjectKey,
+        mut round: Round,
+        changed: bool,
+        first_written: impl FnOnce(),
+    ) -> Result<(), Error> {
+        let mut old = round.status.clone();
+        let Tally { release, mut tracked, flush, is_full, actions } = tally(&mut round, self.now());
+        if changed || flush {
+            self.write(&mut round, "adding uncounted pods to status").await?;
+            first_written();
+            metrics::count_finished(round.spec(), &old, &round.status);
+            old = round.status.clone();
+        }
+        metrics::count_actions(&actions);
+        let failure = self.release_all(key, release, &mut tracked).await;
+        let mut pending = count_released(&mut round.status, &tracked);
+        if let Some(failure) = failure {
+            if pending {
+                self.write(&mut round, "removing uncounted pods from status").await?;
+                metrics::count_finished(round.spec(), &old, &round.status);
+            }
+            return Err(failure);
+        }
+        let finished = !is_full && finish(&mut round, self.now());
+        pending |= finished;
+        if pending {
+            let ending = round.ending.take();
+            self.write(&mut round, "removing uncounted pods from status").await?;
+            if let Some(ending) = ending.filter(|_| finished) {
+                self.record_end(&round.job, &ending.r#type, &ending.reason, &ending.message);
+                self.finished.lock().insert(round.job.meta.uid.clone());
+            }
+            metrics::count_finished(round.spec(), &old, &round.status);
+        }
+        Ok(())
+    }
+
+    /// Writes the status of `round`, which goes on with the Job as the API server has it then.
+    async fn write(&self, round: &mut Round, doing: &'static str) -> Result<(), Error> {
+        let written: Job = self
+            .client
+            .update_status(&*round.job, &round.status)
+            .await
+            .map_err(|error| Error::during(doing, error))?;
+        let (key, version) = (written.meta.key(), written.meta.resource_version);
+        self.consistency.wrote_at(&key, &written.meta.uid, &Job::RESOURCE, version);
+        round.status = JobStatus::clone(&written.status);
+        round.job = Arc::new(written);
+        Ok(())
+    }
+
+    /// Removes finalizers, and what was removed from `tracked`. Returns the first failure.
+    async fn release_all(
+        self: &Arc<Self>,
+        key: &ObjectKey,
+        pods: Vec<Arc<Pod>>,
+        tracked: &mut HashSet<Uid>,
+    ) -> Option<Error> {
+        if pods.is_empty() {
+            return None;
+        }
+        let uids: Vec<Uid> = pods.iter().map(|pod| pod.meta.uid.clone()).collect();
+        self.released.expect(key, uids.iter().cloned());
+        let releases = pods.into_iter().map(|pod| {
+            let this = self.clone();
+            async move { this.release(&pod).await }
+        });
+        let mut failure = None;
+        for (uid, result) in uids.iter().zip(together(releases).await) {
+            match result {
+                Ok(()) => _ = tracked.remove(uid),
+                Err(error) => {
+                    // No event comes for it.
+                    self.released.observed(key, uid);
+                    failure.get_or_insert(error);
+                }
+            }
+        }
+        failure
+    }
+
+    /// Upstream: `recordJobFinished`.
+    fn record_end(&self, job: &Job, kind: &str, reason: &str, message: &str) {
+        let mode = metrics::mode(&job.spec);
+        let result = if kind == "Complete" { "succeeded" } else { "failed" };
+        metrics::FINISHED.with_label_values(&[mode, result, reason]).inc();
+        if kind != "Complete" {
+            return self.recorder.warning(job, reason, message);
+        }
+        if job.spec.completions.is_some_and(|wanted| job.status.succeeded > wanted) {
+            let text = "Too many succeeded pods running after completion count reached";
+            self.recorder.warning(job, "TooManySucceededPods", text);
+        }
+        self.recorder.normal(job, "Completed", "Job completed");
+    }
+}

@@ -1,0 +1,530 @@
+//! Tables of what a sync decides: the end of a Job, the pods it needs, and how pods are counted.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::backoff::Failures;
+use super::indexes::COMPLETION_INDEX;
+use super::plan::{IndexFailures, Plan, Wanted, plan};
+use super::round::{
+    INDEX_FAILURES, INDEX_IGNORED_FAILURES, Round, TRACKING, condition, ensure_condition,
+};
+use super::tracking::{count_released, finish, tally};
+use super::{ending, tracking};
+use crate::objects::{Job, Pod, Timestamp, Uid};
+
+const NOW: i64 = 1_000_000;
+
+fn at(ago: i64) -> Timestamp {
+    Timestamp::from_secs(NOW - ago)
+}
+
+fn now() -> Timestamp {
+    at(0)
+}
+
+/// A pod in a phase, with the finalizer.
+fn pod(name: &str, phase: &str) -> Value {
+    json!({
+        "metadata": {
+            "namespace": "ns", "name": name, "uid": name, "finalizers": [TRACKING],
+            "creationTimestamp": at(100), "annotations": {},
+        },
+        "spec": { "nodeName": "n" }, "status": { "phase": phase },
+    })
+}
+
+fn with(mut value: Value, path: &str, new: Value) -> Value {
+    *value.pointer_mut(path).unwrap_or_else(|| panic!("{path}")) = new;
+    value
+}
+
+fn indexed(name: &str, phase: &str, index: i32) -> Value {
+    with(pod(name, phase), "/metadata/annotations", json!({ COMPLETION_INDEX: index.to_string() }))
+}
+
+fn going(value: Value) -> Value {
+    let mut value = value;
+    value["metadata"]["deletionTimestamp"] = json!(at(1));
+    value
+}
+
+fn exited(value: Value, code: i32, ago: i64) -> Value {
+    let end = json!({ "exitCode": code, "finishedAt": at(ago) });
+    let mut value = value;
+    value["status"]["containerStatuses"] = json!([{ "name": "c", "state": { "terminated": end } }]);
+    value
+}
+
+fn after(value: Value, failures: i32, ignored: i32) -> Value {
+    let mut value = value;
+    value["metadata"]["annotations"][INDEX_FAILURES] = json!(failures.to_string());
+    value["metadata"]["annotations"][INDEX_IGNORED_FAILURES] = json!(ignored.to_string());
+    value
+}
+
+fn job(spec: Value, status: Value) -> Arc<Job> {
+    let metadata = json!({ "namespace": "ns", "name": "j", "uid": "j" });
+    let job = json!({ "metadata": metadata, "spec": spec, "status": status });
+    Arc::new(serde_json::from_value(job).unwrap())
+}
+
+fn round(spec: Value, status: Value, pods: Vec<Value>) -> Round {
+    let pods = pods.into_iter().map(|pod| Arc::new(serde_json::from_value::<Pod>(pod).unwrap()));
+    Round::new(job(spec, status), pods.collect(), HashSet::new()).0
+}
+
+fn of_indexes(completions: i32, more: Value) -> Value {
+    let mut spec = json!({
+        "completionMode": "Indexed", "completions": completions, "parallelism": completions,
+    });
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    spec
+}
+
+#[test]
+fn pods_are_counted_with_what_the_status_holds() {
+    let plain = json!({ "completions": 9, "parallelism": 9 });
+    let failed_only = json!({ "completions": 9, "podReplacementPolicy": "Failed" });
+    let policy = json!({ "completions": 9, "podFailurePolicy": { "rules": [
+        { "action": "Ignore", "onExitCodes": { "operator": "In", "values": [7] } },
+    ] } });
+    let untracked = |value: Value| with(value, "/metadata/finalizers", json!([]));
+    let status = json!({
+        "succeeded": 1, "failed": 2,
+        "uncountedTerminatedPods": { "succeeded": ["a"], "failed": ["b"] },
+    });
+    let pods = || {
+        vec![
+            pod("a", "Succeeded"),
+            pod("b", "Failed"),
+            pod("c", "Succeeded"),
+            exited(pod("d", "Failed"), 7, 5),
+            untracked(pod("e", "Failed")),
+            going(pod("f", "Running")),
+            pod("g", "Running"),
+        ]
+    };
+    // The Job, and its pods that succeeded, failed, and are being deleted.
+    for (spec, succeeded, failed, terminating) in
+        [(&plain, 3, 5, 1), (&failed_only, 3, 4, 1), (&policy, 3, 3, 1)]
+    {
+        let round = round(spec.clone(), status.clone(), pods());
+        let found = (round.succeeded, round.failed, round.terminating, round.active.len());
+        assert_eq!(found, (succeeded, failed, terminating, 1), "{spec}");
+    }
+    // A pod whose finalizer is known to be removed is not counted again.
+    let pods = vec![Arc::new(serde_json::from_value(pod("c", "Succeeded")).unwrap())];
+    let released = HashSet::from([Uid::new("c")]);
+    let (round, news) = Round::new(job(plain, json!({})), pods, released);
+    assert_eq!((round.succeeded, news.succeeded.len()), (0, 0));
+}
+
+#[test]
+fn the_first_end_that_holds_counts() {
+    let ends = |name: &str, reason: &str| Some((name.to_owned(), reason.to_owned()));
+    let is_true = |kind: &str| json!({ "conditions": [{ "type": kind, "status": "True", "reason": "before" }] });
+    let rule = json!({ "rules": [
+        { "action": "FailJob", "onExitCodes": { "operator": "In", "values": [42] } },
+    ] });
+    let fatal = || vec![exited(pod("a", "Failed"), 42, 5)];
+    let restarted = || {
+        let mut pod = pod("a", "Running");
+        pod["status"]["containerStatuses"] = json!([{ "name": "c", "restartCount": 2 }]);
+        pod["status"]["initContainerStatuses"] = json!([{ "name": "i", "restartCount": 1 }]);
+        vec![pod]
+    };
+    let in_place = |limit: i32| {
+        let template = json!({ "spec": { "restartPolicy": "OnFailure" } });
+        json!({ "backoffLimit": limit, "template": template })
+    };
+    let late = json!({ "backoffLimit": 6, "activeDeadlineSeconds": 50 });
+    let since = |ago: i64| json!({ "startTime": at(ago) });
+    let suspended = with(
+        json!({ "backoffLimit": 6, "activeDeadlineSeconds": 50, "suspend": null }),
+        "/suspend",
+        json!(true),
+    );
+    let per_index =
+        |max: Value| of_indexes(3, json!({ "backoffLimitPerIndex": 1, "maxFailedIndexes": max }));
+    let last_failure = |name: &str, index: i32| after(indexed(name, "Failed", index), 1, 0);
+    let success = json!({ "rules": [{ "succeededIndexes": "1" }] });
+    let none = Value::Null;
+    let table: Vec<(Value, Value, Vec<Value>, Option<(String, String)>)> = vec![
+        (json!({ "backoffLimit": 6 }), json!({}), vec![pod("a", "Failed")], None),
+        (
+            json!({ "backoffLimit": 0, "podFailurePolicy": rule }),
+            is_true("SuccessCriteriaMet"),
+            fatal(),
+            ends("SuccessCriteriaMet", "before"),
+        ),
+        (json!({ "backoffLimit": 0 }), is_true("FailureTarget"), vec![], ends("Failed", "before")),
+        (
+            json!({ "backoffLimit": 0, "podFailurePolicy": rule }),
+            json!({}),
+            fatal(),
+            ends("FailureTarget", "PodFailurePolicy"),
+        ),
+        (
+            json!({ "backoffLimit": 0 }),
+            json!({}),
+            fatal(),
+            ends("FailureTarget", "BackoffLimitExceeded"),
+        ),
+        (json!({ "backoffLimit": 1 }), json!({}), fatal(), None),
+        (in_place(3), json!({}), restarted(), ends("FailureTarget", "BackoffLimitExceeded")),
+        (in_place(4), json!({}), restarted(), None),
+        (in_place(0), json!({}), restarted(), ends("FailureTarget", "BackoffLimitExceeded")),
+        (in_place(0), json!({}), vec![pod("a", "Running")], None),
+        (late.clone(), since(50), vec![], ends("FailureTarget", "DeadlineExceeded")),
+        (late, since(49), vec![], None),
+        (suspended, since(60), vec![], None),
+        (per_index(json!(0)), json!({}), vec![last_failure("a", 0)], {
+            ends("FailureTarget", "MaxFailedIndexesExceeded")
+        }),
+        (per_index(none.clone()), json!({}), vec![last_failure("a", 0)], None),
+        (per_index(none.clone()), json!({}), vec![after(indexed("a", "Failed", 0), 0, 3)], None),
+        (
+            per_index(none),
+            json!({ "completedIndexes": "1,2" }),
+            vec![last_failure("a", 0)],
+            ends("FailureTarget", "FailedIndexes"),
+        ),
+        (
+            of_indexes(3, json!({ "backoffLimit": 6, "successPolicy": success })),
+            json!({}),
+            vec![indexed("a", "Succeeded", 1)],
+            ends("SuccessCriteriaMet", "SuccessPolicy"),
+        ),
+        (
+            of_indexes(3, json!({ "backoffLimit": 6, "successPolicy": success })),
+            json!({}),
+            vec![indexed("a", "Succeeded", 2)],
+            None,
+        ),
+    ];
+    for (spec, status, pods, expected) in table {
+        let text = format!("{spec} {status}");
+        let ending = ending::decide(&round(spec, status, pods), now());
+        let found = ending.map(|ending| (ending.r#type.to_string(), ending.reason.to_string()));
+        assert_eq!(found, expected, "{text}");
+    }
+}
+
+#[test]
+fn a_job_is_complete_when_enough_pods_succeeded_and_no_other_runs() {
+    for (completions, succeeded, active, complete) in [
+        (json!(null), 0, 0, false),
+        (json!(null), 1, 0, true),
+        (json!(null), 1, 1, false),
+        (json!(2), 1, 0, false),
+        (json!(2), 2, 0, true),
+        (json!(2), 3, 1, false),
+        (json!(0), 0, 0, true),
+    ] {
+        let spec = &job(json!({ "completions": completions }), json!({})).spec;
+        assert_eq!(ending::is_complete(spec, succeeded, active), complete, "{completions}");
+    }
+}
+
+#[test]
+fn the_deadline_counts_from_the_start_while_the_job_is_not_suspended() {
+    let spec = |suspend: bool| json!({ "activeDeadlineSeconds": 50, "suspend": suspend });
+    let started = json!({ "startTime": at(20) });
+    for (spec, status, left) in [
+        (spec(false), started.clone(), Some(30)),
+        (spec(false), json!({ "startTime": at(60) }), Some(0)),
+        (spec(false), json!({}), None),
+        (spec(true), started.clone(), None),
+        (json!({}), started, None),
+    ] {
+        let job = job(spec, status);
+        let found = ending::time_left(&job.spec, &job.status, now());
+        assert_eq!(found, left.map(Duration::from_secs));
+    }
+}
+
+/// The names of the pods to be deleted, the indexes of those to be created, or the wait.
+fn planned(round: &Round, failures: Failures) -> Result<Vec<String>, Vec<Option<i32>>> {
+    match plan(round, failures, now()) {
+        Plan::Nothing => Err(vec![]),
+        Plan::Delete(pods) => Ok(pods.iter().map(|pod| pod.meta.name.to_string()).collect()),
+        Plan::Create(wanted) => Err(wanted.into_iter().map(|wanted| wanted.index).collect()),
+        Plan::Wait(wait) => Ok(vec![format!("wait {}", wait.as_secs())]),
+    }
+}
+
+#[test]
+fn a_job_has_as_many_pods_as_parallelism_and_completions_ask_for() {
+    let spec = |completions: Value, parallelism: i32| json!({ "completions": completions, "parallelism": parallelism });
+    let none = Value::Null;
+    let running = |count: usize| -> Vec<Value> {
+        (0..count).map(|index| pod(&format!("p{index}"), "Running")).collect()
+    };
+    let succeeded = json!({ "succeeded": 1 });
+    let replaces_failed = json!({ "parallelism": 2, "podReplacementPolicy": "Failed" });
+    for (spec, status, pods, created, deleted) in [
+        (spec(none.clone(), 3), json!({}), running(1), 2, 0),
+        (spec(none.clone(), 3), succeeded.clone(), running(1), 0, 0),
+        (spec(json!(5), 3), json!({}), running(0), 3, 0),
+        (spec(json!(3), 3), succeeded.clone(), running(1), 1, 0),
+        (spec(json!(5), 1), json!({}), running(3), 0, 2),
+        (spec(json!(1), 3), succeeded, running(2), 0, 2),
+        (spec(json!(2000), 2000), json!({}), running(0), 500, 0),
+        (spec(json!(1), 0), json!({}), running(700), 0, 500),
+        (json!({ "parallelism": 2 }), json!({}), vec![going(pod("a", "Running"))], 2, 0),
+        (replaces_failed, json!({}), vec![going(pod("a", "Running"))], 1, 0),
+    ] {
+        let text = format!("{spec} {status}");
+        match planned(&round(spec, status, pods), Failures::default()) {
+            Ok(names) => assert_eq!((0, names.len()), (created, deleted), "{text}"),
+            Err(indexes) => assert_eq!((indexes.len(), 0), (created, deleted), "{text}"),
+        }
+    }
+    let suspended = json!({ "parallelism": 9, "suspend": true });
+    let found = planned(&round(suspended, json!({}), running(2)), Failures::default());
+    assert_eq!(found, Ok(vec!["p0".to_owned(), "p1".to_owned()]));
+}
+
+#[test]
+fn pods_that_got_the_least_far_are_deleted_first() {
+    let ready = |value: Value, ago: i64| {
+        let condition = json!({ "type": "Ready", "status": "True", "lastTransitionTime": at(ago) });
+        with(value, "/status", json!({ "phase": "Running", "conditions": [condition] }))
+    };
+    let restarted = |value: Value| {
+        let containers = json!([{ "name": "c", "restartCount": 3 }]);
+        with(value, "/status", json!({ "phase": "Running", "containerStatuses": containers }))
+    };
+    let pods = vec![
+        ready(pod("ready long", "Running"), 90),
+        ready(pod("ready", "Running"), 10),
+        pod("old", "Running"),
+        with(pod("young", "Running"), "/metadata/creationTimestamp", json!(at(5))),
+        restarted(pod("restarted", "Running")),
+        pod("unknown", "Lost"),
+        pod("pending", "Pending"),
+        with(pod("unbound", "Running"), "/spec/nodeName", json!("")),
+    ];
+    let order = ["unbound", "pending", "unknown", "restarted", "young", "old", "ready"];
+    let found = planned(&round(json!({ "parallelism": 1 }), json!({}), pods), Failures::default());
+    assert_eq!(found, Ok(order.map(str::to_owned).to_vec()));
+}
+
+#[test]
+fn indexes_have_one_pod_each() {
+    let names = |names: &[&str]| Ok(names.iter().map(|name| (*name).to_owned()).collect());
+    let indexes = |indexes: &[i32]| Err(indexes.iter().map(|index| Some(*index)).collect());
+    let policy = |name: &str| json!({ "podReplacementPolicy": name });
+    let per_index = json!({ "backoffLimitPerIndex": 1 });
+    let running = |name: &str, index: i32| indexed(name, "Running", index);
+    for (spec, status, pods, expected) in [
+        (of_indexes(3, json!({})), json!({}), vec![], indexes(&[0, 1, 2])),
+        (
+            of_indexes(5, json!({})),
+            json!({ "completedIndexes": "1,2" }),
+            vec![running("a", 3)],
+            indexes(&[0, 4]),
+        ),
+        (
+            of_indexes(3, json!({})),
+            json!({}),
+            vec![running("a", 0), running("b", 0), running("c", 7), pod("d", "Running")],
+            names(&["c", "d", "a"]),
+        ),
+        (
+            of_indexes(2, policy("TerminatingOrFailed")),
+            json!({}),
+            vec![going(running("a", 0))],
+            indexes(&[0, 1]),
+        ),
+        (of_indexes(2, policy("Failed")), json!({}), vec![going(running("a", 0))], indexes(&[1])),
+        (
+            of_indexes(4, per_index.clone()),
+            json!({ "failedIndexes": "2", "completedIndexes": "0" }),
+            vec![running("a", 1)],
+            indexes(&[3]),
+        ),
+        // Index 0 has to wait, index 1 need not.
+        (
+            of_indexes(2, per_index.clone()),
+            json!({}),
+            vec![exited(indexed("a", "Failed", 0), 1, 4)],
+            indexes(&[1]),
+        ),
+        (
+            of_indexes(2, per_index),
+            json!({ "completedIndexes": "1" }),
+            vec![exited(indexed("a", "Failed", 0), 1, 4)],
+            names(&["wait 6"]),
+        ),
+    ] {
+        let text = format!("{spec} {status}");
+        assert_eq!(planned(&round(spec, status, pods), Failures::default()), expected, "{text}");
+    }
+}
+
+#[test]
+fn an_index_carries_its_failures_on() {
+    let rules = json!({ "rules": [
+        { "action": "Ignore", "onExitCodes": { "operator": "In", "values": [7] } },
+    ] });
+    let spec = of_indexes(2, json!({ "backoffLimitPerIndex": 5, "podFailurePolicy": rules }));
+    let pods = vec![
+        exited(after(indexed("a", "Failed", 0), 2, 1), 1, 900),
+        exited(after(indexed("older", "Failed", 0), 1, 1), 1, 950),
+        exited(after(indexed("b", "Failed", 1), 2, 1), 7, 900),
+    ];
+    let Plan::Create(wanted) = plan(&round(spec, json!({}), pods), Failures::default(), now())
+    else {
+        panic!("both indexes are free");
+    };
+    let failures = |counted, ignored| Some(IndexFailures { counted, ignored });
+    assert_eq!(
+        wanted,
+        [
+            Wanted { index: Some(0), failures: failures(3, 1) },
+            Wanted { index: Some(1), failures: failures(2, 2) },
+        ]
+    );
+}
+
+#[test]
+fn failures_delay_the_pods_that_replace_them() {
+    let failed: Arc<Pod> =
+        Arc::new(serde_json::from_value(exited(pod("a", "Failed"), 1, 3)).unwrap());
+    let failures = Failures::default().with(&[], &[failed.clone(), failed]);
+    let round = round(json!({ "parallelism": 2, "backoffLimit": 6 }), json!({}), vec![]);
+    assert_eq!(planned(&round, failures), Ok(vec!["wait 17".to_owned()]));
+}
+
+fn names(uids: &[Uid]) -> Vec<String> {
+    uids.iter().map(Uid::to_string).collect()
+}
+
+#[test]
+fn finished_pods_are_named_once_and_counted_when_they_are_released() {
+    let status = json!({
+        "succeeded": 1,
+        "uncountedTerminatedPods": { "succeeded": ["gone", "a"], "failed": ["lost"] },
+    });
+    let pods = vec![
+        pod("a", "Succeeded"),
+        pod("b", "Succeeded"),
+        pod("c", "Failed"),
+        pod("d", "Running"),
+        going(pod("e", "Running")),
+    ];
+    let mut round = round(json!({ "completions": 9 }), status, pods);
+    let found = tally(&mut round, now());
+    assert!(found.flush && !found.is_full);
+    let released: Vec<&str> = found.release.iter().map(|pod| &*pod.meta.name).collect();
+    assert_eq!(released, ["a", "b", "c", "e"]);
+    let uncounted = round.uncounted().clone();
+    assert_eq!(names(&uncounted.succeeded), ["a", "b"]);
+    assert_eq!(names(&uncounted.failed), ["c", "e"]);
+    assert_eq!((round.status.succeeded, round.status.failed), (2, 1), "those that are gone");
+
+    let mut tracked = found.tracked;
+    tracked.remove(&Uid::new("a"));
+    tracked.remove(&Uid::new("c"));
+    assert!(count_released(&mut round.status, &tracked));
+    assert!(!count_released(&mut round.status, &tracked));
+    assert_eq!((round.status.succeeded, round.status.failed), (3, 2));
+    assert_eq!(names(&round.uncounted().succeeded), ["b"]);
+}
+
+#[test]
+fn nothing_is_written_for_pods_that_run() {
+    let status = json!({ "uncountedTerminatedPods": {} });
+    let mut round = round(json!({ "completions": 9 }), status, vec![pod("a", "Running")]);
+    let found = tally(&mut round, now());
+    assert!(!found.flush && found.release.is_empty());
+    assert!(!finish(&mut round, now()));
+}
+
+#[test]
+fn indexes_are_counted_in_order_until_the_status_is_full() {
+    let pods = (0..600).rev().map(|index| indexed(&format!("p{index}"), "Succeeded", index));
+    let mut round = round(of_indexes(600, json!({})), json!({}), pods.collect());
+    let found = tally(&mut round, now());
+    assert!(found.is_full && found.flush);
+    assert_eq!(found.release.len(), 500);
+    assert_eq!(&*found.release[499].meta.name, "p499");
+    // As upstream: all indexes seen are written, of which the first 500 pods are released.
+    assert_eq!(&*round.status.completed_indexes, "0-599");
+}
+
+#[test]
+fn a_failed_index_waits_for_its_next_pod() {
+    let spec = || of_indexes(2, json!({ "backoffLimitPerIndex": 3 }));
+    let failed = || exited(indexed("a", "Failed", 0), 1, 3);
+    let mut waits = round(spec(), json!({}), vec![failed()]);
+    assert!(tally(&mut waits, now()).release.is_empty());
+    assert!(waits.uncounted().failed.is_empty());
+    let replaced = vec![failed(), after(indexed("b", "Pending", 0), 1, 0)];
+    let mut goes = round(spec(), json!({}), replaced);
+    assert_eq!(tally(&mut goes, now()).release.len(), 1);
+    assert_eq!(names(&goes.uncounted().failed), ["a"]);
+    assert_eq!(goes.status.failed_indexes.as_deref(), Some(""));
+}
+
+#[test]
+fn a_job_that_fails_counts_its_pods_as_failed_and_one_that_succeeds_does_not() {
+    let condition_of = |kind: &str| condition(kind, true, "r", "m", now());
+    for (kind, failed, interim, last) in [
+        ("FailureTarget", vec!["a", "b"], vec!["FailureTarget"], "Failed"),
+        ("Failed", vec!["a", "b"], vec![], "Failed"),
+        ("SuccessCriteriaMet", vec!["a"], vec!["SuccessCriteriaMet"], "Complete"),
+    ] {
+        let pods = vec![pod("a", "Failed"), pod("b", "Running")];
+        let mut round = round(json!({ "completions": 1 }), json!({}), pods);
+        round.ending = Some(condition_of(kind));
+        let found = tally(&mut round, now());
+        assert_eq!(found.release.len(), 2, "{kind}");
+        assert_eq!(names(&round.uncounted().failed), failed, "{kind}");
+        let types = |round: &Round| -> Vec<String> {
+            round.status.conditions.iter().map(|known| known.r#type.to_string()).collect()
+        };
+        assert_eq!(types(&round), interim);
+
+        assert!(!finish(&mut round, now()), "{kind}: pods are not counted yet");
+        assert!(tracking::count_released(&mut round.status, &HashSet::new()));
+        round.terminating = 1;
+        assert!(!finish(&mut round, now()), "{kind}: a pod still terminates");
+        round.terminating = 0;
+        assert!(finish(&mut round, now()));
+        assert_eq!(types(&round).last().map(String::as_str), Some(last));
+        assert_eq!(round.status.completion_time.is_some(), last == "Complete");
+    }
+}
+
+#[test]
+fn ignored_failures_are_released_and_not_counted() {
+    let rules = json!({ "rules": [
+        { "action": "Ignore", "onExitCodes": { "operator": "In", "values": [7] } },
+        { "action": "Count", "onExitCodes": { "operator": "In", "values": [8] } },
+    ] });
+    let spec = json!({ "completions": 9, "podFailurePolicy": rules });
+    let pods = vec![exited(pod("a", "Failed"), 7, 3), exited(pod("b", "Failed"), 8, 3)];
+    let mut round = round(spec, json!({}), pods);
+    let found = tally(&mut round, now());
+    assert_eq!(found.release.len(), 2);
+    assert_eq!(names(&round.uncounted().failed), ["b"]);
+    assert_eq!(found.actions.into_iter().collect::<Vec<_>>(), [("Count", 1), ("Ignore", 1)]);
+}
+
+#[test]
+fn conditions_are_added_when_true_and_changed_where_they_are() {
+    let mut conditions = Vec::new();
+    let suspended =
+        |is_true: bool, reason: &str| condition("Suspended", is_true, reason, "", now());
+    assert!(!ensure_condition(&mut conditions, suspended(false, "JobResumed")));
+    assert!(ensure_condition(&mut conditions, suspended(true, "JobSuspended")));
+    assert!(!ensure_condition(&mut conditions, suspended(true, "JobSuspended")));
+    assert!(ensure_condition(&mut conditions, suspended(false, "JobResumed")));
+    assert_eq!(conditions, [suspended(false, "JobResumed")]);
+}

@@ -1,0 +1,172 @@
+//! How finished pods get into a Job's status, each once. Upstream: `trackJobStatusAndRemoveFinalizers`.
+//!
+//! A pod that finished is named in `status.uncountedTerminatedPods` first, then loses its finalizer,
+//! and then its name in the status gives way to a higher counter. So a manager that starts anywhere
+//! in between finds out what is missing: a pod with the finalizer is not counted, and a name without
+//! a pod that has the finalizer is to be counted.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use super::indexes::{index_of, valid_index_of};
+use super::policies::judge;
+use super::round::{Round, completions, condition, count, ensure_condition, is_failed};
+use crate::objects::{JobCondition, JobStatus, Pod, PodPhase, Timestamp, Uid};
+
+/// The most uids, and new indexes, in a status: about 20 KB. Upstream: `MaxUncountedPods`.
+const MOST_UNCOUNTED: usize = 500;
+
+/// What a status is to be written for, and what follows.
+#[derive(Default)]
+pub struct Tally {
+    /// The pods that lose their finalizer when the status is written.
+    pub release: Vec<Arc<Pod>>,
+    /// The uids of all pods that have the finalizer.
+    pub tracked: HashSet<Uid>,
+    /// Whether the status must be written before finalizers are removed.
+    pub flush: bool,
+    /// There are more pods than fit into the status.
+    pub is_full: bool,
+    /// Failed pods by the action of the rule that matched.
+    pub actions: BTreeMap<&'static str, u64>,
+}
+
+/// Puts finished pods and the end of the Job into the status of `round`.
+pub fn tally(round: &mut Round, now: Timestamp) -> Tally {
+    let mut tally = Tally::default();
+    if round.indexed.is_some() {
+        // The indexes that fit into the status are the lowest.
+        round.pods.sort_by_key(|pod| index_of(pod));
+    }
+    let tracked = round.pods.iter().filter(|pod| round.is_tracked(pod));
+    tally.tracked = tracked.map(|pod| pod.meta.uid.clone()).collect();
+    tally.flush = count_released(&mut round.status, &tally.tracked);
+    let succeeded = count_finished(round, &mut tally);
+    write_indexes(round, &succeeded, &mut tally);
+    announce_end(round, &mut tally, now);
+    tally
+}
+
+/// Names finished pods in the status. Returns the indexes that succeeded.
+fn count_finished(round: &mut Round, tally: &mut Tally) -> Vec<i32> {
+    let mut indexes = Vec::new();
+    let completions = completions(round.spec());
+    for pod in round.pods.clone() {
+        let has_failed = is_failed(&pod, round.spec());
+        if !round.is_tracked(&pod) || !may_release(round, &pod, has_failed) {
+            continue;
+        }
+        tally.release.push(pod.clone());
+        let index = valid_index_of(&pod, completions);
+        if pod.status.phase == PodPhase::Succeeded && !round.was_uncounted(&pod, true) {
+            if let Some(indexed) = &round.indexed {
+                // The index is enough to count the pod once.
+                let new = index.filter(|index| !indexed.counted.has(*index));
+                tally.flush |= new.is_some();
+                indexes.extend(new);
+            } else if !round.was_uncounted(&pod, false) {
+                tally.flush = true;
+                round.uncounted().succeeded.push(pod.meta.uid.clone());
+            }
+        } else if has_failed || fails_all(round) {
+            let valid = round.indexed.is_none() || index.is_some();
+            if valid && !round.was_uncounted(&pod, true) {
+                let verdict = judge(round.spec().pod_failure_policy.as_deref(), &pod);
+                if let Some(action) = verdict.action() {
+                    *tally.actions.entry(action).or_default() += 1;
+                }
+                if verdict.counts() {
+                    tally.flush = true;
+                    round.uncounted().failed.push(pod.meta.uid.clone());
+                }
+            }
+        }
+        let uncounted = round.uncounted();
+        let named = uncounted.succeeded.len() + uncounted.failed.len();
+        if indexes.len() + named >= MOST_UNCOUNTED {
+            tally.is_full = true;
+            break;
+        }
+    }
+    indexes
+}
+
+/// A Job that fails counts every pod that has not succeeded as failed.
+fn fails_all(round: &Round) -> bool {
+    round.ending.as_ref().is_some_and(|ending| ending.r#type != "SuccessCriteriaMet")
+}
+
+/// Upstream: `canRemoveFinalizer`.
+fn may_release(round: &Round, pod: &Pod, has_failed: bool) -> bool {
+    if round.job.meta.is_being_deleted()
+        || round.ending.is_some()
+        || pod.status.phase == PodPhase::Succeeded
+    {
+        return true;
+    }
+    let awaits = || {
+        let indexed = round.indexed.as_ref()?;
+        let awaiting = indexed.awaiting.get(&index_of(pod)?)?;
+        Some(awaiting.meta.uid == pod.meta.uid)
+    };
+    has_failed && awaits() != Some(true)
+}
+
+fn write_indexes(round: &mut Round, new: &[i32], tally: &mut Tally) {
+    let Some(indexed) = &mut round.indexed else { return };
+    indexed.succeeded = indexed.succeeded.union(&new.iter().copied().collect());
+    let completed: Box<str> = indexed.succeeded.to_string().into();
+    let failed = indexed.failed.as_ref().map(|failed| failed.to_string().into());
+    let status = &mut round.status;
+    tally.flush |= completed != status.completed_indexes || failed != status.failed_indexes;
+    status.succeeded = count(indexed.succeeded.total());
+    status.completed_indexes = completed;
+    status.failed_indexes = failed;
+}
+
+/// Adds the interim condition to the status, and prepares the final one.
+fn announce_end(round: &mut Round, tally: &mut Tally, now: Timestamp) {
+    let Some(ending) = &mut round.ending else { return };
+    let last = match ending.r#type.as_str() {
+        "FailureTarget" => "Failed",
+        "SuccessCriteriaMet" => "Complete",
+        _ => return,
+    };
+    if !round.status.condition(&ending.r#type).is_some_and(JobCondition::is_true) {
+        round.status.conditions.push(ending.clone());
+        tally.flush = true;
+    }
+    *ending = condition(last, true, &ending.reason, &ending.message, now);
+}
+
+/// Counts the pods of the status that have lost their finalizer. Returns whether there were any.
+/// Upstream: `cleanUncountedPodsWithoutFinalizers`.
+pub fn count_released(status: &mut JobStatus, tracked: &HashSet<Uid>) -> bool {
+    let Some(uncounted) = &mut status.uncounted_terminated_pods else { return false };
+    let counted = |uids: &mut Vec<Uid>| {
+        let before = uids.len();
+        uids.retain(|uid| tracked.contains(uid));
+        before - uids.len()
+    };
+    let (succeeded, failed) = (counted(&mut uncounted.succeeded), counted(&mut uncounted.failed));
+    status.succeeded = status.succeeded.saturating_add(count(succeeded));
+    status.failed = status.failed.saturating_add(count(failed));
+    succeeded + failed > 0
+}
+
+/// Adds the final condition if the Job has ended: every pod is counted, and gone or finished.
+/// Returns whether it has. Upstream: `enactJobFinished`.
+pub fn finish(round: &mut Round, now: Timestamp) -> bool {
+    let Some(ending) = round.ending.clone() else { return false };
+    let uncounted = round.uncounted();
+    if !uncounted.succeeded.is_empty() || !uncounted.failed.is_empty() || round.terminating > 0 {
+        return false;
+    }
+    if ending.r#type == "Complete" {
+        round.status.completion_time = ending.last_transition_time;
+    }
+    let JobCondition { r#type, reason, message, .. } = &ending;
+    let wanted = condition(r#type, true, reason, message, now);
+    ensure_condition(&mut round.status.conditions, wanted);
+    true
+}

@@ -1,0 +1,345 @@
+//! A manager that dies at any of its writes leaves a state from which the next one reaches the same
+//! end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube_controller_manager::client::{ListOptions, Patch};
+use kube_controller_manager::clock::FakeClock;
+use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ResourceType};
+use kube_controller_manager::options::Options;
+use kube_controller_manager::task::{StopToken, Task, spawn};
+use serde_json::{Value, json};
+
+use crate::env::*;
+
+/// What a crash must not change.
+pub struct Scenario<'a> {
+    /// The controllers, by the names of their rows.
+    pub controllers: &'a [&'a str],
+    /// The objects of one run. Their names begin with the one given.
+    pub objects: &'a dyn Fn(&str) -> Vec<Value>,
+    /// A merge patch of the first object. Where there is one, the objects are brought to their end by
+    /// a manager that lives, and crashes come after the patch.
+    pub change: Option<Value>,
+    /// The end of one run, of its name and all that the cluster holds of it: without uids, versions
+    /// and times, so that the ends of all runs are equal. An error: it is not reached yet.
+    pub end: &'a dyn Fn(&str, &Cluster) -> Result<Value, String>,
+}
+
+/// What a scenario looks at.
+pub struct Cluster {
+    pub pods: Vec<Value>,
+    objects: Vec<Value>,
+}
+
+impl Cluster {
+    async fn read(env: &Env, kinds: &[ResourceType]) -> Cluster {
+        let list = async |resource: &ResourceType| -> Vec<Value> {
+            let verbs = env.client.resource(resource);
+            verbs.list(Some("default"), &ListOptions::default()).await.expect("list").items
+        };
+        let mut objects = Vec::new();
+        for kind in kinds {
+            objects.extend(list(kind).await);
+        }
+        Cluster { pods: list(&Pod::RESOURCE).await, objects }
+    }
+
+    /// The object of a scenario.
+    pub fn object(&self, name: &str) -> Result<&Value, String> {
+        let found = self.objects.iter().find(|object| object["metadata"]["name"] == name);
+        found.ok_or_else(|| format!("{name} is not there"))
+    }
+
+    /// The pods that the object of this name controls.
+    pub fn pods_of(&self, name: &str) -> Vec<&Value> {
+        let owner = |pod: &&Value| pod["metadata"]["ownerReferences"][0]["name"] == name;
+        self.pods.iter().filter(owner).collect()
+    }
+}
+
+/// Controllers in the test's process, under a name that the API server knows them by.
+struct Manager {
+    process: InProcess,
+    running: Vec<Task<()>>,
+}
+
+impl Manager {
+    fn start(env: &Env, clock: &Arc<FakeClock>, program: &str, controllers: &[&str]) -> Manager {
+        let client = env.client.named(program);
+        let process = InProcess::with_client(env, client, clock.clone(), Options::default());
+        let made = controllers.iter().map(|name| made(name, &process.cx)).collect::<Vec<_>>();
+        process.factory.start(&process.stop);
+        let run = |controller: kube_controller_manager::controllers::Controller| {
+            spawn(controller.run(StopToken::clone(&process.stop)))
+        };
+        let running = made.into_iter().map(run).collect();
+        Manager { process, running }
+    }
+
+    /// Ends it without waiting for syncs under way.
+    async fn drop_dead(self) {
+        self.process.stop.stop();
+        drop(self.running);
+        self.process.factory.shutdown().await;
+    }
+}
+
+/// Runs `scenario` with a manager that dies at its first write and another one that goes on, then
+/// with one that dies at its second, and so on, until one lives to the end. Every run must end as
+/// the last. Returns the number of writes of the last.
+pub async fn survives_every_write(env: &Env, scenario: &Scenario<'_>) -> usize {
+    let faults = env.cluster.sandbox.faults();
+    let clock = FakeClock::new(env.clock.now());
+    let kinds: Vec<ResourceType> = (scenario.objects)("x").iter().map(resource_of).collect();
+    let mut ends: Vec<Value> = Vec::new();
+    loop {
+        let writes = ends.len();
+        let (name, mortal) = (format!("run-{writes}"), format!("mortal-{writes}"));
+        faults.allow_writes(&mortal, writes);
+        let objects = (scenario.objects)(&name);
+        for object in &objects {
+            create(&env.client, object.clone()).await;
+        }
+        let end = async || (scenario.end)(&name, &Cluster::read(env, &kinds).await);
+        if let Some(change) = &scenario.change {
+            let first = Manager::start(env, &clock, "first", scenario.controllers);
+            eventually(&env.clock, &format!("{name} before its change"), || async {
+                clock.advance(Duration::from_secs(1));
+                end().await
+            })
+            .await;
+            first.drop_dead().await;
+            let key = ObjectKey::new("default", &name);
+            let verbs = env.client.resource(&kinds[0]);
+            let patch = Patch::Merge(change.clone());
+            verbs.patch::<Value>(&key, &patch).await.expect("patch");
+        }
+        let manager = Manager::start(env, &clock, &mortal, scenario.controllers);
+        eventually(&env.clock, &format!("{mortal} dies, or reaches the end"), || async {
+            clock.advance(Duration::from_secs(1));
+            if faults.has_died(&mortal) { Ok(()) } else { end().await.map(drop) }
+        })
+        .await;
+        let died = faults.has_died(&mortal);
+        manager.drop_dead().await;
+        let heir = died
+            .then(|| Manager::start(env, &clock, &format!("heir-{writes}"), scenario.controllers));
+        let what = format!("the end after a crash behind {writes} writes");
+        let reached = eventually(&env.clock, &what, || async {
+            clock.advance(Duration::from_secs(1));
+            end().await
+        })
+        .await;
+        ends.push(reached);
+        let Some(heir) = heir else { break };
+        heir.drop_dead().await;
+    }
+    let (last, crashed) = ends.split_last().expect("one run at least");
+    for (writes, end) in crashed.iter().enumerate() {
+        assert_eq!(end, last, "after a crash behind {writes} writes");
+    }
+    crashed.len()
+}
+
+fn resource_of(object: &Value) -> ResourceType {
+    let text = |at: &str| object[at].as_str().expect("a kind").to_owned();
+    let (api_version, kind) = (text("apiVersion"), text("kind"));
+    let (group, version) = api_version.rsplit_once('/').unwrap_or(("", &api_version));
+    ResourceType {
+        group: group.to_owned().into(),
+        version: version.to_owned().into(),
+        plural: format!("{}s", kind.to_lowercase()).into(),
+        kind: kind.into(),
+        namespaced: true,
+    }
+}
+
+fn job(name: &str, spec: Value, annotations: Value) -> Value {
+    let mut spec = spec;
+    spec["template"] = json!({
+        "metadata": { "annotations": annotations },
+        "spec": {
+            "restartPolicy": "Never", "terminationGracePeriodSeconds": 0,
+            "containers": [{ "name": "main", "image": "x:1" }],
+        },
+    });
+    let metadata = json!({ "name": name, "namespace": "default" });
+    json!({ "apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec })
+}
+
+/// The status of a Job that has finished, without times, and the phases of its pods.
+fn finished(name: &str, cluster: &Cluster) -> Result<Value, String> {
+    let mut status = cluster.object(name)?["status"].clone();
+    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    let last = conditions.last().map(|condition| condition["type"].clone()).unwrap_or_default();
+    if last != "Complete" && last != "Failed" {
+        return Err(status.to_string());
+    }
+    let pods = cluster.pods_of(name);
+    if pods.iter().any(|pod| pod["metadata"]["finalizers"].is_array()) {
+        return Err(format!("{pods:#?}"));
+    }
+    let kinds = conditions.iter().map(|it| json!([it["type"], it["status"], it["reason"]]));
+    status["conditions"] = kinds.collect();
+    for time in ["startTime", "completionTime"] {
+        status[time] = (!status[time].is_null()).into();
+    }
+    let mut pods: Vec<String> = pods.iter().map(|pod| pod["status"]["phase"].to_string()).collect();
+    pods.sort();
+    Ok(json!({ "status": status, "pods": pods }))
+}
+
+fn job_survives(name: &str, spec: Value, annotations: Value, expected: Value, at_least: usize) {
+    Env::run(name, async |env| {
+        let scenario = Scenario {
+            controllers: &["job-controller"],
+            objects: &|name| vec![job(name, spec.clone(), annotations.clone())],
+            change: None,
+            end: &|name, cluster| {
+                let end = finished(name, cluster)?;
+                assert_eq!(end, expected, "{name}");
+                Ok(end)
+            },
+        };
+        let writes = survives_every_write(env, &scenario).await;
+        assert!(writes >= at_least, "{writes} writes");
+    });
+}
+
+#[test]
+fn a_job_that_completes_survives_a_crash_at_every_write() {
+    let status = json!({
+        "conditions": [
+            ["SuccessCriteriaMet", "True", "CompletionsReached"],
+            ["Complete", "True", "CompletionsReached"],
+        ],
+        "startTime": true, "completionTime": true, "succeeded": 3, "ready": 0, "terminating": 0,
+        "uncountedTerminatedPods": {},
+    });
+    let done = "\"Succeeded\"";
+    job_survives(
+        "crash-complete",
+        json!({ "completions": 3, "parallelism": 2 }),
+        json!({ "sandbox/run": "exit 0" }),
+        json!({ "status": status, "pods": [done, done, done] }),
+        9,
+    );
+}
+
+#[test]
+fn a_job_of_indexes_survives_a_crash_at_every_write() {
+    let status = json!({
+        "conditions": [
+            ["FailureTarget", "True", "FailedIndexes"], ["Failed", "True", "FailedIndexes"],
+        ],
+        "startTime": true, "completionTime": false, "succeeded": 1, "failed": 2, "ready": 0,
+        "terminating": 0, "completedIndexes": "0", "failedIndexes": "1",
+        "uncountedTerminatedPods": {},
+    });
+    let (done, failed) = ("\"Succeeded\"", "\"Failed\"");
+    job_survives(
+        "crash-indexed",
+        json!({
+            "completions": 2, "parallelism": 2, "completionMode": "Indexed",
+            "backoffLimitPerIndex": 1,
+        }),
+        json!({ "sandbox/run": "exit 0", "sandbox/run.index-1": "exit 1" }),
+        json!({ "status": status, "pods": [failed, failed, done] }),
+        9,
+    );
+}
+
+#[test]
+fn a_job_with_a_deadline_survives_a_crash_at_every_write() {
+    let status = json!({
+        "conditions": [
+            ["FailureTarget", "True", "DeadlineExceeded"], ["Failed", "True", "DeadlineExceeded"],
+        ],
+        "startTime": true, "completionTime": false, "failed": 2, "ready": 0, "terminating": 0,
+        "uncountedTerminatedPods": {},
+    });
+    job_survives(
+        "crash-deadline",
+        // Long enough for both pods to be created.
+        json!({ "completions": 2, "parallelism": 2, "activeDeadlineSeconds": 60 }),
+        json!({}),
+        json!({ "status": status, "pods": [] }),
+        8,
+    );
+}
+
+/// An object of `kind` whose pods run one container.
+fn set_of_pods(kind: &str, name: &str, spec: Value) -> Value {
+    let mut spec = spec;
+    spec["selector"] = json!({ "matchLabels": { "app": name } });
+    spec["template"] = json!({
+        "metadata": { "labels": { "app": name } },
+        "spec": { "containers": [{ "name": "main", "image": "x:1" }] },
+    });
+    let metadata = json!({ "name": name, "namespace": "default" });
+    json!({ "apiVersion": "apps/v1", "kind": kind, "metadata": metadata, "spec": spec })
+}
+
+/// The images of the pods that stay, by the pods' names without the object's.
+fn images(name: &str, cluster: &Cluster) -> Vec<String> {
+    let pods = cluster.pods_of(name).into_iter();
+    let stay = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    let mut images: Vec<String> = stay
+        .map(|pod| {
+            let own = pod["metadata"]["name"].as_str().unwrap_or_default();
+            let ordinal = own.strip_prefix(name).filter(|rest| rest.len() == 2).unwrap_or("");
+            format!("{ordinal} {}", pod["spec"]["containers"][0]["image"])
+        })
+        .collect();
+    images.sort();
+    images
+}
+
+/// The status of a set whose observed generation is the current one, if these counters of it are
+/// `count`.
+fn counted<'a>(
+    name: &str,
+    cluster: &'a Cluster,
+    counters: &[&str],
+    count: i64,
+) -> Result<&'a Value, String> {
+    let object = cluster.object(name)?;
+    let status = &object["status"];
+    let observed = status["observedGeneration"] == object["metadata"]["generation"];
+    let complete = counters.iter().all(|counter| status[counter] == count);
+    if observed && complete { Ok(status) } else { Err(object.to_string()) }
+}
+
+#[test]
+fn a_stateful_set_survives_a_crash_at_every_write() {
+    let end = |name: &str, cluster: &Cluster| {
+        let counters = ["replicas", "readyReplicas", "updatedReplicas", "currentReplicas"];
+        let status = counted(name, cluster, &counters, 2)?;
+        if status["currentRevision"] != status["updateRevision"] {
+            return Err(status.to_string());
+        }
+        let images = images(name, cluster);
+        if images.len() == 2 { Ok(json!(images)) } else { Err(format!("{images:?}")) }
+    };
+    let claims = json!([{
+        "metadata": { "name": "data" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } },
+        },
+    }]);
+    let spec = json!({ "replicas": 2, "serviceName": "s", "volumeClaimTemplates": claims });
+    for (test, change) in [("crash-sts", None), ("crash-sts-update", Some(set_image("x:2")))] {
+        Env::run(test, async |env| {
+            let scenario = Scenario {
+                controllers: &["statefulset-controller"],
+                objects: &|name| vec![set_of_pods("StatefulSet", name, spec.clone())],
+                change: change.clone(),
+                end: &end,
+            };
+            let writes = survives_every_write(env, &scenario).await;
+            assert!(writes >= 5, "{writes} writes");
+        });
+    }
+}
