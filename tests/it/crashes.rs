@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube_controller_manager::client::ListOptions;
+use kube_controller_manager::client::{ListOptions, Patch};
 use kube_controller_manager::clock::FakeClock;
-use kube_controller_manager::objects::{Pod, Resource, ResourceType};
+use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ResourceType};
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::{StopToken, Task, spawn};
 use serde_json::{Value, json};
@@ -19,6 +19,9 @@ pub struct Scenario<'a> {
     pub controllers: &'a [&'a str],
     /// The objects of one run. Their names begin with the one given.
     pub objects: &'a dyn Fn(&str) -> Vec<Value>,
+    /// A merge patch of the first object. Where there is one, the objects are brought to their end by
+    /// a manager that lives, and crashes come after the patch.
+    pub change: Option<Value>,
     /// The end of one run, of its name and all that the cluster holds of it: without uids, versions
     /// and times, so that the ends of all runs are equal. An error: it is not reached yet.
     pub end: &'a dyn Fn(&str, &Cluster) -> Result<Value, String>,
@@ -95,10 +98,24 @@ pub async fn survives_every_write(env: &Env, scenario: &Scenario<'_>) -> usize {
         let writes = ends.len();
         let (name, mortal) = (format!("run-{writes}"), format!("mortal-{writes}"));
         faults.allow_writes(&mortal, writes);
-        for object in (scenario.objects)(&name) {
-            create(&env.client, object).await;
+        let objects = (scenario.objects)(&name);
+        for object in &objects {
+            create(&env.client, object.clone()).await;
         }
         let end = async || (scenario.end)(&name, &Cluster::read(env, &kinds).await);
+        if let Some(change) = &scenario.change {
+            let first = Manager::start(env, &clock, "first", scenario.controllers);
+            eventually(&env.clock, &format!("{name} before its change"), || async {
+                clock.advance(Duration::from_secs(1));
+                end().await
+            })
+            .await;
+            first.drop_dead().await;
+            let key = ObjectKey::new("default", &name);
+            let verbs = env.client.resource(&kinds[0]);
+            let patch = Patch::Merge(change.clone());
+            verbs.patch::<Value>(&key, &patch).await.expect("patch");
+        }
         let manager = Manager::start(env, &clock, &mortal, scenario.controllers);
         eventually(&env.clock, &format!("{mortal} dies, or reaches the end"), || async {
             clock.advance(Duration::from_secs(1));
@@ -179,6 +196,7 @@ fn job_survives(name: &str, spec: Value, annotations: Value, expected: Value, at
         let scenario = Scenario {
             controllers: &["job-controller"],
             objects: &|name| vec![job(name, spec.clone(), annotations.clone())],
+            change: None,
             end: &|name, cluster| {
                 let end = finished(name, cluster)?;
                 assert_eq!(end, expected, "{name}");
@@ -245,9 +263,83 @@ fn a_job_with_a_deadline_survives_a_crash_at_every_write() {
     job_survives(
         "crash-deadline",
         // Long enough for both pods to be created.
-        json!({ "completions": 2, "parallelism": 2, "activeDeadlineSeconds": 120 }),
+        json!({ "completions": 2, "parallelism": 2, "activeDeadlineSeconds": 60 }),
         json!({}),
         json!({ "status": status, "pods": [] }),
         8,
     );
+}
+
+/// An object of `kind` whose pods run one container.
+fn set_of_pods(kind: &str, name: &str, spec: Value) -> Value {
+    let mut spec = spec;
+    spec["selector"] = json!({ "matchLabels": { "app": name } });
+    spec["template"] = json!({
+        "metadata": { "labels": { "app": name } },
+        "spec": { "containers": [{ "name": "main", "image": "x:1" }] },
+    });
+    let metadata = json!({ "name": name, "namespace": "default" });
+    json!({ "apiVersion": "apps/v1", "kind": kind, "metadata": metadata, "spec": spec })
+}
+
+/// The images of the pods that stay, by the pods' names without the object's.
+fn images(name: &str, cluster: &Cluster) -> Vec<String> {
+    let pods = cluster.pods_of(name).into_iter();
+    let stay = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    let mut images: Vec<String> = stay
+        .map(|pod| {
+            let own = pod["metadata"]["name"].as_str().unwrap_or_default();
+            let ordinal = own.strip_prefix(name).filter(|rest| rest.len() == 2).unwrap_or("");
+            format!("{ordinal} {}", pod["spec"]["containers"][0]["image"])
+        })
+        .collect();
+    images.sort();
+    images
+}
+
+/// The status of a set whose observed generation is the current one, if these counters of it are
+/// `count`.
+fn counted<'a>(
+    name: &str,
+    cluster: &'a Cluster,
+    counters: &[&str],
+    count: i64,
+) -> Result<&'a Value, String> {
+    let object = cluster.object(name)?;
+    let status = &object["status"];
+    let observed = status["observedGeneration"] == object["metadata"]["generation"];
+    let complete = counters.iter().all(|counter| status[counter] == count);
+    if observed && complete { Ok(status) } else { Err(object.to_string()) }
+}
+
+#[test]
+fn a_stateful_set_survives_a_crash_at_every_write() {
+    let end = |name: &str, cluster: &Cluster| {
+        let counters = ["replicas", "readyReplicas", "updatedReplicas", "currentReplicas"];
+        let status = counted(name, cluster, &counters, 2)?;
+        if status["currentRevision"] != status["updateRevision"] {
+            return Err(status.to_string());
+        }
+        let images = images(name, cluster);
+        if images.len() == 2 { Ok(json!(images)) } else { Err(format!("{images:?}")) }
+    };
+    let claims = json!([{
+        "metadata": { "name": "data" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } },
+        },
+    }]);
+    let spec = json!({ "replicas": 2, "serviceName": "s", "volumeClaimTemplates": claims });
+    for (test, change) in [("crash-sts", None), ("crash-sts-update", Some(set_image("x:2")))] {
+        Env::run(test, async |env| {
+            let scenario = Scenario {
+                controllers: &["statefulset-controller"],
+                objects: &|name| vec![set_of_pods("StatefulSet", name, spec.clone())],
+                change: change.clone(),
+                end: &end,
+            };
+            let writes = survives_every_write(env, &scenario).await;
+            assert!(writes >= 5, "{writes} writes");
+        });
+    }
 }

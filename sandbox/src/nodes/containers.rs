@@ -221,8 +221,8 @@ impl Run {
     fn stop(&mut self, code: i32, now: Timestamp) {
         if let State::Running(since) = self.state {
             self.state = State::Ended(Ended { code, since, at: now });
+            self.ready = false;
         }
-        self.ready = false;
     }
 
     fn json(&self, of: &Container) -> Value {
