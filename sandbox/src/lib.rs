@@ -12,6 +12,7 @@
 //! | `auth` | certificates, tokens, RBAC |
 //! | `storage` | objects with their history, and those that the server itself keeps |
 //! | `nodes` | the scheduler and the kubelet |
+//! | `metrics` | the metrics APIs, with values that a person sets |
 //! | `load` | loads, and what they cost a controller manager |
 
 mod admission;
@@ -22,6 +23,7 @@ pub mod cluster;
 pub mod demo;
 mod kinds;
 pub mod load;
+mod metrics;
 pub mod nodes;
 mod patch;
 pub mod protobuf;

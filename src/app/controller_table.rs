@@ -235,8 +235,14 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("horizontal-pod-autoscaler-controller")
         .alias("horizontalpodautoscaling")
         .account("horizontal-pod-autoscaler")
-        .workers_of(|o| o.concurrent_horizontal_pod_autoscaler_syncs),
-    row("disruption-controller").alias("disruption").event_source("controllermanager"),
+        .queue("horizontalpodautoscaler")
+        .workers_of(|o| o.concurrent_horizontal_pod_autoscaler_syncs)
+        .built(controllers::workloads::autoscaling::controller),
+    row("disruption-controller")
+        .alias("disruption")
+        .event_source("controllermanager")
+        .queue("disruption")
+        .built(controllers::workloads::disruption::controller),
     row("statefulset-controller")
         .alias("statefulset")
         .queue("statefulset")

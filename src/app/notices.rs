@@ -15,12 +15,9 @@ const WITHOUT_EFFECT: &[&str] = &[
     "DRADeviceTaintRules",
     "DRAPrioritizedList",
     "DRAWorkloadResourceClaims",
-    "HPAConfigurableTolerance",
-    "HPAScaleToZero",
     "InformerResourceVersion",
     "MutableSchedulingDirectivesForSuspendedJobs",
     "NativeHistograms",
-    "PodLevelResources",
     "StaleControllerConsistencyDaemonSet",
     "StaleControllerConsistencyJob",
     "TaintTolerationComparisonOperators",
@@ -108,10 +105,10 @@ mod tests {
             ),
             (
                 |o| {
-                    o.feature_gates.0.push(("HPAScaleToZero".into(), true));
+                    o.feature_gates.0.push(("ClientsAllowCBOR".into(), true));
                     o.feature_gates.0.push(("AtomicFIFO".into(), true));
                 },
-                "feature gates without effect in this build: HPAScaleToZero",
+                "feature gates without effect in this build: ClientsAllowCBOR",
             ),
             (|o| o.emulated_version = vec!["kube=1.35".into()], "--emulated-version=1.35 "),
             (|o| o.contention_profiling = true, "--contention-profiling "),

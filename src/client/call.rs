@@ -41,6 +41,12 @@ impl Call {
         Call { method, path, query: Vec::new(), accept, is_watch: false, content: None }
     }
 
+    /// To the path of these segments, of any text.
+    pub fn to(method: &'static str, segments: &[&str]) -> Call {
+        let escaped = segments.iter().map(|segment| format!("/{}", escape(segment)));
+        Call::new(method, escaped.collect::<String>())
+    }
+
     pub fn query(&mut self, name: &'static str, value: &str) {
         self.query.push((name, value.to_owned()));
     }

@@ -20,6 +20,7 @@ mod transport;
 
 pub use api::{
     ApiResource, Delete, Discovery, Dynamic, List, ListOptions, Patch, Preconditions, Propagation,
+    Scales,
 };
 pub use call::Call;
 pub use chunks::{BadChunk, ChunkDecoder, Piece};

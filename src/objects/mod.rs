@@ -38,6 +38,11 @@ pub use views::endpoints::{
     Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice,
     EndpointSubset, Endpoints, Hint, SlicePort, TargetRef,
 };
+pub use views::horizontal_pod_autoscaler::{
+    AutoscalerCondition, Behavior, CrossVersionObjectReference, HorizontalPodAutoscaler,
+    HorizontalPodAutoscalerSpec, HorizontalPodAutoscalerStatus, MetricIdentifier, MetricSource,
+    MetricSpec, MetricTarget, ScalingPolicy, ScalingRules,
+};
 pub use views::job::{Job, JobCondition, JobSpec, JobStatus};
 pub use views::namespace::{Namespace, NamespaceSpec};
 pub use views::node::{AttachedVolume, Node, NodeSpec, NodeStatus};
@@ -53,6 +58,9 @@ pub use views::pod::{
     ResourceClaimStatus, Sidecar, Terminated, parse_ip,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;
+pub use views::pod_disruption_budget::{
+    BudgetCondition, PodDisruptionBudget, PodDisruptionBudgetSpec, PodDisruptionBudgetStatus,
+};
 pub use views::pod_quota::PodQuota;
 pub use views::policy::{
     ExpressionWarning, MatchConstraints, NamedRuleWithOperations, ParamKind, TypeChecking,
@@ -65,6 +73,7 @@ pub use views::resource_claim::ResourceClaim;
 pub use views::resource_quota::{
     Amounts, ResourceQuota, ResourceQuotaSpec, ResourceQuotaStatus, ScopeRequirement,
 };
+pub use views::scale::Scale;
 pub use views::service::{Service, ServicePort, ServiceSpec, TargetPort};
 pub use views::service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use views::service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec};

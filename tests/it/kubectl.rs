@@ -205,6 +205,30 @@ fn everyday_commands() {
 }
 
 #[test]
+fn top_shows_the_usage_that_annotations_say() {
+    Env::run("kubectl-top", async |env| {
+        let home = Folder::new("kubectl-top-home");
+        let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
+            return;
+        };
+        let _manager = env.manager("manager", &[]);
+        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/autoscaling.yaml");
+        let applied = kubectl.run(&["apply", "-f", fixture]).await;
+        let autoscaler = "horizontalpodautoscaler.autoscaling/shop created";
+        has(&applied, &[autoscaler, "poddisruptionbudget.policy/shop created"]);
+        kubectl.run(&["rollout", "status", "deployment/shop", "--timeout=60s"]).await;
+        let usage = ["sandbox/cpu=250m", "sandbox/memory=64Mi"];
+        kubectl.run(&[&["annotate", "pods", "-l", "app=shop"], &usage[..]].concat()).await;
+        has(&kubectl.run(&["top", "pods"]).await, &["shop-", "250m", "64Mi"]);
+        has(&kubectl.run(&["top", "pods", "--containers"]).await, &["POD", "shop", "250m"]);
+        has(&kubectl.run(&["top", "nodes"]).await, &["NAME", "CPU(cores)", "node-"]);
+        let parts = ["shop", "N/A", "1"];
+        shows(env, &kubectl, &["get", "pdb"], &parts).await;
+        has(&kubectl.run(&["get", "hpa"]).await, &["Deployment/shop", "10"]);
+    });
+}
+
+#[test]
 fn delete_cascades_as_requested() {
     Env::run("kubectl-delete", async |env| {
         let home = Folder::new("kubectl-home");

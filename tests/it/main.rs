@@ -3,12 +3,14 @@
 mod accounts;
 mod aggregation;
 mod apiserver;
+mod autoscaling;
 mod bootstrap;
 mod certificates;
 mod credentials;
 mod cronjobs;
 mod deployments;
 mod discovery;
+mod disruption;
 mod election;
 mod endpoints;
 mod env;

@@ -36,6 +36,7 @@ use crate::api::status::{ApiError, ApiResult};
 use crate::auth::rbac::Rbac;
 use crate::auth::{Access, Auth, User};
 use crate::kinds::Kind;
+use crate::metrics::{self, Metrics};
 use crate::patch;
 use crate::protobuf;
 use crate::storage::registry::Registry;
@@ -288,8 +289,12 @@ impl Api {
         let (form, encoding) =
             accept.discovery(matches!(path.trim_end_matches('/'), "/api" | "/apis"))?;
         let aggregated = form == Form::Aggregated;
+        let document = documents::discovery(&kinds, path, aggregated);
         let mut document =
-            documents::discovery(&kinds, path, aggregated).ok_or_else(failures::no_such_path)?;
+            document.or_else(|| metrics::document(path)).ok_or_else(failures::no_such_path)?;
+        if path.trim_end_matches('/') == "/apis" {
+            metrics::add_groups(&mut document, aggregated);
+        }
         if aggregated && path.starts_with("/apis") {
             let services = self
                 .store
@@ -327,6 +332,9 @@ impl Api {
     ) -> ApiResult<Response> {
         if let Some(answer) = self.review(verb, &at, &user, &payload)? {
             return Ok(accept.plain().unwrap_or(Encoding::Json).of(answer));
+        }
+        if let Some(answer) = self.metrics().answer(verb, &at, &query) {
+            return Ok(json_response(200, &answer?));
         }
         let Some(kind) = self.registry.find(&at.group, &at.version, &at.resource) else {
             // What is no group at all is no path either.
@@ -373,6 +381,10 @@ impl Api {
             response = response.with_header(WARNING, &format!("299 - {warning:?}"));
         }
         Ok(response)
+    }
+
+    fn metrics(&self) -> Metrics<'_> {
+        Metrics { store: &self.store, registry: &self.registry, now: self.clock.now() }
     }
 
     async fn serve(

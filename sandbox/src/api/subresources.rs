@@ -290,6 +290,15 @@ impl Api {
                 ));
             }
         };
+        if !is_ready(&pod.value) {
+            let status = |field: &str| budget.value["status"][field].as_i64().unwrap_or(0);
+            let (healthy, desired) = (status("currentHealthy"), status("desiredHealthy"));
+            let always = text(&budget.value, "/spec/unhealthyPodEvictionPolicy") == "AlwaysAllow";
+            // The pod does not count as healthy, so nothing is taken from the budget.
+            if always || healthy >= desired && desired > 0 {
+                return Ok(());
+            }
+        }
         let name = text(&budget.value, "/metadata/name").to_owned();
         let at = Call {
             subresource: "status".to_owned(),
@@ -369,6 +378,14 @@ impl Api {
 
 fn done() -> Value {
     json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201 })
+}
+
+fn is_ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|found| found["type"] == "Ready" && found["status"] == "True")
 }
 
 fn too_many(why: &str, retry_after: Option<u64>) -> ApiError {

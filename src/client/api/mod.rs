@@ -3,6 +3,7 @@
 mod discovery;
 mod dynamic;
 mod options;
+mod scale;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -11,6 +12,7 @@ use serde_json::Value;
 pub use self::discovery::{ApiResource, Discovery};
 pub use self::dynamic::{Dynamic, List};
 pub use self::options::{Delete, ListOptions, Patch, Preconditions, Propagation};
+pub use self::scale::Scales;
 use super::stream::undecoded;
 use super::{Client, Result};
 use crate::objects::{Object, ObjectKey, Resource, ResourceType, WholeMeta};

@@ -1,9 +1,11 @@
 //! The workload controllers, and what they share.
 
+pub mod autoscaling;
 pub mod availability;
 pub mod consistency;
 pub mod cronjob;
 pub mod deployment;
+pub mod disruption;
 pub mod expectations;
 pub mod history;
 pub mod new_pod;

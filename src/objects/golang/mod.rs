@@ -10,8 +10,10 @@ mod defaults;
 mod dump;
 mod json;
 mod quantity;
+mod selector;
 mod types;
 
 pub use defaults::complete_pod_template;
 pub use dump::pod_template_dump;
 pub use json::{Numbers, pod_template_patch};
+pub use selector::label_selector;

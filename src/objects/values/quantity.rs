@@ -86,6 +86,23 @@ impl Quantity {
         Quantity { nanos: i128::from(count) * UNIT, format: Format::DecimalSi }
     }
 
+    /// `count` thousandths, written in units of `format`. Upstream: `NewMilliQuantity`.
+    pub fn from_milli(count: i64, format: Format) -> Quantity {
+        let nanos = i128::from(count) * (UNIT / 1000);
+        // Less than 1024, and what is not whole, has no binary form.
+        let is_binary = nanos % UNIT == 0 && nanos.abs() >= 1024 * UNIT;
+        let format = match format {
+            Format::BinarySi if !is_binary => Format::DecimalSi,
+            format => format,
+        };
+        Quantity { nanos, format }
+    }
+
+    /// The closest floating-point number. Upstream: `AsApproximateFloat64`.
+    pub fn to_f64(self) -> f64 {
+        self.nanos as f64 / UNIT as f64
+    }
+
     pub fn format(self) -> Format {
         self.format
     }

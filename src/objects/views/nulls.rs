@@ -201,6 +201,40 @@ fn a_null_field_is_an_absent_one() {
         },
         "status": {"active": [{"name": "j"}], "lastScheduleTime": "2026-01-01T00:00:00Z"},
     }));
+    check::<PodDisruptionBudget>(json!({
+        "spec": {"minAvailable": 1, "maxUnavailable": "10%", "selector": selector()},
+        "status": {
+            "observedGeneration": 1, "disruptedPods": {"p": "2026-01-01T00:00:00Z"},
+            "disruptionsAllowed": 1, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1,
+            "conditions": conditions(),
+        },
+    }));
+    let target = json!({
+        "type": "Value", "value": "1", "averageValue": "1m", "averageUtilization": 50,
+    });
+    let reference = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"});
+    let source = json!({
+        "name": "cpu", "container": "c", "describedObject": reference, "target": target,
+        "metric": {"name": "m", "selector": selector()},
+    });
+    let rules = json!({
+        "stabilizationWindowSeconds": 1, "selectPolicy": "Max", "tolerance": "0.1",
+        "policies": [{"type": "Pods", "value": 1, "periodSeconds": 1}],
+    });
+    check::<HorizontalPodAutoscaler>(json!({
+        "spec": {
+            "scaleTargetRef": reference, "minReplicas": 1, "maxReplicas": 2,
+            "metrics": [{
+                "type": "Pods", "pods": source, "object": source, "resource": source,
+                "containerResource": source, "external": source,
+            }],
+            "behavior": {"scaleUp": rules, "scaleDown": rules},
+        },
+        "status": {
+            "observedGeneration": 1, "lastScaleTime": "2026-01-01T00:00:00Z", "currentReplicas": 1,
+            "desiredReplicas": 1, "currentMetrics": [{"type": ""}], "conditions": conditions(),
+        },
+    }));
     check::<PersistentVolume>(json!({
         "spec": {
             "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],

@@ -1,0 +1,147 @@
+//! The Scales of objects of any kind. Upstream: client-go's `scale`, `restmapper`.
+
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::Discovery;
+use crate::client::call::Call;
+use crate::client::{Client, Error, Result};
+use crate::objects::{ObjectKey, ResourceType, Scale, null_as_default};
+
+/// The shortest time between two reads of discovery for kinds that it did not know.
+/// Upstream: the period of `restMapper.Reset`.
+const REFRESH: Duration = Duration::from_secs(30);
+
+/// Reads and writes the Scales of objects, by the kinds that discovery names. Cheap to clone.
+#[derive(Clone)]
+pub struct Scales {
+    client: Client,
+    refreshed: Arc<Mutex<Option<Duration>>>,
+}
+
+impl Scales {
+    pub fn new(client: Client) -> Scales {
+        Scales { client, refreshed: Arc::default() }
+    }
+
+    /// The resources of a kind, each in the version that the server prefers. With `version`, those
+    /// that are served in it. A kind that is not known may be served since a short while, so
+    /// discovery is read again for it now and then. Upstream: `RESTMapper.RESTMappings`.
+    pub async fn resources_of(
+        &self,
+        group: &str,
+        kind: &str,
+        version: Option<&str>,
+    ) -> Result<Vec<ResourceType>> {
+        let known = self.client.discovery().await?;
+        let found = known.resources_of(group, kind, version);
+        if !found.is_empty() || !self.may_refresh() {
+            return Ok(found);
+        }
+        self.client.reset_discovery();
+        Ok(self.client.discovery().await?.resources_of(group, kind, version))
+    }
+
+    fn may_refresh(&self) -> bool {
+        let now = self.client.inner.clock.monotonic();
+        let mut refreshed = self.refreshed.lock();
+        let may = refreshed.is_none_or(|last| now.saturating_sub(last) >= REFRESH);
+        if may {
+            *refreshed = Some(now);
+        }
+        may
+    }
+
+    pub async fn get(&self, resource: &ResourceType, key: &ObjectKey) -> Result<Scale> {
+        self.client.resource(resource).subresource("scale").get(key).await
+    }
+
+    /// Asks for `replicas`. A conflict (409) when `scale` is not the newest.
+    pub async fn update(
+        &self,
+        resource: &ResourceType,
+        key: &ObjectKey,
+        scale: &Scale,
+        replicas: i32,
+    ) -> Result<Scale> {
+        let body = scale.with_replicas(replicas).map_err(|source| Error::Request {
+            request: format!("PUT {resource} {key} scale"),
+            source: source.into(),
+        })?;
+        self.client.resource(resource).subresource("scale").update(key, &body).await
+    }
+
+    /// Whether objects of a resource have a Scale at all.
+    pub async fn are_served(&self, resource: &ResourceType) -> Result<bool> {
+        let path = match &*resource.group {
+            "" => format!("/api/{}", resource.version),
+            group => format!("/apis/{group}/{}", resource.version),
+        };
+        let served: Served = self.client.fetch(&Call::new("GET", path)).await?;
+        let name = format!("{}/scale", resource.plural);
+        Ok(served.resources.iter().any(|found| found.name == name && found.kind == "Scale"))
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Served {
+    #[serde(deserialize_with = "null_as_default")]
+    resources: Vec<ServedResource>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ServedResource {
+    name: String,
+    kind: String,
+}
+
+impl Discovery {
+    /// See [`Scales::resources_of`].
+    fn resources_of(&self, group: &str, kind: &str, version: Option<&str>) -> Vec<ResourceType> {
+        let is = |resource: &ResourceType| resource.group == group && resource.kind == kind;
+        let served_in = |plural: &str, version: &str| {
+            self.resources.iter().map(|found| &found.resource).any(|resource| {
+                is(resource) && resource.plural == plural && resource.version == version
+            })
+        };
+        let preferred = self.preferred().map(|found| &found.resource);
+        preferred
+            .filter(|resource| is(resource))
+            .filter(|resource| version.is_none_or(|version| served_in(&resource.plural, version)))
+            .cloned()
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::ApiResource;
+
+    #[test]
+    fn a_kind_is_found_in_the_preferred_version() {
+        let served = |version: &'static str, preferred| ApiResource {
+            resource: ResourceType::fixed("example.com", version, "Cache", "caches", true),
+            verbs: Vec::new(),
+            preferred,
+        };
+        let resources = vec![served("v2", true), served("v1", false)];
+        let discovery = Discovery { resources, ..Discovery::default() };
+        for (group, kind, version, found) in [
+            ("example.com", "Cache", None, Some("v2")),
+            ("example.com", "Cache", Some("v1"), Some("v2")),
+            ("example.com", "Cache", Some("v3"), None),
+            ("example.com", "Door", None, None),
+            ("", "Cache", None, None),
+        ] {
+            let resources = discovery.resources_of(group, kind, version);
+            let versions: Vec<&str> = resources.iter().map(|found| &*found.version).collect();
+            assert_eq!(versions.first().copied(), found, "{group} {kind} {version:?}");
+        }
+    }
+}

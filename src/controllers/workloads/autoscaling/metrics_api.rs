@@ -1,0 +1,380 @@
+//! Reads the metrics APIs. Upstream: `podautoscaler/metrics`, `k8s.io/metrics/pkg/client`.
+
+use parking_lot::Mutex;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::calculator::{PodMetric, PodMetrics};
+use crate::client::{Call, Client, Error, Scales};
+use crate::clock::SharedClock;
+use crate::objects::{
+    CrossVersionObjectReference, Quantity, ResourceList, Selector, Timestamp, null_as_default,
+};
+use crate::options::parse_duration;
+
+const RESOURCE_METRICS: &str = "metrics.k8s.io";
+const CUSTOM_METRICS: &str = "custom.metrics.k8s.io";
+const EXTERNAL_METRICS: &str = "external.metrics.k8s.io";
+/// The versions of custom metrics that can be read.
+const CUSTOM_VERSIONS: [&str; 2] = ["v1beta2", "v1beta1"];
+/// Of a custom metric that does not say. Upstream: `metricServerDefaultMetricWindow`.
+const DEFAULT_WINDOW: Duration = Duration::from_secs(60);
+
+/// The metrics APIs. Errors are texts for conditions and events.
+pub(super) struct MetricsApi {
+    pub client: Client,
+    pub scales: Scales,
+    pub clock: SharedClock,
+    /// How long the version of custom metrics is kept.
+    pub period: Duration,
+    /// The version of custom metrics, and when it was read.
+    pub custom_version: Mutex<Option<(Duration, &'static str)>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Items<T> {
+    #[serde(deserialize_with = "null_as_default", bound = "T: Deserialize<'de>")]
+    items: Vec<T>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Named {
+    name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct OfPod {
+    metadata: Named,
+    timestamp: Option<Timestamp>,
+    #[serde(deserialize_with = "null_as_default")]
+    window: String,
+    #[serde(deserialize_with = "null_as_default")]
+    containers: Vec<OfContainer>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct OfContainer {
+    name: String,
+    #[serde(deserialize_with = "null_as_default")]
+    usage: ResourceList,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct MetricValue {
+    #[serde(deserialize_with = "null_as_default")]
+    described_object: Named,
+    timestamp: Option<Timestamp>,
+    /// Of v1beta1 the name is `window`.
+    #[serde(alias = "window")]
+    window_seconds: Option<u64>,
+    value: Quantity,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Group {
+    #[serde(deserialize_with = "null_as_default")]
+    versions: Vec<Version>,
+    #[serde(deserialize_with = "null_as_default")]
+    preferred_version: Version,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Version {
+    version: String,
+}
+
+impl OfPod {
+    /// In thousandths: of one container or, if it is not named, of all. `None` when a container lacks
+    /// the resource.
+    fn value(&self, resource: &str, container: &str) -> Option<i64> {
+        let of = |found: &OfContainer| Some(found.usage.get(resource)?.milli_value());
+        if !container.is_empty() {
+            return of(self.containers.iter().find(|found| found.name == container)?);
+        }
+        let values: Option<Vec<i64>> = self.containers.iter().map(of).collect();
+        let values = values.filter(|values| !values.is_empty())?;
+        Some(values.into_iter().fold(0, i64::wrapping_add))
+    }
+}
+
+fn time(timestamp: Option<Timestamp>) -> Timestamp {
+    timestamp.unwrap_or(Timestamp::from_secs(0))
+}
+
+impl MetricsApi {
+    /// The usage of a resource by the selected pods. Upstream: `GetResourceMetric`.
+    pub async fn of_resource(
+        &self,
+        resource: &str,
+        namespace: &str,
+        selector: &Selector,
+        container: &str,
+    ) -> Result<PodMetrics, String> {
+        let path = ["apis", RESOURCE_METRICS, "v1beta1", "namespaces", namespace, "pods"];
+        let mut call = Call::to("GET", &path);
+        call.query_some("labelSelector", &Some(selector.to_string()));
+        let found: Items<OfPod> = self
+            .fetch(&call, "pods.metrics.k8s.io")
+            .await
+            .map_err(|error| unable("resource", &error))?;
+        if found.items.is_empty() {
+            return Err("no metrics returned from resource metrics API".to_owned());
+        }
+        let metric = |pod: OfPod| {
+            let value = pod.value(resource, container)?;
+            let window = parse_duration(&pod.window).unwrap_or_default();
+            let metric = PodMetric { value, timestamp: time(pod.timestamp), window };
+            Some((pod.metadata.name.into(), metric))
+        };
+        Ok(found.items.into_iter().filter_map(metric).collect())
+    }
+
+    /// A custom metric of the selected pods. Upstream: `GetRawMetric`.
+    pub async fn of_pods(
+        &self,
+        metric: &str,
+        namespace: &str,
+        selector: &Selector,
+        metric_selector: &Selector,
+    ) -> Result<PodMetrics, String> {
+        let path = ["namespaces", namespace, "pods", "*", metric];
+        let found = self
+            .custom(&path, Some(selector), metric_selector, "pods.custom.metrics.k8s.io *")
+            .await
+            .map_err(|error| unable("custom", &error))?;
+        if found.is_empty() {
+            return Err("no metrics returned from custom metrics API".to_owned());
+        }
+        let metric = |found: MetricValue| {
+            let window = found.window_seconds.map_or(DEFAULT_WINDOW, Duration::from_secs);
+            let timestamp = time(found.timestamp);
+            let metric = PodMetric { value: found.value.milli_value(), timestamp, window };
+            (found.described_object.name.into(), metric)
+        };
+        Ok(found.into_iter().map(metric).collect())
+    }
+
+    /// A custom metric of one object, in thousandths. Upstream: `GetObjectMetric`.
+    pub async fn of_object(
+        &self,
+        metric: &str,
+        namespace: &str,
+        object: &CrossVersionObjectReference,
+        metric_selector: &Selector,
+    ) -> Result<i64, String> {
+        let found = self.object(metric, namespace, object, metric_selector).await;
+        found.map_err(|error| unable("custom", &error))
+    }
+
+    async fn object(
+        &self,
+        metric: &str,
+        namespace: &str,
+        object: &CrossVersionObjectReference,
+        metric_selector: &Selector,
+    ) -> Result<i64, String> {
+        let group = object.api_version.split_once('/').map_or("", |(group, _)| group);
+        let found = match (group, object.kind.as_str()) {
+            // The autoscaler's own, whatever its name.
+            ("", "Namespace") => {
+                let path = ["namespaces", namespace, "metrics", metric];
+                let what = format!("metrics.custom.metrics.k8s.io {metric}");
+                self.custom(&path, None, metric_selector, &what).await?
+            }
+            (group, kind) => {
+                let resources = self.scales.resources_of(group, kind, None).await;
+                let why = match &resources {
+                    Ok(_) => format!("no matches for kind {kind:?} in group {group:?}"),
+                    Err(error) => error.to_string(),
+                };
+                let kind =
+                    if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
+                let resource = resources
+                    .ok()
+                    .and_then(|found| found.first().map(ToString::to_string))
+                    .ok_or_else(|| format!("unable to map kind {kind} to resource: {why}"))?;
+                let path = ["namespaces", namespace, &resource, &object.name, metric];
+                let what = format!("{resource}.custom.metrics.k8s.io {}", object.name);
+                self.custom(&path, None, metric_selector, &what).await?
+            }
+        };
+        match found.as_slice() {
+            [one] => Ok(one.value.milli_value()),
+            other => Err(format!(
+                "the custom metrics API server returned {} results when we asked for exactly one",
+                other.len()
+            )),
+        }
+    }
+
+    /// The values of an external metric, in thousandths. Upstream: `GetExternalMetric`.
+    pub async fn external(
+        &self,
+        metric: &str,
+        namespace: &str,
+        selector: &Selector,
+    ) -> Result<Vec<i64>, String> {
+        let path = ["apis", EXTERNAL_METRICS, "v1beta1", "namespaces", namespace, metric];
+        let mut call = Call::to("GET", &path);
+        call.query_some("labelSelector", &Some(selector.to_string()));
+        let found: Items<MetricValue> = self
+            .fetch(&call, &format!("{metric}.external.metrics.k8s.io"))
+            .await
+            .map_err(|error| unable("external", &error))?;
+        if found.items.is_empty() {
+            return Err("no metrics returned from external metrics API".to_owned());
+        }
+        Ok(found.items.iter().map(|found| found.value.milli_value()).collect())
+    }
+
+    async fn custom(
+        &self,
+        path: &[&str],
+        selector: Option<&Selector>,
+        metric_selector: &Selector,
+        what: &str,
+    ) -> Result<Vec<MetricValue>, String> {
+        let version = self.custom_version().await?;
+        let mut segments = vec!["apis", CUSTOM_METRICS, version];
+        segments.extend(path);
+        let mut call = Call::to("GET", &segments);
+        call.query_some("labelSelector", &selector.map(ToString::to_string));
+        call.query_some("metricLabelSelector", &Some(metric_selector.to_string()));
+        let found: Items<MetricValue> = self.fetch(&call, what).await?;
+        Ok(found.items)
+    }
+
+    /// Upstream: `AvailableAPIsGetter`.
+    async fn custom_version(&self) -> Result<&'static str, String> {
+        let now = self.clock.monotonic();
+        if let Some((since, version)) = *self.custom_version.lock()
+            && now.saturating_sub(since) < self.period
+        {
+            return Ok(version);
+        }
+        let group = match self.client.fetch(&Call::to("GET", &["apis", CUSTOM_METRICS])).await {
+            Ok(group) => group,
+            Err(error) if error.is_not_found() => {
+                return Err(format!("no custom metrics API ({CUSTOM_METRICS}) registered"));
+            }
+            Err(error) => return Err(error.to_string()),
+        };
+        let version = known_version(&group)
+            .ok_or_else(|| "no known available metric versions found".to_owned())?;
+        *self.custom_version.lock() = Some((now, version));
+        Ok(version)
+    }
+
+    async fn fetch<T: DeserializeOwned>(&self, call: &Call, what: &str) -> Result<T, String> {
+        self.client.fetch(call).await.map_err(|error| described(&error, "get", what))
+    }
+}
+
+/// The one that the server prefers, if it can be read, else the first that can.
+fn known_version(group: &Group) -> Option<&'static str> {
+    let known =
+        |version: &Version| CUSTOM_VERSIONS.into_iter().find(|known| *known == version.version);
+    known(&group.preferred_version).or_else(|| group.versions.iter().find_map(known))
+}
+
+fn unable(api: &str, error: &str) -> String {
+    format!("unable to fetch metrics from {api} metrics API: {error}")
+}
+
+/// An error in client-go's words, which it makes up for answers that say nothing themselves. `what`:
+/// the resource, and the name of the object. Upstream: `NewGenericServerResponse`.
+pub(super) fn described(error: &Error, verb: &str, what: &str) -> String {
+    let (Some(code), None) = (error.code(), error.reason()) else {
+        return error.message().map_or_else(|| error.to_string(), str::to_owned);
+    };
+    let said = error.message().unwrap_or("unknown");
+    let text = match code {
+        401 => "the server has asked for the client to provide credentials",
+        403 => said,
+        404 => "the server could not find the requested resource",
+        405 => "the server does not allow this method on the requested resource",
+        429 => "the server has received too many requests and has asked us to try again later",
+        503 => "the server is currently unable to handle the request",
+        504 => {
+            "the server was unable to return a response in the time allotted, but may still be \
+             processing the request"
+        }
+        500.. => {
+            return format!(
+                "an error on the server ({said:?}) has prevented the request from succeeding \
+                 ({verb} {what})"
+            );
+        }
+        _ => {
+            return format!(
+                "the server responded with the status code {code} but did not return more \
+                 information ({verb} {what})"
+            );
+        }
+    };
+    format!("{text} ({verb} {what})")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn the_usage_of_a_pod_is_the_sum_of_its_containers() {
+        let pod = |containers: Value| -> OfPod {
+            serde_json::from_value(json!({
+                "metadata": { "name": "p" }, "timestamp": "2026-01-01T00:00:00Z", "window": "30s",
+                "containers": containers,
+            }))
+            .unwrap()
+        };
+        let two = pod(json!([
+            { "name": "a", "usage": { "cpu": "100m", "memory": "1Mi" } },
+            { "name": "b", "usage": { "cpu": "1500u" } },
+        ]));
+        for (resource, container, value) in [
+            ("cpu", "", Some(102)),
+            ("cpu", "a", Some(100)),
+            ("cpu", "b", Some(2)),
+            ("memory", "", None),
+            ("memory", "a", Some(1024 * 1024 * 1000)),
+            ("memory", "b", None),
+            ("cpu", "c", None),
+        ] {
+            assert_eq!(two.value(resource, container), value, "{resource} {container}");
+        }
+        assert_eq!(pod(Value::Null).value("cpu", ""), None);
+    }
+
+    #[test]
+    fn a_version_of_custom_metrics_is_chosen() {
+        let group = |preferred: &str, versions: &[&str]| -> Group {
+            let of = |version: &&str| json!({ "version": version });
+            serde_json::from_value(json!({
+                "preferredVersion": of(&preferred),
+                "versions": versions.iter().map(of).collect::<Vec<_>>(),
+            }))
+            .unwrap()
+        };
+        for (preferred, versions, known) in [
+            ("v1beta2", &["v1beta2", "v1beta1"] as &[&str], Some("v1beta2")),
+            ("v1beta1", &["v1beta2", "v1beta1"], Some("v1beta1")),
+            ("v3", &["v3", "v1beta1"], Some("v1beta1")),
+            ("v3", &["v3"], None),
+            ("", &[], None),
+        ] {
+            assert_eq!(known_version(&group(preferred, versions)), known, "{preferred}");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Scales what has a Scale by the metrics of its pods and by others.
+//! Upstream: `pkg/controller/podautoscaler`.
+
+mod calculator;
+mod metrics_api;
+mod monitor;
+mod normalize;
+mod reconcile;
+mod selectors;
+mod sources;
+mod status;
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::calculator::{Startup, Tolerances};
+use self::metrics_api::MetricsApi;
+use self::monitor::AUTOSCALERS;
+use self::normalize::History;
+use self::selectors::Selectors;
+use crate::cache::Lister;
+use crate::client::{Client, Scales};
+use crate::clock::SharedClock;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, Next, Retries, SyncResult};
+use crate::events::Recorder;
+use crate::objects::{HorizontalPodAutoscaler, ObjectKey, Pod};
+
+/// The controller `horizontal-pod-autoscaler-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    monitor::register();
+    let (autoscalers, pods) = (c.lister::<HorizontalPodAutoscaler>(), c.lister::<Pod>());
+    let settings = Settings::of(c);
+    let period = settings.period;
+    let scales = Scales::new(c.client());
+    let this = Arc::new(Autoscaling {
+        api: MetricsApi {
+            client: c.client(),
+            scales: scales.clone(),
+            clock: c.clock(),
+            period,
+            custom_version: Mutex::default(),
+        },
+        client: c.client(),
+        recorder: c.recorder(),
+        clock: c.clock(),
+        autoscalers: autoscalers.clone(),
+        pods,
+        scales,
+        selectors: Selectors::default(),
+        histories: Mutex::default(),
+        settings,
+    });
+    let queue = c.queue(Retries::default());
+    let known = this.clone();
+    c.watch(&autoscalers, &queue, move |change, wake| {
+        let key = change.object().meta.key();
+        if let Change::Deleted(_) = change {
+            known.selectors.forget(&key);
+            AUTOSCALERS.dec();
+            // The key waits for its time; its sync forgets the rest.
+            return;
+        }
+        // Every autoscaler is looked at once in a period, however often it changes.
+        wake.add_after(key.clone(), period);
+        if known.selectors.register(&key) {
+            AUTOSCALERS.inc();
+        }
+    });
+    c.sync(queue, move |key| this.clone().sync(key));
+    Ok(())
+}
+
+/// The flags and the gates.
+struct Settings {
+    period: Duration,
+    downscale_stabilization: Duration,
+    tolerance: f64,
+    startup: Startup,
+    configurable_tolerance: bool,
+    scale_to_zero: bool,
+    pod_level_resources: bool,
+}
+
+impl Settings {
+    fn of(c: &Controller) -> Settings {
+        let o = c.options();
+        Settings {
+            period: o.horizontal_pod_autoscaler_sync_period,
+            downscale_stabilization: o.horizontal_pod_autoscaler_downscale_stabilization,
+            tolerance: o.horizontal_pod_autoscaler_tolerance,
+            startup: Startup {
+                cpu_initialization: o.horizontal_pod_autoscaler_cpu_initialization_period,
+                readiness_delay: o.horizontal_pod_autoscaler_initial_readiness_delay,
+            },
+            configurable_tolerance: c.feature("HPAConfigurableTolerance"),
+            scale_to_zero: c.feature("HPAScaleToZero"),
+            pod_level_resources: c.feature("PodLevelResources"),
+        }
+    }
+
+    /// Upstream: `tolerancesForHpa`.
+    fn tolerances(&self, autoscaler: &HorizontalPodAutoscaler) -> Tolerances {
+        let behavior = autoscaler.spec.behavior.as_ref().filter(|_| self.configurable_tolerance);
+        let up = behavior.and_then(|behavior| behavior.scale_up.tolerance);
+        let down = behavior.and_then(|behavior| behavior.scale_down.tolerance);
+        Tolerances {
+            up: up.map_or(self.tolerance, |tolerance| tolerance.to_f64()),
+            down: down.map_or(self.tolerance, |tolerance| tolerance.to_f64()),
+        }
+    }
+}
+
+struct Autoscaling {
+    client: Client,
+    recorder: Recorder,
+    clock: SharedClock,
+    autoscalers: Lister<HorizontalPodAutoscaler>,
+    pods: Lister<Pod>,
+    scales: Scales,
+    api: MetricsApi,
+    selectors: Selectors,
+    histories: Mutex<HashMap<ObjectKey, History>>,
+    settings: Settings,
+}
+
+impl Autoscaling {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(autoscaler) = self.autoscalers.get(&key) else {
+            self.histories.lock().remove(&key);
+            return Ok(Next::Done);
+        };
+        if let Err(error) = self.reconcile(&autoscaler, &key).await {
+            log::error!("horizontal-pod-autoscaler-controller: {key}: {error}");
+        }
+        // A failure waits for the next period too.
+        Ok(Next::After(self.settings.period))
+    }
+}

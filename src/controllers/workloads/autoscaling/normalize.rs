@@ -1,0 +1,318 @@
+//! How fast, and between which limits, an autoscaler follows its metrics.
+//! Upstream: `normalizeDesiredReplicas`, `normalizeDesiredReplicasWithBehaviors`.
+
+use std::time::Duration;
+
+use crate::objects::{Behavior, ScalingPolicy, ScalingRules, Timestamp};
+
+/// What one autoscaler proposed and did of late.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    recommendations: Vec<Recommendation>,
+    ups: Vec<ScaleEvent>,
+    downs: Vec<ScaleEvent>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Recommendation {
+    replicas: i32,
+    at: Timestamp,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ScaleEvent {
+    /// The number of replicas that came or went.
+    change: i32,
+    at: Timestamp,
+    /// No policy reads it, so the next event takes its place.
+    is_outdated: bool,
+}
+
+/// What is wanted, and between what.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    pub current: i32,
+    pub desired: i32,
+    pub min: i32,
+    pub max: i32,
+}
+
+/// The status, the reason and the message of a condition.
+pub(super) type Verdict = (&'static str, &'static str, &'static str);
+
+/// What becomes of a wish.
+#[derive(Debug, PartialEq)]
+pub(super) struct Normalized {
+    pub desired: i32,
+    /// Of the condition AbleToScale.
+    pub able: Verdict,
+    /// Of the condition ScalingLimited.
+    pub limited: Verdict,
+}
+
+const READY: Verdict = ("True", "ReadyForNewScale", "recommended size matches current size");
+const DOWN_STABILIZED: Verdict = (
+    "True",
+    "ScaleDownStabilized",
+    "recent recommendations were higher than current one, applying the highest recent recommendation",
+);
+const UP_STABILIZED: Verdict = (
+    "True",
+    "ScaleUpStabilized",
+    "recent recommendations were lower than current one, applying the lowest recent recommendation",
+);
+
+/// A number of replicas, and the reason and message why it is not more or less.
+type Limited = (i32, &'static str, &'static str);
+
+const WITHIN_RANGE: (&str, &str) =
+    ("DesiredWithinRange", "the desired count is within the acceptable range");
+const SCALE_UP_LIMIT: (&str, &str) =
+    ("ScaleUpLimit", "the desired replica count is increasing faster than the maximum scale rate");
+const SCALE_DOWN_LIMIT: (&str, &str) = (
+    "ScaleDownLimit",
+    "the desired replica count is decreasing faster than the maximum scale rate",
+);
+const TOO_MANY: (&str, &str) =
+    ("TooManyReplicas", "the desired replica count is more than the maximum replica count");
+const TOO_FEW: (&str, &str) =
+    ("TooFewReplicas", "the desired replica count is less than the minimum replica count");
+
+impl History {
+    /// The number of replicas that are there first counts as a recommendation.
+    pub fn start(&mut self, current: i32, now: Timestamp) {
+        if self.recommendations.is_empty() {
+            self.recommendations.push(Recommendation { replicas: current, at: now });
+        }
+    }
+
+    /// `window`: `--horizontal-pod-autoscaler-downscale-stabilization`.
+    pub fn normalize(
+        &mut self,
+        wish: Wish,
+        behavior: Option<&Behavior>,
+        window: Duration,
+        now: Timestamp,
+    ) -> Normalized {
+        let (stabilized, verdict, (desired, reason, message)) = match behavior {
+            None => {
+                let stabilized = self.stabilize(wish.desired, window, now);
+                let limited = Wish { desired: stabilized, ..wish }.limited();
+                (stabilized, DOWN_STABILIZED, limited)
+            }
+            Some(behavior) => {
+                let up = Rules::up(&behavior.scale_up);
+                let down = Rules::down(&behavior.scale_down, window);
+                let stabilized = self.stabilize_both(wish, up.window, down.window, now);
+                let limited = self.limited(Wish { desired: stabilized, ..wish }, &up, &down, now);
+                let verdict =
+                    if wish.desired >= wish.current { UP_STABILIZED } else { DOWN_STABILIZED };
+                (stabilized, verdict, limited)
+            }
+        };
+        let is_limited = if desired == stabilized { "False" } else { "True" };
+        Normalized {
+            desired,
+            able: if stabilized == wish.desired { READY } else { verdict },
+            limited: (is_limited, reason, message),
+        }
+    }
+
+    /// The highest recommendation within the window. Upstream: `stabilizeRecommendation`.
+    fn stabilize(&mut self, desired: i32, window: Duration, now: Timestamp) -> i32 {
+        let cutoff = now - window;
+        let recent = self.recommendations.iter().filter(|known| known.at >= cutoff);
+        let highest = recent.map(|known| known.replicas).fold(desired, i32::max);
+        self.recommend(desired, now, |known| known.at < cutoff);
+        highest
+    }
+
+    /// Up at most to the lowest recommendation of one window, down at most to the highest of the
+    /// other. Upstream: `stabilizeRecommendationWithBehaviors`.
+    fn stabilize_both(&mut self, wish: Wish, up: Duration, down: Duration, now: Timestamp) -> i32 {
+        let (up, down) = (now - up, now - down);
+        let since = |cutoff: Timestamp| {
+            let recent = self.recommendations.iter().filter(move |known| known.at > cutoff);
+            recent.map(|known| known.replicas)
+        };
+        let lowest = since(up).fold(wish.desired, i32::min);
+        let highest = since(down).fold(wish.desired, i32::max);
+        self.recommend(wish.desired, now, |known| known.at < up && known.at < down);
+        wish.current.max(lowest).min(highest)
+    }
+
+    /// Notes a recommendation, in the place of one that is too old.
+    fn recommend(
+        &mut self,
+        replicas: i32,
+        now: Timestamp,
+        is_old: impl Fn(&Recommendation) -> bool,
+    ) {
+        let new = Recommendation { replicas, at: now };
+        match self.recommendations.iter().rposition(is_old) {
+            Some(at) => self.recommendations[at] = new,
+            None => self.recommendations.push(new),
+        }
+    }
+
+    /// Notes that the target was scaled. Upstream: `storeScaleEvent`.
+    pub fn scaled(&mut self, behavior: &Behavior, from: i32, to: i32, now: Timestamp) {
+        let (events, rules) = match to > from {
+            true => (&mut self.ups, Rules::up(&behavior.scale_up)),
+            false => (&mut self.downs, Rules::down(&behavior.scale_down, Duration::ZERO)),
+        };
+        let cutoff = now - rules.longest_period();
+        for event in events.iter_mut().filter(|event| event.at < cutoff) {
+            event.is_outdated = true;
+        }
+        let change = to.saturating_sub(from).saturating_abs();
+        let new = ScaleEvent { change, at: now, is_outdated: false };
+        match events.iter().rposition(|event| event.is_outdated) {
+            Some(at) => events[at] = new,
+            None => events.push(new),
+        }
+    }
+
+    /// Upstream: `convertDesiredReplicasWithBehaviorRate`.
+    fn limited(&self, wish: Wish, up: &Rules, down: &Rules, now: Timestamp) -> Limited {
+        let Wish { current, desired, min, max } = wish;
+        if desired > current {
+            let limit = self.up_limit(current, up, now).max(current);
+            let (most, (reason, message)) =
+                if max > limit { (limit, SCALE_UP_LIMIT) } else { (max, TOO_MANY) };
+            if desired > most {
+                return (most, reason, message);
+            }
+        } else if desired < current {
+            let limit = self.down_limit(current, down, now).min(current);
+            let (least, (reason, message)) =
+                if min < limit { (limit, SCALE_DOWN_LIMIT) } else { (min, TOO_FEW) };
+            if desired < least {
+                return (least, reason, message);
+            }
+        }
+        (desired, WITHIN_RANGE.0, WITHIN_RANGE.1)
+    }
+
+    /// How many replicas there were when the period of `policy` began.
+    fn at_start_of(&self, policy: &ScalingPolicy, current: i32, now: Timestamp) -> i32 {
+        let cutoff = now - seconds(policy.period_seconds);
+        let changes = |events: &[ScaleEvent]| {
+            let recent = events.iter().filter(|event| event.at > cutoff);
+            recent.fold(0i32, |sum, event| sum.saturating_add(event.change))
+        };
+        current.saturating_sub(changes(&self.ups)).saturating_add(changes(&self.downs))
+    }
+
+    /// Upstream: `calculateScaleUpLimitWithScalingRules`.
+    fn up_limit(&self, current: i32, rules: &Rules, now: Timestamp) -> i32 {
+        let limit = |policy: &ScalingPolicy| {
+            let start = self.at_start_of(policy, current, now);
+            match policy.r#type == "Percent" {
+                // Rounded up, so that a small target grows at all.
+                true => (f64::from(start) * (1.0 + f64::from(policy.value) / 100.0)).ceil() as i32,
+                false => start.saturating_add(policy.value),
+            }
+        };
+        let limits = rules.policies.iter().map(limit);
+        match rules.select {
+            Select::Disabled => Some(current),
+            Select::Least => limits.min(),
+            Select::Most => limits.max(),
+        }
+        .unwrap_or(current)
+    }
+
+    /// Upstream: `calculateScaleDownLimitWithBehaviors`.
+    fn down_limit(&self, current: i32, rules: &Rules, now: Timestamp) -> i32 {
+        let limit = |policy: &ScalingPolicy| {
+            let start = self.at_start_of(policy, current, now);
+            match policy.r#type == "Percent" {
+                true => (f64::from(start) * (1.0 - f64::from(policy.value) / 100.0)) as i32,
+                false => start.saturating_sub(policy.value),
+            }
+        };
+        let limits = rules.policies.iter().map(limit);
+        match rules.select {
+            Select::Disabled => Some(current),
+            Select::Least => limits.max(),
+            Select::Most => limits.min(),
+        }
+        .unwrap_or(current)
+    }
+}
+
+impl Wish {
+    /// The limits of an autoscaler without behavior: at most twice as many, or four.
+    /// Upstream: `convertDesiredReplicasWithRules`.
+    fn limited(self) -> Limited {
+        let Wish { current, desired, min, max } = self;
+        let rate = current.saturating_mul(2).max(4);
+        let (most, (reason, message)) =
+            if max > rate { (rate, SCALE_UP_LIMIT) } else { (max, TOO_MANY) };
+        if desired < min {
+            (min, TOO_FEW.0, TOO_FEW.1)
+        } else if desired > most {
+            (most, reason, message)
+        } else {
+            (desired, WITHIN_RANGE.0, WITHIN_RANGE.1)
+        }
+    }
+}
+
+/// Scaling rules with the defaults that the API server gives them.
+struct Rules {
+    window: Duration,
+    select: Select,
+    policies: Vec<ScalingPolicy>,
+}
+
+/// Which of several policies counts.
+enum Select {
+    /// The one that allows the largest change.
+    Most,
+    Least,
+    Disabled,
+}
+
+impl Rules {
+    /// Upstream: `GenerateHPAScaleUpRules`.
+    fn up(rules: &ScalingRules) -> Rules {
+        let policy =
+            |kind: &str, value| ScalingPolicy { r#type: kind.into(), value, period_seconds: 15 };
+        Rules::of(rules, Duration::ZERO, || vec![policy("Pods", 4), policy("Percent", 100)])
+    }
+
+    /// Upstream: `GenerateHPAScaleDownRules`.
+    fn down(rules: &ScalingRules, window: Duration) -> Rules {
+        let policy = || ScalingPolicy { r#type: "Percent".into(), value: 100, period_seconds: 15 };
+        Rules::of(rules, Duration::from_secs(window.as_secs()), || vec![policy()])
+    }
+
+    fn of(
+        rules: &ScalingRules,
+        window: Duration,
+        policies: impl FnOnce() -> Vec<ScalingPolicy>,
+    ) -> Rules {
+        let select = match rules.select_policy.as_deref() {
+            Some("Disabled") => Select::Disabled,
+            Some("Min") => Select::Least,
+            _ => Select::Most,
+        };
+        let policies = if rules.policies.is_empty() { policies() } else { rules.policies.clone() };
+        let window = rules.stabilization_window_seconds.map_or(window, seconds);
+        Rules { window, select, policies }
+    }
+
+    fn longest_period(&self) -> Duration {
+        let longest = self.policies.iter().map(|policy| policy.period_seconds).max();
+        seconds(longest.unwrap_or(0))
+    }
+}
+
+fn seconds(count: i32) -> Duration {
+    Duration::from_secs(u64::try_from(count).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,327 @@
+//! One metric of an autoscaler: from its source to a proposal and what the status shows of it.
+//! Upstream: `computeReplicasForMetric` and what it calls.
+
+use serde_json::{Value, json};
+
+use super::calculator::{Calculator, Proposal, by_share};
+use super::metrics_api::MetricsApi;
+use crate::objects::{Format, LabelSelector, MetricSource, MetricSpec, Quantity, Selector, golang};
+
+/// What a metric asks for.
+#[derive(Debug, PartialEq)]
+pub(super) struct Computed {
+    pub replicas: i32,
+    /// In the reason for a change.
+    pub name: String,
+    /// An item of `status.currentMetrics`.
+    pub status: Value,
+}
+
+/// Why a metric asks for nothing.
+#[derive(Debug, PartialEq)]
+pub(super) struct Failed {
+    /// Of the condition and the event.
+    pub reason: &'static str,
+    /// In the condition and the event.
+    pub cause: String,
+    /// The cause and where it was met.
+    pub error: String,
+    /// The spec is at fault.
+    pub is_spec: bool,
+}
+
+impl Failed {
+    fn new(reason: &'static str, cause: String, error: impl FnOnce(&str) -> String) -> Failed {
+        let error = error(&cause);
+        Failed { reason, cause, error, is_spec: false }
+    }
+}
+
+/// The target of an autoscaler.
+#[derive(Clone, Copy)]
+pub(super) struct Target<'a> {
+    pub namespace: &'a str,
+    pub selector: &'a Selector,
+    /// `scale.spec.replicas`
+    pub replicas: i32,
+    /// `scale.status.replicas`
+    pub status_replicas: i32,
+}
+
+/// Which kind of metric is read for a source of type Resource or ContainerResource.
+struct ResourceKind {
+    reason: &'static str,
+    member: &'static str,
+    percent_name: &'static str,
+}
+
+const RESOURCE: ResourceKind = ResourceKind {
+    reason: "FailedGetResourceMetric",
+    member: "resource",
+    percent_name: "resource utilization (percentage of request)",
+};
+const CONTAINER_RESOURCE: ResourceKind = ResourceKind {
+    reason: "FailedGetContainerResourceMetric",
+    member: "containerResource",
+    percent_name: "container resource utilization (percentage of request)",
+};
+
+pub(super) async fn compute(
+    api: &MetricsApi,
+    spec: &MetricSpec,
+    target: Target<'_>,
+    calculator: Calculator<'_>,
+) -> Result<Computed, Failed> {
+    let source = Source { api, target, calculator };
+    let kind = spec.r#type.as_str();
+    match (kind, spec) {
+        ("Object", MetricSpec { object: Some(metric), .. }) => source.object(metric).await,
+        ("Pods", MetricSpec { pods: Some(metric), .. }) => source.pods(metric).await,
+        ("Resource", MetricSpec { resource: Some(metric), .. }) => {
+            source.resource(&RESOURCE, metric).await.map_err(|cause| {
+                let name = &metric.name;
+                Failed::new(RESOURCE.reason, cause, |cause| {
+                    format!("failed to get {name} resource metric value: {cause}")
+                })
+            })
+        }
+        ("ContainerResource", MetricSpec { container_resource: Some(metric), .. }) => {
+            source.resource(&CONTAINER_RESOURCE, metric).await.map_err(|cause| {
+                let name = &metric.container;
+                Failed::new(CONTAINER_RESOURCE.reason, cause, |cause| {
+                    format!("failed to get {name} container metric value: {cause}")
+                })
+            })
+        }
+        ("External", MetricSpec { external: Some(metric), .. }) => source.external(metric).await,
+        _ => {
+            let cause = format!("unknown metric source type {kind:?}");
+            let error = cause.clone();
+            Err(Failed { reason: "InvalidMetricSourceType", cause, error, is_spec: true })
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    api: &'a MetricsApi,
+    target: Target<'a>,
+    calculator: Calculator<'a>,
+}
+
+impl Source<'_> {
+    async fn object(self, source: &MetricSource) -> Result<Computed, Failed> {
+        let Target { namespace, replicas, status_replicas, .. } = self.target;
+        let MetricSource { described_object: object, metric, .. } = source;
+        let failed = |cause: String, inner: fn(&str, &str) -> String| {
+            Failed::new("FailedGetObjectMetric", cause, |cause| {
+                format!("failed to get object metric value: {}", inner(&metric.name, cause))
+            })
+        };
+        let plain = |_: &str, cause: &str| cause.to_owned();
+        let selector = selector(metric.selector.as_ref()).map_err(|cause| failed(cause, plain))?;
+        let read = async || {
+            self.api.of_object(&metric.name, namespace, object, &selector).await.map_err(|error| {
+                let (name, kind) = (&metric.name, &object.kind);
+                format!(
+                    "unable to get metric {name}: {kind} on {namespace} {}/{error}",
+                    object.name
+                )
+            })
+        };
+        let status = |current: Value| {
+            json!({ "type": "Object", "object": {
+                "describedObject": object, "metric": metric, "current": current,
+            } })
+        };
+        match (source.target.r#type.as_str(), source.target.value, source.target.average_value) {
+            ("Value", Some(wanted), _) => {
+                let proposed = async {
+                    let usage = read().await?;
+                    self.calculator.by_value(usage, replicas, wanted.milli_value())
+                };
+                let proposal = proposed.await.map_err(|cause| failed(cause, plain))?;
+                Ok(Computed {
+                    replicas: proposal.replicas,
+                    name: format!("{} metric {}", object.kind, metric.name),
+                    status: status(json!({ "value": milli(proposal.usage) })),
+                })
+            }
+            ("AverageValue", _, Some(wanted)) => {
+                let usage = read().await.map_err(|cause| {
+                    failed(cause, |name, cause| {
+                        format!("failed to get {name} object metric: {cause}")
+                    })
+                })?;
+                let tolerances = self.calculator.tolerances;
+                let proposal = by_share(usage, status_replicas, wanted.milli_value(), tolerances);
+                Ok(Computed {
+                    replicas: proposal.replicas,
+                    // Upstream calls it external.
+                    name: external_name(source),
+                    status: status(json!({ "averageValue": milli(proposal.usage) })),
+                })
+            }
+            _ => {
+                let cause = "invalid object metric source: neither a value target nor an average \
+                             value target was set";
+                Err(failed(cause.to_owned(), plain))
+            }
+        }
+    }
+
+    async fn pods(self, source: &MetricSource) -> Result<Computed, Failed> {
+        let metric = &source.metric;
+        let proposed = async {
+            let metric_selector = selector(metric.selector.as_ref())?;
+            let wanted = source.target.average_value.ok_or("no average value target was set")?;
+            let Target { namespace, selector, replicas, .. } = self.target;
+            let found = self.api.of_pods(&metric.name, namespace, selector, &metric_selector).await;
+            let found =
+                found.map_err(|error| format!("unable to get metric {}: {error}", metric.name))?;
+            self.calculator.by_average(found, None, replicas, wanted.milli_value())
+        };
+        let proposal: Proposal = proposed.await.map_err(|cause: String| {
+            Failed::new("FailedGetPodsMetric", cause, |cause| {
+                format!("failed to get pods metric value: {cause}")
+            })
+        })?;
+        let current = json!({ "averageValue": milli(proposal.usage) });
+        Ok(Computed {
+            replicas: proposal.replicas,
+            name: format!("pods metric {}", metric.name),
+            status: json!({ "type": "Pods", "pods": { "metric": metric, "current": current } }),
+        })
+    }
+
+    /// Upstream: `computeStatusForResourceMetricGeneric`.
+    async fn resource(
+        self,
+        kind: &ResourceKind,
+        source: &MetricSource,
+    ) -> Result<Computed, String> {
+        let MetricSource { name: resource, container, target: wanted, .. } = source;
+        let container = if kind.member == CONTAINER_RESOURCE.member { container } else { "" };
+        let Target { namespace, selector, replicas, .. } = self.target;
+        let read = async || {
+            let found = self.api.of_resource(resource, namespace, selector, container).await;
+            found.map_err(|error| format!("unable to get metrics for resource {resource}: {error}"))
+        };
+        let amount = |usage: i64| match resource == "memory" {
+            true => Quantity::from_milli(usage, Format::BinarySi),
+            false => milli(usage),
+        };
+        let (proposal, name, current) = match (wanted.average_value, wanted.average_utilization) {
+            (Some(average), _) => {
+                let proposed = async {
+                    let wanted = average.milli_value();
+                    self.calculator.by_average(read().await?, Some(resource), replicas, wanted)
+                };
+                let proposal = proposed
+                    .await
+                    .map_err(|error| format!("failed to get {resource} usage: {error}"))?;
+                let current = json!({ "averageValue": amount(proposal.usage) });
+                (proposal, format!("{resource} resource"), current)
+            }
+            (None, Some(percent)) => {
+                let proposed = async {
+                    let found = read().await?;
+                    self.calculator.by_utilization(found, resource, container, replicas, percent)
+                };
+                let proposal = proposed
+                    .await
+                    .map_err(|error| format!("failed to get {resource} utilization: {error}"))?;
+                let current = json!({
+                    "averageUtilization": proposal.utilization,
+                    "averageValue": amount(proposal.usage),
+                });
+                (proposal, format!("{resource} {}", kind.percent_name), current)
+            }
+            (None, None) => {
+                return Err(
+                    "invalid resource metric source: neither an average utilization target \
+                            nor an average value (usage) target was set"
+                        .to_owned(),
+                );
+            }
+        };
+        let mut of_member = json!({ "name": resource, "current": current });
+        let member = kind.member;
+        let mut status = json!({ "type": "Resource" });
+        if member == CONTAINER_RESOURCE.member {
+            status["type"] = "ContainerResource".into();
+            of_member["container"] = container.into();
+        }
+        status[member] = of_member;
+        Ok(Computed { replicas: proposal.replicas, name, status })
+    }
+
+    async fn external(self, source: &MetricSource) -> Result<Computed, Failed> {
+        let metric = &source.metric;
+        let (namespace, name) = (self.target.namespace, &metric.name);
+        let failed = |cause: String, inner: fn(&str, &str) -> String| {
+            Failed::new("FailedGetExternalMetric", cause, |cause| {
+                format!("failed to get {name} external metric value: {}", inner(name, cause))
+            })
+        };
+        let read = async || {
+            let selector = selector(metric.selector.as_ref())?;
+            let found = self.api.external(name, namespace, &selector).await.map_err(|error| {
+                let selector = golang::label_selector(metric.selector.as_ref());
+                format!("unable to get external metric {namespace}/{name}/{selector}: {error}")
+            })?;
+            Ok::<i64, String>(found.into_iter().fold(0, i64::saturating_add))
+        };
+        let status = |current: Value| json!({ "type": "External", "external": { "metric": metric, "current": current } });
+        let (proposal, current) = match (source.target.average_value, source.target.value) {
+            (Some(average), _) => {
+                let usage = read().await.map_err(|cause| {
+                    failed(cause, |name, cause| {
+                        format!("failed to get {name} external metric: {cause}")
+                    })
+                })?;
+                let (count, tolerances) = (self.target.status_replicas, self.calculator.tolerances);
+                let proposal = by_share(usage, count, average.milli_value(), tolerances);
+                let current = json!({ "averageValue": milli(proposal.usage) });
+                (proposal, current)
+            }
+            (None, Some(value)) => {
+                let proposed = async {
+                    let usage = read().await?;
+                    self.calculator.by_value(usage, self.target.replicas, value.milli_value())
+                };
+                let proposal = proposed.await.map_err(|cause| {
+                    failed(cause, |name, cause| {
+                        format!("failed to get external metric {name}: {cause}")
+                    })
+                })?;
+                let current = json!({ "value": milli(proposal.usage) });
+                (proposal, current)
+            }
+            (None, None) => {
+                let cause = "invalid external metric source: neither a value target nor an average \
+                             value target was set";
+                return Err(failed(cause.to_owned(), |_, cause| cause.to_owned()));
+            }
+        };
+        Ok(Computed {
+            replicas: proposal.replicas,
+            name: external_name(source),
+            status: status(current),
+        })
+    }
+}
+
+fn external_name(source: &MetricSource) -> String {
+    let selector = golang::label_selector(source.metric.selector.as_ref());
+    format!("external metric {}({selector})", source.metric.name)
+}
+
+fn milli(count: i64) -> Quantity {
+    Quantity::from_milli(count, Format::DecimalSi)
+}
+
+/// An absent selector asks for nothing in particular.
+fn selector(selector: Option<&LabelSelector>) -> Result<Selector, String> {
+    Selector::try_from(selector).map_err(|error| error.to_string())
+}

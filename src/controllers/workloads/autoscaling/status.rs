@@ -1,0 +1,62 @@
+//! The conditions of an autoscaler.
+
+use crate::objects::{AutoscalerCondition, HorizontalPodAutoscalerStatus, Timestamp};
+
+pub(super) const ABLE_TO_SCALE: &str = "AbleToScale";
+pub(super) const SCALING_ACTIVE: &str = "ScalingActive";
+pub(super) const SCALING_LIMITED: &str = "ScalingLimited";
+pub(super) const SCALED_TO_ZERO: &str = "ScaledToZero";
+
+/// Adds or changes a condition; its time moves when its status does. Upstream: `setCondition`.
+pub(super) fn set_condition(
+    status: &mut HorizontalPodAutoscalerStatus,
+    kind: &str,
+    (is, reason, message): (&str, &str, impl Into<String>),
+    now: Timestamp,
+) {
+    let at = match status.conditions.iter().position(|condition| condition.r#type == *kind) {
+        Some(at) => at,
+        None => {
+            let new = AutoscalerCondition { r#type: kind.into(), ..Default::default() };
+            status.conditions.push(new);
+            status.conditions.len() - 1
+        }
+    };
+    let condition = &mut status.conditions[at];
+    if condition.status != *is {
+        condition.last_transition_time = Some(now.truncate_to_secs());
+    }
+    condition.status = is.into();
+    condition.reason = reason.into();
+    condition.message = message.into();
+}
+
+pub(super) fn remove_condition(status: &mut HorizontalPodAutoscalerStatus, kind: &str) {
+    status.conditions.retain(|condition| condition.r#type != *kind);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_condition_moves_with_its_status() {
+        let mut status = HorizontalPodAutoscalerStatus::default();
+        for (second, is, reason, since) in [
+            (10, "True", "A", 10),
+            (20, "True", "B", 10),
+            (30, "False", "B", 30),
+            (40, "False", "C", 30),
+        ] {
+            let now = Timestamp::from_micros(second * 1_000_000 + 7);
+            set_condition(&mut status, ABLE_TO_SCALE, (is, reason, "m"), now);
+            let [condition] = &status.conditions[..] else { panic!("{:?}", status.conditions) };
+            assert_eq!((&*condition.status, &*condition.reason), (is, reason));
+            assert_eq!(condition.last_transition_time, Some(Timestamp::from_secs(since)));
+        }
+        remove_condition(&mut status, SCALED_TO_ZERO);
+        assert_eq!(status.conditions.len(), 1);
+        remove_condition(&mut status, ABLE_TO_SCALE);
+        assert!(status.conditions.is_empty());
+    }
+}

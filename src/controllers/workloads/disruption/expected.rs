@@ -1,0 +1,211 @@
+//! How many pods the controllers of a budget's pods ask for, and how many of them must be healthy.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::Disruption;
+use crate::cache::Lister;
+use crate::client::Scales;
+use crate::controllers::workloads::percent::scaled;
+use crate::controllers::{Error, keys};
+use crate::objects::{
+    Object, ObjectKey, OwnerReference, Pod, PodDisruptionBudget, PodDisruptionBudgetSpec, Resource,
+    Uid,
+};
+
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Expected {
+    pub count: i32,
+    pub desired: i32,
+    /// Some pods have no controller.
+    pub has_unmanaged: bool,
+}
+
+/// What a budget asks for.
+#[derive(Debug, PartialEq)]
+enum Demand<'a> {
+    /// This number of the pods that exist.
+    Count(i32),
+    /// Of the pods that controllers ask for, all but these.
+    AllBut(&'a IntOrString),
+    /// Of the pods that controllers ask for, this part.
+    Part(&'a IntOrString),
+    Nothing,
+}
+
+impl Demand<'_> {
+    fn of(spec: &PodDisruptionBudgetSpec) -> Demand<'_> {
+        match (&spec.max_unavailable, &spec.min_available) {
+            (Some(value), _) => Demand::AllBut(value),
+            (None, Some(IntOrString::Int(count))) => Demand::Count(*count),
+            (None, Some(percent)) => Demand::Part(percent),
+            (None, None) => Demand::Nothing,
+        }
+    }
+
+    /// How many of `expected` pods must be healthy.
+    fn desired(&self, expected: i32) -> Result<i32, String> {
+        match self {
+            Demand::Count(count) => Ok(*count),
+            Demand::Part(part) => scaled(part, expected, true),
+            Demand::AllBut(value) => {
+                Ok(expected.saturating_sub(scaled(value, expected, true)?).max(0))
+            }
+            Demand::Nothing => Ok(0),
+        }
+    }
+}
+
+impl Disruption {
+    /// Upstream: `getExpectedPodCount`.
+    pub(super) async fn expected(
+        &self,
+        budget: &PodDisruptionBudget,
+        pods: &[Arc<Pod>],
+    ) -> Result<Expected, Error> {
+        let demand = Demand::of(&budget.spec);
+        let (count, has_unmanaged) = match demand {
+            Demand::Nothing => (0, false),
+            Demand::Count(_) => (i32::try_from(pods.len()).unwrap_or(i32::MAX), false),
+            Demand::AllBut(_) | Demand::Part(_) => self.expected_scale(pods).await?,
+        };
+        let desired = demand.desired(count).map_err(Error::other)?;
+        Ok(Expected { count, desired, has_unmanaged })
+    }
+
+    /// The sum of the replicas of all controllers of `pods`, and whether some pods have none.
+    /// Upstream: `getExpectedScale`.
+    async fn expected_scale(&self, pods: &[Arc<Pod>]) -> Result<(i32, bool), Error> {
+        let mut scales: HashMap<Uid, i32> = HashMap::new();
+        let (mut known, mut has_unmanaged) = (HashSet::new(), false);
+        for pod in pods {
+            let Some(owner) = pod.meta.controller() else {
+                has_unmanaged = true;
+                continue;
+            };
+            if !known.insert(&owner.uid) {
+                continue;
+            }
+            let Some((uid, replicas)) = self.scale_of(&pod.meta.namespace, owner).await? else {
+                let name = &pod.meta.name;
+                return Err(Error::other(format!("found no controllers for pod {name:?}")));
+            };
+            scales.insert(uid, replicas);
+        }
+        let sum = scales.values().fold(0, |sum: i32, replicas| sum.saturating_add(*replicas));
+        Ok((sum, has_unmanaged))
+    }
+
+    /// The controller that decides on the number of pods, which may be the controller of `owner`, and
+    /// that number. The caches answer for the built-in kinds, Scales for the others.
+    /// Upstream: `finders`.
+    async fn scale_of(
+        &self,
+        namespace: &str,
+        owner: &OwnerReference,
+    ) -> Result<Option<(Uid, i32)>, Error> {
+        let cached = match (owner.group(), owner.kind.as_str()) {
+            ("", "ReplicationController") => {
+                replicas(&self.controllers, namespace, owner, |found| found.spec.replicas)
+            }
+            ("apps", "StatefulSet") => {
+                replicas(&self.stateful_sets, namespace, owner, |found| found.spec.replicas)
+            }
+            ("apps" | "extensions", "ReplicaSet") => self.of_replica_set(namespace, owner),
+            _ => None,
+        };
+        match cached {
+            Some(found) => Ok(Some(found)),
+            None => by_scale(&self.scales, namespace, owner).await,
+        }
+    }
+
+    /// Of the Deployment that controls a ReplicaSet, or its own when none does.
+    fn of_replica_set(&self, namespace: &str, owner: &OwnerReference) -> Option<(Uid, i32)> {
+        let set = keys::resolve(&self.sets, namespace, owner)?;
+        match set.meta.controller().filter(|controller| controller.kind == "Deployment") {
+            None => Some((set.meta.uid.clone(), set.replicas())),
+            Some(deployment) if matches!(deployment.group(), "apps" | "extensions") => {
+                replicas(&self.deployments, namespace, deployment, |found| found.spec.replicas)
+            }
+            Some(_) => None,
+        }
+    }
+}
+
+fn replicas<O: Object + Resource>(
+    lister: &Lister<O>,
+    namespace: &str,
+    owner: &OwnerReference,
+    replicas: fn(&O) -> Option<i32>,
+) -> Option<(Uid, i32)> {
+    let found = keys::resolve(lister, namespace, owner)?;
+    Some((found.meta().uid.clone(), replicas(&found).unwrap_or(1)))
+}
+
+/// Upstream: `getScaleController`.
+async fn by_scale(
+    scales: &Scales,
+    namespace: &str,
+    owner: &OwnerReference,
+) -> Result<Option<(Uid, i32)>, Error> {
+    let (group, api_version) = (owner.group(), owner.api_version.as_str());
+    let version = api_version.rsplit('/').next().unwrap_or_default();
+    let resources = scales.resources_of(group, &owner.kind, Some(version)).await?;
+    let Some(resource) = resources.first() else {
+        let kind = owner.kind.as_str();
+        let message = format!("no matches for kind {kind:?} in version {api_version:?}");
+        return Err(Error::other(message));
+    };
+    match scales.get(resource, &ObjectKey::new(namespace, &owner.name)).await {
+        Ok(scale) if scale.meta.uid == owner.uid => Ok(Some((owner.uid.clone(), scale.replicas))),
+        Ok(_) => Ok(None),
+        Err(error) if error.is_not_found() => match scales.are_served(resource).await? {
+            true => Ok(None),
+            false => Err(no_scale(resource)),
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn no_scale(resource: &crate::objects::ResourceType) -> Error {
+    Error::other(format!("{resource} does not implement the scale subresource"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_must_be_healthy() {
+        let int = |number| Some(IntOrString::Int(number));
+        let percent = |text: &str| Some(IntOrString::String(text.to_owned()));
+        // minAvailable, maxUnavailable, the pods expected, and how many must be healthy.
+        for (min, max, expected, desired) in [
+            (int(3), None, 1, Ok(3)),
+            (int(0), None, 10, Ok(0)),
+            (percent("28%"), None, 10, Ok(3)),
+            (percent("90%"), None, 8, Ok(8)),
+            (percent("0%"), None, 8, Ok(0)),
+            (percent("66%"), None, 1, Ok(1)),
+            (None, int(2), 10, Ok(8)),
+            (None, int(2), 1, Ok(0)),
+            (None, percent("30%"), 10, Ok(7)),
+            (None, percent("28%"), 10, Ok(7)),
+            (None, percent("150%"), 10, Ok(0)),
+            (percent("x"), None, 1, Err(())),
+            (None, percent("x"), 1, Err(())),
+            (None, None, 5, Ok(0)),
+        ] {
+            let spec = PodDisruptionBudgetSpec {
+                min_available: min.clone(),
+                max_unavailable: max.clone(),
+                selector: None,
+            };
+            let got = Demand::of(&spec).desired(expected).map_err(drop);
+            assert_eq!(got, desired, "{min:?} {max:?} of {expected}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Keeps the status of PodDisruptionBudgets, which evictions are allowed by.
+//! Upstream: `pkg/controller/disruption`.
+
+mod expected;
+mod stale;
+mod status;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::stale::Stale;
+use self::status::{Counts, Disrupted};
+use crate::cache::Lister;
+use crate::client::{self, Client, Scales};
+use crate::clock::SharedClock;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult, keys};
+use crate::events::Recorder;
+use crate::objects::{
+    Deployment, ObjectKey, Pod, PodDisruptionBudget, PodDisruptionBudgetStatus, ReplicaSet,
+    ReplicationController, Selector, StatefulSet, golang,
+};
+
+/// What must have passed after a deadline for it to be over.
+const TICK: Duration = Duration::from_millis(1);
+
+/// The controller `disruption-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let (budgets, pods) = (c.lister::<PodDisruptionBudget>(), c.lister::<Pod>());
+    let this = Arc::new(Disruption {
+        client: c.client(),
+        scales: Scales::new(c.client()),
+        recorder: c.recorder(),
+        clock: c.clock(),
+        budgets: budgets.clone(),
+        pods: pods.clone(),
+        sets: c.lister(),
+        deployments: c.lister(),
+        stateful_sets: c.lister(),
+        controllers: c.lister(),
+    });
+    let stale = Arc::new(Stale { client: c.client(), clock: c.clock(), pods: pods.clone() });
+    let queue = c.queue(Retries::default());
+    let stale_queue = c.queue_named("stale_pod_disruption", Retries::default());
+    c.watch(&budgets, &queue, keys::of_object());
+    let (of_pod, timers, stale_pods) = (this.clone(), stale_queue.clone(), stale.clone());
+    c.watch(&pods, &queue, move |change, wake| {
+        let pod = change.object();
+        of_pod.wake_budget(pod, wake);
+        if !matches!(change, Change::Deleted(_))
+            && let Some(after) = stale_pods.cleared_after(pod)
+        {
+            timers.add_after(pod.meta.key(), after);
+        }
+    });
+    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(stale_queue, move |key| stale.clone().sync(key));
+    Ok(())
+}
+
+struct Disruption {
+    client: Client,
+    scales: Scales,
+    recorder: Recorder,
+    clock: SharedClock,
+    budgets: Lister<PodDisruptionBudget>,
+    pods: Lister<Pod>,
+    sets: Lister<ReplicaSet>,
+    deployments: Lister<Deployment>,
+    stateful_sets: Lister<StatefulSet>,
+    controllers: Lister<ReplicationController>,
+}
+
+impl Disruption {
+    /// Wakes the budget that selects `pod`. Of several one is taken, which is an error of theirs.
+    /// Upstream: `getPdbForPod`.
+    fn wake_budget(&self, pod: &Pod, wake: &Queue) {
+        let mut budgets = self.budgets.in_namespace(&pod.meta.namespace);
+        budgets.retain(|budget| {
+            Selector::try_from(budget.spec.selector.as_ref())
+                .is_ok_and(|selector| selector.matches(&pod.meta.labels))
+        });
+        let Some(first) = budgets.iter().min_by(|a, b| a.meta.name.cmp(&b.meta.name)) else {
+            return;
+        };
+        if budgets.len() > 1 {
+            let message = format!(
+                "Pod {:?}/{:?} matches multiple PodDisruptionBudgets.  Chose {:?} arbitrarily.",
+                pod.meta.namespace.as_str(),
+                pod.meta.name,
+                first.meta.name
+            );
+            self.recorder.warning(pod, "MultiplePodDisruptionBudgets", message);
+        }
+        wake.add(first.meta.key());
+    }
+
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(budget) = self.budgets.get(&key) else { return Ok(Next::Done) };
+        let error = match self.try_sync(&budget).await {
+            Ok(next) => return Ok(next),
+            Err(error) => error,
+        };
+        if error.api().is_some_and(client::Error::is_conflict) {
+            return Err(error);
+        }
+        log::error!("Failed to sync PDB {key}: {error}");
+        // Until a sync succeeds no eviction is allowed.
+        let now = self.clock.now();
+        self.write(&budget, status::failed(&budget.status, error.message(), now)).await?;
+        Ok(Next::Done)
+    }
+
+    /// Upstream: `trySync`.
+    async fn try_sync(&self, budget: &PodDisruptionBudget) -> SyncResult {
+        let pods = self.pods_of(budget).inspect_err(|error| {
+            self.recorder.warning(budget, "NoPods", format!("Failed to get pods: {error}"));
+        })?;
+        if pods.is_empty() {
+            self.recorder.normal(budget, "NoPods", "No matching pods found");
+        }
+        let expected = self.expected(budget, &pods).await.inspect_err(|error| {
+            let why = error.message();
+            let message = format!("Failed to calculate the number of expected pods: {why}");
+            self.recorder.warning(budget, "CalculateExpectedPodCountFailed", message);
+        })?;
+        if expected.has_unmanaged {
+            let selector = golang::label_selector(budget.spec.selector.as_ref());
+            let message = format!(
+                "Pods selected by this PodDisruptionBudget (selector: {selector}) were found to be \
+                 unmanaged. As a result, the status of the PDB cannot be calculated correctly, \
+                 which may result in undefined behavior. To account for these pods please set \
+                 \".spec.minAvailable\" field of the PDB to an integer value."
+            );
+            self.recorder.warning(budget, "UnmanagedPods", message);
+        }
+        let now = self.clock.now();
+        let Disrupted { waiting, overdue, recheck } =
+            status::disrupted(&pods, &budget.status.disrupted_pods, now);
+        for pod in overdue {
+            // Upstream names the namespace twice.
+            let message = format!(
+                "Pod was expected by PDB {0}/{0} to be deleted but it wasn't",
+                budget.meta.namespace
+            );
+            self.recorder.warning(&*pod, "NotDeleted", message);
+        }
+        let counts = Counts {
+            healthy: status::healthy(&pods, &waiting, now),
+            desired: expected.desired,
+            expected: expected.count,
+        };
+        let generation = budget.meta.generation;
+        let status = status::calculate(&budget.status, generation, counts, waiting, now);
+        self.write(budget, status).await?;
+        Ok(match recheck {
+            Some(at) => Next::After(at.duration_since(now) + TICK),
+            None => Next::Done,
+        })
+    }
+
+    fn pods_of(&self, budget: &PodDisruptionBudget) -> Result<Vec<Arc<Pod>>, Error> {
+        let selector = Selector::try_from(budget.spec.selector.as_ref())?;
+        let mut pods = self.pods.in_namespace(&budget.meta.namespace);
+        pods.retain(|pod| selector.matches(&pod.meta.labels));
+        Ok(pods)
+    }
+
+    async fn write(
+        &self,
+        budget: &PodDisruptionBudget,
+        status: PodDisruptionBudgetStatus,
+    ) -> Result<(), Error> {
+        if status != budget.status {
+            self.client.update_status(budget, &status).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! The Scale of an object, as its subresource shows it.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::objects::{Labels, Meta, RawObject, Selector, null_as_default};
+
+/// A Scale of any version. What it does not read is written back as it came.
+/// Upstream: `autoscaling/v1.Scale`, to which client-go converts all others.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "RawObject")]
+pub struct Scale {
+    pub meta: Meta,
+    pub replicas: i32,
+    pub status_replicas: i32,
+    /// Of the pods, in the form of a query; empty when there is none.
+    pub selector: String,
+    json: RawObject,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Wire {
+    #[serde(deserialize_with = "null_as_default")]
+    metadata: Meta,
+    #[serde(deserialize_with = "null_as_default")]
+    spec: Spec,
+    #[serde(deserialize_with = "null_as_default")]
+    status: Status,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Spec {
+    #[serde(deserialize_with = "null_as_default")]
+    replicas: i32,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Status {
+    #[serde(deserialize_with = "null_as_default")]
+    replicas: i32,
+    /// A text, but a map of labels in the Scales of `extensions` and of the betas of `apps`.
+    selector: Value,
+    #[serde(deserialize_with = "null_as_default")]
+    target_selector: String,
+}
+
+impl TryFrom<RawObject> for Scale {
+    type Error = serde_json::Error;
+
+    fn try_from(json: RawObject) -> Result<Scale, serde_json::Error> {
+        let Wire { metadata: meta, spec, status } = serde_json::from_str(&json.to_string())?;
+        let selector = match status.selector {
+            Value::String(text) => text,
+            Value::Object(_) if status.target_selector.is_empty() => {
+                let labels: Labels = serde_json::from_value(status.selector)?;
+                Selector::from_labels(&labels).to_string()
+            }
+            _ => status.target_selector,
+        };
+        let (replicas, status_replicas) = (spec.replicas, status.replicas);
+        Ok(Scale { meta, replicas, status_replicas, selector, json })
+    }
+}
+
+impl Scale {
+    /// What asks for `replicas`, if nothing has changed since this was read.
+    ///
+    /// # Errors
+    /// When its spec is no object.
+    pub fn with_replicas(&self, replicas: i32) -> Result<RawObject, serde_json::Error> {
+        let mut json = self.json.clone();
+        json.edit("spec", |spec| spec.set("replicas", replicas))?;
+        Ok(json)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scale_of_each_version_is_read_and_written_back() {
+        for (status, selector) in [
+            (r#"{"replicas":2,"selector":"a=b"}"#, "a=b"),
+            (r#"{"replicas":2}"#, ""),
+            (r#"{"replicas":2,"selector":{"a":"b"}}"#, "a=b"),
+            (r#"{"replicas":2,"selector":{"a":"b"},"targetSelector":"a in (b,c)"}"#, "a in (b,c)"),
+        ] {
+            let text = format!(
+                r#"{{"kind":"Scale","metadata":{{"name":"n"}},"spec":{{"replicas":3,"new":1}},"status":{status}}}"#
+            );
+            let scale: Scale = serde_json::from_str(&text).unwrap();
+            assert_eq!((scale.replicas, scale.status_replicas), (3, 2));
+            assert_eq!(scale.selector, selector);
+            assert_eq!(
+                scale.with_replicas(5).unwrap().to_string(),
+                text.replace("\"replicas\":3", "\"replicas\":5")
+            );
+        }
+        let empty: Scale = serde_json::from_str("{}").unwrap();
+        assert_eq!(empty.with_replicas(1).unwrap().to_string(), r#"{"spec":{"replicas":1}}"#);
+    }
+}

@@ -1,0 +1,282 @@
+//! HorizontalPodAutoscalers. The metrics are those of the sandbox: a real API server has none.
+
+use kube_controller_manager::client::Patch;
+use kube_controller_manager::objects::{
+    Deployment, HorizontalPodAutoscaler, ObjectKey, Pod, Resource,
+};
+use sandbox::faults::Fault;
+use serde_json::{Value, json};
+
+use crate::env::*;
+use crate::kinds::comes;
+
+/// Looks often, and counts the CPU of pods from their start.
+const FLAGS: [&str; 3] = [
+    "--horizontal-pod-autoscaler-sync-period=200ms",
+    "--horizontal-pod-autoscaler-cpu-initialization-period=0s",
+    "--horizontal-pod-autoscaler-downscale-stabilization=1s",
+];
+
+/// A Deployment whose pods request a tenth of a CPU and carry these annotations.
+fn target(name: &str, replicas: i32, annotations: Value) -> Value {
+    let mut deployment = deployment(name, replicas, "x:1");
+    let template = &mut deployment["spec"]["template"];
+    template["metadata"]["annotations"] = annotations;
+    template["spec"]["containers"][0]["resources"] =
+        json!({ "requests": { "cpu": "100m", "memory": "64Mi" } });
+    deployment
+}
+
+fn autoscaler(name: &str, target: &str, [min, max]: [i32; 2], metric: Value) -> Value {
+    json!({
+        "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "scaleTargetRef": { "apiVersion": "apps/v1", "kind": "Deployment", "name": target },
+            "minReplicas": min, "maxReplicas": max, "metrics": [metric],
+        },
+    })
+}
+
+fn cpu(percent: i32) -> Value {
+    json!({ "type": "Resource", "resource": {
+        "name": "cpu", "target": { "type": "Utilization", "averageUtilization": percent },
+    } })
+}
+
+/// Waits until the target has this many replicas, and the status is `good`. Returns the status.
+async fn scales(env: &Site, name: &str, replicas: i64, good: impl Fn(&Value) -> bool) -> Value {
+    let key = ObjectKey::new("default", name);
+    let of_size = |target: &Value| {
+        target["spec"]["replicas"] == replicas && target["status"]["readyReplicas"] == replicas
+    };
+    comes(env, &Deployment::RESOURCE, &key, of_size).await;
+    has_status(env, name, |status| status["desiredReplicas"] == replicas && good(status)).await
+}
+
+async fn has_status(env: &Site, name: &str, good: impl Fn(&Value) -> bool) -> Value {
+    let key = ObjectKey::new("default", name);
+    let good = |found: &Value| good(&found["status"]);
+    comes(env, &HorizontalPodAutoscaler::RESOURCE, &key, good).await["status"].clone()
+}
+
+/// The status and the reason of a condition.
+fn condition(status: &Value, kind: &str) -> (String, String) {
+    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    let found = conditions.iter().find(|condition| condition["type"] == kind);
+    let text =
+        |field: &str| found.and_then(|found| found[field].as_str()).unwrap_or_default().to_owned();
+    (text("status"), text("reason"))
+}
+
+fn is(status: &Value, kind: &str, wanted: (&str, &str)) -> bool {
+    let (is, reason) = condition(status, kind);
+    (&*is, &*reason) == wanted
+}
+
+fn annotate_pods(name: &str, value: &str) -> Patch {
+    Patch::Merge(json!({ "metadata": { "annotations": { name: value } } }))
+}
+
+#[test]
+fn targets_are_brought_between_their_limits() {
+    everywhere("autoscaler-limits", async |env| {
+        let manager = env.manager("manager", &FLAGS);
+        let client = &env.client;
+        create(client, target("many", 5, json!({ "sandbox/cpu": "none" }))).await;
+        create(client, autoscaler("many", "many", [1, 3], cpu(50))).await;
+        scales(env, "many", 3, |status| status["lastScaleTime"].is_string()).await;
+        let reason = "New size: 3; reason: Current number of replicas above Spec.MaxReplicas";
+        has_event(env, "many", "SuccessfulRescale", reason).await;
+        // No pod has metrics.
+        let inactive = ("False", "FailedGetResourceMetric");
+        let status = has_status(env, "many", |status| is(status, "ScalingActive", inactive)).await;
+        let found = status["conditions"].as_array().unwrap();
+        let active = found.iter().find(|condition| condition["type"] == "ScalingActive").unwrap();
+        let cause = match env.faults.is_some() {
+            true => "no metrics returned from resource metrics API",
+            false => {
+                "unable to fetch metrics from resource metrics API: the server could not find the \
+                 requested resource (get pods.metrics.k8s.io)"
+            }
+        };
+        let message = format!(
+            "the HPA was unable to compute the replica count: failed to get cpu utilization: \
+             unable to get metrics for resource cpu: {cause}"
+        );
+        assert_eq!(active["message"], message);
+        assert!(is(&status, "AbleToScale", ("True", "SucceededGetScale")), "{status}");
+        let cause = format!(
+            "first error is: failed to get cpu resource metric value: failed to get cpu utilization: unable to get metrics for resource cpu: {cause}"
+        );
+        has_event(env, "many", "FailedComputeMetricsReplicas", &cause).await;
+
+        create(client, target("few", 1, json!({}))).await;
+        create(client, autoscaler("few", "few", [2, 4], cpu(50))).await;
+        scales(env, "few", 2, |_| true).await;
+        merge::<Deployment>(client, "few", json!({ "spec": { "replicas": 0 } })).await;
+        let disabled = ("False", "ScalingDisabled");
+        has_status(env, "few", |status| is(status, "ScalingActive", disabled)).await;
+
+        let mut odd = autoscaler("odd", "none", [1, 2], cpu(50));
+        create(client, odd.clone()).await;
+        let no_scale = ("False", "FailedGetScale");
+        has_status(env, "odd", |status| is(status, "AbleToScale", no_scale)).await;
+        let message = "deployments.apps \"none\" not found";
+        has_event(env, "odd", "FailedGetScale", message).await;
+        odd["metadata"]["name"] = "odder".into();
+        odd["spec"]["scaleTargetRef"]["kind"] = "Ship".into();
+        create(client, odd).await;
+        has_event(env, "odder", "FailedGetScale", "no matches for kind \"Ship\" in group \"apps\"")
+            .await;
+        drop(manager);
+    });
+}
+
+#[test]
+fn a_target_follows_the_usage_of_its_pods() {
+    Env::run("autoscaler-cpu", async |env| {
+        let manager = env.manager("manager", &FLAGS);
+        let client = &env.client;
+        create(client, target("web", 1, json!({ "sandbox/cpu": "200m" }))).await;
+        create(client, autoscaler("web", "web", [1, 6], cpu(50))).await;
+        let status = scales(env, "web", 6, |status| {
+            is(status, "ScalingLimited", ("True", "TooManyReplicas"))
+        })
+        .await;
+        let current = json!({ "averageUtilization": 200, "averageValue": "200m" });
+        let metric =
+            json!({ "type": "Resource", "resource": { "name": "cpu", "current": current } });
+        assert_eq!(status["currentMetrics"], json!([metric]));
+        assert!(is(&status, "ScalingActive", ("True", "ValidMetricFound")), "{status}");
+        let reason = "reason: cpu resource utilization (percentage of request) above target";
+        has_event(env, "web", "SuccessfulRescale", reason).await;
+
+        for pod in list::<Pod>(client).await {
+            let key = ObjectKey::new("default", &pod.meta.name);
+            client.patch::<Pod>(&key, &annotate_pods("sandbox/cpu", "15m")).await.expect("patch");
+        }
+        let status = scales(env, "web", 2, |_| true).await;
+        assert!(
+            is(&status, "AbleToScale", ("True", "ReadyForNewScale"))
+                || is(&status, "AbleToScale", ("True", "SucceededRescale")),
+            "{status}"
+        );
+        has_event(env, "web", "SuccessfulRescale", "reason: All metrics below target").await;
+
+        // Of one container only, and by memory.
+        let container = json!({ "type": "ContainerResource", "containerResource": {
+            "name": "memory", "container": "main",
+            "target": { "type": "AverageValue", "averageValue": "1Mi" },
+        } });
+        let spec = json!({ "spec": { "metrics": [container] } });
+        merge::<HorizontalPodAutoscaler>(client, "web", spec).await;
+        for pod in list::<Pod>(client).await {
+            let key = ObjectKey::new("default", &pod.meta.name);
+            client
+                .patch::<Pod>(&key, &annotate_pods("sandbox/memory", "main=2Mi"))
+                .await
+                .expect("patch");
+        }
+        let status = scales(env, "web", 4, |_| true).await;
+        assert_eq!(status["currentMetrics"][0]["type"], "ContainerResource", "{status}");
+        drop(manager);
+    });
+}
+
+#[test]
+fn targets_follow_custom_and_external_metrics() {
+    Env::run("autoscaler-custom", async |env| {
+        let manager = env.manager("manager", &FLAGS);
+        let client = &env.client;
+        let average = |amount: &str| json!({ "type": "AverageValue", "averageValue": amount });
+
+        create(client, target("pods", 1, json!({ "sandbox/metric.queue": "30" }))).await;
+        let metric = json!({ "type": "Pods", "pods": {
+            "metric": { "name": "queue" }, "target": average("10"),
+        } });
+        create(client, autoscaler("pods", "pods", [1, 3], metric)).await;
+        let status = scales(env, "pods", 3, |_| true).await;
+        let shown = json!({ "type": "Pods", "pods": {
+            "metric": { "name": "queue" }, "current": { "averageValue": "30" },
+        } });
+        assert_eq!(status["currentMetrics"], json!([shown]));
+
+        let mut front = target("front", 1, json!({}));
+        front["metadata"]["annotations"] = json!({ "sandbox/metric.hits": "9" });
+        create(client, front).await;
+        let metric = json!({ "type": "Object", "object": {
+            "describedObject": { "apiVersion": "apps/v1", "kind": "Deployment", "name": "front" },
+            "metric": { "name": "hits" }, "target": average("3"),
+        } });
+        create(client, autoscaler("front", "front", [1, 5], metric)).await;
+        scales(env, "front", 3, |_| true).await;
+
+        let map = |data: Value| {
+            json!({
+                "apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": { "name": "sandbox-external-metrics", "namespace": "default" },
+                "data": data,
+            })
+        };
+        create(client, map(json!({ "jobs": "4 queue=a\n100 queue=b" }))).await;
+        create(client, target("worker", 1, json!({}))).await;
+        let metric = json!({ "type": "External", "external": {
+            "metric": { "name": "jobs", "selector": { "matchLabels": { "queue": "a" } } },
+            "target": average("1"),
+        } });
+        create(client, autoscaler("worker", "worker", [1, 9], metric)).await;
+        scales(env, "worker", 4, |_| true).await;
+        let reason = "reason: external metric jobs(&LabelSelector{MatchLabels:map[string]string\
+                      {queue: a,},MatchExpressions:[]LabelSelectorRequirement{},}) above target";
+        has_event(env, "worker", "SuccessfulRescale", reason).await;
+        drop(manager);
+    });
+}
+
+#[test]
+fn behavior_limits_the_rate_and_a_pod_has_one_autoscaler() {
+    Env::run("autoscaler-behavior", async |env| {
+        let manager = env.manager("manager", &FLAGS);
+        let client = &env.client;
+        create(client, target("slow", 1, json!({ "sandbox/cpu": "200m" }))).await;
+        let mut slow = autoscaler("slow", "slow", [1, 10], cpu(50));
+        slow["spec"]["behavior"] = json!({ "scaleUp": {
+            "policies": [{ "type": "Pods", "value": 2, "periodSeconds": 1800 }],
+        } });
+        create(client, slow).await;
+        let limited = ("True", "ScaleUpLimit");
+        scales(env, "slow", 3, |status| is(status, "ScalingLimited", limited)).await;
+
+        create(client, autoscaler("second", "slow", [1, 10], cpu(50))).await;
+        for name in ["slow", "second"] {
+            let ambiguous = ("False", "AmbiguousSelector");
+            has_status(env, name, |status| is(status, "ScalingActive", ambiguous)).await;
+        }
+        let message = "pods by selector app=slow are controlled by multiple HPAs: [default/second default/slow]";
+        has_event(env, "second", "AmbiguousSelector", message).await;
+        let scale = client.resource(&Deployment::RESOURCE).subresource("scale");
+        let scale: Value = scale.get(&ObjectKey::new("default", "slow")).await.expect("get");
+        assert_eq!(scale["spec"]["replicas"], 3);
+        drop(manager);
+    });
+}
+
+#[test]
+fn refused_writes_of_an_autoscaler_are_made_later() {
+    Env::run("autoscaler-refused", async |env| {
+        let faults = env.cluster.sandbox.faults();
+        for fault in [Fault::code(409, None), Fault::code(500, None), Fault::Cut] {
+            faults.next(1, "update", "deployments/scale", fault.clone());
+            faults.next(1, "update", "horizontalpodautoscalers/status", fault);
+        }
+        let _manager = env.manager("manager", &FLAGS);
+        create(&env.client, target("web", 5, json!({}))).await;
+        create(&env.client, autoscaler("web", "web", [1, 2], cpu(50))).await;
+        scales(env, "web", 2, |_| true).await;
+        let pending = faults.pending();
+        assert!(pending.is_empty(), "{pending:?}");
+        has_event(env, "web", "FailedRescale", "").await;
+        has_event(env, "web", "FailedUpdateStatus", "").await;
+    });
+}
