@@ -28,7 +28,7 @@ const METRIC: &str = "sandbox/metric.";
 /// The ConfigMap of a namespace's external metrics.
 const EXTERNAL_METRICS: &str = "sandbox-external-metrics";
 
-/// What a container uses that nobody says anything about.
+/// The usage of a container without an annotation.
 const IDLE_CPU: &str = "1m";
 const IDLE_MEMORY: &str = "1Mi";
 /// Values are exact, so they need no time to be measured.
@@ -132,7 +132,7 @@ impl Metrics<'_> {
         Some(measured)
     }
 
-    /// What is said of the node, or the sum of its pods.
+    /// The amounts of the node's annotations, or the sum of its pods.
     fn of_node(&self, node: &Stored) -> Option<Value> {
         let name = &node.value["metadata"]["name"];
         let pods = self.objects("pods", "");

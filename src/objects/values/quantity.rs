@@ -86,7 +86,7 @@ impl Quantity {
         Quantity { nanos: i128::from(count) * UNIT, format: Format::DecimalSi }
     }
 
-    /// So many thousandths, written in units of `format`. Upstream: `NewMilliQuantity`.
+    /// `count` thousandths, written in units of `format`. Upstream: `NewMilliQuantity`.
     pub fn from_milli(count: i64, format: Format) -> Quantity {
         let nanos = i128::from(count) * (UNIT / 1000);
         // Less than 1024, and what is not whole, has no binary form.

@@ -26,7 +26,7 @@ pub(super) struct Expected {
 /// What a budget asks for.
 #[derive(Debug, PartialEq)]
 enum Demand<'a> {
-    /// So many of the pods that there are.
+    /// This number of the pods that exist.
     Count(i32),
     /// Of the pods that controllers ask for, all but these.
     AllBut(&'a IntOrString),
@@ -109,6 +109,9 @@ impl Disruption {
         let cached = match (owner.group(), owner.kind.as_str()) {
             ("", "ReplicationController") => {
                 replicas(&self.controllers, namespace, owner, |found| found.spec.replicas)
+            }
+            ("apps", "StatefulSet") => {
+                replicas(&self.stateful_sets, namespace, owner, |found| found.spec.replicas)
             }
             ("apps" | "extensions", "ReplicaSet") => self.of_replica_set(namespace, owner),
             _ => None,

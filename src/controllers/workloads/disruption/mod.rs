@@ -18,7 +18,7 @@ use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult, ke
 use crate::events::Recorder;
 use crate::objects::{
     Deployment, ObjectKey, Pod, PodDisruptionBudget, PodDisruptionBudgetStatus, ReplicaSet,
-    ReplicationController, Selector, golang,
+    ReplicationController, Selector, StatefulSet, golang,
 };
 
 /// What must have passed after a deadline for it to be over.
@@ -36,6 +36,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         pods: pods.clone(),
         sets: c.lister(),
         deployments: c.lister(),
+        stateful_sets: c.lister(),
         controllers: c.lister(),
     });
     let stale = Arc::new(Stale { client: c.client(), clock: c.clock(), pods: pods.clone() });
@@ -66,6 +67,7 @@ struct Disruption {
     pods: Lister<Pod>,
     sets: Lister<ReplicaSet>,
     deployments: Lister<Deployment>,
+    stateful_sets: Lister<StatefulSet>,
     controllers: Lister<ReplicationController>,
 }
 
