@@ -36,6 +36,9 @@ use crate::objects::{Istr, Lease, NO_EXECUTE, Node, ObjectKey, Pod, Uid};
 const NODE_WORKERS: usize = 8;
 /// Upstream: `podUpdateWorkerSize`.
 const POD_WORKERS: usize = 4;
+/// From the decision to the first attempt: by then the cache has the conditions that were just
+/// written. Upstream: `NodeEvictionPeriod`.
+const TAINT_DELAY: Duration = Duration::from_millis(100);
 /// After which a node is looked at again that cannot be tainted yet.
 const TAINT_RETRY: Duration = Duration::from_millis(50);
 /// The namespace of the nodes' leases. Upstream: `v1.NamespaceNodeLease`.

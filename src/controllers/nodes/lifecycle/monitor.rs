@@ -11,8 +11,8 @@ use super::health::{Health, Ready, unknown_conditions};
 use super::tainter::Tainter;
 use super::zones::{Count, Disruption, update, zone_of};
 use super::{
-    EVICTIONS, Known, NODE_SECONDS, NODE_WORKERS, NodeLifecycle, PASS_SECONDS, State, UNHEALTHY,
-    ZONE_HEALTH, ZONE_SIZE,
+    EVICTIONS, Known, NODE_SECONDS, NODE_WORKERS, NodeLifecycle, PASS_SECONDS, State, TAINT_DELAY,
+    UNHEALTHY, ZONE_HEALTH, ZONE_SIZE,
 };
 use crate::client::{self, Patch};
 use crate::controllers::nodes::pods::on_node;
@@ -250,7 +250,7 @@ impl NodeLifecycle {
         if !taints::has(node, taint, NO_EXECUTE) {
             tainter.remove(&node.meta.name);
         }
-        if tainter.add(&node.meta.name, self.clock.monotonic()) {
+        if tainter.add(&node.meta.name, self.clock.monotonic() + TAINT_DELAY) {
             self.queue.add(zone.clone());
         }
     }

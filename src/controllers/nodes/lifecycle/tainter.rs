@@ -41,11 +41,11 @@ impl Tainter {
     }
 
     /// `false`: it is a member already.
-    pub fn add(&mut self, node: &Arc<str>, now: Duration) -> bool {
+    pub fn add(&mut self, node: &Arc<str>, due: Duration) -> bool {
         if self.members.contains_key(node) {
             return false;
         }
-        self.wait(node.clone(), now);
+        self.wait(node.clone(), due);
         true
     }
 
@@ -160,7 +160,9 @@ mod tests {
     #[test]
     fn a_rate_of_zero_stops_and_a_new_rate_resumes() {
         let mut scene = Scene::new(0.1);
-        ["a", "b", "c"].map(|node| scene.add(node));
+        for node in ["a", "b", "c"] {
+            scene.add(node);
+        }
         assert_eq!(scene.taken(0), ["a"]);
         scene.tainter.set_rate(0.0);
         assert_eq!(scene.tainter.next(scene.clock.monotonic()), Turn::Idle);
@@ -173,7 +175,9 @@ mod tests {
     #[test]
     fn a_node_that_failed_comes_again() {
         let mut scene = Scene::new(1000.0);
-        ["a", "b"].map(|node| scene.add(node));
+        for node in ["a", "b"] {
+            scene.add(node);
+        }
         let now = scene.clock.monotonic();
         let Turn::Node(first) = scene.tainter.next(now) else { panic!("a node is due") };
         scene.tainter.retry(&first, now + Duration::from_millis(50));
