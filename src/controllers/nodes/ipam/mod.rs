@@ -92,31 +92,30 @@ impl Ipam {
             self.ranges.lock().occupy(&node).map_err(Error::other)?;
             return Ok(Next::Done);
         }
-        let allocated = self.ranges.lock().allocate(&node.meta.name);
+        let allocated = self.ranges.lock().allocate(&node);
         let ranges = match allocated {
-            Ok(ranges) => ranges,
+            Ok(Some(ranges)) => ranges,
+            Ok(None) => return Ok(Next::Done),
             Err(error) => {
                 self.record(&node, "CIDRNotAvailable");
                 return Err(Error::other(error));
             }
         };
-        let Err(error) = self.assign(&node, &ranges).await else {
-            log::info!(
-                "Set the pod CIDRs of node {}: {}",
-                node.meta.name,
-                list(&ranges).join(", ")
-            );
-            return Ok(Next::Done);
-        };
-        self.record(&node, "CIDRAssignmentFailed");
-        let mut known = self.ranges.lock();
-        match self.nodes.get(&key) {
-            Some(current) if current.meta.uid == node.meta.uid && error.is_unsure() => {
-                known.keep(&node.meta.name, ranges);
+        let result = self.assign(&node, &ranges).await;
+        match result {
+            Ok(()) => {
+                log::info!("Set the pod CIDRs of node {}: {:?}", key.name, list(&ranges));
+                self.ranges.lock().written(&node);
+                Ok(Next::Done)
             }
-            _ => known.release(&ranges),
+            Err(error) => {
+                self.record(&node, "CIDRAssignmentFailed");
+                if !error.is_unsure() {
+                    self.ranges.lock().refused(&node);
+                }
+                Err(error.into())
+            }
         }
-        Err(error.into())
     }
 
     /// The API server takes ranges only for a node that has none.

@@ -6,12 +6,20 @@ use std::sync::Arc;
 use super::cidr::Cidr;
 use super::cidr_set::CidrSet;
 use super::config::Config;
-use crate::objects::Node;
+use crate::objects::{Node, Uid};
 
 pub struct Ranges {
     sets: Vec<CidrSet>,
-    /// Ranges of nodes whose write may or may not have been carried out. They stay with the node.
-    unsure: HashMap<Arc<str>, Vec<Cidr>>,
+    /// Ranges that the cache does not show with their nodes yet.
+    given: HashMap<Arc<str>, Given>,
+}
+
+struct Given {
+    uid: Uid,
+    ranges: Vec<Cidr>,
+    /// The API server has taken them. Else the next attempt is with the same ones: the last one may
+    /// have been carried out.
+    is_written: bool,
 }
 
 impl Ranges {
@@ -30,16 +38,18 @@ impl Ranges {
             }
             sets.push(set);
         }
-        Ok(Ranges { sets, unsure: HashMap::new() })
+        Ok(Ranges { sets, given: HashMap::new() })
     }
 
-    /// Ranges for a node that has none, one of each family.
+    /// Ranges for a node that has none, one of each family. They are the node's until they are
+    /// [`refused`](Ranges::refused) or the node is gone. `None`: they are written, and the cache lags.
     ///
     /// # Errors
     /// When none is free.
-    pub fn allocate(&mut self, node: &str) -> Result<Vec<Cidr>, String> {
-        if let Some(ranges) = self.unsure.remove(node) {
-            return Ok(ranges);
+    pub fn allocate(&mut self, node: &Node) -> Result<Option<Vec<Cidr>>, String> {
+        let given = self.given.get(&node.meta.name).filter(|given| given.uid == node.meta.uid);
+        if let Some(given) = given {
+            return Ok((!given.is_written).then(|| given.ranges.clone()));
         }
         let mut ranges = Vec::new();
         for index in 0..self.sets.len() {
@@ -53,21 +63,35 @@ impl Ranges {
                 }
             }
         }
-        Ok(ranges)
+        let given = Given { uid: node.meta.uid.clone(), ranges: ranges.clone(), is_written: false };
+        self.given.insert(node.meta.name.clone(), given);
+        Ok(Some(ranges))
     }
 
-    /// Gives back what [`Ranges::allocate`] gave.
-    pub fn release(&mut self, ranges: &[Cidr]) {
+    /// The API server has taken the ranges that [`Ranges::allocate`] gave.
+    pub fn written(&mut self, node: &Node) {
+        let given = self.given.get_mut(&node.meta.name);
+        if let Some(given) = given.filter(|given| given.uid == node.meta.uid) {
+            given.is_written = true;
+        }
+    }
+
+    /// The node did not get them.
+    pub fn refused(&mut self, node: &Node) {
+        let given = self.given.get(&node.meta.name);
+        if given.is_some_and(|given| given.uid == node.meta.uid)
+            && let Some(given) = self.given.remove(&node.meta.name)
+        {
+            self.release(&given.ranges);
+        }
+    }
+
+    fn release(&mut self, ranges: &[Cidr]) {
         for (set, range) in self.sets.iter_mut().zip(ranges) {
             if let Err(error) = set.release(range) {
                 log::error!("Error when releasing CIDR {range}: {error}");
             }
         }
-    }
-
-    /// Keeps ranges for the next attempt at the node.
-    pub fn keep(&mut self, node: &Arc<str>, ranges: Vec<Cidr>) {
-        self.unsure.insert(node.clone(), ranges);
     }
 
     /// Takes the ranges that a node has. Upstream: `occupyCIDRs`.
@@ -76,13 +100,14 @@ impl Ranges {
     /// When it has a range that the cluster's do not hold.
     pub fn occupy(&mut self, node: &Node) -> Result<(), String> {
         let name = &node.meta.name;
-        if let Some(kept) = self.unsure.remove(name) {
-            let has =
-                |range: &Cidr| node.spec.pod_cidrs.iter().any(|own| **own == *range.to_string());
-            for (set, range) in self.sets.iter_mut().zip(&kept) {
-                if !has(range)
-                    && let Err(error) = set.release(range)
-                {
+        if node.spec.pod_cidrs.is_empty() {
+            return Ok(());
+        }
+        if let Some(given) = self.given.remove(name) {
+            let own = &node.spec.pod_cidrs;
+            let has = |range: &Cidr| own.iter().any(|own| **own == *range.to_string());
+            for (set, range) in self.sets.iter_mut().zip(&given.ranges) {
+                if !has(range) && let Err(error) = set.release(range) {
                     log::error!("Error when releasing CIDR {range}: {error}");
                 }
             }
@@ -108,8 +133,8 @@ impl Ranges {
     /// # Errors
     /// As [`Ranges::occupy`].
     pub fn gone(&mut self, node: &Node, successor: Option<&Node>) -> Result<(), String> {
-        if let Some(kept) = self.unsure.remove(&node.meta.name) {
-            self.release(&kept);
+        if let Some(given) = self.given.remove(&node.meta.name) {
+            self.release(&given.ranges);
         }
         let kept = successor.map(|node| &*node.spec.pod_cidrs).unwrap_or_default();
         for (index, text) in node.spec.pod_cidrs.iter().enumerate() {
@@ -153,9 +178,11 @@ mod tests {
         serde_json::from_value(json).unwrap()
     }
 
+    /// What the next node of another name gets.
     fn next(ranges: &mut Ranges) -> String {
-        match ranges.allocate("new") {
-            Ok(found) => found.iter().map(Cidr::to_string).collect::<Vec<_>>().join(" "),
+        let name = format!("new-{}", ranges.given.len());
+        match ranges.allocate(&node(&name, &[])) {
+            Ok(found) => found.expect("a new node").iter().map(Cidr::to_string).collect::<Vec<_>>().join(" "),
             Err(error) => error,
         }
     }
@@ -236,20 +263,26 @@ mod tests {
         ranges.gone(&old, Some(&node("n", &["10.0.0.0/24"]))).unwrap();
         assert_eq!(next(&mut ranges), "10.0.1.0/24");
         // A write with an unsure end: the node gets the same range again.
-        let kept = Cidr::parse("10.0.1.0/24").unwrap();
-        ranges.keep(&"new".into(), vec![kept]);
-        assert_eq!(next(&mut ranges), "10.0.1.0/24");
-        ranges.keep(&"new".into(), vec![kept]);
-        ranges.occupy(&node("new", &["10.0.1.0/24"])).unwrap();
+        let x = node("x", &[]);
+        ranges.gone(&node("new-0", &[]), None).unwrap();
+        let given = ranges.allocate(&x).unwrap();
+        assert!(given.is_some());
+        assert_eq!(ranges.allocate(&x).unwrap(), given);
+        ranges.written(&x);
+        assert_eq!(ranges.allocate(&x), Ok(None), "until the cache shows it");
         assert!(next(&mut ranges).starts_with("failed"));
-        // It got another one in the meantime, or is gone.
-        ranges.gone(&old, None).unwrap();
-        let first = ranges.allocate("x").unwrap();
-        ranges.keep(&"x".into(), first);
         ranges.occupy(&node("x", &["10.0.1.0/24"])).unwrap();
-        let again = ranges.allocate("y").unwrap();
-        ranges.keep(&"y".into(), again);
-        ranges.gone(&node("y", &[]), None).unwrap();
+        ranges.refused(&x);
+        assert!(next(&mut ranges).starts_with("failed"), "it is not the node's to refuse any more");
+        // A node got another one in the meantime, was refused, or is gone.
+        ranges.gone(&old, None).unwrap();
+        let y = node("y", &[]);
+        assert!(ranges.allocate(&y).unwrap().is_some());
+        ranges.occupy(&node("y", &["10.0.1.0/24"])).unwrap();
+        assert!(ranges.allocate(&y).unwrap().is_some());
+        ranges.refused(&y);
+        assert!(ranges.allocate(&y).unwrap().is_some());
+        ranges.gone(&y, None).unwrap();
         assert_eq!(next(&mut ranges), "10.0.0.0/24");
     }
 }

@@ -40,12 +40,20 @@ struct Look {
     current: Option<Ready>,
     /// The conditions to write first.
     write: Option<Vec<NodeCondition>>,
+    /// This manager has not looked at the node before.
+    is_first: bool,
 }
 
 impl Look {
     /// The node was ready until this pass.
     fn is_lost(&self) -> bool {
-        self.observed == Ready::True && self.current != Some(Ready::True)
+        self.observed == Ready::True && self.current.is_some_and(|ready| ready != Ready::True)
+    }
+
+    /// The pods of a node may be ready without it: it is lost, or was before this manager started.
+    fn has_ready_pods(&self, retry: bool) -> bool {
+        let waits = self.observed != Ready::True && (retry || self.is_first);
+        self.is_lost() || waits && self.current.is_some_and(|ready| ready != Ready::True)
     }
 
     /// The taint that the node has and must not have, if any, with what comes in its place.
@@ -198,8 +206,8 @@ impl NodeLifecycle {
         for node in nodes {
             let look = self.look(&mut state, node);
             let Some(known) = state.known.get_mut(&node.meta.name) else { continue };
-            let waits = known.retry && look.current.is_some() && look.observed != Ready::True;
-            if look.write.is_some() || look.swap(node).is_some() || look.is_lost() || waits {
+            let has_ready_pods = look.has_ready_pods(known.retry);
+            if look.write.is_some() || look.swap(node).is_some() || has_ready_pods {
                 to_write.push((node.clone(), look));
                 continue;
             }
@@ -224,16 +232,17 @@ impl NodeLifecycle {
         let current = Ready::of(node);
         let observed = current.unwrap_or(Ready::Unknown);
         let Some(known) = state.known.get_mut(&node.meta.name) else {
-            return Look { observed, current, write: None };
+            return Look { observed, current, write: None, is_first: false };
         };
+        let is_first = known.health.is_none();
         let health = Health::observe(known.health.as_ref(), node, lease.as_deref(), now);
         let is_silent = health.is_silent(&self.grace, now);
         known.health = Some(health);
         if !is_silent {
-            return Look { observed, current, write: None };
+            return Look { observed, current, write: None, is_first };
         }
         let write = unknown_conditions(node, self.clock.now());
-        Look { observed, current: Some(Ready::Unknown), write }
+        Look { observed, current: Some(Ready::Unknown), write, is_first }
     }
 
     /// Puts a node that is not ready into the queue of its zone, and takes one that is ready out.
@@ -300,19 +309,15 @@ impl NodeLifecycle {
 
     /// `true`: not all pods could be marked as not ready.
     async fn tend_pods(&self, node: &Node, look: &Look) -> bool {
-        if look.current.is_none() {
+        let name = &node.meta.name;
+        let retry = self.state.lock().known.get(name).is_some_and(|known| known.retry);
+        if !look.has_ready_pods(retry) {
             return false;
         }
-        let name = &node.meta.name;
         if look.is_lost() {
             let about = reference(name, &node.meta.uid);
             let message = format!("Node {name} status is now: NodeNotReady");
             self.recorder.event(&about, EventType::Normal, "NodeNotReady", message);
-        } else {
-            let retry = self.state.lock().known.get(name).is_some_and(|known| known.retry);
-            if !retry || look.observed == Ready::True {
-                return false;
-            }
         }
         match self.mark_not_ready(&on_node(&self.pods, name)).await {
             Ok(()) => false,

@@ -299,9 +299,15 @@ fn disrupted(pod: &Pod, now: Timestamp) -> Option<Value> {
     if !is_true {
         condition["lastTransitionTime"] = now.to_string().into();
     }
+    // A new condition is the last.
+    let names = pod.status.conditions.iter().map(|condition| &condition.r#type);
+    let mut order: Vec<Value> = names.map(|name| json!({ "type": name })).collect();
+    if known.is_none() {
+        order.push(json!({ "type": "DisruptionTarget" }));
+    }
     Some(json!({
         "metadata": { "uid": pod.meta.uid },
-        "status": { "conditions": [condition] },
+        "status": { "$setElementOrder/conditions": order, "conditions": [condition] },
     }))
 }
 
@@ -332,9 +338,13 @@ mod tests {
             if retimed {
                 expected["lastTransitionTime"] = "1970-01-01T00:01:00Z".into();
             }
-            let expected = patched.then(
-                || json!({ "metadata": { "uid": "u" }, "status": { "conditions": [expected] } }),
-            );
+            let expected = patched.then(|| {
+                let order = json!([{ "type": "DisruptionTarget" }]);
+                json!({
+                    "metadata": { "uid": "u" },
+                    "status": { "$setElementOrder/conditions": order, "conditions": [expected] },
+                })
+            });
             assert_eq!(disrupted(&pod, Timestamp::from_secs(60)), expected, "{conditions}");
         }
     }
