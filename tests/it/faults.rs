@@ -10,7 +10,7 @@ use futures_lite::FutureExt;
 use kube_controller_manager::client::{Client, Config, Delete, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock};
 use kube_controller_manager::objects::{
-    Deployment, Namespace, ObjectKey, Pod, ReplicaSet, Resource,
+    Deployment, Namespace, ObjectKey, PersistentVolume, Pod, ReplicaSet, Resource,
 };
 use sandbox::faults::{Fault, Faults};
 use sandbox::store::Store;
@@ -319,12 +319,33 @@ fn retry_after_is_honoured() {
     });
 }
 
+fn volume() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": "v" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "1Gi" },
+            "hostPath": { "path": "/tmp/none" },
+        },
+    })
+}
+
+fn claim() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": "c", "namespace": "default" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": "",
+            "resources": { "requests": { "storage": "1Gi" } },
+        },
+    })
+}
+
 #[test]
 fn every_controller_retries_refused_writes() {
     // The writes for a namespace, a Service, a token, a quota and their end, and how many of the
     // faults below each meets: few where each failure doubles a wait of a second, or where one key
     // makes several of these writes.
-    const ALL: [(&str, &str, usize); 12] = [
+    const ALL: [(&str, &str, usize); 16] = [
         ("create", "serviceaccounts", 6),
         ("create", "configmaps", 6),
         ("create", "endpoints", 3),
@@ -337,6 +358,10 @@ fn every_controller_retries_refused_writes() {
         ("deletecollection", "configmaps", 2),
         ("update", "namespaces/status", 2),
         ("update", "namespaces/finalize", 2),
+        ("update", "persistentvolumeclaims", 2),
+        ("update", "persistentvolumeclaims/status", 2),
+        ("update", "persistentvolumes", 2),
+        ("update", "persistentvolumes/status", 2),
     ];
     Env::run("all-refused", async |env| {
         let faults = env.cluster.sandbox.faults();
@@ -358,6 +383,8 @@ fn every_controller_retries_refused_writes() {
             }
         }
         let _manager = env.manager("manager", &["--leader-elect=false"]);
+        env.client.resource(&PersistentVolume::RESOURCE).create::<Value>("", &volume()).await.unwrap();
+        create(&env.client, claim()).await;
         inhabit(env, "ns").await;
         let key = ObjectKey::cluster("ns");
         env.client.delete::<Namespace>(&key, Delete::new()).await.expect("delete");

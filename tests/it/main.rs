@@ -32,3 +32,4 @@ mod servicecidrs;
 mod serving;
 mod storage;
 mod ttl;
+mod volumes;
