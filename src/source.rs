@@ -12,12 +12,19 @@ use crate::objects::{Encoded, Form, ListPart, Pod, Resource, WatchEvent};
 /// Lists and watches through a [`Client`].
 pub struct ClientSource {
     client: Client,
+    /// A watch may begin with all objects.
+    streams: bool,
 }
 
 impl ClientSource {
     #[expect(clippy::new_ret_no_self, reason = "callers want the trait object")]
     pub fn new(client: Client) -> Arc<dyn Source> {
-        Arc::new(ClientSource { client })
+        Arc::new(ClientSource { client, streams: true })
+    }
+
+    /// A source that lists before it watches: the gate `WatchListClient` is off.
+    pub fn listing(client: Client) -> Arc<dyn Source> {
+        Arc::new(ClientSource { client, streams: false })
     }
 
     fn verbs(&self, scope: &Scope, best: Form) -> Dynamic {
@@ -100,6 +107,9 @@ impl Source for ClientSource {
     ) -> Answer<'a, WatchEvent<Encoded>> {
         Box::pin(async move {
             let initial = request.send_initial_events;
+            if initial && !self.streams {
+                return Err(Error::Unsupported);
+            }
             let options = options(scope, request.resource_version, None);
             let namespace = scope.namespace.as_deref();
             let opened =
@@ -142,6 +152,26 @@ mod tests {
             Error::Failed(_) => "Failed",
             Error::TooLarge | Error::Unsupported | Error::Away(_) => "another",
         }
+    }
+
+    #[test]
+    fn a_source_that_lists_opens_no_watch_that_begins_with_all_objects() {
+        let clock = crate::clock::FakeClock::new(crate::objects::Timestamp::from_secs(0));
+        let config = client::Config::new("http://127.0.0.1:1".to_owned());
+        let client = Client::new(config, clock).expect("no certificates are read");
+        let scope = Scope::all(Pod::RESOURCE);
+        let unsupported = |source: Arc<dyn Source>| {
+            let request = WatchRequest {
+                resource_version: None,
+                send_initial_events: true,
+                timeout: Duration::from_secs(1),
+            };
+            let opened = source.watch(&scope, Form::Json, request);
+            let opened = futures_lite::future::block_on(opened);
+            matches!(opened.err(), Some(Error::Unsupported))
+        };
+        assert!(unsupported(ClientSource::listing(client.clone())));
+        assert!(!unsupported(ClientSource::new(client)), "nothing answers");
     }
 
     #[test]

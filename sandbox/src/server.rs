@@ -40,6 +40,9 @@ pub struct SandboxOptions {
     /// Whether a pod needs its service account, as in a cluster with the controllers that create them.
     /// Upstream: the admission plugin ServiceAccount.
     pub service_accounts: bool,
+    /// Serves the kinds as well that are behind gates and `--runtime-config`, and grants controllers
+    /// their rights to them.
+    pub all_versions: bool,
     /// Replaces the built-in kinds.
     pub kinds: Option<Vec<Kind>>,
 }
@@ -54,6 +57,7 @@ impl SandboxOptions {
             history: 50_000,
             bookmark_every: Duration::from_secs(60),
             service_accounts: true,
+            all_versions: false,
             kinds: None,
         }
     }
@@ -127,6 +131,7 @@ impl Sandbox {
             history,
             bookmark_every,
             service_accounts,
+            all_versions,
             kinds: own,
         } = options;
         std::fs::create_dir_all(&dir).map_err(|error| SandboxError::File(dir.clone(), error))?;
@@ -139,9 +144,13 @@ impl Sandbox {
         let service_account_key = service_account_key().map_err(SandboxError::Certificates)?;
         let signer = Signer::from_pem(service_account_key.as_bytes()).map_err(SandboxError::Key)?;
         let stop = StopToken::new();
+        let mut served = own.unwrap_or_else(kinds::builtin);
+        if all_versions {
+            served.extend(kinds::behind_gates());
+        }
         let api = Arc::new(Api {
             store: Store::new(history),
-            registry: Registry::new(own.unwrap_or_else(kinds::builtin)),
+            registry: Registry::new(served),
             auth: Auth::new(signer, clients),
             rbac: Rbac::default(),
             faults: Arc::default(),

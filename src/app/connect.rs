@@ -35,7 +35,8 @@ pub trait Connection: Send + Sync + 'static {
     /// The same connection, which writes only what `guard` allows.
     fn guarded(&self, guard: Guard) -> Arc<dyn Connection>;
     /// The caches' source that reads through `client`.
-    fn source(&self, client: Client) -> Arc<dyn Source>;
+    /// `streams`: lists come as watches that begin with all objects.
+    fn source(&self, client: Client, streams: bool) -> Arc<dyn Source>;
     /// `GET /healthz`; `Err`: why the API server is not healthy.
     fn healthz(&self) -> Boxed<Result<(), String>>;
     /// Drops the result of discovery; the next use fetches it again.
@@ -111,8 +112,11 @@ impl Connection for ApiServer {
         Arc::new(ApiServer { client: self.client.guarded(guard) })
     }
 
-    fn source(&self, client: Client) -> Arc<dyn Source> {
-        ClientSource::new(client)
+    fn source(&self, client: Client, streams: bool) -> Arc<dyn Source> {
+        match streams {
+            true => ClientSource::new(client),
+            false => ClientSource::listing(client),
+        }
     }
 
     fn healthz(&self) -> Boxed<Result<(), String>> {

@@ -350,12 +350,18 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .alias("resource-claim-controller")
         .account("resource-claim-controller")
         .event_source("resource_claim")
+        .queue("resource_claim")
         .workers_of(|o| o.concurrent_resourceclaim_syncs)
-        .gates(&["DynamicResourceAllocation"]),
-    row("resourcepoolstatusrequest-controller").gates(&["DRAResourcePoolStatus"]),
+        .gates(&["DynamicResourceAllocation"])
+        .built(controllers::devices::resourceclaim::controller),
+    row("resourcepoolstatusrequest-controller")
+        .gates(&["DRAResourcePoolStatus"])
+        .built(controllers::devices::poolstatus::controller),
     row("device-taint-eviction-controller")
+        .queue("device-taint-eviction-controller")
         .workers_of(|o| o.concurrent_device_taint_eviction_syncs)
-        .gates(&["DynamicResourceAllocation", "DRADeviceTaints"]),
+        .gates(&["DynamicResourceAllocation", "DRADeviceTaints"])
+        .built(controllers::devices::tainteviction::controller),
     row("legacy-serviceaccount-token-cleaner-controller")
         .alias("legacy-service-account-token-cleaner")
         .account("legacy-service-account-token-cleaner")

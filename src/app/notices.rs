@@ -12,20 +12,15 @@ const WITHOUT_EFFECT: &[&str] = &[
     "ClientsAllowCBOR",
     "ClientsAllowTLSCacheGC",
     "ClientsPreferCBOR",
-    "DRADeviceTaintRules",
-    "DRAPrioritizedList",
-    "DRAWorkloadResourceClaims",
     "HPAConfigurableTolerance",
     "HPAScaleToZero",
     "InformerResourceVersion",
     "MutableSchedulingDirectivesForSuspendedJobs",
     "NativeHistograms",
-    "PodLevelResources",
     "StaleControllerConsistencyDaemonSet",
     "StaleControllerConsistencyJob",
     "TaintTolerationComparisonOperators",
     "UnlockWhileProcessingFIFO",
-    "WatchListClient",
     "WorkloadWithJob",
 ];
 
@@ -103,8 +98,7 @@ mod tests {
             ),
             (
                 |o| o.feature_gates.0.push(("AllBeta".into(), true)),
-                "feature gates without effect in this build: DRADeviceTaintRules\n\
-                 feature gate CoordinatedLeaderElection is on",
+                "feature gate CoordinatedLeaderElection is on",
             ),
             (
                 |o| {

@@ -71,7 +71,8 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
 
     let tasks = TaskGroup::new();
     tasks.spawn(reset_discovery(connection.clone(), clock.clone(), stop.clone()));
-    let source = connection.source(connection.client(&user_agent("shared-informers")));
+    let streams = options.feature_gates.enabled("WatchListClient");
+    let source = connection.source(connection.client(&user_agent("shared-informers")), streams);
     let factory = SharedInformerFactory::with_resync(source, clock.clone(), resync_period(options));
     let context = ControllerContext::new(ControllerContextParts {
         options: options.clone(),
@@ -301,7 +302,7 @@ mod tests {
         fn guarded(&self, _: Guard) -> Arc<dyn Connection> {
             unreachable!("health is asked without a client")
         }
-        fn source(&self, _: Client) -> Arc<dyn Source> {
+        fn source(&self, _: Client, _: bool) -> Arc<dyn Source> {
             unreachable!("health is asked without a client")
         }
         fn healthz(&self) -> Boxed<Result<(), String>> {
@@ -346,7 +347,7 @@ mod tests {
         fn guarded(&self, _: Guard) -> Arc<dyn Connection> {
             panic!("as the test asks")
         }
-        fn source(&self, _: Client) -> Arc<dyn Source> {
+        fn source(&self, _: Client, _: bool) -> Arc<dyn Source> {
             panic!("as the test asks")
         }
         fn healthz(&self) -> Boxed<Result<(), String>> {

@@ -4,6 +4,7 @@ pub mod accounts;
 pub mod bootstrap;
 pub mod certificates;
 pub mod cluster;
+pub mod devices;
 pub mod nodes;
 pub mod runner;
 pub mod services;

@@ -34,6 +34,9 @@ pub use views::cron_job::{CronJob, CronJobSpec, JobTemplate, JobTemplateMeta};
 pub use views::csi_driver::CSIDriver;
 pub use views::deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdate};
 pub use views::device_class::{DeviceClass, DeviceClassSpec};
+pub use views::device_taint_rule::{
+    DeviceSelector, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintRuleStatus, TaintRuleCondition,
+};
 pub use views::endpoints::{
     Endpoint, EndpointAddress, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice,
     EndpointSubset, Endpoints, Hint, SlicePort, TargetRef,
@@ -53,6 +56,7 @@ pub use views::pod::{
     ResourceClaimStatus, Sidecar, Terminated, parse_ip,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;
+pub use views::pod_group::{PodGroup, PodGroupSpec, PodGroupStatus};
 pub use views::pod_quota::PodQuota;
 pub use views::policy::{
     ExpressionWarning, MatchConstraints, NamedRuleWithOperations, ParamKind, TypeChecking,
@@ -61,9 +65,20 @@ pub use views::policy::{
 };
 pub use views::replicaset::{ReplicaSet, ReplicaSetSpec, ReplicaSetStatus};
 pub use views::replication_controller::ReplicationController;
-pub use views::resource_claim::ResourceClaim;
+pub use views::resource_claim::{
+    AllocatedDevice, Allocation, ClaimConsumer, DeviceToleration, ResourceClaim, ResourceClaimSpec,
+    ResourceClaimUse,
+};
+pub use views::resource_claim_template::ResourceClaimTemplate;
+pub use views::resource_pool_status_request::{
+    RequestEnd, ResourcePoolStatusRequest, ResourcePoolStatusRequestSpec,
+    ResourcePoolStatusRequestStatus,
+};
 pub use views::resource_quota::{
     Amounts, ResourceQuota, ResourceQuotaSpec, ResourceQuotaStatus, ScopeRequirement,
+};
+pub use views::resource_slice::{
+    DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec, SliceDevice,
 };
 pub use views::service::{Service, ServicePort, ServiceSpec, TargetPort};
 pub use views::service_account::{ServiceAccount, TokenData, TokenSecret};

@@ -228,7 +228,7 @@ impl Env {
 
     /// [`Env::run`] where pods need their service account, as on a cluster.
     pub fn run_with_service_accounts(name: &str, scenario: impl AsyncFn(&Env)) {
-        block_on(async { Env::start(name, true).await.finish(scenario).await });
+        block_on(async { Env::start(name, true, false).await.finish(scenario).await });
     }
 
     async fn finish(self, scenario: impl AsyncFn(&Env)) {
@@ -237,12 +237,16 @@ impl Env {
     }
 
     pub async fn new(name: &str) -> Env {
-        Env::start(name, false).await
+        Env::start(name, false, false).await
     }
 
-    async fn start(name: &str, service_accounts: bool) -> Env {
+    async fn start(name: &str, service_accounts: bool, all_versions: bool) -> Env {
         let folder = Folder::new(name);
-        let options = SandboxOptions { service_accounts, ..SandboxOptions::new(folder.0.clone()) };
+        let options = SandboxOptions {
+            service_accounts,
+            all_versions,
+            ..SandboxOptions::new(folder.0.clone())
+        };
         let cluster = Cluster::start(options, quick_nodes()).await.expect("the sandbox starts");
         let site = Site {
             client: cluster.client.clone(),
@@ -265,11 +269,24 @@ impl Env {
 /// folder that holds `kube-apiserver` and `etcd`.
 pub fn everywhere(name: &str, scenario: impl AsyncFn(&Site)) {
     Env::run(name, async |env| scenario(env).await);
+    on_real_server(name, &[], scenario);
+}
+
+/// [`everywhere`] with the kinds that are behind gates: the sandbox serves them, and the real server
+/// is started with `flags`.
+pub fn everywhere_with_gates(name: &str, flags: &[&str], scenario: impl AsyncFn(&Site)) {
+    block_on(async {
+        Env::start(name, false, true).await.finish(async |env| scenario(env).await).await;
+    });
+    on_real_server(name, flags, scenario);
+}
+
+fn on_real_server(name: &str, flags: &[&str], scenario: impl AsyncFn(&Site)) {
     let Some(assets) = real::assets() else { return };
     block_on(async {
         let folder = Folder::new(name);
         let clock = SystemClock::shared();
-        let server = real::ApiServer::start(&assets, &folder.0, &clock).await;
+        let server = real::ApiServer::start(&assets, &folder.0, flags, &clock).await;
         let client = administrator(&server.admin, "tests", &clock).expect("a client");
         let stand_ins = StandIns::start(&client, &clock, quick_nodes());
         let steering = stand_ins.steering.clone();

@@ -8,6 +8,7 @@ mod certificates;
 mod credentials;
 mod cronjobs;
 mod deployments;
+mod devices;
 mod discovery;
 mod election;
 mod endpoints;

@@ -73,7 +73,13 @@ fn spawn(program: PathBuf, folder: &Path, flags: &[String]) -> Child {
 
 impl ApiServer {
     /// Starts etcd and the API server, with all their files in `folder`.
-    pub async fn start(assets: &Path, folder: &Path, clock: &SharedClock) -> ApiServer {
+    /// `extra`: further flags of the API server.
+    pub async fn start(
+        assets: &Path,
+        folder: &Path,
+        extra: &[&str],
+        clock: &SharedClock,
+    ) -> ApiServer {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock();
         let authority = Authority::new(clock.now()).expect("a CA");
@@ -104,27 +110,25 @@ impl ApiServer {
                 "--unsafe-no-fsync".into(),
             ],
         );
-        let server = spawn(
-            assets.join("kube-apiserver"),
-            folder,
-            &[
-                format!("--etcd-servers={etcd}"),
-                format!("--secure-port={port}"),
-                "--bind-address=127.0.0.1".into(),
-                "--advertise-address=192.0.2.1".into(),
-                format!("--tls-cert-file={}", file("apiserver.crt")),
-                format!("--tls-private-key-file={}", file("apiserver.key")),
-                format!("--client-ca-file={}", file("ca.crt")),
-                format!("--service-account-key-file={}", file("apiserver.crt")),
-                format!("--service-account-signing-key-file={}", file("sa.key")),
-                "--service-account-issuer=https://kubernetes.default.svc".into(),
-                "--service-cluster-ip-range=10.96.0.0/16".into(),
-                "--authorization-mode=RBAC".into(),
-                "--enable-bootstrap-token-auth=true".into(),
-                // As envtest: pods need no service account.
-                "--disable-admission-plugins=ServiceAccount".into(),
-            ],
-        );
+        let mut flags = vec![
+            format!("--etcd-servers={etcd}"),
+            format!("--secure-port={port}"),
+            "--bind-address=127.0.0.1".into(),
+            "--advertise-address=192.0.2.1".into(),
+            format!("--tls-cert-file={}", file("apiserver.crt")),
+            format!("--tls-private-key-file={}", file("apiserver.key")),
+            format!("--client-ca-file={}", file("ca.crt")),
+            format!("--service-account-key-file={}", file("apiserver.crt")),
+            format!("--service-account-signing-key-file={}", file("sa.key")),
+            "--service-account-issuer=https://kubernetes.default.svc".into(),
+            "--service-cluster-ip-range=10.96.0.0/16".into(),
+            "--authorization-mode=RBAC".into(),
+            "--enable-bootstrap-token-auth=true".into(),
+            // As envtest: pods need no service account.
+            "--disable-admission-plugins=ServiceAccount".into(),
+        ];
+        flags.extend(extra.iter().map(ToString::to_string));
+        let server = spawn(assets.join("kube-apiserver"), folder, &flags);
         let [admin, kubeconfig] = ["admin", "manager"].map(|user| {
             let config = json!({
                 "apiVersion": "v1", "kind": "Config", "current-context": "real",

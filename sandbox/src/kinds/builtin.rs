@@ -98,6 +98,33 @@ impl Kind {
     }
 }
 
+/// Kinds of versions that a server serves only if its flags ask for them.
+pub fn behind_gates() -> Vec<Kind> {
+    let of = |version: &'static str, mut kind: Kind| {
+        kind.resource.version = version.into();
+        kind
+    };
+    const DEVICES: &str = "resource.k8s.io";
+    let requests = kind(
+        DEVICES,
+        "ResourcePoolStatusRequest",
+        "resourcepoolstatusrequests",
+        &[],
+        false,
+    );
+    let groups = kind("scheduling.k8s.io", "PodGroup", "podgroups", &[], true);
+    vec![
+        of(
+            "v1beta2",
+            kind(DEVICES, "DeviceTaintRule", "devicetaintrules", &[], false)
+                .generation()
+                .status(workloads::no_status),
+        ),
+        of("v1alpha3", requests.status(more::without_status)),
+        of("v1alpha2", groups.generation().status(workloads::no_status)),
+    ]
+}
+
 /// All built-in kinds, in the order in which discovery shows them within each group.
 pub fn builtin() -> Vec<Kind> {
     let mut kinds = core_kinds();

@@ -19,7 +19,7 @@ mod schema_rules;
 pub mod views;
 mod workloads;
 
-pub use builtin::builtin;
+pub use builtin::{behind_gates, builtin};
 pub use custom::from_crd;
 pub use json::drop_nulls;
 pub use metadata::{label_key_fault, label_value_fault, subdomain_fault};

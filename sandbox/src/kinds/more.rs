@@ -154,6 +154,13 @@ pub fn hpa_status(hpa: &mut Value) {
     set(hpa, "status", json!({ "currentMetrics": null, "desiredReplicas": 0 }));
 }
 
+/// Its status says that it has been answered.
+pub fn without_status(object: &mut Value) {
+    if let Some(members) = object.as_object_mut() {
+        members.remove("status");
+    }
+}
+
 pub fn budget_status(budget: &mut Value) {
     let zero = json!({
         "currentHealthy": 0, "desiredHealthy": 0, "disruptionsAllowed": 0, "expectedPods": 0,

@@ -88,5 +88,6 @@ const RULES: &[(&str, &str, &str, &str)] = &[
     ("networking.v1.ServiceCIDRStatus", "conditions", "merge", "type"),
     ("policy.v1.PodDisruptionBudgetSpec", "selector", "replace", ""),
     ("policy.v1.PodDisruptionBudgetStatus", "conditions", "merge", "type"),
+    ("resource.v1.ResourceClaimStatus", "reservedFor", "merge", "uid"),
     ("storage.v1.CSINodeSpec", "drivers", "merge", "name"),
 ];

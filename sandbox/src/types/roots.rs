@@ -57,6 +57,9 @@ pub fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<S
         "events.k8s.io", "Event" => api::events::v1::Event;
         "flowcontrol.apiserver.k8s.io", "FlowSchema" => api::flowcontrol::v1::FlowSchema;
         "flowcontrol.apiserver.k8s.io", "PriorityLevelConfiguration" => api::flowcontrol::v1::PriorityLevelConfiguration;
+        "resource.k8s.io", "DeviceTaintRule" => api::resource::v1beta2::DeviceTaintRule;
+        "resource.k8s.io", "ResourcePoolStatusRequest" => api::resource::v1alpha3::ResourcePoolStatusRequest;
+        "scheduling.k8s.io", "PodGroup" => api::scheduling::v1alpha2::PodGroup;
         "resource.k8s.io", "DeviceClass" => api::resource::v1::DeviceClass;
         "resource.k8s.io", "ResourceClaim" => api::resource::v1::ResourceClaim;
         "resource.k8s.io", "ResourceClaimTemplate" => api::resource::v1::ResourceClaimTemplate;

@@ -70,7 +70,8 @@ pub fn builtin_group(name: &str) -> Arc<Group> {
     settings.definitions_path = "/components/schemas".into();
     let mut generator = settings.into_generator();
     let mut roots = HashMap::new();
-    let kinds = crate::kinds::builtin();
+    let mut kinds = crate::kinds::builtin();
+    kinds.extend(crate::kinds::behind_gates());
     for kind in kinds.iter().filter(|kind| kind.resource.group == name) {
         let key = root_key(kind);
         if let Some(root) = add(&mut generator, &key.0, &key.1) {

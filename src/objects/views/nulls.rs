@@ -75,6 +75,7 @@ fn pod() -> Value {
                 "podAffinity": terms, "podAntiAffinity": terms, "nodeAffinity": nodes,
             },
             "tolerations": [toleration], "resourceClaims": [claim],
+            "schedulingGroup": {"podGroupName": "g"},
             "volumes": [
                 {"name": "v", "persistentVolumeClaim": {"claimName": "c"}},
                 {"name": "e", "ephemeral": {}},
@@ -294,11 +295,50 @@ fn a_null_field_is_an_absent_one() {
             "modifyVolumeStatus": {"targetVolumeAttributesClassName": "v", "status": "Pending"},
         },
     }));
-    check::<ResourceClaim>(json!({"spec": {"devices": {"requests": [{
-        "name": "r",
-        "exactly": {"deviceClassName": "c", "allocationMode": "ExactCount", "count": 1},
-        "firstAvailable": [{"deviceClassName": "c", "allocationMode": "All", "count": 1}],
-    }]}}}));
+    let toleration = json!({
+        "key": "k", "operator": "Exists", "value": "v", "effect": "NoExecute",
+        "tolerationSeconds": 1,
+    });
+    check::<ResourceClaim>(json!({
+        "spec": {"devices": {"requests": [{
+            "name": "r",
+            "exactly": {
+                "deviceClassName": "c", "allocationMode": "ExactCount", "count": 1,
+                "adminAccess": true,
+            },
+            "firstAvailable": [{"deviceClassName": "c", "allocationMode": "All", "count": 1}],
+        }]}},
+        "status": {
+            "allocation": {"devices": {"results": [{
+                "driver": "d", "pool": "p", "device": "x", "tolerations": [toleration],
+            }]}},
+            "reservedFor": [{"apiGroup": "g", "resource": "pods", "name": "p", "uid": "u"}],
+        },
+    }));
+    check::<ResourceClaimTemplate>(json!({"spec": {"metadata": metadata(), "spec": {}}}));
+    let taint = json!({
+        "key": "k", "value": "v", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z",
+    });
+    check::<ResourceSlice>(json!({"spec": {
+        "driver": "d", "nodeName": "n",
+        "pool": {"name": "p", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "x", "taints": [taint]}],
+    }}));
+    check::<DeviceTaintRule>(json!({
+        "spec": {"deviceSelector": {"driver": "d", "pool": "p", "device": "x"}, "taint": taint},
+        "status": {"conditions": [{
+            "type": "t", "status": "True", "reason": "r", "message": "m", "observedGeneration": 1,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }]},
+    }));
+    check::<ResourcePoolStatusRequest>(json!({
+        "spec": {"driver": "d", "poolName": "p", "limit": 1},
+        "status": {"conditions": conditions()},
+    }));
+    let claim = json!({"name": "r", "resourceClaimName": "r", "resourceClaimTemplateName": "t"});
+    check::<PodGroup>(json!({
+        "spec": {"resourceClaims": [claim]}, "status": {"resourceClaimStatuses": [claim]},
+    }));
     check::<DeviceClass>(json!({"spec": {"extendedResourceName": "a.b/c"}}));
     check::<ResourceQuota>(json!({
         "spec": {

@@ -49,6 +49,8 @@ pub struct PodShape {
     /// The volumes that name what is attached to the node themselves, in their order.
     pub inline_volumes: Box<[InlineVolume]>,
     pub resource_claims: Box<[PodResourceClaim]>,
+    /// The PodGroup that the pod is scheduled with; empty without one.
+    pub pod_group: Istr,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -290,6 +292,13 @@ pub(super) struct WireSpec {
     pub affinity: Option<WireAffinity>,
     tolerations: Option<Box<[Toleration]>>,
     resource_claims: Option<Box<[PodResourceClaim]>>,
+    scheduling_group: Option<WireSchedulingGroup>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireSchedulingGroup {
+    pod_group_name: Istr,
 }
 
 #[derive(Default, Deserialize)]
@@ -595,6 +604,7 @@ impl From<WireSpec> for PodSpec {
             claims: claims.into(),
             inline_volumes: inline_volumes.into(),
             resource_claims: spec.resource_claims.unwrap_or_default(),
+            pod_group: spec.scheduling_group.unwrap_or_default().pod_group_name,
         };
         PodSpec {
             node_name: spec.node_name,

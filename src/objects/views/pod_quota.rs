@@ -15,6 +15,8 @@ pub struct PodQuota {
     /// What the pod is charged as long as it has not ended, under the names that quotas use
     /// (`pods`, `requests.cpu` …). Upstream: `podComputeUsageHelper`.
     pub usage: ResourceList,
+    /// The same without what the pod as a whole names. `None`: it names nothing.
+    usage_of_containers: Option<Box<ResourceList>>,
     pub is_best_effort: bool,
     /// It may run only so long. Upstream: `IsTerminating`.
     pub has_deadline: bool,
@@ -30,9 +32,12 @@ static DIGESTS: LazyLock<Pool<PodQuota>> = LazyLock::new(Pool::new);
 impl PodQuota {
     pub(super) fn of(spec: &WireSpec, status: &WireStatus) -> Interned<PodQuota> {
         let resources = Resources::new(spec, status);
+        let of_containers = spec.resources.as_ref().map(|_| Resources::new(spec, status));
+        let of_containers = of_containers.map(|all| Resources { is_whole: false, ..all });
         let claim = status.extended_resource_claim_status.as_ref();
         DIGESTS.intern(PodQuota {
-            usage: charged(&resources.requests(), &resources.limits()),
+            usage: resources.charged(),
+            usage_of_containers: of_containers.map(|resources| Box::new(resources.charged())),
             is_best_effort: match status.qos_class.as_str() {
                 "" => is_best_effort(spec),
                 class => class == "BestEffort",
@@ -42,6 +47,15 @@ impl PodQuota {
             has_cross_namespace_affinity: spec.affinity.as_ref().is_some_and(crosses_namespaces),
             extended_claim: claim.map(|claim| claim.resource_claim_name.clone()),
         })
+    }
+
+    /// What the pod is charged, with or without what it names as a whole: the gate
+    /// `PodLevelResources`.
+    pub fn usage_by(&self, whole: bool) -> &ResourceList {
+        match &self.usage_of_containers {
+            Some(usage) if !whole => usage,
+            _ => &self.usage,
+        }
     }
 }
 
@@ -54,6 +68,8 @@ struct Resources<'a> {
     /// What each container was given, if its status says so, and the requests promised to it.
     given: HashMap<&'a str, (&'a WireResources, &'a ResourceList)>,
     is_infeasible: bool,
+    /// What the pod names as a whole counts.
+    is_whole: bool,
 }
 
 impl<'a> Resources<'a> {
@@ -68,7 +84,12 @@ impl<'a> Resources<'a> {
             spec,
             given: given.collect(),
             is_infeasible: pending.is_some_and(|pending| pending.reason == "Infeasible"),
+            is_whole: true,
         }
+    }
+
+    fn charged(&self) -> ResourceList {
+        charged(&self.requests(), &self.limits())
     }
 
     /// Upstream: `PodRequests`.
@@ -140,7 +161,7 @@ impl<'a> Resources<'a> {
             }
         }
         sum.raise(&at_start);
-        let whole = self.spec.resources.iter().flat_map(|resources| part(resources).iter());
+        let whole = self.spec.resources.iter().filter(|_| self.is_whole).flat_map(|resources| part(resources).iter());
         for (name, amount) in whole {
             if matches!(name.as_str(), "cpu" | "memory") || name.starts_with("hugepages-") {
                 sum.insert(name.clone(), amount);

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
-use crate::objects::{Istr, Meta, null_as_default, resource};
+use crate::objects::{Istr, Meta, Uid, null_as_default, resource};
 
 /// Upstream: `resourceapi.AllocationResultsMaxSize`.
 const MOST_DEVICES: i64 = 32;
@@ -16,64 +16,159 @@ pub struct ResourceClaim {
     pub meta: Meta,
     #[serde(deserialize_with = "null_as_default")]
     pub spec: ResourceClaimSpec,
+    #[serde(deserialize_with = "null_as_default")]
+    pub status: ResourceClaimUse,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
+#[serde(from = "WireSpec")]
 pub struct ResourceClaimSpec {
     /// How many devices of each class it may be given at most.
-    #[serde(deserialize_with = "most_devices")]
     pub devices: Box<[(Istr, i64)]>,
+    /// A request asks for the rights of an administrator.
+    pub admin_access: bool,
+    /// A request lists alternatives.
+    pub has_alternatives: bool,
+}
+
+/// What a claim was given, and who uses it. Upstream: `ResourceClaimStatus`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ResourceClaimUse {
+    /// `None`: not allocated.
+    pub allocation: Option<Allocation>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub reserved_for: Box<[ClaimConsumer]>,
+}
+
+/// The devices of an allocation. Upstream: `AllocationResult`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(from = "WireAllocation")]
+pub struct Allocation(pub Box<[AllocatedDevice]>);
+
+/// Upstream: `DeviceRequestAllocationResult`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct AllocatedDevice {
+    pub driver: Istr,
+    pub pool: Istr,
+    pub device: Istr,
+    #[serde(deserialize_with = "null_as_default")]
+    pub tolerations: Box<[DeviceToleration]>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DeviceToleration {
+    pub key: Istr,
+    pub operator: Istr,
+    pub value: Istr,
+    pub effect: Istr,
+    pub toleration_seconds: Option<i64>,
+}
+
+/// Upstream: `ResourceClaimConsumerReference`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClaimConsumer {
+    pub api_group: Istr,
+    pub resource: Istr,
+    #[serde(deserialize_with = "null_as_default")]
+    pub name: Box<str>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub uid: Uid,
 }
 
 resource!(ResourceClaim, "resource.k8s.io", "v1", "resourceclaims", namespaced);
 
-fn most_devices<'de, D: Deserializer<'de>>(from: D) -> Result<Box<[(Istr, i64)]>, D::Error> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Devices {
-        requests: Option<Vec<Request>>,
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireAllocation {
+    #[serde(deserialize_with = "null_as_default")]
+    devices: WireResults,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireResults {
+    #[serde(deserialize_with = "null_as_default")]
+    results: Box<[AllocatedDevice]>,
+}
+
+impl From<WireAllocation> for Allocation {
+    fn from(wire: WireAllocation) -> Allocation {
+        Allocation(wire.devices.results)
     }
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "camelCase", default)]
-    struct Request {
-        exactly: Option<Wanted>,
-        first_available: Option<Vec<Wanted>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireSpec {
+    #[serde(deserialize_with = "null_as_default")]
+    devices: WireDevices,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireDevices {
+    requests: Option<Vec<WireRequest>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireRequest {
+    exactly: Option<WireWanted>,
+    first_available: Option<Vec<WireWanted>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireWanted {
+    device_class_name: Istr,
+    allocation_mode: Istr,
+    #[serde(deserialize_with = "null_as_default")]
+    count: i64,
+    admin_access: Option<bool>,
+}
+
+impl WireWanted {
+    fn most(&self) -> i64 {
+        match self.allocation_mode.as_str() {
+            "ExactCount" => self.count,
+            "All" => MOST_DEVICES,
+            // A mode that this build does not know is not charged, as upstream.
+            _ => 0,
+        }
     }
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "camelCase", default)]
-    struct Wanted {
-        device_class_name: Istr,
-        allocation_mode: Istr,
-        #[serde(deserialize_with = "null_as_default")]
-        count: i64,
-    }
-    impl Wanted {
-        fn most(&self) -> i64 {
-            match self.allocation_mode.as_str() {
-                "ExactCount" => self.count,
-                "All" => MOST_DEVICES,
-                // A mode that this build does not know is not charged, as upstream.
-                _ => 0,
+}
+
+impl From<WireSpec> for ResourceClaimSpec {
+    fn from(spec: WireSpec) -> ResourceClaimSpec {
+        let requests = spec.devices.requests.unwrap_or_default();
+        let admin = |wanted: &WireWanted| wanted.admin_access == Some(true);
+        let admin_access =
+            requests.iter().any(|request| request.exactly.as_ref().is_some_and(admin));
+        let alternatives = |request: &WireRequest| {
+            request.first_available.as_ref().is_some_and(|wanted| !wanted.is_empty())
+        };
+        let has_alternatives = requests.iter().any(alternatives);
+        let mut most: BTreeMap<Istr, i64> = BTreeMap::new();
+        for request in requests {
+            // One of the alternatives is given: the most of each class is charged.
+            let alternatives = request.first_available.filter(|wanted| !wanted.is_empty());
+            let mut of_request: BTreeMap<Istr, i64> = BTreeMap::new();
+            for wanted in alternatives.unwrap_or_else(|| request.exactly.into_iter().collect()) {
+                let count = of_request.entry(wanted.device_class_name.clone()).or_default();
+                *count = wanted.most().max(*count);
+            }
+            for (class, count) in of_request {
+                let sum = most.entry(class).or_default();
+                *sum = sum.saturating_add(count);
             }
         }
+        let devices = most.into_iter().collect();
+        ResourceClaimSpec { devices, admin_access, has_alternatives }
     }
-    let devices = Option::<Devices>::deserialize(from)?.unwrap_or_default();
-    let mut most: BTreeMap<Istr, i64> = BTreeMap::new();
-    for request in devices.requests.unwrap_or_default() {
-        // One of the alternatives is given: the most of each class is charged.
-        let alternatives = request.first_available.filter(|wanted| !wanted.is_empty());
-        let mut of_request: BTreeMap<Istr, i64> = BTreeMap::new();
-        for wanted in alternatives.unwrap_or_else(|| request.exactly.into_iter().collect()) {
-            let count = of_request.entry(wanted.device_class_name.clone()).or_default();
-            *count = wanted.most().max(*count);
-        }
-        for (class, count) in of_request {
-            let sum = most.entry(class).or_default();
-            *sum = sum.saturating_add(count);
-        }
-    }
-    Ok(most.into_iter().collect())
 }
 
 #[cfg(test)]
@@ -98,5 +193,22 @@ mod tests {
             .unwrap();
         let expected = [("a", 5), ("b", 32), ("c", 4)].map(|(class, count)| (class.into(), count));
         assert_eq!(*claim.spec.devices, expected);
+        assert!(!claim.spec.admin_access && claim.spec.has_alternatives);
+    }
+
+    #[test]
+    fn an_allocation_may_be_there_without_devices() {
+        let allocation = |status: serde_json::Value| {
+            let claim: ResourceClaim = serde_json::from_value(json!({ "status": status })).unwrap();
+            claim.status.allocation.map(|Allocation(devices)| devices.len())
+        };
+        assert_eq!(allocation(json!({})), None);
+        assert_eq!(allocation(json!({ "allocation": null })), None);
+        assert_eq!(allocation(json!({ "allocation": {} })), Some(0));
+        let results = json!([{ "driver": "d", "pool": "p", "device": "x" }]);
+        assert_eq!(
+            allocation(json!({ "allocation": { "devices": { "results": results } } })),
+            Some(1)
+        );
     }
 }

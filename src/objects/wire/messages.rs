@@ -73,7 +73,10 @@ static POD_SPEC: Message = Message(&[
     Field::map(32, "overhead", Wrapped),
     Field::list(39, "resourceClaims", Kind::Message(&RESOURCE_CLAIM)),
     Field::one(40, "resources", Kind::Message(&RESOURCES)),
+    Field::one(43, "schedulingGroup", Kind::Message(&SCHEDULING_GROUP)),
 ]);
+
+static SCHEDULING_GROUP: Message = Message(&[Field::one(1, "podGroupName", Text)]);
 
 static VOLUME: Message = Message(&[Field::one(1, "name", Text), Field::inline(2, &VOLUME_SOURCE)]);
 

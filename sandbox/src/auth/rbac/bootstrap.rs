@@ -8,6 +8,8 @@ use crate::api::Api;
 use crate::api::status::ApiResult;
 
 const TABLE: &str = include_str!("bootstrap.txt");
+/// The roles of controllers that gates turn on, and what gates add to the others.
+const GATED: &str = include_str!("gated.txt");
 
 /// Kind, resource and object of each line that names one, with its rules.
 fn objects(table: &str) -> Vec<(&'static str, Value)> {
@@ -120,7 +122,11 @@ impl Api {
         if self.registry.find(GROUP, "v1", "clusterroles").is_none() {
             return Ok(());
         }
-        for (resource, object) in objects(TABLE) {
+        let mut all = objects(TABLE);
+        if self.registry.find("resource.k8s.io", "v1beta2", "devicetaintrules").is_some() {
+            all.extend(objects(GATED));
+        }
+        for (resource, object) in all {
             self.create_value(GROUP, resource, object)?;
         }
         Ok(())

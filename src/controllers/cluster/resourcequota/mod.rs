@@ -61,7 +61,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 /// The evaluators that do more than count.
 fn registry(c: &mut Controller) -> Registry {
     let pods = c.lister::<Pod>();
-    let evaluator: Arc<dyn Evaluator> = Arc::new(Pods { pods: pods.clone(), clock: c.clock() });
+    let whole = c.feature("PodLevelResources");
+    let evaluator = Pods { pods: pods.clone(), clock: c.clock(), whole };
+    let evaluator: Arc<dyn Evaluator> = Arc::new(evaluator);
     let mut built_in = vec![
         (Pod::RESOURCE, evaluator),
         (Service::RESOURCE, services(c.lister())),

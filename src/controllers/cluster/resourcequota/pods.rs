@@ -30,6 +30,8 @@ const NAMES: [&str; 11] = [
 pub struct Pods {
     pub pods: Lister<Pod>,
     pub clock: SharedClock,
+    /// The gate `PodLevelResources`.
+    pub whole: bool,
 }
 
 impl Evaluator for Pods {
@@ -42,12 +44,17 @@ impl Evaluator for Pods {
 
     fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error> {
         let now = self.clock.now();
-        Ok(sum(&self.pods.in_namespace(namespace), scopes, now))
+        Ok(sum(&self.pods.in_namespace(namespace), scopes, self.whole, now))
     }
 }
 
 /// What the pods that match use. Those of one template are added up at once.
-fn sum(pods: &[Arc<Pod>], scopes: &[ScopeRequirement], now: Timestamp) -> ResourceList {
+fn sum(
+    pods: &[Arc<Pod>],
+    scopes: &[ScopeRequirement],
+    whole: bool,
+    now: Timestamp,
+) -> ResourceList {
     let mut alike: HashMap<*const PodQuota, (&PodQuota, u64, u64)> = HashMap::new();
     for pod in pods {
         let (_, stored, live) =
@@ -66,7 +73,7 @@ fn sum(pods: &[Arc<Pod>], scopes: &[ScopeRequirement], now: Timestamp) -> Resour
         }
         usage.add_to(&COUNT.into(), Quantity::ONE.times(stored));
         if live > 0 {
-            for (name, amount) in quota.usage.iter() {
+            for (name, amount) in quota.usage_by(whole).iter() {
                 usage.add_to(name, amount.times(live));
             }
         }
@@ -166,7 +173,7 @@ mod tests {
             pod("f", limited, json!({})),
         ];
         let used = |scopes: &[ScopeRequirement]| {
-            let usage = sum(&pods, scopes, Timestamp::from_secs(0));
+            let usage = sum(&pods, scopes, true, Timestamp::from_secs(0));
             ["count/pods", "pods", "requests.cpu"]
                 .map(|name| usage.get(name).unwrap_or_default().to_string())
         };
@@ -189,6 +196,17 @@ mod tests {
             ),
         ] {
             assert_eq!(used(&scopes), expected, "{scopes:?}");
+        }
+    }
+
+    #[test]
+    fn a_gate_says_whether_what_the_pod_names_as_a_whole_counts() {
+        let mut whole = spec("100m", "");
+        whole["resources"] = json!({ "requests": { "cpu": "2" } });
+        let pods = [pod("a", whole, json!({})), pod("b", spec("1", ""), json!({}))];
+        for (counts, cpu) in [(true, "3"), (false, "1100m")] {
+            let usage = sum(&pods, &[], counts, Timestamp::from_secs(0));
+            assert_eq!(usage.get("requests.cpu").unwrap_or_default().to_string(), cpu);
         }
     }
 

@@ -1,0 +1,341 @@
+//! Which claims a pod uses, and for whom a claim is made and reserved.
+//! Upstream: `k8s.io/dynamic-resource-allocation/resourceclaim`.
+
+use crate::controllers::Error;
+use crate::objects::{
+    ClaimConsumer, Istr, Meta, ObjectKey, Pod, PodGroup, PodResourceClaim, Resource, ResourceClaim,
+    ResourceClaimStatus,
+};
+
+/// The gate of claims that pods share with their PodGroup.
+pub const GROUP_CLAIMS: &str = "DRAWorkloadResourceClaims";
+const PODS: &str = "pods";
+const POD_GROUPS: &str = "podgroups";
+/// Upstream: `schedulingapi.GroupName`.
+const SCHEDULING: &str = "scheduling.k8s.io";
+
+/// The claim behind an entry of the `resourceClaims` of a pod or a PodGroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimName<'a> {
+    /// The user's claim of this name.
+    Given(&'a Istr),
+    /// The claim of this name, made from a template. It counts only if its owner is right.
+    Made(&'a Istr),
+    /// A claim is to be made from a template.
+    NotMade,
+    /// It is settled that no claim is needed.
+    NotNeeded,
+    /// The entry says nothing that this build knows.
+    Unsupported,
+}
+
+impl<'a> ClaimName<'a> {
+    /// Upstream: `Name`, `NameFromPodGroup`.
+    pub fn of(
+        entry: &'a PodResourceClaim,
+        statuses: &'a [ResourceClaimStatus],
+    ) -> ClaimName<'a> {
+        if let Some(name) = &entry.resource_claim_name {
+            return ClaimName::Given(name);
+        }
+        if entry.resource_claim_template_name.is_none() {
+            return ClaimName::Unsupported;
+        }
+        match statuses.iter().find(|status| status.name == entry.name) {
+            None => ClaimName::NotMade,
+            Some(status) => match &status.resource_claim_name {
+                None => ClaimName::NotNeeded,
+                Some(name) if name.is_empty() => ClaimName::NotMade,
+                Some(name) => ClaimName::Made(name),
+            },
+        }
+    }
+
+    /// Whether it is known to be `name`.
+    pub fn is(self, name: &str) -> bool {
+        self.known().is_some_and(|known| known == name)
+    }
+
+    /// The name, if there is one.
+    pub fn known(self) -> Option<&'a Istr> {
+        match self {
+            ClaimName::Given(name) | ClaimName::Made(name) => Some(name),
+            ClaimName::NotMade | ClaimName::NotNeeded | ClaimName::Unsupported => None,
+        }
+    }
+}
+
+/// The names of a pod's claims as far as they are known, in the order of its spec.
+pub fn claims_of(pod: &Pod) -> impl Iterator<Item = ClaimName<'_>> {
+    let entries = pod.spec.shape.resource_claims.iter();
+    entries.map(|entry| ClaimName::of(entry, pod.status.resource_claims()))
+}
+
+/// The key of the pod's PodGroup. `None` without one, or where PodGroups are not considered.
+pub fn group_key(pod: &Pod, groups: bool) -> Option<ObjectKey> {
+    let group = &pod.spec.shape.pod_group;
+    (groups && !group.is_empty()).then(|| ObjectKey::new(&pod.meta.namespace, group))
+}
+
+/// Whether the claim was made for the pod or, with `groups`, for its PodGroup, and else why it does
+/// not count. Upstream: `IsForPod`.
+pub fn is_for_pod(pod: &Pod, claim: &ResourceClaim, groups: bool) -> Result<(), Error> {
+    if claim.meta.is_controlled_by(&pod.meta.uid) {
+        return Ok(());
+    }
+    let group = &pod.spec.shape.pod_group;
+    let is_of_group = groups
+        && !group.is_empty()
+        && claim.meta.controller().is_some_and(|owner| {
+            owner.name == *group && owner.kind == "PodGroup" && owner.group() == SCHEDULING
+        });
+    if is_of_group {
+        return Ok(());
+    }
+    let why = match groups {
+        true => format!("neither Pod nor PodGroup {group} is the owner"),
+        false => "Pod is not owner".to_owned(),
+    };
+    Err(not_made_for(claim, "Pod", &pod.meta, &why))
+}
+
+/// Upstream: `IsForPodGroup`.
+pub fn is_for_group(group: &PodGroup, claim: &ResourceClaim) -> Result<(), Error> {
+    match claim.meta.is_controlled_by(&group.meta.uid) {
+        true => Ok(()),
+        false => Err(not_made_for(claim, "PodGroup", &group.meta, "PodGroup is not owner")),
+    }
+}
+
+fn not_made_for(claim: &ResourceClaim, kind: &str, user: &Meta, why: &str) -> Error {
+    let (claim, user) = (claim.meta.key(), user.key());
+    Error::other(format!("ResourceClaim {claim} was not created for {kind} {user} ({why})"))
+}
+
+/// Whether a claim is reserved for the pod or, with `groups`, for its PodGroup. A pod does not know
+/// the uid of its PodGroup. Upstream: `IsReservedForPod`.
+pub fn is_reserved_for(pod: &Pod, claim: &ResourceClaim, groups: bool) -> bool {
+    let group = &pod.spec.shape.pod_group;
+    claim.status.reserved_for.iter().any(|consumer| {
+        consumer.uid == pod.meta.uid
+            || groups
+                && !group.is_empty()
+                && consumer.is_group()
+                && *consumer.name == **group
+    })
+}
+
+impl ClaimConsumer {
+    pub fn is_pod(&self) -> bool {
+        self.api_group.is_empty() && self.resource == PODS
+    }
+
+    pub fn is_group(&self) -> bool {
+        self.api_group == SCHEDULING && self.resource == POD_GROUPS
+    }
+}
+
+/// For whom a claim of a pod is reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consumer {
+    Pod,
+    PodGroup,
+}
+
+/// An entry that the pod shares with its PodGroup belongs to the PodGroup. Upstream: `BindTo`.
+pub fn consumer_of(
+    pod: &Pod,
+    group: Option<&PodGroup>,
+    entry: &PodResourceClaim,
+) -> Result<Consumer, Error> {
+    if !is_supported(entry) {
+        return Err(unsupported("Pod", &pod.meta, entry));
+    }
+    let Some(group) = group else { return Ok(Consumer::Pod) };
+    for shared in &group.spec.resource_claims {
+        if !is_supported(shared) {
+            return Err(unsupported("PodGroup", &group.meta, shared));
+        }
+        if shared == entry {
+            return Ok(Consumer::PodGroup);
+        }
+    }
+    Ok(Consumer::Pod)
+}
+
+fn is_supported(entry: &PodResourceClaim) -> bool {
+    entry.resource_claim_name.is_some() || entry.resource_claim_template_name.is_some()
+}
+
+fn unsupported(kind: &str, meta: &Meta, entry: &PodResourceClaim) -> Error {
+    let text = format!("{kind} {} claim {}: {UNSUPPORTED}", meta.key(), entry.name);
+    Error::other(text)
+}
+
+/// Upstream: `ErrAPIUnsupported`.
+pub const UNSUPPORTED: &str = "none of the supported fields are set";
+
+/// Whether the owner reference of a claim is that of a pod or a PodGroup, of any version.
+pub fn is_owner_of_claims(api_version: &str, kind: &str) -> bool {
+    match kind {
+        "Pod" => api_version == Pod::RESOURCE.api_version(),
+        "PodGroup" => {
+            api_version.split_once('/').is_some_and(|(group, _)| group == SCHEDULING)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use serde_json::{Value, json};
+
+    use crate::objects::{Pod, PodGroup, ResourceClaim};
+
+    /// A pod "p" of uid "pod" with `spec` and `status`.
+    pub fn pod(spec: Value, status: Value) -> Pod {
+        let metadata = json!({ "namespace": "ns", "name": "p", "uid": "pod" });
+        let pod = json!({ "metadata": metadata, "spec": spec, "status": status });
+        serde_json::from_value(pod).unwrap()
+    }
+
+    /// A PodGroup "g" of uid "group".
+    pub fn group(claims: Value) -> PodGroup {
+        let metadata = json!({ "namespace": "ns", "name": "g", "uid": "group" });
+        let spec = json!({ "resourceClaims": claims });
+        serde_json::from_value(json!({ "metadata": metadata, "spec": spec })).unwrap()
+    }
+
+    /// An owner reference to [`pod`] or [`group`].
+    pub fn owner(kind: &str) -> Value {
+        let (version, name, uid) = match kind {
+            "Pod" => ("v1", "p", "pod"),
+            _ => ("scheduling.k8s.io/v1alpha2", "g", "group"),
+        };
+        json!({
+            "apiVersion": version, "kind": kind, "name": name, "uid": uid, "controller": true,
+        })
+    }
+
+    /// A claim "c".
+    pub fn claim(owners: Value, status: Value) -> ResourceClaim {
+        let metadata = json!({
+            "namespace": "ns", "name": "c", "uid": "claim", "resourceVersion": "7",
+            "ownerReferences": owners,
+        });
+        serde_json::from_value(json!({ "metadata": metadata, "status": status })).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::testing::*;
+    use super::*;
+
+    fn entry(value: Value) -> PodResourceClaim {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn the_name_of_a_claim_is_given_made_or_missing() {
+        let statuses: Vec<ResourceClaimStatus> = serde_json::from_value(json!([
+            { "name": "made", "resourceClaimName": "p-made-x" },
+            { "name": "skipped" },
+            { "name": "odd", "resourceClaimName": "" },
+        ]))
+        .unwrap();
+        let (mine, made) = (Istr::new("mine"), Istr::new("p-made-x"));
+        for (value, name) in [
+            (json!({ "name": "a", "resourceClaimName": "mine" }), ClaimName::Given(&mine)),
+            (json!({ "name": "made", "resourceClaimTemplateName": "t" }), ClaimName::Made(&made)),
+            (json!({ "name": "skipped", "resourceClaimTemplateName": "t" }), ClaimName::NotNeeded),
+            (json!({ "name": "odd", "resourceClaimTemplateName": "t" }), ClaimName::NotMade),
+            (json!({ "name": "new", "resourceClaimTemplateName": "t" }), ClaimName::NotMade),
+            (json!({ "name": "made" }), ClaimName::Unsupported),
+        ] {
+            assert_eq!(ClaimName::of(&entry(value.clone()), &statuses), name, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_claim_is_for_its_owner() {
+        let grouped = pod(json!({ "schedulingGroup": { "podGroupName": "g" } }), json!({}));
+        let alone = pod(json!({}), json!({}));
+        let mut of_another_api = owner("PodGroup");
+        of_another_api["apiVersion"] = json!("example.com/v1");
+        let mut not_controller = owner("Pod");
+        not_controller["controller"] = json!(false);
+        let text = |why: &str| format!("ResourceClaim ns/c was not created for Pod ns/p ({why})");
+        let (pod_only, neither) = (
+            text("Pod is not owner"),
+            text("neither Pod nor PodGroup g is the owner"),
+        );
+        for (owners, pod, groups, fault) in [
+            (json!([owner("Pod")]), &alone, false, None),
+            (json!([owner("Pod")]), &grouped, true, None),
+            (json!([not_controller]), &alone, false, Some(&pod_only)),
+            (json!([]), &alone, false, Some(&pod_only)),
+            (json!([owner("PodGroup")]), &grouped, true, None),
+            (json!([owner("PodGroup")]), &grouped, false, Some(&pod_only)),
+            (json!([of_another_api]), &grouped, true, Some(&neither)),
+        ] {
+            let found = is_for_pod(pod, &claim(owners.clone(), json!({})), groups);
+            let found = found.err().map(|error| error.to_string());
+            assert_eq!(found.as_ref(), fault, "{owners} {groups}");
+        }
+        assert!(is_for_pod(&alone, &claim(json!([owner("PodGroup")]), json!({})), true).is_err());
+        let made = claim(json!([owner("PodGroup")]), json!({}));
+        assert!(is_for_group(&group(json!([])), &made).is_ok());
+        assert!(is_for_group(&group(json!([])), &claim(json!([]), json!({}))).is_err());
+    }
+
+    #[test]
+    fn a_claim_is_reserved_for_a_pod_or_its_group() {
+        let grouped = pod(json!({ "schedulingGroup": { "podGroupName": "g" } }), json!({}));
+        let alone = pod(json!({}), json!({}));
+        let of = |consumer: Value| claim(json!([]), json!({ "reservedFor": [consumer] }));
+        let to_group = |name: &str, api_group: &str| {
+            json!({ "apiGroup": api_group, "resource": "podgroups", "name": name, "uid": "x" })
+        };
+        let to_pod = json!({ "resource": "pods", "name": "p", "uid": "pod" });
+        let old_pod = json!({ "resource": "pods", "name": "p", "uid": "old" });
+        for (consumer, pod, groups, reserved) in [
+            (to_pod, &alone, false, true),
+            (old_pod, &alone, true, false),
+            (to_group("g", SCHEDULING), &grouped, true, true),
+            (to_group("g", SCHEDULING), &grouped, false, false),
+            (to_group("h", SCHEDULING), &grouped, true, false),
+            (to_group("g", "example.com"), &grouped, true, false),
+            (to_group("g", SCHEDULING), &alone, true, false),
+        ] {
+            assert_eq!(is_reserved_for(pod, &of(consumer.clone()), groups), reserved, "{consumer}");
+        }
+    }
+
+    #[test]
+    fn an_entry_that_is_the_groups_too_binds_to_the_group() {
+        let pod = pod(json!({ "schedulingGroup": { "podGroupName": "g" } }), json!({}));
+        let template = |name: &str, template: &str| {
+            json!({ "name": name, "resourceClaimTemplateName": template })
+        };
+        let given = json!({ "name": "a", "resourceClaimName": "t" });
+        let unsupported = json!({ "name": "x" });
+        let bind = |shared: &Value, own: &Value| {
+            let group = group(json!([shared]));
+            let bound = consumer_of(&pod, Some(&group), &entry(own.clone()));
+            bound.map_err(|error| error.to_string())
+        };
+        let a = template("a", "t");
+        assert_eq!(bind(&a, &a), Ok(Consumer::PodGroup));
+        assert_eq!(bind(&given, &given), Ok(Consumer::PodGroup));
+        for other in [template("b", "t"), template("a", "u"), given.clone()] {
+            assert_eq!(bind(&a, &other), Ok(Consumer::Pod), "{other}");
+        }
+        assert_eq!(consumer_of(&pod, None, &entry(a.clone())).unwrap(), Consumer::Pod);
+        let text = |what: &str| format!("{what} claim x: none of the supported fields are set");
+        assert_eq!(bind(&a, &unsupported), Err(text("Pod ns/p")));
+        assert_eq!(bind(&unsupported, &a), Err(text("PodGroup ns/g")));
+    }
+}

@@ -1,0 +1,414 @@
+//! Answers ResourcePoolStatusRequests: which pools a driver has, and how many of their devices are
+//! allocated. Upstream: `pkg/controller/resourcepoolstatusrequest`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::cache::Lister;
+use crate::client::{Client, Delete, Patch};
+use crate::clock::SharedClock;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::metrics::{exponential, metrics};
+use crate::objects::{
+    Allocation, Istr, ObjectKey, PartialObjectMetadata, Resource, ResourceClaim,
+    ResourcePoolStatusRequest, ResourceSlice, Timestamp,
+};
+
+/// How often the slices of an incomplete pool are awaited.
+const MAX_RETRIES: u32 = 5;
+/// How long a request is kept when it is answered, and when it is not.
+const ANSWERED_TTL: Duration = Duration::from_secs(60 * 60);
+const PENDING_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+/// Upstream: `ResourcePoolStatusRequestLimitDefault`.
+const DEFAULT_LIMIT: u32 = 100;
+/// Upstream: `+k8s:maxBytes` of `validationError`.
+const LONGEST_ERROR: usize = 256;
+
+metrics! {
+    fn register;
+    static PROCESSED: IntCounterVec["driver_name"] =
+        "resourcepoolstatusrequest_controller_requests_processed_total",
+        "[ALPHA] Total number of ResourcePoolStatusRequests processed";
+    static ERRORS: IntCounterVec["driver_name"] =
+        "resourcepoolstatusrequest_controller_request_processing_errors_total",
+        "[ALPHA] Total number of errors encountered while processing ResourcePoolStatusRequests";
+    static DURATION: HistogramVec["driver_name"](exponential(0.001, 2.0, 15)) =
+        "resourcepoolstatusrequest_controller_request_processing_duration_seconds",
+        "[ALPHA] Time taken to process a ResourcePoolStatusRequest";
+}
+
+/// The controller `resourcepoolstatusrequest-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    register();
+    let requests = c.lister::<ResourcePoolStatusRequest>();
+    let (slices, claims) = (c.lister::<ResourceSlice>(), c.lister::<ResourceClaim>());
+    let queue = c.queue(Retries::default());
+    c.watch(&requests, &queue, |change, queue| {
+        let key = change.object().meta.key();
+        match change {
+            Change::Deleted(_) => {
+                queue.cancel_timer(&key);
+            }
+            _ => queue.add(key),
+        }
+    });
+    let this = PoolStatus {
+        client: c.client(),
+        clock: c.clock(),
+        queue: queue.clone(),
+        requests,
+        slices,
+        claims,
+    };
+    let this = Arc::new(this);
+    c.sync(queue, move |key| this.clone().sync(key));
+    Ok(())
+}
+
+struct PoolStatus {
+    client: Client,
+    clock: SharedClock,
+    queue: Queue,
+    requests: Lister<ResourcePoolStatusRequest>,
+    slices: Lister<ResourceSlice>,
+    claims: Lister<ResourceClaim>,
+}
+
+impl PoolStatus {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let Some(request) = self.requests.get(&key) else { return Ok(Next::Done) };
+        let now = self.clock.now();
+        let expiry = expiry(&request);
+        if expiry.is_some_and(|expiry| expiry <= now) {
+            let delete = Delete::new().uid(request.meta.uid.clone());
+            return match self.client.delete::<ResourcePoolStatusRequest>(&key, delete).await {
+                Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
+                _ => Ok(Next::Done),
+            };
+        }
+        if let Some(expiry) = expiry {
+            self.queue.set_timer_after(key.clone(), expiry.duration_since(now));
+        }
+        if request.status.is_none() {
+            self.answer(&key, &request).await?;
+        }
+        Ok(Next::Done)
+    }
+
+    async fn answer(
+        &self,
+        key: &ObjectKey,
+        request: &ResourcePoolStatusRequest,
+    ) -> Result<(), Error> {
+        let start = self.clock.monotonic();
+        let driver = &request.spec.driver;
+        let pools = pools(request, &self.slices.list(), &self.claims.list());
+        // The driver gets some time to publish the rest.
+        let is_incomplete = pools.iter().any(|pool| pool.fault().is_some());
+        if is_incomplete && self.queue.retries(key) < MAX_RETRIES {
+            return Err(Error::NotYet("incomplete pools detected, requeueing".to_owned()));
+        }
+        let version = request.meta.resource_version.to_string();
+        let status = status(pools, request.spec.limit, self.clock.now());
+        let metadata = json!({ "resourceVersion": version });
+        let patch = Patch::Merge(json!({ "metadata": metadata, "status": status }));
+        let requests = self.client.resource(&ResourcePoolStatusRequest::RESOURCE).metadata_only();
+        let written =
+            requests.subresource("status").patch::<PartialObjectMetadata>(key, &patch).await;
+        let took = self.clock.monotonic().saturating_sub(start);
+        DURATION.with_label_values(&[driver.as_str()]).observe(took.as_secs_f64());
+        PROCESSED.with_label_values(&[driver.as_str()]).inc();
+        written.map(drop).map_err(|error| {
+            ERRORS.with_label_values(&[driver.as_str()]).inc();
+            let why = Error::from(error).message();
+            Error::other(format!("failed to update status for request {key}: {why}"))
+        })
+    }
+}
+
+/// When a request is deleted. Upstream: `shouldDeleteRequest`.
+fn expiry(request: &ResourcePoolStatusRequest) -> Option<Timestamp> {
+    let created = request.meta.creation_timestamp;
+    let Some(status) = &request.status else { return Some(created? + PENDING_TTL) };
+    let ends = |name: &str| matches!(name, "Complete" | "Failed");
+    let end = status.conditions.iter().find(|condition| ends(&condition.r#type));
+    Some(end.map_or(created, |end| end.last_transition_time)? + ANSWERED_TTL)
+}
+
+/// A pool at its newest generation.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Pool {
+    driver: Istr,
+    name: Istr,
+    generation: i64,
+    /// Empty where the slices do not agree.
+    node_name: Istr,
+    slices: i64,
+    expected_slices: i64,
+    devices: i64,
+    allocated: i64,
+}
+
+impl Pool {
+    /// Why the devices cannot be counted.
+    fn fault(&self) -> Option<String> {
+        let Pool { driver, name, generation, slices, expected_slices, .. } = self;
+        (slices < expected_slices).then(|| {
+            let mut text = format!(
+                "pool {driver}/{name} is incomplete: observed {slices}/{expected_slices} slices \
+                 at generation {generation}"
+            );
+            text.truncate(text.floor_char_boundary(LONGEST_ERROR));
+            text
+        })
+    }
+
+    fn to_json(&self) -> Value {
+        let mut pool = json!({
+            "driver": self.driver, "poolName": self.name, "generation": self.generation,
+        });
+        if !self.node_name.is_empty() {
+            pool["nodeName"] = json!(self.node_name);
+        }
+        let counts = match self.fault() {
+            Some(fault) => json!({ "validationError": fault }),
+            None => json!({
+                "resourceSliceCount": self.slices,
+                "totalDevices": self.devices,
+                "allocatedDevices": self.allocated,
+                "availableDevices": (self.devices - self.allocated).max(0),
+                // Upstream does not look at taints and health yet.
+                "unavailableDevices": 0,
+            }),
+        };
+        for (name, count) in counts.as_object().into_iter().flatten() {
+            pool[name] = count.clone();
+        }
+        pool
+    }
+}
+
+/// The pools that a request asks for, by name. Upstream: `calculatePoolStatus`.
+fn pools(
+    request: &ResourcePoolStatusRequest,
+    slices: &[Arc<ResourceSlice>],
+    claims: &[Arc<ResourceClaim>],
+) -> Vec<Pool> {
+    let wanted = &request.spec;
+    let mut pools: BTreeMap<&Istr, Pool> = BTreeMap::new();
+    for slice in slices.iter().map(|slice| &slice.spec) {
+        let is_wanted = slice.driver == wanted.driver
+            && (wanted.pool_name.is_empty() || slice.pool.name == wanted.pool_name);
+        if !is_wanted {
+            continue;
+        }
+        let generation = slice.pool.generation;
+        let new = Pool {
+            driver: slice.driver.clone(),
+            name: slice.pool.name.clone(),
+            generation,
+            node_name: slice.node_name.clone(),
+            expected_slices: slice.pool.resource_slice_count,
+            ..Pool::default()
+        };
+        let pool = pools.entry(&slice.pool.name).or_insert_with(|| new.clone());
+        if generation < pool.generation {
+            continue;
+        }
+        if generation > pool.generation {
+            *pool = new;
+        }
+        if pool.node_name != slice.node_name {
+            pool.node_name = Istr::default();
+        }
+        pool.slices += 1;
+        pool.devices += i64::try_from(slice.devices.len()).unwrap_or(i64::MAX);
+    }
+    for claim in claims {
+        let Some(Allocation(devices)) = &claim.status.allocation else { continue };
+        for device in devices.iter().filter(|device| device.driver == wanted.driver) {
+            if let Some(pool) = pools.get_mut(&device.pool) {
+                pool.allocated += 1;
+            }
+        }
+    }
+    pools.into_values().collect()
+}
+
+fn status(mut pools: Vec<Pool>, limit: Option<u32>, now: Timestamp) -> Value {
+    let all = pools.len();
+    pools.truncate(usize::try_from(limit.unwrap_or(DEFAULT_LIMIT)).unwrap_or(usize::MAX));
+    let mut message = format!("Calculated status for {} pools", pools.len());
+    let incomplete = pools.iter().filter(|pool| pool.fault().is_some()).count();
+    if incomplete > 0 {
+        message.push_str(&format!(" ({incomplete} incomplete)"));
+    }
+    let condition = json!({
+        "type": "Complete", "status": "True", "reason": "CalculationComplete",
+        "message": message, "lastTransitionTime": now,
+    });
+    let mut status = json!({ "poolCount": all, "conditions": [condition] });
+    if !pools.is_empty() {
+        status["pools"] = pools.iter().map(Pool::to_json).collect();
+    }
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slice(pool: &str, node: &str, devices: usize, generation: i64, count: i64) -> Value {
+        let devices: Vec<Value> =
+            (0..devices).map(|n| json!({ "name": format!("device-{n}") })).collect();
+        json!({ "spec": {
+            "driver": "d", "nodeName": node, "devices": devices,
+            "pool": { "name": pool, "generation": generation, "resourceSliceCount": count },
+        } })
+    }
+
+    fn answer(spec: Value, slices: Vec<Value>, claims: &[&str]) -> Value {
+        let request = serde_json::from_value(json!({ "spec": spec })).unwrap();
+        let slices: Vec<_> =
+            slices.into_iter().map(|s| Arc::new(serde_json::from_value(s).unwrap())).collect();
+        let claims: Vec<_> = claims
+            .iter()
+            .map(|pool| {
+                let device = json!({ "driver": "d", "pool": pool, "device": "device-0" });
+                let allocation = json!({ "devices": { "results": [device] } });
+                let claim = json!({ "status": { "allocation": allocation } });
+                Arc::new(serde_json::from_value(claim).unwrap())
+            })
+            .collect();
+        let now = Timestamp::from_secs(0);
+        let pools = pools(&request, &slices, &claims);
+        status(pools, request.spec.limit, now)
+    }
+
+    #[test]
+    fn a_request_is_answered_with_its_pools() {
+        let driver = || json!({ "driver": "d" });
+        let mut foreign = slice("p", "n", 9, 1, 1);
+        foreign["spec"]["driver"] = json!("e");
+        // Pool, node, slices, devices, allocated, available.
+        let pool = |name: &str, node: &str, slices: i64, counts: [i64; 3]| {
+            let [devices, allocated, available] = counts;
+            let mut pool = json!({
+                "driver": "d", "poolName": name, "generation": 1, "resourceSliceCount": slices,
+                "totalDevices": devices, "allocatedDevices": allocated,
+                "availableDevices": available, "unavailableDevices": 0,
+            });
+            if !node.is_empty() {
+                pool["nodeName"] = json!(node);
+            }
+            pool
+        };
+        for (what, spec, slices, claims, pools) in [
+            ("no pool", driver(), vec![foreign.clone()], &[][..], Value::Null),
+            (
+                "one pool",
+                driver(),
+                vec![slice("p", "n", 4, 1, 1), foreign],
+                &["p", "p", "q"],
+                json!([pool("p", "n", 1, [4, 2, 2])]),
+            ),
+            (
+                "more allocated than published",
+                driver(),
+                vec![slice("p", "n", 1, 1, 1)],
+                &["p", "p"],
+                json!([pool("p", "n", 1, [1, 2, 0])]),
+            ),
+            (
+                "sorted",
+                driver(),
+                vec![slice("q", "n", 1, 1, 1), slice("p", "n", 2, 1, 1)],
+                &["q"],
+                json!([pool("p", "n", 1, [2, 0, 2]), pool("q", "n", 1, [1, 1, 0])]),
+            ),
+            (
+                "by name",
+                json!({ "driver": "d", "poolName": "q" }),
+                vec![slice("q", "n", 1, 1, 1), slice("p", "n", 2, 1, 1)],
+                &[],
+                json!([pool("q", "n", 1, [1, 0, 1])]),
+            ),
+            (
+                "slices of several nodes",
+                driver(),
+                vec![slice("p", "n", 2, 1, 3), slice("p", "m", 2, 1, 3), slice("p", "n", 2, 1, 3)],
+                &[],
+                json!([pool("p", "", 3, [6, 0, 6])]),
+            ),
+            (
+                "older slices are ignored",
+                driver(),
+                vec![slice("p", "m", 7, 0, 1), slice("p", "n", 2, 1, 1), slice("p", "m", 7, 0, 1)],
+                &[],
+                json!([pool("p", "n", 1, [2, 0, 2])]),
+            ),
+        ] {
+            let found = answer(spec, slices, claims);
+            assert_eq!(found["pools"], pools, "{what}");
+            let count = pools.as_array().map_or(0, Vec::len);
+            assert_eq!(found["poolCount"], count, "{what}");
+            assert_eq!(
+                found["conditions"][0]["message"],
+                format!("Calculated status for {count} pools")
+            );
+        }
+    }
+
+    #[test]
+    fn an_incomplete_pool_has_an_error_and_no_counts() {
+        let slices = vec![slice("p", "n", 4, 2, 5), slice("p", "n", 4, 2, 5), slice("q", "", 1, 1, 1)];
+        let found = answer(json!({ "driver": "d" }), slices, &[]);
+        assert_eq!(
+            found["pools"][0],
+            json!({
+                "driver": "d", "poolName": "p", "generation": 2, "nodeName": "n",
+                "validationError":
+                    "pool d/p is incomplete: observed 2/5 slices at generation 2",
+            })
+        );
+        let message = "Calculated status for 2 pools (1 incomplete)";
+        assert_eq!(found["conditions"][0]["message"], message);
+    }
+
+    #[test]
+    fn an_answer_has_no_more_pools_than_asked_for() {
+        let slices = || (0..150).map(|n| slice(&format!("p{n:03}"), "", 1, 1, 1)).collect();
+        for (limit, pools) in [(json!(null), 100), (json!(2), 2), (json!(1000), 150)] {
+            let found = answer(json!({ "driver": "d", "limit": limit }), slices(), &[]);
+            assert_eq!(found["pools"].as_array().unwrap().len(), pools);
+            assert_eq!(found["poolCount"], 150);
+        }
+    }
+
+    #[test]
+    fn a_request_expires_after_its_end_or_after_a_day() {
+        let request = |status: Value| {
+            let metadata = json!({ "creationTimestamp": "1970-01-01T00:00:00Z" });
+            let request = json!({ "metadata": metadata, "status": status });
+            serde_json::from_value::<ResourcePoolStatusRequest>(request).unwrap()
+        };
+        let ended = |name: &str| {
+            let time = "1970-01-01T00:01:00Z";
+            json!({ "conditions": [{ "type": name, "lastTransitionTime": time }] })
+        };
+        for (status, seconds) in [
+            (Value::Null, 24 * 3600),
+            (json!({}), 3600),
+            (ended("Complete"), 3660),
+            (ended("Failed"), 3660),
+            (ended("Other"), 3600),
+        ] {
+            let found = expiry(&request(status.clone()));
+            assert_eq!(found, Some(Timestamp::from_secs(seconds)), "{status}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The reservations of a claim: which end, and what happens to a claim without any.
+
+use serde_json::{Value, json};
+
+use super::pods::{behind, is_done};
+use super::ResourceClaims;
+use crate::client::{Delete, Patch};
+use crate::controllers::{Error, Next, SyncResult};
+use crate::objects::{
+    ClaimConsumer, Istr, Meta, ObjectKey, PartialObjectMetadata, Pod, PodGroup, Resource,
+    ResourceClaim, Uid,
+};
+
+/// Keeps a claim while it is allocated. Upstream: `resourceapi.Finalizer`.
+const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+
+/// Whether a reservation goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Stays,
+    Ends,
+    /// The cache lacks the consumer: it may not have seen it yet.
+    Ask,
+}
+
+/// What the cache says of the consumer's name: its uid, and whether it is done.
+fn fate(uid: &Uid, is_deleted: bool, cached: Option<(&Uid, bool)>) -> Fate {
+    match cached {
+        _ if is_deleted => Fate::Ends,
+        None => Fate::Ask,
+        Some((found, _)) if found != uid => Fate::Ends,
+        Some((_, true)) => Fate::Ends,
+        Some((_, false)) => Fate::Stays,
+    }
+}
+
+/// What is written to a claim whose reservations of `ended` end.
+#[derive(Debug, Default, PartialEq)]
+struct Plan {
+    /// The patch of the status.
+    status: Option<Value>,
+    /// The finalizer is removed.
+    finalizer: bool,
+}
+
+/// A claim is deallocated when its last reservation ends: it may have been allocated before it was
+/// reserved, so one that is not reserved keeps its allocation. One that is being deleted does not.
+fn plan(claim: &ResourceClaim, ended: &[&Uid]) -> Plan {
+    let is_unused = ended.len() == claim.status.reserved_for.len();
+    let is_ours = claim.meta.has_finalizer(FINALIZER);
+    let is_allocated = claim.status.allocation.is_some();
+    if !ended.is_empty() {
+        let removed = ended.iter().map(|uid| json!({ "$patch": "delete", "uid": uid }));
+        let mut status = json!({ "reservedFor": removed.collect::<Vec<Value>>() });
+        let deallocates = is_unused && is_ours && is_allocated;
+        if deallocates {
+            status["allocation"] = Value::Null;
+        }
+        let finalizer = is_ours && (deallocates || !is_allocated);
+        return Plan { status: Some(status), finalizer };
+    }
+    if is_ours && is_unused && claim.meta.is_being_deleted() {
+        let status = is_allocated.then(|| json!({ "allocation": null }));
+        return Plan { status, finalizer: true };
+    }
+    Plan::default()
+}
+
+impl ResourceClaims {
+    pub(super) async fn sync_claim(&self, key: &ObjectKey) -> SyncResult {
+        let Some(claim) = self.claims.get(key) else { return Ok(Next::Done) };
+        let mut ended = Vec::new();
+        for consumer in &claim.status.reserved_for {
+            if self.has_ended(&key.namespace, consumer).await? {
+                ended.push(&consumer.uid);
+            }
+        }
+        let Plan { status, finalizer } = plan(&claim, &ended);
+        let mut newest = None;
+        if let Some(status) = status {
+            newest = Some(self.patch_claim_status(&claim.meta, status).await?);
+        }
+        if finalizer {
+            self.remove_finalizer(newest.as_ref().map_or(&claim.meta, |newest| &newest.meta)).await?;
+        }
+        if ended.len() == claim.status.reserved_for.len() {
+            self.delete_unneeded(&claim).await?;
+        }
+        Ok(Next::Done)
+    }
+
+    /// Whether the consumer of a claim is gone or done. One of an unknown kind is neither.
+    async fn has_ended(&self, namespace: &str, consumer: &ClaimConsumer) -> Result<bool, Error> {
+        let key = ObjectKey::new(namespace, &consumer.name);
+        let is_deleted = self.deleted.has(&consumer.uid);
+        let (fate, resource) = match &self.groups {
+            _ if consumer.is_pod() => {
+                let pod = self.pods.get(&key);
+                let cached = pod.as_ref().map(|pod| (&pod.meta.uid, is_done(pod)));
+                (fate(&consumer.uid, is_deleted, cached), &Pod::RESOURCE)
+            }
+            Some(groups) if consumer.is_group() => {
+                let group = groups.get(&key);
+                let cached = group.as_ref().map(|group| (&group.meta.uid, false));
+                (fate(&consumer.uid, is_deleted, cached), &PodGroup::RESOURCE)
+            }
+            _ => return Ok(false),
+        };
+        if fate != Fate::Ask {
+            return Ok(fate == Fate::Ends);
+        }
+        // To take a claim from a pod that is being scheduled would be bad.
+        let live = self.client.resource(resource).metadata_only();
+        match live.get::<PartialObjectMetadata>(&key).await {
+            Err(error) if error.is_not_found() => Ok(true),
+            live => Ok(live?.meta.uid != consumer.uid),
+        }
+    }
+
+    async fn remove_finalizer(&self, meta: &Meta) -> Result<(), Error> {
+        if !meta.has_finalizer(FINALIZER) {
+            return Ok(());
+        }
+        let rest: Vec<&Istr> =
+            meta.finalizers().iter().filter(|finalizer| **finalizer != FINALIZER).collect();
+        let version = meta.resource_version.to_string();
+        let metadata = json!({ "resourceVersion": version, "finalizers": rest });
+        let patch = Patch::Merge(json!({ "metadata": metadata }));
+        let claims = self.client.resource(&ResourceClaim::RESOURCE).metadata_only();
+        match claims.patch::<PartialObjectMetadata>(&meta.key(), &patch).await {
+            Err(error) if !error.is_not_found() => Err(behind(meta, error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Deletes a claim that was made for a pod which will not run: the pod itself may stay for long.
+    /// When the pod is gone, the garbage collector deletes the claim.
+    async fn delete_unneeded(&self, claim: &ResourceClaim) -> Result<(), Error> {
+        let owner = claim.meta.controller();
+        let owner = owner.filter(|owner| owner.api_version == "v1" && owner.kind == "Pod");
+        let Some(owner) = owner.filter(|_| !claim.meta.is_being_deleted()) else { return Ok(()) };
+        let pod = self.pods.get(&ObjectKey::new(&claim.meta.namespace, &owner.name));
+        if !pod.is_some_and(|pod| pod.meta.uid != owner.uid || is_done(&pod)) {
+            return Ok(());
+        }
+        let (key, delete) = (claim.meta.key(), Delete::new().uid(claim.meta.uid.clone()));
+        match self.client.delete::<ResourceClaim>(&key, delete).await {
+            Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+            Err(error) => Err(Error::other(format!(
+                "delete unused generated claim {key}: {}",
+                Error::from(error).message()
+            ))),
+            Ok(()) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reservation_ends_with_its_consumer() {
+        let (uid, other) = (Uid::new("u"), Uid::new("v"));
+        for (deleted, cached, expected) in [
+            (false, None, Fate::Ask),
+            (true, None, Fate::Ends),
+            (false, Some((&uid, false)), Fate::Stays),
+            (false, Some((&uid, true)), Fate::Ends),
+            (false, Some((&other, false)), Fate::Ends),
+        ] {
+            assert_eq!(fate(&uid, deleted, cached), expected, "{deleted} {cached:?}");
+        }
+    }
+
+    #[test]
+    fn a_claim_is_deallocated_with_its_last_reservation() {
+        let [a, b] = ["a", "b"].map(Uid::new);
+        let claim = |finalizers: &[&str], allocated: bool, reserved: &[&Uid], deleted: bool| {
+            let reserved: Vec<Value> =
+                reserved.iter().map(|uid| json!({ "resource": "pods", "uid": uid })).collect();
+            let mut claim = json!({
+                "metadata": { "finalizers": finalizers }, "status": { "reservedFor": reserved },
+            });
+            if allocated {
+                claim["status"]["allocation"] = json!({});
+            }
+            if deleted {
+                claim["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            }
+            serde_json::from_value::<ResourceClaim>(claim).unwrap()
+        };
+        let remove = |uid: &Uid| json!({ "$patch": "delete", "uid": uid });
+        let (ours, others) = (&[FINALIZER][..], &["example.com/x"][..]);
+        for (what, claim, ended, status, finalizer) in [
+            ("in use", claim(ours, true, &[&a], false), vec![], None, false),
+            ("allocated, not reserved yet", claim(ours, true, &[], false), vec![], None, false),
+            (
+                "the last use ends",
+                claim(ours, true, &[&a], false),
+                vec![&a],
+                Some(json!({ "reservedFor": [remove(&a)], "allocation": null })),
+                true,
+            ),
+            (
+                "one of two uses ends",
+                claim(ours, true, &[&a, &b], false),
+                vec![&b],
+                Some(json!({ "reservedFor": [remove(&b)] })),
+                false,
+            ),
+            (
+                "allocated by something else",
+                claim(others, true, &[&a], false),
+                vec![&a],
+                Some(json!({ "reservedFor": [remove(&a)] })),
+                false,
+            ),
+            (
+                "not allocated any more",
+                claim(ours, false, &[&a], false),
+                vec![&a],
+                Some(json!({ "reservedFor": [remove(&a)] })),
+                true,
+            ),
+            (
+                "being deleted, allocated",
+                claim(ours, true, &[], true),
+                vec![],
+                Some(json!({ "allocation": null })),
+                true,
+            ),
+            ("being deleted, not allocated", claim(ours, false, &[], true), vec![], None, true),
+            ("being deleted, in use", claim(ours, true, &[&a], true), vec![], None, false),
+            ("being deleted, not ours", claim(others, true, &[], true), vec![], None, false),
+        ] {
+            assert_eq!(plan(&claim, &ended), Plan { status, finalizer }, "{what}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Claims that are made from templates.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::{OWNER_INDEX, POD_CLAIM, metrics};
+use crate::cache::{IndexValue, Lister};
+use crate::client::Client;
+use crate::controllers::Error;
+use crate::objects::{
+    Istr, Meta, ObjectKey, OwnerReference, RawObject, Resource, ResourceClaim, ResourceClaimSpec,
+    ResourceClaimTemplate, Uid,
+};
+
+/// Leaves room for a hyphen and five random characters in a name of 63.
+const LONGEST_BASE: usize = 57;
+
+/// Finds the claims that were made for an owner, and makes those that are missing.
+pub struct Maker {
+    client: Client,
+    claims: Lister<ResourceClaim>,
+    templates: Lister<ResourceClaimTemplate>,
+    /// The gate `DRAPrioritizedList`.
+    alternatives: bool,
+    /// Claims that the cache has not seen yet.
+    new: Mutex<Vec<New>>,
+}
+
+struct New {
+    owner: Uid,
+    entry: Istr,
+    name: Arc<str>,
+    version: u64,
+}
+
+impl Maker {
+    pub fn new(
+        client: Client,
+        claims: Lister<ResourceClaim>,
+        templates: Lister<ResourceClaimTemplate>,
+        alternatives: bool,
+    ) -> Maker {
+        Maker { client, claims, templates, alternatives, new: Mutex::default() }
+    }
+
+    /// The claim that was made for the owner's entry of this name. A manager that ended before the
+    /// status named it leaves such a claim behind.
+    pub fn find(&self, owner: &Uid, entry: &str) -> Option<Arc<str>> {
+        let claims = self.claims.by_index(OWNER_INDEX, &IndexValue::Uid(owner.clone()));
+        let made = claims.iter().filter(|claim| {
+            claim.meta.annotations.get(POD_CLAIM).is_some_and(|name| name == entry)
+        });
+        let oldest = made.min_by_key(|claim| (claim.meta.creation_timestamp, &claim.meta.name));
+        if let Some(claim) = oldest {
+            return Some(claim.meta.name.clone());
+        }
+        let new = self.unseen();
+        let new = new.iter().find(|new| new.owner == *owner && new.entry == *entry);
+        new.map(|new| new.name.clone())
+    }
+
+    /// Those of the new claims that the cache has not seen.
+    fn unseen(&self) -> parking_lot::MutexGuard<'_, Vec<New>> {
+        let mut new = self.new.lock();
+        let seen = self.claims.last_seen_version();
+        new.retain(|new| new.version > seen);
+        new
+    }
+
+    /// Makes the claim of an entry, owned by the object of `meta` as `owner` says.
+    pub async fn make(
+        &self,
+        meta: &Meta,
+        owner: OwnerReference,
+        entry: &Istr,
+        template: &Istr,
+    ) -> Result<Arc<str>, Error> {
+        let key = ObjectKey::new(&meta.namespace, template);
+        let Some(template) = self.templates.get(&key) else {
+            let name = &key.name;
+            return Err(Error::other(format!(
+                "resource claim template \"{name}\": \
+                 resourceclaimtemplate.resource.k8s.io \"{name}\" not found"
+            )));
+        };
+        let body = RawObject::parse(template.spec.json())?;
+        let spec: Option<ResourceClaimSpec> =
+            body.get("spec").map(|spec| serde_json::from_str(spec.get())).transpose()?;
+        let spec = spec.unwrap_or_default();
+        if spec.has_alternatives && !self.alternatives {
+            return Err(Error::other(
+                "template includes a prioritized list of subrequests, but the feature is disabled",
+            ));
+        }
+        let uid = owner.uid.clone();
+        let claim = NewClaim {
+            api_version: ResourceClaim::RESOURCE.api_version(),
+            kind: &ResourceClaim::RESOURCE.kind,
+            metadata: metadata(meta, &owner, entry, &template),
+            spec: body.get("spec"),
+        };
+        let claims = self.client.resource(&ResourceClaim::RESOURCE);
+        let created = claims.create_for_metadata(&meta.namespace, &claim).await;
+        metrics::created(created.is_ok(), spec.admin_access);
+        let created = created.map_err(|error| {
+            // Upstream names the claim, which has no name yet.
+            Error::during("create ResourceClaim ", error)
+        })?;
+        let (name, version) = (created.meta.name, created.meta.resource_version);
+        let new = New { owner: uid, entry: entry.clone(), name: name.clone(), version };
+        self.unseen().push(new);
+        Ok(name)
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NewClaim<'a> {
+    api_version: String,
+    kind: &'a str,
+    metadata: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    spec: Option<&'a RawValue>,
+}
+
+fn metadata(
+    owner_meta: &Meta,
+    owner: &OwnerReference,
+    entry: &str,
+    template: &ResourceClaimTemplate,
+) -> Value {
+    let mut annotations = json!(template.spec.annotations);
+    annotations[POD_CLAIM] = json!(entry);
+    let mut metadata = json!({
+        "generateName": generate_name(&owner_meta.name, entry),
+        "ownerReferences": [owner],
+        "annotations": annotations,
+    });
+    if !template.spec.labels.is_empty() {
+        metadata["labels"] = json!(template.spec.labels);
+    }
+    metadata
+}
+
+/// The owner's and the entry's names. Both are cut in proportion if they are too long together: the
+/// API server would cut the end alone.
+fn generate_name(owner: &str, entry: &str) -> String {
+    let whole = format!("{owner}-{entry}-");
+    if whole.len() <= LONGEST_BASE {
+        return whole;
+    }
+    let cut = |text: &str| {
+        let end = text.len() * LONGEST_BASE / whole.len();
+        text.char_indices().take_while(|(at, c)| at + c.len_utf8() <= end).map(|(_, c)| c).collect()
+    };
+    let (owner, entry): (String, String) = (cut(owner), cut(entry));
+    format!("{owner}-{entry}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_are_cut_in_proportion() {
+        let (a, b) = ("a".repeat(63), "b".repeat(63));
+        for (owner, entry, name) in [
+            ("pod", "claim", "pod-claim-".to_owned()),
+            (&a[..50], "claim", format!("{}-claim-", &a[..50])),
+            (&a[..51], "claim", format!("{}-{}", &a[..50], &"claim"[..4])),
+            (&a, &b, format!("{}-{}", &a[..28], &b[..28])),
+        ] {
+            assert_eq!(generate_name(owner, entry), name);
+            assert!(name.len() <= LONGEST_BASE + 1);
+        }
+    }
+
+    #[test]
+    fn a_claim_carries_what_its_template_says() {
+        let template: ResourceClaimTemplate = serde_json::from_value(json!({ "spec": {
+            "metadata": { "labels": { "a": "b" }, "annotations": { "x": "y" }, "name": "ignored" },
+        } }))
+        .unwrap();
+        let owner_meta: Meta = serde_json::from_value(json!({ "name": "p", "uid": "u" })).unwrap();
+        let owner = OwnerReference {
+            kind: "Pod".into(),
+            name: "p".into(),
+            controller: Some(true),
+            ..OwnerReference::default()
+        };
+        let found = metadata(&owner_meta, &owner, "c", &template);
+        assert_eq!(
+            found,
+            json!({
+                "generateName": "p-c-", "labels": { "a": "b" }, "ownerReferences": [owner],
+                "annotations": { "x": "y", "resource.kubernetes.io/pod-claim-name": "c" },
+            })
+        );
+        let plain = metadata(&owner_meta, &owner, "c", &ResourceClaimTemplate::default());
+        assert_eq!(
+            plain["annotations"],
+            json!({ "resource.kubernetes.io/pod-claim-name": "c" })
+        );
+        assert!(plain.get("labels").is_none());
+    }
+}

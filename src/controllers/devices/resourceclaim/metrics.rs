@@ -1,0 +1,118 @@
+//! Upstream: `pkg/controller/resourceclaim/metrics`.
+
+use std::sync::LazyLock;
+
+use parking_lot::Mutex;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntGaugeVec, Opts};
+
+use crate::cache::Lister;
+use crate::metrics::metrics;
+use crate::objects::ResourceClaim;
+
+/// On claims that the scheduler makes for extended resources.
+const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
+
+metrics! {
+    static CREATED: IntCounterVec["status", "admin_access"] =
+        "resourceclaim_controller_creates_total",
+        "[ALPHA] Number of ResourceClaims creation requests, categorized by creation status and \
+         admin access";
+}
+
+pub fn created(succeeded: bool, admin_access: bool) {
+    let status = if succeeded { "success" } else { "failure" };
+    CREATED.with_label_values(&[status, text(admin_access)]).inc();
+}
+
+/// Counts the claims of `lister` from now on, each time that the metrics are read.
+pub fn count(lister: &Lister<ResourceClaim>) {
+    *CLAIMS.lock() = Some(lister.clone());
+}
+
+fn text(truth: bool) -> &'static str {
+    if truth { "true" } else { "false" }
+}
+
+static CLAIMS: LazyLock<Mutex<Option<Lister<ResourceClaim>>>> = LazyLock::new(|| {
+    if let Err(error) = Counter::register() {
+        log::error!("resourceclaim-controller: the number of claims is not served: {error}");
+    }
+    Mutex::default()
+});
+
+struct Counter {
+    claims: IntGaugeVec,
+}
+
+impl Counter {
+    fn register() -> prometheus::Result<()> {
+        let help = "[ALPHA] Number of ResourceClaims, categorized by allocation status, admin \
+                    access, and source. Source can be 'resource_claim_template' (created from a \
+                    template), 'extended_resource' (extended resources), or empty (manually \
+                    created by a user).";
+        let opts = Opts::new("resourceclaim_controller_resource_claims", help);
+        let claims = IntGaugeVec::new(opts, &["allocated", "admin_access", "source"])?;
+        prometheus::register(Box::new(Counter { claims }))
+    }
+}
+
+impl Collector for Counter {
+    fn desc(&self) -> Vec<&Desc> {
+        self.claims.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        self.claims.reset();
+        let lister = CLAIMS.lock().clone();
+        for claim in lister.iter().flat_map(Lister::list) {
+            self.claims.with_label_values(&labels(&claim)).inc();
+        }
+        self.claims.collect()
+    }
+}
+
+fn labels(claim: &ResourceClaim) -> [&'static str; 3] {
+    let annotation = |name: &str| claim.meta.annotations.get(name).unwrap_or_default();
+    let source = match () {
+        () if annotation(EXTENDED) == "true" => "extended_resource",
+        () if !annotation(super::POD_CLAIM).is_empty() => "resource_claim_template",
+        () => "",
+    };
+    [text(claim.status.allocation.is_some()), text(claim.spec.admin_access), source]
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn claims_are_counted_by_their_state_and_source() {
+        for (annotations, status, admin, expected) in [
+            (json!({}), json!({}), false, ["false", "false", ""]),
+            (
+                json!({ "resource.kubernetes.io/pod-claim-name": "c" }),
+                json!({ "allocation": {} }),
+                true,
+                ["true", "true", "resource_claim_template"],
+            ),
+            (
+                json!({ EXTENDED: "true", "resource.kubernetes.io/pod-claim-name": "c" }),
+                json!({}),
+                false,
+                ["false", "false", "extended_resource"],
+            ),
+            (json!({ EXTENDED: "false" }), json!({}), false, ["false", "false", ""]),
+        ] {
+            let request = json!({ "exactly": { "adminAccess": admin } });
+            let claim = json!({
+                "metadata": { "annotations": annotations }, "status": status,
+                "spec": { "devices": { "requests": [request] } },
+            });
+            assert_eq!(labels(&serde_json::from_value(claim).unwrap()), expected);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Makes the ResourceClaims of pods, reserves claims for pods, and releases what is not used any
+//! more. Upstream: `pkg/controller/resourceclaim`.
+
+mod claims;
+mod groups;
+mod made;
+mod metrics;
+mod pods;
+
+use std::fmt;
+use std::sync::Arc;
+
+use self::made::Maker;
+use super::consumers::{GROUP_CLAIMS, claims_of, is_owner_of_claims};
+use super::recent::RecentUids;
+use crate::cache::{IndexValue, Lister};
+use crate::client::Client;
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, Queue, Retries, SyncResult};
+use crate::events::Recorder;
+use crate::objects::{ObjectKey, Pod, PodGroup, ResourceClaim, ResourceClaimTemplate};
+
+/// On a claim that was made from a template: the name of the entry that it was made for.
+/// Upstream: `resourceapi.PodResourceClaimAnnotation`.
+const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
+/// The manager of the fields that this controller applies.
+const FIELD_MANAGER: &str = "ResourceClaimController";
+
+/// Pods by the claims that they use.
+const CLAIM_INDEX: &str = "podResourceClaim";
+/// Pods by the templates of their claims.
+const TEMPLATE_INDEX: &str = "podResourceClaimTemplate";
+/// Pods by their PodGroup.
+const MEMBER_INDEX: &str = "podGroupMembers";
+/// Claims by the pod or the PodGroup that they were made for.
+const OWNER_INDEX: &str = "claimOwner";
+/// PodGroups by the claims that they use, and by the templates of those.
+const GROUP_CLAIM_INDEX: &str = "podGroupResourceClaim";
+const GROUP_TEMPLATE_INDEX: &str = "podGroupResourceClaimTemplate";
+
+/// The controller `resourceclaim-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    let (pods, claims) = (c.lister::<Pod>(), c.lister::<ResourceClaim>());
+    let templates = c.lister::<ResourceClaimTemplate>();
+    c.index(&pods, CLAIM_INDEX, pods::by_claim);
+    c.index(&pods, TEMPLATE_INDEX, pods::by_template);
+    c.index(&claims, OWNER_INDEX, by_owner);
+    let groups = c.feature(GROUP_CLAIMS).then(|| c.lister::<PodGroup>());
+    if let Some(groups) = &groups {
+        c.index(&pods, MEMBER_INDEX, pods::by_group);
+        c.index(groups, GROUP_CLAIM_INDEX, groups::by_claim);
+        c.index(groups, GROUP_TEMPLATE_INDEX, groups::by_template);
+    }
+    metrics::count(&claims);
+    let alternatives = c.feature("DRAPrioritizedList");
+    let maker = Maker::new(c.client(), claims.clone(), templates.clone(), alternatives);
+    let this = Arc::new(ResourceClaims {
+        client: c.client(),
+        recorder: c.recorder(),
+        pods: pods.clone(),
+        claims: claims.clone(),
+        groups: groups.clone(),
+        maker,
+        deleted: RecentUids::default(),
+    });
+    let queue = c.queue::<Key>(Retries::default());
+    let own = this.clone();
+    c.watch(&pods, &queue, move |change, queue| match change {
+        Change::Deleted(last) => own.pod_is_gone(last.object(), queue),
+        change => own.pod_changed(change.object(), queue),
+    });
+    let own = this.clone();
+    c.watch(&claims, &queue, move |change, queue| {
+        // A reservation may name a pod that was gone before the claim was seen.
+        if !matches!(change, Change::Deleted(_)) {
+            queue.add(Key::Claim(change.object().meta.key()));
+        }
+        own.claim_changed(&change.object().meta.key(), queue);
+    });
+    let own = this.clone();
+    c.watch(&templates, &queue, move |change, queue| {
+        if !matches!(change, Change::Deleted(_)) {
+            own.template_changed(&change.object().meta.key(), queue);
+        }
+    });
+    if let Some(groups) = &groups {
+        let own = this.clone();
+        c.watch(groups, &queue, move |change, queue| match change {
+            Change::Deleted(last) => own.group_is_gone(last.object(), queue),
+            change => own.group_changed(change.object(), queue),
+        });
+    }
+    c.sync(queue, move |key| this.clone().sync(key));
+    Ok(())
+}
+
+/// What a worker looks at.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Claim(ObjectKey),
+    Pod(ObjectKey),
+    PodGroup(ObjectKey),
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Claim(key) => write!(f, "claim:{key}"),
+            Key::Pod(key) => write!(f, "pod:{key}"),
+            Key::PodGroup(key) => write!(f, "podgroup:{key}"),
+        }
+    }
+}
+
+fn by_owner(claim: &ResourceClaim, add: &mut dyn FnMut(IndexValue)) {
+    let owner = claim.meta.controller();
+    if let Some(owner) = owner.filter(|owner| is_owner_of_claims(&owner.api_version, &owner.kind)) {
+        add(IndexValue::Uid(owner.uid.clone()));
+    }
+}
+
+struct ResourceClaims {
+    client: Client,
+    recorder: Recorder,
+    pods: Lister<Pod>,
+    claims: Lister<ResourceClaim>,
+    /// The gate `DRAWorkloadResourceClaims`.
+    groups: Option<Lister<PodGroup>>,
+    maker: Maker,
+    /// Pods and PodGroups that are known to be gone: their reservations end without a look at the
+    /// API server.
+    deleted: RecentUids,
+}
+
+impl ResourceClaims {
+    /// Whether claims of PodGroups are considered.
+    fn has_groups(&self) -> bool {
+        self.groups.is_some()
+    }
+
+    async fn sync(self: Arc<Self>, key: Key) -> SyncResult {
+        match key {
+            Key::Claim(key) => self.sync_claim(&key).await,
+            Key::Pod(key) => self.sync_pod(&key).await,
+            Key::PodGroup(key) => self.sync_group(&key).await,
+        }
+    }
+
+    /// Wakes the pods and PodGroups that use the claim, as far as they have work.
+    fn claim_changed(&self, key: &ObjectKey, queue: &Queue<Key>) {
+        let value = IndexValue::Key(key.clone());
+        for pod in self.pods.by_index(CLAIM_INDEX, &value) {
+            self.pod_changed(&pod, queue);
+        }
+        for group in self.groups.iter().flat_map(|l| l.by_index(GROUP_CLAIM_INDEX, &value)) {
+            self.group_changed(&group, queue);
+        }
+    }
+
+    fn template_changed(&self, key: &ObjectKey, queue: &Queue<Key>) {
+        let value = IndexValue::Key(key.clone());
+        for pod in self.pods.by_index(TEMPLATE_INDEX, &value) {
+            self.pod_changed(&pod, queue);
+        }
+        for group in self.groups.iter().flat_map(|l| l.by_index(GROUP_TEMPLATE_INDEX, &value)) {
+            self.group_changed(&group, queue);
+        }
+    }
+
+    /// Wakes the claims of a pod that does not need them any more.
+    fn release_claims(&self, pod: &Pod, queue: &Queue<Key>) {
+        let names = claims_of(pod).filter_map(|name| name.known());
+        for name in names.chain(&pod.quota.extended_claim) {
+            queue.add(Key::Claim(ObjectKey::new(&pod.meta.namespace, name)));
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! The claims of a pod: made, named in its status, and reserved for it.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{FIELD_MANAGER, Key, ResourceClaims};
+use crate::cache::IndexValue;
+use crate::client::Patch;
+use crate::controllers::devices::consumers::{
+    ClaimName, Consumer, UNSUPPORTED, claims_of, consumer_of, group_key, is_for_pod,
+    is_reserved_for,
+};
+use crate::controllers::{Error, Next, Queue, SyncResult};
+use crate::objects::{
+    Istr, Meta, ObjectKey, OwnerReference, PartialObjectMetadata, Pod, PodGroup, PodResourceClaim,
+    Resource, ResourceClaim, ResourceClaimStatus,
+};
+
+pub(super) fn by_claim(pod: &Pod, add: &mut dyn FnMut(IndexValue)) {
+    for name in claims_of(pod).filter_map(ClaimName::known) {
+        add(IndexValue::Key(ObjectKey::new(&pod.meta.namespace, name)));
+    }
+}
+
+pub(super) fn by_template(pod: &Pod, add: &mut dyn FnMut(IndexValue)) {
+    let entries = pod.spec.shape.resource_claims.iter();
+    for name in entries.filter_map(|entry| entry.resource_claim_template_name.as_ref()) {
+        add(IndexValue::Key(ObjectKey::new(&pod.meta.namespace, name)));
+    }
+}
+
+pub(super) fn by_group(pod: &Pod, add: &mut dyn FnMut(IndexValue)) {
+    if let Some(group) = group_key(pod, true) {
+        add(IndexValue::Key(group));
+    }
+}
+
+/// No container of it runs or will run. Upstream: `isPodDone`.
+pub(super) fn is_done(pod: &Pod) -> bool {
+    pod.is_terminal() || pod.meta.is_being_deleted() && pod.spec.node_name.is_empty()
+}
+
+/// Whether the pod has claims. Those for its extended resources are made by the scheduler, and are
+/// cleaned up whatever the gates say.
+fn has_claims(pod: &Pod) -> bool {
+    !pod.spec.shape.resource_claims.is_empty() || pod.quota.extended_claim.is_some()
+}
+
+impl ResourceClaims {
+    pub(super) fn pod_is_gone(&self, pod: &Pod, queue: &Queue<Key>) {
+        if has_claims(pod) {
+            self.deleted.add(&pod.meta.uid);
+            self.release_claims(pod, queue);
+        }
+    }
+
+    /// Wakes the pod if it has work, and its claims if it does not need them.
+    pub(super) fn pod_changed(&self, pod: &Pod, queue: &Queue<Key>) {
+        if !has_claims(pod) {
+            return;
+        }
+        if is_done(pod) {
+            self.release_claims(pod, queue);
+        } else if self.needs_work(pod) {
+            queue.add(Key::Pod(pod.meta.key()));
+        }
+    }
+
+    /// Upstream: `podNeedsWork`.
+    fn needs_work(&self, pod: &Pod) -> bool {
+        let entries = || pod.spec.shape.resource_claims.iter();
+        !pod.meta.is_being_deleted() && entries().any(|entry| self.entry_needs_work(pod, entry))
+    }
+
+    fn entry_needs_work(&self, pod: &Pod, entry: &PodResourceClaim) -> bool {
+        let name = ClaimName::of(entry, pod.status.resource_claims());
+        let (name, is_made) = match name {
+            ClaimName::Given(name) => (name, false),
+            ClaimName::Made(name) => (name, true),
+            ClaimName::NotNeeded => return false,
+            ClaimName::NotMade | ClaimName::Unsupported => return true,
+        };
+        let key = ObjectKey::new(&pod.meta.namespace, name);
+        let Some(claim) = self.claims.get(&key) else {
+            return is_made && self.is_to_be_made(pod, entry);
+        };
+        if is_made && is_for_pod(pod, &claim, self.has_groups()).is_err() {
+            // The pod cannot go on before the other claim is deleted.
+            return false;
+        }
+        !pod.spec.node_name.is_empty() && self.is_to_be_reserved(pod, &claim)
+    }
+
+    /// Whether the entry's claim, which is missing, is made for the pod.
+    fn is_to_be_made(&self, pod: &Pod, entry: &PodResourceClaim) -> bool {
+        match self.group_of(pod) {
+            Err(_) => true,
+            Ok(group) => consumer_of(pod, group.as_deref(), entry)
+                .is_ok_and(|consumer| consumer == Consumer::Pod),
+        }
+    }
+
+    fn is_to_be_reserved(&self, pod: &Pod, claim: &ResourceClaim) -> bool {
+        claim.status.allocation.is_some() && !is_reserved_for(pod, claim, self.has_groups())
+    }
+
+    /// The PodGroup of the pod. An error when the pod names one that is missing.
+    fn group_of(&self, pod: &Pod) -> Result<Option<Arc<PodGroup>>, Error> {
+        let Some(key) = group_key(pod, self.has_groups()) else { return Ok(None) };
+        let found = self.groups.as_ref().and_then(|groups| groups.get(&key));
+        found.map(Some).ok_or_else(|| {
+            let (pod, name) = (pod.meta.key(), &key.name);
+            Error::other(format!(
+                "get PodGroup for Pod {pod}: podgroup.scheduling.k8s.io \"{name}\" not found"
+            ))
+        })
+    }
+
+    pub(super) async fn sync_pod(&self, key: &ObjectKey) -> SyncResult {
+        let pod = self.pods.get(key);
+        let Some(pod) = pod.filter(|pod| !pod.meta.is_being_deleted() && !is_done(pod)) else {
+            return Ok(Next::Done);
+        };
+        let group = self.group_of(&pod)?;
+        let mut named = Vec::new();
+        for entry in &pod.spec.shape.resource_claims {
+            match self.provide(&pod, group.as_deref(), entry).await {
+                Ok(Some(name)) => named.push((&entry.name, name)),
+                Ok(None) => {}
+                Err(error) => {
+                    let text = format!("PodResourceClaim {}: {}", entry.name, error.message());
+                    self.recorder.warning(&*pod, "FailedResourceClaimCreation", &text);
+                    return Err(Error::other(format!("pod {key}, {text}")));
+                }
+            }
+        }
+        if !named.is_empty() {
+            self.name_claims(&pod, &named).await?;
+        }
+        if pod.spec.node_name.is_empty() {
+            // The scheduler reserves.
+            return Ok(Next::Done);
+        }
+        for entry in &pod.spec.shape.resource_claims {
+            self.reserve(&pod, group.as_deref(), entry).await?;
+        }
+        Ok(Next::Done)
+    }
+
+    /// The name of the entry's claim, if the status lacks it: the claim is made if it has to be.
+    async fn provide(
+        &self,
+        pod: &Pod,
+        group: Option<&PodGroup>,
+        entry: &PodResourceClaim,
+    ) -> Result<Option<Arc<str>>, Error> {
+        let name = ClaimName::of(entry, pod.status.resource_claims());
+        match name {
+            ClaimName::Given(_) | ClaimName::NotNeeded => return Ok(None),
+            ClaimName::Unsupported => {
+                return Err(Error::other(format!(
+                    "checking for claim before creating it: pod \"{}\", spec.resourceClaim \
+                     \"{}\": {UNSUPPORTED}",
+                    pod.meta.key(),
+                    entry.name
+                )));
+            }
+            ClaimName::NotMade => {}
+            ClaimName::Made(name) => {
+                let key = ObjectKey::new(&pod.meta.namespace, name);
+                if let Some(claim) = self.claims.get(&key) {
+                    match is_for_pod(pod, &claim, self.has_groups()) {
+                        Ok(()) => return Ok(None),
+                        Err(error) => log::error!("{error}; a new claim is made"),
+                    }
+                }
+            }
+        }
+        let Some(template) = &entry.resource_claim_template_name else { return Ok(None) };
+        if consumer_of(pod, group, entry)? == Consumer::PodGroup {
+            let owner = group.map(|group| &group.meta.uid);
+            let found = owner.and_then(|owner| self.maker.find(owner, &entry.name));
+            return Ok(found.filter(|found| !name.is(found)));
+        }
+        if let Some(found) = self.maker.find(&pod.meta.uid, &entry.name) {
+            // The status may name a new claim that the cache has not seen.
+            return Ok(Some(found).filter(|found| !name.is(found)));
+        }
+        let owner = owner_reference::<Pod>(&pod.meta);
+        self.maker.make(&pod.meta, owner, &entry.name, template).await.map(Some)
+    }
+
+    /// Writes the names of the pod's claims to its status.
+    async fn name_claims(&self, pod: &Pod, named: &[(&Istr, Arc<str>)]) -> Result<(), Error> {
+        let claims = &pod.spec.shape.resource_claims;
+        let statuses = statuses(claims, pod.status.resource_claims(), named);
+        let key = pod.meta.key();
+        self.apply_names::<Pod>(&pod.meta, statuses).await.map_err(|error| {
+            Error::other(format!("update pod {key} ResourceClaimStatuses: {}", error.message()))
+        })
+    }
+
+    pub(super) async fn apply_names<T: Resource>(
+        &self,
+        meta: &Meta,
+        statuses: Value,
+    ) -> Result<(), Error> {
+        let body = json!({
+            "apiVersion": T::RESOURCE.api_version(), "kind": T::RESOURCE.kind,
+            "metadata": { "name": &*meta.name, "namespace": meta.namespace, "uid": meta.uid },
+            "status": { "resourceClaimStatuses": statuses },
+        });
+        let patch = Patch::Apply { manager: FIELD_MANAGER.to_owned(), force: true, body };
+        let status = self.client.resource(&T::RESOURCE).metadata_only().subresource("status");
+        match status.patch::<PartialObjectMetadata>(&meta.key(), &patch).await {
+            Err(error) if !error.is_not_found() => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reserves the entry's claim where the scheduler did not: for pods that were given a node.
+    async fn reserve(
+        &self,
+        pod: &Pod,
+        group: Option<&PodGroup>,
+        entry: &PodResourceClaim,
+    ) -> Result<(), Error> {
+        let (name, is_made) = match ClaimName::of(entry, pod.status.resource_claims()) {
+            ClaimName::Given(name) => (name, false),
+            ClaimName::Made(name) => (name, true),
+            // The pod's next change brings it back.
+            ClaimName::NotMade | ClaimName::NotNeeded | ClaimName::Unsupported => return Ok(()),
+        };
+        let key = ObjectKey::new(&pod.meta.namespace, name);
+        let Some(claim) = self.claims.get(&key) else { return Ok(()) };
+        if is_made {
+            is_for_pod(pod, &claim, self.has_groups())?;
+        }
+        if !self.is_to_be_reserved(pod, &claim) {
+            return Ok(());
+        }
+        let consumer = match (consumer_of(pod, group, entry)?, group) {
+            (Consumer::PodGroup, Some(group)) => reference::<PodGroup>(&group.meta),
+            _ => reference::<Pod>(&pod.meta),
+        };
+        let status = json!({ "reservedFor": [consumer] });
+        self.patch_claim_status(&claim.meta, status).await.map(drop).map_err(|error| match error {
+            Error::Stale(_) => error,
+            error => Error::other(format!("reserve claim {key}: {}", error.message())),
+        })
+    }
+
+    /// Merges `status` into the status of a claim, if the claim is as it was decided on.
+    pub(super) async fn patch_claim_status(
+        &self,
+        meta: &Meta,
+        status: Value,
+    ) -> Result<PartialObjectMetadata, Error> {
+        let metadata = json!({ "resourceVersion": meta.resource_version.to_string() });
+        let patch = Patch::StrategicMerge(json!({ "metadata": metadata, "status": status }));
+        let claims = self.client.resource(&ResourceClaim::RESOURCE);
+        let claims = claims.metadata_only().subresource("status");
+        claims.patch(&meta.key(), &patch).await.map_err(|error| behind(meta, error))
+    }
+}
+
+/// A conflict means that the cache lags behind a write, often an own one.
+pub(super) fn behind(meta: &Meta, error: crate::client::Error) -> Error {
+    match error.is_conflict() {
+        true => Error::Stale(format!("{} has changed", meta.key())),
+        false => error.into(),
+    }
+}
+
+/// An owner reference without `blockOwnerDeletion`.
+pub(super) fn owner_reference<T: Resource>(meta: &Meta) -> OwnerReference {
+    OwnerReference {
+        api_version: T::RESOURCE.api_version().into(),
+        kind: Istr::new(&T::RESOURCE.kind),
+        name: Istr::new(&meta.name),
+        uid: meta.uid.clone(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    }
+}
+
+/// Upstream: `ResourceClaimConsumerReference`.
+fn reference<T: Resource>(meta: &Meta) -> Value {
+    let mut reference = json!({
+        "resource": T::RESOURCE.plural, "name": &*meta.name, "uid": meta.uid,
+    });
+    if !T::RESOURCE.group.is_empty() {
+        reference["apiGroup"] = json!(T::RESOURCE.group);
+    }
+    reference
+}
+
+/// The statuses of all entries with a template: the new names, and those that are known. One that
+/// is left out of what is applied would be removed.
+pub(super) fn statuses(
+    entries: &[PodResourceClaim],
+    known: &[ResourceClaimStatus],
+    named: &[(&Istr, Arc<str>)],
+) -> Value {
+    let status = |entry: &PodResourceClaim| {
+        let name = &entry.name;
+        if let Some((_, claim)) = named.iter().find(|(named, _)| *named == name) {
+            return Some(json!({ "name": name, "resourceClaimName": &**claim }));
+        }
+        let known = known.iter().find(|status| status.name == *name)?;
+        Some(match &known.resource_claim_name {
+            Some(claim) => json!({ "name": name, "resourceClaimName": claim }),
+            None => json!({ "name": name }),
+        })
+    };
+    let made = entries.iter().filter(|entry| entry.resource_claim_template_name.is_some());
+    made.filter_map(status).collect()
+}
