@@ -42,3 +42,4 @@ mod statefulsets;
 mod storage;
 mod storageversions;
 mod ttl;
+mod volumes;

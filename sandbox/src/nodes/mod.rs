@@ -2,9 +2,11 @@
 //! driver. They are clients of the API server and use the library's client and cache.
 
 mod containers;
+mod driver;
 mod kubelet;
 mod scheduler;
 mod script;
+mod volumes;
 mod worker;
 
 use std::collections::HashSet;
