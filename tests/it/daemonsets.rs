@@ -211,9 +211,7 @@ fn each_node_that_suits_has_one_pod() {
 fn a_rollout_goes_on_within_max_unavailable_and_back_to_a_known_revision() {
     everywhere("daemon-rollout", async |env| {
         let _manager = env.manager("manager", &[CONTROLLERS]);
-        let mut agent = daemon_set(rolling(1, 0));
-        agent["spec"]["revisionHistoryLimit"] = json!(1);
-        create(&env.client, agent).await;
+        create(&env.client, daemon_set(rolling(1, 0))).await;
         counts(env, "it runs", [3, 3, 0, 3, 3]).await;
         let first = revisions(env).await;
         assert_eq!((first.len(), first[0].0), (1, 1));
@@ -228,7 +226,6 @@ fn a_rollout_goes_on_within_max_unavailable_and_back_to_a_known_revision() {
 
         change(env, image("agent:3", true)).await;
         counts(env, "the next version is everywhere", [3, 3, 0, 3, 3]).await;
-        // Of the old revisions one is kept.
         let kept = |wanted: &'static [(i64, &'static str)]| async move {
             eventually(&env.clock, &format!("revisions {wanted:?}"), || async {
                 let all = revisions(env).await;
@@ -238,13 +235,24 @@ fn a_rollout_goes_on_within_max_unavailable_and_back_to_a_known_revision() {
             })
             .await
         };
-        let before = kept(&[(2, "agent:2"), (3, "agent:3")]).await;
+        let before = kept(&[(1, "agent:1"), (2, "agent:2"), (3, "agent:3")]).await;
 
         // The template of a known revision makes it the newest.
         change(env, image("agent:2", false)).await;
         counts(env, "the rollback begins", [3, 3, 0, 1, 2]).await;
-        let after = kept(&[(3, "agent:3"), (4, "agent:2")]).await;
-        assert_eq!((&after[1].1, &after[0].1), (&before[0].1, &before[1].1));
+        let after = kept(&[(1, "agent:1"), (3, "agent:3"), (4, "agent:2")]).await;
+        assert_eq!((&after[1].1, &after[2].1), (&before[2].1, &before[1].1));
+        let nodes = by_node(env).await;
+        let all: Vec<&Pod> = nodes.values().flatten().collect();
+        let back = all.iter().filter(|pod| pod.meta.labels.get(REVISION) == Some(&*after[2].1));
+        assert_eq!(back.count(), 1);
+
+        // Old revisions that no pod is of are deleted beyond the limit.
+        change(env, json!({ "spec": { "revisionHistoryLimit": 0 } })).await;
+        kept(&[(3, "agent:3"), (4, "agent:2")]).await;
+        change(env, image("agent:3", true)).await;
+        counts(env, "the rollout ends", [3, 3, 0, 3, 3]).await;
+        kept(&[(5, "agent:3")]).await;
     });
 }
 
@@ -268,9 +276,6 @@ fn new_pods_come_beside_old_ones_with_a_surge() {
             let stays = |pod: &Pod| pod.meta.uid == pods[0].meta.uid && pod.is_ready();
             assert!(all[node].iter().any(stays), "{node} keeps its old pod");
         }
-        // The old pod of a node counts while both are there.
-        counts(env, "the old pods still count", [3, 3, 0, 0, 3]).await;
-
         // The pod that is not ready gives way at once, though none may be unavailable.
         change(env, image("agent:3", true)).await;
         counts(env, "the next version is everywhere", [3, 3, 0, 3, 3]).await;

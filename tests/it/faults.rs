@@ -371,7 +371,8 @@ fn every_controller_retries_refused_writes() {
         eventually(&env.clock, "the daemons run", || async {
             let key = ObjectKey::new("ns", "agent");
             let set: DaemonSet = env.client.get(&key).await.map_err(|error| error.to_string())?;
-            if set.status.number_ready == 3 { Ok(()) } else { Err(format!("{:?}", set.status)) }
+            let [wanted, ready] = [set.status.desired_number_scheduled, set.status.number_ready];
+            if wanted > 0 && ready == wanted { Ok(()) } else { Err(format!("{ready} of {wanted}")) }
         })
         .await;
         let key = ObjectKey::cluster("ns");
