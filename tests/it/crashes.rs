@@ -343,3 +343,25 @@ fn a_stateful_set_survives_a_crash_at_every_write() {
         });
     }
 }
+
+#[test]
+fn a_daemon_set_survives_a_crash_at_every_write() {
+    let end = |name: &str, cluster: &Cluster| {
+        let counters = ["numberReady", "updatedNumberScheduled", "numberAvailable"];
+        counted(name, cluster, &counters, 3)?;
+        let images = images(name, cluster);
+        if images.len() == 3 { Ok(json!(images)) } else { Err(format!("{images:?}")) }
+    };
+    for (test, change) in [("crash-ds", None), ("crash-ds-update", Some(set_image("x:2")))] {
+        Env::run(test, async |env| {
+            let scenario = Scenario {
+                controllers: &["daemonset-controller"],
+                objects: &|name| vec![set_of_pods("DaemonSet", name, json!({}))],
+                change: change.clone(),
+                end: &end,
+            };
+            let writes = survives_every_write(env, &scenario).await;
+            assert!(writes >= 4, "{writes} writes");
+        });
+    }
+}
