@@ -229,17 +229,17 @@ impl Kubelet {
             phase = Phase::Failed;
         }
         wake = wake.into_iter().chain(deadline).min();
-        let mut status = report(pod, &rules, &containers, phase, now);
-        if is_late {
-            status["reason"] = "DeadlineExceeded".into();
-            status["message"] =
-                "Pod was active on the node longer than the specified deadline".into();
-        }
-        let ready = status["conditions"][2]["status"] == "True";
+        let (_, ready) = readiness(pod, &rules, &containers, phase);
         let changed = containers != before
             || pod.status.phase != *phase.name()
             || pod.status.has("Ready") != ready;
         if changed {
+            let mut status = report(pod, &rules, &containers, phase, now);
+            if is_late {
+                status["reason"] = "DeadlineExceeded".into();
+                status["message"] =
+                    "Pod was active on the node longer than the specified deadline".into();
+            }
             self.patch_status(pod, key, status).await?;
             for container in containers.started_since(&before, &rules) {
                 let pulled =
@@ -356,6 +356,18 @@ fn containers(pod: &BoundPod, now: Timestamp) -> (Rules<'_>, Containers) {
     (rules, containers)
 }
 
+/// Whether all containers are ready, and whether the pod is.
+fn readiness(
+    pod: &BoundPod,
+    rules: &Rules<'_>,
+    containers: &Containers,
+    phase: Phase,
+) -> (bool, bool) {
+    let all = phase == Phase::Running && containers.are_ready(rules);
+    let mut gates = pod.spec.readiness_gates.iter().map(|gate| &gate.condition_type);
+    (all, all && gates.all(|name| pod.status.has(name)))
+}
+
 /// The whole status of `pod`.
 fn report(
     pod: &BoundPod,
@@ -376,16 +388,13 @@ fn report(
         }
         condition
     };
-    let all_ready = phase == Phase::Running && containers.are_ready(rules);
-    let gates = pod.spec.readiness_gates.iter();
-    let open = gates.map(|gate| &gate.condition_type).all(|name| pod.status.has(name));
+    let (all_ready, ready) = readiness(pod, rules, containers, phase);
     let why = |holds: bool, otherwise: &'static str| match phase {
         _ if holds => "",
         Phase::Succeeded => "PodCompleted",
         Phase::Failed => "PodFailed",
         _ => otherwise,
     };
-    let ready = all_ready && open;
     let not_ready = if all_ready { "ReadinessGatesNotReady" } else { "ContainersNotReady" };
     let initialized = phase != Phase::Pending;
     let (init, main) = containers.statuses(rules);

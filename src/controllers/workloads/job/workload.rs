@@ -189,7 +189,7 @@ fn group_of(job: &Job, workload: &Workload) -> Result<Value, Error> {
 }
 
 /// A reference that neither controls nor blocks a deletion.
-pub fn reference<T: Object + Resource>(owner: &T) -> OwnerReference {
+fn reference<T: Object + Resource>(owner: &T) -> OwnerReference {
     let mut reference = owner.meta().controller_ref::<T>();
     (reference.controller, reference.block_owner_deletion) = (None, None);
     reference
@@ -274,6 +274,13 @@ mod tests {
             })
         );
         assert!(group_of(&job, &Workload::default()).is_err());
+    }
+
+    #[test]
+    fn names_are_those_of_the_original() {
+        let workload = workload_name("gang", "65d52101-facc-4417-9432-de4cc5dc3b2a");
+        assert_eq!(workload, "gang-55f667ffd9");
+        assert_eq!(group_name(&workload, "gang-pgt-0"), "gang-55f667ffd9-gang-pgt-0-796b668567");
     }
 
     #[test]
