@@ -2,6 +2,7 @@
 //! Upstream: `pkg/controller/podautoscaler`.
 
 mod calculator;
+mod course;
 mod metrics_api;
 mod monitor;
 mod normalize;

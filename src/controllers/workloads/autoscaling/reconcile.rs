@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::Autoscaling;
 use super::calculator::Calculator;
+use super::course::{BELOW_MIN, Course, Zero, lifted};
 use super::metrics_api::described;
 use super::monitor::{self, Action, Fault};
 use super::normalize::{Normalized, Wish};
@@ -102,49 +103,44 @@ impl Autoscaling {
         self.histories.lock().entry(subject.key.clone()).or_default().start(current, now);
 
         let (min, max) = (autoscaler.min_replicas(), autoscaler.spec.max_replicas);
-        let has_other_metrics = has_object_or_external_metrics(autoscaler);
-        let was_scaled_to_zero = settings.scale_to_zero
-            && autoscaler.condition(SCALED_TO_ZERO).is_some_and(|known| known.status == "True");
+        let zero = Zero {
+            gate: settings.scale_to_zero,
+            was_scaled: autoscaler
+                .condition(SCALED_TO_ZERO)
+                .is_some_and(|known| known.status == "True"),
+            has_other_metrics: has_object_or_external_metrics(autoscaler),
+        };
         let mut partial_error = None;
         let mut statuses = Vec::new();
-        let (desired, reason) =
-            if current == 0 && !(was_scaled_to_zero && (min != 0 || has_other_metrics)) {
+        let (desired, reason) = match Course::of(current, min, max, zero) {
+            Course::Disabled => {
                 let message = "scaling is disabled since the replica count of the target is zero";
                 let disabled = ("False", "ScalingDisabled", message);
                 set_condition(&mut subject.status, SCALING_ACTIVE, disabled, now);
-                if !settings.scale_to_zero {
+                if !zero.gate {
                     remove_condition(&mut subject.status, SCALED_TO_ZERO);
                 }
                 (0, String::new())
-            } else if current > max {
-                (max, "Current number of replicas above Spec.MaxReplicas".to_owned())
-            } else if current != 0 && current < min {
-                (min, BELOW_MIN.to_owned())
-            } else {
+            }
+            Course::Set(replicas, reason) => (replicas, reason.to_owned()),
+            Course::Follow => {
                 let proposed = self.proposed(subject, &scale).await?;
                 statuses = proposed.statuses;
                 partial_error = proposed.error;
-                let proposed_replicas = proposed.replicas.max(0);
-                log::debug!(
-                    "{}: proposing {proposed_replicas} replicas by {}",
-                    subject.reference,
-                    proposed.name
-                );
-                let mut reason = match proposed_replicas {
-                    more if more > current => format!("{} above target", proposed.name),
+                let replicas = proposed.replicas.max(0);
+                let name = proposed.name;
+                log::debug!("{}: proposing {replicas} replicas by {name}", subject.reference);
+                let normalized = self.normalize(subject, Wish { current, desired: replicas, min, max });
+                let desired = lifted(current, normalized, min, zero);
+                let reason = match replicas {
+                    more if more > current => format!("{name} above target"),
                     less if less < current => "All metrics below target".to_owned(),
+                    _ if desired > normalized => BELOW_MIN.to_owned(),
                     _ => String::new(),
                 };
-                let wish = Wish { current, desired: proposed_replicas, min, max };
-                let mut desired = self.normalize(subject, wish);
-                if current == 0 && min != 0 && was_scaled_to_zero && desired < min {
-                    desired = min;
-                    if reason.is_empty() {
-                        reason = BELOW_MIN.to_owned();
-                    }
-                }
                 (desired, reason)
-            };
+            }
+        };
 
         let rescales = desired != current;
         if rescales {
@@ -175,9 +171,9 @@ impl Autoscaling {
             }
             let (from, to) = (current, desired);
             log::info!("{}: rescaled from {from} to {to}: {reason}", subject.reference);
-            if settings.scale_to_zero {
-                let is_zero = current > 0 && desired == 0 && min == 0 && has_other_metrics;
-                let condition = if is_zero { SCALED } else { NOT_SCALED };
+            if zero.gate {
+                let is_reached = zero.is_reached(current, desired, min);
+                let condition = if is_reached { SCALED } else { NOT_SCALED };
                 set_condition(&mut subject.status, SCALED_TO_ZERO, condition, now);
             } else {
                 remove_condition(&mut subject.status, SCALED_TO_ZERO);
@@ -435,7 +431,6 @@ impl Autoscaling {
     }
 }
 
-const BELOW_MIN: &str = "Current number of replicas below Spec.MinReplicas";
 const SCALED: (&str, &str, &str) =
     ("True", "ScaledToZero", "the HPA controller scaled the workload to zero");
 const NOT_SCALED: (&str, &str, &str) =

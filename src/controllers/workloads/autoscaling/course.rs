@@ -1,0 +1,120 @@
+//! What an autoscaler does before and after it looks at its metrics, and how it goes to zero replicas
+//! and back. Upstream: parts of `reconcileAutoscaler`.
+
+/// What an autoscaler does about its target.
+#[derive(Debug, PartialEq)]
+pub(super) enum Course {
+    /// Nothing: the target was set to zero replicas, and not by the autoscaler.
+    Disabled,
+    /// Brings it between its limits, with this reason, whatever the metrics say.
+    Set(i32, &'static str),
+    /// Follows the metrics.
+    Follow,
+}
+
+pub(super) const ABOVE_MAX: &str = "Current number of replicas above Spec.MaxReplicas";
+pub(super) const BELOW_MIN: &str = "Current number of replicas below Spec.MinReplicas";
+
+/// What may leave, or come to, zero replicas.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Zero {
+    /// The gate `HPAScaleToZero`.
+    pub gate: bool,
+    /// The condition ScaledToZero is true.
+    pub was_scaled: bool,
+    /// There are metrics that are there without pods.
+    pub has_other_metrics: bool,
+}
+
+impl Zero {
+    /// The autoscaler itself scaled the target to zero.
+    fn is_own(self) -> bool {
+        self.gate && self.was_scaled
+    }
+
+    /// Whether the condition ScaledToZero is true after a change.
+    pub fn is_reached(self, from: i32, to: i32, min: i32) -> bool {
+        from > 0 && to == 0 && min == 0 && self.has_other_metrics
+    }
+}
+
+impl Course {
+    pub fn of(current: i32, min: i32, max: i32, zero: Zero) -> Course {
+        match current {
+            0 if zero.is_own() && (min != 0 || zero.has_other_metrics) => Course::Follow,
+            0 => Course::Disabled,
+            more if more > max => Course::Set(max, ABOVE_MAX),
+            less if less < min => Course::Set(min, BELOW_MIN),
+            _ => Course::Follow,
+        }
+    }
+}
+
+/// The number of replicas where the metrics ask for `desired`: a target that its autoscaler scaled to
+/// zero comes back with as many as it must have by now.
+pub(super) fn lifted(current: i32, desired: i32, min: i32, zero: Zero) -> i32 {
+    if current == 0 && zero.is_own() { desired.max(min) } else { desired }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zero(gate: bool, was_scaled: bool, has_other_metrics: bool) -> Zero {
+        Zero { gate, was_scaled, has_other_metrics }
+    }
+
+    #[test]
+    fn limits_come_first_and_zero_is_left_alone() {
+        let (off, own, foreign) =
+            (zero(false, true, true), zero(true, true, true), zero(true, false, true));
+        let pods_only = zero(true, true, false);
+        for (current, min, max, zero, course) in [
+            (5, 1, 3, off, Course::Set(3, ABOVE_MAX)),
+            (1, 2, 3, off, Course::Set(2, BELOW_MIN)),
+            (2, 1, 3, off, Course::Follow),
+            (3, 1, 3, off, Course::Follow),
+            (0, 1, 3, off, Course::Disabled),
+            (0, 0, 3, off, Course::Disabled),
+            (0, 0, 3, own, Course::Follow),
+            (0, 2, 3, own, Course::Follow),
+            (0, 0, 3, foreign, Course::Disabled),
+            (0, 2, 3, foreign, Course::Disabled),
+            // Nothing could say when to come back, but the new limit does.
+            (0, 0, 3, pods_only, Course::Disabled),
+            (0, 2, 3, pods_only, Course::Follow),
+            (1, 0, 3, own, Course::Follow),
+        ] {
+            assert_eq!(Course::of(current, min, max, zero), course, "{current} {min} {max} {zero:?}");
+        }
+    }
+
+    #[test]
+    fn a_target_comes_back_with_its_least_number() {
+        let own = zero(true, true, true);
+        for (current, desired, min, zero, replicas) in [
+            (0, 0, 2, own, 2),
+            (0, 1, 2, own, 2),
+            (0, 3, 2, own, 3),
+            (0, 0, 0, own, 0),
+            (0, 1, 2, zero(false, true, true), 1),
+            (3, 1, 2, own, 1),
+        ] {
+            assert_eq!(lifted(current, desired, min, zero), replicas, "{current} {desired} {min}");
+        }
+    }
+
+    #[test]
+    fn zero_is_reached_by_metrics_that_need_no_pods() {
+        let own = zero(true, false, true);
+        for (from, to, min, zero, is_reached) in [
+            (1, 0, 0, own, true),
+            (0, 0, 0, own, false),
+            (1, 0, 1, own, false),
+            (2, 1, 0, own, false),
+            (1, 0, 0, zero(true, false, false), false),
+        ] {
+            assert_eq!(zero.is_reached(from, to, min), is_reached, "{from} {to} {min}");
+        }
+    }
+}
