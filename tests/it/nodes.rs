@@ -168,7 +168,11 @@ fn a_silent_node_is_tainted_and_its_pods_leave_until_it_comes_back() {
         has_event(env, "leaves", "TaintManagerEviction", message).await;
         for name in ["leaves", "waits", "stays"] {
             has_event(env, name, "NodeNotReady", "Node is not ready").await;
-            assert_eq!(condition(&pod(env, name).await, "Ready")["status"], "False", "{name}");
+            eventually(clock, "the pod is not ready", || async {
+                let ready = condition(&pod(env, name).await, "Ready");
+                if ready["status"] == "False" { Ok(()) } else { Err(format!("{name}: {ready}")) }
+            })
+            .await;
         }
 
         eventually(clock, "the taints go when the node is ready", || async {
