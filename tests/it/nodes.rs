@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use kube_controller_manager::client::{Delete, Patch};
 use kube_controller_manager::objects::{Node, ObjectKey, Pod, Resource, ResourceType};
+use kube_controller_manager::options::Options;
+use kube_controller_manager::task::spawn;
 use sandbox::faults::Fault;
 use sandbox::nodes::NodeOptions;
 use serde_json::{Value, json};
@@ -241,11 +243,16 @@ fn a_silent_cluster_is_left_alone() {
     });
 }
 
+/// The gate is locked on by now, so flags cannot switch it off.
 #[test]
 fn without_its_gate_evictions_are_the_node_lifecycle_controllers() {
-    everywhere_with("nodes-gate", lively(), async |env| {
-        let flags = ["--feature-gates=SeparateTaintEvictionController=false"];
-        let _manager = env.manager("manager", &flags);
+    Env::run("nodes-gate", async |env| {
+        let mut options = Options::default();
+        options.feature_gates.0.push(("SeparateTaintEvictionController".into(), false));
+        let InProcess { cx, factory, stop } = InProcess::new(env, env.clock.clone(), options);
+        let controller = made("node-lifecycle-controller", &cx);
+        factory.start(&stop);
+        let running = spawn(controller.run(stop.clone()));
         has_event(env, "node-0", "RegisteredNode", "Registered Node node-0 in Controller").await;
         create(&env.client, tolerant("leaves", "node-0", None)).await;
         let taint = json!({ "spec": { "taints": [{ "key": "mine", "effect": "NoExecute" }] } });
@@ -261,6 +268,9 @@ fn without_its_gate_evictions_are_the_node_lifecycle_controllers() {
             }
         })
         .await;
+        stop.stop();
+        running.await;
+        factory.shutdown().await;
     });
 }
 
