@@ -396,6 +396,7 @@ const BINDER: &str = "persistentvolume-binder-controller";
 fn a_binding_survives_a_crash_at_every_write() {
     Env::run("crash-bind", async |env| {
         let scenario = Scenario {
+            change: None,
             controllers: &[BINDER],
             // Each run has a volume of its own.
             objects: &|name| {
@@ -429,6 +430,7 @@ fn a_binding_survives_a_crash_at_every_write() {
 fn a_deletion_survives_a_crash_at_every_write() {
     Env::run("crash-delete", async |env| {
         let scenario = Scenario {
+            change: None,
             controllers: &[BINDER, "persistentvolume-protection-controller"],
             // Released: its claim is gone.
             objects: &|name| {
