@@ -387,7 +387,11 @@ fn every_controller_retries_refused_writes() {
             }
         }
         let _manager = env.manager("manager", &["--leader-elect=false"]);
-        env.client.resource(&PersistentVolume::RESOURCE).create::<Value>("", &volume()).await.unwrap();
+        env.client
+            .resource(&PersistentVolume::RESOURCE)
+            .create::<Value>("", &volume())
+            .await
+            .unwrap();
         create(&env.client, claim()).await;
         inhabit(env, "ns").await;
         let mut agent = deployment("agent", 0, "agent:1");
