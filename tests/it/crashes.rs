@@ -52,6 +52,16 @@ impl Cluster {
         found.ok_or_else(|| format!("{name} is not there"))
     }
 
+    /// The objects of a kind that go by this name.
+    pub fn find(&self, kind: &str, name: &str) -> Option<&Value> {
+        // Lists leave the kind out; only volumes have no namespace.
+        let is_volume = kind == "PersistentVolume";
+        self.objects.iter().find(|object| {
+            object["metadata"]["name"] == name
+                && object["metadata"]["namespace"].is_null() == is_volume
+        })
+    }
+
     /// The pods that the object of this name controls.
     pub fn pods_of(&self, name: &str) -> Vec<&Value> {
         let owner = |pod: &&Value| pod["metadata"]["ownerReferences"][0]["name"] == name;
@@ -151,8 +161,8 @@ fn resource_of(object: &Value) -> ResourceType {
         group: group.to_owned().into(),
         version: version.to_owned().into(),
         plural: format!("{}s", kind.to_lowercase()).into(),
+        namespaced: kind != "PersistentVolume",
         kind: kind.into(),
-        namespaced: true,
     }
 }
 

@@ -402,7 +402,7 @@ pub async fn create(client: &Client, object: Value) -> Value {
         version: version.to_owned().into(),
         kind: kind.to_owned().into(),
         plural: format!("{}s", kind.to_lowercase()).into(),
-        namespaced: true,
+        namespaced: kind != "PersistentVolume",
     };
     client.resource(&resource).create("default", &object).await.expect("create")
 }

@@ -10,7 +10,7 @@ use futures_lite::FutureExt;
 use kube_controller_manager::client::{Client, Config, Delete, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock};
 use kube_controller_manager::objects::{
-    DaemonSet, Deployment, Namespace, ObjectKey, Pod, ReplicaSet, Resource,
+    DaemonSet, Deployment, Namespace, ObjectKey, PersistentVolume, Pod, ReplicaSet, Resource,
 };
 use sandbox::faults::{Fault, Faults};
 use sandbox::store::Store;
@@ -319,12 +319,33 @@ fn retry_after_is_honoured() {
     });
 }
 
+fn volume() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": "v" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "1Gi" },
+            "hostPath": { "path": "/tmp/none" },
+        },
+    })
+}
+
+fn claim() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": "c", "namespace": "default" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": "",
+            "resources": { "requests": { "storage": "1Gi" } },
+        },
+    })
+}
+
 #[test]
 fn every_controller_retries_refused_writes() {
     // The writes for a namespace, a Service, a token, a quota, a DaemonSet and their end, and how many
     // of the faults below each meets: few where each failure doubles a wait of a second, or where one key
     // makes several of these writes.
-    const ALL: [(&str, &str, usize); 16] = [
+    const ALL: [(&str, &str, usize); 20] = [
         ("create", "controllerrevisions", 6),
         ("update", "daemonsets/status", 3),
         ("create", "serviceaccounts", 6),
@@ -341,6 +362,10 @@ fn every_controller_retries_refused_writes() {
         ("deletecollection", "configmaps", 2),
         ("update", "namespaces/status", 2),
         ("update", "namespaces/finalize", 2),
+        ("update", "persistentvolumeclaims", 2),
+        ("update", "persistentvolumeclaims/status", 2),
+        ("update", "persistentvolumes", 2),
+        ("update", "persistentvolumes/status", 2),
     ];
     Env::run("all-refused", async |env| {
         let faults = env.cluster.sandbox.faults();
@@ -362,6 +387,12 @@ fn every_controller_retries_refused_writes() {
             }
         }
         let _manager = env.manager("manager", &["--leader-elect=false"]);
+        env.client
+            .resource(&PersistentVolume::RESOURCE)
+            .create::<Value>("", &volume())
+            .await
+            .unwrap();
+        create(&env.client, claim()).await;
         inhabit(env, "ns").await;
         let mut agent = deployment("agent", 0, "agent:1");
         agent["kind"] = json!("DaemonSet");

@@ -97,7 +97,9 @@ fn a_claim_stays_while_a_pod_uses_it() {
 #[test]
 fn a_volume_stays_while_it_is_bound() {
     everywhere("pvprotection", async |env| {
-        let manager = env.manager("manager", &[]);
+        // The test itself sets the phases.
+        let without_binder = "--controllers=*,-persistentvolume-binder-controller";
+        let manager = env.manager("manager", &[without_binder]);
         let (client, volumes) = (&env.client, env.client.resource(&PersistentVolume::RESOURCE));
         let [bound, free] = ["bound", "free"].map(ObjectKey::cluster);
         let set_phase = async |phase: &str| {

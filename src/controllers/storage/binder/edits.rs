@@ -339,6 +339,14 @@ mod tests {
     }
 
     #[test]
+    fn the_status_of_a_volume_says_why_it_failed() {
+        let failed = volume_status(&volume(json!({})), "Failed", "no deleter");
+        assert_eq!(failed, json!({ "phase": "Failed", "message": "no deleter" }));
+        let kept = volume(json!({ "status": { "phase": "Available", "reason": "r" } }));
+        assert_eq!(volume_status(&kept, "Bound", ""), json!({ "phase": "Bound", "reason": "r" }));
+    }
+
+    #[test]
     fn migrated_plugins_are_marked() {
         let ebs = "ebs.csi.aws.com";
         for (annotations, provisioner, expected) in [

@@ -20,8 +20,6 @@ use crate::objects::{PersistentVolume, PersistentVolumeClaim};
 metrics! {
     fn register_counters;
     static ERRORS: IntCounterVec["plugin_name", "operation_name"] =
-        "volume_operation_total_errors", "[ALPHA] (Deprecated since 1.36.0) Total volume operation errors";
-    static ERRORS_TOTAL: IntCounterVec["plugin_name", "operation_name"] =
         "volume_operation_errors_total", "[ALPHA] Total volume operation errors";
     static RETROACTIVE: IntCounter = "retroactive_storageclass_total",
         "[ALPHA] Total number of retroactive StorageClass assignments to persistent volume claim";
@@ -75,9 +73,7 @@ impl Timestamps {
             return;
         }
         let plugin = if plugin.is_empty() { "N/A" } else { plugin };
-        for counter in [&*ERRORS, &*ERRORS_TOTAL] {
-            counter.with_label_values(&[plugin, operation]).inc();
-        }
+        ERRORS.with_label_values(&[plugin, operation]).inc();
     }
 
     pub fn forget(&self, key: &str) {

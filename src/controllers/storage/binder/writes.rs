@@ -193,7 +193,7 @@ impl Binder {
         self.set_phase_with(volume, phase, None).await
     }
 
-    /// As [`Binder::set_phase`]; the event comes with the change, not again.
+    /// As [`Binder::set_phase`], with the event's message; the event comes with the change, not again.
     /// Upstream: `updateVolumePhaseWithEvent`.
     pub async fn set_phase_with(
         &self,
@@ -204,7 +204,8 @@ impl Binder {
         if volume.status.phase == *phase {
             return Ok(volume.clone());
         }
-        let status = edits::volume_status(volume, phase, "");
+        let message = notice.as_ref().map_or("", |notice| &notice.message);
+        let status = edits::volume_status(volume, phase, message);
         let written: PersistentVolume = self.client.update_status(&**volume, &status).await?;
         let written = self.volumes.keep(written);
         if let Some(notice) = notice {
