@@ -4,6 +4,7 @@ mod accounts;
 mod aggregation;
 mod apiserver;
 mod autoscaling;
+mod attachments;
 mod bootstrap;
 mod certificates;
 mod crashes;
