@@ -45,10 +45,8 @@ struct Spec {
     restart_policy: Istr,
     active_deadline_seconds: Option<u64>,
     containers: Vec<Container>,
-<<<<<<< Updated upstream
     init_containers: Vec<Container>,
     readiness_gates: Vec<ReadinessGate>,
-=======
     volumes: Vec<Volume>,
 }
 
@@ -64,7 +62,6 @@ struct Volume {
 #[serde(rename_all = "camelCase", default)]
 struct ClaimSource {
     claim_name: Istr,
->>>>>>> Stashed changes
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

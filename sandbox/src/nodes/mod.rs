@@ -1,14 +1,9 @@
 //! Stand-ins for what runs on a cluster's machines: a scheduler, the kubelet of all nodes and a CSI
-<<<<<<< Updated upstream
 //! driver. They are clients of the API server and use the library's client and cache.
 
+mod attacher;
 mod containers;
 mod driver;
-=======
-//! driver's attacher. They are clients of the API server and use the library's client and cache.
-
-mod attacher;
->>>>>>> Stashed changes
 mod kubelet;
 mod mounts;
 mod scheduler;
@@ -130,12 +125,9 @@ impl StandIns {
         let driver_part = |sidecar: &str| stand_in(&format!("{}_{sidecar}", driver::DRIVER));
         let (of_scheduler, of_kubelet) = (stand_in("default-scheduler"), stand_in("kubelet"));
         tasks.spawn(scheduler::scheduler(of_scheduler));
-<<<<<<< Updated upstream
         let (of_provisioner, of_resizer) = (driver_part("provisioner"), driver_part("resizer"));
-=======
-        tasks.spawn(attacher::attacher(stand_in("external-attacher")));
+        tasks.spawn(attacher::attacher(driver_part("attacher")));
         tasks.spawn(mounts::mounts(stand_in("kubelet"), steering.clone()));
->>>>>>> Stashed changes
         tasks.spawn(kubelet::kubelet(of_kubelet, options, steering.clone()));
         tasks.spawn(driver::provisioner(of_provisioner));
         tasks.spawn(driver::resizer(of_resizer));
