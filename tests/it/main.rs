@@ -3,8 +3,8 @@
 mod accounts;
 mod aggregation;
 mod apiserver;
-mod autoscaling;
 mod attachments;
+mod autoscaling;
 mod bootstrap;
 mod certificates;
 mod crashes;

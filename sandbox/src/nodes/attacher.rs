@@ -1,8 +1,10 @@
-//! A stand-in for the sidecar external-attacher: answers the VolumeAttachments of one CSI driver.
+//! A stand-in for the sidecar external-attacher: registers the CSI driver, on each node too, and
+//! answers its VolumeAttachments.
 //!
 //! Annotations of a PersistentVolume steer it: `sandbox/attaching` and `sandbox/detaching` are `fail`
 //! (each try ends with an error) or `hang` (there is no answer).
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,22 +15,29 @@ use kube_controller_manager::cache::{Lister, Scope};
 use kube_controller_manager::client::{self, Client, Patch};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::{
-    Istr, Meta, Object, ObjectKey, PersistentVolume, Resource, VolumeAttachment,
+    Istr, Meta, Node, Object, ObjectKey, PersistentVolume, Resource, ResourceType, VolumeAttachment,
 };
 
 use super::StandIn;
+use super::driver::DRIVER;
 use super::worker::{Event, Next, SyncResult, Worker};
 
 const NAME: &str = "sandbox-attacher";
 const WORKERS: usize = 4;
-/// The driver whose volumes are attached.
-const DRIVER: &str = "csi.sandbox.local";
 /// Of VolumeAttachments and PersistentVolumes, as external-attacher names it.
 const FINALIZER: &str = "external-attacher/csi-sandbox-local";
 /// Before a failure that an annotation asks for is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
-/// The namespace of keys that stand for PersistentVolumes.
+/// The namespaces of keys that stand for PersistentVolumes, and for Nodes.
 const VOLUME: &str = "persistentvolume";
+const NODE: &str = "node";
+/// As kubelets report it for a driver.
+const VOLUMES_OF_A_NODE: u32 = 100;
+
+const DRIVERS: ResourceType =
+    ResourceType::fixed("storage.k8s.io", "v1", "CSIDriver", "csidrivers", false);
+const CSI_NODES: ResourceType =
+    ResourceType::fixed("storage.k8s.io", "v1", "CSINode", "csinodes", false);
 
 /// The fields of a VolumeAttachment that the attacher reads.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -79,9 +88,10 @@ struct Attacher {
     clock: SharedClock,
     attachments: Lister<Attachment>,
     volumes: Lister<PersistentVolume>,
+    nodes: Lister<Node>,
 }
 
-/// Watches VolumeAttachments and volumes; the future works until the stop.
+/// Watches VolumeAttachments, volumes and nodes; the future works until the stop.
 pub fn attacher(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<> {
     let StandIn { factory, client, clock, stop, .. } = stand_in;
     let attachments = factory.informer_for::<Attachment>(Scope::all(VolumeAttachment::RESOURCE));
@@ -104,8 +114,23 @@ pub fn attacher(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<
             keys.add(ObjectKey::new(VOLUME, &volume.meta.name));
         }
     });
-    let (attachments, volumes) = (attachments.lister(), volumes.lister());
-    let this = Arc::new(Attacher { client, clock, attachments, volumes });
+    let nodes = factory.informer::<Node>();
+    let (keys, mut known) = (worker.keys(), HashSet::new());
+    worker.watch(&nodes, move |event: Event<'_, Node>| {
+        // Nodes change all the time.
+        if let Event::Seen(node) = event
+            && known.insert(node.meta.uid.clone())
+        {
+            keys.add(ObjectKey::new(NODE, &node.meta.name));
+        }
+    });
+    let this = Arc::new(Attacher {
+        client,
+        clock,
+        attachments: attachments.lister(),
+        volumes: volumes.lister(),
+        nodes: nodes.lister(),
+    });
     async move {
         worker.run(WORKERS, stop, move |key| this.clone().sync(key)).await;
     }
@@ -148,6 +173,9 @@ fn step(attachment: &Attachment, how: &str, other: Option<&str>) -> Step {
 
 impl Attacher {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        if key.namespace == NODE {
+            return self.register(&ObjectKey::cluster(&key.name)).await;
+        }
         if key.namespace == VOLUME {
             return self.release_volume(&ObjectKey::cluster(&key.name)).await;
         }
@@ -186,6 +214,28 @@ impl Attacher {
                 self.drop_finalizer(&key, &VolumeAttachment::RESOURCE).await?;
             }
         }
+        Ok(Next::Done)
+    }
+
+    /// Makes the driver known, and that it runs on the node.
+    async fn register(&self, key: &ObjectKey) -> SyncResult {
+        let Some(node) = self.nodes.get(key) else { return Ok(Next::Done) };
+        let driver = json!({
+            "apiVersion": DRIVERS.api_version(), "kind": DRIVERS.kind,
+            "metadata": { "name": DRIVER }, "spec": { "attachRequired": true },
+        });
+        ignore_present(self.client.resource(&DRIVERS).create::<Value>("", &driver).await)?;
+        let of_node = json!({
+            "apiVersion": CSI_NODES.api_version(), "kind": CSI_NODES.kind,
+            "metadata": { "name": key.name, "ownerReferences": [{
+                "apiVersion": "v1", "kind": "Node", "name": key.name, "uid": node.meta.uid,
+            }] },
+            "spec": { "drivers": [{
+                "name": DRIVER, "nodeID": key.name, "topologyKeys": null,
+                "allocatable": { "count": VOLUMES_OF_A_NODE },
+            }] },
+        });
+        ignore_present(self.client.resource(&CSI_NODES).create::<Value>("", &of_node).await)?;
         Ok(Next::Done)
     }
 
@@ -239,7 +289,7 @@ impl Attacher {
     async fn set_finalizer(
         &self,
         meta: &Meta,
-        resource: &kube_controller_manager::objects::ResourceType,
+        resource: &ResourceType,
         present: bool,
     ) -> client::Result<()> {
         if meta.has_finalizer(FINALIZER) == present {
@@ -258,16 +308,19 @@ impl Attacher {
     }
 
     /// Of the live object: its status has just been written.
-    async fn drop_finalizer(
-        &self,
-        key: &ObjectKey,
-        resource: &kube_controller_manager::objects::ResourceType,
-    ) -> client::Result<()> {
+    async fn drop_finalizer(&self, key: &ObjectKey, resource: &ResourceType) -> client::Result<()> {
         match self.client.resource(resource).get::<Attachment>(key).await {
             Ok(live) => self.set_finalizer(&live.meta, resource, false).await,
             Err(error) if error.is_not_found() => Ok(()),
             Err(error) => Err(error),
         }
+    }
+}
+
+fn ignore_present<T>(result: client::Result<T>) -> client::Result<()> {
+    match result {
+        Err(error) if !error.is_already_exists() => Err(error),
+        _ => Ok(()),
     }
 }
 
