@@ -418,8 +418,10 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .built(controllers::cluster::storageversionmigrator::controller),
     row("selinux-warning-controller")
         .event_source("selinux_warning")
+        .queue("selinux_warning")
         .off()
-        .gates(&["SELinuxChangePolicy"]),
+        .gates(&["SELinuxChangePolicy"])
+        .built(controllers::storage::selinuxwarning::controller),
 ];
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ pub use views::certificate_signing_request::{
 };
 pub use views::cluster_role::{AggregationRule, ClusterRole, PolicyRule};
 pub use views::config_map::ConfigMap;
+pub use views::confined_pod::{ConfinedMount, ConfinedPod, ConfinedShape};
 pub use views::controller_revision::{ControllerRevision, RevisionData};
 pub use views::cron_job::{CronJob, CronJobSpec, JobTemplate, JobTemplateMeta};
 pub use views::csi_driver::CSIDriver;

@@ -3,6 +3,7 @@
 mod accounts;
 mod aggregation;
 mod apiserver;
+mod attachments;
 mod autoscaling;
 mod bootstrap;
 mod certificates;

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use kube_controller_manager::cache::{Lister, Scope};
+use kube_controller_manager::cache::{Lister, Scope, SharedIndexInformer, SharedInformerFactory};
 use kube_controller_manager::client::{self, Client, Delete, Patch};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::events::{EventType, ObjectReference, Recorder};
@@ -46,6 +47,21 @@ struct Spec {
     containers: Vec<Container>,
     init_containers: Vec<Container>,
     readiness_gates: Vec<ReadinessGate>,
+    volumes: Vec<Volume>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Volume {
+    name: Istr,
+    persistent_volume_claim: Option<ClaimSource>,
+    ephemeral: Option<IgnoredAny>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ClaimSource {
+    claim_name: Istr,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -92,6 +108,36 @@ impl Object for BoundPod {
     }
 }
 
+impl BoundPod {
+    pub fn namespace(&self) -> &str {
+        &self.meta.namespace
+    }
+
+    pub fn node(&self) -> &Istr {
+        &self.spec.node_name
+    }
+
+    pub fn has_ended(&self) -> bool {
+        matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
+    }
+
+    /// The names of the claims of its volumes.
+    pub fn claims(&self) -> impl Iterator<Item = Istr> + '_ {
+        self.spec.volumes.iter().filter_map(|volume| {
+            match (&volume.persistent_volume_claim, &volume.ephemeral) {
+                (Some(claim), _) => Some(claim.claim_name.clone()),
+                (None, Some(_)) => Some(format!("{}-{}", self.meta.name, volume.name).into()),
+                (None, None) => None,
+            }
+        })
+    }
+}
+
+/// The pods of all nodes.
+pub fn pods_of(factory: &SharedInformerFactory) -> SharedIndexInformer<BoundPod> {
+    factory.informer_for::<BoundPod>(Scope::all(Pod::RESOURCE))
+}
+
 struct Kubelet {
     client: Client,
     clock: SharedClock,
@@ -109,13 +155,7 @@ pub fn kubelet(
     steering: Steering,
 ) -> impl Future<Output = ()> + Send + use<> {
     let StandIn { factory, client, clock, recorder, stop } = stand_in;
-    let pods = factory.informer_for::<BoundPod>(Scope {
-        resource: Pod::RESOURCE,
-        metadata_only: false,
-        namespace: None,
-        label_selector: None,
-        field_selector: None,
-    });
+    let pods = pods_of(factory);
     let mut worker = Worker::new(NAME, &clock);
     let keys = worker.keys();
     worker.watch(&pods, move |event: Event<'_, BoundPod>| {
@@ -440,6 +480,8 @@ fn node(name: &str, now: Timestamp) -> Value {
         "apiVersion": "v1", "kind": "Node",
         "metadata": { "name": name, "labels": {
             "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
+        }, "annotations": {
+            "volumes.kubernetes.io/controller-managed-attach-detach": "true",
         }},
         "spec": {},
         "status": {

@@ -1,9 +1,11 @@
 //! Stand-ins for what runs on a cluster's machines: a scheduler, the kubelet of all nodes and a CSI
 //! driver. They are clients of the API server and use the library's client and cache.
 
+mod attacher;
 mod containers;
 mod driver;
 mod kubelet;
+mod mounts;
 mod scheduler;
 mod script;
 mod volumes;
@@ -124,6 +126,8 @@ impl StandIns {
         let (of_scheduler, of_kubelet) = (stand_in("default-scheduler"), stand_in("kubelet"));
         tasks.spawn(scheduler::scheduler(of_scheduler));
         let (of_provisioner, of_resizer) = (driver_part("provisioner"), driver_part("resizer"));
+        tasks.spawn(attacher::attacher(driver_part("attacher")));
+        tasks.spawn(mounts::mounts(stand_in("kubelet"), steering.clone()));
         tasks.spawn(kubelet::kubelet(of_kubelet, options, steering.clone()));
         tasks.spawn(driver::provisioner(of_provisioner));
         tasks.spawn(driver::resizer(of_resizer));

@@ -1,15 +1,23 @@
 //! Which pods use a claim.
 
 use crate::cache::{IndexValue, Lister};
-use crate::objects::{ObjectKey, PersistentVolumeClaim, Pod};
+use crate::objects::{ClaimVolume, Meta, ObjectKey, PersistentVolumeClaim, Pod};
 
 /// The index of pods by the claims of their volumes. Upstream: `common.PodPVCIndex`.
 pub const CLAIM_INDEX: &str = "pod-pvc-index";
 
 /// See [`CLAIM_INDEX`]. Upstream: `common.PodPVCIndexFunc`.
 pub fn by_claim(pod: &Pod, emit: &mut dyn FnMut(IndexValue)) {
-    for (claim, _) in pod.claims().filter(|(claim, _)| !claim.is_empty()) {
-        emit(IndexValue::Key(ObjectKey::new(&pod.meta.namespace, &claim)));
+    emit_claims(&pod.meta, &pod.spec.shape.claims, emit);
+}
+
+/// The keys of the claims of a pod's volumes.
+pub fn emit_claims(pod: &Meta, volumes: &[ClaimVolume], emit: &mut dyn FnMut(IndexValue)) {
+    for volume in volumes {
+        let claim = volume.claim_of(pod);
+        if !claim.is_empty() {
+            emit(IndexValue::Key(ObjectKey::new(&pod.namespace, &claim)));
+        }
     }
 }
 

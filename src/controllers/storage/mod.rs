@@ -11,4 +11,6 @@ pub mod operation_metrics;
 pub mod protection;
 pub mod pvcprotection;
 pub mod pvprotection;
+pub mod selinuxwarning;
 pub mod vacprotection;
+pub mod volume_specs;

@@ -7,6 +7,7 @@ pub mod bootstrap_token;
 pub mod certificate_signing_request;
 pub mod cluster_role;
 pub mod config_map;
+pub mod confined_pod;
 pub mod controller_revision;
 pub mod cron_job;
 pub mod csi_driver;

@@ -75,6 +75,17 @@ pub enum ClaimSource {
     Ephemeral,
 }
 
+impl ClaimVolume {
+    /// The name of the claim, if the volume is one of `pod`.
+    /// Upstream: `ephemeral.VolumeClaimName`.
+    pub fn claim_of(&self, pod: &Meta) -> Istr {
+        match &self.claim {
+            ClaimSource::Existing(name) => name.clone(),
+            ClaimSource::Ephemeral => format!("{}-{}", pod.name, self.volume).into(),
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InlineVolume {
     pub name: Istr,
@@ -310,7 +321,7 @@ struct WireSchedulingGroup {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct WireVolume {
+pub(super) struct WireVolume {
     name: Istr,
     persistent_volume_claim: Option<WireClaimSource>,
     ephemeral: Option<IgnoredAny>,
@@ -333,13 +344,13 @@ struct WireClaimSource {
 }
 
 /// What a view keeps of a volume.
-enum KeptVolume {
+pub(super) enum KeptVolume {
     Claim(ClaimVolume),
     Inline(InlineVolume),
 }
 
 impl WireVolume {
-    fn kept(self) -> Option<KeptVolume> {
+    pub fn kept(self) -> Option<KeptVolume> {
         let name = self.name;
         let claim = match (self.persistent_volume_claim, self.ephemeral) {
             (Some(source), _) => ClaimSource::Existing(source.claim_name),

@@ -4,11 +4,9 @@
 //! Upstream: `pkg/controller/volume/attachdetach`.
 
 mod metrics;
-mod migration;
 mod operations;
 mod perform;
 mod reconcile;
-mod spec;
 #[cfg(test)]
 mod tests;
 mod world;
@@ -20,9 +18,9 @@ use parking_lot::Mutex;
 
 use self::operations::PodRef;
 use self::reconcile::{Health, Settings};
-use self::spec::{Resolver, of_volume};
 use self::world::World;
 use super::claims::{CLAIM_INDEX, by_claim, pods_of};
+use super::volume_specs::{Resolver, of_volume};
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::clock::SharedClock;

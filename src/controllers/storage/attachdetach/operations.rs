@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::spec::Spec;
+use crate::controllers::storage::volume_specs::Spec;
 use crate::objects::{Istr, ObjectKey, Uid, VolumeAttachment};
 
 /// The delay after a first failure; it doubles with each one. Upstream: `initialDurationBeforeRetry`.

@@ -9,8 +9,10 @@ use super::AttachDetach;
 use super::metrics;
 use super::operations::{Kind, PodRef};
 use super::reconcile::{Act, Ended, Facts, Plan};
-use super::spec::{AttachmentSource, Csi, Plugin, Spec, attachment_name, driver_and_handle};
 use crate::client::{Delete, Patch};
+use crate::controllers::storage::volume_specs::{
+    AttachmentSource, Csi, Plugin, Spec, attachment_name, driver_and_handle,
+};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{
     Istr, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Uid, VolumeAttachment,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::operations::{Begin, Kind, Operation, PodRef, Stage};
-use super::spec::{Plugin, Spec, attachment_name, driver_and_handle};
 use super::world::{World, attachment_of};
+use crate::controllers::storage::volume_specs::{Plugin, Spec, attachment_name, driver_and_handle};
 use crate::objects::{Istr, Uid, VolumeAttachment};
 
 /// Upstream: `ReconcilerMaxWaitForUnmountDuration`.

@@ -1,1 +1,369 @@
+//! The decisions, step by step, with a clock and attachments made here.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::operations::{Kind, PodRef};
+use super::reconcile::{Act, Facts, Health, Plan, Settings};
+use super::world::{Report, World};
+use crate::controllers::storage::volume_specs::{Spec, of_volume};
+use crate::objects::{Istr, ObjectKey, PersistentVolume, Uid, VolumeAttachment};
+
+/// A world around one volume `v`.
+struct Stage {
+    world: World,
+    spec: Arc<Spec>,
+    attachments: HashMap<String, Value>,
+    health: HashMap<&'static str, Health>,
+    settings: Settings,
+    now: Duration,
+}
+
+const HEALTHY: Health = Health { ready: true, out_of_service: false };
+const LATER: Duration = Duration::from_secs(1);
+
+impl Stage {
+    fn new(mode: &str) -> Stage {
+        let volume: PersistentVolume = serde_json::from_value(json!({
+            "metadata": { "name": "v" },
+            "spec": {
+                "accessModes": [mode], "csi": { "driver": "d", "volumeHandle": "h" },
+            },
+        }))
+        .unwrap();
+        let mut stage = Stage {
+            world: World::default(),
+            spec: Arc::new(of_volume(&volume).unwrap()),
+            attachments: HashMap::new(),
+            health: [("a", HEALTHY), ("b", HEALTHY)].into(),
+            settings: Settings { force_detach_on_timeout: true, verify_after: None },
+            now: Duration::from_secs(100),
+        };
+        for node in ["a", "b"] {
+            stage.world.manage(&node.into());
+        }
+        stage
+    }
+
+    fn want(&mut self, pod: &str, node: &str) {
+        let pod = PodRef { key: ObjectKey::new("ns", pod), uid: Uid::new(pod) };
+        self.world.want(&pod, &node.into(), &self.spec);
+    }
+
+    fn unwant(&mut self, pod: &str) {
+        self.world.forget_pod(&ObjectKey::new("ns", pod), None);
+    }
+
+    fn attachment(node: &str) -> Istr {
+        crate::controllers::storage::volume_specs::attachment_name("h", "d", node)
+    }
+
+    /// What the driver answers for a node.
+    fn answer(&mut self, node: &str, status: Value) {
+        let name = Stage::attachment(node).to_string();
+        let object = json!({ "metadata": { "name": name, "uid": "u" }, "status": status });
+        self.attachments.insert(name, object);
+    }
+
+    fn gone(&mut self, node: &str) {
+        self.attachments.remove(&*Stage::attachment(node));
+    }
+
+    fn reconcile(&mut self) -> Plan {
+        let facts = Facts {
+            attachment: &|name: &str| -> Option<Arc<VolumeAttachment>> {
+                let found = self.attachments.get(name)?;
+                Some(Arc::new(serde_json::from_value(found.clone()).unwrap()))
+            },
+            health: &|node| self.health.get(node).copied().unwrap_or_default(),
+            attaches: &|_| true,
+            settings: self.settings,
+            now: self.now,
+        };
+        self.world.reconcile(&self.spec.volume.clone(), &facts)
+    }
+
+    fn acts(&mut self) -> Vec<Act> {
+        self.reconcile().acts
+    }
+
+    /// As the driver of requests does once they are made.
+    fn wait(&mut self, node: &str) {
+        self.world.wait(&self.spec.volume.clone(), &node.into(), None, self.now);
+    }
+
+    fn fail(&mut self, node: &str) {
+        let failed = Err("refused".to_owned());
+        self.world.end(&self.spec.volume.clone(), &node.into(), failed, self.now);
+    }
+
+    fn attach_act(&self, node: &str) -> Act {
+        Act::Attach { node: node.into(), spec: self.spec.clone() }
+    }
+
+    /// The volume is attached to `a` for the pod `p`, and the node's status says so.
+    fn attached(mode: &str) -> Stage {
+        let mut stage = Stage::new(mode);
+        stage.want("p", "a");
+        assert_eq!(stage.acts(), [stage.attach_act("a")]);
+        stage.wait("a");
+        stage.answer("a", json!({ "attached": true }));
+        let plan = stage.reconcile();
+        assert_eq!((plan.ended.len(), plan.acts.len()), (1, 0));
+        assert_eq!(stage.write("a"), ["kubernetes.io/csi/d^h"]);
+        stage.in_use("a", true);
+        stage
+    }
+
+    /// What the node is to list; then it does.
+    fn write(&mut self, node: &str) -> Vec<String> {
+        let report = self.world.unwritten_report(node).expect("something to write");
+        let names = report.volumes.iter().map(|volume| volume.name.to_string()).collect();
+        self.world.written(&node.into(), report, true);
+        names
+    }
+
+    fn in_use(&mut self, node: &str, in_use: bool) {
+        let volumes = in_use.then(|| self.spec.volume.clone());
+        self.world.set_in_use(&node.into(), volumes.as_slice());
+    }
+}
+
+fn detach(node: &str, verify: bool) -> Act {
+    Act::Detach { node: node.into(), verify }
+}
+
+#[test]
+fn a_volume_is_attached_and_detached_once_no_pod_wants_it_and_the_kubelet_lets_it_go() {
+    let mut stage = Stage::attached("ReadWriteOnce");
+    assert_eq!(stage.acts(), []);
+    stage.unwant("p");
+    assert_eq!(stage.acts(), [], "it is in use");
+    stage.in_use("a", false);
+    assert_eq!(stage.acts(), [], "the node still lists it");
+    assert_eq!(stage.write("a"), Vec::<String>::new());
+    assert_eq!(stage.acts(), [detach("a", true)]);
+    assert_eq!(stage.acts(), [], "it is under way");
+    stage.wait("a");
+    assert_eq!(stage.acts(), []);
+    stage.gone("a");
+    let plan = stage.reconcile();
+    assert!(plan.ended[0].result.is_ok() && plan.ended[0].operation.kind == Kind::Detach);
+    assert_eq!(stage.world.is_attached(&stage.spec.volume, "a"), None);
+    assert!(stage.world.volume_names().is_empty() && plan.wake_at.is_none());
+}
+
+#[test]
+fn a_pod_that_comes_back_before_the_node_is_written_keeps_the_volume() {
+    let mut stage = Stage::attached("ReadWriteOnce");
+    stage.unwant("p");
+    stage.in_use("a", false);
+    assert_eq!(stage.acts(), []);
+    stage.want("q", "a");
+    assert_eq!(stage.acts(), []);
+    assert_eq!(stage.write("a"), ["kubernetes.io/csi/d^h"]);
+    assert_eq!(stage.acts(), []);
+    assert_eq!(stage.world.is_attached(&stage.spec.volume, "a"), Some(true));
+}
+
+#[test]
+fn a_volume_of_one_node_is_refused_once_on_another() {
+    let mut stage = Stage::attached("ReadWriteOnce");
+    stage.want("q", "b");
+    let refused = |stage: &Stage, users: &[&str]| {
+        let pod = |name: &str| PodRef { key: ObjectKey::new("ns", name), uid: Uid::new(name) };
+        let users = users.iter().map(|name| pod(name)).collect();
+        Act::RefuseMultiAttach { spec: stage.spec.clone(), pods: vec![pod("q")], users }
+    };
+    let expected = refused(&stage, &["p"]);
+    assert_eq!(stage.acts(), [expected]);
+    assert_eq!(stage.acts(), []);
+    stage.unwant("p");
+    stage.in_use("a", false);
+    assert_eq!(stage.acts(), [], "the detach begins with the node's status");
+    stage.write("a");
+    assert_eq!(stage.acts(), [detach("a", true)]);
+    stage.wait("a");
+    assert_eq!(stage.acts(), []);
+    stage.gone("a");
+    assert_eq!(stage.acts(), [stage.attach_act("b")]);
+}
+
+#[test]
+fn a_volume_of_many_nodes_is_attached_to_each() {
+    let mut stage = Stage::attached("ReadWriteMany");
+    stage.want("q", "b");
+    assert_eq!(stage.acts(), [stage.attach_act("b")]);
+}
+
+#[test]
+fn a_volume_in_use_is_detached_by_force_from_a_node_that_does_not_answer() {
+    const SIX_MINUTES: Duration = Duration::from_secs(360);
+    // The node after the timeout, the flag, whether the volume is detached at once and after the
+    // timeout, and the reason.
+    let silent = Health::default();
+    let out = Health { ready: true, out_of_service: true };
+    for (health, allowed, at_once, after, reason) in [
+        (HEALTHY, true, false, false, ""),
+        (silent, true, false, true, "timeout"),
+        (silent, false, false, false, ""),
+        (out, true, true, true, "out-of-service"),
+        (out, false, true, true, "out-of-service"),
+    ] {
+        let mut stage = Stage::attached("ReadWriteOnce");
+        stage.health.insert("a", health);
+        stage.settings.force_detach_on_timeout = allowed;
+        stage.unwant("p");
+        let mut acts = stage.acts();
+        assert_eq!(!acts.is_empty(), at_once, "{health:?} {allowed}");
+        if !at_once {
+            stage.now += SIX_MINUTES - LATER;
+            let plan = stage.reconcile();
+            assert_eq!(plan.acts, []);
+            let wakes = allowed.then_some(stage.now + LATER);
+            assert_eq!(plan.wake_at, wakes, "{health:?} {allowed}");
+            stage.now += LATER;
+            acts = stage.acts();
+        }
+        let counted = [Act::CountForcedDetach(reason)];
+        assert_eq!(acts, &counted[..usize::from(after)], "{health:?} {allowed}");
+        if after {
+            stage.write("a");
+            assert_eq!(stage.acts(), [detach("a", false)]);
+        }
+    }
+}
+
+#[test]
+fn the_time_a_volume_is_unwanted_starts_again_with_a_pod() {
+    let mut stage = Stage::attached("ReadWriteOnce");
+    stage.health.insert("a", Health::default());
+    stage.unwant("p");
+    stage.reconcile();
+    stage.now += Duration::from_secs(300);
+    stage.want("q", "a");
+    stage.reconcile();
+    stage.unwant("q");
+    stage.reconcile();
+    stage.now += Duration::from_secs(300);
+    assert_eq!(stage.acts(), []);
+}
+
+#[test]
+fn a_refused_attach_is_tried_again_and_leaves_something_to_detach() {
+    let mut stage = Stage::new("ReadWriteOnce");
+    stage.want("p", "a");
+    assert_eq!(stage.acts(), [stage.attach_act("a")]);
+    stage.fail("a");
+    assert_eq!(stage.world.is_attached(&stage.spec.volume, "a"), Some(false));
+    assert_eq!(stage.world.unwritten_report("a"), None, "the node does not list it");
+    let plan = stage.reconcile();
+    assert_eq!((plan.acts, plan.wake_at), (vec![], Some(stage.now + LATER / 2)));
+    stage.now += LATER;
+    assert_eq!(stage.acts(), [stage.attach_act("a")]);
+    stage.fail("a");
+    stage.unwant("p");
+    assert_eq!(stage.acts(), [], "it may be in use");
+    stage.in_use("a", false);
+    assert_eq!(stage.acts(), [detach("a", true)], "nothing to write first");
+    stage.fail("a");
+    let plan = stage.reconcile();
+    assert_eq!((plan.acts, plan.wake_at), (vec![], Some(stage.now + LATER / 2)));
+}
+
+#[test]
+fn an_answer_that_comes_at_once_is_taken_at_once() {
+    let mut stage = Stage::new("ReadWriteOnce");
+    stage.want("p", "a");
+    stage.reconcile();
+    stage.wait("a");
+    stage.answer("a", json!({ "attachError": { "message": "old" } }));
+    let plan = stage.reconcile();
+    assert!(plan.ended.is_empty() && plan.wake_at == Some(stage.now + LATER / 2));
+    stage.answer("a", json!({ "attached": true }));
+    assert!(stage.reconcile().ended[0].result.is_ok());
+}
+
+#[test]
+fn what_is_found_at_the_start_is_confirmed_or_detached() {
+    let mut stage = Stage::new("ReadWriteOnce");
+    let volume = stage.spec.volume.clone();
+    let found = Some(stage.spec.clone());
+    // In the status of a, an attachment alone on b.
+    stage.world.add_attached(&volume, None, &"a".into(), "".into(), true);
+    stage.world.set_in_use(&"a".into(), &[]);
+    stage.world.add_attached(&volume, found, &"b".into(), "".into(), false);
+    stage.want("p", "b");
+    // The detach of a waits for its status. The spec is that of b's attachment, so the volume has
+    // one operation at a time.
+    assert_eq!(stage.acts(), []);
+    stage.write("a");
+    assert_eq!(stage.acts(), [detach("a", true)]);
+    stage.wait("a");
+    stage.gone("a");
+    assert_eq!(stage.acts(), [stage.attach_act("b")]);
+}
+
+#[test]
+fn nodes_that_appear_get_their_list_again() {
+    let mut stage = Stage::attached("ReadWriteOnce");
+    assert_eq!(stage.world.unwritten_report("a"), None);
+    stage.world.node_appeared(&"a".into());
+    let Report { volumes, last_written, .. } = stage.world.unwritten_report("a").unwrap();
+    assert_eq!((volumes.len(), last_written), (1, None));
+    stage.world.node_deleted(&"a".into());
+    assert!(stage.world.is_managed("a"), "a pod still wants a volume there");
+    stage.unwant("p");
+    stage.world.node_deleted(&"a".into());
+    assert!(!stage.world.is_managed("a"));
+}
+
+#[test]
+fn a_lost_attachment_is_made_again() {
+    let mut stage = Stage::attached("ReadWriteOnce");
+    stage.settings.verify_after = Some(Duration::from_secs(60));
+    stage.answer("a", json!({ "attached": false }));
+    let plan = stage.reconcile();
+    assert_eq!((plan.acts, plan.wake_at), (vec![], Some(stage.now + LATER * 60)));
+    stage.answer("a", json!({ "attached": true }));
+    assert_eq!(stage.reconcile().wake_at, None, "it was found well in time");
+    stage.answer("a", json!({ "attached": false }));
+    stage.reconcile();
+    stage.now += LATER * 60;
+    assert_eq!(stage.acts(), [stage.attach_act("a")]);
+
+    let mut stage = Stage::attached("ReadWriteOnce");
+    stage.settings.verify_after = Some(Duration::from_secs(60));
+    stage.gone("a");
+    stage.reconcile();
+    stage.now += LATER * 60;
+    let attachment = Stage::attachment("a");
+    assert_eq!(stage.acts(), [Act::Verify { node: "a".into(), attachment }]);
+}
+
+#[test]
+fn the_volumes_of_a_driver_that_stops_attaching_are_unwanted() {
+    let mut stage = Stage::attached("ReadWriteOnce");
+    assert!(stage.world.forget_driver("other").is_empty());
+    assert_eq!(stage.world.forget_driver("d"), [stage.spec.volume.clone()]);
+    stage.in_use("a", false);
+    stage.reconcile();
+    stage.write("a");
+    assert_eq!(stage.acts(), [detach("a", true)]);
+}
+
+#[test]
+fn pods_are_told_apart_by_uid_and_node() {
+    let mut stage = Stage::new("ReadWriteOnce");
+    stage.want("p", "a");
+    let key = ObjectKey::new("ns", "p");
+    let uid = Uid::new("p");
+    assert!(stage.world.forget_pod(&key, Some((&uid, "a"))).is_empty());
+    assert_eq!(stage.world.forget_pod(&key, Some((&Uid::new("q"), "a"))).len(), 1);
+    stage.want("p", "a");
+    assert_eq!(stage.world.forget_pod(&key, Some((&uid, "b"))).len(), 1);
+    assert!(stage.world.volume_names().is_empty());
+}

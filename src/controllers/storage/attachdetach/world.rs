@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::operations::{Operations, PodRef, Stage};
-use super::spec::{AttachmentSource, Spec, attachment_name};
+use crate::controllers::storage::volume_specs::{AttachmentSource, Spec, attachment_name};
 use crate::objects::{AttachedVolume, Istr, ObjectKey, Uid};
 
 /// Volumes by their unique names, and nodes by theirs.

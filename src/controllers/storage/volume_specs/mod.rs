@@ -1,17 +1,18 @@
-//! What is attached: volumes of pods, their plugins and unique names.
+//! The volumes of pods, their plugins and their unique names.
 //! Upstream: `volume.Spec`, `VolumePluginMgr`, `CreateVolumeSpecWithNodeMigration`.
 
+mod migration;
+
 use std::fmt::Write;
+use std::sync::Arc;
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::migration;
 use crate::cache::Lister;
-use crate::controllers::storage::claims;
 use crate::objects::{
-    CSIDriver, ClaimSource, InTreeKind, InlineVolume, Istr, ObjectKey, PersistentVolume,
-    PersistentVolumeClaim, Pod, VolumeSource,
+    CSIDriver, ClaimSource, ClaimVolume, InTreeKind, InlineVolume, Istr, Meta, ObjectKey,
+    PersistentVolume, PersistentVolumeClaim, Pod, VolumeSource,
 };
 
 /// The plugins that attach volumes.
@@ -213,30 +214,35 @@ pub struct Resolver {
 impl Resolver {
     /// The specs of all volumes of `pod` that are bound and have a plugin here.
     pub fn specs(&self, pod: &Pod) -> Vec<Spec> {
-        let namespace = &pod.meta.namespace;
         let shape = &pod.spec.shape;
-        let claimed = shape.claims.iter().filter_map(|claim| {
-            let (name, for_pod) = match &claim.claim {
-                ClaimSource::Existing(name) => (name.clone(), false),
-                ClaimSource::Ephemeral => (pod.ephemeral_claim(&claim.volume), true),
-            };
-            self.of_claim(pod, &ObjectKey::new(namespace, &name), for_pod)
-        });
+        let claimed = shape.claims.iter().filter_map(|claim| self.of_claim(&pod.meta, claim));
+        let namespace = &pod.meta.namespace;
         let inline = shape.inline_volumes.iter().filter_map(|volume| of_inline(volume, namespace));
         claimed.chain(inline).collect()
     }
 
-    fn of_claim(&self, pod: &Pod, claim: &ObjectKey, for_pod: bool) -> Option<Spec> {
-        let claim = self.claims.get(claim)?;
+    /// The spec of a claim of `pod`, once it is bound.
+    pub fn of_claim(&self, pod: &Meta, volume: &ClaimVolume) -> Option<Spec> {
+        of_volume(&*self.volume_of_claim(pod, volume)?)
+    }
+
+    /// Upstream: `createInTreeVolumeSpec`.
+    pub fn volume_of_claim(
+        &self,
+        pod: &Meta,
+        volume: &ClaimVolume,
+    ) -> Option<Arc<PersistentVolume>> {
+        let for_pod = volume.claim == ClaimSource::Ephemeral;
+        let claim = self.claims.get(&ObjectKey::new(&pod.namespace, &volume.claim_of(pod)))?;
         if claim.status.phase != "Bound" || claim.spec.volume_name.is_empty() {
             return None;
         }
-        if !claims::uses(pod, &claim, for_pod) {
+        if for_pod && !claim.meta.is_controlled_by(&pod.uid) {
             return None;
         }
         let volume = self.volumes.get(&ObjectKey::cluster(&claim.spec.volume_name))?;
         let is_bound = volume.spec.claim_ref.as_ref()?.uid == claim.meta.uid;
-        is_bound.then(|| of_volume(&volume))?
+        is_bound.then_some(volume)
     }
 
     /// Upstream: `FindAttachablePluginBySpec`.

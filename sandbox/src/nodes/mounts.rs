@@ -1,0 +1,117 @@
+//! What kubelets mount: keeps `status.volumesInUse` of the nodes.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use kube_controller_manager::cache::Lister;
+use kube_controller_manager::client::{Client, Patch};
+use kube_controller_manager::objects::{
+    Istr, Node, ObjectKey, PersistentVolume, PersistentVolumeClaim, Resource, VolumeSource,
+};
+
+use super::kubelet::{BoundPod, pods_of};
+use super::worker::{Event, Next, SyncResult, Worker};
+use super::{StandIn, Steering};
+
+const NAME: &str = "sandbox-mounts";
+const WORKERS: usize = 2;
+
+struct Mounts {
+    client: Client,
+    pods: Lister<BoundPod>,
+    claims: Lister<PersistentVolumeClaim>,
+    volumes: Lister<PersistentVolume>,
+    steering: Steering,
+    /// What was written last, by node.
+    written: Mutex<HashMap<Istr, BTreeSet<String>>>,
+}
+
+/// Watches pods and their claims; the future works until the stop.
+pub fn mounts(
+    stand_in: StandIn<'_>,
+    steering: Steering,
+) -> impl Future<Output = ()> + Send + use<> {
+    let StandIn { factory, client, clock, stop, .. } = stand_in;
+    let pods = pods_of(factory);
+    let claims = factory.informer::<PersistentVolumeClaim>();
+    let volumes = factory.informer::<PersistentVolume>();
+    let mut worker = Worker::new(NAME, &clock);
+    let keys = worker.keys();
+    worker.watch(&pods, move |event: Event<'_, BoundPod>| {
+        let (Event::Seen(pod) | Event::Gone(pod)) = event;
+        if !pod.node().is_empty() && pod.claims().next().is_some() {
+            keys.add(ObjectKey::cluster(pod.node()));
+        }
+    });
+    let (keys, users) = (worker.keys(), pods.lister());
+    worker.watch(&claims, move |event: Event<'_, PersistentVolumeClaim>| {
+        let Event::Seen(claim) = event else { return };
+        if claim.spec.volume_name.is_empty() {
+            return;
+        }
+        for pod in users.in_namespace(&claim.meta.namespace) {
+            if !pod.node().is_empty() && pod.claims().any(|name| *name == *claim.meta.name) {
+                keys.add(ObjectKey::cluster(pod.node()));
+            }
+        }
+    });
+    worker.watch(&volumes, |_: Event<'_, PersistentVolume>| {});
+    let this = Arc::new(Mounts {
+        client,
+        pods: pods.lister(),
+        claims: claims.lister(),
+        volumes: volumes.lister(),
+        steering,
+        written: Mutex::default(),
+    });
+    async move {
+        worker.run(WORKERS, stop, move |key| this.clone().sync(key)).await;
+    }
+}
+
+impl Mounts {
+    async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        let node = Istr::new(&key.name);
+        if self.steering.is_dead(&node) {
+            return Ok(Next::Done);
+        }
+        let in_use = self.in_use(&node);
+        if self.written.lock().get(&node) == Some(&in_use) {
+            return Ok(Next::Done);
+        }
+        let patch = Patch::Merge(json!({ "status": { "volumesInUse": in_use } }));
+        let status = self.client.resource(&Node::RESOURCE).subresource("status");
+        match status.patch::<Value>(&key, &patch).await {
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => {
+                self.written.lock().insert(node, in_use);
+                Ok(Next::Done)
+            }
+        }
+    }
+
+    /// The unique names of the volumes of the node's pods.
+    fn in_use(&self, node: &str) -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        for pod in self.pods.list().iter().filter(|pod| *pod.node() == *node && !pod.has_ended()) {
+            for claim in pod.claims() {
+                names.extend(self.name(&ObjectKey::new(pod.namespace(), &claim)));
+            }
+        }
+        names
+    }
+
+    fn name(&self, claim: &ObjectKey) -> Option<String> {
+        let claim = self.claims.get(claim)?;
+        let volume = self.volumes.get(&ObjectKey::cluster(&claim.spec.volume_name))?;
+        match &**volume.spec.source.as_ref()? {
+            VolumeSource::Csi { driver, handle } => {
+                Some(format!("kubernetes.io/csi/{driver}^{handle}"))
+            }
+            VolumeSource::InTree { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Warns about pods that use one volume with SELinux labels or policies of which one node takes only
+//! one. Off by default. Upstream: `pkg/controller/volume/selinuxwarning`.
+
+mod conflicts;
+mod metrics;
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use self::conflicts::{Conflict, Use, Uses};
+use super::claims::emit_claims;
+use super::volume_specs::{AttachmentSource, Plugin, Resolver, Spec, of_inline};
+use crate::cache::{IndexValue, Lister, Scope};
+use crate::controllers::runner::Change;
+use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::events::Recorder;
+use crate::objects::{
+    CSIDriver, ConfinedPod, Istr, ObjectKey, PersistentVolume, PersistentVolumeClaim, Resource,
+};
+
+const CLAIM_INDEX: &str = "pod-pvc-index";
+const RECURSIVE: &str = "Recursive";
+const MOUNT_OPTION: &str = "MountOption";
+
+/// The controller `selinux-warning-controller`.
+pub fn controller(c: &mut Controller) -> Result<(), String> {
+    // Nothing else reads containers' mounts and contexts, so they are in a cache of their own.
+    let pods = c.lister_of::<ConfinedPod>(Scope::all(ConfinedPod::RESOURCE));
+    let claims = c.lister::<PersistentVolumeClaim>();
+    let volumes = c.lister::<PersistentVolume>();
+    let drivers = c.lister::<CSIDriver>();
+    c.index(&pods, CLAIM_INDEX, |pod, emit| emit_claims(&pod.meta, &pod.shape.claims, emit));
+    let queue = c.queue(Retries::default());
+    let this = Arc::new(SelinuxWarning {
+        recorder: c.recorder(),
+        pods: pods.clone(),
+        resolver: Resolver {
+            claims: claims.clone(),
+            volumes: volumes.clone(),
+            drivers: drivers.clone(),
+        },
+        mounts_labels: c.feature("SELinuxMountReadWriteOncePod"),
+        uses: Mutex::default(),
+    });
+    c.watch(&pods, &queue, |change, wake| {
+        let pod = change.object();
+        let matters = match change {
+            // What matters of a pod does not change but for its end.
+            Change::Updated { old, new } => old.has_ended != new.has_ended && new.has_ended,
+            Change::Resync { .. } => false,
+            Change::Added { .. } | Change::Deleted(_) => true,
+        };
+        if matters && !pod.shape.mounts.is_empty() {
+            wake.add(pod.meta.key());
+        }
+    });
+    let users = pods.clone();
+    c.watch(&claims, &queue, move |change, wake| {
+        let (old, new) = match change {
+            Change::Added { new, .. } => (None, new),
+            Change::Updated { old, new } => (Some(&old.spec.volume_name), new),
+            _ => return,
+        };
+        let volume = &new.spec.volume_name;
+        if !volume.is_empty() && old != Some(volume) {
+            wake_users(&users, &new.meta.key(), wake);
+        }
+    });
+    let users = pods.clone();
+    c.watch(&volumes, &queue, move |change, wake| {
+        let (old, new) = match change {
+            Change::Added { new, .. } => (None, new),
+            Change::Updated { old, new } => (old.spec.claim_ref.as_ref(), new),
+            _ => return,
+        };
+        let Some(claim) = new.spec.claim_ref.as_ref().filter(|claim| !claim.uid.is_empty()) else {
+            return;
+        };
+        if old.is_none_or(|old| old.uid != claim.uid) {
+            wake_users(&users, &ObjectKey::new(&claim.namespace, &claim.name), wake);
+        }
+    });
+    let uses = this.clone();
+    c.watch(&drivers, &queue, move |change, wake| {
+        let mounts = |driver: &CSIDriver| driver.spec.se_linux_mount == Some(true);
+        let matters = match &change {
+            Change::Added { .. } => true,
+            Change::Updated { old, new } => mounts(old) != mounts(new),
+            Change::Deleted(last) => mounts(last.object()),
+            Change::Resync { .. } => false,
+        };
+        if matters {
+            let pods = uses.uses.lock().pods_of_driver(&change.object().meta.name);
+            pods.into_iter().for_each(|pod| wake.add(pod));
+        }
+    });
+    metrics::report(&this);
+    c.sync_by(1, queue, move |key| {
+        let this = this.clone();
+        async move { this.sync(&key) }
+    });
+    Ok(())
+}
+
+fn wake_users(pods: &Lister<ConfinedPod>, claim: &ObjectKey, wake: &Queue) {
+    for pod in pods.by_index(CLAIM_INDEX, &IndexValue::Key(claim.clone())) {
+        wake.add(pod.meta.key());
+    }
+}
+
+struct SelinuxWarning {
+    recorder: Recorder,
+    pods: Lister<ConfinedPod>,
+    resolver: Resolver,
+    /// Whether kubelets mount volumes with labels at all.
+    mounts_labels: bool,
+    uses: Mutex<Uses>,
+}
+
+impl SelinuxWarning {
+    fn sync(&self, key: &ObjectKey) -> SyncResult {
+        let Some(pod) = self.pods.get(key).filter(|pod| !pod.has_ended) else {
+            self.uses.lock().remove(key);
+            return Ok(Next::Done);
+        };
+        let mut errors = Vec::new();
+        for mount in &pod.shape.mounts {
+            let spec = match self.spec(&pod, &mount.volume) {
+                Some(Ok(spec)) => spec,
+                Some(Err(error)) => {
+                    errors.push(error);
+                    continue;
+                }
+                None => continue,
+            };
+            if mount.labels.len() > 1 && self.mounts_labels {
+                let text = format!(
+                    "Volume {:?} is mounted twice with different SELinux labels inside this pod",
+                    mount.volume
+                );
+                self.recorder.warning(&*pod, "MultipleSELinuxLabels", &text);
+                errors.push(Error::NotYet(text));
+                continue;
+            }
+            let label = mount.labels.first().cloned().unwrap_or_default();
+            let used = decide(label, pod.shape.change_policy.as_ref(), self.supports_mount(&spec));
+            let driver = spec.csi.as_ref().map_or("", |csi| &csi.driver);
+            let conflicts = self.uses.lock().add(&spec.volume, driver, key, used);
+            self.report(&conflicts);
+        }
+        Error::many(errors).map_or(Ok(Next::Done), Err)
+    }
+
+    /// The spec of the volume; `None`: one without labels, or of no plugin that has them.
+    fn spec(&self, pod: &ConfinedPod, volume: &str) -> Option<Result<Spec, Error>> {
+        if let Some(claim) = pod.shape.claims.iter().find(|claim| claim.volume == *volume) {
+            let Some(bound) = self.resolver.volume_of_claim(&pod.meta, claim) else {
+                let text = format!("the claim of volume {volume} is not bound");
+                return Some(Err(Error::NotYet(text)));
+            };
+            return super::volume_specs::of_volume(&bound).map(Ok);
+        }
+        let inline = pod.shape.inline_volumes.iter().find(|inline| inline.name == *volume)?;
+        let spec = of_inline(inline, &pod.meta.namespace)?;
+        let is_ephemeral =
+            spec.csi.as_ref().is_some_and(|csi| csi.source == AttachmentSource::Never);
+        (!is_ephemeral).then_some(Ok(spec))
+    }
+
+    /// Upstream: `SupportsSELinuxContextMount`.
+    fn supports_mount(&self, spec: &Spec) -> bool {
+        self.mounts_labels
+            && match (&spec.csi, spec.plugin) {
+                (Some(csi), _) => {
+                    let driver = self.resolver.drivers.get(&ObjectKey::cluster(&csi.driver));
+                    driver.is_some_and(|driver| driver.spec.se_linux_mount == Some(true))
+                }
+                (None, Plugin::Fc | Plugin::Iscsi | Plugin::Csi) => true,
+            }
+    }
+
+    fn report(&self, conflicts: &[Conflict]) {
+        for conflict in conflicts {
+            // A conflict with a pod that is gone is over.
+            let Some(pod) = self.pods.get(&conflict.pod) else { return };
+            self.recorder.normal(&*pod, &conflict.reason(), conflict.message());
+        }
+    }
+}
+
+/// How a volume is used that all containers mount with `label`. Upstream: `GetMountSELinuxLabel`,
+/// `syncVolume`.
+fn decide(label: Istr, policy: Option<&Istr>, supports_mount: bool) -> Use {
+    let is_recursive = policy.is_some_and(|policy| *policy == RECURSIVE);
+    if is_recursive || !supports_mount || label.is_empty() {
+        return Use { label: Istr::default(), policy: RECURSIVE.into() };
+    }
+    let policy = policy.cloned().unwrap_or_else(|| MOUNT_OPTION.into());
+    Use { label, policy }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_count_where_volumes_are_mounted_with_them() {
+        for (label, policy, supports, expected) in [
+            (":::s0", None, true, (":::s0", MOUNT_OPTION)),
+            (":::s0", Some(MOUNT_OPTION), true, (":::s0", MOUNT_OPTION)),
+            (":::s0", Some(RECURSIVE), true, ("", RECURSIVE)),
+            (":::s0", None, false, ("", RECURSIVE)),
+            ("", None, true, ("", RECURSIVE)),
+        ] {
+            let found = decide(label.into(), policy.map(Istr::new).as_ref(), supports);
+            assert_eq!((&*found.label, &*found.policy), expected, "{label} {policy:?} {supports}");
+        }
+    }
+}

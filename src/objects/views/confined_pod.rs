@@ -1,0 +1,198 @@
+//! A view of pods for the controller that warns about SELinux labels. It is off by default, and what
+//! it alone reads is not in the view that all others share.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+use super::pod::{KeptVolume, WireVolume};
+use crate::objects::values::intern::{Interned, Pool};
+use crate::objects::{
+    ClaimVolume, InlineVolume, Istr, Meta, Object, Pod, PodPhase, Resource, ResourceType,
+    null_as_default,
+};
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(from = "WirePod")]
+pub struct ConfinedPod {
+    pub meta: Meta,
+    /// Succeeded or failed.
+    pub has_ended: bool,
+    pub shape: Interned<ConfinedShape>,
+}
+
+/// What pods of one template have in common; one copy for all that are alike.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ConfinedShape {
+    pub claims: Box<[ClaimVolume]>,
+    pub inline_volumes: Box<[InlineVolume]>,
+    pub mounts: Box<[ConfinedMount]>,
+    /// `spec.securityContext.seLinuxChangePolicy`
+    pub change_policy: Option<Istr>,
+}
+
+/// A volume that containers mount.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ConfinedMount {
+    pub volume: Istr,
+    /// Those of the containers that have a context, each once: `user:role:type:level`, or empty.
+    pub labels: Box<[Istr]>,
+}
+
+impl Resource for ConfinedPod {
+    const RESOURCE: ResourceType = Pod::RESOURCE;
+}
+
+impl Object for ConfinedPod {
+    fn meta(&self) -> &Meta {
+        &self.meta
+    }
+}
+
+static SHAPES: LazyLock<Pool<ConfinedShape>> = LazyLock::new(Pool::new);
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WirePod {
+    #[serde(deserialize_with = "null_as_default")]
+    metadata: Meta,
+    #[serde(deserialize_with = "null_as_default")]
+    spec: WireSpec,
+    #[serde(deserialize_with = "null_as_default")]
+    status: WireStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireStatus {
+    #[serde(deserialize_with = "null_as_default")]
+    phase: PodPhase,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireSpec {
+    volumes: Option<Vec<WireVolume>>,
+    containers: Option<Vec<WireContainer>>,
+    init_containers: Option<Vec<WireContainer>>,
+    ephemeral_containers: Option<Vec<WireContainer>>,
+    security_context: Option<WireContext>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireContainer {
+    volume_mounts: Option<Vec<WireMount>>,
+    security_context: Option<WireContext>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireMount {
+    name: Istr,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WireContext {
+    se_linux_options: Option<WireOptions>,
+    se_linux_change_policy: Option<Istr>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireOptions {
+    user: Istr,
+    role: Istr,
+    r#type: Istr,
+    level: Istr,
+}
+
+impl WireContext {
+    /// Upstream: `SELinuxOptionsToFileLabel`.
+    fn label(&self) -> Option<Istr> {
+        let WireOptions { user, role, r#type, level } = self.se_linux_options.as_ref()?;
+        let label = format!("{user}:{role}:{type}:{level}");
+        Some(if label == ":::" { Istr::default() } else { label.into() })
+    }
+}
+
+impl From<WirePod> for ConfinedPod {
+    fn from(WirePod { metadata: meta, spec, status }: WirePod) -> ConfinedPod {
+        let context = spec.security_context.unwrap_or_default();
+        let of_pod = context.label();
+        let mut mounts: BTreeMap<Istr, BTreeSet<Istr>> = BTreeMap::new();
+        let all = [spec.init_containers, spec.containers, spec.ephemeral_containers];
+        for container in all.into_iter().flatten().flatten() {
+            let own = container.security_context.as_ref().and_then(WireContext::label);
+            for mount in container.volume_mounts.into_iter().flatten() {
+                let labels = mounts.entry(mount.name).or_default();
+                labels.extend(own.clone().or_else(|| of_pod.clone()));
+            }
+        }
+        let (mut claims, mut inline_volumes) = (Vec::new(), Vec::new());
+        for volume in spec.volumes.into_iter().flatten().filter_map(WireVolume::kept) {
+            match volume {
+                KeptVolume::Claim(claim) => claims.push(claim),
+                KeptVolume::Inline(volume) => inline_volumes.push(volume),
+            }
+        }
+        // The others have no labels of their own.
+        let kept = |volume: &Istr| {
+            claims.iter().any(|claim| claim.volume == *volume)
+                || inline_volumes.iter().any(|inline| inline.name == *volume)
+        };
+        let mounts = mounts
+            .into_iter()
+            .filter(|(volume, _)| kept(volume))
+            .map(|(volume, labels)| ConfinedMount { volume, labels: labels.into_iter().collect() })
+            .collect();
+        let shape = ConfinedShape {
+            claims: claims.into(),
+            inline_volumes: inline_volumes.into(),
+            mounts,
+            change_policy: context.se_linux_change_policy,
+        };
+        let has_ended = matches!(status.phase, PodPhase::Succeeded | PodPhase::Failed);
+        ConfinedPod { meta, has_ended, shape: SHAPES.intern(shape) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn mounts_carry_the_labels_of_their_containers() {
+        let level = |level: &str| json!({ "seLinuxOptions": { "level": level } });
+        let mount = json!([{ "name": "data" }, { "name": "config" }]);
+        let pod: ConfinedPod = serde_json::from_value(json!({ "spec": {
+            "securityContext": {
+                "seLinuxOptions": { "level": "s0:c1" }, "seLinuxChangePolicy": "MountOption",
+            },
+            "volumes": [
+                { "name": "data", "persistentVolumeClaim": { "claimName": "c" } },
+                { "name": "config", "configMap": {} },
+            ],
+            "initContainers": [{ "volumeMounts": mount, "securityContext": level("s0:c2") }],
+            "containers": [
+                { "volumeMounts": mount },
+                { "volumeMounts": mount, "securityContext": { "privileged": true } },
+            ],
+        } }))
+        .unwrap();
+        let [mount] = &*pod.shape.mounts else { panic!("{:?}", pod.shape) };
+        assert_eq!(mount.volume, "data");
+        assert_eq!(*mount.labels, [Istr::new(":::s0:c1"), Istr::new(":::s0:c2")]);
+        assert_eq!(pod.shape.change_policy.as_deref(), Some("MountOption"));
+        let plain: ConfinedPod = serde_json::from_value(json!({ "spec": {
+            "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": "c" } }],
+            "containers": [{ "volumeMounts": [{ "name": "data" }] }],
+        } }))
+        .unwrap();
+        assert!(plain.shape.mounts[0].labels.is_empty());
+    }
+}
