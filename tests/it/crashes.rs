@@ -62,6 +62,12 @@ impl Cluster {
         })
     }
 
+    /// The objects, pods not included, that the object of this name controls.
+    pub fn owned_by(&self, name: &str) -> Vec<&Value> {
+        let owner = |object: &&Value| object["metadata"]["ownerReferences"][0]["name"] == name;
+        self.objects.iter().filter(owner).collect()
+    }
+
     /// The pods that the object of this name controls.
     pub fn pods_of(&self, name: &str) -> Vec<&Value> {
         let owner = |pod: &&Value| pod["metadata"]["ownerReferences"][0]["name"] == name;

@@ -9,6 +9,7 @@ use kube_controller_manager::objects::{
 use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
+use crate::crashes::{Cluster, Scenario, survives_every_write};
 use crate::env::*;
 use crate::kinds::{comes, goes};
 
@@ -336,6 +337,48 @@ fn a_gate_keeps_claims_with_alternatives_from_being_made() {
         drop(manager);
         let _manager = env.manager("second-manager", &[]);
         claim_of::<Pod>(env, "user").await;
+    });
+}
+
+#[test]
+fn a_crash_at_any_write_leaves_one_claim_for_each_entry() {
+    Env::run("claims-crashes", async |env| {
+        class(env).await;
+        template(env).await;
+        let objects = |name: &str| {
+            let mut user = pod(name, from_template(), "ready");
+            user["apiVersion"] = json!("v1");
+            user["kind"] = json!("Pod");
+            user["spec"]["resourceClaims"] = json!([
+                { "name": "a", "resourceClaimTemplateName": "gpu" },
+                { "name": "b", "resourceClaimTemplateName": "gpu" },
+            ]);
+            let own = json!({
+                "apiVersion": ResourceClaim::RESOURCE.api_version(), "kind": "ResourceClaim",
+                "metadata": { "name": format!("{name}-own") }, "spec": one_device(),
+            });
+            vec![user, own]
+        };
+        let end = |name: &str, cluster: &Cluster| {
+            let user = cluster.object(name)?;
+            let statuses = user["status"]["resourceClaimStatuses"].as_array();
+            let statuses = statuses.filter(|statuses| statuses.len() == 2).ok_or("no names")?;
+            let mut named = Vec::new();
+            for status in statuses {
+                let claim = status["resourceClaimName"].as_str().unwrap_or_default();
+                let annotations = &cluster.object(claim)?["metadata"]["annotations"];
+                named.push(annotations["resource.kubernetes.io/pod-claim-name"].clone());
+            }
+            Ok(json!({ "named": named, "claims": cluster.owned_by(name).len() }))
+        };
+        let scenario = Scenario {
+            controllers: &["resourceclaim-controller"],
+            objects: &objects,
+            change: None,
+            end: &end,
+        };
+        let writes = survives_every_write(env, &scenario).await;
+        assert!(writes >= 3, "two claims and their names: {writes}");
     });
 }
 

@@ -86,7 +86,7 @@ impl PoolStatus {
         if expiry.is_some_and(|expiry| expiry <= now) {
             let delete = Delete::new().uid(request.meta.uid.clone());
             return match self.client.delete::<ResourcePoolStatusRequest>(&key, delete).await {
-                Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error.into()),
+                Err(error) if !error.is_not_found() => Err(error.into()),
                 _ => Ok(Next::Done),
             };
         }

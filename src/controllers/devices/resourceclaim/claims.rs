@@ -146,7 +146,7 @@ impl ResourceClaims {
         }
         let (key, delete) = (claim.meta.key(), Delete::new().uid(claim.meta.uid.clone()));
         match self.client.delete::<ResourceClaim>(&key, delete).await {
-            Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+            Err(error) if error.is_not_found() => Ok(()),
             Err(error) => Err(Error::other(format!(
                 "delete unused generated claim {key}: {}",
                 Error::from(error).message()

@@ -244,7 +244,7 @@ impl ResourceClaims {
             (Consumer::PodGroup, Some(group)) => reference::<PodGroup>(&group.meta),
             _ => reference::<Pod>(&pod.meta),
         };
-        let status = json!({ "reservedFor": [consumer] });
+        let status = with_consumer(&claim, consumer);
         self.patch_claim_status(&claim.meta, status).await.map(drop).map_err(|error| match error {
             Error::Stale(_) => error,
             error => Error::other(format!("reserve claim {key}: {}", error.message())),
@@ -294,6 +294,13 @@ fn reference<T: Resource>(meta: &Meta) -> Value {
         reference["apiGroup"] = json!(T::RESOURCE.group);
     }
     reference
+}
+
+/// The patch that adds a consumer behind the others.
+fn with_consumer(claim: &ResourceClaim, consumer: Value) -> Value {
+    let known = claim.status.reserved_for.iter().map(|known| json!({ "uid": known.uid }));
+    let order: Vec<Value> = known.chain([json!({ "uid": consumer["uid"] })]).collect();
+    json!({ "$setElementOrder/reservedFor": order, "reservedFor": [consumer] })
 }
 
 /// The statuses of all entries with a template: the new names, and those that are known. One that
