@@ -65,7 +65,8 @@ impl Metrics<'_> {
     }
 
     fn resource(&self, at: &ResourcePath, query: &Query) -> ApiResult<Value> {
-        let (kind, of): (&str, fn(&Self, &Stored) -> Option<Value>) = match &*at.resource {
+        type Usage<'a> = fn(&Metrics<'a>, &Stored) -> Option<Value>;
+        let (kind, of): (&str, Usage<'_>) = match &*at.resource {
             "pods" => ("PodMetrics", Self::of_pod),
             "nodes" => ("NodeMetrics", Self::of_node),
             _ => return Err(failures::no_such_resource()),

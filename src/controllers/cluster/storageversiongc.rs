@@ -125,7 +125,7 @@ impl StorageVersions {
         let uid = Uid::new(text("/metadata/uid"));
         let version = text("/metadata/resourceVersion").parse().unwrap_or_default();
         match without(&mut live, gone, self.clock.now()) {
-            Edit::Nothing => return Ok(()),
+            Edit::Nothing => Ok(()),
             Edit::Delete => {
                 let delete = Delete::new().uid(uid).resource_version(version);
                 match versions.delete(&key, delete).await {

@@ -185,7 +185,8 @@ mod tests {
         let one = vec![taint(NO_EXECUTE, 100)];
         let two = vec![taint(NO_EXECUTE, 100), taint(NO_EXECUTE, 50)];
         let others = vec![taint("NoSchedule", 1), taint("None", 1), taint("Later", 1)];
-        let cases: Vec<(Vec<DeviceTaint>, Value, Option<(i64, Vec<usize>)>)> = vec![
+        type Case = (Vec<DeviceTaint>, Value, Option<(i64, Vec<usize>)>);
+        let cases: Vec<Case> = vec![
             (vec![], json!([]), None),
             (others, json!([]), None),
             (one.clone(), json!([]), Some((100, vec![0]))),

@@ -292,7 +292,8 @@ mod tests {
         let error = |text: &str| Ok(Err(text.to_owned()));
         let wait = |until: Duration| Err(until);
         type Expected = Result<Result<(), String>, Duration>;
-        let table: Vec<(Kind, Option<&Value>, Option<&str>, Duration, Expected)> = vec![
+        type Case<'a> = (Kind, Option<&'a Value>, Option<&'a str>, Duration, Expected);
+        let table: Vec<Case> = vec![
             (Kind::Attach, None, None, later, wait(late)),
             (Kind::Attach, None, None, late, timeout("attach")),
             (Kind::Attach, Some(&attached), None, now, Ok(Ok(()))),

@@ -154,7 +154,7 @@ pub fn mismatch(
         "storageClassName does not match"
     } else if with_classes && wanted != has {
         "volumeAttributesClassName does not match"
-    } else if !with_classes && !(wanted.is_empty() && has.is_empty()) {
+    } else if !(with_classes || wanted.is_empty() && has.is_empty()) {
         "volumeAttributesClassName is not supported when the feature-gate VolumeAttributesClass is \
          disabled"
     } else if modes_differ(volume, claim) {

@@ -153,7 +153,8 @@ fn the_first_end_that_holds_counts() {
     let last_failure = |name: &str, index: i32| after(indexed(name, "Failed", index), 1, 0);
     let success = json!({ "rules": [{ "succeededIndexes": "1" }] });
     let none = Value::Null;
-    let table: Vec<(Value, Value, Vec<Value>, Option<(String, String)>)> = vec![
+    type Case = (Value, Value, Vec<Value>, Option<(String, String)>);
+    let table: Vec<Case> = vec![
         (json!({ "backoffLimit": 6 }), json!({}), vec![pod("a", "Failed")], None),
         (
             json!({ "backoffLimit": 0, "podFailurePolicy": rule }),

@@ -54,7 +54,8 @@ fn calculator(pods: &[Arc<Pod>], tolerances: Tolerances) -> Calculator<'_> {
 #[test]
 fn replicas_by_utilization() {
     // Pods, requests, levels, target, current replicas; replicas and utilization.
-    let table: &[(&str, &[i64], &[i64], i32, i32, i32, i32)] = &[
+    type Case<'a> = (&'a str, &'a [i64], &'a [i64], i32, i32, i32, i32);
+    let table: &[Case] = &[
         ("rrr", &[], &[300, 500, 700], 30, 3, 5, 50),
         ("urr", &[], &[300, 500, 700], 30, 3, 4, 60),
         ("hrr", &[], &[300, 500, 700], 30, 3, 4, 60),
@@ -114,7 +115,8 @@ fn tolerances_are_the_autoscalers_own() {
 fn replicas_by_average() {
     // Unreadiness counts for the CPU alone. Pods, levels, target, current, the tolerance upwards;
     // replicas and the average.
-    let table: &[(&str, &[i64], i64, i32, f64, i32, i64)] = &[
+    type Case<'a> = (&'a str, &'a [i64], i64, i32, f64, i32, i64);
+    let table: &[Case] = &[
         ("rrr", &[20000, 10000, 30000], 15000, 3, 0.1, 4, 20000),
         ("rrv", &[50000, 10000, 30000], 15000, 3, 0.1, 6, 30000),
         ("vrv", &[50000, 15000, 30000], 15000, 3, 0.1, 7, 31666),

@@ -46,7 +46,8 @@ fn rules(pods: (i32, i32), percent: (i32, i32)) -> ScalingRules {
 #[test]
 fn without_behavior_the_highest_recent_recommendation_counts() {
     // Recommendations, the desired number, what it becomes, and the recommendations kept.
-    let table: &[(&[(i32, u64)], i32, i32, &[i32])] = &[
+    type Case<'a> = (&'a [(i32, u64)], i32, i32, &'a [i32]);
+    let table: &[Case] = &[
         (&[], 5, 5, &[5]),
         (&[(4, 120), (5, 60)], 3, 5, &[4, 5, 3]),
         (&[(1, 120), (2, 60)], 3, 3, &[1, 2, 3]),
