@@ -6,9 +6,11 @@ use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{
     ControllerRevision, ObjectKey, PersistentVolumeClaim, Pod, Resource, StatefulSet,
 };
+use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
+use crate::faults::deafen;
 
 /// A StatefulSet of one container, selected by `app: <name>`.
 fn stateful_set(name: &str, replicas: i32) -> Value {
@@ -403,6 +405,102 @@ fn pods_and_revisions_are_orphaned_and_adopted() {
         env.client.delete::<Pod>(&name, Delete::new()).await.expect("delete");
         listed::<Pod>(env, "web-1 is there again", |pods| {
             pods.get("web-1").is_some_and(|pod| owners(pod) == ["StatefulSet"])
+        })
+        .await;
+    });
+}
+
+#[test]
+fn as_many_pods_are_updated_as_may_be_unavailable() {
+    Env::run("sts-max-unavailable", async |env| {
+        let gate = "--feature-gates=MaxUnavailableStatefulSet=true";
+        let _manager = env.manager("manager", &[gate]);
+        let mut web = stateful_set("web", 4);
+        web["spec"]["podManagementPolicy"] = json!("Parallel");
+        web["spec"]["updateStrategy"] =
+            json!({ "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": "50%" } });
+        create(&env.client, web).await;
+        updated(env, "web", 4).await;
+        let key = ObjectKey::new("default", "web");
+        env.steering.hold(true);
+        merge::<StatefulSet>(&env.client, "web", set_image("db:2")).await;
+        pods_are(env, &["web-0 db:1", "web-1 db:1", "web-2 db:2", "web-3 db:2"]).await;
+        // The status shows that the new pods are known; they let no others go.
+        eventually(&env.clock, "the new pods are counted", || async {
+            let set: Value = env.client.resource(&StatefulSet::RESOURCE).get(&key).await.unwrap();
+            let status = &set["status"];
+            match status["updatedReplicas"] == 2 && status["readyReplicas"] == 2 {
+                true => Ok(()),
+                false => Err(set.to_string()),
+            }
+        })
+        .await;
+        pods_are(env, &["web-0 db:1", "web-1 db:1", "web-2 db:2", "web-3 db:2"]).await;
+        env.steering.hold(false);
+        updated(env, "web", 4).await;
+    });
+}
+
+#[test]
+fn a_stale_cache_is_waited_for() {
+    Env::run("sts-stale", async |env| {
+        let manager = env.manager("manager", &["-v=4"]);
+        create(&env.client, stateful_set("web", 1)).await;
+        updated(env, "web", 1).await;
+        let faults = env.cluster.sandbox.faults();
+        // Watches of pods break; reads still work.
+        deafen(faults, "pods");
+        set_spec(env, "web", json!({ "replicas": 2 })).await;
+        eventually(&env.clock, "the sync waits for its cache", || async {
+            let log = std::fs::read_to_string(&manager.log).unwrap();
+            let waits = log.lines().any(|line| {
+                line.contains("statefulset-controller: Error syncing default/web:")
+                    && line.contains("for group resource pods")
+            });
+            if waits { Ok(()) } else { Err("not yet".to_owned()) }
+        })
+        .await;
+        assert_eq!(faults.count("create", "pods"), 2);
+        faults.clear();
+        updated(env, "web", 2).await;
+    });
+}
+
+#[test]
+fn refused_writes_are_retried() {
+    const ALL: [(&str, &str); 6] = [
+        ("create", "controllerrevisions"),
+        ("create", "persistentvolumeclaims"),
+        ("update", "persistentvolumeclaims"),
+        ("create", "pods"),
+        ("update", "statefulsets/status"),
+        ("delete", "controllerrevisions"),
+    ];
+    Env::run("sts-refused", async |env| {
+        let faults = env.cluster.sandbox.faults();
+        for (verb, resource) in ALL {
+            for fault in [
+                Fault::code(500, None),
+                Fault::code(409, None),
+                Fault::code(503, None),
+                Fault::Cut,
+                Fault::LoseAnswer,
+            ] {
+                faults.next(1, verb, resource, fault);
+            }
+        }
+        let _manager = env.manager("manager", &[]);
+        let mut web = with_claims("Delete", "Retain");
+        web["spec"]["revisionHistoryLimit"] = json!(0);
+        create(&env.client, web).await;
+        updated(env, "web", 3).await;
+        merge::<StatefulSet>(&env.client, "web", set_image("db:2")).await;
+        updated(env, "web", 3).await;
+        pods_are(env, &["web-0 db:2", "web-1 db:2", "web-2 db:2"]).await;
+        listed::<ControllerRevision>(env, "the history is short", |all| all.len() == 1).await;
+        eventually(&env.clock, "every fault has hit", || async {
+            let pending = faults.pending();
+            if pending.is_empty() { Ok(()) } else { Err(format!("{pending:?}")) }
         })
         .await;
     });
