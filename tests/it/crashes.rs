@@ -343,3 +343,39 @@ fn a_stateful_set_survives_a_crash_at_every_write() {
         });
     }
 }
+
+#[test]
+fn a_daemon_set_survives_a_crash_at_every_write() {
+    let end = |name: &str, cluster: &Cluster| {
+        let counters = [
+            "desiredNumberScheduled",
+            "currentNumberScheduled",
+            "updatedNumberScheduled",
+            "numberAvailable",
+        ];
+        counted(name, cluster, &counters, 3)?;
+        let images = images(name, cluster);
+        if images.len() == 3 { Ok(json!(images)) } else { Err(format!("{images:?}")) }
+    };
+    let rolling = |max_unavailable: i32, max_surge: i32| {
+        json!({ "updateStrategy": { "type": "RollingUpdate", "rollingUpdate": {
+            "maxUnavailable": max_unavailable, "maxSurge": max_surge,
+        } } })
+    };
+    for (test, spec, change, at_least) in [
+        ("crash-ds", rolling(1, 0), None, 5),
+        ("crash-ds-update", rolling(2, 0), Some(set_image("x:2")), 8),
+        ("crash-ds-surge", rolling(0, 2), Some(set_image("x:2")), 8),
+    ] {
+        Env::run(test, async |env| {
+            let scenario = Scenario {
+                controllers: &["daemonset-controller"],
+                objects: &|name| vec![set_of_pods("DaemonSet", name, spec.clone())],
+                change: change.clone(),
+                end: &end,
+            };
+            let writes = survives_every_write(env, &scenario).await;
+            assert!(writes >= at_least, "{test}: {writes} writes");
+        });
+    }
+}
