@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use kube_controller_manager::client::{Delete, Patch};
 use kube_controller_manager::objects::{Node, ObjectKey, Pod, Resource, ResourceType};
-use kube_controller_manager::options::Options;
-use kube_controller_manager::task::spawn;
 use sandbox::faults::Fault;
 use sandbox::nodes::NodeOptions;
 use serde_json::{Value, json};
@@ -240,37 +238,6 @@ fn a_silent_cluster_is_left_alone() {
             }
         })
         .await;
-    });
-}
-
-/// The gate is locked on by now, so flags cannot switch it off.
-#[test]
-fn without_its_gate_evictions_are_the_node_lifecycle_controllers() {
-    Env::run("nodes-gate", async |env| {
-        let mut options = Options::default();
-        options.feature_gates.0.push(("SeparateTaintEvictionController".into(), false));
-        let InProcess { cx, factory, stop } = InProcess::new(env, env.clock.clone(), options);
-        let controller = made("node-lifecycle-controller", &cx);
-        factory.start(&stop);
-        let running = spawn(controller.run(stop.clone()));
-        has_event(env, "node-0", "RegisteredNode", "Registered Node node-0 in Controller").await;
-        create(&env.client, tolerant("leaves", "node-0", None)).await;
-        let taint = json!({ "spec": { "taints": [{ "key": "mine", "effect": "NoExecute" }] } });
-        let key = ObjectKey::cluster("node-0");
-        env.client.patch::<Node>(&key, &Patch::Merge(taint)).await.expect("patch");
-        let message = "Marking for deletion Pod default/leaves";
-        has_event(env, "leaves", "TaintManagerEviction", message).await;
-        eventually(&env.clock, "the pod is deleted", || async {
-            match env.client.get::<Pod>(&ObjectKey::new("default", "leaves")).await {
-                Err(error) if error.is_not_found() => Ok(()),
-                Ok(pod) if pod.meta.is_being_deleted() => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
-        })
-        .await;
-        stop.stop();
-        running.await;
-        factory.shutdown().await;
     });
 }
 

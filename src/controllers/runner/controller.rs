@@ -119,12 +119,8 @@ impl Controller {
 
     /// Records events of this controller.
     pub fn recorder(&self) -> Recorder {
-        self.recorder_of(self.profile.event_source)
-    }
-
-    /// As [`Controller::recorder`], with another source.
-    pub fn recorder_of(&self, event_source: &str) -> Recorder {
-        self.context.recorder(self.profile.account, self.client(), event_source)
+        let Profile { account, event_source, .. } = self.profile;
+        self.context.recorder(account, self.client(), event_source)
     }
 }
 

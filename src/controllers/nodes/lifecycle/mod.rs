@@ -25,7 +25,6 @@ use super::taints::{self, Swap};
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::clock::SharedClock;
-use crate::controllers::nodes::tainteviction;
 use crate::controllers::runner::{Change, Queue, keys};
 use crate::controllers::{Controller, Next, Retries, SyncResult};
 use crate::events::Recorder;
@@ -67,9 +66,6 @@ metrics! {
 /// The controller `node-lifecycle-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
-    if !c.feature("SeparateTaintEvictionController") {
-        tainteviction::part_of(c)?;
-    }
     let (nodes, leases, pods) = (c.lister::<Node>(), c.lister::<Lease>(), c.lister::<Pod>());
     c.index(&pods, NODE_INDEX, BY_NODE);
     let o = c.options();

@@ -23,8 +23,6 @@ use crate::objects::{
     NO_EXECUTE, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Taint, Timestamp, Uid,
 };
 
-/// The source of its events, also where the node lifecycle controller runs it.
-const EVENT_SOURCE: &str = "taint-eviction-controller";
 /// Pods that are deleted at once. Upstream has no limit but the client's.
 const EVICTIONS: usize = 16;
 const REASON: &str = "DeletionByTaintManager";
@@ -39,20 +37,16 @@ metrics! {
         "[ALPHA] Latency, in seconds, between the time when a taint effect has been activated for the Pod and its deletion via TaintEvictionController.";
 }
 
-/// The controller `taint-eviction-controller`.
+/// The controller `taint-eviction-controller`. Its gate is locked on: upstream has a way to run it as
+/// a part of the node lifecycle controller, which no flag can reach any more.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
-    part_of(c)
-}
-
-/// As a part of another controller of nodes.
-pub fn part_of(c: &mut Controller) -> Result<(), String> {
     register();
     let (nodes, pods) = (c.lister::<Node>(), c.lister::<Pod>());
     c.index(&pods, NODE_INDEX, BY_NODE);
     let evictions: Queue = c.queue_named("", Retries::default());
     let this = Arc::new(TaintEviction {
         client: c.client(),
-        recorder: c.recorder_of(EVENT_SOURCE),
+        recorder: c.recorder(),
         clock: c.clock(),
         nodes: nodes.clone(),
         pods: pods.clone(),
