@@ -326,8 +326,7 @@ fn a_gate_keeps_claims_with_alternatives_from_being_made() {
         let mut wanted = one_device();
         let mut alternative = wanted["devices"]["requests"][0]["exactly"].take();
         alternative["name"] = json!("first");
-        wanted["devices"]["requests"][0] =
-            json!({ "name": "r", "firstAvailable": [alternative] });
+        wanted["devices"]["requests"][0] = json!({ "name": "r", "firstAvailable": [alternative] });
         let template = json!({ "metadata": { "name": "gpu" }, "spec": { "spec": wanted } });
         make::<ResourceClaimTemplate>(env, template).await;
         make::<Pod>(env, pod("user", from_template(), "ready")).await;
@@ -371,8 +370,7 @@ fn refused_writes_of_claims_are_retried() {
             // Faults hit the test as well.
             let claims = env.client.resource(&ResourceClaim::RESOURCE);
             let finalizer = Patch::Merge(json!({ "metadata": { "finalizers": [FINALIZER] } }));
-            let device =
-                json!({ "request": "r", "driver": DRIVER, "pool": POOL, "device": "d0" });
+            let device = json!({ "request": "r", "driver": DRIVER, "pool": POOL, "device": "d0" });
             let status = json!({ "status": {
                 "allocation": { "devices": { "results": [device] } },
                 "reservedFor": [consumer(&owner)],

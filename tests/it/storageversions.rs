@@ -129,7 +129,8 @@ fn storage_versions_lose_servers_that_are_gone() {
             let first = &entries[0]["encodingVersion"];
             let all = entries.as_array().expect("a list");
             // The API server refuses a status without it.
-            let common = all.iter().all(|entry| entry["encodingVersion"] == *first).then_some(first);
+            let common =
+                all.iter().all(|entry| entry["encodingVersion"] == *first).then_some(first);
             let patch = Patch::Merge(json!({ "status": {
                 "storageVersions": entries, "commonEncodingVersion": common,
             } }));

@@ -128,7 +128,10 @@ fn a_claim_gets_the_smallest_volume_and_a_retained_one_is_kept() {
         let middle = volume_in(env, "middle", "Bound").await;
         let reference = &middle["spec"]["claimRef"];
         assert_eq!(reference["uid"], data["metadata"]["uid"]);
-        assert_eq!((&reference["kind"], &reference["apiVersion"]), (&json!("PersistentVolumeClaim"), &json!("v1")));
+        assert_eq!(
+            (&reference["kind"], &reference["apiVersion"]),
+            (&json!("PersistentVolumeClaim"), &json!("v1"))
+        );
         assert_eq!(annotation(&middle, BY_CONTROLLER), Some("yes"));
 
         delete_claim(env, "data").await;
@@ -148,9 +151,8 @@ fn a_claim_gets_the_smallest_volume_and_a_retained_one_is_kept() {
 #[test]
 fn bindings_that_were_prepared_or_cut_off_are_completed() {
     everywhere("prebound", async |env| {
-        let (client, named) = (&env.client, |name: &str| {
-            json!({ "namespace": "default", "name": name })
-        });
+        let (client, named) =
+            (&env.client, |name: &str| json!({ "namespace": "default", "name": name }));
         // The claim names the volume.
         make(client, &volume("wanted", "1Gi", "Retain", "/tmp/none")).await;
         let mut asks = claim("asks", "1Gi", Some(""));
@@ -177,9 +179,11 @@ fn bindings_that_were_prepared_or_cut_off_are_completed() {
         }
 
         let manager = manager(env, &[]);
-        for (claim, volume, by_controller) in
-            [("asks", "wanted", None), ("waits", "reserved", Some("yes")), ("half", "first", Some("yes"))]
-        {
+        for (claim, volume, by_controller) in [
+            ("asks", "wanted", None),
+            ("waits", "reserved", Some("yes")),
+            ("half", "first", Some("yes")),
+        ] {
             let claim = bound(env, claim).await;
             assert_eq!(claim["spec"]["volumeName"], volume);
             assert_eq!(annotation(&claim, BY_CONTROLLER), by_controller, "{claim}");
@@ -362,7 +366,8 @@ fn host_path_volumes_are_made_deleted_and_recycled() {
         assert!(std::path::Path::new(&path).is_dir());
         let finalizers = made["metadata"]["finalizers"].as_array().unwrap();
         assert!(finalizers.contains(&json!("kubernetes.io/pv-controller")), "{made}");
-        let message = format!("Successfully provisioned volume {name} using kubernetes.io/host-path");
+        let message =
+            format!("Successfully provisioned volume {name} using kubernetes.io/host-path");
         has_event(env, "data", "ProvisioningSucceeded", &message).await;
         delete_claim(env, "data").await;
         gone::<PersistentVolume>(env, &ObjectKey::cluster(&name)).await;

@@ -105,13 +105,8 @@ pub fn behind_gates() -> Vec<Kind> {
         kind
     };
     const DEVICES: &str = "resource.k8s.io";
-    let requests = kind(
-        DEVICES,
-        "ResourcePoolStatusRequest",
-        "resourcepoolstatusrequests",
-        &[],
-        false,
-    );
+    let requests =
+        kind(DEVICES, "ResourcePoolStatusRequest", "resourcepoolstatusrequests", &[], false);
     let groups = kind("scheduling.k8s.io", "PodGroup", "podgroups", &[], true);
     vec![
         of(

@@ -31,10 +31,7 @@ pub enum ClaimName<'a> {
 
 impl<'a> ClaimName<'a> {
     /// Upstream: `Name`, `NameFromPodGroup`.
-    pub fn of(
-        entry: &'a PodResourceClaim,
-        statuses: &'a [ResourceClaimStatus],
-    ) -> ClaimName<'a> {
+    pub fn of(entry: &'a PodResourceClaim, statuses: &'a [ResourceClaimStatus]) -> ClaimName<'a> {
         if let Some(name) = &entry.resource_claim_name {
             return ClaimName::Given(name);
         }
@@ -118,10 +115,7 @@ pub fn is_reserved_for(pod: &Pod, claim: &ResourceClaim, groups: bool) -> bool {
     let group = &pod.spec.shape.pod_group;
     claim.status.reserved_for.iter().any(|consumer| {
         consumer.uid == pod.meta.uid
-            || groups
-                && !group.is_empty()
-                && consumer.is_group()
-                && *consumer.name == **group
+            || groups && !group.is_empty() && consumer.is_group() && *consumer.name == **group
     })
 }
 
@@ -179,9 +173,7 @@ pub const UNSUPPORTED: &str = "none of the supported fields are set";
 pub fn is_owner_of_claims(api_version: &str, kind: &str) -> bool {
     match kind {
         "Pod" => api_version == Pod::RESOURCE.api_version(),
-        "PodGroup" => {
-            api_version.split_once('/').is_some_and(|(group, _)| group == SCHEDULING)
-        }
+        "PodGroup" => api_version.split_once('/').is_some_and(|(group, _)| group == SCHEDULING),
         _ => false,
     }
 }
@@ -268,10 +260,8 @@ mod tests {
         let mut not_controller = owner("Pod");
         not_controller["controller"] = json!(false);
         let text = |why: &str| format!("ResourceClaim ns/c was not created for Pod ns/p ({why})");
-        let (pod_only, neither) = (
-            text("Pod is not owner"),
-            text("neither Pod nor PodGroup g is the owner"),
-        );
+        let (pod_only, neither) =
+            (text("Pod is not owner"), text("neither Pod nor PodGroup g is the owner"));
         for (owners, pod, groups, fault) in [
             (json!([owner("Pod")]), &alone, false, None),
             (json!([owner("Pod")]), &grouped, true, None),
@@ -296,9 +286,7 @@ mod tests {
         let grouped = pod(json!({ "schedulingGroup": { "podGroupName": "g" } }), json!({}));
         let alone = pod(json!({}), json!({}));
         let of = |consumer: Value| claim(json!([]), json!({ "reservedFor": [consumer] }));
-        let to_group = |name: &str, api_group: &str| {
-            json!({ "apiGroup": api_group, "resource": "podgroups", "name": name, "uid": "x" })
-        };
+        let to_group = |name: &str, api_group: &str| json!({ "apiGroup": api_group, "resource": "podgroups", "name": name, "uid": "x" });
         let to_pod = json!({ "resource": "pods", "name": "p", "uid": "pod" });
         let old_pod = json!({ "resource": "pods", "name": "p", "uid": "old" });
         for (consumer, pod, groups, reserved) in [
@@ -317,9 +305,7 @@ mod tests {
     #[test]
     fn an_entry_that_is_the_groups_too_binds_to_the_group() {
         let pod = pod(json!({ "schedulingGroup": { "podGroupName": "g" } }), json!({}));
-        let template = |name: &str, template: &str| {
-            json!({ "name": name, "resourceClaimTemplateName": template })
-        };
+        let template = |name: &str, template: &str| json!({ "name": name, "resourceClaimTemplateName": template });
         let given = json!({ "name": "a", "resourceClaimName": "t" });
         let unsupported = json!({ "name": "x" });
         let bind = |shared: &Value, own: &Value| {

@@ -365,7 +365,8 @@ mod tests {
 
     #[test]
     fn an_incomplete_pool_has_an_error_and_no_counts() {
-        let slices = vec![slice("p", "n", 4, 2, 5), slice("p", "n", 4, 2, 5), slice("q", "", 1, 1, 1)];
+        let slices =
+            vec![slice("p", "n", 4, 2, 5), slice("p", "n", 4, 2, 5), slice("q", "", 1, 1, 1)];
         let found = answer(json!({ "driver": "d" }), slices, &[]);
         assert_eq!(
             found["pools"][0],

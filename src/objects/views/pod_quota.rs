@@ -161,7 +161,12 @@ impl<'a> Resources<'a> {
             }
         }
         sum.raise(&at_start);
-        let whole = self.spec.resources.iter().filter(|_| self.is_whole).flat_map(|resources| part(resources).iter());
+        let whole = self
+            .spec
+            .resources
+            .iter()
+            .filter(|_| self.is_whole)
+            .flat_map(|resources| part(resources).iter());
         for (name, amount) in whole {
             if matches!(name.as_str(), "cpu" | "memory") || name.starts_with("hugepages-") {
                 sum.insert(name.clone(), amount);

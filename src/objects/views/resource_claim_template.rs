@@ -14,10 +14,4 @@ pub struct ResourceClaimTemplate {
     pub spec: Template,
 }
 
-resource!(
-    ResourceClaimTemplate,
-    "resource.k8s.io",
-    "v1",
-    "resourceclaimtemplates",
-    namespaced
-);
+resource!(ResourceClaimTemplate, "resource.k8s.io", "v1", "resourceclaimtemplates", namespaced);

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::pods::{behind, is_done};
 use super::ResourceClaims;
+use super::pods::{behind, is_done};
 use crate::client::{Delete, Patch};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{
@@ -81,7 +81,8 @@ impl ResourceClaims {
             newest = Some(self.patch_claim_status(&claim.meta, status).await?);
         }
         if finalizer {
-            self.remove_finalizer(newest.as_ref().map_or(&claim.meta, |newest| &newest.meta)).await?;
+            self.remove_finalizer(newest.as_ref().map_or(&claim.meta, |newest| &newest.meta))
+                .await?;
         }
         if ended.len() == claim.status.reserved_for.len() {
             self.delete_unneeded(&claim).await?;

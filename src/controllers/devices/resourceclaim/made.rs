@@ -201,10 +201,7 @@ mod tests {
             })
         );
         let plain = metadata(&owner_meta, &owner, "c", &ResourceClaimTemplate::default());
-        assert_eq!(
-            plain["annotations"],
-            json!({ "resource.kubernetes.io/pod-claim-name": "c" })
-        );
+        assert_eq!(plain["annotations"], json!({ "resource.kubernetes.io/pod-claim-name": "c" }));
         assert!(plain.get("labels").is_none());
     }
 }

@@ -104,9 +104,7 @@ mod tests {
 
     #[test]
     fn the_condition_is_written_once() {
-        let pod = |conditions: Value| {
-            json!({ "metadata": { "uid": "u" }, "status": { "conditions": conditions } })
-        };
+        let pod = |conditions: Value| json!({ "metadata": { "uid": "u" }, "status": { "conditions": conditions } });
         let now = Timestamp::from_secs(60);
         let written = |conditions: Value| {
             announcement(&pod(conditions), now).map(|mut patch| patch["status"].take())

@@ -223,10 +223,7 @@ mod tests {
         let eviction = |second, n| Eviction { when: at(second), reasons: [reason(n)].into() };
         let joined = eviction(5, 1).and(Some(eviction(3, 0))).and(None);
         assert_eq!((joined.when, joined.reasons.len()), (at(3), 2));
-        assert_eq!(
-            joined.why(),
-            "ResourceSlice d/p/x taint #0, ResourceSlice d/p/x taint #1"
-        );
+        assert_eq!(joined.why(), "ResourceSlice d/p/x taint #0, ResourceSlice d/p/x taint #1");
     }
 
     #[test]

@@ -135,9 +135,8 @@ fn pool_of(slice: &ResourceSlice) -> IndexValue {
 fn by_pool(claim: &ResourceClaim, add: &mut dyn FnMut(IndexValue)) {
     let Some(Allocation(devices)) = &claim.status.allocation else { return };
     for (at, device) in devices.iter().enumerate() {
-        let same = |other: &AllocatedDevice| {
-            other.driver == device.driver && other.pool == device.pool
-        };
+        let same =
+            |other: &AllocatedDevice| other.driver == device.driver && other.pool == device.pool;
         if !devices[..at].iter().any(same) {
             add(pool_value(&device.driver, &device.pool));
         }

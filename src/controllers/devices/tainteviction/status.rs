@@ -121,9 +121,7 @@ impl TaintEviction {
         let applied = rules.subresource("status").patch(&named.key, &patch).await;
         match applied.map(|_: PartialObjectMetadata| ()) {
             Err(error) if error.is_not_found() => Ok(Next::Done),
-            Err(error) => {
-                Err(Error::during("add condition to DeviceTaintRule status", error))
-            }
+            Err(error) => Err(Error::during("add condition to DeviceTaintRule status", error)),
             Ok(()) => Ok(Next::Done),
         }
     }

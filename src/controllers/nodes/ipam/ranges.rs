@@ -107,7 +107,9 @@ impl Ranges {
             let own = &node.spec.pod_cidrs;
             let has = |range: &Cidr| own.iter().any(|own| **own == *range.to_string());
             for (set, range) in self.sets.iter_mut().zip(&given.ranges) {
-                if !has(range) && let Err(error) = set.release(range) {
+                if !has(range)
+                    && let Err(error) = set.release(range)
+                {
                     log::error!("Error when releasing CIDR {range}: {error}");
                 }
             }
@@ -182,7 +184,9 @@ mod tests {
     fn next(ranges: &mut Ranges) -> String {
         let name = format!("new-{}", ranges.given.len());
         match ranges.allocate(&node(&name, &[])) {
-            Ok(found) => found.expect("a new node").iter().map(Cidr::to_string).collect::<Vec<_>>().join(" "),
+            Ok(found) => {
+                found.expect("a new node").iter().map(Cidr::to_string).collect::<Vec<_>>().join(" ")
+            }
             Err(error) => error,
         }
     }

@@ -85,7 +85,11 @@ mod tests {
             (0, 2, 3, pods_only, Course::Follow),
             (1, 0, 3, own, Course::Follow),
         ] {
-            assert_eq!(Course::of(current, min, max, zero), course, "{current} {min} {max} {zero:?}");
+            assert_eq!(
+                Course::of(current, min, max, zero),
+                course,
+                "{current} {min} {max} {zero:?}"
+            );
         }
     }
 

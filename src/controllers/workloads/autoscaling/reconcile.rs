@@ -130,7 +130,8 @@ impl Autoscaling {
                 let replicas = proposed.replicas.max(0);
                 let name = proposed.name;
                 log::debug!("{}: proposing {replicas} replicas by {name}", subject.reference);
-                let normalized = self.normalize(subject, Wish { current, desired: replicas, min, max });
+                let normalized =
+                    self.normalize(subject, Wish { current, desired: replicas, min, max });
                 let desired = lifted(current, normalized, min, zero);
                 let reason = match replicas {
                     more if more > current => format!("{name} above target"),
