@@ -577,6 +577,7 @@ fn a_set_survives_a_crash_at_every_write() {
         let scenario = Scenario {
             controllers: &["statefulset-controller"],
             objects: &set_with_orphans,
+            change: None,
             end: &end_with_orphans,
         };
         let writes = survives_every_write(env, &scenario).await;
