@@ -293,7 +293,12 @@ static TAINT: Message = Message(&[
 static NODE_STATUS: Message = Message(&[
     Field::map(2, "allocatable", Wrapped),
     Field::list(4, "conditions", Kind::Message(&NODE_CONDITION)),
+    Field::list(9, "volumesInUse", Text),
+    Field::list(10, "volumesAttached", Kind::Message(&ATTACHED_VOLUME)),
 ]);
+
+static ATTACHED_VOLUME: Message =
+    Message(&[Field::one(1, "name", Text), Field::one(2, "devicePath", Text)]);
 
 static NODE_CONDITION: Message = Message(&[
     Field::one(1, "type", Text),
