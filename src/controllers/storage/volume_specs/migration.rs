@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::controllers::storage::migration::driver_of_kind as driver;
 use crate::objects::{InTreeKind, PersistentVolume};
 
 /// A PersistentVolume of an in-tree plugin, for its driver.
@@ -22,20 +23,6 @@ pub struct MigratedInline {
     pub access_mode: &'static str,
     /// A `PersistentVolumeSpec`.
     pub spec: Value,
-}
-
-/// The driver that replaces the plugin; `None`: the plugin is still in the tree.
-pub fn driver(kind: InTreeKind) -> Option<&'static str> {
-    Some(match kind {
-        InTreeKind::AwsElasticBlockStore => "ebs.csi.aws.com",
-        InTreeKind::AzureDisk => "disk.csi.azure.com",
-        InTreeKind::AzureFile => "file.csi.azure.com",
-        InTreeKind::Cinder => "cinder.csi.openstack.org",
-        InTreeKind::GcePersistentDisk => "pd.csi.storage.gke.io",
-        InTreeKind::Portworx => "pxd.portworx.com",
-        InTreeKind::Vsphere => "csi.vsphere.vmware.com",
-        InTreeKind::Fc | InTreeKind::Iscsi => return None,
-    })
 }
 
 fn text<'a>(fields: &'a Value, name: &str) -> &'a str {
