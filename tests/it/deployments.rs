@@ -75,6 +75,8 @@ fn recreate_never_runs_two_versions_at_once() {
         let old: Vec<Pod> = list(client).await;
         let held = old[0].meta.name.to_string();
         let hold = |finalizers: Value| json!({ "metadata": { "finalizers": finalizers } });
+        // With a finalizer alone, the kubelet would report that the pod has ended.
+        env.steering.keep(&held, true);
         merge::<Pod>(client, &held, hold(json!(["test.io/hold"]))).await;
         merge::<Deployment>(client, "solo", set_image("solo:2")).await;
         let key = ObjectKey::new("default", "solo");
@@ -90,6 +92,7 @@ fn recreate_never_runs_two_versions_at_once() {
         // The sync that wrote this status would have made the new ReplicaSet first.
         let sets: Vec<ReplicaSet> = list(client).await;
         assert_eq!(sets.len(), 1, "the new one has to wait");
+        env.steering.keep(&held, false);
         merge::<Pod>(client, &held, hold(Value::Null)).await;
         eventually(clock, "new pods come", || async {
             let pods: Vec<Pod> = list(client).await;

@@ -183,7 +183,7 @@ fn unready_pods_are_published_on_request() {
         };
         create(client, service("plain", spec(false))).await;
         create(client, service("published", spec(true))).await;
-        create(client, with_port("slow", 2, "unready")).await;
+        create(client, with_port("slow", 2, "never-ready")).await;
         let addresses = eventually(&env.clock, "the pods run", || async {
             let pods: Vec<Pod> = list(client).await;
             let with_address = pods.iter().filter(|pod| !pod.status.ips.is_empty()).count();

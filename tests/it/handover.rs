@@ -179,6 +179,10 @@ async fn everything(env: &Site) -> BTreeMap<String, Value> {
     };
     let mut versions = vec!["/api/v1".to_owned()];
     for group in read("/apis").await["groups"].as_array().expect("groups") {
+        // Metrics are taken when they are read.
+        if group["name"] == "metrics.k8s.io" {
+            continue;
+        }
         let version = group["preferredVersion"]["groupVersion"].as_str().expect("a version");
         versions.push(format!("/apis/{version}"));
     }

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{
-    ControllerRevision, ObjectKey, PersistentVolumeClaim, Pod, Resource, StatefulSet,
+    ControllerRevision, ObjectKey, PersistentVolumeClaim, Pod, Resource, StatefulSet, StorageClass,
 };
 use sandbox::faults::Fault;
+use sandbox::nodes::DRIVER;
 use serde_json::{Value, json};
 
-use crate::crashes::{Cluster, Scenario, survives_every_write};
+use crate::crashes::{Cluster, QUICK_BINDER, Scenario, binder, survives_every_write};
 use crate::env::*;
 use crate::faults::deafen;
 
@@ -242,13 +243,22 @@ fn failed_and_evicted_pods_are_replaced() {
     });
 }
 
-/// `web` of three pods with a claim `data` each.
+/// Makes the class `csi` of [`with_claims`]. The stand-in driver makes its volumes.
+async fn make_class(env: &Site) {
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": "csi" },
+        "provisioner": DRIVER, "volumeBindingMode": "Immediate",
+    });
+    env.client.create::<StorageClass>("", &class).await.expect("create");
+}
+
+/// `web` of three pods with a claim `data` of the class `csi` each.
 fn with_claims(deleted: &str, scaled: &str) -> Value {
     let mut web = stateful_set("web", 3);
     web["spec"]["volumeClaimTemplates"] = json!([{
         "metadata": { "name": "data", "labels": { "tier": "db" } },
         "spec": {
-            "accessModes": ["ReadWriteOnce"], "storageClassName": "none",
+            "accessModes": ["ReadWriteOnce"], "storageClassName": "csi",
             "resources": { "requests": { "storage": "1Gi" } },
         },
     }]);
@@ -266,7 +276,8 @@ fn owners(claim: &Value) -> Vec<&str> {
 #[test]
 fn claims_are_kept_or_deleted_as_the_policy_says() {
     everywhere("sts-claims", async |env| {
-        let _manager = env.manager("manager", &[]);
+        make_class(env).await;
+        let _manager = env.manager("manager", &[QUICK_BINDER]);
         create(&env.client, with_claims("Retain", "Retain")).await;
         let set = updated(env, "web", 3).await;
         let claims = list_values::<PersistentVolumeClaim>(env).await;
@@ -331,7 +342,8 @@ fn claims_are_kept_or_deleted_as_the_policy_says() {
 #[test]
 fn a_scale_up_waits_for_the_claim_of_the_pod_before() {
     Env::run("sts-stale-claim", async |env| {
-        let _manager = env.manager("manager", &[]);
+        make_class(env).await;
+        let _manager = env.manager("manager", &[QUICK_BINDER]);
         create(&env.client, with_claims("Retain", "Delete")).await;
         updated(env, "web", 3).await;
         // Something else holds the claim for a while.
@@ -469,17 +481,16 @@ fn a_stale_cache_is_waited_for() {
 
 #[test]
 fn refused_writes_are_retried() {
-    const ALL: [(&str, &str); 6] = [
+    const FIRST: [(&str, &str); 5] = [
         ("create", "controllerrevisions"),
         ("create", "persistentvolumeclaims"),
-        ("update", "persistentvolumeclaims"),
         ("create", "pods"),
         ("update", "statefulsets/status"),
         ("delete", "controllerrevisions"),
     ];
     Env::run("sts-refused", async |env| {
         let faults = env.cluster.sandbox.faults();
-        for (verb, resource) in ALL {
+        let refuse = |verb: &str, resource: &str| {
             for fault in [
                 Fault::code(500, None),
                 Fault::code(409, None),
@@ -489,12 +500,24 @@ fn refused_writes_are_retried() {
             ] {
                 faults.next(1, verb, resource, fault);
             }
+        };
+        for (verb, resource) in FIRST {
+            refuse(verb, resource);
         }
-        let _manager = env.manager("manager", &[]);
-        let mut web = with_claims("Delete", "Retain");
+        make_class(env).await;
+        let _manager = env.manager("manager", &[QUICK_BINDER]);
+        let mut web = with_claims("Retain", "Retain");
         web["spec"]["revisionHistoryLimit"] = json!(0);
         create(&env.client, web).await;
         updated(env, "web", 3).await;
+        // The claims are bound by now: only their owners are still to be written.
+        refuse("update", "persistentvolumeclaims");
+        let policy = json!({ "whenDeleted": "Delete" });
+        set_spec(env, "web", json!({ "persistentVolumeClaimRetentionPolicy": policy })).await;
+        listed::<PersistentVolumeClaim>(env, "claims have owners", |claims| {
+            claims.values().all(|claim| owners(claim) == ["StatefulSet"])
+        })
+        .await;
         merge::<StatefulSet>(&env.client, "web", set_image("db:2")).await;
         updated(env, "web", 3).await;
         pods_are(env, &["web-0 db:2", "web-1 db:2", "web-2 db:2"]).await;
@@ -508,7 +531,7 @@ fn refused_writes_are_retried() {
 }
 
 /// A set of two pods that finds an orphan of each of an older version: a pod to be replaced, a pod
-/// too many, a claim, a revision.
+/// too many, the claims of both, a revision.
 fn set_with_orphans(name: &str) -> Vec<Value> {
     let meta = |name: String, labels: Value| json!({ "name": name, "labels": labels });
     let pod = |ordinal: i32| {
@@ -539,11 +562,15 @@ fn set_with_orphans(name: &str) -> Vec<Value> {
     let template = &mut set["spec"]["template"];
     template["metadata"]["labels"] = json!({ "app": name });
     template["spec"]["terminationGracePeriodSeconds"] = json!(0);
-    let mut claim = set["spec"]["volumeClaimTemplates"][0].clone();
-    claim["apiVersion"] = json!("v1");
-    claim["kind"] = json!("PersistentVolumeClaim");
-    claim["metadata"] = meta(format!("data-{name}-0"), json!({ "app": name }));
-    vec![revision, claim, pod(0), pod(3), set]
+    let template = set["spec"]["volumeClaimTemplates"][0].clone();
+    let claim = |ordinal: i32| {
+        let mut claim = template.clone();
+        claim["apiVersion"] = json!("v1");
+        claim["kind"] = json!("PersistentVolumeClaim");
+        claim["metadata"] = meta(format!("data-{name}-{ordinal}"), json!({ "app": name }));
+        claim
+    };
+    vec![revision, claim(0), claim(3), pod(0), pod(3), set]
 }
 
 fn end_with_orphans(name: &str, cluster: &Cluster) -> Result<Value, String> {
@@ -574,6 +601,8 @@ fn end_with_orphans(name: &str, cluster: &Cluster) -> Result<Value, String> {
 #[test]
 fn a_set_survives_a_crash_at_every_write() {
     Env::run("sts-crash", async |env| {
+        make_class(env).await;
+        let _binder = binder(env);
         let scenario = Scenario {
             controllers: &["statefulset-controller"],
             objects: &set_with_orphans,

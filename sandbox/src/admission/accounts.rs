@@ -109,7 +109,8 @@ fn mount_token(spec: &mut Value) {
     let mount = json!({ "name": volume, "readOnly": true, "mountPath": MOUNT_PATH });
     let mut mounted = false;
     for containers in ["initContainers", "containers"] {
-        for container in spec[containers].as_array_mut().into_iter().flatten() {
+        let containers = spec.get_mut(containers).and_then(Value::as_array_mut);
+        for container in containers.into_iter().flatten() {
             let mounts = list(container, "/volumeMounts");
             if mounts.iter().all(|mount| mount["mountPath"] != MOUNT_PATH) {
                 push(container, "volumeMounts", mount.clone());
@@ -153,6 +154,7 @@ mod tests {
         let mut plain = pod(json!({}));
         equip(&mut plain, &account);
         assert_eq!(plain["spec"]["serviceAccountName"], "default");
+        assert_eq!(plain["spec"].get("initContainers"), None);
         assert_eq!(plain["spec"]["imagePullSecrets"], json!([{ "name": "s" }]));
         let volume = text(&plain, "/spec/volumes/0/name");
         assert_eq!((volume.len(), &volume[..VOLUME.len()]), (VOLUME.len() + 5, VOLUME));

@@ -318,6 +318,10 @@ pub fn check_replica_set(set: &Value) -> Vec<Cause> {
 
 pub fn check_stateful_set(set: &Value) -> Vec<Cause> {
     let mut faults = set_of_pods(set, NameRule::Subdomain);
+    // A claim template may be what is mounted.
+    faults.retain(|fault| {
+        fault.reason != "FieldValueNotFound" || !fault.field.contains(".volumeMounts[")
+    });
     let policies = ["OrderedReady", "Parallel"];
     let policy = set.pointer("/spec/podManagementPolicy").unwrap_or(&Value::Null);
     if !policies.iter().any(|known| policy == known) {

@@ -226,6 +226,9 @@ impl Kubelet {
         if pod.spec.node_name.is_empty() || self.steering.is_dead(&pod.spec.node_name) {
             return Ok(Next::After(Duration::from_secs(1)));
         }
+        if pod.meta.is_being_deleted() && self.steering.is_kept(&pod.meta.name) {
+            return Ok(Next::After(Duration::from_millis(500)));
+        }
         let now = self.clock.now();
         match step(&pod, now, &self.options, self.steering.is_held()) {
             Step::Nothing => Ok(Next::Done),

@@ -62,6 +62,7 @@ pub struct Steering {
 struct Steered {
     dead: HashSet<Istr>,
     held: bool,
+    kept: HashSet<Istr>,
 }
 
 impl Steering {
@@ -77,6 +78,21 @@ impl Steering {
     /// While held, no pod becomes ready. Held pods continue within a second of the release.
     pub fn hold(&self, held: bool) {
         self.state().held = held;
+    }
+
+    /// While kept, a pod of this name is not stopped when it is deleted. It stops within a second of
+    /// the release.
+    pub fn keep(&self, pod: &str, kept: bool) {
+        let names = &mut self.state().kept;
+        if kept {
+            names.insert(Istr::new(pod));
+        } else {
+            names.remove(pod);
+        }
+    }
+
+    fn is_kept(&self, pod: &str) -> bool {
+        self.state().kept.contains(pod)
     }
 
     fn is_dead(&self, node: &str) -> bool {

@@ -238,6 +238,29 @@ fn a_volume_in_use_is_detached_by_force_from_a_node_that_does_not_answer() {
 }
 
 #[test]
+fn a_volume_in_use_by_a_node_that_is_deleted_is_detached_after_the_timeout() {
+    for in_use in [false, true] {
+        let mut stage = Stage::attached("ReadWriteOnce");
+        stage.health.remove("a");
+        stage.world.node_deleted(&"a".into());
+        // As the last status of the node says.
+        stage.in_use("a", in_use);
+        stage.unwant("p");
+        assert_eq!(stage.acts(), []);
+        if in_use {
+            assert_eq!(stage.world.unwritten_report("a"), None, "nothing has begun");
+            stage.now += Duration::from_secs(360);
+            assert_eq!(stage.acts(), [Act::CountForcedDetach("timeout")]);
+        }
+        // There is no status to write to.
+        let report = stage.world.unwritten_report("a").expect("a report without the volume");
+        let waiting = stage.world.written(&"a".into(), report, false);
+        assert_eq!(waiting, [stage.spec.volume.clone()]);
+        assert_eq!(stage.acts(), [detach("a", !in_use)]);
+    }
+}
+
+#[test]
 fn the_time_a_volume_is_unwanted_starts_again_with_a_pod() {
     let mut stage = Stage::attached("ReadWriteOnce");
     stage.health.insert("a", Health::default());
