@@ -50,17 +50,18 @@ impl Maker {
     /// The claim that was made for the owner's entry of this name. A manager that ended before the
     /// status named it leaves such a claim behind.
     pub fn find(&self, owner: &Uid, entry: &str) -> Option<Arc<str>> {
+        // Read before the index: what the cache has seen by then, the index has.
+        let new = {
+            let new = self.unseen();
+            let new = new.iter().find(|new| new.owner == *owner && new.entry == *entry);
+            new.map(|new| new.name.clone())
+        };
         let claims = self.claims.by_index(OWNER_INDEX, &IndexValue::Uid(owner.clone()));
         let made = claims.iter().filter(|claim| {
             claim.meta.annotations.get(POD_CLAIM).is_some_and(|name| name == entry)
         });
         let oldest = made.min_by_key(|claim| (claim.meta.creation_timestamp, &claim.meta.name));
-        if let Some(claim) = oldest {
-            return Some(claim.meta.name.clone());
-        }
-        let new = self.unseen();
-        let new = new.iter().find(|new| new.owner == *owner && new.entry == *entry);
-        new.map(|new| new.name.clone())
+        oldest.map(|claim| claim.meta.name.clone()).or(new)
     }
 
     /// Those of the new claims that the cache has not seen.

@@ -108,9 +108,9 @@ impl Ipam {
                 self.ranges.lock().written(&node);
                 Ok(Next::Done)
             }
-            Err(error) => {
+            Err((error, is_unsure)) => {
                 self.record(&node, "CIDRAssignmentFailed");
-                if !error.is_unsure() {
+                if !is_unsure {
                     self.ranges.lock().refused(&node);
                 }
                 Err(error.into())
@@ -119,19 +119,27 @@ impl Ipam {
     }
 
     /// The API server takes ranges only for a node that has none.
-    async fn assign(&self, node: &Node, ranges: &[Cidr]) -> client::Result<()> {
+    ///
+    /// # Errors
+    /// The last one, and whether the node may have the ranges after all.
+    async fn assign(&self, node: &Node, ranges: &[Cidr]) -> Result<(), (client::Error, bool)> {
         let cidrs = list(ranges);
         let patch = Patch::StrategicMerge(json!({
             "metadata": { "uid": node.meta.uid },
             "spec": { "podCIDR": cidrs[0], "podCIDRs": cidrs },
         }));
         let nodes = self.client.resource(&Node::RESOURCE);
-        let mut attempt = 1;
+        let (mut attempt, mut is_unsure) = (1, false);
         loop {
             match nodes.patch::<PartialObjectMetadata>(&node.meta.key(), &patch).await {
                 Ok(_) => return Ok(()),
-                Err(error) if attempt == ATTEMPTS || error.is_not_found() => return Err(error),
-                Err(_) => attempt += 1,
+                Err(error) => {
+                    is_unsure |= error.is_unsure();
+                    if attempt == ATTEMPTS || error.is_not_found() {
+                        return Err((error, is_unsure));
+                    }
+                    attempt += 1;
+                }
             }
         }
     }

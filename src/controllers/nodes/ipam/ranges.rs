@@ -64,7 +64,10 @@ impl Ranges {
             }
         }
         let given = Given { uid: node.meta.uid.clone(), ranges: ranges.clone(), is_written: false };
-        self.given.insert(node.meta.name.clone(), given);
+        // Of a node of the same name that is gone.
+        if let Some(older) = self.given.insert(node.meta.name.clone(), given) {
+            self.release(&older.ranges);
+        }
         Ok(Some(ranges))
     }
 
@@ -135,9 +138,7 @@ impl Ranges {
     /// # Errors
     /// As [`Ranges::occupy`].
     pub fn gone(&mut self, node: &Node, successor: Option<&Node>) -> Result<(), String> {
-        if let Some(given) = self.given.remove(&node.meta.name) {
-            self.release(&given.ranges);
-        }
+        self.refused(node);
         let kept = successor.map(|node| &*node.spec.pod_cidrs).unwrap_or_default();
         for (index, text) in node.spec.pod_cidrs.iter().enumerate() {
             let range = Cidr::parse(text)

@@ -59,7 +59,7 @@ impl Health {
         let ready = Ready::of(node).map(|status| (heartbeat, status));
         let seen_at = |probe| Health { probe, ready, renewed: None };
         let mut health = match (before, ready) {
-            (None, None) => seen_at(node.meta.creation_timestamp.unwrap_or_default()),
+            (None, None) => seen_at(node.meta.creation_timestamp.unwrap_or_default().min(now)),
             (None, Some(_)) => seen_at(now),
             (Some(before), None) => Health { ready, ..before.clone() },
             (Some(before), Some(_)) => match before.ready {

@@ -45,6 +45,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.index(&pods, NODE_INDEX, BY_NODE);
     let evictions: Queue = c.queue_named("", Retries::default());
     let this = Arc::new(TaintEviction {
+        turn: Mutex::default(),
         client: c.client(),
         recorder: c.recorder(),
         clock: c.clock(),
@@ -92,13 +93,17 @@ fn evicting(node: &Node) -> impl Iterator<Item = &Taint> {
 /// A deleted node's evictions take place.
 fn changes_taints(change: &Change<'_, Node>) -> bool {
     match change {
-        Change::Added { new, .. } => evicting(new).next().is_some(),
+        // A node that comes back without taints takes back what its predecessor had planned.
+        Change::Added { new, initial } => !initial || evicting(new).next().is_some(),
         Change::Updated { old, new } => !evicting(old).eq(evicting(new)),
         Change::Resync { .. } | Change::Deleted(_) => false,
     }
 }
 
 struct TaintEviction {
+    /// Held from the read of a node to the plan for its pods, so that no plan is made from taints that
+    /// another worker has seen go. Upstream: one worker for all of a node.
+    turn: Mutex<()>,
     client: Client,
     recorder: Recorder,
     clock: SharedClock,
@@ -148,6 +153,7 @@ impl TaintEviction {
 
     /// Upstream: `handleNodeUpdate`.
     fn sync_node(&self, key: &ObjectKey) {
+        let _turn = self.turn.lock();
         let Some(node) = self.nodes.get(key) else { return };
         let taints: Vec<&Taint> = evicting(&node).collect();
         for pod in on_node(&self.pods, &node.meta.name) {
@@ -160,6 +166,7 @@ impl TaintEviction {
 
     /// Upstream: `handlePodUpdate`.
     fn sync_pod(&self, key: ObjectKey) {
+        let _turn = self.turn.lock();
         let Some(pod) = self.pods.get(&key) else { return self.cancel(&key) };
         let Some(node) = self.node(&pod.spec.node_name) else { return };
         let taints: Vec<&Taint> = evicting(&node).collect();

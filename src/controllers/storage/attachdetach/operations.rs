@@ -51,8 +51,6 @@ pub struct Operation {
     pub spec: Option<Arc<Spec>>,
     /// The pods that waited for the volume when the operation began.
     pub pods: Vec<PodRef>,
-    /// Whether the live node is asked before a detach.
-    pub verify: bool,
     pub started: Duration,
     last_failure: Duration,
     delay: Duration,
@@ -207,14 +205,13 @@ pub struct Begin {
     pub stage: Stage,
     pub spec: Option<Arc<Spec>>,
     pub pods: Vec<PodRef>,
-    pub verify: bool,
 }
 
 impl Begin {
     pub fn at(self, started: Duration) -> Operation {
-        let Begin { kind, node, exclusive, stage, spec, pods, verify } = self;
+        let Begin { kind, node, exclusive, stage, spec, pods } = self;
         let (last_failure, delay) = (Duration::ZERO, Duration::ZERO);
-        Operation { kind, node, exclusive, stage, spec, pods, verify, started, last_failure, delay }
+        Operation { kind, node, exclusive, stage, spec, pods, started, last_failure, delay }
     }
 }
 
@@ -231,7 +228,7 @@ mod tests {
     fn operation(kind: Kind, node: &str, exclusive: bool) -> Operation {
         let stage = Stage::Requesting;
         let (spec, pods) = (None, Vec::new());
-        Begin { kind, node: node.into(), exclusive, stage, spec, pods, verify: true }.at(secs(0))
+        Begin { kind, node: node.into(), exclusive, stage, spec, pods }.at(secs(0))
     }
 
     #[test]

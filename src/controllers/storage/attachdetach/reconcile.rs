@@ -195,7 +195,8 @@ impl World {
     }
 
     fn detach(&mut self, name: &Istr, node: &Istr, facts: &Facts<'_>, plan: &mut Plan) {
-        let now = facts.now;
+        let (now, health) = (facts.now, (facts.health)(node));
+        let is_in_use = self.is_in_use(name, node);
         let Some(volume) = self.volumes.get_mut(name) else { return };
         let is_wanted = volume.wanted.contains_key(node);
         let written = self.nodes.get(node).map_or(0, |node| node.written);
@@ -207,8 +208,21 @@ impl World {
                 volume.operations.end(node, None);
                 self.report(name, node);
             } else if change <= written {
+                let since = volume.attached.get(node).and_then(|attached| attached.unwanted_since);
+                let timeout = since.unwrap_or(now) + MAX_WAIT_FOR_UNMOUNT;
+                let timed_out = now >= timeout && facts.settings.force_detach_on_timeout;
+                let forced = timed_out && !health.ready;
+                if is_in_use && !forced && !health.out_of_service {
+                    // The node came back while its status could not be written.
+                    volume.operations.end(node, None);
+                    self.report(name, node);
+                    if now < timeout && facts.settings.force_detach_on_timeout {
+                        plan.wake(timeout);
+                    }
+                    return;
+                }
                 operation.stage = Stage::Requesting;
-                let verify = operation.verify;
+                let verify = !timed_out && !health.out_of_service;
                 plan.acts.push(Act::Detach { node: node.clone(), verify });
             }
             return;
@@ -229,9 +243,8 @@ impl World {
         let Some(attached) = volume.attached.get_mut(node) else { return };
         let timeout = *attached.unwanted_since.get_or_insert(now) + MAX_WAIT_FOR_UNMOUNT;
         let timed_out = now >= timeout && facts.settings.force_detach_on_timeout;
-        let health = (facts.health)(node);
         let forced = timed_out && !health.ready;
-        if self.is_in_use(name, node) && !forced && !health.out_of_service {
+        if is_in_use && !forced && !health.out_of_service {
             if now < timeout && facts.settings.force_detach_on_timeout {
                 plan.wake(timeout);
             }
@@ -255,7 +268,7 @@ impl World {
             false => Stage::Reporting(change),
         };
         let (kind, node, pods) = (Kind::Detach, node.clone(), Vec::new());
-        let begin = Begin { kind, node, exclusive, stage, spec, pods, verify };
+        let begin = Begin { kind, node, exclusive, stage, spec, pods };
         if let Some(volume) = self.volumes.get_mut(name) {
             volume.operations.begin(begin.at(now));
         }
@@ -299,7 +312,7 @@ impl World {
         }
         plan.acts.push(Act::Attach { node: node.clone(), spec: spec.clone() });
         let (kind, node, stage) = (Kind::Attach, node.clone(), Stage::Requesting);
-        let begin = Begin { kind, node, exclusive, stage, spec: Some(spec), pods, verify: false };
+        let begin = Begin { kind, node, exclusive, stage, spec: Some(spec), pods };
         volume.operations.begin(begin.at(facts.now));
     }
 }

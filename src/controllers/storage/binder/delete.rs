@@ -40,7 +40,8 @@ impl Binder {
         let Ok(json) = verbs.get::<Value>(&key).await else { return Ok(()) };
         let path = json.pointer("/spec/hostPath/path").and_then(Value::as_str).map(str::to_owned);
         let Ok(live) = serde_json::from_value::<PersistentVolume>(json) else { return Ok(()) };
-        if live.meta.uid != volume.meta.uid || !self.may_reclaim(&live) {
+        let is_kept = live.spec.reclaim_policy != volume.spec.reclaim_policy;
+        if live.meta.uid != volume.meta.uid || is_kept || !self.may_reclaim(&live) {
             return Ok(());
         }
         if let Err(error) = self.delete_content(volume, plugin, path).await {

@@ -224,7 +224,8 @@ impl Binder {
         let Some(claim) = live.spec.claim_ref.as_ref().map(|claim| claim.key()) else {
             return Ok(());
         };
-        if live.meta.uid != volume.meta.uid || !self.may_reclaim(&live) {
+        let is_kept = live.spec.reclaim_policy != volume.spec.reclaim_policy;
+        if live.meta.uid != volume.meta.uid || is_kept || !self.may_reclaim(&live) {
             return Ok(());
         }
         let users: BTreeSet<String> = pods_of(&self.pods, &claim)

@@ -93,15 +93,17 @@ impl Jobs {
             let (this, job, key) = (self.clone(), job.clone(), key.clone());
             async move {
                 let released = this.release(&pod).await;
-                let result = match released {
+                let deleted = match &released {
                     Ok(()) => this.pod_control.delete(&*job, &pod).await,
-                    Err(error) => Err(Error::during("removing completion finalizer", error)),
+                    Err(_) => Ok(()),
                 };
                 // No event comes for this deletion, or it came before the expectation.
-                if result.is_err() || this.is_seen_to_go(&pod) {
+                if released.is_err() || deleted.is_err() || this.is_seen_to_go(&pod) {
                     this.expectations.deletion_observed(&key, &pod.meta.uid);
                 }
-                result
+                // A pod that cannot be released is not gone, with any error.
+                released.map_err(|error| Error::during("removing completion finalizer", error))?;
+                unless_gone(deleted)
             }
         });
         deleted(&pods, together(deletions).await)
@@ -116,7 +118,7 @@ impl Jobs {
     ) -> Deleted {
         let deletions = pods.iter().cloned().map(|pod| {
             let (control, job) = (self.pod_control.clone(), job.clone());
-            async move { control.delete(&*job, &pod).await }
+            async move { unless_gone(control.delete(&*job, &pod).await) }
         });
         deleted(pods, together(deletions).await)
     }
@@ -196,10 +198,17 @@ impl Jobs {
     }
 }
 
+/// A pod that is gone already is deleted.
+fn unless_gone(deleted: Result<(), Error>) -> Result<(), Error> {
+    match deleted {
+        Err(error) if is_gone(&error) => Ok(()),
+        deleted => deleted,
+    }
+}
+
 fn deleted(pods: &[Arc<Pod>], results: Vec<Result<(), Error>>) -> Deleted {
     let ready = pods.iter().filter(|pod| pod.is_ready()).count();
-    let mut failures: Vec<Error> =
-        results.into_iter().filter_map(Result::err).filter(|error| !is_gone(error)).collect();
+    let mut failures: Vec<Error> = results.into_iter().filter_map(Result::err).collect();
     let all = pods.len() - failures.len();
     failures.truncate(1);
     Deleted { all: count(all), ready: count(ready), failure: failures.pop() }

@@ -177,8 +177,10 @@ impl Scene<'_> {
             let (job, goes_on) = match self.members.replicas.get(&ordinal) {
                 Some(pod) => self.replica_job(pod),
                 None => {
-                    creations += 1;
-                    (self.creation(ordinal), !self.is_ordered() && creations < MAX_BATCH_SIZE)
+                    let job = self.creation(ordinal);
+                    // One that waits for a claim takes no other's place.
+                    creations += usize::from(!job.is_empty());
+                    (job, !self.is_ordered() && creations < MAX_BATCH_SIZE)
                 }
             };
             if !job.is_empty() {
