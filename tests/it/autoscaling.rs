@@ -178,7 +178,8 @@ fn a_target_follows_the_usage_of_its_pods() {
                 .await
                 .expect("patch");
         }
-        let status = scales(env, "web", 4, |_| true).await;
+        // New pods use 1Mi each, so it goes on up to the limit.
+        let status = scales(env, "web", 6, |_| true).await;
         assert_eq!(status["currentMetrics"][0]["type"], "ContainerResource", "{status}");
         drop(manager);
     });
@@ -272,7 +273,7 @@ fn refused_writes_of_an_autoscaler_are_made_later() {
         }
         let _manager = env.manager("manager", &FLAGS);
         create(&env.client, target("web", 5, json!({}))).await;
-        create(&env.client, autoscaler("web", "web", [1, 2], cpu(50))).await;
+        create(&env.client, autoscaler("web", "web", [2, 2], cpu(50))).await;
         scales(env, "web", 2, |_| true).await;
         let pending = faults.pending();
         assert!(pending.is_empty(), "{pending:?}");
