@@ -163,7 +163,7 @@ impl JobStatus {
         self.conditions.iter().find(|condition| condition.is_true() && ends(&condition.r#type))
     }
 
-    /// The condition of this type, whatever its status.
+    /// The condition of this type, with any status.
     pub fn condition(&self, name: &str) -> Option<&JobCondition> {
         self.conditions.iter().find(|condition| condition.r#type == *name)
     }

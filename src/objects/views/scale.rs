@@ -13,7 +13,7 @@ pub struct Scale {
     pub meta: Meta,
     pub replicas: i32,
     pub status_replicas: i32,
-    /// Of the pods, in the form of a query; empty when there is none.
+    /// Of the pods, in the form of a query; empty without a selector.
     pub selector: String,
     json: RawObject,
 }

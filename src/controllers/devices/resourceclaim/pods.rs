@@ -42,7 +42,7 @@ pub(super) fn is_done(pod: &Pod) -> bool {
 }
 
 /// Whether the pod has claims. Those for its extended resources are made by the scheduler, and are
-/// cleaned up whatever the gates say.
+/// cleaned up with any gates.
 fn has_claims(pod: &Pod) -> bool {
     !pod.spec.shape.resource_claims.is_empty() || pod.quota.extended_claim.is_some()
 }

@@ -6,7 +6,7 @@
 pub(super) enum Course {
     /// Nothing: the target was set to zero replicas, and not by the autoscaler.
     Disabled,
-    /// Brings it between its limits, with this reason, whatever the metrics say.
+    /// Brings it between its limits, with this reason, without a look at the metrics.
     Set(i32, &'static str),
     /// Follows the metrics.
     Follow,

@@ -184,7 +184,7 @@ impl MetricsApi {
     ) -> Result<i64, String> {
         let group = object.api_version.split_once('/').map_or("", |(group, _)| group);
         let found = match (group, object.kind.as_str()) {
-            // The autoscaler's own, whatever its name.
+            // The autoscaler's own, under any name.
             ("", "Namespace") => {
                 let path = ["namespaces", namespace, "metrics", metric];
                 let what = format!("metrics.custom.metrics.k8s.io {metric}");

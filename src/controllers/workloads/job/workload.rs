@@ -118,7 +118,7 @@ impl Jobs {
     }
 }
 
-/// `None`: there is none. `Some(None)`: there are several, or it is not the Job's own.
+/// `None`: no such group. `Some(None)`: there are several, or it is not the Job's own.
 fn only<T: Object>(mut found: Vec<Arc<T>>, job: &Job, kind: &str) -> Option<Option<Arc<T>>> {
     let last = found.pop()?;
     if !found.is_empty() {
