@@ -157,9 +157,10 @@ fn a_target_follows_the_usage_of_its_pods() {
             client.patch::<Pod>(&key, &annotate_pods("sandbox/cpu", "15m")).await.expect("patch");
         }
         let status = scales(env, "web", 2, |_| true).await;
+        // Which pass has written last is a matter of timing.
+        let reasons = ["ReadyForNewScale", "SucceededRescale", "ScaleDownStabilized"];
         assert!(
-            is(&status, "AbleToScale", ("True", "ReadyForNewScale"))
-                || is(&status, "AbleToScale", ("True", "SucceededRescale")),
+            reasons.iter().any(|reason| is(&status, "AbleToScale", ("True", reason))),
             "{status}"
         );
         has_event(env, "web", "SuccessfulRescale", "reason: All metrics below target").await;
