@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use async_std::net::TcpStream;
 use futures_lite::io::{AsyncRead, AsyncWrite};
-use futures_rustls::TlsConnector;
 use http_client::http_types::Url;
 use rustix::net::sockopt;
 use rustls::ClientConfig;
@@ -14,6 +13,7 @@ use rustls::pki_types::ServerName;
 
 use super::dial::dial;
 use super::proxy::{Kind, Proxy};
+use super::secured::Secured;
 use super::sockets::{Place, Purpose, Sockets};
 use super::tls::TlsSource;
 use super::tunnel;
@@ -102,7 +102,7 @@ impl Connector {
     ) -> io::Result<Box<dyn ReadWrite>> {
         let name = self.tls.server_name().unwrap_or(host).to_owned();
         let name = ServerName::try_from(name).map_err(io::Error::other)?;
-        let secured = TlsConnector::from(config).connect(name, stream).await;
+        let secured = Secured::connect(config, name, stream).await;
         let secured = secured.map_err(|error| {
             io::Error::new(error.kind(), format!("TLS with {host}:{port}: {error}"))
         })?;
