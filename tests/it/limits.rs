@@ -58,7 +58,11 @@ fn the_lease_is_kept_when_watches_use_up_the_open_files() {
         let mut manager =
             Manager::spawn(&program, &env.kubeconfig, "manager", &quick_election()).unwrap();
         let log = || fs::read_to_string(&manager.log).unwrap();
-        for line in ["limit of open files raised from 64 to 200", "kept for more urgent use"] {
+        for line in [
+            "limit of open files raised from 64 to 200",
+            "above 150 connections no watch is started",
+            "kept for more urgent use",
+        ] {
             eventually(&env.clock, line, || async {
                 if log().contains(line) { Ok(()) } else { Err(log()) }
             })
