@@ -18,7 +18,7 @@ pub enum Error {
     /// The server refused the watch, or broke it off, with an error that it told: what comes next
     /// cannot be had so.
     Ended(Box<dyn StdError + Send + Sync>),
-    /// Nobody listens: the server is away, or on its way.
+    /// The connection is refused: the server is down, or starting.
     Away(Box<dyn StdError + Send + Sync>),
     /// Anything else, kept whole.
     Failed(Box<dyn StdError + Send + Sync>),

@@ -24,7 +24,7 @@ use crate::objects::{
 /// Where a list begins: how old it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Whatever the server has at hand.
+    /// Any version that the server has in its cache.
     Any,
     /// Not older than this version.
     AtLeast(u64),

@@ -170,7 +170,7 @@ impl Client {
     }
 }
 
-/// The wait before the next try, after `tries` of them; `None`: there is none. `random`: from 0 to 1.
+/// The wait before the next try, after `tries` of them; `None`: no further try. `random`: 0 to 1.
 fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Option<Duration> {
     match error {
         // The server asks for another try, and has done nothing.

@@ -18,7 +18,7 @@ pub struct TokenBucket {
 struct State {
     /// Tokens a second.
     rate: f64,
-    /// Below zero: so many are reserved ahead of their time.
+    /// Below zero: the number of tokens that are reserved ahead of their time.
     tokens: f64,
     /// When they were counted, on the monotonic clock.
     at: Duration,

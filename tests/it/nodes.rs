@@ -59,7 +59,7 @@ fn condition(object: &Value, name: &str) -> Value {
     conditions.into_iter().find(|condition| condition["type"] == name).unwrap_or_default()
 }
 
-/// A pod on a node, which tolerates that it is unreachable for so many seconds, or for ever.
+/// A pod on a node; it tolerates an unreachable node for a number of seconds, or for ever.
 fn tolerant(name: &str, node: &str, seconds: Option<i64>) -> Value {
     let toleration = |key: &str| {
         let mut toleration = json!({ "key": key, "operator": "Exists", "effect": "NoExecute" });

@@ -20,7 +20,7 @@ const DEFAULT: &str = "default";
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const VOLUME: &str = "kube-api-access-";
 const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
-/// How often the default account is looked for again, and how long after.
+/// How often the default account is looked up again, and the pause between.
 const LOOKS: usize = 9;
 const LOOK_EVERY: Duration = Duration::from_millis(150);
 
@@ -76,7 +76,7 @@ impl Api {
     }
 }
 
-/// Gives a new pod what its account brings.
+/// Adds the token and pull secrets of its account to a new pod.
 pub fn equip(pod: &mut Value, account: &Value) {
     let name = account_name(pod).to_owned();
     let automount = [&pod["spec"], account]

@@ -108,7 +108,7 @@ struct Run {
     ready: bool,
 }
 
-/// What decides on a pod's containers, beside their own state.
+/// The inputs beside the containers' own state.
 pub struct Rules<'a> {
     pub containers: &'a [Container],
     pub init_containers: &'a [Container],
@@ -375,7 +375,7 @@ impl Containers {
         Some(done)
     }
 
-    /// Ends what runs. Returns the pod's phase then.
+    /// Ends the running containers. Returns the pod's phase afterwards.
     pub fn stop(&mut self, code: i32, now: Timestamp) -> Phase {
         self.init.iter_mut().chain(&mut self.main).for_each(|run| run.stop(code, now));
         let clean = |run: &Run| matches!(run.state, State::Ended(Ended { code: 0, .. }));

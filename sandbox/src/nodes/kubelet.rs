@@ -28,7 +28,7 @@ const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 const NODES: ResourceType = ResourceType::fixed("", "v1", "Node", "nodes", false);
 
-/// What the kubelet reads of a pod.
+/// The fields of a pod that the kubelet reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct BoundPod {

@@ -104,7 +104,7 @@ impl Steering {
     }
 }
 
-/// What a stand-in is made of.
+/// The parts of a stand-in.
 struct StandIn<'a> {
     factory: &'a SharedInformerFactory,
     client: Client,

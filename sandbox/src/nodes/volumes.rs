@@ -39,7 +39,7 @@ impl PodVolume {
     }
 }
 
-/// What stands between a pod and a node.
+/// Whether the claims of a pod permit a node.
 #[derive(Debug, PartialEq)]
 pub enum Claims {
     /// Nothing: all are bound.

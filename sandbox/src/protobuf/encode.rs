@@ -33,7 +33,7 @@ pub fn encode(object: &Value) -> Option<Vec<u8>> {
     Some(envelope(api_version, kind, &message(api_version, kind, object)?))
 }
 
-/// What ends every envelope: no encoding, no type of the content.
+/// The end of every envelope: empty encoding and content type.
 const END: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
 
 /// An envelope up to the message that it holds, which has `length` bytes.
@@ -56,7 +56,7 @@ pub fn envelope(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What stands before `length` bytes of a field.
+/// The head of a field of `length` bytes.
 fn head(number: u64, length: usize) -> Vec<u8> {
     let mut writer = Backwards::default();
     writer.head(number, length);
@@ -151,7 +151,7 @@ impl Backwards {
         self.raw(&bytes[..count]);
     }
 
-    /// What stands before `length` bytes of a field.
+    /// The head of a field of `length` bytes.
     fn head(&mut self, number: u64, length: usize) {
         self.varint(length as u64);
         self.varint(number << 3 | 2);
@@ -201,7 +201,7 @@ impl Backwards {
                 }
             }
             Shape::Pointer if value.is_null() => {}
-            // No bytes are not the same as none.
+            // Empty bytes differ from absent ones.
             Shape::Value if value.is_null() && matches!(field.of, Type::Bytes) => {}
             Shape::Pointer | Shape::Value | Shape::Shown => self.value(number, &field.of, value),
         }

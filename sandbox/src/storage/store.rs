@@ -1,4 +1,4 @@
-//! Objects in memory with their history: the place of etcd and the watch cache.
+//! Objects in memory with their history, in place of etcd and the watch cache.
 //! Upstream: `apiserver/pkg/storage`.
 //!
 //! One number counts the writes of the whole store. Each table keeps a bounded number of its latest

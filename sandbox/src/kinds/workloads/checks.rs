@@ -92,7 +92,7 @@ pub fn check_replica_set(set: &Value) -> Vec<Cause> {
 
 pub fn check_stateful_set(set: &Value) -> Vec<Cause> {
     let mut faults = set_of_pods(set, NameRule::Subdomain);
-    // A claim template may be what is mounted.
+    // A mount may refer to a claim template.
     faults.retain(|fault| {
         fault.reason != "FieldValueNotFound" || !fault.field.contains(".volumeMounts[")
     });

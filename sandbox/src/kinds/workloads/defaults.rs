@@ -80,7 +80,7 @@ pub fn default_daemon_set(set: &mut Value) {
     }
 }
 
-/// A new set counts its replicas from zero.
+/// The status of a new set: no replicas.
 pub fn zero_replicas(object: &mut Value) {
     set(object, "status", json!({ "replicas": 0 }));
 }
@@ -100,7 +100,7 @@ pub fn prepare_daemon_set(set_of_pods: &mut Value) {
     set(object(object(set_of_pods, "metadata"), "annotations"), TEMPLATE_GENERATION, "1");
 }
 
-/// Each change of the template counts.
+/// Counts each change of the template.
 pub fn prepare_daemon_set_update(new: &mut Value, old: &Value) {
     keep_status(new, old);
     let counted = text(old, &format!("/metadata/annotations/{TEMPLATE_GENERATION}"));

@@ -17,7 +17,7 @@ fn default_job_spec(spec: &mut Value) {
         fill(spec, "parallelism", 1);
     }
     fill(spec, "parallelism", 1);
-    // With a limit per index, the limit of the whole is out of the way.
+    // With a limit per index, the limit of the whole Job has no effect.
     let limit = if spec.get("backoffLimitPerIndex").is_some() { i64::from(i32::MAX) } else { 6 };
     fill(spec, "backoffLimit", limit);
     fill(spec, "completionMode", "NonIndexed");
@@ -33,7 +33,7 @@ pub fn default_job(job: &mut Value) {
     default_job_spec(object(job, "spec"));
 }
 
-/// A new job has no status; its selector is made of its uid.
+/// A new Job has no status; its selector is generated from its uid.
 pub fn prepare_job(job: &mut Value) {
     set(job, "status", json!({}));
     let (uid, name) =
@@ -52,7 +52,7 @@ pub fn prepare_job(job: &mut Value) {
     for (key, value) in ours {
         fill(labels, key, value.as_str());
     }
-    // Without labels of its own, a job shows those of its pods.
+    // A Job without labels gets those of its template.
     if members(job, "/metadata/labels").next().is_none() {
         job["metadata"]["labels"] = job["spec"]["template"]["metadata"]["labels"].clone();
     }
@@ -69,7 +69,7 @@ pub fn default_cron_job(job: &mut Value) {
     fill(spec, "failedJobsHistoryLimit", 1);
     let template = object(spec, "jobTemplate");
     object(template, "metadata");
-    // The jobs' own defaults come when they are made.
+    // The Jobs get their own defaults when they are created.
     default_template(object(template, "spec"), "template");
 }
 
@@ -113,7 +113,7 @@ pub fn check_job(job: &Value) -> Vec<Cause> {
 
 pub fn update_job(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = update(new, old, check_job);
-    // A suspended job that has not started may have its pods' scheduling steered.
+    // The scheduling directives of a suspended Job that has not started may change.
     let steerable = truth(old, "/spec/suspend") && old.pointer("/status/startTime").is_none();
     let template = |job: &Value| {
         let mut template = template_of(job).clone();
@@ -135,7 +135,7 @@ pub fn update_job(new: &Value, old: &Value) -> Vec<Cause> {
         let at = format!("/spec/{field}");
         faults.extend(immutable(&format!("spec.{field}"), new.pointer(&at), old.pointer(&at)));
     }
-    // Indexed jobs may grow and shrink when both numbers move together.
+    // Indexed Jobs may scale when both numbers stay equal.
     let elastic = text(new, "/spec/completionMode") == "Indexed"
         && new.pointer("/spec/completions") == new.pointer("/spec/parallelism");
     let completions = "/spec/completions";

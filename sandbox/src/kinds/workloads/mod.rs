@@ -39,7 +39,7 @@ fn labels_of(template: &Value) -> Labels {
     members(template, "/metadata/labels").filter_map(|(k, v)| Some((k, v.as_str()?))).collect()
 }
 
-/// Selector given, not empty, and of the template's labels.
+/// Faults of a selector that is missing, empty, or does not match the template's labels.
 fn selector_matches(object: &Value) -> Vec<Cause> {
     let Some(given) = object.pointer("/spec/selector") else {
         let mut faults = vec![required("spec.selector", "")];
@@ -76,14 +76,14 @@ fn template_of(object: &Value) -> &Value {
     object.pointer("/spec/template").unwrap_or(&Value::Null)
 }
 
-/// The pods of such a template must be restarted always.
+/// The fault of a template whose restart policy is not `Always`.
 fn always(template: &Value) -> Option<Cause> {
     let policy = template.pointer("/spec/restartPolicy").unwrap_or(&Value::Null);
     let field = "spec.template.spec.restartPolicy";
     (policy != "Always").then(|| unsupported(field, policy, &["Always"]))
 }
 
-/// What both kinds of update share: metadata, the checks of a new object, a fixed selector.
+/// The checks of an update: metadata, the checks of a new object, a fixed selector.
 fn update(new: &Value, old: &Value, check: fn(&Value) -> Vec<Cause>) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check(new));
