@@ -100,8 +100,8 @@ impl From<&Error> for Outcome {
 }
 
 impl Phase {
-    /// The phase after `outcome`. The driver sends and sleeps; this only decides. `backoff` is called
-    /// when there is a delay to wait, and only then.
+    /// The phase after `outcome`. The driver sends and sleeps; this only decides. `backoff` is
+    /// called when there is a delay to wait, and only then.
     pub fn after(self, outcome: Outcome, mut backoff: impl FnMut() -> Duration) -> Phase {
         use Outcome::*;
         use Phase::*;
@@ -225,8 +225,8 @@ pub struct Reflector {
     /// The newest version written to the store, of a list that broke half-way as well: a later list
     /// must not be older.
     written: u64,
-    /// A list from [`Start::Any`] came in pages: the server has no watch cache that could send all at
-    /// once.
+    /// A list from [`Start::Any`] came in pages: the server has no watch cache that could send all
+    /// at once.
     paginated: bool,
     in_a_row: u32,
     /// When the watch last had no event ready.
@@ -338,7 +338,8 @@ impl Reflector {
     }
 
     /// Where the next list begins, which must not be older than what was written. A list of the
-    /// newest may: it follows when the server has lost versions, after a restored backup for example.
+    /// newest may: it follows when the server has lost versions, after a restored backup for
+    /// example.
     fn start_of_list(&mut self, start: Start) -> Start {
         match start {
             Start::Any if self.written == 0 => Start::Any,
@@ -521,8 +522,8 @@ impl Reflector {
         version
     }
 
-    /// The next event. Events that follow each other closely are gathered: a wake-up costs more than
-    /// an event, and a sync that sees several changes writes one status.
+    /// The next event. Events that follow each other closely are gathered: a wake-up costs more
+    /// than an event, and a sync that sees several changes writes one status.
     async fn next(&mut self, open: &mut Open) -> Option<Result<WatchEvent<Encoded>, Error>> {
         let pace = self.source.pace(&self.scope);
         if pace.is_zero() {

@@ -178,8 +178,8 @@ fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Opt
         Error::Transport { .. } if call.method == "GET" && !call.is_watch && tries < 3 => {
             Some(Duration::from_millis(50))
         }
-        // A server that restarts is most often back after a second. All its watches end at once, and
-        // must not return at once.
+        // A server that restarts is most often back after a second. All its watches end at once,
+        // and must not return at once.
         Error::Transport { .. } if call.is_watch && error.is_reset() => {
             Some(RESET_WAIT.mul_f64(0.5 + random))
         }

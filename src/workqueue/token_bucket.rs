@@ -71,8 +71,8 @@ impl TokenBucket {
     }
 
     /// Replaces the bucket by one of another rate: a full one, less one token if the old one has
-    /// none to give. So a change of rate lets no extra request pass with a burst of 1. The same rate
-    /// changes nothing. Upstream: `RateLimitedTimedQueue.SwapLimiter`.
+    /// none to give. So a change of rate lets no extra request pass with a burst of 1. The same
+    /// rate changes nothing. Upstream: `RateLimitedTimedQueue.SwapLimiter`.
     pub fn swap_rate(&self, rate: f64) {
         let mut state = self.state.lock();
         if state.rate == rate {

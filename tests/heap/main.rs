@@ -1,4 +1,5 @@
-//! Budgets of heap bytes, counted and not timed: every byte requested from malloc, and its overhead.
+//! Budgets of heap bytes, counted and not timed: every byte requested from malloc, and its
+//! overhead.
 
 mod cost;
 
@@ -84,7 +85,8 @@ fn a_skipped_field_is_not_allocated() {
         assert!(larger.len() > text.len(), "{there} is not in a pod");
         let (counts, bytes) = allocated::<Pod>(&pod);
         let (more_counts, more_bytes) = allocated::<Pod>(larger.as_bytes());
-        // The decoder's stack of open braces may grow by a step; the content of a field costs nothing.
+        // The decoder's stack of open braces may grow by a step; the content of a field costs
+        // nothing.
         assert!(
             more_counts <= counts + 2 && more_bytes <= bytes + 64,
             "{there}: {more_bytes} for {bytes} bytes"

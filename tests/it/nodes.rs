@@ -211,7 +211,8 @@ fn a_silent_cluster_is_left_alone() {
         create(&env.client, tolerant("kept", "node-0", Some(0))).await;
         let names = ["node-0", "node-1", "node-2"];
         names.iter().for_each(|name| env.steering.kill(name));
-        // The NoSchedule taints follow the conditions, and come after the pass that stopped evictions.
+        // The NoSchedule taints follow the conditions, and come after the pass that stopped
+        // evictions.
         eventually(clock, "no node is evicted", || async {
             for name in names {
                 let node = node(env, name).await;

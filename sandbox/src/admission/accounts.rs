@@ -54,7 +54,8 @@ impl Api {
         }
     }
 
-    /// The account of a new pod; `None` when the pod needs none. Errors: 403 when it does not exist.
+    /// The account of a new pod; `None` when the pod needs none. Errors: 403 when it does not
+    /// exist.
     pub fn account_of(&self, kind: &Kind, pod: &Value) -> ApiResult<Option<Arc<Stored>>> {
         if !self.admits_by_account(kind) {
             return Ok(None);

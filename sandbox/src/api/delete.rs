@@ -239,7 +239,8 @@ fn mark(object: &mut Value, due: Timestamp, grace: i64) {
     }
 }
 
-/// The grace period of a kind that is deleted gracefully. Upstream: `podStrategy.CheckGracefulDelete`.
+/// The grace period of a kind that is deleted gracefully. Upstream:
+/// `podStrategy.CheckGracefulDelete`.
 fn graceful_period(kind: &Kind, object: &Value, options: &DeleteOptions) -> Option<i64> {
     let own = (kind.default_grace)(object);
     if !(kind.resource.plural == "pods" && kind.resource.group.is_empty()) {

@@ -96,7 +96,8 @@ pub fn internal(message: impl std::fmt::Display) -> ApiError {
     error
 }
 
-/// The answer to a request for a version that is not there yet. Upstream: `storage.NewTooLargeResourceVersionError`.
+/// The answer to a request for a version that is not there yet. Upstream:
+/// `storage.NewTooLargeResourceVersionError`.
 pub fn too_large(wanted: u64, current: u64) -> ApiError {
     let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");
     let mut error = ApiError::new(504, "Timeout", message);

@@ -1,5 +1,5 @@
-//! The API server without its sockets: authenticates and counts each request, applies planned faults
-//! and calls the handler.
+//! The API server without its sockets: authenticates and counts each request, applies planned
+//! faults and calls the handler.
 
 pub mod accept;
 pub mod call;

@@ -160,8 +160,8 @@ impl Auth {
         good.then(|| (token.user.clone(), token.audiences.clone()))
     }
 
-    /// `None`: 401. A bearer token counts when there is no valid certificate. `other` finds the user
-    /// of a token that is not one of ours. Without either the user is anonymous.
+    /// `None`: 401. A bearer token counts when there is no valid certificate. `other` finds the
+    /// user of a token that is not one of ours. Without either the user is anonymous.
     pub fn user(
         &self,
         peer: &Chain,

@@ -47,8 +47,8 @@ pub type Cell = Box<dyn Fn(&Value, i64) -> Value + Send + Sync>;
 /// same for all kinds (names, uids, versions, generation, timestamps, finalizers, preconditions,
 /// managed `metadata`), a `Kind` what differs.
 ///
-/// Order on create: name, uid and creation time set, `default`, `prepare_create`, `validate_create`.
-/// On update: `default`, `prepare_update`, `validate_update`.
+/// Order on create: name, uid and creation time set, `default`, `prepare_create`,
+/// `validate_create`. On update: `default`, `prepare_update`, `validate_update`.
 pub struct Kind {
     pub resource: ResourceType,
     pub singular: String,

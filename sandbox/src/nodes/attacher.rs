@@ -1,8 +1,8 @@
 //! A stand-in for the sidecar external-attacher: registers the CSI driver, on each node too, and
 //! answers its VolumeAttachments.
 //!
-//! Annotations of a PersistentVolume steer it: `sandbox/attaching` and `sandbox/detaching` are `fail`
-//! (each try ends with an error) or `hang` (there is no answer).
+//! Annotations of a PersistentVolume steer it: `sandbox/attaching` and `sandbox/detaching` are
+//! `fail` (each try ends with an error) or `hang` (there is no answer).
 
 use std::collections::HashSet;
 use std::sync::Arc;

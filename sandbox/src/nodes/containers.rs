@@ -267,8 +267,8 @@ impl Rules<'_> {
         self.annotation(probe, &container.name) != Some("false")
     }
 
-    /// What `container` does after `restarts`. A container without a command that is understood runs
-    /// on; an init container ends at once.
+    /// What `container` does after `restarts`. A container without a command that is understood
+    /// runs on; an init container ends at once.
     fn script(&self, container: &Container, restarts: u32, is_init: bool) -> Script {
         if !self.holds(LIVE, container) {
             return Script::Ends { after: Duration::ZERO, code: KILLED };

@@ -1,6 +1,6 @@
-//! The kubelet of all nodes: registers Node objects, renews their leases and walks bound pods through
-//! their phases. It runs no containers: what they would do is in their commands and in annotations
-//! (see `containers`).
+//! The kubelet of all nodes: registers Node objects, renews their leases and walks bound pods
+//! through their phases. It runs no containers: what they would do is in their commands and in
+//! annotations (see `containers`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -355,8 +355,8 @@ impl Kubelet {
                 Ok(_) => {}
                 Err(error) if error.is_not_found() => {
                     nodes.create::<Value>("", &node(&name, now)).await?;
-                    // Admission taints every new node as not ready. The node lifecycle controller would
-                    // remove the taint, but it does not run here.
+                    // Admission taints every new node as not ready. The node lifecycle controller
+                    // would remove the taint, but it does not run here.
                     let untaint = Patch::Merge(json!({ "spec": { "taints": null } }));
                     nodes.patch::<Value>(&key, &untaint).await?;
                 }

@@ -1,5 +1,5 @@
-//! What the scheduler does about a pod's claims: it waits until they are bound, and for a class that
-//! waits for its first consumer it chooses a volume or a node.
+//! What the scheduler does about a pod's claims: it waits until they are bound, and for a class
+//! that waits for its first consumer it chooses a volume or a node.
 
 use serde::Deserialize;
 use serde_json::{Value, json};

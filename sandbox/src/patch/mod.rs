@@ -1,4 +1,5 @@
-//! Patches: JSON patch, merge patch, strategic merge patch. Upstream: `apiserver handlers/patch.go`.
+//! Patches: JSON patch, merge patch, strategic merge patch. Upstream: `apiserver
+//! handlers/patch.go`.
 
 mod keys;
 mod strategic;

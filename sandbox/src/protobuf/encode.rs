@@ -18,7 +18,8 @@ pub fn knows(api_version: &str, kind: &str) -> bool {
     table().find(api_version, kind).is_some()
 }
 
-/// The message of an object of this kind, without an envelope; `None` when the table lacks the kind.
+/// The message of an object of this kind, without an envelope; `None` when the table lacks the
+/// kind.
 pub fn message(api_version: &str, kind: &str, object: &Value) -> Option<Bytes> {
     let place = table().find(api_version, kind)?;
     let mut writer = Backwards::default();
@@ -63,8 +64,8 @@ fn head(number: u64, length: usize) -> Vec<u8> {
     writer.finish()
 }
 
-/// A list in its envelope, in parts with a bounded number of items: first the part before the items,
-/// last the end.
+/// A list in its envelope, in parts with a bounded number of items: first the part before the
+/// items, last the end.
 pub fn list(
     (api_version, kind): (&str, &str),
     meta: &Value,
@@ -103,8 +104,8 @@ pub fn event(chunk: &mut Vec<u8>, r#type: &str, object: &[u8]) {
     chunk.extend_from_slice(object);
 }
 
-/// An answer in protobuf in place of JSON; as it is where it is no JSON, or of a kind that the table
-/// lacks.
+/// An answer in protobuf in place of JSON; as it is where it is no JSON, or of a kind that the
+/// table lacks.
 pub fn answer(mut response: Response) -> Response {
     let json = |value: &HeaderValue| value.as_bytes().starts_with(b"application/json");
     let header = response.headers.iter_mut().find(|(name, _)| name == CONTENT_TYPE);

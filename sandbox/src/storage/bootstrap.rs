@@ -133,7 +133,8 @@ impl Api {
         Ok(())
     }
 
-    /// Where services get their addresses. Upstream: `pkg/controlplane/controller/defaultservicecidr`.
+    /// Where services get their addresses. Upstream:
+    /// `pkg/controlplane/controller/defaultservicecidr`.
     fn first_subnet(&self) -> ApiResult<()> {
         const GROUP: &str = "networking.k8s.io";
         if self.registry.find(GROUP, "v1", "servicecidrs").is_none() {

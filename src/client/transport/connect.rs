@@ -20,8 +20,8 @@ use super::tunnel;
 use crate::client::buffered::Buffered;
 use crate::clock::SharedClock;
 
-/// A connection that is silent for the first of these is probed, and is dead when a number of probes
-/// has no answer: 45 s in all, as client-go's pings.
+/// A connection that is silent for the first of these is probed, and is dead when a number of
+/// probes has no answer: 45 s in all, as client-go's pings.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_PROBES: u32 = 3;

@@ -1,4 +1,5 @@
-//! Refuses grants of rights that the user does not hold. Upstream: `pkg/registry/rbac/*/policybased`.
+//! Refuses grants of rights that the user does not hold. Upstream:
+//! `pkg/registry/rbac/*/policybased`.
 
 use serde_json::Value;
 

@@ -137,8 +137,8 @@ fn go_syntax(user: &User) -> String {
 }
 
 impl Api {
-    /// The user of a request: `user`, or the one that its headers name, if `user` may impersonate it.
-    /// `access`: the access requested. Errors: 403; 400 for a group without a user.
+    /// The user of a request: `user`, or the one that its headers name, if `user` may impersonate
+    /// it. `access`: the access requested. Errors: 403; 400 for a group without a user.
     pub fn acting(&self, user: User, headers: &HeaderMap, access: &Access) -> ApiResult<User> {
         let Some(wanted) = wanted(headers)? else { return Ok(user) };
         let last = self.rbac.modes.last(&user.name);
