@@ -151,6 +151,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
                 Ok(ConnectionState::WriteTraffic(_)) => Some(Progress::Open),
                 Ok(_) => return Err(io::Error::other("TLS is in an unknown state")),
                 Err(error) => {
+                    self.incoming.drain(..discard);
                     self.alert(context);
                     return Err(invalid(error));
                 }
@@ -168,7 +169,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
     /// Tries to send the alert that explains a failure to the server.
     fn alert(&mut self, context: &mut Context<'_>) {
         while let Ok(ConnectionState::EncodeTlsData(mut data)) =
-            self.tls.process_tls_records(&mut []).state
+            self.tls.process_tls_records(&mut self.incoming).state
         {
             if encode(&mut data, &mut self.outgoing).is_err() {
                 return;
