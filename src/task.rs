@@ -2,15 +2,17 @@
 //! Upstream: `context.Context` cancellation and `sync.WaitGroup`.
 
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll};
 
 use async_global_executor::GlobalExecutorConfig;
 use event_listener::Event;
-use futures_lite::FutureExt;
 use futures_lite::future::block_on;
+use parking_lot::Mutex;
+use pin_project::pin_project;
 
 /// A running task. Dropping it lets the task go on; `await` joins it.
 pub type Task<T> = async_std::task::JoinHandle<T>;
@@ -127,16 +129,33 @@ impl Failure {
     }
 }
 
-/// The output of `future`, or the message of its panic.
-///
-/// # Errors
-/// When `future` panics. Nothing that it shared with others is repaired.
-pub async fn caught<T>(future: impl Future<Output = T>) -> Result<T, String> {
-    AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| {
-        let message = panic.downcast_ref::<String>().map(String::as_str);
-        let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
-        message.unwrap_or("no message").to_owned()
-    })
+/// The output of `future`, or the message of its panic. After a panic nothing that it shared with
+/// others is repaired.
+pub fn caught<F: Future>(future: F) -> Caught<F> {
+    Caught { future }
+}
+
+/// See [`caught`]. An `async` block would store the future twice.
+#[pin_project]
+pub struct Caught<F> {
+    #[pin]
+    future: F,
+}
+
+impl<F: Future> Future for Caught<F> {
+    type Output = Result<F::Output, String>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let future = self.project().future;
+        match catch_unwind(AssertUnwindSafe(|| future.poll(context))) {
+            Ok(polled) => polled.map(Ok),
+            Err(panic) => {
+                let message = panic.downcast_ref::<String>().map(String::as_str);
+                let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
+                Poll::Ready(Err(message.unwrap_or("no message").to_owned()))
+            }
+        }
+    }
 }
 
 /// Asks its holders to stop. A child stops with its parent; the parent does not stop with a child.
@@ -147,8 +166,20 @@ pub struct StopToken {
 
 #[derive(Default)]
 struct StopState {
-    own: LatchState,
-    parent: Option<StopToken>,
+    stopped: LatchState,
+    /// Stopped with this one, unless dropped before.
+    children: Mutex<Vec<Weak<StopState>>>,
+}
+
+impl StopState {
+    fn stop(&self) {
+        let children = {
+            let mut children = self.children.lock();
+            self.stopped.open();
+            std::mem::take(&mut *children)
+        };
+        children.iter().filter_map(Weak::upgrade).for_each(|child| child.stop());
+    }
 }
 
 impl StopToken {
@@ -157,34 +188,60 @@ impl StopToken {
     }
 
     pub fn child(&self) -> StopToken {
-        let state = StopState { parent: Some(self.clone()), ..StopState::default() };
-        StopToken { state: Arc::new(state) }
+        let child = StopToken::new();
+        let mut children = self.state.children.lock();
+        if self.is_stopped() {
+            child.stop();
+        } else {
+            if children.len() == children.capacity() {
+                children.retain(|child| child.strong_count() > 0);
+            }
+            children.push(Arc::downgrade(&child.state));
+        }
+        drop(children);
+        child
     }
 
     pub fn stop(&self) {
-        self.state.own.open();
+        self.state.stop();
     }
 
     pub fn is_stopped(&self) -> bool {
-        self.state.own.is_open() || self.state.parent.as_ref().is_some_and(StopToken::is_stopped)
+        self.state.stopped.is_open()
     }
 
     /// Resolves once stopped.
     pub async fn stopped(&self) {
-        match &self.state.parent {
-            Some(parent) => self.state.own.opened().or(Box::pin(parent.stopped())).await,
-            None => self.state.own.opened().await,
-        }
+        self.state.stopped.opened().await;
     }
 
     /// `future`'s output, or `None` (the future dropped) when the stop comes first.
-    pub async fn unless_stopped<T>(&self, future: impl Future<Output = T>) -> Option<T> {
-        async {
-            self.stopped().await;
-            None
+    pub fn unless_stopped<F: Future>(
+        &self,
+        future: F,
+    ) -> impl Future<Output = Option<F::Output>> + use<'_, F> {
+        UnlessStopped { stopped: self.stopped(), future }
+    }
+}
+
+/// See [`StopToken::unless_stopped`]. An `async` block would store the future twice.
+#[pin_project]
+struct UnlessStopped<S, F> {
+    #[pin]
+    stopped: S,
+    #[pin]
+    future: F,
+}
+
+impl<S: Future<Output = ()>, F: Future> Future for UnlessStopped<S, F> {
+    type Output = Option<F::Output>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        match this.stopped.poll(context) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => this.future.poll(context).map(Some),
         }
-        .or(async { Some(future.await) })
-        .await
     }
 }
 
@@ -218,10 +275,13 @@ impl TaskGroup {
     }
 
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_boxed(Box::pin(future));
+    }
+
+    /// Has one type for all tasks: a task's code is compiled once, and its future is stored once.
+    pub fn spawn_boxed(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
         self.running.count.fetch_add(1, Ordering::SeqCst);
         let member = Member(self.running.clone());
-        // One type for all: the task's code is compiled once, and the future is stored once.
-        let future: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(future);
         drop(spawn(async move {
             let _member = member;
             future.await;
@@ -256,6 +316,29 @@ mod tests {
         assert!(waiters.iter_mut().all(|waiter| block_on(poll_once(waiter)).is_some()));
         assert!(latch.is_open());
         block_on(latch.opened());
+    }
+
+    #[test]
+    fn a_child_stops_with_its_parent_and_not_the_other_way_round() {
+        let parent = StopToken::new();
+        let (alone, with_parent) = (parent.child(), parent.child());
+        let grandchild = with_parent.child();
+        alone.stop();
+        assert!(alone.is_stopped() && !parent.is_stopped() && !with_parent.is_stopped());
+        let mut waiting = Box::pin(grandchild.stopped());
+        assert!(block_on(poll_once(&mut waiting)).is_none());
+        parent.stop();
+        block_on(waiting);
+        assert!(with_parent.is_stopped() && parent.child().is_stopped());
+    }
+
+    #[test]
+    fn a_parent_forgets_the_children_that_are_gone() {
+        let parent = StopToken::new();
+        for _ in 0..1_000 {
+            parent.child();
+        }
+        assert!(parent.state.children.lock().len() < 10);
     }
 
     #[test]

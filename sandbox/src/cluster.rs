@@ -76,9 +76,9 @@ pub struct Manager {
 
 impl Manager {
     /// Starts `program` with the flags of kubeadm's manifest that fit a manager beside the tests,
-    /// then `extra`. The folder of `kubeconfig` holds the CA (`ca.crt`, and `ca.key` where the manager
-    /// signs) and the key of service-account tokens (`sa.key`); the output is written there as
-    /// `<name>.log`.
+    /// then `extra`. The folder of `kubeconfig` holds the CA (`ca.crt`, and `ca.key` where the
+    /// manager signs) and the key of service-account tokens (`sa.key`); the output is written there
+    /// as `<name>.log`.
     pub fn spawn(
         program: &ManagerProgram,
         kubeconfig: &Path,

@@ -37,11 +37,12 @@ pub struct SandboxOptions {
     pub history: usize,
     /// The period of bookmarks on an idle watch.
     pub bookmark_every: Duration,
-    /// Whether a pod needs its service account, as in a cluster with the controllers that create them.
+    /// Whether a pod needs its service account, as in a cluster with the controllers that create
+    /// them.
     /// Upstream: the admission plugin ServiceAccount.
     pub service_accounts: bool,
-    /// Serves the kinds as well that are behind gates and `--runtime-config`, and grants controllers
-    /// their rights to them.
+    /// Serves the kinds as well that are behind gates and `--runtime-config`, and grants
+    /// controllers their rights to them.
     pub all_versions: bool,
     /// Replaces the built-in kinds.
     pub kinds: Option<Vec<Kind>>,

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
     use crate::clock::{Clock, FakeClock};
 
-    /// Gives token 1, 2 ... that last an hour; fails when told to.
+    /// Gives token 1, 2 ... that last an hour; fails on request.
     struct Fake {
         clock: Arc<FakeClock>,
         given: AtomicI64,

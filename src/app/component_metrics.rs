@@ -105,10 +105,10 @@ metrics! {
 
 impl RunningControllers {
     /// Their names here and in the metric.
-    const TOLD: &[(&str, &str)] = &[("node-ipam-controller", "nodeipam")];
+    const NAMES: &[(&str, &str)] = &[("node-ipam-controller", "nodeipam")];
 
     pub fn set(controller: &str, runs: bool) {
-        let entry = Self::TOLD.iter().find(|(name, _)| *name == controller);
+        let entry = Self::NAMES.iter().find(|(name, _)| *name == controller);
         if let Some((_, name)) = entry {
             RUNNING.with_label_values(&[PROGRAM, name]).set(runs.into());
         }

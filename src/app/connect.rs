@@ -130,3 +130,41 @@ impl Connection for ApiServer {
         self.client.reset_discovery();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A controller that goes on under the manager's own rights would have too many of them.
+    #[test]
+    fn a_client_of_tokens_needs_the_authorities() {
+        struct None;
+        impl TokenSource for None {
+            fn token(&self, _: Option<String>) -> Boxed<Result<String, String>> {
+                Box::pin(async { Err("no token".to_owned()) })
+            }
+        }
+        let folder = std::env::temp_dir().join(format!("kcm-connect-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let (authority, kubeconfig) = (folder.join("ca.crt"), folder.join("kubeconfig"));
+        let made = rcgen::generate_simple_self_signed(["server".to_owned()]).expect("a pair");
+        std::fs::write(&authority, made.cert.pem()).expect("written");
+        let config = serde_json::json!({
+            "current-context": "c",
+            "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
+            "clusters": [{ "name": "c", "cluster": {
+                "server": "https://127.0.0.1:1", "certificate-authority": authority,
+            } }],
+            "users": [{ "name": "u", "user": { "token": "t" } }],
+        });
+        std::fs::write(&kubeconfig, config.to_string()).expect("written");
+        let kubeconfig = kubeconfig.to_str().expect("UTF-8");
+        let connection = connect(&Target { kubeconfig, ..Target::default() }).expect("it is whole");
+        assert!(connection.client_with_tokens("controller", Arc::new(None)).is_ok());
+        std::fs::remove_file(&authority).expect("it is there");
+        let error = connection.client_with_tokens("controller", Arc::new(None)).err();
+        let error = error.expect("the file is gone");
+        assert!(error.contains("client controller") && error.contains("ca.crt"), "{error}");
+        std::fs::remove_dir_all(&folder).expect("it is there");
+    }
+}

@@ -63,9 +63,9 @@ impl LeaderMigration {
             (false, _) => return Ok(None),
             (true, "") => LeaderMigration::default(),
             (true, file) => {
-                let told = |error: String| format!("--leader-migration-config: {file}: {error}");
-                let text = std::fs::read(file).map_err(|error| told(error.to_string()))?;
-                LeaderMigration::parse(&text).map_err(told)?
+                let fault = |error: String| format!("--leader-migration-config: {file}: {error}");
+                let text = std::fs::read(file).map_err(|error| fault(error.to_string()))?;
+                LeaderMigration::parse(&text).map_err(fault)?
             }
         };
         Ok(options.leader_elect.then_some(migration))
@@ -189,7 +189,7 @@ controllerLeaders:
         };
         assert_eq!(with("v1alpha1", "leaderName: a\nresourceLock: leases\n"), Ok("a".into()));
         assert_eq!(with("v1beta1", "leaderName: a\nresourceLock: leases\n"), Ok("a".into()));
-        for (version, rest, told) in [
+        for (version, rest, expected) in [
             ("v2", "leaderName: a", "no kind \"LeaderMigrationConfiguration\" is registered"),
             ("v1", "", "leaderName: Required value"),
             ("v1", "leaderName: a\nresourceLock: leases", "unknown field \"resourceLock\""),
@@ -203,7 +203,7 @@ controllerLeaders:
             ),
         ] {
             let error = with(version, rest).expect_err(rest);
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 

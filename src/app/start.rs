@@ -289,7 +289,7 @@ mod tests {
     use crate::controllers::DebugAnswer;
     use crate::objects::Timestamp;
 
-    /// An API server that becomes healthy after so many questions.
+    /// An API server that becomes healthy after this number of checks.
     struct Sick(AtomicUsize);
 
     impl Connection for Sick {

@@ -121,7 +121,8 @@ struct Mark {
 }
 
 struct Replacing {
-    /// The keys that the list named; `None` when nothing was known before it, so nothing can vanish.
+    /// The keys that the list named; `None` when nothing was known before it, so nothing can
+    /// vanish.
     seen: Option<HashSet<ObjectKey>>,
 }
 

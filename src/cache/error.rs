@@ -15,10 +15,9 @@ pub enum Error {
     Busy { after: Duration },
     /// The server cannot do it this way (no `sendInitialEvents`): do it another way.
     Unsupported,
-    /// The server refused the watch, or broke it off, with an error that it told: what comes next
-    /// cannot be had so.
+    /// The server refused or ended the watch with an error: it cannot be resumed, so relist.
     Ended(Box<dyn StdError + Send + Sync>),
-    /// Nobody listens: the server is away, or on its way.
+    /// The connection is refused: the server is down, or starting.
     Away(Box<dyn StdError + Send + Sync>),
     /// Anything else, kept whole.
     Failed(Box<dyn StdError + Send + Sync>),

@@ -143,8 +143,8 @@ impl SharedInformerFactory {
         }
     }
 
-    /// Resolves with a reason when an informer cannot keep its cache up to date: it panics again and
-    /// again. The process must end then, as the Go manager's does with the first panic.
+    /// Resolves with a reason when an informer cannot keep its cache up to date: it panics again
+    /// and again. The process must end then, as the Go manager's does with the first panic.
     pub async fn failed(&self) -> String {
         self.inner.failure.reported().await;
         self.inner.failure.get().unwrap_or_default().to_owned()

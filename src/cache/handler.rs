@@ -56,7 +56,6 @@ pub struct Registration {
 #[derive(Default)]
 struct RegistrationState {
     synced: AtomicBool,
-    removed: AtomicBool,
     changed: Event,
 }
 
@@ -80,14 +79,6 @@ impl Registration {
     pub(super) fn set_synced(&self) {
         self.state.synced.store(true, Ordering::Release);
         self.state.changed.notify(usize::MAX);
-    }
-
-    pub(super) fn is_removed(&self) -> bool {
-        self.state.removed.load(Ordering::Acquire)
-    }
-
-    pub(super) fn set_removed(&self) {
-        self.state.removed.store(true, Ordering::Release);
     }
 
     pub(super) fn is(&self, other: &Registration) -> bool {

@@ -1,4 +1,4 @@
-//! Informers by the metadata of their objects, whatever their type.
+//! Informers by the metadata of their objects, of any type.
 //! Upstream: `metadatainformer`, `informerfactory.InformerFactory`.
 
 use std::sync::Arc;

@@ -1,24 +1,174 @@
-//! The metrics of the caches.
+//! The metrics of the caches. The numbers stay with the informers and become series when metrics
+//! are read: a series that is kept takes half a kilobyte, and each CRD has an informer.
 
-use crate::metrics::metrics;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
 
-metrics! {
-    pub static QUEUED_ITEMS: IntGaugeVec["name", "group", "version", "resource"] =
-        "informer_queued_items", "Number of keys that wait in the informer's queue";
-    pub static STORE_RESOURCE_VERSION: IntGaugeVec["name", "group", "version", "resource"] =
-        "informer_store_resource_version",
-        "Newest resource version of which the informer's store has all changes";
-    pub static HANDLER_BACKLOG: IntGaugeVec["informer", "handler"] = "informer_handler_backlog",
-        "Number of notifications that wait for an event handler";
-    pub static HANDLER_PANICS: IntCounterVec["informer", "handler"] =
-        "informer_handler_panics_total",
-        "Number of notifications at which an event handler panicked";
-    pub static INFORMER_PANICS: IntCounterVec["informer"] = "informer_panics_total",
-        "Number of panics while objects were decoded or indexed";
-    pub static LISTS: IntCounterVec["informer", "method"] = "reflector_lists_total",
-        "Number of lists begun, by how they are asked for";
-    pub static WATCHES: IntCounterVec["informer"] =
-        "reflector_watches_total", "Number of watches opened";
-    pub static SHORT_WATCHES: IntCounterVec["informer"] = "reflector_short_watches_total",
-        "Number of watches that ended within a second without an event";
+use parking_lot::Mutex;
+use prometheus::core::{Collector, Desc};
+use prometheus::proto::MetricFamily;
+use prometheus::{IntCounterVec, IntGaugeVec, Opts};
+
+use super::shared_informer::Informer;
+
+/// A resource version is shown without its higher digits, as upstream.
+const VERSION_DIGITS: u64 = 10_u64.pow(15);
+
+/// What an informer counts.
+#[derive(Default)]
+pub struct Counts {
+    /// Panics while objects were decoded or indexed.
+    pub panics: Count,
+    /// Lists begun as the initial events of a watch.
+    pub streams: Count,
+    /// Lists begun as lists.
+    pub lists: Count,
+    pub watches: Count,
+    /// Watches that ended within a second without an event.
+    pub short_watches: Count,
+}
+
+#[derive(Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    pub fn add_one(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The informers that run.
+static RUNNING: LazyLock<Mutex<Vec<Weak<Informer>>>> = LazyLock::new(|| {
+    if let Err(error) = Caches::new().and_then(|caches| prometheus::register(Box::new(caches))) {
+        log::error!("the caches have no metrics: {error}");
+    }
+    Mutex::default()
+});
+
+/// Reports the numbers of `informer` until [`forget`].
+pub fn report(informer: &Arc<Informer>) {
+    let mut running = RUNNING.lock();
+    running.retain(|running| running.strong_count() > 0);
+    running.push(Arc::downgrade(informer));
+}
+
+pub fn forget(informer: &Arc<Informer>) {
+    RUNNING.lock().retain(|running| running.as_ptr() != Arc::as_ptr(informer));
+}
+
+/// Reads the numbers of all informers. The vectors are empty between two reads.
+struct Caches {
+    queued: IntGaugeVec,
+    version: IntGaugeVec,
+    backlog: IntGaugeVec,
+    handler_panics: IntCounterVec,
+    panics: IntCounterVec,
+    lists: IntCounterVec,
+    watches: IntCounterVec,
+    short_watches: IntCounterVec,
+}
+
+impl Caches {
+    fn new() -> prometheus::Result<Caches> {
+        const RESOURCE: [&str; 4] = ["name", "group", "version", "resource"];
+        let gauge = |name: &str, help: &str, labels: &[&str]| {
+            IntGaugeVec::new(Opts::new(name, help), labels)
+        };
+        let counter = |name: &str, help: &str, labels: &[&str]| {
+            IntCounterVec::new(Opts::new(name, help), labels)
+        };
+        Ok(Caches {
+            queued: gauge(
+                "informer_queued_items",
+                "[ALPHA] Number of items currently queued in the FIFO.",
+                &RESOURCE,
+            )?,
+            version: gauge(
+                "informer_store_resource_version",
+                "[ALPHA] The 15 least significant digits of the resource version of the store.",
+                &RESOURCE,
+            )?,
+            backlog: gauge(
+                "informer_handler_backlog",
+                "Number of notifications that wait for an event handler",
+                &["informer", "handler"],
+            )?,
+            handler_panics: counter(
+                "informer_handler_panics_total",
+                "Number of notifications at which an event handler panicked",
+                &["informer", "handler"],
+            )?,
+            panics: counter(
+                "informer_panics_total",
+                "Number of panics while objects were decoded or indexed",
+                &["informer"],
+            )?,
+            lists: counter(
+                "reflector_lists_total",
+                "Number of lists begun, by how they are asked for",
+                &["informer", "method"],
+            )?,
+            watches: counter("reflector_watches_total", "Number of watches opened", &["informer"])?,
+            short_watches: counter(
+                "reflector_short_watches_total",
+                "Number of watches that ended within a second without an event",
+                &["informer"],
+            )?,
+        })
+    }
+
+    fn gauges(&self) -> [&IntGaugeVec; 3] {
+        [&self.queued, &self.version, &self.backlog]
+    }
+
+    fn counters(&self) -> [&IntCounterVec; 5] {
+        [&self.handler_panics, &self.panics, &self.lists, &self.watches, &self.short_watches]
+    }
+
+    fn read(&self, informer: &Informer) {
+        let resource = informer.labels();
+        self.queued.with_label_values(&resource).add(informer.queued() as i64);
+        let version = informer.last_seen_version() % VERSION_DIGITS;
+        self.version.with_label_values(&resource).set(version as i64);
+        let name = informer.name();
+        for handler in informer.handlers() {
+            let labels = [name, &*handler.name];
+            self.backlog.with_label_values(&labels).add(handler.backlog as i64);
+            self.handler_panics.with_label_values(&labels).inc_by(handler.panics);
+        }
+        let counts = informer.counts();
+        for (counter, labels, count) in [
+            (&self.panics, &[name][..], &counts.panics),
+            (&self.lists, &[name, "stream"], &counts.streams),
+            (&self.lists, &[name, "list"], &counts.lists),
+            (&self.watches, &[name], &counts.watches),
+            (&self.short_watches, &[name], &counts.short_watches),
+        ] {
+            if count.get() > 0 {
+                counter.with_label_values(labels).inc_by(count.get());
+            }
+        }
+    }
+}
+
+impl Collector for Caches {
+    fn desc(&self) -> Vec<&Desc> {
+        let gauges = self.gauges().into_iter().flat_map(Collector::desc);
+        gauges.chain(self.counters().into_iter().flat_map(Collector::desc)).collect()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let running: Vec<_> = RUNNING.lock().iter().filter_map(Weak::upgrade).collect();
+        running.iter().for_each(|informer| self.read(informer));
+        let gauges = self.gauges().into_iter().flat_map(Collector::collect);
+        let families =
+            gauges.chain(self.counters().into_iter().flat_map(Collector::collect)).collect();
+        self.gauges().into_iter().for_each(IntGaugeVec::reset);
+        self.counters().into_iter().for_each(IntCounterVec::reset);
+        families
+    }
 }

@@ -6,6 +6,7 @@
 //! `docs/client-go.md` maps each piece to upstream's. Upstream: `k8s.io/client-go/tools/cache`.
 
 mod any;
+mod backlog;
 mod delta_fifo;
 mod error;
 mod factory;

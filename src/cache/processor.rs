@@ -4,18 +4,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_channel::{Receiver, Sender};
 use event_listener::EventListener;
+use futures_lite::FutureExt;
 use futures_lite::future::yield_now;
 use parking_lot::{Mutex, MutexGuard};
-use prometheus::IntGauge;
 
 use super::any::AnyObject;
+use super::backlog::Backlog;
 use super::handler::{Deleted, Registration};
-use super::metrics::{HANDLER_BACKLOG, HANDLER_PANICS};
+use super::metrics::Count;
 use super::source::BoxFuture;
 use crate::clock::SharedClock;
-use crate::task::{StopToken, TaskGroup};
+use crate::task::TaskGroup;
 
 /// A shorter resync period is raised to this. Upstream: `minimumResyncPeriod`.
 const MINIMUM_RESYNC: Duration = Duration::from_secs(1);
@@ -54,30 +54,44 @@ pub struct Processor {
     resync_changed: event_listener::Event,
     tasks: TaskGroup,
     clock: SharedClock,
-    informer: String,
+    informer: Arc<str>,
 }
 
 pub struct Listeners {
     all: Vec<Listener>,
-    state: Running,
+    state: State,
     synced: bool,
 }
 
-enum Running {
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
     NotYet,
-    Until(StopToken),
+    Running,
     Ended,
 }
 
 struct Listener {
-    name: String,
-    /// Unbounded, so that a slow handler delays no other; its length is a metric.
-    notifications: Sender<Notification>,
-    backlog: IntGauge,
+    inbox: Arc<Inbox>,
     registration: Registration,
     resync: Option<Resync>,
     /// Before the informer runs.
     task: Option<BoxFuture<'static, ()>>,
+}
+
+/// What a handler's task shares with the informer.
+struct Inbox {
+    handler: Box<str>,
+    /// Unbounded, so that a slow handler delays no other; its length is a metric.
+    notifications: Backlog<Notification>,
+    panics: Count,
+}
+
+/// The numbers of one handler.
+pub struct HandlerNumbers {
+    pub name: String,
+    /// Notifications that wait.
+    pub backlog: usize,
+    pub panics: u64,
 }
 
 struct Resync {
@@ -89,9 +103,7 @@ struct Resync {
 
 impl Listener {
     fn send(&self, notification: Notification) {
-        if self.notifications.try_send(notification).is_ok() {
-            self.backlog.inc();
-        }
+        self.inbox.notifications.push(notification);
     }
 }
 
@@ -122,8 +134,8 @@ impl Listeners {
 }
 
 impl Processor {
-    pub fn new(informer: String, clock: SharedClock) -> Processor {
-        let listeners = Listeners { all: Vec::new(), state: Running::NotYet, synced: false };
+    pub fn new(informer: Arc<str>, clock: SharedClock) -> Processor {
+        let listeners = Listeners { all: Vec::new(), state: State::NotYet, synced: false };
         Processor {
             listeners: Mutex::new(listeners),
             resync_changed: event_listener::Event::new(),
@@ -147,44 +159,38 @@ impl Processor {
         for_each: impl FnOnce(&mut dyn FnMut(Arc<dyn AnyObject>)),
     ) -> Registration {
         let registration = Registration::default();
-        let (notifications, receiver) = async_channel::unbounded();
-        let labels = [self.informer.as_str(), name];
-        let backlog = HANDLER_BACKLOG.with_label_values(&labels);
-        let task = Delivery {
-            name: format!("{} of {}", name, self.informer),
-            panics: HANDLER_PANICS.with_label_values(&labels),
-            handler,
-            notifications: receiver,
-            backlog: backlog.clone(),
-            registration: registration.clone(),
-            clock: self.clock.clone(),
-        };
+        let inbox = Arc::new(Inbox {
+            handler: name.into(),
+            notifications: Backlog::default(),
+            panics: Count::default(),
+        });
         let resync = resync.filter(|period| !period.is_zero()).map(|period| {
             let period = period.max(MINIMUM_RESYNC);
             Resync { period, next: self.clock.monotonic() + period, syncing: false }
         });
         let mut listeners = self.lock();
-        if let Running::Ended = listeners.state {
-            log::warn!("{}: not added, the informer has ended", task.name);
+        if listeners.state == State::Ended {
+            log::warn!("{name} of {}: not added, the informer has ended", self.informer);
             return registration;
         }
-        let mut listener = Listener {
-            name: name.to_owned(),
-            notifications,
-            backlog,
+        let delivery = Delivery {
+            inbox: inbox.clone(),
+            informer: self.informer.clone(),
+            handler,
             registration: registration.clone(),
-            resync,
-            task: None,
+            clock: self.clock.clone(),
         };
+        let mut listener =
+            Listener { inbox, registration: registration.clone(), resync, task: None };
         for_each(&mut |object| {
             listener.send(Notification::Event(Event::Add { object, initial: true }));
         });
         if listeners.synced {
             listener.send(Notification::Synced);
         }
-        let task = Box::pin(task.run());
-        match &listeners.state {
-            Running::Until(stop) => self.spawn(task, stop.clone()),
+        let task = Box::pin(delivery.run());
+        match listeners.state {
+            State::Running => self.tasks.spawn_boxed(task),
             _ => listener.task = Some(task),
         }
         listeners.all.push(listener);
@@ -195,57 +201,51 @@ impl Processor {
 
     /// Waiting notifications of the handler are dropped. Upstream: `RemoveEventHandler`.
     pub fn remove(&self, registration: &Registration) {
-        registration.set_removed();
         let mut listeners = self.lock();
         let removed = |listener: &mut Listener| listener.registration.is(registration);
-        let removed: Vec<Listener> = listeners.all.extract_if(.., removed).collect();
-        for listener in removed {
-            // Handlers of one name share their series.
-            if listeners.all.iter().all(|other| other.name != listener.name) {
-                self.remove_series(&listener.name);
-            }
+        for listener in listeners.all.extract_if(.., removed) {
+            listener.inbox.notifications.close();
         }
-    }
-
-    fn remove_series(&self, handler: &str) {
-        let labels = [self.informer.as_str(), handler];
-        // A series that does not exist needs no removal.
-        let _ = HANDLER_BACKLOG.remove_label_values(&labels);
-        let _ = HANDLER_PANICS.remove_label_values(&labels);
-    }
-
-    fn spawn(&self, task: BoxFuture<'static, ()>, stop: StopToken) {
-        self.tasks.spawn(async move {
-            stop.unless_stopped(task).await;
-        });
     }
 
     /// Starts to call the handlers. Returns `false` when it was started before.
-    pub fn start(&self, stop: &StopToken) -> bool {
+    pub fn start(&self) -> bool {
         let mut listeners = self.lock();
-        if !matches!(listeners.state, Running::NotYet) {
+        if listeners.state != State::NotYet {
             return false;
         }
-        listeners.state = Running::Until(stop.clone());
+        listeners.state = State::Running;
         for listener in &mut listeners.all {
             if let Some(task) = listener.task.take() {
-                self.spawn(task, stop.clone());
+                self.tasks.spawn_boxed(task);
             }
         }
         true
     }
 
-    /// Resolves when every handler has returned from its last call, after the stop.
+    /// Drops the notifications that wait. Resolves when every handler has returned from its last
+    /// call.
     pub async fn end(&self) {
         let ended = {
             let mut listeners = self.lock();
-            listeners.state = Running::Ended;
+            listeners.state = State::Ended;
             std::mem::take(&mut listeners.all)
         };
-        for listener in ended {
-            self.remove_series(&listener.name);
-        }
+        ended.iter().for_each(|listener| listener.inbox.notifications.close());
+        drop(ended);
         self.tasks.join().await;
+    }
+
+    /// The numbers of each handler. Handlers may have the same name.
+    pub fn numbers(&self) -> Vec<HandlerNumbers> {
+        let listeners = self.lock();
+        let inboxes = listeners.all.iter().map(|listener| &listener.inbox);
+        let numbers = inboxes.map(|inbox| HandlerNumbers {
+            name: inbox.handler.to_string(),
+            backlog: inbox.notifications.len(),
+            panics: inbox.panics.get(),
+        });
+        numbers.collect()
     }
 
     pub fn resync_changed(&self) -> EventListener {
@@ -274,31 +274,17 @@ impl Processor {
 
 /// The task of one handler.
 struct Delivery {
-    name: String,
-    panics: prometheus::IntCounter,
+    inbox: Arc<Inbox>,
+    informer: Arc<str>,
     handler: Box<dyn AnyHandler>,
-    notifications: Receiver<Notification>,
-    backlog: IntGauge,
     registration: Registration,
     clock: SharedClock,
-}
-
-impl Drop for Delivery {
-    fn drop(&mut self) {
-        // Handlers of one name share the gauge: subtract the part of this one.
-        self.notifications.close();
-        self.backlog.sub(self.notifications.len() as i64);
-    }
 }
 
 impl Delivery {
     async fn run(mut self) {
         let mut in_a_row = 0_u32;
-        while let Ok(notification) = self.notifications.recv().await {
-            self.backlog.dec();
-            if self.registration.is_removed() {
-                return;
-            }
+        while let Some(notification) = self.inbox.notifications.next().await {
             let event = match notification {
                 Notification::Event(event) => event,
                 Notification::Synced => {
@@ -309,17 +295,24 @@ impl Delivery {
             let handler = &mut self.handler;
             // The handler's state is its own business: it is called again with its next event.
             if catch_unwind(AssertUnwindSafe(|| handler.handle(event))).is_err() {
-                self.panics.inc();
+                self.inbox.panics.add_one();
                 log::error!(
-                    "event handler {}: panicked; it goes on with its next event",
-                    self.name
+                    "event handler {} of {}: panicked; it goes on with its next event",
+                    self.inbox.handler,
+                    self.informer
                 );
-                self.clock.sleep(PAUSE_AFTER_PANIC).await;
+                self.pause().await;
             }
             in_a_row = in_a_row.wrapping_add(1);
             if in_a_row.is_multiple_of(BATCH) {
                 yield_now().await;
             }
         }
+    }
+
+    /// Boxed, as it is rare.
+    fn pause(&self) -> BoxFuture<'_, ()> {
+        let sleep = self.clock.sleep(PAUSE_AFTER_PANIC);
+        Box::pin(sleep.or(self.inbox.notifications.closed()))
     }
 }

@@ -13,7 +13,7 @@ use log::Level;
 
 use super::any::AnyObject;
 use super::delta_fifo::DeltaFifo;
-use super::metrics::{LISTS, SHORT_WATCHES, WATCHES};
+use super::metrics::Counts;
 use super::source::{ListRequest, Scope, Source, WatchRequest};
 use super::{DecodeError, Error};
 use crate::clock::{SharedClock, Sleep};
@@ -24,7 +24,7 @@ use crate::objects::{
 /// Where a list begins: how old it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Whatever the server has at hand.
+    /// Any version that the server has in its cache.
     Any,
     /// Not older than this version.
     AtLeast(u64),
@@ -100,8 +100,8 @@ impl From<&Error> for Outcome {
 }
 
 impl Phase {
-    /// The phase after `outcome`. The driver sends and sleeps; this only decides. `backoff` is called
-    /// when there is a delay to wait, and only then.
+    /// The phase after `outcome`. The driver sends and sleeps; this only decides. `backoff` is
+    /// called when there is a delay to wait, and only then.
     pub fn after(self, outcome: Outcome, mut backoff: impl FnMut() -> Duration) -> Phase {
         use Outcome::*;
         use Phase::*;
@@ -214,18 +214,19 @@ impl Decoder {
 /// a [`DecodeError`]: a cache with a hole would be a wrong cache.
 pub struct Reflector {
     /// The scope, as logs and metrics name it.
-    name: String,
+    name: Arc<str>,
     scope: Arc<Scope>,
     source: Arc<dyn Source>,
     decoder: Decoder,
     store: Arc<DeltaFifo>,
+    counts: Arc<Counts>,
     clock: SharedClock,
     random: fastrand::Rng,
     /// The newest version written to the store, of a list that broke half-way as well: a later list
     /// must not be older.
     written: u64,
-    /// A list from [`Start::Any`] came in pages: the server has no watch cache that could send all at
-    /// once.
+    /// A list from [`Start::Any`] came in pages: the server has no watch cache that could send all
+    /// at once.
     paginated: bool,
     in_a_row: u32,
     /// When the watch last had no event ready.
@@ -240,18 +241,21 @@ struct Open {
 
 impl Reflector {
     pub fn new(
-        scope: Scope,
+        name: Arc<str>,
+        scope: Arc<Scope>,
         source: Arc<dyn Source>,
         decoder: Decoder,
         store: Arc<DeltaFifo>,
+        counts: Arc<Counts>,
         clock: SharedClock,
     ) -> Reflector {
         Reflector {
-            name: scope.to_string(),
-            scope: Arc::new(scope),
+            name,
+            scope,
             source,
             decoder,
             store,
+            counts,
             clock,
             random: fastrand::Rng::new(),
             written: 0,
@@ -269,14 +273,15 @@ impl Reflector {
         let mut open = None;
         loop {
             let outcome = match &mut phase {
-                Phase::Stream { start } => match self.stream(*start).await {
+                // Boxed, so that the task has no room for them while it watches.
+                Phase::Stream { start } => match Box::pin(self.stream(*start)).await {
                     Ok((version, events)) => {
                         open = Some(events);
                         Outcome::Listed(version)
                     }
                     Err(outcome) => outcome,
                 },
-                Phase::List { start } => match self.list(*start).await {
+                Phase::List { start } => match Box::pin(self.list(*start)).await {
                     Ok(version) => Outcome::Listed(version),
                     Err(error) => {
                         self.log("cannot be listed", &error);
@@ -333,7 +338,8 @@ impl Reflector {
     }
 
     /// Where the next list begins, which must not be older than what was written. A list of the
-    /// newest may: it follows when the server has lost versions, after a restored backup for example.
+    /// newest may: it follows when the server has lost versions, after a restored backup for
+    /// example.
     fn start_of_list(&mut self, start: Start) -> Start {
         match start {
             Start::Any if self.written == 0 => Start::Any,
@@ -352,7 +358,7 @@ impl Reflector {
     }
 
     async fn open(&mut self, version: Option<u64>, initial: bool) -> Result<Open, Error> {
-        WATCHES.with_label_values(&[&self.name]).inc();
+        self.counts.watches.add_one();
         let timeout = MIN_WATCH_TIMEOUT + MIN_WATCH_TIMEOUT.mul_f64(self.random.f64());
         let deadline = self.clock.sleep(timeout + WATCH_GRACE);
         let request = WatchRequest {
@@ -366,7 +372,7 @@ impl Reflector {
 
     /// The list as the initial events of a watch, and the watch. Upstream: `watchList`.
     async fn stream(&mut self, start: Start) -> Result<(u64, Open), Outcome> {
-        LISTS.with_label_values(&[&self.name, "stream"]).inc();
+        self.counts.streams.add_one();
         let version = match self.start_of_list(start) {
             Start::AtLeast(version) => Some(version),
             Start::Any | Start::Newest => None,
@@ -406,7 +412,7 @@ impl Reflector {
     /// The whole list, in pages unless the server's watch cache sends it at once.
     /// Upstream: `Reflector.list`, `pager`.
     async fn list(&mut self, start: Start) -> Result<u64, Error> {
-        LISTS.with_label_values(&[&self.name, "list"]).inc();
+        self.counts.lists.add_one();
         let start = self.start_of_list(start);
         // A page of "at least" comes from etcd, the whole from the server's own cache.
         let whole = matches!(start, Start::AtLeast(_)) && !self.paginated;
@@ -516,13 +522,17 @@ impl Reflector {
         version
     }
 
-    /// The next event. Events that follow each other closely are gathered: a wake-up costs more than
-    /// an event, and a sync that sees several changes writes one status.
+    /// The next event. Events that follow each other closely are gathered: a wake-up costs more
+    /// than an event, and a sync that sees several changes writes one status.
     async fn next(&mut self, open: &mut Open) -> Option<Result<WatchEvent<Encoded>, Error>> {
+        let pace = self.source.pace(&self.scope);
+        if pace.is_zero() {
+            return open.next().await;
+        }
         if let Some(event) = poll_once(open.next()).await {
             return event;
         }
-        let (now, pace) = (self.clock.monotonic(), self.source.pace(&self.scope));
+        let now = self.clock.monotonic();
         if now.saturating_sub(self.drained) < pace * 2 {
             self.clock.sleep(pace).await;
         }
@@ -535,20 +545,9 @@ impl Reflector {
         if !silent || lasted >= SHORT_WATCH {
             return Outcome::Closed;
         }
-        SHORT_WATCHES.with_label_values(&[&self.name]).inc();
+        self.counts.short_watches.add_one();
         log::warn!("{}: the watch ended after {lasted:?} without an event", self.name);
         Outcome::Short
-    }
-}
-
-impl Drop for Reflector {
-    fn drop(&mut self) {
-        // A series that does not exist needs no removal.
-        for method in ["stream", "list"] {
-            let _ = LISTS.remove_label_values(&[&self.name, method]);
-        }
-        let _ = WATCHES.remove_label_values(&[&self.name]);
-        let _ = SHORT_WATCHES.remove_label_values(&[&self.name]);
     }
 }
 
@@ -576,10 +575,12 @@ mod tests {
     #[test]
     fn a_decode_error_names_the_object() {
         let reflector = Reflector::new(
-            Scope::all(Pod::RESOURCE),
+            "pods".into(),
+            Arc::new(Scope::all(Pod::RESOURCE)),
             Script::new(),
             Decoder::of::<Pod>(),
             Arc::new(DeltaFifo::new(Arc::new(Indexer::<Pod>::new()))),
+            Arc::default(),
             SystemClock::shared(),
         );
         let bad = Encoded::json(br#"{"metadata":{"namespace":"a","name":"b"},"spec":[1]}"#);

@@ -14,8 +14,8 @@ use super::handler::{EventHandler, Registration};
 use super::indexer::{AnyIndexer, IndexFn, Indexer};
 use super::lister::Lister;
 use super::metadata::MetadataInformer;
-use super::metrics::{INFORMER_PANICS, QUEUED_ITEMS, STORE_RESOURCE_VERSION};
-use super::processor::{AnyHandler, Event, Listeners, Processor};
+use super::metrics::{self, Counts};
+use super::processor::{AnyHandler, Event, HandlerNumbers, Listeners, Processor};
 use super::reflector::{Backoff, Decoder, Reflector};
 use super::source::{Scope, Source};
 use crate::clock::SharedClock;
@@ -44,13 +44,16 @@ pub struct SharedIndexInformer<T> {
 
 /// The part of an informer that is compiled once for all kinds.
 pub struct Informer {
-    scope: Scope,
+    /// The scope, as logs and metrics name it.
+    name: Arc<str>,
+    scope: Arc<Scope>,
     source: Arc<dyn Source>,
     clock: SharedClock,
     decoder: Decoder,
     indexer: Arc<dyn AnyIndexer>,
     fifo: Arc<DeltaFifo>,
     processor: Processor,
+    counts: Arc<Counts>,
     default_resync: OnceLock<Duration>,
     synced: Latch,
     failure: Failure,
@@ -175,13 +178,16 @@ impl Informer {
         indexer: Arc<dyn AnyIndexer>,
         failure: Failure,
     ) -> Informer {
+        let name: Arc<str> = scope.to_string().into();
         Informer {
             fifo: Arc::new(DeltaFifo::new(indexer.clone())),
-            processor: Processor::new(scope.to_string(), clock.clone()),
+            processor: Processor::new(name.clone(), clock.clone()),
+            counts: Arc::default(),
+            name,
             default_resync: OnceLock::new(),
             synced: Latch::new(),
             failure,
-            scope,
+            scope: Arc::new(scope),
             source,
             clock,
             decoder,
@@ -224,25 +230,29 @@ impl Informer {
     }
 
     pub async fn run(self: Arc<Self>, stop: StopToken) {
-        if !self.processor.start(&stop) {
-            log::warn!("{}: it was started before", self.scope);
+        if !self.processor.start() {
+            log::warn!("{}: it was started before", self.name);
             return;
         }
+        metrics::report(&self);
         stop.unless_stopped(self.work()).await;
+        metrics::forget(&self);
         self.fifo.close();
         self.processor.end().await;
-        let labels = self.labels();
-        let _ = QUEUED_ITEMS.remove_label_values(&labels);
-        let _ = STORE_RESOURCE_VERSION.remove_label_values(&labels);
-        let _ = INFORMER_PANICS.remove_label_values(&[&self.scope.to_string()]);
     }
 
     /// Runs the reflector and the queue in one task: the queue stays short, since both take turns.
     /// After a panic both start again with an empty queue and a list.
     async fn work(&self) {
-        let (source, fifo) = (self.source.clone(), self.fifo.clone());
-        let mut reflector =
-            Reflector::new(self.scope.clone(), source, self.decoder, fifo, self.clock.clone());
+        let mut reflector = Reflector::new(
+            self.name.clone(),
+            self.scope.clone(),
+            self.source.clone(),
+            self.decoder,
+            self.fifo.clone(),
+            self.counts.clone(),
+            self.clock.clone(),
+        );
         let mut backoff = Backoff::new(self.clock.monotonic(), fastrand::Rng::new());
         let mut panics = Vec::new();
         loop {
@@ -251,18 +261,42 @@ impl Informer {
             let now = self.clock.monotonic();
             panics.retain(|at| now.saturating_sub(*at) < PANIC_PERIOD);
             panics.push(now);
-            INFORMER_PANICS.with_label_values(&[&self.scope.to_string()]).inc();
-            log::error!("{}: the informer panicked, it lists again: {message}", self.scope);
+            self.counts.panics.add_one();
+            log::error!("{}: the informer panicked, it lists again: {message}", self.name);
             if panics.len() >= PANICS {
-                let scope = &self.scope;
-                self.failure.report(format!("the informer of {scope} keeps panicking: {message}"));
+                let name = &self.name;
+                self.failure.report(format!("the informer of {name} keeps panicking: {message}"));
             }
             self.fifo.abandon();
             self.clock.sleep(backoff.next(now)).await;
         }
     }
 
-    fn labels(&self) -> [&str; 4] {
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it counts since it was made.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Keys that wait in the queue.
+    pub fn queued(&self) -> usize {
+        self.fifo.len()
+    }
+
+    /// The newest version of which the store has all changes.
+    pub fn last_seen_version(&self) -> u64 {
+        self.indexer.last_seen_version()
+    }
+
+    pub fn handlers(&self) -> Vec<HandlerNumbers> {
+        self.processor.numbers()
+    }
+
+    /// The labels of upstream's metrics: name, group, version and resource.
+    pub fn labels(&self) -> [&str; 4] {
         let resource = &self.scope.resource;
         let name = if self.scope.metadata_only { "metadata" } else { "kube-controller-manager" };
         [name, &resource.group, &resource.version, &resource.plural]
@@ -270,9 +304,6 @@ impl Informer {
 
     /// Moves changes from the queue into the cache and to the handlers. Upstream: `processLoop`.
     async fn process(&self) {
-        let labels = self.labels();
-        let queued = QUEUED_ITEMS.with_label_values(&labels);
-        let version = STORE_RESOURCE_VERSION.with_label_values(&labels);
         let mut in_a_row = 0_u32;
         loop {
             let changed = self.fifo.changed();
@@ -280,21 +311,16 @@ impl Informer {
             if !self.synced.is_open() && self.fifo.has_synced() {
                 self.processor.lock().set_synced();
                 self.synced.open();
-                log::debug!("{}: synced, {} objects", self.scope, self.indexer.len());
+                log::debug!("{}: synced, {} objects", self.name, self.indexer.len());
             }
             match popped {
                 Popped::Processed => {
                     in_a_row = in_a_row.wrapping_add(1);
                     if in_a_row.is_multiple_of(BATCH) {
-                        queued.set(self.fifo.len() as i64);
                         yield_now().await;
                     }
                 }
-                Popped::Empty => {
-                    queued.set(0);
-                    version.set(self.indexer.last_seen_version() as i64);
-                    changed.await;
-                }
+                Popped::Empty => changed.await,
                 Popped::Closed => return,
             }
         }

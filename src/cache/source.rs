@@ -47,7 +47,8 @@ impl Scope {
     }
 }
 
-/// `pods`, `secrets (metadata)`, `pods namespace=a fields=status.phase=Failed`: for logs and metrics.
+/// `pods`, `secrets (metadata)`, `pods namespace=a fields=status.phase=Failed`: for logs and
+/// metrics.
 impl fmt::Display for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.resource, f)?;

@@ -1,4 +1,4 @@
-//! A reader whose buffer is there only while something is in it.
+//! A reader with a buffer that exists only while bytes are in it.
 
 use std::io;
 use std::pin::Pin;
@@ -6,14 +6,15 @@ use std::task::{Context, Poll};
 
 use futures_lite::io::{AsyncBufRead, AsyncRead};
 
-/// There are nearly a hundred connections, most of which have little to say.
+/// Read at once.
 const SIZE: usize = 4 << 10;
 
-/// As `BufReader`, for connections that are silent most of the time: they hold no memory meanwhile.
+/// As `BufReader`, for connections that are silent most of the time: there is one for each watch,
+/// and a silent one holds no memory.
 pub struct Buffered<R> {
     inner: R,
     bytes: Vec<u8>,
-    /// What comes before has been consumed.
+    /// The bytes before this place are consumed.
     at: usize,
 }
 
@@ -22,7 +23,7 @@ impl<R> Buffered<R> {
         Buffered { inner, bytes: Vec::new(), at: 0 }
     }
 
-    /// Read and not consumed.
+    /// The bytes that are read and not consumed.
     pub fn buffer(&self) -> &[u8] {
         &self.bytes[self.at..]
     }
@@ -75,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    /// Two pieces, with nothing to be had before each, and then the end.
+    /// Pieces, and pauses (`None`) between them, from the last to the first; then the end.
     struct Pieces(Vec<Option<&'static [u8]>>);
 
     impl AsyncRead for Pieces {
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_held_while_nothing_comes() {
+    fn a_silent_reader_holds_no_memory() {
         let mut reader = Buffered::new(Pieces(vec![Some(b"de"), None, Some(b"abc"), None]));
         let mut context = Context::from_waker(std::task::Waker::noop());
         let mut poll =

@@ -1,6 +1,6 @@
-//! The chunked transfer coding (RFC 9112, 7.1), cut anywhere.
+//! The chunked transfer coding (RFC 9112, 7.1) of a body that arrives in pieces of any size.
 
-/// Where in the coding the next byte stands.
+/// The place in the coding of the next byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Size {
@@ -26,7 +26,7 @@ enum State {
     Done,
 }
 
-/// Takes the coding off a body, where that stands: it holds no bytes and copies none.
+/// Finds a body's data between the bytes of its coding, in place: it holds and copies no bytes.
 #[derive(Debug)]
 pub struct ChunkDecoder {
     state: State,
@@ -43,7 +43,7 @@ impl std::fmt::Display for BadChunk {
 
 impl std::error::Error for BadChunk {}
 
-/// What the input begins with: bytes of the coding, and then of the body.
+/// The number of bytes of coding at the front of the input, and of data after them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Piece {
     pub coding: usize,
@@ -61,13 +61,13 @@ impl ChunkDecoder {
         ChunkDecoder::default()
     }
 
-    /// The last chunk and the trailers were read: what follows belongs to the next message.
+    /// The last chunk and the trailers are read: further bytes belong to the next message.
     pub fn is_done(&self) -> bool {
         self.state == State::Done
     }
 
-    /// Reads `input` up to the next data. The coding counts as read; the data does once
-    /// [`ChunkDecoder::took`] is told of it. No data: all of `input` was coding, or the body ends.
+    /// Reads the coding at the front of `input`. The data after it counts as read only with
+    /// [`ChunkDecoder::took`]. No data: all of `input` was coding, or the body ends.
     pub fn next(&mut self, input: &[u8]) -> Result<Piece, BadChunk> {
         let mut coding = 0;
         while let Some(byte) = input.get(coding)
@@ -83,7 +83,7 @@ impl ChunkDecoder {
         Ok(Piece { coding, data: 0 })
     }
 
-    /// So much of the data that was last found is read.
+    /// `count` bytes of the data that was found last are read.
     pub fn took(&mut self, count: usize) {
         if let State::Data { left } = self.state {
             let left = left.saturating_sub(count as u64);
@@ -159,11 +159,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_coding_is_refused() {
+    fn malformed_coding_is_refused() {
         for text in ["\r\n", "x\r\n", "4\r\nWikiX", "11111111111111111\r\n", "0\r\n\rX", "1\rX"] {
             assert_eq!(decode(&[text.as_bytes()], 8), Err(BadChunk), "{text:?}");
         }
         let (_, _, done) = decode(&[b"4\r\nWiki\r\n0\r\n\r"], 8).unwrap();
-        assert!(!done, "the last line feed has not come");
+        assert!(!done, "the last line feed has not arrived");
     }
 }

@@ -147,7 +147,8 @@ impl Error {
         }
     }
 
-    /// By the Status's reason where it has one, else by the code. Upstream: `reasonAndCodeForError`.
+    /// By the Status's reason where it has one, else by the code. Upstream:
+    /// `reasonAndCodeForError`.
     fn is(&self, reason: &str, code: u16) -> bool {
         self.failure().is_some_and(|failure| {
             failure.status.reason == reason
@@ -214,7 +215,8 @@ impl Error {
         matches!(self, Error::Transport { .. })
     }
 
-    /// The server does not listen: it is away, or it restarts. Upstream: `utilnet.IsConnectionRefused`.
+    /// The server does not listen: it is away, or it restarts. Upstream:
+    /// `utilnet.IsConnectionRefused`.
     pub fn is_refused(&self) -> bool {
         self.is_reset() || self.kind() == Some(ErrorKind::ConnectionRefused)
     }

@@ -11,7 +11,7 @@ enum Inside {
     #[default]
     Magic,
     Envelope,
-    /// The list, of which so many bytes are left.
+    /// The list, and the number of its bytes that are not read yet.
     List(u64),
     End,
 }
@@ -20,7 +20,7 @@ enum Inside {
 #[derive(Debug, Default)]
 pub struct ListFrames {
     inside: Inside,
-    /// What has come of a piece that is not whole.
+    /// The beginning of a piece whose end has not arrived.
     held: Vec<u8>,
 }
 
@@ -50,7 +50,7 @@ impl ListFrames {
     }
 }
 
-/// Takes the next piece off `from`. `false`: nothing more can be made of what is there.
+/// Takes the next piece off `from`. `false`: the bytes hold no further piece.
 fn step(
     inside: &mut Inside,
     from: &mut &[u8],
@@ -104,6 +104,7 @@ fn step(
 /// Upstream: `framer.NewLengthDelimitedFrameReader`.
 #[derive(Debug, Default)]
 pub struct WatchFrames {
+    /// The beginning of an event whose end has not arrived.
     held: Vec<u8>,
 }
 
@@ -122,19 +123,21 @@ impl WatchFrames {
         self.held.extend_from_slice(bytes);
         let rest = frames(&self.held, found)?.len();
         self.held.drain(..self.held.len() - rest);
-        if self.held.is_empty() {
-            self.held.shrink_to(64 << 10);
-        }
         Ok(())
     }
 
-    /// Nothing of an event is held back.
+    /// No part of an event is held.
     pub fn is_between(&self) -> bool {
         self.held.is_empty()
     }
+
+    /// Frees the memory that holds no part of an event.
+    pub fn shrink(&mut self) {
+        self.held.shrink_to_fit();
+    }
 }
 
-/// Calls `found` with each whole event; returns what is left.
+/// Calls `found` with each whole event; returns the bytes after the last of them.
 fn frames<'a>(mut bytes: &'a [u8], found: &mut dyn FnMut(&[u8])) -> Result<&'a [u8], Short> {
     while let Some((length, rest)) = bytes.split_first_chunk::<4>() {
         let length = u32::from_be_bytes(*length) as usize;
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_refused() {
+    fn malformed_lists_are_refused() {
         let overlong = [&b"k8s\0"[..], &[0x12, 3], &field(2, b"four")].concat();
         for bytes in [&b"{\"items\":[]}"[..], &overlong, b"k8s\0\x0f"] {
             assert!(ListFrames::default().feed(bytes, &mut |_| {}).is_err(), "{bytes:?}");

@@ -16,7 +16,8 @@ use super::{Error, Result};
 use crate::clock::SharedClock;
 use crate::objects::Form;
 
-/// Asked whether a write may still be made: when it begins, and again before its first byte is sent.
+/// Asked whether a write may still be made: when it begins, and again before its first byte is
+/// sent.
 pub type Guard = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Speaks to one API server as one user, with one rate limiter. Cheap to clone.
@@ -96,8 +97,8 @@ impl Client {
         self.derive(|derived| derived.guard = Some(guard))
     }
 
-    /// The same, for the leader election: requests do not wait for others, and find a descriptor when
-    /// few are free.
+    /// The same, for the leader election: requests do not wait for others, and find a descriptor
+    /// when few are free.
     pub fn urgent(&self) -> Client {
         self.derive(|derived| derived.is_urgent = true)
     }

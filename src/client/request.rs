@@ -77,24 +77,12 @@ impl Client {
                 Err(error) => error,
             };
             let wait = match &error {
-                // The server asks for another try, and has done nothing.
-                Error::Status(failure) if matches!(failure.code, 429 | 500..=599) => {
-                    failure.retry_after
-                }
                 Error::Status(failure) if failure.code == 401 && !renewed => {
                     renewed = true;
                     self.inner.auth.refused(&shown);
                     Some(Duration::ZERO)
                 }
-                Error::Transport { .. } if call.method == "GET" && !call.is_watch && tries < 3 => {
-                    Some(Duration::from_millis(50))
-                }
-                // A server that restarts is most often back after a second. All its watches end at
-                // once, and must not return at once.
-                Error::Transport { .. } if call.is_watch && error.is_reset() => {
-                    Some(RESET_WAIT.mul_f64(0.5 + fastrand::f64()))
-                }
-                _ => None,
+                error => wait_before_retry(call, error, tries, fastrand::f64()),
             };
             let Some(wait) = wait.filter(|_| tries < TRIES) else { return Err(error) };
             let code = error.code().map_or_else(|| "<error>".to_owned(), |code| code.to_string());
@@ -182,6 +170,55 @@ impl Client {
     }
 }
 
+/// The wait before the next try, after `tries` of them; `None`: no further try. `random`: 0 to 1.
+fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Option<Duration> {
+    match error {
+        // The server asks for another try, and has done nothing.
+        Error::Status(failure) if matches!(failure.code, 429 | 500..=599) => failure.retry_after,
+        Error::Transport { .. } if call.method == "GET" && !call.is_watch && tries < 3 => {
+            Some(Duration::from_millis(50))
+        }
+        // A server that restarts is most often back after a second. All its watches end at once,
+        // and must not return at once.
+        Error::Transport { .. } if call.is_watch && error.is_reset() => {
+            Some(RESET_WAIT.mul_f64(0.5 + random))
+        }
+        _ => None,
+    }
+}
+
 pub(super) fn broken(call: &impl fmt::Display, error: std::io::Error) -> Error {
     Error::Transport { request: call.to_string(), source: error.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_again_and_when() {
+        let watch = Call { is_watch: true, ..Call::new("GET", "/x") };
+        let (read, write) = (Call::new("GET", "/x"), Call::new("POST", "/x"));
+        let lost = |kind: io::ErrorKind| broken(&"GET /x", kind.into());
+        let reset = || lost(io::ErrorKind::ConnectionReset);
+        let status = |code, seconds| Error::from_answer("GET /x".to_owned(), code, seconds, b"");
+        for (call, error, tries, expected) in [
+            (&watch, reset(), 1, Some([500, 1_000, 1_500])),
+            (&watch, lost(io::ErrorKind::UnexpectedEof), 5, Some([500, 1_000, 1_500])),
+            (&watch, lost(io::ErrorKind::ConnectionRefused), 1, None),
+            (&read, reset(), 2, Some([50; 3])),
+            (&read, reset(), 3, None),
+            (&write, reset(), 1, None),
+            (&write, status(429, Some(3)), 1, Some([3_000; 3])),
+            (&write, status(503, None), 1, None),
+            (&write, status(409, Some(3)), 1, None),
+        ] {
+            // A watch's wait differs from try to try, so that not all watches return at once.
+            let waits = [0.0, 0.5, 1.0]
+                .map(|random| wait_before_retry(call, &error, tries, random))
+                .map(|wait| wait.map(|wait| wait.as_millis()));
+            let expected = expected.map_or([None; 3], |waits| waits.map(Some));
+            assert_eq!(waits, expected, "{call}: {error}");
+        }
+    }
 }

@@ -10,10 +10,10 @@ struct Scanner {
     escaped: bool,
 }
 
-/// Strings longer than this are worth the start of a vector search.
+/// A vector search pays off in strings longer than this.
 const SHORT: usize = 16;
 
-/// What matters outside of strings.
+/// The bytes that matter outside of strings.
 const STRUCTURE: [bool; 256] = {
     let mut table = [false; 256];
     let mut at = 0;
@@ -43,8 +43,8 @@ impl Scanner {
         }
     }
 
-    /// Goes on to the end of the value that stands or begins at depth `floor`: how many bytes of it
-    /// are here, and whether that is all.
+    /// Scans to the end of the value that is open, or begins, at depth `floor`. Returns how many of
+    /// `bytes` belong to the value, and whether it ends within them.
     fn finish(&mut self, bytes: &[u8], floor: usize) -> (usize, bool) {
         let mut at = 0;
         while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
@@ -73,10 +73,10 @@ impl Scanner {
 /// One top-level JSON object after another, as in a watch's body.
 #[derive(Debug, Default)]
 pub struct DocumentSplitter {
-    /// What began and has not ended.
+    /// The beginning of a document whose end has not arrived.
     document: Vec<u8>,
     scanner: Scanner,
-    /// How much of the document the scanner has seen.
+    /// The number of bytes of the document that the scanner has seen.
     scanned: usize,
 }
 
@@ -104,9 +104,6 @@ impl DocumentSplitter {
             } else if end.is_some() || may_end(piece) {
                 self.scan(found);
             }
-            if self.document.is_empty() {
-                self.document.shrink_to(64 << 10);
-            }
         }
     }
 
@@ -128,14 +125,20 @@ impl DocumentSplitter {
         self.scanned = self.document.len();
     }
 
-    /// Nothing of a document is held back.
+    /// No part of a document is held.
     pub fn is_between(&self) -> bool {
         self.document.is_empty()
     }
+
+    /// Frees the memory that holds no part of a document.
+    pub fn shrink(&mut self) {
+        self.document.shrink_to_fit();
+    }
 }
 
-/// A line that is one document, as API servers write each, is known without a look at every byte:
-/// its braces even out, and it does not break off between two. `false`: it may be one still.
+/// Recognizes a line that is one document, as API servers write them, without a look at every byte:
+/// the numbers of its opening and closing braces are equal, and no second value begins in it.
+/// `false`: it may be a document all the same.
 fn is_document(line: &[u8]) -> bool {
     let count = |brace| memchr_iter(brace, line).count();
     line.first() == Some(&b'{')
@@ -149,8 +152,8 @@ fn may_end(piece: &[u8]) -> bool {
     matches!(piece.last(), Some(b'}' | b']' | b' ' | b'\t' | b'\r')) || breaks_off(piece)
 }
 
-/// A value ends and another begins, with no more than blanks between them: two documents, or in a
-/// string. Before most braces stands what tells at once that it is neither.
+/// A value ends and another begins, with only blanks between them: two documents, or text in a
+/// string. The byte before most braces rules both out at once.
 fn breaks_off(piece: &[u8]) -> bool {
     memchr_iter(b'{', piece)
         .any(|brace| matches!(piece[..brace].trim_ascii_end().last(), Some(b'}' | b']')))
@@ -248,7 +251,7 @@ impl ListSplitter {
             },
             Inside::Key if self.scanner.in_string => self.key.push(byte),
             Inside::Key => self.inside = Inside::Other,
-            // The value of a field: what it is shows in its first byte.
+            // The first byte of a field's value says what it is.
             Inside::Other => match byte {
                 b'[' if depth == 2 && before == 1 && self.key == b"items" => {
                     self.inside = Inside::Items;
@@ -272,7 +275,7 @@ impl ListSplitter {
         found(ListPiece::End);
     }
 
-    /// The whole list has come.
+    /// The whole list has arrived.
     pub fn is_done(&self) -> bool {
         self.done
     }
@@ -338,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_on_one_line_are_cut_whatever_is_between_them() {
+    fn documents_on_one_line_are_cut_with_any_blanks_between_them() {
         let all = [r#"{"a":1}"#, r#"{"b":{"c":"} {"}}"#, "[{}]", "[]", r#"{"d":[{},{ }]}"#, "{}"];
         for between in ["", " ", "\t", " \r \t", "\n", "\r\n "] {
             let text = format!("{}\n", all.join(between));
@@ -366,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_document_on_one_line_is_cut_as_well() {
+    fn documents_that_cross_lines_and_lines_that_look_odd_are_cut() {
         let all = [
             "{\"a\":{\n\"b\":{}}\n}",
             "{\"a\":{\"b\":1}\n,\"c\":2}",

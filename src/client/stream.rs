@@ -1,7 +1,11 @@
 //! Lists and watches as they arrive.
 
 use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::task::Poll;
 
+use futures_lite::future::poll_fn;
 use futures_lite::{AsyncBufRead, AsyncBufReadExt};
 use http_client::http_types;
 use serde::Deserialize;
@@ -99,8 +103,7 @@ impl ListStream {
     async fn read(&mut self) -> Result<()> {
         let bytes = self.body.fill_buf().await.map_err(|error| broken(&self.request, error))?;
         if bytes.is_empty() {
-            let error =
-                std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the list is cut off");
+            let error = io::Error::new(io::ErrorKind::UnexpectedEof, "the list is cut off");
             return Err(broken(&self.request, error));
         }
         let (count, found) = (bytes.len(), &mut self.found);
@@ -174,12 +177,15 @@ impl WatchStream {
             if let Some(event) = self.found.pop_front() {
                 return Some(event);
             }
+            if let Err(error) = self.arrival().await {
+                return Some(Err(broken(&self.request, error)));
+            }
             let bytes = match self.body.fill_buf().await {
                 Err(error) => return Some(Err(broken(&self.request, error))),
                 Ok([]) if self.splitter.is_between() => return None,
                 Ok([]) => {
-                    let kind = std::io::ErrorKind::UnexpectedEof;
-                    let error = std::io::Error::new(kind, "the watch is cut off in an event");
+                    let kind = io::ErrorKind::UnexpectedEof;
+                    let error = io::Error::new(kind, "the watch is cut off in an event");
                     return Some(Err(broken(&self.request, error)));
                 }
                 Ok(bytes) => bytes,
@@ -201,10 +207,30 @@ impl WatchStream {
             self.body.consume(count);
         }
     }
+
+    /// Waits for bytes. A watch that is silent holds no memory for events.
+    async fn arrival(&mut self) -> io::Result<()> {
+        poll_fn(|context| match Pin::new(&mut self.body).poll_fill_buf(context) {
+            Poll::Ready(filled) => Poll::Ready(filled.map(drop)),
+            Poll::Pending => {
+                self.shrink();
+                Poll::Pending
+            }
+        })
+        .await
+    }
+
+    fn shrink(&mut self) {
+        self.found.shrink_to_fit();
+        match &mut self.splitter {
+            Events::Json(splitter) => splitter.shrink(),
+            Events::Protobuf(frames) => frames.shrink(),
+        }
+    }
 }
 
 /// An event as every API server spells it, cut open without another pass over the object: two
-/// fields, the type first (`metav1.WatchEvent`). Were there a third, the object would not decode.
+/// fields, the type first (`metav1.WatchEvent`). With a third one the object would not decode.
 fn cut(document: &[u8]) -> Option<(&[u8], &[u8])> {
     let rest = document.strip_prefix(br#"{"type":""#)?;
     let (kind, rest) = rest.split_at_checked(rest.iter().position(|byte| *byte == b'"')?)?;
@@ -231,11 +257,11 @@ fn protobuf_event(request: &str, frame: &[u8]) -> Result<WatchEvent<Encoded>> {
     })
 }
 
-/// `told`: the object as it came, which may be a Status.
+/// `encoded`: the object as it arrived, which may be a Status.
 fn event(
     request: &str,
     kind: &[u8],
-    told: &[u8],
+    encoded: &[u8],
     object: impl FnOnce() -> Result<Encoded>,
 ) -> Result<WatchEvent<Encoded>> {
     Ok(match kind {
@@ -246,8 +272,8 @@ fn event(
             WatchEvent::Bookmark(Bookmark::decode(&object()?).map_err(undecoded(request))?)
         }
         _ => {
-            let code = Status::read(told).map_or(500, |status| status.code);
-            return Err(Error::from_answer(request.to_owned(), code, None, told));
+            let code = Status::read(encoded).map_or(500, |status| status.code);
+            return Err(Error::from_answer(request.to_owned(), code, None, encoded));
         }
     })
 }
@@ -322,32 +348,32 @@ mod tests {
 
     #[test]
     fn protobuf_events_equal_json_events() {
-        let told = |bytes: &[u8]| {
+        let read = |bytes: &[u8]| {
             let mut body = http_types::Body::from_bytes(bytes.to_vec());
             body.set_mime(protobuf::MEDIA_TYPE);
             events(body)
         };
         let added = b"\0\0\0\x13\x0a\x05ADDED\x12\x0a\x0a\x08k8s\0\x12\x02\x0a\0";
-        // As kube-apiserver says it.
+        // As kube-apiserver sends it.
         let expired =
             b"\0\0\0\x63\x0a\x05ERROR\x12\x5a\x0a\x58k8s\0\x0a\x0c\x0a\x02v1\x12\x06Status\x12\x40\
             \x0a\x06\x0a\0\x12\0\x1a\0\x12\x07Failure\x1a\x21too old resource version: 2 (213)\
             \x22\x07Expired\x30\x9a\x03\x1a\0\x22\0";
         let busy = b"\0\0\0\x4a\x0a\x05ERROR\x12\x41\x0a\x3fk8s\0\x12\x39\x22\x07Timeout\x2a\x2b\
             \x22\x27\x0a\x17ResourceVersionTooLarge\x12\x0cToo large RV\x28\x01\x30\xf8\x03";
-        let events = told(&[&added[..], added, expired].concat());
+        let events = read(&[&added[..], added, expired].concat());
         assert_eq!(events.len(), 3);
         assert_eq!(events[1].as_ref().unwrap(), &WatchEvent::Added(Encoded::protobuf(b"\x0a\0")));
         let error = events[2].as_ref().unwrap_err();
         assert_eq!((error.is_expired(), error.code()), (true, Some(410)));
         assert_eq!(error.to_string(), "too old resource version: 2 (213)");
-        let events = told(busy);
+        let events = read(busy);
         let error = events[0].as_ref().unwrap_err();
         assert!(error.is_too_large_resource_version(), "{error:?}");
         assert_eq!(error.retry_after(), Some(std::time::Duration::from_secs(1)));
-        let events = told(&[&added[..], &added[..9]].concat());
+        let events = read(&[&added[..], &added[..9]].concat());
         assert!(events[1].as_ref().unwrap_err().is_transport(), "it is cut off");
-        let events = told(&[&added[..], &[0xff; 4]].concat());
+        let events = read(&[&added[..], &[0xff; 4]].concat());
         assert!(matches!(events[1], Err(Error::Decode { .. })), "it is too long");
     }
 }

@@ -113,7 +113,8 @@ impl<K: Key> RateLimitingQueue<K> {
     }
 
     /// Sets the timer of `key`: it is added once `after` has passed from now, in place of the
-    /// time that its timer had. Zero adds it now and stops the timer. Nothing happens once the queue is shut down.
+    /// time that its timer had. Zero adds it now and stops the timer. Nothing happens once the
+    /// queue is shut down.
     pub fn set_timer_after(&self, key: K, after: Duration) {
         let mut state = self.inner.lock();
         if state.queue.is_shutting_down() {

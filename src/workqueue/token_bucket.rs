@@ -18,7 +18,7 @@ pub struct TokenBucket {
 struct State {
     /// Tokens a second.
     rate: f64,
-    /// Below zero: so many are reserved ahead of their time.
+    /// Below zero: the number of tokens that are reserved ahead of their time.
     tokens: f64,
     /// When they were counted, on the monotonic clock.
     at: Duration,
@@ -71,8 +71,8 @@ impl TokenBucket {
     }
 
     /// Replaces the bucket by one of another rate: a full one, less one token if the old one has
-    /// none to give. So a change of rate lets no extra request pass with a burst of 1. The same rate
-    /// changes nothing. Upstream: `RateLimitedTimedQueue.SwapLimiter`.
+    /// none to give. So a change of rate lets no extra request pass with a burst of 1. The same
+    /// rate changes nothing. Upstream: `RateLimitedTimedQueue.SwapLimiter`.
     pub fn swap_rate(&self, rate: f64) {
         let mut state = self.state.lock();
         if state.rate == rate {

@@ -1,4 +1,5 @@
-//! Budgets of heap bytes, counted and not timed: every byte requested from malloc, and its overhead.
+//! Budgets of heap bytes, counted and not timed: every byte requested from malloc, and its
+//! overhead.
 
 mod cost;
 
@@ -7,10 +8,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use allocation_counter::measure;
-use futures_lite::future::block_on;
+use futures_lite::future::{block_on, poll_once};
 use futures_lite::{FutureExt, StreamExt};
 use kube_controller_manager::cache::{
-    Answer, ListRequest, Scope, SharedIndexInformer, Source, WatchRequest,
+    Answer, Deleted, EventHandler, ListRequest, Scope, SharedIndexInformer, Source, WatchRequest,
 };
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::SystemClock;
@@ -22,6 +23,7 @@ use kube_controller_manager::objects::{
     WatchEvent,
 };
 use kube_controller_manager::server::http::{Body, Bytes, Handler, Response, Server};
+use kube_controller_manager::server::tls::{Tls, TlsOptions};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::StopToken;
 use sandbox::load::objects;
@@ -83,7 +85,8 @@ fn a_skipped_field_is_not_allocated() {
         assert!(larger.len() > text.len(), "{there} is not in a pod");
         let (counts, bytes) = allocated::<Pod>(&pod);
         let (more_counts, more_bytes) = allocated::<Pod>(larger.as_bytes());
-        // The decoder's stack of open braces may grow by a step; the content of a field costs nothing.
+        // The decoder's stack of open braces may grow by a step; the content of a field costs
+        // nothing.
         assert!(
             more_counts <= counts + 2 && more_bytes <= bytes + 64,
             "{there}: {more_bytes} for {bytes} bytes"
@@ -111,26 +114,64 @@ impl Source for Silent {
     }
 }
 
-/// Queue, tables, reflector and task of a kind that has no objects; without its connection.
-#[test]
-fn an_idle_informer_costs_a_few_kilobytes() {
+/// The bytes and blocks of an informer of a kind that has no objects, with two handlers as a CRD's:
+/// queue, tables, reflector, tasks, and the connection of `source` if it has one.
+fn idle_informer(source: Arc<dyn Source>) -> (i64, i64) {
+    struct Ignore;
+    impl<T> EventHandler<T> for Ignore {
+        fn on_add(&mut self, _: &Arc<T>, _: bool) {}
+        fn on_update(&mut self, _: &Arc<T>, _: &Arc<T>) {}
+        fn on_delete(&mut self, _: &Deleted<T>) {}
+    }
     let (clock, stop) = (SystemClock::shared(), StopToken::new());
     let start = |resource| {
-        let (source, clock) = (Arc::new(Silent), clock.clone());
-        let informer = SharedIndexInformer::<Pod>::new(source, Scope::all(resource), clock);
-        informer.add_index(CONTROLLER_INDEX, by_controller::<Pod>);
+        let (source, clock) = (source.clone(), clock.clone());
+        let informer = SharedIndexInformer::<PartialObjectMetadata>::new(
+            source,
+            Scope::metadata(resource),
+            clock,
+        );
+        informer.add_index(CONTROLLER_INDEX, by_controller::<PartialObjectMetadata>);
+        let handlers = ["one", "other"].map(|name| informer.add_handler(name, Ignore, None));
         let mut running = Box::pin(informer.run(stop.clone()));
-        block_on(async { (&mut running).or(informer.synced()).await });
-        (informer, running)
+        block_on(async {
+            (&mut running).or(informer.synced()).await;
+            for handler in &handlers {
+                (&mut running).or(handler.synced()).await;
+            }
+            // The reflector waits for the next event.
+            assert!(poll_once(&mut running).await.is_none());
+        });
+        (informer, handlers, running)
     };
-    // The metrics are registered with the first.
+    // What all share is made with the first.
     let _first = start(Pod::RESOURCE);
     let mut second = None;
     let info = measure(|| second = Some(start(ReplicaSet::RESOURCE)));
-    let (bytes, blocks) = (info.bytes_current, info.count_current);
+    (info.bytes_current, info.count_current)
+}
+
+#[test]
+fn an_idle_informer_costs_a_few_kilobytes() {
+    let (bytes, blocks) = idle_informer(Arc::new(Silent));
     println!("an idle informer: {bytes} bytes in {blocks} blocks");
     // Unoptimized futures are larger than those of a release.
     assert!(bytes < 9_500, "{bytes} bytes");
+}
+
+/// The watch of a CRD without objects: an informer, and a connection with TLS of its own.
+#[test]
+fn an_idle_watch_costs_ten_kilobytes() {
+    let stop = StopToken::new();
+    let tls = Tls::new(TlsOptions::default()).expect("a certificate of its own");
+    let address = block_on(serve(0, Lists::ByWatch, Some(tls), stop.clone()));
+    let mut config = Config::new(format!("https://{address}"));
+    config.tls.insecure = true;
+    let client = Client::new(config, SystemClock::shared()).expect("a client");
+    let (bytes, blocks) = idle_informer(ClientSource::new(client));
+    println!("an idle watch: {bytes} bytes in {blocks} blocks");
+    stop.stop();
+    assert!(bytes < 10_000, "{bytes} bytes");
 }
 
 /// Which way of listing a server supports.
@@ -140,8 +181,8 @@ enum Lists {
     AtOnce,
 }
 
-/// Serves `count` pods over plain HTTP, each generated as it is sent.
-async fn serve(count: usize, lists: Lists, stop: StopToken) -> SocketAddr {
+/// Serves `count` pods, each generated as it is sent.
+async fn serve(count: usize, lists: Lists, tls: Option<Tls>, stop: StopToken) -> SocketAddr {
     let handler: Handler = Arc::new(move |request| {
         let streamed = request.query.contains("sendInitialEvents=true");
         Box::pin(async move {
@@ -170,7 +211,7 @@ async fn serve(count: usize, lists: Lists, stop: StopToken) -> SocketAddr {
         })
     });
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
-    let server = Server::start(address, None, handler, SystemClock::shared(), stop).await;
+    let server = Server::start(address, tls, handler, SystemClock::shared(), stop).await;
     server.expect("a free port").address()
 }
 
@@ -186,7 +227,7 @@ fn chunked(parts: impl Iterator<Item = Vec<u8>> + Send + 'static, goes_on: bool)
 /// The bytes that an informer's cache holds once synced, and the peak until then.
 fn settled_and_peak(count: usize, lists: Lists) -> (i64, i64) {
     let stop = StopToken::new();
-    let address = block_on(serve(count, lists, stop.clone()));
+    let address = block_on(serve(count, lists, None, stop.clone()));
     let clock = SystemClock::shared();
     let client = Client::new(Config::new(format!("http://{address}")), clock.clone());
     let source = ClientSource::new(client.expect("a client"));

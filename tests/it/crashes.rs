@@ -19,8 +19,8 @@ pub struct Scenario<'a> {
     pub controllers: &'a [&'a str],
     /// The objects of one run. Their names begin with the one given.
     pub objects: &'a dyn Fn(&str) -> Vec<Value>,
-    /// A merge patch of the first object. Where there is one, the objects are brought to their end by
-    /// a manager that lives, and crashes come after the patch.
+    /// A merge patch of the first object. Where there is one, the objects are brought to their end
+    /// by a manager that lives, and crashes come after the patch.
     pub change: Option<Value>,
     /// The end of one run, of its name and all that the cluster holds of it: without uids, versions
     /// and times, so that the ends of all runs are equal. An error: it is not reached yet.

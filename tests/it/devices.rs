@@ -48,7 +48,8 @@ async fn template(env: &Site) {
     make::<ResourceClaimTemplate>(env, template).await;
 }
 
-/// A pod that the stand-in scheduler leaves alone. A `behavior` of "exit" ends it once it has a node.
+/// A pod that the stand-in scheduler leaves alone. A `behavior` of "exit" ends it once it has a
+/// node.
 fn pod(name: &str, entry: Value, behavior: &str) -> Value {
     json!({
         "metadata": { "name": name, "annotations": { "sandbox/behavior": behavior } },

@@ -106,8 +106,8 @@ impl Site {
     }
 
     /// Makes the API server refuse to delete objects of `resource`, by a fault or by a webhook that
-    /// cannot be reached. Returns the text of its refusals. An object of this kind must need nothing
-    /// but a name.
+    /// cannot be reached. Returns the text of its refusals. An object of this kind must need
+    /// nothing but a name.
     pub async fn refuse_deletes(&self, resource: &ResourceType) -> &'static str {
         if let Some(faults) = &self.faults {
             for verb in ["delete", "deletecollection"] {
@@ -301,8 +301,8 @@ pub fn everywhere_with(name: &str, nodes: NodeOptions, scenario: impl AsyncFn(&S
     everywhere_like(name, Setup { nodes, ..Setup::default() }, &[], scenario);
 }
 
-/// [`everywhere`] with the kinds that are behind gates: the sandbox serves them, and the real server
-/// is started with `flags`.
+/// [`everywhere`] with the kinds that are behind gates: the sandbox serves them, and the real
+/// server is started with `flags`.
 pub fn everywhere_with_gates(name: &str, flags: &[&str], scenario: impl AsyncFn(&Site)) {
     everywhere_like(name, Setup { all_versions: true, ..Setup::default() }, flags, scenario);
 }

@@ -342,9 +342,9 @@ fn claim() -> Value {
 
 #[test]
 fn every_controller_retries_refused_writes() {
-    // The writes for a namespace, a Service, a token, a quota, a DaemonSet and their end, and how many
-    // of the faults below each meets: few where each failure doubles a wait of a second, or where one key
-    // makes several of these writes.
+    // The writes for a namespace, a Service, a token, a quota, a DaemonSet and their end, and how
+    // many of the faults below each meets: few where each failure doubles a wait of a second, or
+    // where one key makes several of these writes.
     const ALL: [(&str, &str, usize); 20] = [
         ("create", "controllerrevisions", 6),
         ("update", "daemonsets/status", 3),

@@ -1,8 +1,8 @@
 //! Swaps of managers on a live cluster: the newcomer writes nothing that is right already, and goes
 //! on where the one before it stopped.
 //!
-//! The other manager is the Go one, where its binary `kube-controller-manager` is in the folder that
-//! `KUBEBUILDER_ASSETS` names; elsewhere it is this one in another process.
+//! The other manager is the Go one, where its binary `kube-controller-manager` is in the folder
+//! that `KUBEBUILDER_ASSETS` names; elsewhere it is this one in another process.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,10 +1,12 @@
 //! A manager at the limit of its open files.
 
 use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
+use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::objects::{ObjectKey, ResourceType};
 use sandbox::cluster::{Manager, ManagerProgram};
 use serde_json::{Value, json};
@@ -46,7 +48,7 @@ async fn define(env: &Site, index: usize) {
 }
 
 #[test]
-fn the_lease_is_kept_when_watches_use_up_the_open_files() {
+fn lease_and_health_checks_go_on_when_watches_use_up_the_open_files() {
     const HARD: u32 = 200;
     block_on(async {
         let env = Env::new("open-files").await;
@@ -55,10 +57,18 @@ fn the_lease_is_kept_when_watches_use_up_the_open_files() {
             define(&env, index).await;
         }
         let program = limited(&folder.0, 64, HARD);
-        let mut manager =
-            Manager::spawn(&program, &env.kubeconfig, "manager", &quick_election()).unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let mut flags = quick_election();
+        flags.push(format!("--secure-port={port}"));
+        let mut manager = Manager::spawn(&program, &env.kubeconfig, "manager", &flags).unwrap();
         let log = || fs::read_to_string(&manager.log).unwrap();
-        for line in ["limit of open files raised from 64 to 200", "kept for more urgent use"] {
+        for line in [
+            "limit of open files raised from 64 to 200",
+            "above 150 connections no watch is started",
+            "kept for more urgent use",
+        ] {
             eventually(&env.clock, line, || async {
                 if log().contains(line) { Ok(()) } else { Err(log()) }
             })
@@ -75,6 +85,10 @@ fn the_lease_is_kept_when_watches_use_up_the_open_files() {
             })
             .await;
         }
+        let mut config = Config::new(format!("https://127.0.0.1:{port}"));
+        config.tls.insecure = true;
+        let probe = Client::new(config, env.clock.clone()).unwrap();
+        assert_eq!(probe.get_path("/healthz").await.expect("descriptors are held back"), b"ok");
         let open = fs::read_dir(format!("/proc/{}/fd", manager.id())).unwrap().count();
         assert!(open < HARD as usize, "{open} open files");
         assert_eq!(manager.ended().unwrap(), None);

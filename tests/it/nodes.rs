@@ -59,7 +59,7 @@ fn condition(object: &Value, name: &str) -> Value {
     conditions.into_iter().find(|condition| condition["type"] == name).unwrap_or_default()
 }
 
-/// A pod on a node, which tolerates that it is unreachable for so many seconds, or for ever.
+/// A pod on a node; it tolerates an unreachable node for a number of seconds, or for ever.
 fn tolerant(name: &str, node: &str, seconds: Option<i64>) -> Value {
     let toleration = |key: &str| {
         let mut toleration = json!({ "key": key, "operator": "Exists", "effect": "NoExecute" });
@@ -211,7 +211,8 @@ fn a_silent_cluster_is_left_alone() {
         create(&env.client, tolerant("kept", "node-0", Some(0))).await;
         let names = ["node-0", "node-1", "node-2"];
         names.iter().for_each(|name| env.steering.kill(name));
-        // The NoSchedule taints follow the conditions, and come after the pass that stopped evictions.
+        // The NoSchedule taints follow the conditions, and come after the pass that stopped
+        // evictions.
         eventually(clock, "no node is evicted", || async {
             for name in names {
                 let node = node(env, name).await;

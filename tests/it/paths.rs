@@ -1,4 +1,5 @@
-//! Finds the paths in Rust source that name items of a crate, in every form and context. Works on tokens, so comments and strings count for nothing.
+//! Finds the paths in Rust source that name items of a crate, in every form and context. Works on
+//! tokens, so comments and strings count for nothing.
 
 use std::collections::BTreeMap;
 

@@ -4,6 +4,7 @@ use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{
     ExpressionWarning, ObjectKey, Resource, TypeChecking, ValidatingAdmissionPolicy,
 };
+use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -143,6 +144,36 @@ fn a_warning_stays_until_its_fault_is_corrected() {
         let (second, found) = warnings(env, "replicas").await;
         assert!(second > first, "generation {second} follows {first}");
         assert_eq!(found, [], "the policy is correct now");
+    });
+}
+
+#[test]
+fn a_kind_whose_schema_cannot_be_read_is_left_out() {
+    Env::run("policies-schema", async |env| {
+        let failing = Fault::code(500, None);
+        env.faults.as_ref().expect("embedded").next(
+            usize::MAX,
+            "get",
+            "/openapi/v3/apis/batch/v1",
+            failing,
+        );
+        let _manager = env.manager("manager", &[ONLY]);
+        let rule = |group: &str, resource: &str| {
+            json!({
+                "apiGroups": [group], "apiVersions": ["v1"], "operations": ["CREATE"],
+                "resources": [resource],
+            })
+        };
+        let spec = json!({
+            "matchConstraints": { "resourceRules": [rule("batch", "jobs"), rule("apps", "deployments")] },
+            "validations": [{ "expression": "object.spec.nothing > 5" }],
+        });
+        create_policy(env, "two-kinds", &spec).await;
+        let (_, found) = warnings(env, "two-kinds").await;
+        assert_eq!(found.len(), 1);
+        let warning = &found[0].warning;
+        assert!(warning.starts_with("apps/v1, Kind=Deployment: ERROR"), "{warning}");
+        assert!(!warning.contains("batch"), "{warning}");
     });
 }
 

@@ -1,5 +1,5 @@
-//! What API servers store and how objects are moved to another version, and the groups that pods are
-//! scheduled in: kinds behind gates of the API server.
+//! What API servers store and how objects are moved to another version, and the groups that pods
+//! are scheduled in: kinds behind gates of the API server.
 
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{

@@ -20,7 +20,7 @@ const DEFAULT: &str = "default";
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const VOLUME: &str = "kube-api-access-";
 const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
-/// How often the default account is looked for again, and how long after.
+/// How often the default account is looked up again, and the pause between.
 const LOOKS: usize = 9;
 const LOOK_EVERY: Duration = Duration::from_millis(150);
 
@@ -54,7 +54,8 @@ impl Api {
         }
     }
 
-    /// The account of a new pod; `None` when the pod needs none. Errors: 403 when it does not exist.
+    /// The account of a new pod; `None` when the pod needs none. Errors: 403 when it does not
+    /// exist.
     pub fn account_of(&self, kind: &Kind, pod: &Value) -> ApiResult<Option<Arc<Stored>>> {
         if !self.admits_by_account(kind) {
             return Ok(None);
@@ -76,7 +77,7 @@ impl Api {
     }
 }
 
-/// Gives a new pod what its account brings.
+/// Adds the token and pull secrets of its account to a new pod.
 pub fn equip(pod: &mut Value, account: &Value) {
     let name = account_name(pod).to_owned();
     let automount = [&pod["spec"], account]

@@ -13,8 +13,8 @@ use crate::kinds::Kind;
 use crate::storage::store::Stored;
 
 impl Api {
-    /// Checks the cluster IP that a new service requests. Errors: 422 when the address is outside the
-    /// range or already allocated.
+    /// Checks the cluster IP that a new service requests. Errors: 422 when the address is outside
+    /// the range or already allocated.
     pub fn check_cluster_ip(&self, kind: &Kind, service: &Value) -> ApiResult<()> {
         if !is_core(kind, "services") {
             return Ok(());

@@ -14,8 +14,8 @@ use crate::storage::store::Stored;
 const PRIORITY_CLASSES: &str = "priorityclasses.scheduling.k8s.io";
 
 impl Api {
-    /// Sets the priority of a new pod from its class. Errors: 403 when the class does not exist or the
-    /// pod names another priority.
+    /// Sets the priority of a new pod from its class. Errors: 403 when the class does not exist or
+    /// the pod names another priority.
     pub fn prioritize(&self, kind: &Kind, pod: &mut Value) -> ApiResult<()> {
         if !is_pod(kind) {
             return Ok(());

@@ -19,8 +19,8 @@ const REQUIRED: [&str; 6] =
     ["cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"];
 
 impl Api {
-    /// Charges a new object to the quotas of its namespace, as their status stands. A quota without a
-    /// status limits nothing yet. Errors: 403.
+    /// Charges a new object to the quotas of its namespace, as their status stands. A quota without
+    /// a status limits nothing yet. Errors: 403.
     pub fn charge(&self, call: &Call, object: &Value, dry_run: bool) -> ApiResult<()> {
         if call.namespace.is_empty() {
             return Ok(());

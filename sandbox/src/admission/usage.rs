@@ -1,6 +1,7 @@
-//! What a new object counts for under quotas: which resources, how much of each, and in which scopes.
-//! Upstream: `pkg/quota/v1/evaluator/core`. Independent of the quota controller's own count, so that a
-//! fault in one shows as a difference to the other.
+//! What a new object counts for under quotas: which resources, how much of each, and in which
+//! scopes.
+//! Upstream: `pkg/quota/v1/evaluator/core`. Independent of the quota controller's own count, so
+//! that a fault in one shows as a difference to the other.
 
 use serde_json::Value;
 
@@ -84,8 +85,8 @@ impl<'a> Evaluator<'a> {
         usage
     }
 
-    /// Whether the object is in the scope. Scopes that do not apply to the kind, and malformed ones,
-    /// contain nothing. Upstream: `podMatchesScopeFunc`, `pvcMatchesScopeFunc`.
+    /// Whether the object is in the scope. Scopes that do not apply to the kind, and malformed
+    /// ones, contain nothing. Upstream: `podMatchesScopeFunc`, `pvcMatchesScopeFunc`.
     pub fn is_in_scope(&self, scope: &ScopeRequirement) -> bool {
         let spec = &self.object["spec"];
         let has_deadline = || spec["activeDeadlineSeconds"].as_i64().is_some_and(|it| it >= 0);

@@ -21,7 +21,7 @@ impl Encoding {
         }
     }
 
-    /// A JSON answer in this encoding; what has no other form stays JSON.
+    /// A JSON answer in this encoding; an answer without another form stays JSON.
     pub fn of(self, response: Response) -> Response {
         match self {
             Encoding::Json => response,
@@ -100,7 +100,7 @@ impl<'h> Clause<'h> {
         }
     }
 
-    /// `None` for a clause with parameters that nothing fulfils.
+    /// `None` for a clause whose parameters cannot be met.
     fn convert(&self) -> Option<Option<Convert<'h>>> {
         let mut convert: Option<Convert<'h>> = None;
         for (key, value) in &self.params {
@@ -122,7 +122,7 @@ impl<'h> Accept<'h> {
             return Accept(None);
         }
         let mut clauses: Vec<Clause<'h>> = Vec::new();
-        // The order is no total one, so that what is best depends on how it is found.
+        // The order is not total, so the result depends on the algorithm of the sort.
         for clause in header.split(',').filter_map(Clause::parse) {
             let better = clauses.iter().rev().take_while(|before| clause.goes_before(before));
             clauses.insert(clauses.len() - better.count(), clause);
@@ -145,7 +145,7 @@ impl<'h> Accept<'h> {
         })
     }
 
-    /// The encoding of what is shown as no other kind: failures, reviews.
+    /// The encoding of answers that have only their own kind: failures, reviews.
     pub fn plain(&self) -> Option<Encoding> {
         self.first(|_, convert| convert.is_none().then_some(())).map(|(_, encoding)| encoding)
     }
@@ -227,7 +227,7 @@ fn not_acceptable(words: String) -> ApiError {
     ApiError::new(406, "NotAcceptable", words)
 }
 
-/// What Go calls an object of this kind inside the server.
+/// The name of this kind's Go type inside the server.
 fn go_type(kind: &Kind) -> String {
     match kind.resource.group.split('.').next().unwrap_or_default() {
         _ if kind.is_custom() => "unstructured.Unstructured".to_owned(),

@@ -29,7 +29,7 @@ impl Query {
         self.0.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value)
     }
 
-    /// Sets what the request did not.
+    /// Sets a parameter that the request does not set.
     pub fn fill(&mut self, key: &str, value: &str) {
         if !self.has(key) {
             self.0.insert(0, (key.to_owned(), value.to_owned()));
@@ -71,7 +71,7 @@ impl Query {
     }
 }
 
-/// Takes the percent-encoding off; with `plus`, `+` stands for a space.
+/// Decodes percent-encoding; with `plus`, `+` stands for a space.
 pub fn decode(text: &str, plus: bool) -> String {
     let bytes = text.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());
@@ -118,7 +118,7 @@ impl ResourcePath {
         ResourcePath::read(path.trim_end_matches('/')).map(|(found, _)| found)
     }
 
-    /// And whether there is more behind the subresource.
+    /// Also returns whether the path goes on behind the subresource.
     fn read(path: &str) -> Option<(ResourcePath, bool)> {
         let parts: Vec<String> = path.split('/').skip(1).map(|part| decode(part, false)).collect();
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
@@ -168,11 +168,11 @@ pub struct Call {
     pub form: Form,
     pub encoding: Encoding,
     pub warnings: Warnings,
-    /// Who asks.
+    /// The caller.
     pub user: Arc<User>,
 }
 
-/// What the answer warns of.
+/// The warnings of the answer.
 #[derive(Default)]
 pub struct Warnings(Mutex<Vec<String>>);
 
@@ -215,12 +215,12 @@ impl Call {
         }
     }
 
-    /// Who manages the fields that this call writes.
+    /// The manager of the fields that this call writes.
     pub fn writer<'a>(&'a self, now: &'a str) -> Writer<'a> {
         Writer { manager: self.query.get("fieldManager"), subresource: &self.subresource, now }
     }
 
-    /// What every key of this call's collection starts with.
+    /// The prefix of every key of this call's collection.
     pub fn prefix(&self) -> String {
         if self.namespace.is_empty() { String::new() } else { format!("{}/", self.namespace) }
     }

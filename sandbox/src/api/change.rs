@@ -1,4 +1,4 @@
-//! What an update or a patch makes of an object. Upstream: `rest.BeforeUpdate`.
+//! The object that an update or a patch leads to. Upstream: `rest.BeforeUpdate`.
 
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use crate::api::write::Part;
 use crate::api::{Api, failures};
 
 impl Api {
-    /// Sets when a volume's phase changed, unless the writer did. Upstream:
+    /// Records when a volume's phase changed, unless the writer has done so. Upstream:
     /// `persistentvolume.statusStrategy`.
     fn date_phase(&self, call: &Call, old: &Value, new: &mut Value) {
         const TIME: &str = "lastPhaseTransitionTime";

@@ -49,7 +49,7 @@ impl Api {
         Ok(())
     }
 
-    /// What follows the removal of an object.
+    /// Acts on the removal of an object.
     pub fn gone(&self, kind: &Kind, object: &Value) {
         if is_definition(kind) {
             self.registry.define(text(object, "/metadata/name"), Vec::new());

@@ -151,7 +151,7 @@ impl DeleteOptions {
     }
 }
 
-/// The oldest kinds leave their pods behind when a delete does not say otherwise.
+/// The oldest kinds orphan their pods unless a delete names another policy.
 /// Upstream: `DefaultGarbageCollectionPolicy`.
 fn orphans_by_default(kind: &Kind) -> bool {
     matches!(
@@ -239,7 +239,8 @@ fn mark(object: &mut Value, due: Timestamp, grace: i64) {
     }
 }
 
-/// The grace period of a kind that is deleted gracefully. Upstream: `podStrategy.CheckGracefulDelete`.
+/// The grace period of a kind that is deleted gracefully. Upstream:
+/// `podStrategy.CheckGracefulDelete`.
 fn graceful_period(kind: &Kind, object: &Value, options: &DeleteOptions) -> Option<i64> {
     let own = (kind.default_grace)(object);
     if !(kind.resource.plural == "pods" && kind.resource.group.is_empty()) {
@@ -247,7 +248,7 @@ fn graceful_period(kind: &Kind, object: &Value, options: &DeleteOptions) -> Opti
     }
     let period = options.grace.or(own).or(object["spec"]["terminationGracePeriodSeconds"].as_i64());
     let ended = matches!(text(object, "/status/phase"), "Failed" | "Succeeded");
-    // Nobody runs it: there is nothing to wait for.
+    // No kubelet runs it, so the deletion need not wait.
     if text(object, "/spec/nodeName").is_empty() || ended {
         return Some(0);
     }
@@ -299,7 +300,7 @@ impl Api {
         Ok(self.one(200, call, &Stored::new(object, version)))
     }
 
-    /// Deletes an object, as a delete request does; says what it was last and whether it is gone.
+    /// Deletes an object, as a delete request does. Returns its last state and whether it is gone.
     pub fn delete_object(&self, call: &Call, options: &DeleteOptions) -> ApiResult<(Value, bool)> {
         let kind = &call.kind;
         let (table, key) = (call.table(), call.key(&call.name));
@@ -418,7 +419,7 @@ mod tests {
             let Step::Mark(marked) = step(&kind, &plain, &options(body), now) else { panic!() };
             assert_eq!(marked["metadata"]["finalizers"], json!([wanted]));
             assert_eq!(marked["metadata"]["deletionTimestamp"], "1970-01-01T00:16:40Z");
-            // A second delete in the background takes the collector's finalizer off.
+            // A second delete in the background removes the collector's finalizer.
             let background = options(json!({ "propagationPolicy": "Background" }));
             assert_eq!(step(&kind, &marked, &background, now), Step::Remove);
         }

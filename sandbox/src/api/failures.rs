@@ -27,14 +27,14 @@ pub fn not_found(resource: &ResourceType, name: &str) -> ApiError {
     with_details(error, resource, name)
 }
 
-/// A path that nothing is served at; the answer is plain text.
+/// A path that is not served; the answer is plain text.
 pub fn no_such_path() -> ApiError {
     let mut error = no_such_resource();
     error.details = json!({ "path": true });
     error
 }
 
-/// A kind, version or subresource that a group which is served does not have.
+/// A kind, version or subresource that is missing in a group that is served.
 pub fn no_such_resource() -> ApiError {
     let mut error =
         ApiError::new(404, "NotFound", "the server could not find the requested resource");
@@ -96,7 +96,8 @@ pub fn internal(message: impl std::fmt::Display) -> ApiError {
     error
 }
 
-/// The answer to a request for a version that is not there yet. Upstream: `storage.NewTooLargeResourceVersionError`.
+/// The answer to a request for a version that is not there yet. Upstream:
+/// `storage.NewTooLargeResourceVersionError`.
 pub fn too_large(wanted: u64, current: u64) -> ApiError {
     let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");
     let mut error = ApiError::new(504, "Timeout", message);

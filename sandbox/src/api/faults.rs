@@ -45,7 +45,8 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// A failure with the usual reason of `code`, as `Retry-After` when `retry_after` seconds are given.
+    /// A failure with the usual reason of `code`, as `Retry-After` when `retry_after` seconds are
+    /// given.
     pub fn code(code: u16, retry_after: Option<u64>) -> Fault {
         let reason = match code {
             400 => "BadRequest",
@@ -155,8 +156,8 @@ impl Faults {
         self.change(|state| state.away = false);
     }
 
-    /// While on, watches repeat each change and the state before it. The old state comes last unless
-    /// the change is a deletion.
+    /// While on, watches repeat each change and the state before it. The old state comes last
+    /// unless the change is a deletion.
     pub fn stutter(&self, on: bool) {
         self.lock().stutter = on;
     }
@@ -210,9 +211,9 @@ impl Faults {
         self.changed.listen()
     }
 
-    /// Lets a program (the user agent up to its first `/`) make `writes` writes. Its next one is not
-    /// executed, and from then on each of its connections is cut, as if it had died. Events, leases
-    /// and reviews are not counted.
+    /// Lets a program (the user agent up to its first `/`) make `writes` writes. Its next one is
+    /// not executed, and from then on each of its connections is cut, as if it had died. Events,
+    /// leases and reviews are not counted.
     pub fn allow_writes(&self, program: &str, writes: usize) {
         let allowance = Allowance { left: writes, is_over: false };
         self.lock().allowances.insert(program.to_owned(), allowance);

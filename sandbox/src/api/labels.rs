@@ -190,7 +190,7 @@ impl<'a> Parser<'a> {
             .ok_or_else(|| format!("found '{text}', expected: identifier"))
     }
 
-    /// `(a,b)`, in order and each once; what is left out is empty text.
+    /// `(a,b)`, sorted and without duplicates; a missing value is empty text.
     fn set(&mut self) -> Result<Vec<String>, String> {
         let open = self.next().text;
         if open != "(" {
@@ -202,7 +202,7 @@ impl<'a> Parser<'a> {
             return Err(format!("found '{}', expected: ',', ')' or identifier", first.text));
         }
         loop {
-            // A value, or nothing where one could stand.
+            // A value, or an empty one.
             let Token { text, is_word } = self.peek();
             if is_word {
                 self.next();

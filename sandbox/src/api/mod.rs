@@ -1,5 +1,5 @@
-//! The API server without its sockets: authenticates and counts each request, applies planned faults
-//! and calls the handler.
+//! The API server without its sockets: authenticates and counts each request, applies planned
+//! faults and calls the handler.
 
 pub mod accept;
 pub mod call;
@@ -149,7 +149,7 @@ pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'st
     }
 }
 
-/// What the authorizer is asked. Upstream: `RequestInfoFactory.NewRequestInfo`.
+/// The question to the authorizer. Upstream: `RequestInfoFactory.NewRequestInfo`.
 fn access(method: &Method, path: &str, query: &Query) -> Access {
     let Some(at) = ResourcePath::asked(path) else {
         let verb = method.as_str().to_ascii_lowercase();
@@ -163,7 +163,7 @@ fn access(method: &Method, path: &str, query: &Query) -> Access {
         "" => at.resource.clone(),
         sub => format!("{}/{sub}", at.resource),
     };
-    // A namespace is in itself.
+    // A namespace belongs to itself.
     let namespaces = at.resource == "namespaces" && at.namespace.is_empty();
     let namespace = if namespaces { &at.name } else { &at.namespace };
     let selected = matches!(verb, "list" | "watch").then(|| exact_name(query.get("fieldSelector")));
@@ -216,7 +216,7 @@ impl Api {
             _ => {}
         }
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        // Who does not name a field manager is one by the name of its program; but not for apply.
+        // Without a field manager the name of the program is used, except for apply.
         let applies = header("content-type").is_some_and(patch::is_apply);
         if let Some(agent) = header("user-agent").filter(|_| !applies) {
             query.fill("fieldManager", agent.split('/').next().unwrap_or_default());
@@ -339,7 +339,7 @@ impl Api {
             return Ok(json_response(200, &answer?));
         }
         let Some(kind) = self.registry.find(&at.group, &at.version, &at.resource) else {
-            // What is no group at all is no path either.
+            // A group that does not exist is not a path.
             let known = self.registry.all().iter().any(|kind| kind.resource.group == at.group);
             return Err(match known && !(at.group.is_empty() && at.version != "v1") {
                 true => failures::no_such_resource(),
@@ -435,7 +435,7 @@ impl Api {
     }
 }
 
-/// A certificate request that says who made it, whatever it said.
+/// Sets the requester of a certificate request; its own values are overwritten.
 /// Upstream: `certificates.csrStrategy.PrepareForCreate`.
 fn requested_by(user: &User, payload: &Payload) -> ApiResult<Payload> {
     let mut request = payload.object()?;
@@ -452,7 +452,7 @@ fn requested_by(user: &User, payload: &Payload) -> ApiResult<Payload> {
     Ok(Payload { content_type: "application/json".to_owned(), bytes: bytes.into() })
 }
 
-/// What every answer about a kind that is on its way out says. Upstream: `WarningsOnCreate` and
+/// The warning in every answer about a deprecated kind. Upstream: `WarningsOnCreate` and
 /// `APILifecycleDeprecated`.
 fn deprecated(kind: &Kind) -> Option<&'static str> {
     match (&*kind.resource.group, &*kind.resource.plural) {

@@ -53,7 +53,7 @@ impl serde::Serialize for Untyped<'_> {
     }
 }
 
-/// What the columns of a kind look at: views print as what they show.
+/// The object that the columns of a kind read: a view is printed in its own form.
 fn printed<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     if kind.view.is_some() { Cow::Borrowed(&stored.value) } else { shown(kind, stored) }
 }
@@ -66,7 +66,7 @@ pub fn partial(object: &Value) -> Value {
     })
 }
 
-/// One object's message, in the form asked for.
+/// One object's message, in the requested form.
 fn object_message(call: &Call, stored: &Stored) -> Bytes {
     let (version, kind) = message_kind(call);
     match shown(&call.kind, stored) {
@@ -75,7 +75,7 @@ fn object_message(call: &Call, stored: &Stored) -> Bytes {
     }
 }
 
-/// The `apiVersion` and kind of what a call shows objects as.
+/// The `apiVersion` and kind in which a call shows objects.
 fn message_kind(call: &Call) -> (String, &str) {
     match call.form {
         Form::Partial => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadata"),
@@ -83,7 +83,7 @@ fn message_kind(call: &Call) -> (String, &str) {
     }
 }
 
-/// One object in the form and the encoding asked for.
+/// One object in the requested form and encoding.
 pub fn object_bytes(call: &Call, stored: &Stored, now: i64) -> Bytes {
     if call.encoding == Encoding::Protobuf {
         let (version, kind) = message_kind(call);
@@ -103,7 +103,7 @@ pub fn object_bytes(call: &Call, stored: &Stored, now: i64) -> Bytes {
     value.unwrap_or_default().into()
 }
 
-/// What the rows of a Table carry.
+/// The objects in the rows of a Table.
 fn included(call: &Call) -> IncludeObject {
     IncludeObject::parse(call.query.get("includeObject")).unwrap_or_default()
 }
@@ -126,7 +126,7 @@ pub fn encode_continue(version: i64, after: &str) -> String {
     )
 }
 
-/// The version (negative: whatever is newest) and the last key of the page before.
+/// The version (negative: the newest) and the last key of the page before.
 pub fn decode_continue(token: &str) -> ApiResult<(i64, String)> {
     let fault = || failures::bad_request("continue key is not valid: it can't be decoded");
     let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).map_err(|_| fault())?;
@@ -150,7 +150,7 @@ impl Api {
                 if store.version() >= version {
                     return Ok(());
                 }
-                // A write to any table counts; so look again now and then.
+                // A write to any table advances the version, so poll.
                 changed.or(self.clock.sleep(Duration::from_millis(50))).await;
             }
         };
@@ -173,20 +173,20 @@ impl Api {
         Ok(self.one(200, call, &stored))
     }
 
-    /// One object as the answer.
+    /// The answer with one object.
     pub fn one(&self, status: u16, call: &Call, stored: &Stored) -> Response {
         let bytes = object_bytes(call, stored, self.clock.now().as_secs());
         Response::new(status, call.encoding.media_type(), bytes)
     }
 
-    /// What a call selects.
+    /// The selectors of a call.
     pub fn selection(&self, call: &Call) -> ApiResult<Selection> {
         let fields = call.query.get("fieldSelector");
         let selection = Selection::parse(&call.kind, call.query.get("labelSelector"), fields)?;
         match selection.unsupported() {
             None => Ok(selection),
             Some(label) => {
-                // Kinds with fields of their own say less.
+                // The error of kinds with fields of their own is shorter.
                 let own = ["pods", "nodes", "events", "secrets", "services", "namespaces"];
                 let own = own.contains(&&*call.kind.resource.plural);
                 Err(failures::bad_request(match own {

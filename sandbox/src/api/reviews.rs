@@ -13,11 +13,11 @@ use kube_controller_manager::server::http::Response;
 
 const AUTHORIZATION: &str = "authorization.k8s.io";
 
-/// Makes a review's status, given who asks, in which namespace, and the review.
+/// Computes a review's status from the caller, the namespace and the review.
 type Answer = fn(&Api, &User, &str, &Value) -> ApiResult<Value>;
 
 impl Api {
-    /// The answer, when `at` is such a question.
+    /// The answer, if `at` is a review.
     pub fn review(
         &self,
         verb: &str,
@@ -173,12 +173,12 @@ fn of_namespace(review: &mut Value, namespace: &str) -> ApiResult<()> {
     Ok(())
 }
 
-/// What is wrong with an access review, but for its subject. `local`: it is of a namespace.
+/// The faults of an access review, except those of its subject. `local`: it is of a namespace.
 /// Upstream: `pkg/apis/authorization/validation`.
 fn faults(review: &Value, local: bool) -> Vec<Cause> {
     let spec = &review["spec"];
     let (of_resource, of_path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
-    // Upstream shows its own form of it, whose fields have other names.
+    // Upstream prints its internal type, whose fields have other names.
     let shown = json!({ "Path": text(of_path, "/path"), "Verb": text(of_path, "/verb") });
     let mut faults = Vec::new();
     match (of_resource.is_object(), of_path.is_object()) {

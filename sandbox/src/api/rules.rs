@@ -58,7 +58,7 @@ pub fn made_by_update(kind: &Kind) -> bool {
     }
 }
 
-/// Whether an update may leave out which version it goes by. Upstream: `AllowUnconditionalUpdate`.
+/// Whether an update may leave out the resource version. Upstream: `AllowUnconditionalUpdate`.
 pub fn updates_unconditionally(kind: &Kind) -> bool {
     let strict = matches!(
         (&*kind.resource.group, &*kind.resource.plural),
@@ -138,7 +138,7 @@ pub fn finalized_by_kubernetes(namespace: &mut Value) {
     namespace["metadata"]["labels"]["kubernetes.io/metadata.name"] = name.into();
 }
 
-/// Whether an update lets the object go: deleted before, and nothing holds it any more.
+/// Whether an update removes the object: it is being deleted and has no finalizers left.
 /// Upstream: `ShouldDeleteDuringUpdate`.
 pub fn goes_now(kind: &Kind, object: &Value) -> bool {
     let held_by_spec = is_namespace(kind) && !list(object, "/spec/finalizers").is_empty();

@@ -54,7 +54,7 @@ impl Selection {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// A field that objects of this kind cannot be selected by.
+    /// Errors: a field by which objects of this kind cannot be selected.
     pub fn unsupported(&self) -> Option<&str> {
         let fields = self.fields.iter().map(|term| term.path.as_str());
         fields
@@ -109,7 +109,7 @@ pub fn exact_name(fields: &str) -> Option<String> {
     (!found.value.is_empty() && !found.value.contains(['/', '%'])).then_some(found.value)
 }
 
-/// Splits at commas that no backslash stands before, and takes the backslashes off values.
+/// Splits at commas that are not escaped, and unescapes the values.
 fn split_terms(text: &str) -> Vec<String> {
     let mut terms = vec![String::new()];
     let mut escaped = false;

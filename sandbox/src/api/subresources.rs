@@ -64,7 +64,7 @@ impl Api {
         }
     }
 
-    /// Why something that only a kubelet could answer is not.
+    /// The error for requests that only a kubelet can answer.
     fn no_containers(&self, call: &Call, what: &str) -> ApiError {
         if let Err(error) = self.stored(call) {
             return error;

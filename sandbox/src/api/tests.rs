@@ -160,7 +160,7 @@ fn foos() -> Value {
     })
 }
 
-/// Whatever stands where its definition expects the parts of a path to the number.
+/// Objects with wrong types on the path to the number of replicas.
 #[test]
 fn a_custom_object_without_room_for_its_scale_has_none_set() {
     let api = api();

@@ -21,7 +21,7 @@ pub struct Count {
 }
 
 impl Count {
-    /// What came on top of `earlier`.
+    /// The difference to `earlier`.
     pub fn since(self, earlier: Count) -> Count {
         Count {
             requests: self.requests - earlier.requests,
@@ -46,7 +46,7 @@ pub struct Meter {
 }
 
 impl Traffic {
-    /// Counts a request; what is returned counts its answer.
+    /// Counts a request; the value returned counts its answer.
     pub fn meter(&self, request: &Request) -> Arc<Meter> {
         let agent = request.header("user-agent").unwrap_or_default();
         let program = agent.split('/').next().unwrap_or_default().to_owned();
@@ -60,7 +60,7 @@ impl Traffic {
         meter.clone()
     }
 
-    /// What `program` has asked so far, by verb.
+    /// The requests of `program` so far, by verb.
     pub fn of(&self, program: &str) -> BTreeMap<&'static str, Count> {
         let meters = self.meters.lock();
         let own = meters.iter().filter(|((name, _), _)| name == program);
@@ -77,7 +77,7 @@ impl Meter {
         }
     }
 
-    /// The response, whose body counts as it is sent.
+    /// The response, with a body that is counted as it is sent.
     pub fn sending(self: Arc<Self>, response: Response) -> Response {
         let body = match response.body {
             Body::Full(bytes) => {

@@ -212,7 +212,8 @@ impl Watch {
         }
     }
 
-    /// Sends the change and the state before it; in the wrong order unless the change is a deletion.
+    /// Sends the change and the state before it; in the wrong order unless the change is a
+    /// deletion.
     fn send_repeated(&self, chunk: &mut Vec<u8>, change: &Change) {
         let remains = matches!(self.selection.event_for(change), Some(WatchEvent::Modified));
         if remains {

@@ -23,7 +23,7 @@ use crate::patch;
 use crate::storage::store::{StoreError, Stored};
 use kube_controller_manager::server::http::Response;
 
-/// Times that a patch or an unconditional update is tried again after a conflict of its own making.
+/// How often a patch or an unconditional update is retried after a conflict with another write.
 const RETRIES: usize = 20;
 
 /// How an object is changed.
@@ -39,11 +39,11 @@ pub enum Part {
     Raw,
 }
 
-/// Whether a write's `managedFields` are still to be worked out.
+/// Whether a write's `managedFields` must still be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Track {
     Update,
-    /// They are what they shall be.
+    /// They are complete.
     Done,
 }
 
@@ -124,7 +124,7 @@ impl Api {
         if track == Track::Update {
             remove(&mut object["metadata"], "managedFields");
             let now = self.clock.now().to_string();
-            // Nobody manages what admission and allocation have added.
+            // Fields that admission and allocation add have no manager.
             let added = take_added(&mut object, &asked);
             apply::update(kind, None, &mut object, &call.writer(&now));
             if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
@@ -252,7 +252,7 @@ impl Api {
         Ok(self.one(200, call, &stored))
     }
 
-    /// Whether the caller may create what the request would have changed. Errors: 403.
+    /// Whether the caller may create the object that the request wanted to change. Errors: 403.
     fn check_creates(&self, call: &Call) -> ApiResult<()> {
         let access = Access {
             verb: "create".to_owned(),

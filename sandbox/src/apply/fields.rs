@@ -22,14 +22,14 @@ impl Fields {
         !self.member && self.below.is_empty()
     }
 
-    /// Adds what is below a name, unless that is nothing.
+    /// Adds the fields below a name, if there are any.
     pub fn insert(&mut self, name: String, below: Fields) {
         if !below.is_empty() {
             self.below.insert(name, below);
         }
     }
 
-    /// Takes a path out, with all that is below it.
+    /// Removes a path and all below it.
     pub fn remove(&mut self, path: &[&str]) {
         let [name, rest @ ..] = path else { return };
         if rest.is_empty() {

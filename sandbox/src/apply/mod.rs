@@ -13,7 +13,7 @@ use crate::kinds::{Kind, Subresource};
 use crate::types::shape::Schemas;
 use walk::Comparison;
 
-/// Who writes.
+/// The writer.
 #[derive(Clone, Debug)]
 pub struct Writer<'a> {
     /// The field manager; without a name nothing is recorded.
@@ -123,7 +123,7 @@ fn ignored(kind: &Kind, subresource: &str) -> Vec<Vec<&'static str>> {
     paths
 }
 
-/// What an object that is not there yet has in its type's zero value, as far as `new` has it too:
+/// The fields of a new object that its type's zero value has as well:
 /// such fields have no owner of their own.
 fn skeleton(new: &Value) -> Value {
     const ZERO: [&str; 9] = [
@@ -224,7 +224,7 @@ pub fn apply(
     force: bool,
 ) -> ApiResult<Value> {
     let schemas = Schemas::of(kind);
-    // What the server owns counts as kept too: it holds what it is in.
+    // Fields that the server owns count as kept too, with the objects around them.
     let mut kept = walk::fields_of(schemas.root(), config);
     let mut own = kept.clone();
     ignored(kind, writer.subresource).iter().for_each(|path| own.remove(path));
@@ -416,7 +416,7 @@ mod tests {
             (&forced["spec"]["replicas"], managed(&forced, "scaler")),
             (&json!(2), Value::Null)
         );
-        // Who applies the value that is there becomes another owner of it.
+        // Applying the current value adds an owner.
         let shared = apply(&kind, &scaled, &config(Some(5), one("x:1")), &writer("bob"), false);
         let shared = shared.unwrap();
         assert_eq!(managed(&shared, "scaler"), json!({"f:spec": {"f:replicas": {}}}));
@@ -449,7 +449,7 @@ mod tests {
         let mut less = config(None, json!([{"name": "b", "image": "y:1"}]));
         less["metadata"]["labels"] = json!({});
         let live = apply(&kind, &live, &less, &writer("bob"), false).unwrap();
-        // Eve's fields hold what they are in, its other fields are gone.
+        // Eve's fields keep the objects around them; the other fields are gone.
         assert_eq!(live["spec"]["template"]["spec"]["containers"][0], json!({"tty": true}));
         assert_eq!(live["metadata"]["labels"], json!({"by": "eve"}));
         less["metadata"].as_object_mut().unwrap().remove("labels");

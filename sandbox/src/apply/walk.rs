@@ -1,4 +1,4 @@
-//! Objects walked by their shape: the fields they have, what two differ in, one merged into
+//! Walks objects by their shape: their fields, the differences between two, one merged into
 //! another. Upstream: `structured-merge-diff/typed`.
 
 use std::collections::HashMap;
@@ -68,7 +68,7 @@ pub fn fields_of(shape: Shape<'_>, value: &Value) -> Fields {
     fields
 }
 
-/// What differs between two objects.
+/// The differences between two objects.
 #[derive(Debug, Default)]
 pub struct Comparison {
     pub added: Fields,
@@ -81,7 +81,7 @@ impl Comparison {
         self.added.is_empty() && self.modified.is_empty() && self.removed.is_empty()
     }
 
-    /// Takes a path out of all three.
+    /// Removes a path from all three.
     pub fn ignore(&mut self, path: &[&str]) {
         for set in [&mut self.added, &mut self.modified, &mut self.removed] {
             set.remove(path);

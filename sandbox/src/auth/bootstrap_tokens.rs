@@ -1,4 +1,4 @@
-//! Tokens in Secrets by which a node is let in that has no certificate yet.
+//! Tokens in Secrets that authenticate nodes without a certificate.
 //! Upstream: `plugin/pkg/auth/authenticator/token/bootstrap`.
 
 use base64::Engine;
@@ -10,7 +10,7 @@ use crate::api::object::{is_deleting, text};
 use kube_controller_manager::objects::Timestamp;
 
 impl Api {
-    /// Whose token this is: `ID.SECRET`, of a Secret that lets it authenticate.
+    /// The user of a token `ID.SECRET` whose Secret permits authentication.
     pub fn bootstrap_token(&self, token: &str) -> Option<User> {
         let (id, secret) = token.split_once('.')?;
         let found = self.store.get("secrets", &format!("kube-system/bootstrap-token-{id}"))?;

@@ -24,7 +24,8 @@ fn date(time: Timestamp) -> String {
 }
 
 impl Api {
-    /// The user of a token that was signed with the server's key and whose Secret and account exist.
+    /// The user of a token that was signed with the server's key and whose Secret and account
+    /// exist.
     pub fn legacy_token(&self, token: &str) -> Option<User> {
         let claims = self.auth.signer.as_ref()?.public_key().verify(token)?;
         let LegacyClaims { issuer, namespace, secret_name, account_name, account_uid, subject } =

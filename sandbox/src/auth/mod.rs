@@ -26,7 +26,7 @@ pub struct User {
     pub name: String,
     pub uid: String,
     pub groups: Vec<String>,
-    /// What else is known, as what it showed: `JTI=…`, `X509SHA256=…`.
+    /// The identity of the credential: `JTI=…`, `X509SHA256=…`.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
@@ -78,7 +78,7 @@ impl User {
     }
 }
 
-/// What a user wants to do.
+/// One access of a user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     pub verb: String,
@@ -87,7 +87,7 @@ pub struct Access {
     pub resource: String,
     pub namespace: String,
     pub name: String,
-    /// For what is no resource: `/metrics`.
+    /// The path of a non-resource request: `/metrics`.
     pub path: String,
 }
 
@@ -102,7 +102,7 @@ struct Token {
 pub struct Auth {
     /// Signs the tokens of service accounts, and checks those in Secrets.
     pub signer: Option<Signer>,
-    /// Whose client certificates count.
+    /// The authority of client certificates.
     clients: Option<Authorities>,
     tokens: Mutex<HashMap<String, Token>>,
 }
@@ -146,13 +146,13 @@ impl Auth {
         self.keep(signed.unwrap_or_else(random_text), entry)
     }
 
-    /// Forgets every token of a user.
+    /// Revokes every token of a user.
     pub fn revoke(&self, user: &str) {
         let mut tokens = self.tokens.lock();
         tokens.retain(|_, token| token.user.name != user);
     }
 
-    /// The user and audiences of a token that is still good.
+    /// The user and audiences of a token that is valid.
     pub fn token(&self, token: &str, now: Timestamp) -> Option<(User, Vec<String>)> {
         let tokens = self.tokens.lock();
         let token = tokens.get(token)?;
@@ -160,8 +160,8 @@ impl Auth {
         good.then(|| (token.user.clone(), token.audiences.clone()))
     }
 
-    /// `None`: 401. A bearer token is looked at when there is no good certificate: whose it is, if
-    /// it is not one of ours, `other` says. Who shows neither is anonymous.
+    /// `None`: 401. A bearer token counts when there is no valid certificate. `other` finds the
+    /// user of a token that is not one of ours. Without either the user is anonymous.
     pub fn user(
         &self,
         peer: &Chain,
@@ -233,7 +233,7 @@ mod tests {
         let stranger = [stranger.cert.der().clone()].into();
         assert_eq!(auth.user(&stranger, None, now, |_| None), None);
         assert_eq!(auth.user(&stranger, Some("Basic nonsense"), now, |_| None), None);
-        // Whose certificate is not good may still have a token.
+        // With an invalid certificate a token still counts.
         assert_eq!(auth.user(&stranger, Some(&header), now, |_| None), Some(user));
         assert_eq!(auth.user(&stranger, Some(&header), late, |_| None), None);
         for header in [None, Some("Basic nonsense"), Some("Bearer"), Some("Bearer  x")] {

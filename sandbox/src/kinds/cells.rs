@@ -29,7 +29,7 @@ pub fn age(object: &Value, now: i64) -> String {
     since(object, "/metadata/creationTimestamp", now)
 }
 
-/// The first three and how many are left out.
+/// The first three, and the number of the others.
 fn with_more(mut items: Vec<String>, max: usize) -> String {
     let left = items.len().saturating_sub(max);
     items.truncate(max);
@@ -426,7 +426,7 @@ pub fn access_modes(object: &Value, pointer: &str) -> String {
     held.map(|(_, short)| *short).collect::<Vec<_>>().join(",")
 }
 
-/// The storage class: the old annotation goes before the field.
+/// The storage class: the old annotation takes precedence over the field.
 pub fn storage_class(object: &Value) -> &str {
     let annotation = "/metadata/annotations/volume.beta.kubernetes.io~1storage-class";
     or(object, annotation, text(object, "/spec/storageClassName"))

@@ -51,7 +51,7 @@ pub fn prepare_service(service: &mut Value) {
     allocate(service);
 }
 
-/// Gives a service what it has none of yet: address, families, node ports.
+/// Allocates the missing fields of a service: address, families, node ports.
 fn allocate(service: &mut Value) {
     let spec = object(service, "spec");
     let kind = text(spec, "/type").to_owned();
@@ -69,7 +69,7 @@ fn allocate(service: &mut Value) {
     if list(spec, "/clusterIPs").is_empty() {
         set(spec, "clusterIPs", json!([address]));
     }
-    // A headless one that selects nothing may get endpoints of either family.
+    // A headless service without a selector may get endpoints of either family.
     let open = address == "None" && members(spec, "/selector").next().is_none();
     fill(spec, "ipFamilies", if open { json!(["IPv4", "IPv6"]) } else { json!(["IPv4"]) });
     fill(spec, "ipFamilyPolicy", if open { "RequireDualStack" } else { "SingleStack" });
@@ -240,7 +240,7 @@ pub fn default_node(node: &mut Value) {
     for part in ["/status/capacity", "/status/allocatable"] {
         canonicalize(node.pointer_mut(part));
     }
-    // What can be had is by default all there is.
+    // Allocatable defaults to the capacity.
     if let Some(capacity) = node.pointer("/status/capacity").cloned() {
         fill(object(node, "status"), "allocatable", capacity);
     }
@@ -328,7 +328,7 @@ pub fn check_secret(secret: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Once immutable, always so, and the data with it.
+/// An immutable object stays immutable, and its data fixed.
 fn frozen(new: &Value, old: &Value) -> Vec<Cause> {
     if !truth(old, "/immutable") {
         return Vec::new();

@@ -86,7 +86,7 @@ fn check(crd: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Types that there are not, and patterns that are none.
+/// Faults: unknown types and invalid patterns.
 fn check_structure(schema: &Value, at: &str, faults: &mut Vec<Cause>) {
     const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
     let kind = text(schema, "/type");
@@ -102,7 +102,7 @@ fn check_structure(schema: &Value, at: &str, faults: &mut Vec<Cause>) {
         faults.push(required(format!("{at}.type"), place));
     }
     let pattern = text(schema, "/pattern");
-    // Classes of Unicode are known to a real server, not here.
+    // Unlike a real server, this one has no Unicode classes.
     let known = !pattern.contains("\\p") && !pattern.contains("\\P");
     if let Err(error) = regex_lite::Regex::new(pattern)
         && known
@@ -260,7 +260,7 @@ enum Step {
 }
 
 impl JsonPath {
-    /// What cannot be understood is a name that nothing has.
+    /// A part that cannot be parsed becomes a name that no object has.
     pub fn parse(text: &str) -> JsonPath {
         let mut steps = Vec::new();
         let mut rest = text.trim().trim_start_matches('{').trim_end_matches('}');

@@ -57,7 +57,7 @@ pub fn fill(value: &mut Value, key: &str, default: impl Into<Value>) {
     }
 }
 
-/// Sets a member whatever it was.
+/// Sets a member, present or not.
 pub fn set(value: &mut Value, key: &str, to: impl Into<Value>) {
     if let Some(object) = value.as_object_mut() {
         object.insert(key.to_owned(), to.into());
@@ -70,7 +70,7 @@ pub fn remove(value: &mut Value, key: &str) {
     }
 }
 
-/// Puts back the old value of a top-level member: its absence too.
+/// Restores the old value of a top-level member, or its absence.
 pub fn restore(new: &mut Value, old: &Value, key: &str) {
     match old.get(key) {
         Some(value) => set(new, key, value.clone()),

@@ -47,8 +47,8 @@ pub type Cell = Box<dyn Fn(&Value, i64) -> Value + Send + Sync>;
 /// same for all kinds (names, uids, versions, generation, timestamps, finalizers, preconditions,
 /// managed `metadata`), a `Kind` what differs.
 ///
-/// Order on create: name, uid and creation time set, `default`, `prepare_create`, `validate_create`.
-/// On update: `default`, `prepare_update`, `validate_update`.
+/// Order on create: name, uid and creation time set, `default`, `prepare_create`,
+/// `validate_create`. On update: `default`, `prepare_update`, `validate_update`.
 pub struct Kind {
     pub resource: ResourceType,
     pub singular: String,
@@ -97,12 +97,12 @@ pub enum Subresource {
     EphemeralContainers,
     Resize,
     Log,
-    /// What only a kubelet could answer: exec, attach, port-forward, proxy.
+    /// Subresources that only a kubelet can answer: exec, attach, port-forward, proxy.
     Connect(&'static str),
 }
 
 impl Subresource {
-    /// As it stands in paths.
+    /// The name in paths.
     pub fn name(&self) -> &'static str {
         match self {
             Subresource::Status => "status",
@@ -126,10 +126,10 @@ impl Kind {
         self.schema.is_some()
     }
 
-    /// The verbs of the resource itself, sorted, as discovery shows them.
+    /// The verbs of the resource itself, sorted, as in discovery.
     pub fn verbs(&self) -> Vec<&'static str> {
         match (&*self.resource.group, &*self.resource.plural) {
-            // Questions that are answered and not stored.
+            // Reviews are answered and not stored.
             ("authentication.k8s.io" | "authorization.k8s.io", _) | ("", "bindings") => {
                 return vec!["create"];
             }

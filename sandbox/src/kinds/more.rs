@@ -46,7 +46,7 @@ pub fn default_slice(slice: &mut Value) {
     for endpoint in list_mut(slice, "/endpoints") {
         object(endpoint, "conditions");
     }
-    // None are null, not an empty list: so they come back from storage.
+    // An empty list is stored, and served, as null.
     for key in ["endpoints", "ports"] {
         if list(slice, &format!("/{key}")).is_empty() {
             set(slice, key, Value::Null);
@@ -101,7 +101,7 @@ pub fn check_new_hpa(hpa: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Nothing of the core group can be scaled but a ReplicationController.
+/// Only ReplicationControllers of the core group can be scaled.
 fn wrong_target(hpa: &Value) -> Option<Cause> {
     let of = |part: &str| text(hpa, &format!("/spec/scaleTargetRef/{part}"));
     let version = of("apiVersion");
@@ -154,7 +154,7 @@ pub fn hpa_status(hpa: &mut Value) {
     set(hpa, "status", json!({ "currentMetrics": null, "desiredReplicas": 0 }));
 }
 
-/// Its status says that it has been answered.
+/// The status shows that it is answered.
 pub fn without_status(object: &mut Value) {
     if let Some(members) = object.as_object_mut() {
         members.remove("status");

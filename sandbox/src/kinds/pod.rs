@@ -163,7 +163,7 @@ pub fn default(pod: &mut Value) {
     }
 }
 
-/// What registry and admission give a new pod: a clean status, priority, tolerations.
+/// Sets the fields that registry and admission set: an empty status, priority, tolerations.
 pub fn prepare_create(pod: &mut Value) {
     let class = qos_class(pod);
     set(pod, "status", json!({ "phase": "Pending", "qosClass": class }));
@@ -220,7 +220,7 @@ fn qos_class(pod: &Value) -> &'static str {
 
 /// The grace period of a pod, one second at least for a running one.
 pub fn grace(pod: &Value) -> Option<i64> {
-    // Nobody would end a pod that no node has, nor one that is over.
+    // No kubelet would end a pod without a node, or one that has ended.
     if text(pod, "/spec/nodeName").is_empty()
         || matches!(text(pod, "/status/phase"), "Succeeded" | "Failed")
     {

@@ -15,7 +15,7 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// As it is stored in a list of resources, which knows no less than thousandths; `None` when it is
+/// The form in a list of resources, rounded up to thousandths; `None` when it is
 /// none. Upstream: `Convert_v1_ResourceList_To_core_ResourceList`.
 pub fn canonical(value: &Value) -> Option<String> {
     let text = text(value)?;

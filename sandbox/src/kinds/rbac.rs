@@ -11,7 +11,7 @@ use crate::auth::rbac::GROUP;
 pub fn default_role(role: &mut Value) {
     drop_nulls(role);
     if list(role, "/rules").is_empty() {
-        // None are null, not an empty list: so they come back from storage.
+        // An empty list is stored, and served, as null.
         set(role, "rules", Value::Null);
     }
     for rule in list_mut(role, "/rules") {
@@ -146,7 +146,7 @@ pub fn update_binding(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = check_binding(new);
     faults.extend(metadata::check_update(new, old));
     if new["roleRef"] != old["roleRef"] {
-        // Upstream shows its own form of it, whose fields have other names.
+        // Upstream prints its internal type, whose fields have other names.
         let field = |key: &str| text(new, &format!("/roleRef/{key}")).to_owned();
         let [group, kind, name] = ["apiGroup", "kind", "name"].map(field);
         let shown = json!({ "APIGroup": group, "Kind": kind, "Name": name });

@@ -10,8 +10,8 @@ use super::json::{int, list, text, truth};
 use super::schema::{additional, is_own, property};
 use crate::api::status::Cause;
 
-/// Faults of a whole object. `old`: what it was, for an update: what was as wrong before and has not
-/// changed is let through.
+/// Faults of a whole object. `old`: the object before an update: a fault that it had and that has
+/// not changed is accepted.
 pub fn check(schema: &Value, object: &Value, old: Option<&Value>) -> Vec<Cause> {
     let mut faults = Vec::new();
     check_at(schema, object, old, "", &mut faults);
@@ -181,7 +181,7 @@ fn check_items(
     faults: &mut Vec<Cause>,
 ) {
     let keys = list(schema, "/x-kubernetes-list-map-keys");
-    // What identifies an item of the list, if anything.
+    // The identity of a list's item, if it has one.
     let identity = |item: &Value| match text(schema, "/x-kubernetes-list-type") {
         "set" => Some(item.clone()),
         "map" => {

@@ -125,7 +125,7 @@ fn write_autoscaler(mut scaler: Value) -> Value {
     scaler
 }
 
-/// What v1 cannot say stays as it was when v1 writes an autoscaler.
+/// Fields that v1 lacks keep their values when v1 writes an autoscaler.
 pub fn keep_metrics(new: &mut Value, old: &Value) {
     let others: Vec<Value> = list(old, "/spec/metrics")
         .iter()

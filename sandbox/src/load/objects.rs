@@ -58,7 +58,7 @@ pub fn template(app: &str, n: usize) -> Value {
     })
 }
 
-/// What the API server remembers of a field's managers.
+/// The managers of the fields, as the API server stores them.
 fn managed(manager: &str, subresource: &str, fields: &Value) -> Value {
     json!({
         "manager": manager, "operation": "Update", "apiVersion": "v1", "time": "2026-05-01T10:00:01Z",

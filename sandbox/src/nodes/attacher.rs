@@ -1,8 +1,8 @@
 //! A stand-in for the sidecar external-attacher: registers the CSI driver, on each node too, and
 //! answers its VolumeAttachments.
 //!
-//! Annotations of a PersistentVolume steer it: `sandbox/attaching` and `sandbox/detaching` are `fail`
-//! (each try ends with an error) or `hang` (there is no answer).
+//! Annotations of a PersistentVolume steer it: `sandbox/attaching` and `sandbox/detaching` are
+//! `fail` (each try ends with an error) or `hang` (there is no answer).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -136,7 +136,7 @@ pub fn attacher(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<
     }
 }
 
-/// What is to be done about a VolumeAttachment.
+/// The next step for a VolumeAttachment.
 #[derive(Debug, PartialEq)]
 enum Step {
     Nothing,
@@ -217,7 +217,7 @@ impl Attacher {
         Ok(Next::Done)
     }
 
-    /// Makes the driver known, and that it runs on the node.
+    /// Registers the driver, and that it runs on the node.
     async fn register(&self, key: &ObjectKey) -> SyncResult {
         let Some(node) = self.nodes.get(key) else { return Ok(Next::Done) };
         let driver = json!({

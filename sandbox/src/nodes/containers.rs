@@ -108,7 +108,7 @@ struct Run {
     ready: bool,
 }
 
-/// What decides on a pod's containers, beside their own state.
+/// The inputs beside the containers' own state.
 pub struct Rules<'a> {
     pub containers: &'a [Container],
     pub init_containers: &'a [Container],
@@ -267,8 +267,8 @@ impl Rules<'_> {
         self.annotation(probe, &container.name) != Some("false")
     }
 
-    /// What `container` does after `restarts`. A container without a command that is understood runs
-    /// on; an init container ends at once.
+    /// What `container` does after `restarts`. A container without a command that is understood
+    /// runs on; an init container ends at once.
     fn script(&self, container: &Container, restarts: u32, is_init: bool) -> Script {
         if !self.holds(LIVE, container) {
             return Script::Ends { after: Duration::ZERO, code: KILLED };
@@ -375,7 +375,7 @@ impl Containers {
         Some(done)
     }
 
-    /// Ends what runs. Returns the pod's phase then.
+    /// Ends the running containers. Returns the pod's phase afterwards.
     pub fn stop(&mut self, code: i32, now: Timestamp) -> Phase {
         self.init.iter_mut().chain(&mut self.main).for_each(|run| run.stop(code, now));
         let clean = |run: &Run| matches!(run.state, State::Ended(Ended { code: 0, .. }));

@@ -1,6 +1,6 @@
-//! The kubelet of all nodes: registers Node objects, renews their leases and walks bound pods through
-//! their phases. It runs no containers: what they would do is in their commands and in annotations
-//! (see `containers`).
+//! The kubelet of all nodes: registers Node objects, renews their leases and walks bound pods
+//! through their phases. It runs no containers: what they would do is in their commands and in
+//! annotations (see `containers`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 const NODES: ResourceType = ResourceType::fixed("", "v1", "Node", "nodes", false);
 
-/// What the kubelet reads of a pod.
+/// The fields of a pod that the kubelet reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct BoundPod {
@@ -355,8 +355,8 @@ impl Kubelet {
                 Ok(_) => {}
                 Err(error) if error.is_not_found() => {
                     nodes.create::<Value>("", &node(&name, now)).await?;
-                    // Admission taints every new node as not ready. The node lifecycle controller would
-                    // remove the taint, but it does not run here.
+                    // Admission taints every new node as not ready. The node lifecycle controller
+                    // would remove the taint, but it does not run here.
                     let untaint = Patch::Merge(json!({ "spec": { "taints": null } }));
                     nodes.patch::<Value>(&key, &untaint).await?;
                 }

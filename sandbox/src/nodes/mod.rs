@@ -80,8 +80,8 @@ impl Steering {
         self.state().held = held;
     }
 
-    /// While kept, a pod of this name is not stopped when it is deleted. It stops within a second of
-    /// the release.
+    /// While kept, a pod of this name is not stopped when it is deleted. It stops within a second
+    /// of the release.
     pub fn keep(&self, pod: &str, kept: bool) {
         let names = &mut self.state().kept;
         if kept {
@@ -104,7 +104,7 @@ impl Steering {
     }
 }
 
-/// What a stand-in is made of.
+/// The parts of a stand-in.
 struct StandIn<'a> {
     factory: &'a SharedInformerFactory,
     client: Client,

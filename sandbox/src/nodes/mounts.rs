@@ -1,4 +1,4 @@
-//! What kubelets mount: keeps `status.volumesInUse` of the nodes.
+//! Keeps `status.volumesInUse` of the nodes, as kubelets do.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Mounts {
     claims: Lister<PersistentVolumeClaim>,
     volumes: Lister<PersistentVolume>,
     steering: Steering,
-    /// What was written last, by node.
+    /// The list written last, by node.
     written: Mutex<HashMap<Istr, BTreeSet<String>>>,
 }
 

@@ -1,5 +1,6 @@
 //! A small scheduler: binds each pod to a node that has room for it, that its selector and required
-//! affinity match and whose taints it tolerates. Of several such nodes it takes the one with the fewest pods.
+//! affinity match and whose taints it tolerates. Of several such nodes it takes the one with the
+//! fewest pods.
 
 use std::collections::HashMap;
 use std::sync::Arc;

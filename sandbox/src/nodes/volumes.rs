@@ -1,5 +1,5 @@
-//! What the scheduler does about a pod's claims: it waits until they are bound, and for a class that
-//! waits for its first consumer it chooses a volume or a node.
+//! What the scheduler does about a pod's claims: it waits until they are bound, and for a class
+//! that waits for its first consumer it chooses a volume or a node.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ impl PodVolume {
     }
 }
 
-/// What stands between a pod and a node.
+/// Whether the claims of a pod permit a node.
 #[derive(Debug, PartialEq)]
 pub enum Claims {
     /// Nothing: all are bound.

@@ -1,5 +1,5 @@
-//! The work loop of the scheduler and the kubelet: events of an informer wake keys, and workers sync
-//! them. Independent of the controllers' runner.
+//! The work loop of the scheduler and the kubelet: events of an informer wake keys, and workers
+//! sync them. Independent of the controllers' runner.
 
 use std::sync::Arc;
 use std::time::Duration;

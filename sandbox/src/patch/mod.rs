@@ -1,4 +1,5 @@
-//! Patches: JSON patch, merge patch, strategic merge patch. Upstream: `apiserver handlers/patch.go`.
+//! Patches: JSON patch, merge patch, strategic merge patch. Upstream: `apiserver
+//! handlers/patch.go`.
 
 mod keys;
 mod strategic;
@@ -17,9 +18,9 @@ const MERGE: &str = "application/merge-patch+json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 const APPLY: &str = "application/apply-patch+yaml";
 
-/// Upstream's bound on what the copies of one JSON patch may add up to.
+/// Upstream's limit of the bytes that the copies of one JSON patch add.
 const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
-/// How deep a JSON patch may make an object: as deep as one may be that is sent.
+/// The deepest nesting that a JSON patch may lead to: the limit of objects in requests.
 const MAX_DEPTH: usize = 127;
 
 /// Server-side apply, whose body is YAML.
@@ -79,7 +80,7 @@ fn object(patch: &[u8]) -> ApiResult<Value> {
 }
 
 fn json_patch(original: &Value, patch: &[u8]) -> ApiResult<Value> {
-    // Upstream's bound on the work one request may ask for.
+    // Upstream's limit of operations.
     const MAX_OPERATIONS: usize = 10_000;
     let operations: Vec<Value> = serde_json::from_slice(patch).map_err(unreadable)?;
     if operations.len() > MAX_OPERATIONS {
@@ -118,7 +119,7 @@ fn bytes_copied(operation: &PatchOperation, object: &Value) -> usize {
     bytes.and_then(Result::ok).map_or(0, |bytes| bytes.len())
 }
 
-/// How deep what an operation puts somewhere will reach.
+/// The depth that an operation leads to.
 fn depth_after(operation: &PatchOperation, object: &Value) -> usize {
     let (path, value) = match operation {
         PatchOperation::Add(add) => (&add.path, Some(&add.value)),

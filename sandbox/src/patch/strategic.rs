@@ -21,7 +21,7 @@ pub fn apply(types: &Types, original: &Value, patch: &Value) -> ApiResult<Value>
     Ok(Value::Object(patched))
 }
 
-/// A patch that makes no sense. Upstream answers those with 500.
+/// An invalid patch. Upstream answers with 500.
 fn fault(message: impl Into<String>) -> ApiError {
     ApiError::new(500, "", message)
 }

@@ -18,7 +18,8 @@ pub fn knows(api_version: &str, kind: &str) -> bool {
     table().find(api_version, kind).is_some()
 }
 
-/// The message of an object of this kind, without an envelope; `None` when the table lacks the kind.
+/// The message of an object of this kind, without an envelope; `None` when the table lacks the
+/// kind.
 pub fn message(api_version: &str, kind: &str, object: &Value) -> Option<Bytes> {
     let place = table().find(api_version, kind)?;
     let mut writer = Backwards::default();
@@ -33,7 +34,7 @@ pub fn encode(object: &Value) -> Option<Vec<u8>> {
     Some(envelope(api_version, kind, &message(api_version, kind, object)?))
 }
 
-/// What ends every envelope: no encoding, no type of the content.
+/// The end of every envelope: empty encoding and content type.
 const END: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
 
 /// An envelope up to the message that it holds, which has `length` bytes.
@@ -56,15 +57,15 @@ pub fn envelope(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What stands before `length` bytes of a field.
+/// The head of a field of `length` bytes.
 fn head(number: u64, length: usize) -> Vec<u8> {
     let mut writer = Backwards::default();
     writer.head(number, length);
     writer.finish()
 }
 
-/// A list in its envelope, in parts with a bounded number of items: first the part before the items,
-/// last the end.
+/// A list in its envelope, in parts with a bounded number of items: first the part before the
+/// items, last the end.
 pub fn list(
     (api_version, kind): (&str, &str),
     meta: &Value,
@@ -103,8 +104,8 @@ pub fn event(chunk: &mut Vec<u8>, r#type: &str, object: &[u8]) {
     chunk.extend_from_slice(object);
 }
 
-/// An answer in protobuf in place of JSON; as it is where it is no JSON, or of a kind that the table
-/// lacks.
+/// An answer in protobuf in place of JSON; as it is where it is no JSON, or of a kind that the
+/// table lacks.
 pub fn answer(mut response: Response) -> Response {
     let json = |value: &HeaderValue| value.as_bytes().starts_with(b"application/json");
     let header = response.headers.iter_mut().find(|(name, _)| name == CONTENT_TYPE);
@@ -151,7 +152,7 @@ impl Backwards {
         self.raw(&bytes[..count]);
     }
 
-    /// What stands before `length` bytes of a field.
+    /// The head of a field of `length` bytes.
     fn head(&mut self, number: u64, length: usize) {
         self.varint(length as u64);
         self.varint(number << 3 | 2);
@@ -201,7 +202,7 @@ impl Backwards {
                 }
             }
             Shape::Pointer if value.is_null() => {}
-            // No bytes are not the same as none.
+            // Empty bytes differ from absent ones.
             Shape::Value if value.is_null() && matches!(field.of, Type::Bytes) => {}
             Shape::Pointer | Shape::Value | Shape::Shown => self.value(number, &field.of, value),
         }

@@ -58,7 +58,7 @@ impl Api {
         Ok(())
     }
 
-    /// What every cluster has.
+    /// The objects of every cluster.
     pub fn first_objects(&self) -> ApiResult<()> {
         for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
             let namespace =
@@ -74,7 +74,7 @@ impl Api {
         Ok(())
     }
 
-    /// By which other servers of the control plane authenticate their clients.
+    /// Other servers of the control plane authenticate their clients with it.
     /// Upstream: `pkg/controlplane/controller/clusterauthenticationtrust`.
     pub fn authentication_settings(&self, client_ca: &str) -> ApiResult<()> {
         let settings = json!({
@@ -133,7 +133,8 @@ impl Api {
         Ok(())
     }
 
-    /// Where services get their addresses. Upstream: `pkg/controlplane/controller/defaultservicecidr`.
+    /// Where services get their addresses. Upstream:
+    /// `pkg/controlplane/controller/defaultservicecidr`.
     fn first_subnet(&self) -> ApiResult<()> {
         const GROUP: &str = "networking.k8s.io";
         if self.registry.find(GROUP, "v1", "servicecidrs").is_none() {

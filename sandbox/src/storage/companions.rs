@@ -1,5 +1,5 @@
 //! Objects that the API server keeps beside others: the IPAddress of a Service's address, the
-//! APIService of a definition's version, and where it is itself.
+//! APIService of a definition's version, and its own Service and endpoints.
 //! Upstream: `core/service/ipallocator`, `kube-aggregator/pkg/controllers/autoregister`,
 //! `pkg/controlplane/reconcilers`.
 
@@ -29,7 +29,7 @@ fn addresses(service: Option<&Value>) -> Vec<&str> {
     all.iter().filter_map(Value::as_str).filter(|address| *address != "None").collect()
 }
 
-/// That an APIService is served here.
+/// The condition of an APIService that is served here.
 pub fn local_status(now: &str) -> Value {
     json!({ "conditions": [{
         "type": "Available", "status": "True", "reason": "Local",
@@ -38,7 +38,7 @@ pub fn local_status(now: &str) -> Value {
 }
 
 impl Api {
-    /// Brings what stands beside an object in line with a write of it that has been done. Absent:
+    /// Updates the companions of an object after a write of it. Absent:
     /// it was not there before, or is not after.
     pub fn accompany(&self, kind: &Kind, old: Option<&Value>, new: Option<&Value>) {
         let done = if is_service(kind) {
@@ -141,7 +141,7 @@ impl Api {
         changed.map(drop)
     }
 
-    /// The Service by which pods would find the API server, and where it leads.
+    /// The Service by which pods find the API server, and its endpoints.
     pub fn own_service(&self, address: SocketAddr) -> ApiResult<()> {
         let (group, port) = ("discovery.k8s.io", address.port());
         // No endpoint is on the loopback: there an address that leads nowhere stands for it.

@@ -85,7 +85,7 @@ impl Api {
         self.release_definition(name)
     }
 
-    /// Lets a definition go that was deleted, if it has no objects any more.
+    /// Removes a deleted definition that has no objects left.
     pub fn release_definition(&self, name: &str) -> ApiResult<()> {
         let served = self.registry.all().iter().any(|kind| kind.resource.to_string() == name);
         let objects = self.store.list(name, "", None, 1, None, &|_| true);

@@ -1,4 +1,4 @@
-//! Objects in memory with their history: the place of etcd and the watch cache.
+//! Objects in memory with their history, in place of etcd and the watch cache.
 //! Upstream: `apiserver/pkg/storage`.
 //!
 //! One number counts the writes of the whole store. Each table keeps a bounded number of its latest
@@ -55,8 +55,8 @@ impl Stored {
     }
 }
 
-/// One write. `old` is absent for a create. With `deleted`, `new` is the last state at the version of
-/// the deletion.
+/// One write. `old` is absent for a create. With `deleted`, `new` is the last state at the version
+/// of the deletion.
 #[derive(Clone)]
 pub struct Change {
     pub version: u64,
@@ -238,8 +238,8 @@ impl Store {
         }
     }
 
-    /// Objects whose key starts with `prefix` and follows `after`, in the order of their keys: those
-    /// that `keep` wants, at most `limit` of them. `at`: as they were at that version.
+    /// Objects whose key starts with `prefix` and follows `after`, in the order of their keys:
+    /// those that `keep` wants, at most `limit` of them. `at`: as they were at that version.
     pub fn list(
         &self,
         table: &str,
@@ -277,8 +277,8 @@ impl Store {
         Ok(Page { version, items, rest })
     }
 
-    /// At most `limit` changes of `table` after version `after`. A `running` watch is not affected by
-    /// the compaction of changes that it has already seen.
+    /// At most `limit` changes of `table` after version `after`. A `running` watch is not affected
+    /// by the compaction of changes that it has already seen.
     pub fn changes(
         &self,
         table: &str,

@@ -36,7 +36,7 @@ fn go_type(schema: &Value) -> String {
     }
 }
 
-/// What was found while a body was read.
+/// The faults found in a body.
 #[derive(Debug, Default)]
 pub struct Found {
     duplicate: Vec<(usize, String)>,
@@ -57,7 +57,7 @@ impl Found {
         })
     }
 
-    /// As they stand in the body; for custom kinds what is twice comes first.
+    /// In the order of the body; for custom kinds duplicates come first.
     pub fn faults(mut self, custom: bool) -> Vec<String> {
         let from = self.duplicate.len();
         self.duplicate.append(&mut self.unknown);
@@ -70,14 +70,14 @@ impl Found {
     }
 }
 
-/// Where the reader stands.
+/// The position of the reader.
 #[derive(Clone, Copy)]
 struct Place<'p> {
     before: Option<&'p Place<'p>>,
     step: Step<'p>,
     /// The innermost type with members: errors name it.
     owner: &'p str,
-    /// What the value must be.
+    /// The type that the value must have.
     schema: Option<&'p Value>,
 }
 

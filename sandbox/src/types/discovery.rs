@@ -1,4 +1,5 @@
-//! Discovery documents: the legacy lists and the aggregated form. Upstream: `apidiscovery.k8s.io/v2`.
+//! Discovery documents: the legacy lists and the aggregated form. Upstream:
+//! `apidiscovery.k8s.io/v2`.
 
 use std::sync::Arc;
 
@@ -206,7 +207,8 @@ pub fn aggregated(kinds: &[Arc<Kind>], core: bool) -> Value {
     })
 }
 
-/// Makes stale, or adds, the versions of APIServices that other servers would answer for: none does.
+/// Makes stale, or adds, the versions of APIServices that other servers would answer for: none
+/// does.
 pub fn add_unavailable<'a>(groups: &mut Value, services: impl Iterator<Item = &'a Value>) {
     for spec in services.map(|service| &service["spec"]).filter(|spec| spec["service"].is_object())
     {

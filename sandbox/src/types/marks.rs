@@ -1,4 +1,4 @@
-//! What the generated schemas lack or have too much of.
+//! Corrections of the generated schemas.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::patch::merge_rule;
 
-/// Brings a schema into OpenAPI 3.0: what stands beside a reference would be ignored there, and
+/// Converts a schema to OpenAPI 3.0: keywords beside a reference are ignored there, and
 /// int-or-string fields are marked as such.
 pub fn convert(schema: &mut Value) {
     match schema {

@@ -1,4 +1,4 @@
-//! The types of the served kinds: documents about them, and bodies held against them.
+//! The types of the served kinds: documents about them, and the validation of bodies.
 
 pub mod decode;
 pub mod discovery;

@@ -9,10 +9,10 @@ use crate::types::schemas::{Types, meta_types, reference, types_of};
 
 const META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
-/// What is known of the value at some place.
+/// The known type of a value.
 #[derive(Clone, Copy)]
 pub enum Shape<'a> {
-    /// Nothing: anything goes.
+    /// Unknown: any value is valid.
     Open,
     /// A type of the built-in kinds.
     Typed { types: &'a Types, schema: &'a Value },
@@ -123,7 +123,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// What a key of a list's item is when the item does not say.
+    /// The default of a key of a list's item.
     pub fn key_default(self, key: &str) -> Value {
         let own = self.schema().and_then(|schema| schema["properties"][key].get("default"));
         match own {

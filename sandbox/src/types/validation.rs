@@ -56,7 +56,7 @@ impl Call {
         }
     }
 
-    /// Warns of `faults`, or refuses them with `refusal`, as the request wants it.
+    /// Warns of `faults`, or refuses them with `refusal`, as the request asks.
     fn judge(&self, faults: Vec<String>, refusal: impl FnOnce(&str) -> ApiError) -> ApiResult<()> {
         match self.validation()? {
             Validation::Strict if !faults.is_empty() => {
@@ -113,7 +113,7 @@ impl Call {
         Ok(object)
     }
 
-    /// What a server-side apply wants. Errors: 422 without a field manager, 400, 500.
+    /// The configuration of a server-side apply. Errors: 422 without a field manager, 400, 500.
     pub fn config(&self, payload: &Payload) -> ApiResult<Value> {
         self.validation()?;
         if !self.query.has("fieldManager") {
@@ -169,8 +169,8 @@ impl Call {
         Ok(config)
     }
 
-    /// What a patch made of an object, without the fields that its kind does not have; `patch` is
-    /// looked through for fields that are there twice. Errors: 422, by `fieldValidation`.
+    /// The result of a patch, without the fields that its kind does not have; `patch` is
+    /// searched for duplicate fields. Errors: 422, by `fieldValidation`.
     pub fn patched(&self, payload: &Payload, object: Value) -> ApiResult<Value> {
         let (patch, media_type) = (&payload.bytes, &payload.content_type);
         let refusal = |why: &str| {
@@ -197,7 +197,7 @@ impl Call {
     }
 }
 
-/// A mismatch in the words of a strategic merge patch, which is not decoded but converted.
+/// A mismatch as a strategic merge patch reports it, which is converted, not decoded.
 /// Upstream: `apimachinery/pkg/runtime.fromUnstructured`.
 fn converted(mismatch: &str) -> Option<String> {
     let (given, field) = mismatch.strip_prefix("json: cannot unmarshal ")?.split_once(" into ")?;

@@ -138,7 +138,7 @@ fn a_watch_that_the_server_breaks_off_with_an_error_lists_again() {
 }
 
 #[test]
-fn an_expired_watch_lists_again_and_tells_what_vanished() {
+fn an_expired_watch_lists_again_and_reports_what_vanished() {
     let f = fixture();
     let (ear, heard) = Ear::new();
     f.informer.add_handler("ear", ear, None);
@@ -153,7 +153,7 @@ fn an_expired_watch_lists_again_and_tells_what_vanished() {
         let again = f.script.request(2, &f.clock).await;
         assert_eq!(again, Request::Watch(Some("5".into()), true), "not older than what was seen");
         assert_eq!(f.script.request(3, &f.clock).await, Request::Watch(None, true), "the newest");
-        // y is as it was: nobody hears of it.
+        // y is unchanged: no handler is called.
         assert_eq!(hear(&heard, 3).await, "~z@3>7 +n@6 ?x@1");
         let lister = f.informer.lister();
         assert_eq!((lister.len(), lister.last_seen_version()), (3, 9));
@@ -205,7 +205,7 @@ fn pages_that_expire_are_followed_by_one_whole_list() {
 
 /// A list that breaks, or holds what cannot be decoded, is no list; nothing is synced by it.
 #[test]
-fn a_list_is_whole_or_it_is_none() {
+fn a_list_is_whole_or_ignored() {
     for fault in [
         Err(Error::Failed("reset".into())),
         Ok(ListPart::Item(Encoded::json(br#"{"metadata":{"name":1}}"#))),
@@ -314,7 +314,7 @@ fn duplicate_and_stale_events_change_nothing() {
 }
 
 #[test]
-fn a_late_handler_is_told_what_there_is_and_then_what_changes() {
+fn a_late_handler_gets_the_objects_and_then_their_changes() {
     let f = fixture();
     let feed = f.script.watch(initial(&[json("a", "x", 3)], 5));
     run(&f, async {

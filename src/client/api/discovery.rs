@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::client::call::Call;
 use crate::client::stream::undecoded;
 use crate::client::{Client, Result};
-use crate::objects::{ResourceType, null_as_default};
+use crate::objects::{Istr, ResourceType, null_as_default};
 
 const AGGREGATED: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
@@ -16,7 +16,7 @@ const AGGREGATED: &str =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiResource {
     pub resource: ResourceType,
-    pub verbs: Vec<String>,
+    pub verbs: Vec<Istr>,
     /// Of the version that the server prefers, among those of its group that have the resource.
     pub preferred: bool,
 }
@@ -98,7 +98,7 @@ struct AggregatedResource {
     response_kind: Option<Kind>,
     scope: String,
     #[serde(deserialize_with = "null_as_default")]
-    verbs: Vec<String>,
+    verbs: Vec<Istr>,
 }
 
 #[derive(Default, Deserialize)]
@@ -151,7 +151,7 @@ struct LegacyResource {
     kind: String,
     namespaced: bool,
     #[serde(deserialize_with = "null_as_default")]
-    verbs: Vec<String>,
+    verbs: Vec<Istr>,
 }
 
 impl Client {
@@ -243,7 +243,7 @@ impl Discovery {
         plural: String,
         kind: String,
         namespaced: bool,
-        verbs: Vec<String>,
+        verbs: Vec<Istr>,
     ) {
         if plural.contains('/') || kind.is_empty() {
             return;

@@ -33,8 +33,8 @@ pub(in crate::client) struct Issued {
 
 /// A plugin, and what it printed last. It runs again when that has expired or was refused.
 ///
-/// One run at a time, in a task of its own: a request that gives up, as those of the leader election
-/// do after a while, leaves the run and its result to the next one.
+/// One run at a time, in a task of its own: a request that gives up, as those of the leader
+/// election do after a while, leaves the run and its result to the next one.
 pub(in crate::client) struct Plugin {
     exec: Exec,
     /// For `KUBERNETES_EXEC_INFO`.

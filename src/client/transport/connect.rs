@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use async_std::net::TcpStream;
 use futures_lite::io::{AsyncRead, AsyncWrite};
-use futures_rustls::TlsConnector;
 use http_client::http_types::Url;
 use rustix::net::sockopt;
 use rustls::ClientConfig;
@@ -14,14 +13,15 @@ use rustls::pki_types::ServerName;
 
 use super::dial::dial;
 use super::proxy::{Kind, Proxy};
+use super::secured::Secured;
 use super::sockets::{Place, Purpose, Sockets};
 use super::tls::TlsSource;
 use super::tunnel;
 use crate::client::buffered::Buffered;
 use crate::clock::SharedClock;
 
-/// A connection without a byte for the first of these is probed, and is dead after so many probes
-/// without an answer: 45 s in all, as client-go's pings.
+/// A connection that is silent for the first of these is probed, and is dead when a number of
+/// probes has no answer: 45 s in all, as client-go's pings.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_PROBES: u32 = 3;
@@ -102,7 +102,7 @@ impl Connector {
     ) -> io::Result<Box<dyn ReadWrite>> {
         let name = self.tls.server_name().unwrap_or(host).to_owned();
         let name = ServerName::try_from(name).map_err(io::Error::other)?;
-        let secured = TlsConnector::from(config).connect(name, stream).await;
+        let secured = Secured::connect(config, name, stream).await;
         let secured = secured.map_err(|error| {
             io::Error::new(error.kind(), format!("TLS with {host}:{port}: {error}"))
         })?;

@@ -18,8 +18,8 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// Connects to the first address of `host` that answers.
 ///
 /// The next address is tried when an attempt fails, and also while earlier attempts are silent: a
-/// black-holed address costs [`ATTEMPT_DELAY`], not the whole time for connecting. The caller limits
-/// the time of all attempts together.
+/// black-holed address costs [`ATTEMPT_DELAY`], not the whole time for connecting. The caller
+/// limits the time of all attempts together.
 ///
 /// # Errors
 /// That of the address that failed first, when all have failed.

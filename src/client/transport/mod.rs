@@ -11,6 +11,7 @@ mod head;
 mod pool;
 mod proxy;
 mod rotation;
+mod secured;
 mod sockets;
 mod tls;
 mod trust;

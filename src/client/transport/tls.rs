@@ -20,9 +20,9 @@ use crate::client::{Error, Result, pem};
 /// plugin issued.
 type Ingredients = ([Option<(SystemTime, u64)>; 3], Option<Pair>);
 
-/// Makes rustls's configuration, and makes it again when one of its files or the plugin's certificate
-/// has changed. Until then every caller gets the same `Arc`: a connection that holds another one is
-/// out of date.
+/// Makes rustls's configuration, and makes it again when one of its files or the plugin's
+/// certificate has changed. Until then every caller gets the same `Arc`: a connection that holds
+/// another one is out of date.
 pub(super) struct TlsSource {
     tls: Tls,
     plugin: Option<Arc<Plugin>>,

@@ -15,8 +15,8 @@ use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, Sign
 enum Trusted {
     /// `insecure-skip-tls-verify`
     Every,
-    /// Servers whose certificate an authority has signed, and servers whose certificate is itself an
-    /// authority's: certificates made by hand are often both, and rustls does not trust those.
+    /// Servers whose certificate an authority has signed, and servers whose certificate is itself
+    /// an authority's: certificates made by hand are often both, and rustls does not trust those.
     /// Upstream: `crypto/x509`.
     Signed {
         /// `None`: there are no authorities.
@@ -137,7 +137,8 @@ mod tests {
         params(change).self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
     }
 
-    /// Whether a client that trusts `authority` trusts a server at `name` that shows `own`, in `year`.
+    /// Whether a client that trusts `authority` trusts a server at `name` that shows `own`, in
+    /// `year`.
     fn verify(
         authority: &CertificateDer<'static>,
         own: &CertificateDer<'static>,

@@ -56,7 +56,9 @@ fn pod() -> Value {
     });
     let status = json!({
         "name": "c", "restartCount": 1, "resources": resources(), "allocatedResources": {"cpu": "1"},
-        "state": {"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:00:00Z"}},
+        "state": {
+            "waiting": {}, "terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:00:00Z"},
+        },
     });
     let node = json!({"key": "metadata.name", "operator": "In", "values": ["n"]});
     let nodes = json!({"requiredDuringSchedulingIgnoredDuringExecution": {
@@ -78,14 +80,19 @@ fn pod() -> Value {
             "schedulingGroup": {"podGroupName": "g"},
             "volumes": [
                 {"name": "v", "persistentVolumeClaim": {"claimName": "c"}},
-                {"name": "e", "ephemeral": {}},
+                {"name": "e", "ephemeral": {}}, {"name": "p", "projected": {"sources": null}},
+                {"name": "d", "csi": {"driver": "d", "volumeHandle": "h"}},
+                {"name": "i", "awsElasticBlockStore": {}, "azureDisk": {}, "azureFile": {},
+                 "cinder": {}, "fc": {}, "gcePersistentDisk": {}, "iscsi": {},
+                 "portworxVolume": {}, "vsphereVolume": {}},
             ],
         },
         "status": {
             "phase": "Running", "reason": "r", "conditions": conditions(),
             "startTime": "2026-01-01T00:00:00Z", "resourceClaimStatuses": [claim],
             "podIPs": [{"ip": "10.0.0.1"}], "containerStatuses": [status],
-            "initContainerStatuses": [status], "qosClass": "Burstable",
+            "initContainerStatuses": [status], "ephemeralContainerStatuses": [status],
+            "qosClass": "Burstable",
             "extendedResourceClaimStatus": {"resourceClaimName": "c"},
         },
     })
@@ -165,6 +172,19 @@ fn a_null_field_is_an_absent_one() {
         },
     }));
     check::<Pod>(pod());
+    let context = json!({
+        "seLinuxOptions": {"user": "u", "role": "r", "type": "t", "level": "l"},
+        "seLinuxChangePolicy": "Recursive",
+    });
+    let container = json!({"volumeMounts": [{"name": "v"}], "securityContext": context});
+    check::<ConfinedPod>(json!({
+        "spec": {
+            "volumes": pod()["spec"]["volumes"], "containers": [container],
+            "initContainers": [container], "ephemeralContainers": [container],
+            "securityContext": context,
+        },
+        "status": {"phase": "Running"},
+    }));
     check::<ReplicaSet>(json!({
         "spec": {"replicas": 1, "minReadySeconds": 1, "selector": selector(), "template": template()},
         "status": {
@@ -414,7 +434,20 @@ fn a_null_field_is_an_absent_one() {
     }));
     let claim = json!({"name": "r", "resourceClaimName": "r", "resourceClaimTemplateName": "t"});
     check::<PodGroup>(json!({
-        "spec": {"resourceClaims": [claim]}, "status": {"resourceClaimStatuses": [claim]},
+        "spec": {
+            "resourceClaims": [claim],
+            "podGroupTemplateRef": {"workload": {"workloadName": "w"}},
+        },
+        "status": {"resourceClaimStatuses": [claim]},
+    }));
+    check::<Workload>(json!({"spec": {
+        "controllerRef": {"apiGroup": "batch", "kind": "Job", "name": "j"},
+        "podGroupTemplates": [{"name": "t", "schedulingPolicy": {"basic": {}}}],
+    }}));
+    check::<StorageVersion>(json!({"status": {"storageVersions": [{"apiServerID": "a"}]}}));
+    check::<StorageVersionMigration>(json!({
+        "spec": {"resource": {"group": "g", "resource": "r"}},
+        "status": {"conditions": conditions(), "resourceVersion": "7"},
     }));
     check::<DeviceClass>(json!({"spec": {"extendedResourceName": "a.b/c"}}));
     check::<ResourceQuota>(json!({
@@ -453,4 +486,27 @@ fn a_null_field_is_an_absent_one() {
             "typeChecking": {"expressionWarnings": [{"fieldRef": "f", "warning": "w"}]},
         },
     }));
+}
+
+#[test]
+fn every_view_is_checked() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/objects/views");
+    let mut files = vec![folder];
+    let mut sources = Vec::new();
+    while let Some(path) = files.pop() {
+        match path.is_dir() {
+            true => files.extend(path.read_dir().unwrap().map(|entry| entry.unwrap().path())),
+            false => sources.push(std::fs::read_to_string(path).unwrap()),
+        }
+    }
+    let mut views = Vec::new();
+    for source in &sources {
+        for (before, after) in [("\nresource!(", ','), ("\nimpl Resource for ", ' ')] {
+            let found = source.split(before).skip(1).filter_map(|rest| rest.split(after).next());
+            views.extend(found.map(str::trim));
+        }
+    }
+    assert!(views.len() > 40, "{views:?}");
+    views.retain(|view| !include_str!("nulls.rs").contains(&format!("check::<{view}>(")));
+    assert_eq!(views, [""; 0], "views without a check");
 }

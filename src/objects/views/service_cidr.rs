@@ -1,9 +1,10 @@
 //! The lean views of a ServiceCIDR and of an IPAddress.
 
 use k8s_openapi::api::networking::v1::ServiceCIDRStatus;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
 
+use crate::objects::wire::conditions::conditions;
 use crate::objects::{Meta, WholeMeta, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -28,20 +29,17 @@ pub struct ServiceCidrSpec {
 resource!(ServiceCIDR, "networking.k8s.io", "v1", "servicecidrs", cluster);
 impl WholeMeta for ServiceCIDR {}
 
-/// Go's zero time.
-const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
+/// The status as it comes.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireStatus {
+    #[serde(deserialize_with = "conditions")]
+    conditions: Vec<Condition>,
+}
 
-/// Go writes null for a time that is zero; the generated type of a condition needs a time.
 fn status<'de, D: Deserializer<'de>>(from: D) -> Result<ServiceCIDRStatus, D::Error> {
-    let Some(mut status) = Option::<Value>::deserialize(from)? else {
-        return Ok(ServiceCIDRStatus::default());
-    };
-    let conditions = status.get_mut("conditions").and_then(Value::as_array_mut);
-    for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
-        condition.retain(|_, value| !value.is_null());
-        condition.entry("lastTransitionTime").or_insert_with(|| ZERO_TIME.into());
-    }
-    serde_json::from_value(status).map_err(serde::de::Error::custom)
+    let WireStatus { conditions } = Option::deserialize(from)?.unwrap_or_default();
+    Ok(ServiceCIDRStatus { conditions: Some(conditions).filter(|found| !found.is_empty()) })
 }
 
 /// Its name is the address.

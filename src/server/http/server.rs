@@ -34,8 +34,8 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// For a port that strangers reach. A connection costs up to 70 KiB, most of it for a long head,
-    /// so that all of them cost 5 MB. A manager has few clients: probes, monitoring, people.
+    /// For a port that strangers reach. A connection costs up to 70 KiB, most of it for a long
+    /// head, so that all of them cost 5 MB. A manager has few clients: probes, monitoring, people.
     pub const STRANGERS: Guard =
         Guard { connections: 64, head_bytes: Some(16 << 10), descriptors: 8 };
 

@@ -31,7 +31,8 @@ const RELOAD: Duration = Duration::from_secs(60);
 /// The certificates and the protocol; see the flags `--tls-*`.
 #[derive(Clone, Debug, Default)]
 pub struct TlsOptions {
-    /// Certificate and key; `None`: self-signed in memory, for `localhost`, 127.0.0.1 and `address`.
+    /// Certificate and key; `None`: self-signed in memory, for `localhost`, 127.0.0.1 and
+    /// `address`.
     pub files: Option<(PathBuf, PathBuf)>,
     /// The address that is served; `None` when every address is.
     pub address: Option<IpAddr>,

@@ -1,4 +1,5 @@
-//! Refuses grants of rights that the user does not hold. Upstream: `pkg/registry/rbac/*/policybased`.
+//! Refuses grants of rights that the user does not hold. Upstream:
+//! `pkg/registry/rbac/*/policybased`.
 
 use serde_json::Value;
 
@@ -65,12 +66,12 @@ impl Api {
         }
         let index = self.rbac.index(&self.store);
         let rules = index.rules(&(kind.to_owned(), name.to_owned()), &call.namespace);
-        // In the words of a storage that takes the role for what is asked for.
+        // The error text of a storage that takes the role for the requested object.
         let rules = rules.map_err(|missing| failures::not_found(resource, &missing.name))?;
         self.escalates(call, rules).map_or(Ok(()), |why| refused(&why))
     }
 
-    /// Which of these rules the caller does not hold. Upstream: `ConfirmNoEscalation`.
+    /// The rules that the caller does not hold. Upstream: `ConfirmNoEscalation`.
     fn escalates(&self, call: &Call, rules: &[Rule]) -> Option<String> {
         let user = &call.user;
         let (owned, unresolved) = self.rules_for(user, &call.namespace);

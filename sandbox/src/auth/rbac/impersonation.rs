@@ -15,10 +15,10 @@ use kube_controller_manager::server::http::HeaderMap;
 const AUTHENTICATION: &str = "authentication.k8s.io";
 /// Of the token of a service account whose pod runs on that node.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
-/// So many checks are preceded by one for all of them.
+/// Above this number of checks, one for all of them comes first.
 const MANY: usize = 4;
 
-/// How somebody acts as another: the narrow ways, each with verbs of its own, then the old one.
+/// The modes of impersonation: the constrained ones, each with its own verbs, then the old one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     AssociatedNode,
@@ -31,7 +31,7 @@ enum Mode {
 const MODES: [Mode; 5] =
     [Mode::AssociatedNode, Mode::ArbitraryNode, Mode::ServiceAccount, Mode::UserInfo, Mode::Legacy];
 
-/// By which mode each user last came through: it is tried first.
+/// The mode in which each user succeeded last: it is tried first.
 #[derive(Default)]
 pub struct Modes(Mutex<HashMap<String, Mode>>);
 
@@ -65,7 +65,7 @@ impl Mode {
         }
     }
 
-    /// Whether this is a way at all for `requestor` to be `wanted`.
+    /// Whether `requestor` can impersonate `wanted` in this mode at all.
     fn applies(self, requestor: &User, wanted: &User) -> bool {
         let bare = wanted.uid.is_empty() && wanted.groups.is_empty() && wanted.extra.is_empty();
         let node = node(&wanted.name);
@@ -83,7 +83,7 @@ impl Mode {
     }
 }
 
-/// Who the headers say the request shall be made as. Errors: 400 without a name.
+/// The impersonated user of the headers. Errors: 400 without a name.
 fn wanted(headers: &HeaderMap) -> ApiResult<Option<User>> {
     let all = |name: &str| -> Vec<String> {
         let values = headers.get_all(name).iter();
@@ -137,8 +137,8 @@ fn go_syntax(user: &User) -> String {
 }
 
 impl Api {
-    /// Who a request is made as: `user`, or whom its headers name, if `user` may act as them.
-    /// `access`: what is asked for. Errors: 403; 400 for a group without a user.
+    /// The user of a request: `user`, or the one that its headers name, if `user` may impersonate
+    /// it. `access`: the access requested. Errors: 403; 400 for a group without a user.
     pub fn acting(&self, user: User, headers: &HeaderMap, access: &Access) -> ApiResult<User> {
         let Some(wanted) = wanted(headers)? else { return Ok(user) };
         let last = self.rbac.modes.last(&user.name);

@@ -29,7 +29,7 @@ const CLUSTER_BINDINGS: &str = "clusterrolebindings.rbac.authorization.k8s.io";
 const ROLES: &str = "roles.rbac.authorization.k8s.io";
 const BINDINGS: &str = "rolebindings.rbac.authorization.k8s.io";
 
-/// Who may do everything, whatever the roles say.
+/// The group that may do everything, independent of roles.
 pub const MASTERS: &str = "system:masters";
 
 /// The roles and bindings, indexed by subject; rebuilt when one of them has changed.
@@ -83,7 +83,7 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// In the words of a lister.
+    /// The error text of upstream's lister.
     fn text(&self) -> String {
         format!("{}.{GROUP} {:?} not found", self.kind.to_lowercase(), self.name)
     }
@@ -138,7 +138,7 @@ impl Scope {
         self.bindings.push(binding);
     }
 
-    /// Those that concern a user, in the order of their names.
+    /// The bindings of a user, sorted by name.
     fn of(&self, user: &User) -> impl Iterator<Item = &Binding> {
         let by_group = user.groups.iter().filter_map(|group| self.groups.get(group));
         let found = self.users.get(&user.name).into_iter().chain(by_group);
@@ -153,7 +153,7 @@ impl Index {
     fn new(store: &Store, version: u64) -> Index {
         let mut index = Index { version, ..Index::default() };
         let each = |table: &str, see: &mut dyn FnMut(&Value)| {
-            // The newest list is always there.
+            // The newest list is always available.
             let page = store.list(table, "", None, usize::MAX, None, &|_| true);
             page.iter().flat_map(|page| &page.items).for_each(|object| see(&object.value));
         };
@@ -263,7 +263,7 @@ impl Api {
         self.authorize(user, access).map(drop).map_err(|why| refusal(user, access, &why))
     }
 
-    /// The rules that hold for a user in a namespace, and what could not be found out.
+    /// The rules of a user in a namespace, and the errors of their lookup.
     pub fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, Vec<Missing>) {
         let index = self.rbac.index(&self.store);
         let (mut found, mut missing) = (Vec::new(), Vec::new());
@@ -292,7 +292,7 @@ impl Api {
     }
 }
 
-/// The answer to who may not. Upstream: `responsewriters.ForbiddenStatusError`.
+/// The answer to a user without the right. Upstream: `responsewriters.ForbiddenStatusError`.
 pub fn refusal(user: &User, access: &Access, why: &str) -> ApiError {
     let (name, Access { verb, group, resource, namespace, path, .. }) = (&user.name, access);
     let mut message = format!("User {name:?} cannot {verb} ");
@@ -400,7 +400,7 @@ mod tests {
             assert_eq!(found, wanted, "{} {verb} {namespace:?}", user.name);
         }
         assert!(api.authorize(&bob, &access("create", "pods", "a")).is_ok());
-        // What changes is seen with the next question.
+        // The next check sees the change.
         put(store, ROLES, "b", role("writer", "create", "pods"));
         assert!(api.authorize(&bob, &access("create", "pods", "b")).is_ok());
         let last = store.get(BINDINGS, "a/more").unwrap();

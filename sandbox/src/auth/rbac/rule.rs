@@ -61,7 +61,7 @@ impl Rule {
             && (self.resource_names.is_empty() || has(&self.resource_names, &access.name))
     }
 
-    /// Those of `wanted`, taken apart into one verb of one thing each, that no rule of `owned`
+    /// The parts of `wanted`, each one verb of one thing, that no rule of `owned`
     /// covers.
     pub fn uncovered(owned: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
         let parts = wanted.iter().flat_map(Rule::parts);

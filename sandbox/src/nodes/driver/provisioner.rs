@@ -82,7 +82,7 @@ fn is_to_go(volume: &PersistentVolume) -> bool {
         && (!volume.meta.is_being_deleted() || volume.meta.has_finalizer(FINALIZER))
 }
 
-/// What an annotation asks for.
+/// The behaviour that an annotation asks for.
 fn asks(meta: &Meta, annotation: &str, value: &str) -> bool {
     meta.annotations.get(annotation) == Some(value)
 }

@@ -251,7 +251,7 @@ mod tests {
         let counted = |group: &'static str, plural: &'static str, namespaced, verbs: &[&str]| {
             is_counted(&ApiResource {
                 resource: ResourceType::fixed(group, "v1", "X", plural, namespaced),
-                verbs: verbs.iter().map(ToString::to_string).collect(),
+                verbs: verbs.iter().map(|verb| crate::objects::Istr::new(verb)).collect(),
                 preferred: true,
             })
         };

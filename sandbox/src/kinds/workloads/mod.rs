@@ -1,0 +1,96 @@
+//! Rules of apps and batch.
+
+mod checks;
+mod defaults;
+mod jobs;
+
+use serde_json::{Value, json};
+
+pub use self::checks::{
+    check_controller, check_daemon_set, check_deployment, check_replica_set, check_stateful_set,
+    update_controller, update_daemon_set, update_deployment, update_replica_set,
+    update_stateful_set,
+};
+pub use self::defaults::{
+    default_daemon_set, default_deployment, default_replica_set, default_stateful_set,
+    prepare_daemon_set, prepare_daemon_set_update, replicas_field, zero_replicas, zero_stateful,
+};
+pub use self::jobs::{
+    check_cron_job, check_job, default_cron_job, default_job, job_field, prepare_job,
+    update_cron_job, update_job,
+};
+use super::fault::{immutable, invalid, required, unsupported};
+use super::json::{members, restore, set, text};
+use super::metadata;
+use crate::api::status::Cause;
+use kube_controller_manager::objects::{LabelSelector, Labels, Selector};
+
+/// Empties the status of a new object.
+pub fn no_status(object: &mut Value) {
+    set(object, "status", json!({}));
+}
+
+/// The main endpoint leaves the status as it is.
+pub fn keep_status(new: &mut Value, old: &Value) {
+    restore(new, old, "status");
+}
+
+fn labels_of(template: &Value) -> Labels {
+    members(template, "/metadata/labels").filter_map(|(k, v)| Some((k, v.as_str()?))).collect()
+}
+
+/// Faults of a selector that is missing, empty, or does not match the template's labels.
+fn selector_matches(object: &Value) -> Vec<Cause> {
+    let Some(given) = object.pointer("/spec/selector") else {
+        let mut faults = vec![required("spec.selector", "")];
+        faults.extend(mismatch(object, &Selector::nothing()));
+        return faults;
+    };
+    let parsed: Option<LabelSelector> = serde_json::from_value(given.clone()).ok();
+    let selector = match parsed.as_ref().map(Selector::try_from) {
+        Some(Ok(selector)) => selector,
+        Some(Err(error)) => return vec![invalid("spec.selector", given, &error.to_string())],
+        None => return vec![invalid("spec.selector", given, "not a label selector")],
+    };
+    let mut faults = Vec::new();
+    if selector.is_empty() {
+        let detail =
+            format!("empty selector is invalid for {}", text(object, "/kind").to_lowercase());
+        faults.push(invalid("spec.selector", given, &detail));
+    }
+    faults.extend(mismatch(object, &selector));
+    faults
+}
+
+fn mismatch(object: &Value, selector: &Selector) -> Option<Cause> {
+    let template = object.pointer("/spec/template").unwrap_or(&Value::Null);
+    if selector.matches(&labels_of(template)) {
+        return None;
+    }
+    let labels = template.pointer("/metadata/labels").unwrap_or(&Value::Null);
+    let detail = "`selector` does not match template `labels`";
+    Some(invalid("spec.template.metadata.labels", labels, detail))
+}
+
+fn template_of(object: &Value) -> &Value {
+    object.pointer("/spec/template").unwrap_or(&Value::Null)
+}
+
+/// The fault of a template whose restart policy is not `Always`.
+fn always(template: &Value) -> Option<Cause> {
+    let policy = template.pointer("/spec/restartPolicy").unwrap_or(&Value::Null);
+    let field = "spec.template.spec.restartPolicy";
+    (policy != "Always").then(|| unsupported(field, policy, &["Always"]))
+}
+
+/// The checks of an update: metadata, the checks of a new object, a fixed selector.
+fn update(new: &Value, old: &Value, check: fn(&Value) -> Vec<Cause>) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check(new));
+    faults.extend(immutable(
+        "spec.selector",
+        new.pointer("/spec/selector"),
+        old.pointer("/spec/selector"),
+    ));
+    faults
+}
