@@ -94,9 +94,13 @@ fn a_job_that_runs_stays_alone_has_company_or_is_replaced() {
                     let wanted = |status: &Value| runs(status) && active(status).len() > 1;
                     status(env, &name, "runs two", wanted).await;
                     // Failed Jobs have a limit of their own.
-                    merge::<CronJob>(&env.client, &name, json!({ "spec": {
+                    merge::<CronJob>(
+                        &env.client,
+                        &name,
+                        json!({ "spec": {
                         "suspend": true, "failedJobsHistoryLimit": 0,
-                    } }))
+                    } }),
+                    )
                     .await;
                     let now = env.clock.now().to_string();
                     let failed = ["FailureTarget", "Failed"].map(|kind| condition(kind, "R", &now));

@@ -257,7 +257,8 @@ fn the_failure_of_a_disrupted_pod_may_be_ignored() {
             let pods = pods_of(env, "d").await;
             let is_first = |pod: &&Pod| pod.meta.uid == first.meta.uid;
             let runs = pods.iter().any(|pod| !is_first(&pod) && pod.is_ready());
-            let held = pods.iter().find(is_first).is_some_and(|it| it.meta.has_finalizer(FINALIZER));
+            let held =
+                pods.iter().find(is_first).is_some_and(|it| it.meta.has_finalizer(FINALIZER));
             if runs && !held { Ok(()) } else { Err(format!("{pods:#?}")) }
         })
         .await;

@@ -72,7 +72,8 @@ impl FromStr for Size {
             size.deployments = 0;
         }
         for part in text.split(',').filter(|part| !part.is_empty()) {
-            let fault = || format!("{part:?} is not deployments=N, replicas=N, job=N, daemonsets=N");
+            let fault =
+                || format!("{part:?} is not deployments=N, replicas=N, job=N, daemonsets=N");
             let (name, number) = part.split_once('=').ok_or_else(fault)?;
             let number = number.parse().map_err(|_| fault())?;
             match name {

@@ -30,10 +30,7 @@ where
 /// Makes up to `count` attempts, each with its number, in batches that double from 1 to 500; after a
 /// batch with a failure no further one. So a quota that is used up is asked a few times, not `count`
 /// times. Gives the number of successes and the first failure. Upstream: `slowStartBatch`.
-pub async fn slow_start<Fut>(
-    count: usize,
-    attempt: impl Fn(usize) -> Fut,
-) -> (usize, Option<Error>)
+pub async fn slow_start<Fut>(count: usize, attempt: impl Fn(usize) -> Fut) -> (usize, Option<Error>)
 where
     Fut: Future<Output = Result<(), Error>> + Send + 'static,
 {

@@ -220,7 +220,8 @@ pub(super) mod testing {
                 continue;
             };
             let lengths = head.lines().filter_map(|line| line.split_once(": "));
-            let mut lengths = lengths.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+            let mut lengths =
+                lengths.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
             let wanted = lengths.next().map_or(0, |(_, length)| length.parse().unwrap());
             if length == 0 || body.len() >= wanted {
                 return head.to_owned();

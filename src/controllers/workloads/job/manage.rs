@@ -293,7 +293,10 @@ mod tests {
             (Attempt::Release(answer(404)), 1, 0, false),
         ] {
             let deleted = deleted(&[pod.clone()], vec![attempt]);
-            assert_eq!((deleted.all, deleted.ready, deleted.failure.is_some()), (all, ready, fails));
+            assert_eq!(
+                (deleted.all, deleted.ready, deleted.failure.is_some()),
+                (all, ready, fails)
+            );
         }
     }
 

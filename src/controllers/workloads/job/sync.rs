@@ -282,10 +282,12 @@ mod tests {
 
     #[test]
     fn the_end_of_a_job_is_remembered_until_the_cache_shows_it() {
-        let job = |end: Value| json!({
-            "metadata": { "namespace": "ns", "name": "j", "uid": "u", "resourceVersion": "7" },
-            "spec": {}, "status": { "conditions": end },
-        });
+        let job = |end: Value| {
+            json!({
+                "metadata": { "namespace": "ns", "name": "j", "uid": "u", "resourceVersion": "7" },
+                "spec": {}, "status": { "conditions": end },
+            })
+        };
         let running: Arc<Job> = Arc::new(serde_json::from_value(job(json!([]))).unwrap());
         let ended = job(json!([{ "type": "Complete", "status": "True" }]));
         let shown: Arc<Job> = Arc::new(serde_json::from_value(ended.clone()).unwrap());
