@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn a_batch_has_at_most_500_attempts() {
         let sizes = |count| batches(count).map(|batch| batch.len()).collect::<Vec<_>>();
-        assert_eq!(sizes(0), []);
+        assert!(sizes(0).is_empty());
         assert_eq!(sizes(6), [1, 2, 3]);
         assert_eq!(sizes(2000), [1, 2, 4, 8, 16, 32, 64, 128, 256, 500, 500, 489]);
         assert_eq!(batches(6).last(), Some(3..6));
