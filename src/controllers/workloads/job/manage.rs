@@ -292,7 +292,7 @@ mod tests {
             (Attempt::Release(answer(409)), 0, 0, true),
             (Attempt::Release(answer(404)), 1, 0, false),
         ] {
-            let deleted = deleted(&[pod.clone()], vec![attempt]);
+            let deleted = deleted(std::slice::from_ref(&pod), vec![attempt]);
             assert_eq!(
                 (deleted.all, deleted.ready, deleted.failure.is_some()),
                 (all, ready, fails)
