@@ -1,5 +1,7 @@
 //! Jobs that start at their times.
 
+use std::time::Duration;
+
 use kube_controller_manager::client::{Patch, Result};
 use kube_controller_manager::objects::{CronJob, ObjectKey, Resource, ResourceType};
 use serde_json::{Value, json};
@@ -8,51 +10,135 @@ use crate::env::*;
 
 const JOBS: ResourceType = ResourceType::fixed("batch", "v1", "Job", "jobs", true);
 
+/// Of every minute, or of every year.
+fn cron_job(name: &str, schedule: &str, spec: Value) -> Value {
+    let mut all = json!({
+        "schedule": schedule, "suspend": true,
+        "jobTemplate": {
+            "metadata": { "labels": { "made": format!("by-{name}") } },
+            "spec": { "suspend": true, "template": { "spec": {
+                "restartPolicy": "Never", "containers": [{ "name": "main", "image": "x:1" }],
+            } } },
+        },
+    });
+    all.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    let metadata = json!({ "name": name, "namespace": "default" });
+    json!({ "apiVersion": "batch/v1", "kind": "CronJob", "metadata": metadata, "spec": all })
+}
+
+async fn set_status(env: &Site, resource: &ResourceType, name: &str, status: Value) {
+    let verbs = env.client.resource(resource).subresource("status");
+    let patch = Patch::Merge(json!({ "status": status }));
+    let patched: Result<Value> = verbs.patch(&ObjectKey::new("default", name), &patch).await;
+    patched.expect("patch");
+}
+
+/// Makes the starts of the last `ago` overdue, so that nothing waits for a minute.
+async fn miss(env: &Site, name: &str, ago: Duration) {
+    let last = (env.clock.now() - ago).to_string();
+    set_status(env, &CronJob::RESOURCE, name, json!({ "lastScheduleTime": last })).await;
+}
+
+async fn status(env: &Site, name: &str, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    eventually(&env.clock, &format!("{name}: {what}"), || async {
+        let cron_jobs = env.client.resource(&CronJob::RESOURCE);
+        let key = ObjectKey::new("default", name);
+        let cron_job: Value = cron_jobs.get(&key).await.map_err(|e| e.to_string())?;
+        match wanted(&cron_job["status"]) {
+            true => Ok(cron_job["status"].clone()),
+            false => Err(cron_job["status"].to_string()),
+        }
+    })
+    .await
+}
+
+/// The names of the Jobs that run.
+fn active(status: &Value) -> Vec<String> {
+    let active = status["active"].as_array().into_iter().flatten();
+    active.map(|job| job["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn condition(kind: &str, reason: &str, now: &str) -> Value {
+    json!({
+        "type": kind, "status": "True", "reason": reason,
+        "lastProbeTime": now, "lastTransitionTime": now,
+    })
+}
+
+#[test]
+fn a_job_that_runs_stays_alone_has_company_or_is_replaced() {
+    everywhere("concurrency", async |env| {
+        let _manager = env.manager("manager", &[]);
+        let jobs = env.client.resource(&JOBS);
+        for policy in ["Forbid", "Allow", "Replace"] {
+            let name = policy.to_lowercase();
+            // The start of this year, and then one of the last minutes: two names.
+            let spec = json!({ "concurrencyPolicy": policy });
+            create(&env.client, cron_job(&name, "0 0 1 1 *", spec)).await;
+            miss(env, &name, Duration::from_secs(400 * 86_400)).await;
+            merge::<CronJob>(&env.client, &name, json!({ "spec": { "suspend": false } })).await;
+            let started = status(env, &name, "starts", |status| active(status).len() == 1).await;
+            let first = active(&started).remove(0);
+            let every_minute = json!({ "spec": { "schedule": "* * * * *" } });
+            merge::<CronJob>(&env.client, &name, every_minute).await;
+            miss(env, &name, Duration::from_secs(300)).await;
+            let runs = |status: &Value| active(status).contains(&first);
+            match policy {
+                "Forbid" => {
+                    let text = "prior execution is running and concurrency policy is Forbid";
+                    has_event(env, &name, "JobAlreadyActive", text).await;
+                    let status = status(env, &name, "goes on", |_| true).await;
+                    assert_eq!(active(&status), [first]);
+                }
+                "Allow" => {
+                    let wanted = |status: &Value| runs(status) && active(status).len() > 1;
+                    status(env, &name, "runs two", wanted).await;
+                    // Failed Jobs have a limit of their own.
+                    merge::<CronJob>(
+                        &env.client,
+                        &name,
+                        json!({ "spec": {
+                        "suspend": true, "failedJobsHistoryLimit": 0,
+                    } }),
+                    )
+                    .await;
+                    let now = env.clock.now().to_string();
+                    let failed = ["FailureTarget", "Failed"].map(|kind| condition(kind, "R", &now));
+                    let failed = json!({ "startTime": now, "failed": 1, "conditions": failed });
+                    set_status(env, &JOBS, &first, failed).await;
+                    let text = format!("Deleted job {first}");
+                    has_event(env, &name, "SuccessfulDelete", &text).await;
+                }
+                _ => {
+                    let wanted = |status: &Value| !runs(status) && active(status).len() == 1;
+                    status(env, &name, "replaces it", wanted).await;
+                    let text = format!("Deleted job {first}");
+                    has_event(env, &name, "SuccessfulDelete", &text).await;
+                    eventually(&env.clock, "the first Job is gone", || async {
+                        let key = ObjectKey::new("default", &first);
+                        match jobs.get::<Value>(&key).await {
+                            Err(error) if error.is_not_found() => Ok(()),
+                            found => Err(format!("{found:?}")),
+                        }
+                    })
+                    .await;
+                }
+            }
+        }
+    });
+}
+
 #[test]
 fn a_cron_job_starts_jobs_and_follows_them_to_their_end() {
     everywhere("cronjob", async |env| {
         let manager = env.manager("manager", &[]);
-        let (client, clock) = (&env.client, &env.clock);
-        let cron_jobs = client.resource(&CronJob::RESOURCE);
-        let (key, name) = (ObjectKey::new("default", "tick"), "tick");
-        let set_status = async |verbs: &ResourceType, key: &ObjectKey, status: Value| {
-            let verbs = client.resource(verbs).subresource("status");
-            let patch = Patch::Merge(json!({ "status": status }));
-            let patched: Result<Value> = verbs.patch(key, &patch).await;
-            patched.expect("patch");
-        };
-        let status = async |what: &str, wanted: fn(&Value) -> bool| {
-            eventually(clock, what, || async {
-                let cron_job: Value = cron_jobs.get(&key).await.map_err(|e| e.to_string())?;
-                match wanted(&cron_job["status"]) {
-                    true => Ok(cron_job["status"].clone()),
-                    false => Err(cron_job["status"].to_string()),
-                }
-            })
-            .await
-        };
-        let cron_job = json!({
-            "apiVersion": "batch/v1", "kind": "CronJob",
-            "metadata": { "name": name, "namespace": "default" },
-            "spec": {
-                "schedule": "* * * * *", "timeZone": "Asia/Kolkata", "suspend": true,
-                "concurrencyPolicy": "Forbid",
-                "jobTemplate": {
-                    "metadata": { "labels": { "made": "by-tick" } },
-                    "spec": { "suspend": true, "template": { "spec": {
-                        "restartPolicy": "Never", "containers": [{ "name": "main", "image": "x:1" }],
-                    } } },
-                },
-            },
-        });
-        create(client, cron_job).await;
-        // With a start of the past hour, those since then are overdue: nothing waits for a minute.
-        let hour_ago = (clock.now() - std::time::Duration::from_secs(3600)).to_string();
-        let overdue = || json!({ "lastScheduleTime": hour_ago });
-        set_status(&CronJob::RESOURCE, &key, overdue()).await;
+        let (client, clock, name) = (&env.client, &env.clock, "tick");
+        let spec = json!({ "timeZone": "Asia/Kolkata", "concurrencyPolicy": "Forbid" });
+        create(client, cron_job(name, "* * * * *", spec)).await;
+        miss(env, name, Duration::from_secs(3600)).await;
         merge::<CronJob>(client, name, json!({ "spec": { "suspend": false } })).await;
 
-        let started = status("a Job starts", |status| status["active"].is_array()).await;
+        let started = status(env, name, "a Job starts", |it| it["active"].is_array()).await;
         let active = started["active"][0].clone();
         let job_name = active["name"].as_str().unwrap().to_owned();
         let job_key = ObjectKey::new("default", &job_name);
@@ -70,28 +156,23 @@ fn a_cron_job_starts_jobs_and_follows_them_to_their_end() {
         has_event(env, name, "SuccessfulCreate", &format!("Created job {job_name}")).await;
 
         // The next start meets a Job that runs.
-        let five_minutes = std::time::Duration::from_secs(300);
+        let five_minutes = Duration::from_secs(300);
         let removed = json!({ "lastScheduleTime": (clock.now() - five_minutes).to_string(),
             "active": [{ "name": "another", "namespace": "default", "uid": active["uid"],
                 "kind": "Job", "apiVersion": "batch/v1" }] });
-        set_status(&CronJob::RESOURCE, &key, removed).await;
+        set_status(env, &CronJob::RESOURCE, name, removed).await;
         let refused = "prior execution is running and concurrency policy is Forbid";
         has_event(env, name, "JobAlreadyActive", refused).await;
 
         let now = clock.now().to_string();
-        let condition = |kind: &str| {
-            json!({
-                "type": kind, "status": "True", "reason": "CompletionsReached",
-                "lastProbeTime": now, "lastTransitionTime": now,
-            })
-        };
+        let condition = |kind: &str| condition(kind, "CompletionsReached", &now);
         merge::<CronJob>(client, name, json!({ "spec": { "suspend": true } })).await;
         let complete = json!({
             "startTime": now, "completionTime": now, "succeeded": 1,
             "conditions": [condition("SuccessCriteriaMet"), condition("Complete")],
         });
-        set_status(&JOBS, &job_key, complete).await;
-        let ended = status("the Job's end is seen", |status| status["active"].is_null()).await;
+        set_status(env, &JOBS, &job_name, complete).await;
+        let ended = status(env, name, "its end is seen", |it| it["active"].is_null()).await;
         assert_eq!(ended["lastSuccessfulTime"], now);
         let completed = format!("Saw completed job: {job_name}, condition: Complete");
         has_event(env, name, "SawCompletedJob", &completed).await;

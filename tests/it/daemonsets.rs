@@ -208,6 +208,35 @@ fn each_node_that_suits_has_one_pod() {
 }
 
 #[test]
+fn affinity_chooses_nodes_and_a_cordon_keeps_no_daemon_away() {
+    everywhere("daemon-affinity", async |env| {
+        let _manager = env.manager("manager", &[CONTROLLERS]);
+        let disk = |disk: &str| json!({ "metadata": { "labels": { "disk": disk } } });
+        let cordoned = |is: bool| json!({ "spec": { "unschedulable": is } });
+        patch_node(env, "node-1", disk("ssd")).await;
+        let mut agent = daemon_set(rolling(1, 0));
+        let terms = json!([{ "matchExpressions": [
+            { "key": "disk", "operator": "In", "values": ["ssd"] }] }]);
+        agent["spec"]["template"]["spec"]["affinity"]["nodeAffinity"] = json!({
+            "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": terms },
+        });
+        create(&env.client, agent).await;
+        counts(env, "one node suits", [1, 1, 0, 1, 1]).await;
+        let first = placed(env, &[("node-1", 1)]).await;
+        for node in ["node-0", "node-1"] {
+            patch_node(env, node, cordoned(true)).await;
+        }
+        patch_node(env, "node-0", disk("ssd")).await;
+        counts(env, "the cordoned nodes suit as well", [2, 2, 0, 2, 2]).await;
+        let both = placed(env, &[("node-0", 1), ("node-1", 1)]).await;
+        assert_eq!(both["node-1"][0].meta.uid, first["node-1"][0].meta.uid);
+        patch_node(env, "node-1", disk("hdd")).await;
+        counts(env, "the other one suits no more", [1, 1, 0, 1, 1]).await;
+        placed(env, &[("node-0", 1)]).await;
+    });
+}
+
+#[test]
 fn a_rollout_goes_on_within_max_unavailable_and_back_to_a_known_revision() {
     everywhere("daemon-rollout", async |env| {
         let _manager = env.manager("manager", &[CONTROLLERS]);

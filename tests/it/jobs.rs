@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kube_controller_manager::client::Delete;
+use kube_controller_manager::client::{Delete, Patch};
 use kube_controller_manager::objects::{Job, ObjectKey, Pod, Resource};
 use serde_json::{Value, json};
 
@@ -164,6 +164,20 @@ fn jobs_run_to_their_ends() {
             json!({ "succeeded": 1, "completedIndexes": "0" }),
         ),
         (
+            "enough",
+            "=sleep inf,.index-0=exit 0",
+            indexed(2, json!({ "successPolicy": { "rules": [{ "succeededCount": 1 }] } })),
+            succeeds("SuccessPolicy"),
+            json!({ "succeeded": 1, "completedIndexes": "0" }),
+        ),
+        (
+            "counted",
+            "=exit 5",
+            json!({ "backoffLimit": 0, "podFailurePolicy": exits("Count", 5) }),
+            fails("BackoffLimitExceeded"),
+            json!({ "failed": 1 }),
+        ),
+        (
             "fatal",
             "=exit 42",
             json!({ "podFailurePolicy": exits("FailJob", 42) }),
@@ -222,6 +236,64 @@ fn jobs_run_to_their_ends() {
                 assert!(!pod.meta.has_finalizer(FINALIZER), "{}", pod.meta.key());
             }
         }
+    });
+}
+
+#[test]
+fn the_failure_of_a_disrupted_pod_may_be_ignored() {
+    everywhere("disrupted", async |env| {
+        let _manager = env.manager("manager", &[]);
+        let condition = json!({ "type": "DisruptionTarget", "status": "True" });
+        let rule = json!({ "action": "Ignore", "onPodConditions": [condition] });
+        let spec = json!({ "backoffLimit": 0, "podFailurePolicy": { "rules": [rule] } });
+        create(&env.client, job("d", "=sleep inf", spec)).await;
+        status(env, "d", "runs", |status| status["ready"] == 1).await;
+        let first = pods_of(env, "d").await.remove(0);
+        let evicted = json!({ "status": { "phase": "Failed", "conditions": [condition] } });
+        let pods = env.client.resource(&Pod::RESOURCE).subresource("status");
+        let patch = Patch::Merge(evicted);
+        pods.patch::<Value>(&first.meta.key(), &patch).await.expect("patch");
+        eventually(&env.clock, "another pod runs, and the first one is released", || async {
+            let pods = pods_of(env, "d").await;
+            let is_first = |pod: &&Pod| pod.meta.uid == first.meta.uid;
+            let runs = pods.iter().any(|pod| !is_first(&pod) && pod.is_ready());
+            let held =
+                pods.iter().find(is_first).is_some_and(|it| it.meta.has_finalizer(FINALIZER));
+            if runs && !held { Ok(()) } else { Err(format!("{pods:#?}")) }
+        })
+        .await;
+        let status = status(env, "d", "runs again", |status| status["ready"] == 1).await;
+        assert_eq!((conditions(&status), &status["failed"]), (Vec::new(), &Value::Null));
+    });
+}
+
+#[test]
+fn a_finished_job_is_deleted_when_its_time_is_over() {
+    everywhere("ttl-after-finished", async |env| {
+        let _manager = env.manager("manager", &[]);
+        let ttl = |seconds: Value| json!({ "ttlSecondsAfterFinished": seconds });
+        let gone = async |name: &str| {
+            eventually(&env.clock, &format!("{name} and its pods are gone"), || async {
+                let pods = pods_of(env, name).await.len();
+                match read(env, name).await {
+                    Err(_) if pods == 0 => Ok(()),
+                    job => Err(format!("{pods} pods of {job:?}")),
+                }
+            })
+            .await;
+        };
+        for (name, seconds) in [("hour", json!(3600)), ("never", json!(null)), ("soon", json!(1))] {
+            create(&env.client, job(name, "=exit 0", ttl(seconds))).await;
+        }
+        for name in ["hour", "never"] {
+            status(env, name, "ends", |status| status["completionTime"].is_string()).await;
+        }
+        gone("soon").await;
+        // A time that is changed counts from the end of the Job as well.
+        let change = json!({ "spec": ttl(json!(0)) });
+        merge::<Job>(&env.client, "hour", change).await;
+        gone("hour").await;
+        assert!(read(env, "never").await.is_ok());
     });
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{
     ControllerRevision, ObjectKey, PersistentVolumeClaim, Pod, Resource, StatefulSet, StorageClass,
+    Timestamp,
 };
 use sandbox::faults::Fault;
 use sandbox::nodes::DRIVER;
@@ -135,6 +136,36 @@ fn pods_have_an_identity_and_come_and_go_in_order() {
             let text = format!("Delete Pod {name} in StatefulSet web successful");
             has_event(env, "web", "SuccessfulDelete", &text).await;
         }
+    });
+}
+
+#[test]
+fn a_pod_is_available_when_it_was_ready_for_long_enough() {
+    everywhere("sts-min-ready", async |env| {
+        let _manager = env.manager("manager", &[]);
+        let mut web = stateful_set("web", 2);
+        web["spec"]["minReadySeconds"] = json!(2);
+        create(&env.client, web).await;
+        let key = ObjectKey::new("default", "web");
+        let sets = env.client.resource(&StatefulSet::RESOURCE);
+        eventually(&env.clock, "the first pod is ready and not available", || async {
+            let set: Value = sets.get(&key).await.map_err(|error| error.to_string())?;
+            let status = &set["status"];
+            let ready = status["readyReplicas"] == 1;
+            let available = status["availableReplicas"].as_i64().unwrap_or(0);
+            if ready && available == 0 { Ok(()) } else { Err(status.to_string()) }
+        })
+        .await;
+        settled(env, "web", 2).await;
+        let pods = list_values::<Pod>(env).await;
+        let time = |value: &Value| value.as_str().expect("a time").parse::<Timestamp>().unwrap();
+        let conditions = pods["web-0"]["status"]["conditions"].as_array().expect("conditions");
+        let ready = conditions.iter().find(|condition| condition["type"] == "Ready").unwrap();
+        let (ready, next) = (
+            time(&ready["lastTransitionTime"]),
+            time(&pods["web-1"]["metadata"]["creationTimestamp"]),
+        );
+        assert!(next >= ready + std::time::Duration::from_secs(2), "{ready} {next}");
     });
 }
 

@@ -6,6 +6,7 @@
 pub mod objects;
 mod process;
 mod report;
+mod workloads;
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -45,11 +46,15 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(60);
 /// When nothing of a namespace is deleted within this time, no manager empties it.
 const DELETION_STARTS_WITHIN: Duration = Duration::from_secs(20);
 
-/// How many objects: `deployments=100,replicas=100`.
+/// How many objects: `deployments=100,replicas=100`, or `job=5000,daemonsets=1`, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     pub deployments: usize,
     pub replicas: usize,
+    /// The pods of a Job; 0: no Job.
+    pub job: usize,
+    /// Each has a pod on every node.
+    pub daemon_sets: usize,
 }
 
 impl Size {
@@ -62,14 +67,20 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Size, String> {
-        let mut size = Size { deployments: 100, replicas: 100 };
+        let mut size = Size { deployments: 100, replicas: 100, job: 0, daemon_sets: 0 };
+        if !text.contains("deployments") && (text.contains("job") || text.contains("daemonsets")) {
+            size.deployments = 0;
+        }
         for part in text.split(',').filter(|part| !part.is_empty()) {
-            let fault = || format!("{part:?} is not deployments=N or replicas=N");
+            let fault =
+                || format!("{part:?} is not deployments=N, replicas=N, job=N, daemonsets=N");
             let (name, number) = part.split_once('=').ok_or_else(fault)?;
             let number = number.parse().map_err(|_| fault())?;
             match name {
                 "deployments" => size.deployments = number,
                 "replicas" => size.replicas = number,
+                "job" => size.job = number,
+                "daemonsets" => size.daemon_sets = number,
                 _ => return Err(fault()),
             }
         }
@@ -124,6 +135,8 @@ impl Load {
                 manager,
                 deployments: self.size.deployments,
                 replicas: self.size.replicas,
+                job: self.size.job,
+                daemon_sets: self.size.daemon_sets,
                 config_maps: self.config_maps,
                 nodes: self.nodes.count,
                 rows: Vec::new(),
@@ -242,6 +255,20 @@ impl Run {
             self.row("ConfigMaps loaded", &working, mark)?;
         }
 
+        if self.size.job > 0 {
+            self.job(&mut working, self.size.job).await?;
+        }
+        self.daemon_sets(&mut working, self.size.daemon_sets).await?;
+        if self.size.deployments > 0 {
+            working = self.deployments(working, idle).await?;
+        }
+        self.phase("deletion of the namespace");
+        self.delete_namespace(&mut working).await?;
+        self.end(working).await
+    }
+
+    /// Deployments, and a manager that starts when they are there.
+    async fn deployments(&mut self, mut working: Working, idle: Duration) -> Result<Working> {
         self.phase("Deployments");
         let mark = self.mark(Some(&working))?;
         for n in 0..self.size.deployments {
@@ -277,10 +304,7 @@ impl Run {
         self.until(&mut working, "the new pod", |sum| sum.available >= wanted).await?;
         self.settled(&mut working).await?;
         self.row("restarted: settled", &working, mark)?;
-
-        self.phase("deletion of the namespace");
-        self.delete_namespace(&mut working).await?;
-        self.end(working).await
+        Ok(working)
     }
 
     fn phase(&self, name: &str) {
@@ -530,15 +554,18 @@ mod tests {
     #[test]
     fn sizes_are_read() {
         for (text, size) in [
-            ("deployments=3,replicas=4", Some((3, 4))),
-            ("replicas=7", Some((100, 7))),
-            ("", Some((100, 100))),
+            ("deployments=3,replicas=4", Some((3, 4, 0, 0))),
+            ("replicas=7", Some((100, 7, 0, 0))),
+            ("", Some((100, 100, 0, 0))),
+            ("job=5,daemonsets=2", Some((0, 100, 5, 2))),
+            ("deployments=1,job=5", Some((1, 100, 5, 0))),
             ("pods=3", None),
             ("deployments", None),
             ("replicas=-1", None),
         ] {
             let read: Option<Size> = text.parse().ok();
-            assert_eq!(read.map(|size| (size.deployments, size.replicas)), size, "{text}");
+            let read = read.map(|it| (it.deployments, it.replicas, it.job, it.daemon_sets));
+            assert_eq!(read, size, "{text}");
         }
     }
 }

@@ -13,6 +13,9 @@ pub struct Report {
     pub manager: String,
     pub deployments: usize,
     pub replicas: usize,
+    /// The pods of a Job.
+    pub job: usize,
+    pub daemon_sets: usize,
     pub config_maps: usize,
     pub nodes: usize,
     pub rows: Vec<Row>,
@@ -52,10 +55,12 @@ fn mega(bytes: u64) -> f64 {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { manager, deployments, replicas, config_maps, nodes, .. } = self;
+        let Report { job, daemon_sets, .. } = self;
         writeln!(f, "manager {manager}")?;
         writeln!(
             f,
-            "{deployments} Deployments of {replicas} replicas, {nodes} nodes, {config_maps} ConfigMaps\n"
+            "{deployments} Deployments of {replicas} replicas, a Job of {job} pods, \
+             {daemon_sets} DaemonSets, {nodes} nodes, {config_maps} ConfigMaps\n"
         )?;
         writeln!(
             f,

@@ -1,10 +1,16 @@
 //! Many requests of one sync.
 
+use std::iter;
+use std::ops::Range;
+
 use crate::controllers::Error;
 use crate::task;
 
 /// Upstream: `controller.SlowStartInitialBatchSize`.
-pub const SLOW_START_INITIAL_BATCH_SIZE: usize = 1;
+const FIRST_BATCH: usize = 1;
+/// Other controllers than that of StatefulSets never attempt more in one sync.
+/// Upstream: `statefulset.MaxBatchSize`.
+const LARGEST_BATCH: usize = 500;
 
 /// Runs all `jobs` at once and gives their outputs in the order of the jobs. Panics when one did.
 /// Dropped half-way, it leaves the jobs running.
@@ -21,21 +27,16 @@ where
     outputs
 }
 
-/// Makes up to `count` attempts, in batches that double from `first`; after a batch with a failure no
-/// further one. So a quota that is used up is asked a few times, not `count` times. Gives the number
-/// of successes and the first failure. Upstream: `slowStartBatch`.
-pub async fn slow_start<Fut>(
-    count: usize,
-    first: usize,
-    attempt: impl Fn() -> Fut,
-) -> (usize, Option<Error>)
+/// Makes up to `count` attempts, each with its number, in batches that double from 1 to 500; after a
+/// batch with a failure no further one. So a quota that is used up is asked a few times, not `count`
+/// times. Gives the number of successes and the first failure. Upstream: `slowStartBatch`.
+pub async fn slow_start<Fut>(count: usize, attempt: impl Fn(usize) -> Fut) -> (usize, Option<Error>)
 where
     Fut: Future<Output = Result<(), Error>> + Send + 'static,
 {
-    let (mut left, mut successes) = (count, 0);
-    let mut batch = first.min(left);
-    while batch > 0 {
-        let results = together((0..batch).map(|_| attempt())).await;
+    let mut successes = 0;
+    for batch in batches(count) {
+        let results = together(batch.map(&attempt)).await;
         let mut failure = None;
         for result in results {
             match result {
@@ -48,10 +49,18 @@ where
         if failure.is_some() {
             return (successes, failure);
         }
-        left -= batch;
-        batch = (2 * batch).min(left);
     }
     (successes, None)
+}
+
+/// The numbers of the attempts of each batch.
+fn batches(count: usize) -> impl Iterator<Item = Range<usize>> {
+    let (mut made, mut size) = (0, FIRST_BATCH);
+    iter::from_fn(move || {
+        let batch = made..count.min(made + size);
+        (made, size) = (batch.end, LARGEST_BATCH.min(2 * size));
+        Some(batch).filter(|batch| !batch.is_empty())
+    })
 }
 
 #[cfg(test)]
@@ -74,10 +83,10 @@ mod tests {
             (500, 499, 499, 500),
         ] {
             let made = Arc::new(AtomicUsize::new(0));
-            let run = slow_start(count, SLOW_START_INITIAL_BATCH_SIZE, || {
+            let run = slow_start(count, |mine| {
                 let made = made.clone();
                 async move {
-                    let mine = made.fetch_add(1, Ordering::SeqCst);
+                    made.fetch_add(1, Ordering::SeqCst);
                     if mine < good { Ok(()) } else { Err(Error::other("quota")) }
                 }
             });
@@ -86,6 +95,15 @@ mod tests {
             assert_eq!(made.load(Ordering::SeqCst), attempts);
             assert_eq!(failure.is_some(), good < count);
         }
+    }
+
+    #[test]
+    fn a_batch_has_at_most_500_attempts() {
+        let sizes = |count| batches(count).map(|batch| batch.len()).collect::<Vec<_>>();
+        assert!(sizes(0).is_empty());
+        assert_eq!(sizes(6), [1, 2, 3]);
+        assert_eq!(sizes(2000), [1, 2, 4, 8, 16, 32, 64, 128, 256, 500, 500, 489]);
+        assert_eq!(batches(6).last(), Some(3..6));
     }
 
     #[test]

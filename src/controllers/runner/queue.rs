@@ -79,7 +79,11 @@ impl<K> Clone for Queue<K> {
 }
 
 impl<K: Key> Queue<K> {
-    pub(super) fn new(name: &str, retries: Retries<K>, clock: SharedClock) -> Queue<K> {
+    pub(in crate::controllers) fn new(
+        name: &str,
+        retries: Retries<K>,
+        clock: SharedClock,
+    ) -> Queue<K> {
         let Retries { limiter, max: max_retries, level: retry_level } = retries;
         let limiter = limiter.unwrap_or_else(|| default_controller_rate_limiter(clock.clone()));
         let queue = RateLimitingQueue::new(name, clock, limiter);
@@ -116,6 +120,11 @@ impl<K: Key> Queue<K> {
     /// How often `key` failed since it was last forgotten.
     pub fn retries(&self, key: &K) -> u32 {
         self.inner().num_requeues(key)
+    }
+
+    #[cfg(test)]
+    pub(in crate::controllers) fn len(&self) -> usize {
+        self.inner().len()
     }
 
     pub(super) fn shut_down(&self) {

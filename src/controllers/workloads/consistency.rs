@@ -8,6 +8,7 @@ use std::fmt;
 use crate::cache::Lister;
 use crate::client::{Client, ListOptions};
 use crate::controllers::Error;
+use crate::metrics::IntCounterVec;
 use crate::objects::{
     Object, ObjectKey, PartialObjectMetadata, Resource, ResourceType, Selector, Uid,
 };
@@ -142,6 +143,11 @@ impl Consistency {
         Ok(!unsure.is_empty())
     }
 
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.writes().is_empty()
+    }
+
     /// Forgets the owner if it has this uid; `None`: any uid.
     pub fn clear(&self, owner: &ObjectKey, uid: Option<&Uid>) {
         let mut writes = self.writes();
@@ -171,6 +177,14 @@ impl Consistency {
             writes.remove(owner);
         }
         None
+    }
+
+    /// [`ensure_ready`](Consistency::ensure_ready) at the start of a sync; `skips` counts the syncs
+    /// that are put off, by group and resource. Upstream: `stale_sync_skips_total`.
+    pub fn start_sync(&self, owner: &ObjectKey, skips: &IntCounterVec) -> Result<(), Error> {
+        let Some(lag) = self.lagging(owner) else { return Ok(()) };
+        skips.with_label_values(&[&*lag.resource.group, &*lag.resource.plural]).inc();
+        Err(lag.into())
     }
 
     /// `Error::Stale` while a cache lags behind what was written for `owner`.

@@ -12,6 +12,7 @@ pub mod history;
 pub mod job;
 pub mod new_pod;
 pub mod percent;
+pub mod pod_batch;
 pub mod pod_control;
 pub mod ref_manager;
 pub mod replicaset;

@@ -127,6 +127,11 @@ pub fn is_gone(error: &Error) -> bool {
     error.api().is_some_and(|error| error.is_not_found() || error.is_conflict())
 }
 
+/// Whether a request failed because there is no such object.
+pub fn is_not_found(error: &Error) -> bool {
+    error.api().is_some_and(|error| error.is_not_found())
+}
+
 /// Whether the cache knows already that `pod` goes, or is gone.
 pub fn is_seen_to_go(pod: &Pod, cached: &Lister<Pod>) -> bool {
     let now = cached.get(&pod.meta.key()).filter(|now| now.meta.uid == pod.meta.uid);
@@ -179,6 +184,49 @@ pub(super) mod testing {
             }
         });
         (Client::new(config, SystemClock::shared()).unwrap(), heard)
+    }
+
+    /// A client of a server that answers each request line with the status and the body that
+    /// `answer` gives.
+    pub async fn answering(
+        answer: impl Fn(&str) -> (u16, serde_json::Value) + Send + 'static,
+    ) -> Client {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let config = Config::new(format!("http://{}", listener.local_addr().unwrap()));
+        task::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let head = read_request(&mut stream).await;
+                let (status, body) = answer(head.lines().next().unwrap_or_default());
+                let answer = format!(
+                    "HTTP/1.1 {status} Any\r\ncontent-type: application/json\r\n\
+                     content-length: {}\r\nconnection: close\r\n\r\n{body}",
+                    body.to_string().len()
+                );
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        Client::new(config, SystemClock::shared()).unwrap()
+    }
+
+    /// The head of a request whose body is read as well.
+    async fn read_request(stream: &mut (impl AsyncReadExt + Unpin)) -> String {
+        let (mut text, mut piece) = (String::new(), [0; 4096]);
+        loop {
+            let length = stream.read(&mut piece).await.unwrap();
+            text.push_str(&String::from_utf8_lossy(&piece[..length]));
+            let Some((head, body)) = text.split_once("\r\n\r\n") else {
+                assert!(length > 0, "cut off: {text}");
+                continue;
+            };
+            let lengths = head.lines().filter_map(|line| line.split_once(": "));
+            let mut lengths =
+                lengths.filter(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+            let wanted = lengths.next().map_or(0, |(_, length)| length.parse().unwrap());
+            if length == 0 || body.len() >= wanted {
+                return head.to_owned();
+            }
+        }
     }
 }
 

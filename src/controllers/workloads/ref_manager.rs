@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::cache::{IndexValue, Lister};
 use crate::client::{Client, Patch};
 use crate::controllers::Error;
+use crate::controllers::workloads::consistency::Consistency;
 use crate::objects::{Meta, Object, OwnerReference, Resource, Selector, Uid};
 
 /// The index that [`by_controller`] fills. Upstream: `PodControllerIndex`.
@@ -47,21 +48,37 @@ pub struct ControllerRefManager<'a> {
     pub selector: &'a Selector,
     /// Finalizers added with an adoption (Job); usually none.
     pub finalizers: &'a [&'a str],
+    /// Adoptions are noted here, under the owner.
+    written: Option<&'a Consistency>,
 }
 
-impl ControllerRefManager<'_> {
-    /// Those of `candidates` that the owner holds afterwards; an adopted one as the API returned it,
-    /// so with its new resourceVersion. `can_adopt` is asked at most once, before the first
-    /// adoption: it reads the owner live and checks its uid and deletion
-    /// ([`recheck_deletion_timestamp`]). Every candidate is tried; what failed is returned together.
-    pub async fn claim<C: Object + Resource, A: Future<Output = Result<(), Error>>>(
+impl<'a> ControllerRefManager<'a> {
+    /// Of an owner of the kind `O`.
+    pub fn new<O: Resource>(
+        client: &'a Client,
+        owner: &'a Meta,
+        selector: &'a Selector,
+    ) -> ControllerRefManager<'a> {
+        let owner_ref = owner.controller_ref::<O>();
+        ControllerRefManager { client, owner, owner_ref, selector, finalizers: &[], written: None }
+    }
+
+    /// Each adoption is noted in `consistency`. Upstream: `OnWrite`.
+    pub fn recording(mut self, consistency: &'a Consistency) -> ControllerRefManager<'a> {
+        self.written = Some(consistency);
+        self
+    }
+
+    /// Those of `candidates` that the owner, of the kind `O`, holds afterwards; an adopted one as the
+    /// API returned it, so with its new resourceVersion. Before the first adoption the owner is read
+    /// live: the cache may not show yet that it is going, or is another by now. Every candidate is
+    /// tried; what failed is returned together.
+    pub async fn claim<O: Object + Resource, C: Object + Resource>(
         &self,
         candidates: Vec<Arc<C>>,
         filter: impl Fn(&C) -> bool,
-        can_adopt: impl FnOnce() -> A,
     ) -> Result<Vec<Arc<C>>, Error> {
-        let mut can_adopt = Some(can_adopt);
-        let mut allowed: Result<(), String> = Ok(());
+        let mut allowed: Option<Result<(), String>> = None;
         let mut claimed = Vec::with_capacity(candidates.len());
         let mut errors = Vec::new();
         for candidate in candidates {
@@ -72,10 +89,11 @@ impl ControllerRefManager<'_> {
                 Claim::Ignore => {}
                 Claim::Release => errors.extend(self.release::<C>(meta).await.err()),
                 Claim::Adopt => {
-                    if let Some(ask) = can_adopt.take() {
-                        allowed = ask().await.map_err(|error| error.to_string());
+                    if allowed.is_none() {
+                        let checked = recheck_deletion_timestamp::<O>(self.client, self.owner);
+                        allowed = Some(checked.await.map_err(|error| error.to_string()));
                     }
-                    if let Err(reason) = &allowed {
+                    if let Some(Err(reason)) = &allowed {
                         errors.push(Error::other(format!(
                             "can't adopt {} {}/{} ({}): {reason}",
                             C::RESOURCE.kind,
@@ -86,16 +104,23 @@ impl ControllerRefManager<'_> {
                         continue;
                     }
                     match self.adopt::<C>(meta).await {
-                        Ok(adopted) => claimed.extend(adopted.map(Arc::new)),
+                        Ok(None) => {}
+                        Ok(Some(adopted)) => {
+                            self.note::<C>(adopted.meta());
+                            claimed.push(Arc::new(adopted));
+                        }
                         Err(error) => errors.push(error),
                     }
                 }
             }
         }
-        match errors.len() {
-            0 => Ok(claimed),
-            1 => Err(errors.remove(0)),
-            _ => Err(Error::Many(errors)),
+        Error::many(errors).map_or(Ok(claimed), Err)
+    }
+
+    fn note<C: Resource>(&self, adopted: &Meta) {
+        if let Some(consistency) = self.written {
+            let (owner, version) = (self.owner.key(), adopted.resource_version);
+            consistency.wrote_at(&owner, &self.owner.uid, &C::RESOURCE, version);
         }
     }
 
@@ -122,7 +147,7 @@ impl ControllerRefManager<'_> {
 
 /// Reads the owner live: `Ok` when it is still the same object and is not being deleted.
 /// Upstream: `RecheckDeletionTimestamp`.
-pub async fn recheck_deletion_timestamp<T: Object + Resource>(
+async fn recheck_deletion_timestamp<T: Object + Resource>(
     client: &Client,
     owner: &Meta,
 ) -> Result<(), Error> {

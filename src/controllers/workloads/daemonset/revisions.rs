@@ -12,9 +12,7 @@ use crate::controllers::Error;
 use crate::controllers::workloads::history::{
     self, Created, Limit, NewRevision, REVISION_LABEL, beyond_limit, next_revision, renumber,
 };
-use crate::controllers::workloads::ref_manager::{
-    ControllerRefManager, owned_or_orphaned, recheck_deletion_timestamp,
-};
+use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned};
 use crate::objects::{ControllerRevision, DaemonSet, Pod, Resource, Selector};
 
 /// Upstream keeps as many when the API server did not set the default.
@@ -69,16 +67,9 @@ impl DaemonSets {
         set: &Arc<DaemonSet>,
         selector: &Selector,
     ) -> Result<Vec<Arc<ControllerRevision>>, Error> {
-        let manager = ControllerRefManager {
-            client: &self.client,
-            owner: &set.meta,
-            owner_ref: set.meta.controller_ref::<DaemonSet>(),
-            selector,
-            finalizers: &[],
-        };
-        let recheck = recheck_deletion_timestamp::<DaemonSet>(&self.client, &set.meta);
         let candidates = owned_or_orphaned(&self.revisions, &set.meta);
-        let mut claimed = manager.claim(candidates, |_| true, || recheck).await?;
+        let manager = ControllerRefManager::new::<DaemonSet>(&self.client, &set.meta, selector);
+        let mut claimed = manager.claim::<DaemonSet, _>(candidates, |_| true).await?;
         history::sort(&mut claimed);
         Ok(claimed)
     }

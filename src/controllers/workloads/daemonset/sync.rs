@@ -1,8 +1,6 @@
 //! One sync of a DaemonSet: revisions, pods, status.
 
-use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::backoff::FailureKey;
@@ -13,16 +11,13 @@ use super::rolling::{self, Limits, is_rolling_update};
 use super::sites::{Availability, GENERATION_ANNOTATION, GENERATION_LABEL, Version, group};
 use super::status::Counts;
 use super::{BURST_REPLICAS, DaemonSets};
-use crate::controllers::runner::batch::{SLOW_START_INITIAL_BATCH_SIZE, slow_start, together};
 use crate::controllers::workloads::history::REVISION_LABEL;
 use crate::controllers::workloads::new_pod::NewPod;
-use crate::controllers::workloads::pod_control::{is_gone, is_seen_to_go};
-use crate::controllers::workloads::ref_manager::{
-    ControllerRefManager, owned_or_orphaned, recheck_deletion_timestamp,
-};
+use crate::controllers::workloads::pod_batch::{create_expected, delete_expected};
+use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::metrics::metrics;
-use crate::objects::{DaemonSet, ObjectKey, Pod, PodPhase, Resource, Selector, Uid};
+use crate::objects::{DaemonSet, ObjectKey, Pod, PodPhase, Resource, Selector};
 
 metrics! {
     pub(super) fn register_metrics;
@@ -54,11 +49,7 @@ impl Work {
 impl DaemonSets {
     /// Upstream: `syncDaemonSet`.
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        if let Some(lag) = self.consistency.lagging(&key) {
-            let labels = [&*lag.resource.group, &*lag.resource.plural];
-            STALE_SYNC_SKIPS.with_label_values(&labels).inc();
-            return Err(lag.into());
-        }
+        self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
         let Some(set) = self.sets.get(&key) else {
             self.consistency.clear(&key, None);
             self.expectations.forget(&key);
@@ -116,28 +107,9 @@ impl DaemonSets {
         set: &Arc<DaemonSet>,
         selector: &Selector,
     ) -> Result<Vec<Arc<Pod>>, Error> {
-        let manager = ControllerRefManager {
-            client: &self.client,
-            owner: &set.meta,
-            owner_ref: set.meta.controller_ref::<DaemonSet>(),
-            selector,
-            finalizers: &[],
-        };
         let candidates = owned_or_orphaned(&self.pods, &set.meta);
-        let orphans: HashSet<Uid> = candidates
-            .iter()
-            .filter(|pod| pod.meta.controller().is_none())
-            .map(|pod| pod.meta.uid.clone())
-            .collect();
-        // The cache may not know yet that the set is going, or is another by now.
-        let recheck = recheck_deletion_timestamp::<DaemonSet>(&self.client, &set.meta);
-        let claimed = manager.claim(candidates, |_| true, || recheck).await?;
-        if !orphans.is_empty() {
-            for adopted in claimed.iter().filter(|pod| orphans.contains(&pod.meta.uid)) {
-                self.pod_control.wrote(&set.meta, &adopted.meta);
-            }
-        }
-        Ok(claimed)
+        let manager = ControllerRefManager::new::<DaemonSet>(&self.client, &set.meta, selector);
+        manager.recording(&self.consistency).claim::<DaemonSet, _>(candidates, |_| true).await
     }
 
     /// Brings the pods to where they should be. Returns when a failed pod may be replaced that has
@@ -225,7 +197,8 @@ impl DaemonSets {
         if let Some(template) = template {
             errors.extend(self.create(set, key, template, create).await.err());
         }
-        errors.extend(self.delete(set, key, delete).await.err());
+        let control = &self.pod_control;
+        errors.extend(delete_expected(control, set, &self.expectations, &self.pods, delete).await);
         Error::many(errors).map_or(Ok(()), Err)
     }
 
@@ -253,51 +226,18 @@ impl DaemonSets {
         template: NewPod,
         nodes: Vec<Arc<str>>,
     ) -> Result<(), Error> {
-        let (count, template, taken) = (nodes.len(), Arc::new(template), AtomicUsize::new(0));
-        let (created, failure) = slow_start(count, SLOW_START_INITIAL_BATCH_SIZE, || {
-            let node = nodes.get(taken.fetch_add(1, Ordering::Relaxed)).cloned();
-            let (control, set, template) =
-                (self.pod_control.clone(), set.clone(), template.clone());
+        let template = Arc::new(template);
+        let create = |at: usize| {
+            let (node, control) = (nodes[at].clone(), self.pod_control.clone());
+            let (set, template) = (set.clone(), template.clone());
             async move {
-                let Some(node) = node else { return Ok(()) };
                 let mut pod = (*template).clone();
                 pod.edit_spec(|spec| spec.pin_to_node(&node))?;
                 control.create(&*set, &pod).await
             }
-        })
-        .await;
-        let terminates = |error: &Error| error.api().is_some_and(|e| e.is_namespace_terminating());
-        if failure.as_ref().is_some_and(terminates) {
-            // The set terminates as well, so its expectations may stay unmet.
-            return Ok(());
-        }
-        // No event comes for pods that were not created.
-        for _ in created..count {
-            self.expectations.creation_observed(key);
-        }
-        failure.map_or(Ok(()), Err)
-    }
-
-    async fn delete(
-        &self,
-        set: &Arc<DaemonSet>,
-        key: &ObjectKey,
-        pods: Vec<Arc<Pod>>,
-    ) -> Result<(), Error> {
-        let deletions = pods.into_iter().map(|pod| {
-            let (control, set, key) = (self.pod_control.clone(), set.clone(), key.clone());
-            let (expectations, cached) = (self.expectations.clone(), self.pods.clone());
-            async move {
-                let result = control.delete(&*set, &pod).await;
-                // No event comes for this deletion, or it came before the expectation.
-                if result.is_err() || is_seen_to_go(&pod, &cached) {
-                    expectations.deletion_observed(&key, &pod.meta.uid);
-                }
-                result
-            }
-        });
-        let failed = together(deletions).await.into_iter().filter_map(Result::err);
-        Error::many(failed.filter(|error| !is_gone(error)).collect()).map_or(Ok(()), Err)
+        };
+        let count = nodes.len();
+        create_expected(&self.expectations, key, count, create).await.1.map_or(Ok(()), Err)
     }
 
     /// Writes the status if it is news, once more on the live set if that fails. `acted`: on the

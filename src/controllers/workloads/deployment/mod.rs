@@ -23,11 +23,10 @@ use crate::clock::SharedClock;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::ref_manager::{
     CONTROLLER_INDEX, ControllerRefManager, by_controller, owned_or_orphaned,
-    recheck_deletion_timestamp,
 };
 use crate::controllers::{Controller, Error, Next, Retries, SyncResult, keys};
 use crate::events::Recorder;
-use crate::objects::{Deployment, LabelSelector, ObjectKey, Pod, ReplicaSet, Resource, Selector};
+use crate::objects::{Deployment, LabelSelector, ObjectKey, Pod, ReplicaSet, Selector};
 use sync::Owned;
 
 /// Upstream: `maxRetries`: 5 ms to 82 s.
@@ -135,24 +134,8 @@ impl DeploymentController {
             let key = meta.key();
             Error::other(format!("deployment {key} has invalid label selector: {error}"))
         })?;
-        let manager = ControllerRefManager {
-            client: &self.client,
-            owner: meta,
-            owner_ref: meta.controller_ref::<Deployment>(),
-            selector: &selector,
-            finalizers: &[],
-        };
         let candidates = owned_or_orphaned(&self.replica_sets, meta);
-        let recheck = || recheck_deletion_timestamp::<Deployment>(&self.client, meta);
-        let owned = manager.claim(candidates, |_| true, recheck).await?;
-        for set in owned.iter().filter(|set| !self.is_cached(set)) {
-            self.wrote(deployment, &ReplicaSet::RESOURCE, set.meta.resource_version);
-        }
-        Ok(owned)
-    }
-
-    /// False for a set that was adopted just now.
-    fn is_cached(&self, set: &Arc<ReplicaSet>) -> bool {
-        set.meta.resource_version <= self.replica_sets.last_seen_version()
+        let manager = ControllerRefManager::new::<Deployment>(&self.client, meta, &selector);
+        manager.recording(&self.consistency).claim::<Deployment, _>(candidates, |_| true).await
     }
 }

@@ -11,10 +11,11 @@ use super::round::{INDEX_FAILURES, INDEX_IGNORED_FAILURES, Round, TRACKING, coun
 use super::{BATCH_PERIOD, Jobs, metrics};
 use crate::client::Patch;
 use crate::controllers::Error;
-use crate::controllers::runner::batch::{SLOW_START_INITIAL_BATCH_SIZE, slow_start, together};
+use crate::controllers::runner::batch::together;
 use crate::controllers::workloads::new_pod::{EnvSource, NewPod};
-use crate::controllers::workloads::pod_control::is_gone;
-use crate::objects::{Job, ObjectKey, PartialObjectMetadata, Pod, PodGroup, Resource};
+use crate::controllers::workloads::pod_batch::create_expected;
+use crate::controllers::workloads::pod_control::{is_gone, is_not_found, is_seen_to_go};
+use crate::objects::{Job, Meta, ObjectKey, PartialObjectMetadata, Pod, PodGroup, Resource};
 
 const INDEX_VARIABLE: &str = "JOB_COMPLETION_INDEX";
 const INDEX_FIELD: &str = "metadata.labels['batch.kubernetes.io/job-completion-index']";
@@ -92,18 +93,15 @@ impl Jobs {
         let deletions = pods.iter().cloned().map(|pod| {
             let (this, job, key) = (self.clone(), job.clone(), key.clone());
             async move {
-                let released = this.release(&pod).await;
-                let deleted = match &released {
-                    Ok(()) => this.pod_control.delete(&*job, &pod).await,
-                    Err(_) => Ok(()),
+                let attempt = match this.release_owned(&job, &pod).await {
+                    Ok(()) => Attempt::Delete(this.pod_control.delete(&*job, &pod).await),
+                    Err(error) => Attempt::Release(error),
                 };
                 // No event comes for this deletion, or it came before the expectation.
-                if released.is_err() || deleted.is_err() || this.is_seen_to_go(&pod) {
+                if attempt.has_failed() || is_seen_to_go(&pod, &this.pods) {
                     this.expectations.deletion_observed(&key, &pod.meta.uid);
                 }
-                // A pod that cannot be released is not gone, with any error.
-                released.map_err(|error| Error::during("removing completion finalizer", error))?;
-                unless_gone(deleted)
+                attempt
             }
         });
         deleted(&pods, together(deletions).await)
@@ -118,41 +116,31 @@ impl Jobs {
     ) -> Deleted {
         let deletions = pods.iter().cloned().map(|pod| {
             let (control, job) = (self.pod_control.clone(), job.clone());
-            async move { unless_gone(control.delete(&*job, &pod).await) }
+            async move { Attempt::Delete(control.delete(&*job, &pod).await) }
         });
         deleted(pods, together(deletions).await)
     }
 
-    /// Whether the cache knows already that `pod` goes, or is gone.
-    fn is_seen_to_go(&self, pod: &Pod) -> bool {
-        let now = self.pods.get(&pod.meta.key()).filter(|now| now.meta.uid == pod.meta.uid);
-        now.is_none_or(|now| now.meta.is_being_deleted())
+    /// Removes the finalizer from a pod of `job`, whose next sync waits until the cache shows it.
+    pub(super) async fn release_owned(&self, job: &Job, pod: &Pod) -> Result<(), Error> {
+        if let Some(released) = self.release(pod).await? {
+            self.pod_control.wrote(&job.meta, &released);
+        }
+        Ok(())
     }
 
-    /// Removes the finalizer from `pod`. A pod that is gone has lost it.
-    pub(super) async fn release(&self, pod: &Pod) -> Result<(), Error> {
+    /// Removes the finalizer from `pod`. Returns the pod's metadata then; `None`: it had no finalizer.
+    pub(super) async fn release(&self, pod: &Pod) -> Result<Option<Meta>, Error> {
         if !pod.meta.has_finalizer(TRACKING) {
-            return Ok(());
+            return Ok(None);
         }
         let patch = Patch::StrategicMerge(json!({ "metadata": {
             // The API server refuses a pod of another uid, with a conflict.
             "uid": pod.meta.uid, "$deleteFromPrimitiveList/finalizers": [TRACKING],
         } }));
         let pods = self.client.resource(&Pod::RESOURCE).metadata_only();
-        match pods.patch::<PartialObjectMetadata>(&pod.meta.key(), &patch).await {
-            Ok(PartialObjectMetadata { meta }) => {
-                if let Some(owner) = pod.meta.controller()
-                    && owner.kind == *Job::RESOURCE.kind
-                {
-                    let job = ObjectKey::new(&pod.meta.namespace, &owner.name);
-                    let version = meta.resource_version;
-                    self.consistency.wrote_at(&job, &owner.uid, &Pod::RESOURCE, version);
-                }
-                Ok(())
-            }
-            Err(error) if error.is_not_found() => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        let released = pods.patch::<PartialObjectMetadata>(&pod.meta.key(), &patch).await?;
+        Ok(Some(released.meta))
     }
 
     /// Creates pods, in batches that grow. Returns how many there are, and the first failure.
@@ -174,44 +162,54 @@ impl Jobs {
         let total = wanted.len();
         log::debug!("{key}: too few pods running, creating {total}");
         self.expectations.expect_creations(key, total);
-        let (wanted, next) = (Arc::new(wanted), AtomicUsize::new(0));
-        let (created, failure) = slow_start(total, SLOW_START_INITIAL_BATCH_SIZE, || {
+        let (wanted, tried) = (Arc::new(wanted), AtomicUsize::new(0));
+        let create = |at: usize| {
+            tried.store(at + 1, Ordering::Relaxed);
             let (control, job, base) = (self.pod_control.clone(), job.clone(), base.clone());
-            let (wanted, at) = (wanted.clone(), next.fetch_add(1, Ordering::Relaxed));
+            let wanted = wanted.clone();
             async move {
                 let pod = pod_for(&base, &job, &wanted[at])?;
                 control.create(&*job, &pod).await
             }
-        })
-        .await;
-        record_creations(round, created, next.into_inner() - created);
-        let terminates = |error: &Error| error.api().is_some_and(|e| e.is_namespace_terminating());
-        if failure.as_ref().is_some_and(terminates) {
-            // The Job terminates as well, so its expectations may stay unmet.
-            return (count(created), None);
-        }
-        // No event comes for pods that were not created.
-        for _ in created..total {
-            self.expectations.creation_observed(key);
-        }
+        };
+        let (created, failure) = create_expected(&self.expectations, key, total, create).await;
+        record_creations(round, created, tried.into_inner() - created);
         (count(created), failure)
     }
 }
 
-/// A pod that is gone already is deleted.
-fn unless_gone(deleted: Result<(), Error>) -> Result<(), Error> {
-    match deleted {
-        Err(error) if is_gone(&error) => Ok(()),
-        deleted => deleted,
+/// How far the deletion of a pod came.
+enum Attempt {
+    /// The pod could not be released, so it was not deleted.
+    Release(Error),
+    Delete(Result<(), Error>),
+}
+
+impl Attempt {
+    fn has_failed(&self) -> bool {
+        !matches!(self, Attempt::Delete(Ok(())))
+    }
+
+    /// A pod that is gone already is deleted.
+    fn failure(self) -> Option<Error> {
+        match self {
+            // A conflict may be about the write, not the pod's uid.
+            Attempt::Release(error) if is_not_found(&error) => None,
+            Attempt::Release(error) => Some(Error::during("removing completion finalizer", error)),
+            Attempt::Delete(result) => result.err().filter(|error| !is_gone(error)),
+        }
     }
 }
 
-fn deleted(pods: &[Arc<Pod>], results: Vec<Result<(), Error>>) -> Deleted {
-    let ready = pods.iter().filter(|pod| pod.is_ready()).count();
-    let mut failures: Vec<Error> = results.into_iter().filter_map(Result::err).collect();
-    let all = pods.len() - failures.len();
-    failures.truncate(1);
-    Deleted { all: count(all), ready: count(ready), failure: failures.pop() }
+/// As upstream, a ready pod whose deletion failed does not count as ready either.
+fn deleted(pods: &[Arc<Pod>], attempts: Vec<Attempt>) -> Deleted {
+    let reached = |attempt: &Attempt| matches!(attempt, Attempt::Delete(_));
+    let asked = pods.iter().zip(&attempts).filter(|(_, attempt)| reached(attempt));
+    let ready = asked.filter(|(pod, _)| pod.is_ready()).count();
+    let mut failures = attempts.into_iter().filter_map(Attempt::failure);
+    let failure = failures.next();
+    let failed = usize::from(failure.is_some()) + failures.count();
+    Deleted { all: count(pods.len() - failed), ready: count(ready), failure }
 }
 
 /// What the new pods of a Job have in common.
@@ -274,6 +272,33 @@ mod tests {
 
     use super::super::plan::IndexFailures;
     use super::*;
+    use crate::client::{self, Failure, Status};
+
+    #[test]
+    fn a_pod_that_was_not_released_stays_ready() {
+        let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
+        let pod: Arc<Pod> = Arc::new(serde_json::from_value(ready).unwrap());
+        let answer = |code: u16| -> Error {
+            let reason = if code == 404 { "NotFound" } else { "Conflict" };
+            let status = Status { code, reason: reason.into(), ..Status::default() };
+            let failure = Failure { request: String::new(), code, retry_after: None, status };
+            client::Error::Status(Box::new(failure)).into()
+        };
+        for (attempt, all, ready, fails) in [
+            (Attempt::Delete(Ok(())), 1, 1, false),
+            (Attempt::Delete(Err(answer(404))), 1, 1, false),
+            (Attempt::Delete(Err(Error::other("refused"))), 0, 1, true),
+            (Attempt::Release(Error::other("refused")), 0, 0, true),
+            (Attempt::Release(answer(409)), 0, 0, true),
+            (Attempt::Release(answer(404)), 1, 0, false),
+        ] {
+            let deleted = deleted(std::slice::from_ref(&pod), vec![attempt]);
+            assert_eq!(
+                (deleted.all, deleted.ready, deleted.failure.is_some()),
+                (all, ready, fails)
+            );
+        }
+    }
 
     #[test]
     fn pods_of_an_index_carry_it() {

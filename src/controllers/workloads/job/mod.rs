@@ -22,6 +22,8 @@ mod tracking;
 mod workload;
 
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
 mod tests;
 
 use parking_lot::Mutex;
@@ -65,6 +67,7 @@ struct Jobs {
     jobs: Lister<Job>,
     pods: Lister<Pod>,
     queue: Queue,
+    orphans: Queue<Orphans>,
     expectations: Arc<Expectations>,
     released: Arc<Released>,
     consistency: Arc<Consistency>,
@@ -104,6 +107,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         jobs: jobs.clone(),
         pods: pods.clone(),
         queue: queue.clone(),
+        orphans: orphans.clone(),
         expectations: Arc::new(Expectations::new(c.clock())),
         released: Arc::default(),
         consistency,
@@ -113,8 +117,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         resets_start_time: c.feature("MutableSchedulingDirectivesForSuspendedJobs"),
     });
 
-    let (woken, unowned) = (this.clone(), orphans.clone());
-    c.watch(&jobs, &queue, move |change, _| woken.job_changed(&change, &unowned));
+    let woken = this.clone();
+    c.watch(&jobs, &queue, move |change, _| woken.job_changed(&change));
     let unowned = orphans.clone();
     let mut owned = keys::of_controller(&jobs)
         .or_matching_orphans(|job: &Job| Selector::try_from(job.spec.selector.as_ref()))
@@ -140,7 +144,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 
 impl Jobs {
     /// Upstream: `addJob`, `updateJob`, `deleteJob`.
-    fn job_changed(&self, change: &Change<'_, Job>, orphans: &Queue<Orphans>) {
+    fn job_changed(&self, change: &Change<'_, Job>) {
         match change {
             Change::Added { new, .. } => {
                 self.queue.add(new.meta.key());
@@ -149,8 +153,8 @@ impl Jobs {
                     metrics::EXTERNAL.with_label_values(&[name]).inc();
                 }
             }
-            Change::Updated { old, new } => self.job_updated(old, new, orphans),
-            Change::Resync { object } => self.job_updated(object, object, orphans),
+            Change::Updated { old, new } => self.job_updated(old, new),
+            Change::Resync { object } => self.job_updated(object, object),
             Change::Deleted(deleted) => {
                 let job = deleted.object();
                 let key = job.meta.key();
@@ -160,17 +164,17 @@ impl Jobs {
                 self.released.forget(&key);
                 self.backoff.forget(&key);
                 self.finished.lock().remove(&job.meta.uid);
-                Orphans::of(job).into_iter().for_each(|pods| orphans.add(pods));
+                Orphans::of(job).into_iter().for_each(|pods| self.orphans.add(pods));
                 self.queue.add(key);
             }
         }
     }
 
-    fn job_updated(&self, old: &Job, new: &Job, orphans: &Queue<Orphans>) {
+    fn job_updated(&self, old: &Job, new: &Job) {
         let key = new.meta.key();
         if new.finished().is_some() {
             // No pod should have the finalizer any more.
-            Orphans::of(new).into_iter().for_each(|pods| orphans.add(pods));
+            Orphans::of(new).into_iter().for_each(|pods| self.orphans.add(pods));
             self.forget_finished(new);
             return;
         }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use super::round::TRACKING;
 use super::{Jobs, managed_by_another};
-use crate::controllers::runner::batch::together;
 use crate::controllers::runner::keys::resolve;
-use crate::controllers::{Error, Next, SyncResult};
+use crate::controllers::workloads::pod_control::is_not_found;
+use crate::controllers::{Next, SyncResult};
 use crate::objects::{Istr, Job, ObjectKey, Pod, Resource, Selector};
 
-/// The pods to be looked at.
+/// The pods to be looked at: one, or all that a Job selects, each of which becomes a key of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Orphans {
     Named(ObjectKey),
@@ -44,21 +44,26 @@ impl Orphans {
 
 impl Jobs {
     pub(super) async fn sync_orphans(self: Arc<Self>, key: Orphans) -> SyncResult {
-        let pods = match &key {
-            Orphans::Named(pod) => self.pods.get(pod).into_iter().collect(),
-            Orphans::Selected { namespace, selector } => {
-                let mut pods = self.pods.in_namespace(namespace);
-                pods.retain(|pod| selector.matches(&pod.meta.labels));
-                pods
+        match &key {
+            Orphans::Named(pod) => {
+                let Some(pod) = self.pods.get(pod).filter(|pod| self.is_orphan(pod)) else {
+                    return Ok(Next::Done);
+                };
+                // It is not noted as written: no sync of a Job waits for it.
+                match self.release(&pod).await {
+                    Err(error) if !is_not_found(&error) => return Err(error),
+                    _ => {}
+                }
             }
-        };
-        let orphans = pods.into_iter().filter(|pod| self.is_orphan(pod));
-        let releases = orphans.map(|pod| {
-            let this = self.clone();
-            async move { this.release(&pod).await }
-        });
-        let errors = together(releases).await.into_iter().filter_map(Result::err).collect();
-        Error::many(errors).map_or(Ok(Next::Done), Err)
+            Orphans::Selected { namespace, selector } => {
+                for pod in self.pods.in_namespace(namespace) {
+                    if selector.matches(&pod.meta.labels) && self.is_orphan(&pod) {
+                        self.orphans.add(Orphans::Named(pod.meta.key()));
+                    }
+                }
+            }
+        }
+        Ok(Next::Done)
     }
 
     /// Whether `pod` has the finalizer, and no Job removes it.
@@ -76,7 +81,71 @@ impl Jobs {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_lite::future::block_on;
+    use serde_json::{Value, json};
+
+    use super::super::testing::controller;
     use super::*;
+    use crate::controllers::workloads::pod_control::testing::answering;
+
+    fn pod(name: &str, finalizers: &[&str], owner: Value) -> Arc<Pod> {
+        let meta = json!({
+            "namespace": "ns", "name": name, "uid": name, "labels": { "a": "b" },
+            "finalizers": finalizers, "ownerReferences": [owner],
+        });
+        Arc::new(serde_json::from_value(json!({ "metadata": meta })).unwrap())
+    }
+
+    fn owned_by(uid: &str) -> Value {
+        json!({
+            "apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": uid, "controller": true,
+        })
+    }
+
+    #[test]
+    fn each_orphan_is_released_under_a_key_of_its_own() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        let client = block_on(answering(move |line| {
+            assert!(line.starts_with("PATCH /api/v1/namespaces/ns/pods/lost"), "{line}");
+            match count.fetch_add(1, Ordering::SeqCst) {
+                0 => (200, json!({ "metadata": { "resourceVersion": "9" } })),
+                1 => (404, json!({ "kind": "Status", "code": 404, "reason": "NotFound" })),
+                _ => (500, json!({ "kind": "Status", "code": 500 })),
+            }
+        }));
+        let (jobs, caches) = controller(client);
+        let living = json!({ "metadata": { "namespace": "ns", "name": "j", "uid": "new" } });
+        caches.jobs.insert(Arc::new(serde_json::from_value(living).unwrap()));
+        let other = json!({ "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r",
+            "uid": "r", "controller": true });
+        for pod in [
+            pod("lost-1", &[TRACKING], owned_by("old")),
+            pod("lost-2", &[TRACKING], owned_by("old")),
+            pod("released", &[], owned_by("old")),
+            pod("counted", &[TRACKING], owned_by("new")),
+            pod("foreign", &[TRACKING], other),
+        ] {
+            caches.pods.insert(pod);
+        }
+        let selected: Value = json!({
+            "metadata": { "namespace": "ns", "name": "j" },
+            "spec": { "selector": { "matchLabels": { "a": "b" } } },
+        });
+        let selected = Orphans::of(&serde_json::from_value(selected).unwrap()).unwrap();
+        block_on(jobs.clone().sync_orphans(selected)).unwrap();
+        assert_eq!((jobs.orphans.len(), asked.load(Ordering::SeqCst)), (2, 0));
+
+        let named = |name: &str| Orphans::Named(ObjectKey::new("ns", name));
+        let sync = |name: &str| block_on(jobs.clone().sync_orphans(named(name)));
+        assert!(sync("lost-1").is_ok(), "released");
+        assert!(jobs.consistency.is_empty(), "no sync of the Job would clear the record");
+        assert!(sync("lost-1").is_ok(), "gone");
+        assert!(sync("counted").is_ok() && sync("gone").is_ok());
+        assert!(sync("lost-2").is_err(), "retried by the queue");
+    }
 
     #[test]
     fn a_broken_selector_selects_no_pods() {

@@ -8,19 +8,14 @@ use super::round::{News, Round, TRACKING, condition, ensure_condition};
 use super::tracking::{Tally, count_released, finish, tally};
 use super::{Jobs, ending, managed_by_another, metrics, plan};
 use crate::controllers::runner::batch::together;
-use crate::controllers::workloads::ref_manager::{
-    ControllerRefManager, owned_or_orphaned, recheck_deletion_timestamp,
-};
+use crate::controllers::workloads::pod_control::is_not_found;
+use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Job, JobStatus, ObjectKey, Pod, Resource, Selector, Uid};
 
 impl Jobs {
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        if let Some(lag) = self.consistency.lagging(&key) {
-            let labels = [&*lag.resource.group, &*lag.resource.plural];
-            metrics::STALE_SYNC_SKIPS.with_label_values(&labels).inc();
-            return Err(lag.into());
-        }
+        self.consistency.start_sync(&key, &metrics::STALE_SYNC_SKIPS)?;
         let Some(job) = self.jobs.get(&key) else {
             self.expectations.forget(&key);
             self.released.forget(&key);
@@ -125,23 +120,9 @@ impl Jobs {
     /// The pods of `job`, orphans adopted and strangers released. Upstream: `getPodsForJob`.
     async fn claim(&self, job: &Job, selector: &Selector) -> Result<Vec<Arc<Pod>>, Error> {
         let candidates = owned_or_orphaned(&self.pods, &job.meta);
-        let is_orphan = |pod: &&Arc<Pod>| pod.meta.controller().is_none();
-        let orphans: HashSet<Uid> =
-            candidates.iter().filter(is_orphan).map(|pod| pod.meta.uid.clone()).collect();
-        let manager = ControllerRefManager {
-            client: &self.client,
-            owner: &job.meta,
-            owner_ref: job.meta.controller_ref::<Job>(),
-            selector,
-            finalizers: &[TRACKING],
-        };
-        // The cache may not know yet that the Job is being deleted, or is another by now.
-        let recheck = recheck_deletion_timestamp::<Job>(&self.client, &job.meta);
-        let claimed = manager.claim(candidates, |_| true, || recheck).await?;
-        for adopted in claimed.iter().filter(|pod| orphans.contains(&pod.meta.uid)) {
-            self.pod_control.wrote(&job.meta, &adopted.meta);
-        }
-        Ok(claimed)
+        let mut manager = ControllerRefManager::new::<Job>(&self.client, &job.meta, selector);
+        manager.finalizers = &[TRACKING];
+        manager.recording(&self.consistency).claim::<Job, _>(candidates, |_| true).await
     }
 
     /// Sets the condition `Suspended`. Returns whether it changed.
@@ -183,7 +164,7 @@ impl Jobs {
             old = round.status.clone();
         }
         metrics::count_actions(&actions);
-        let failure = self.release_all(key, release, &mut tracked).await;
+        let failure = self.release_all(key, &round.job, release, &mut tracked).await;
         let mut pending = count_released(&mut round.status, &tracked);
         if let Some(failure) = failure {
             if pending {
@@ -195,13 +176,34 @@ impl Jobs {
         let finished = !is_full && finish(&mut round, self.now());
         pending |= finished;
         if pending {
-            let ending = round.ending.take();
-            self.write(&mut round, "removing uncounted pods from status").await?;
-            if let Some(ending) = ending.filter(|_| finished) {
-                self.record_end(&round.job, &ending.r#type, &ending.reason, &ending.message);
-                self.finished.lock().insert(round.job.meta.uid.clone());
-            }
+            self.write_end(key, &mut round, finished).await?;
             metrics::count_finished(round.spec(), &old, &round.status);
+        }
+        Ok(())
+    }
+
+    /// Writes the last status of a sync. `finished`: it ends the Job.
+    async fn write_end(
+        &self,
+        key: &ObjectKey,
+        round: &mut Round,
+        finished: bool,
+    ) -> Result<(), Error> {
+        let doing = "removing uncounted pods from status";
+        let Some(ending) = round.ending.take().filter(|_| finished) else {
+            return self.write(round, doing).await;
+        };
+        // The cache may show the end before the answer is here.
+        let uid = round.job.meta.uid.clone();
+        self.finished.lock().insert(uid.clone());
+        if let Err(error) = self.write(round, doing).await {
+            self.finished.lock().remove(&uid);
+            return Err(error);
+        }
+        self.record_end(&round.job, &ending.r#type, &ending.reason, &ending.message);
+        let unfinished = |job: &Arc<Job>| job.meta.uid == uid && job.finished().is_none();
+        if !self.jobs.get(key).is_some_and(|job| unfinished(&job)) {
+            self.forget_finished(&round.job);
         }
         Ok(())
     }
@@ -221,9 +223,11 @@ impl Jobs {
     }
 
     /// Removes finalizers, and what was removed from `tracked`. Returns the first failure.
+    /// Upstream: `removeTrackingFinalizerFromPods`.
     async fn release_all(
         self: &Arc<Self>,
         key: &ObjectKey,
+        job: &Arc<Job>,
         pods: Vec<Arc<Pod>>,
         tracked: &mut HashSet<Uid>,
     ) -> Option<Error> {
@@ -233,18 +237,18 @@ impl Jobs {
         let uids: Vec<Uid> = pods.iter().map(|pod| pod.meta.uid.clone()).collect();
         self.released.expect(key, uids.iter().cloned());
         let releases = pods.into_iter().map(|pod| {
-            let this = self.clone();
-            async move { this.release(&pod).await }
+            let (this, job) = (self.clone(), job.clone());
+            async move { this.release_owned(&job, &pod).await }
         });
         let mut failure = None;
         for (uid, result) in uids.iter().zip(together(releases).await) {
-            match result {
-                Ok(()) => _ = tracked.remove(uid),
-                Err(error) => {
-                    // No event comes for it.
-                    self.released.observed(key, uid);
-                    failure.get_or_insert(error);
-                }
+            if result.is_err() {
+                // No event comes for it.
+                self.released.observed(key, uid);
+            }
+            match result.map_err(|error| (is_not_found(&error), error)) {
+                Ok(()) | Err((true, _)) => _ = tracked.remove(uid),
+                Err((false, error)) => _ = failure.get_or_insert(error),
             }
         }
         failure
@@ -263,5 +267,52 @@ impl Jobs {
             self.recorder.warning(job, "TooManySucceededPods", text);
         }
         self.recorder.normal(job, "Completed", "Job completed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::block_on;
+    use serde_json::{Value, json};
+
+    use super::super::testing::controller;
+    use super::*;
+    use crate::controllers::workloads::pod_control::testing::answering;
+    use crate::objects::Timestamp;
+
+    #[test]
+    fn the_end_of_a_job_is_remembered_until_the_cache_shows_it() {
+        let job = |end: Value| {
+            json!({
+                "metadata": { "namespace": "ns", "name": "j", "uid": "u", "resourceVersion": "7" },
+                "spec": {}, "status": { "conditions": end },
+            })
+        };
+        let running: Arc<Job> = Arc::new(serde_json::from_value(job(json!([]))).unwrap());
+        let ended = job(json!([{ "type": "Complete", "status": "True" }]));
+        let shown: Arc<Job> = Arc::new(serde_json::from_value(ended.clone()).unwrap());
+        let key = ObjectKey::new("ns", "j");
+        for (cached, code, succeeds, remembered) in [
+            (Some(&running), 200, true, true),
+            // The event came before the answer.
+            (Some(&shown), 200, true, false),
+            (None, 200, true, false),
+            (Some(&running), 409, false, false),
+        ] {
+            let ended = ended.clone();
+            let client = block_on(answering(move |_| match code {
+                200 => (200, ended.clone()),
+                _ => (code, json!({ "kind": "Status", "code": code, "reason": "Conflict" })),
+            }));
+            let (jobs, caches) = controller(client);
+            cached.into_iter().for_each(|job| _ = caches.jobs.insert(job.clone()));
+            let (mut round, _) = Round::new(running.clone(), Vec::new(), HashSet::new());
+            let now = Timestamp::from_secs(1);
+            round.ending = Some(condition("Complete", true, "R", "m", now));
+            let written = block_on(jobs.write_end(&key, &mut round, true));
+            assert_eq!(written.is_ok(), succeeds);
+            assert_eq!(jobs.finished.lock().contains(&running.meta.uid), remembered);
+            assert_eq!(jobs.consistency.is_empty(), !remembered);
+        }
     }
 }

@@ -68,10 +68,9 @@ impl Groups {
                 let text = format!("Created Workload {workload} for Job {job_name}");
                 self.recorder.normal(job, "WorkloadCreated", text);
             }
-            return Ok(Some(workload));
+            return Ok(Some(workload).filter(is_usable));
         };
-        let usable = |workload: &Arc<Workload>| workload.spec.pod_group_templates.len() == 1;
-        Ok(known.filter(usable))
+        Ok(known.filter(is_usable))
     }
 
     async fn group(&self, job: &Job, workload: &Workload) -> Result<Option<Arc<PodGroup>>, Error> {
@@ -136,6 +135,11 @@ fn is_gang(job: &Job) -> bool {
         && spec.is_indexed()
         && spec.completions == spec.parallelism
         && !spec.has_scheduling_group
+}
+
+/// A Workload of several templates was made by someone else. Upstream: `validateWorkloadStructure`.
+fn is_usable(workload: &Arc<Workload>) -> bool {
+    workload.spec.pod_group_templates.len() == 1
 }
 
 /// A Job that has started without a Workload goes on without one. Upstream: `isNewJob`.
@@ -221,7 +225,11 @@ fn group_name(workload: &str, template: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use futures_lite::future::block_on;
+
     use super::*;
+    use crate::cache::Indexer;
+    use crate::controllers::workloads::pod_control::testing::{Nobody, answering};
 
     fn job(spec: Value, status: Value) -> Job {
         let meta = json!({ "namespace": "ns", "name": "j", "uid": "u" });
@@ -274,6 +282,30 @@ mod tests {
             })
         );
         assert!(group_of(&job, &Workload::default()).is_err());
+    }
+
+    #[test]
+    fn a_workload_that_the_cache_does_not_show_yet_must_be_usable_as_well() {
+        let job = job(json!({ "parallelism": 3 }), json!({}));
+        for (templates, usable) in [(1, true), (2, false)] {
+            let mut live = workload_of(&job);
+            let template = live["spec"]["podGroupTemplates"][0].clone();
+            live["spec"]["podGroupTemplates"] = vec![template; templates].into();
+            let client = block_on(answering(move |line| match line.starts_with("POST") {
+                true => (409, json!({ "kind": "Status", "code": 409, "reason": "AlreadyExists" })),
+                false => (200, live.clone()),
+            }));
+            let workloads = Arc::new(Indexer::new());
+            workloads.add_index(BY_OWNER, |_, _| {});
+            let groups = Groups {
+                client,
+                recorder: Recorder::to_sink(Arc::new(Nobody)),
+                workloads: Lister::new(workloads),
+                groups: Lister::new(Arc::default()),
+            };
+            let found = block_on(groups.workload(&job, &[])).unwrap();
+            assert_eq!(found.is_some(), usable, "{templates} templates");
+        }
     }
 
     #[test]

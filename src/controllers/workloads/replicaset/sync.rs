@@ -1,20 +1,18 @@
 //! One sync of a ReplicaSet: claim pods, create or delete some, write the status.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::{BURST_REPLICAS, ReplicaSets, Replicating, ranking, status};
 use crate::cache::IndexValue;
-use crate::controllers::runner::batch::{SLOW_START_INITIAL_BATCH_SIZE, slow_start, together};
 use crate::controllers::workloads::availability;
 use crate::controllers::workloads::new_pod::NewPod;
-use crate::controllers::workloads::pod_control::{is_gone, is_seen_to_go};
+use crate::controllers::workloads::pod_batch::{create_expected, delete_expected};
 use crate::controllers::workloads::ref_manager::{
-    CONTROLLER_INDEX, ControllerRefManager, owned_or_orphaned, recheck_deletion_timestamp,
+    CONTROLLER_INDEX, ControllerRefManager, owned_or_orphaned,
 };
 use crate::controllers::{Error, Next, SyncResult};
 use crate::metrics::{exponential, metrics};
-use crate::objects::{ObjectKey, Pod, ReplicaSetStatus, Selector, Timestamp, Uid};
+use crate::objects::{ObjectKey, Pod, ReplicaSetStatus, Selector, Timestamp};
 
 metrics! {
     pub(super) fn register_metrics;
@@ -58,11 +56,7 @@ fn plan(
 impl<S: Replicating> ReplicaSets<S> {
     /// Upstream: `syncReplicaSet`.
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        if let Some(lag) = self.consistency.lagging(&key) {
-            let labels = [&*lag.resource.group, &*lag.resource.plural];
-            STALE_SYNC_SKIPS.with_label_values(&labels).inc();
-            return Err(lag.into());
-        }
+        self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
         let Some(set) = self.sets.get(&key) else {
             self.consistency.clear(&key, None);
             self.expectations.forget(&key);
@@ -90,7 +84,9 @@ impl<S: Replicating> ReplicaSets<S> {
         };
         let terminating = self.counts_terminating.then(|| all.iter().filter(terminates).count());
         let active = all.into_iter().filter(|pod| pod.is_active()).collect();
-        let active = self.claim(&set, &selector, active).await?;
+        let manager = ControllerRefManager::new::<S>(&self.client, set.meta(), &selector);
+        let manager = manager.recording(&self.consistency);
+        let active = manager.claim::<S, _>(active, |_| true).await?;
 
         let failure = match satisfied && !set.meta().is_being_deleted() {
             true => self.manage(&key, &set, &active).await.err(),
@@ -112,33 +108,6 @@ impl<S: Replicating> ReplicaSets<S> {
             return Ok(Next::After(next.unwrap_or(fallback)));
         }
         Ok(Next::Done)
-    }
-
-    async fn claim(
-        &self,
-        set: &S,
-        selector: &Selector,
-        active: Vec<Arc<Pod>>,
-    ) -> Result<Vec<Arc<Pod>>, Error> {
-        let manager = ControllerRefManager {
-            client: &self.client,
-            owner: set.meta(),
-            owner_ref: set.meta().controller_ref::<S>(),
-            selector,
-            finalizers: &[],
-        };
-        let orphans: HashSet<Uid> = active
-            .iter()
-            .filter(|pod| pod.meta.controller().is_none())
-            .map(|pod| pod.meta.uid.clone())
-            .collect();
-        // The cache may not know yet that the set is going, or is another by now.
-        let recheck = recheck_deletion_timestamp::<S>(&self.client, set.meta());
-        let claimed = manager.claim(active, |_| true, || recheck).await?;
-        for adopted in claimed.iter().filter(|pod| orphans.contains(&pod.meta.uid)) {
-            self.pod_control.wrote(set.meta(), &adopted.meta);
-        }
-        Ok(claimed)
     }
 
     /// Creates or deletes pods until there are as many as wanted, or the burst is used up.
@@ -167,21 +136,11 @@ impl<S: Replicating> ReplicaSets<S> {
         let pod = Arc::new(NewPod::of::<S>(set.meta(), &set.spec().template)?);
         log::debug!("{key}: too few replicas, need {}, creating {count}", set.replicas());
         self.expectations.expect_creations(key, count);
-        let (created, failure) = slow_start(count, SLOW_START_INITIAL_BATCH_SIZE, || {
+        let create = |_| {
             let (control, set, pod) = (self.pod_control.clone(), set.clone(), pod.clone());
             async move { control.create(&*set, &pod).await }
-        })
-        .await;
-        let terminates = |error: &Error| error.api().is_some_and(|e| e.is_namespace_terminating());
-        if failure.as_ref().is_some_and(terminates) {
-            // The set terminates as well, so its expectations may stay unmet.
-            return Ok(());
-        }
-        // No event comes for pods that were not created.
-        for _ in created..count {
-            self.expectations.creation_observed(key);
-        }
-        failure.map_or(Ok(()), Err)
+        };
+        create_expected(&self.expectations, key, count, create).await.1.map_or(Ok(()), Err)
     }
 
     async fn delete(
@@ -193,23 +152,10 @@ impl<S: Replicating> ReplicaSets<S> {
         log::debug!("{key}: too many replicas, need {}, deleting {}", set.replicas(), pods.len());
         let uids = pods.iter().map(|pod| pod.meta.uid.clone()).collect();
         self.expectations.expect_deletions(key, uids);
-        let deletions = pods.into_iter().map(|pod| {
-            let (control, set) = (self.pod_control.clone(), set.clone());
-            let (expectations, key) = (self.expectations.clone(), key.clone());
-            let cached = self.pods.clone();
-            async move {
-                let result = control.delete(&*set, &pod).await;
-                // No event comes for this deletion, or it came before the expectation.
-                if result.is_err() || is_seen_to_go(&pod, &cached) {
-                    expectations.deletion_observed(&key, &pod.meta.uid);
-                }
-                result
-            }
-        });
-        let results = together(deletions).await;
+        let control = &self.pod_control;
+        let failed = delete_expected(control, set, &self.expectations, &self.pods, pods).await;
         // They are likely to be the same: one is enough.
-        let failed = results.into_iter().filter_map(Result::err).find(|error| !is_gone(error));
-        failed.map_or(Ok(()), Err)
+        failed.into_iter().next().map_or(Ok(()), Err)
     }
 
     /// The pods that this set, and the other sets of its owner, select.
@@ -281,7 +227,7 @@ mod tests {
     use crate::controllers::workloads::pod_control::PodControl;
     use crate::controllers::workloads::pod_control::testing::{Nobody, forgetful};
     use crate::events::Recorder;
-    use crate::objects::{Meta, ReplicaSet};
+    use crate::objects::{Meta, ReplicaSet, Uid};
 
     #[test]
     fn nobody_waits_for_a_deletion_that_was_seen_before_it_was_expected() {
@@ -311,7 +257,8 @@ mod tests {
         let key = ObjectKey::new("ns", "set");
         let names = ["going", "replaced", "gone", "there"];
         let chosen = names.iter().zip(["1", "2", "3", "4"]).map(|(name, uid)| pod(name, uid, None));
-        let set = Arc::new(ReplicaSet::default());
+        let meta = Meta { name: "set".into(), namespace: "ns".into(), ..Meta::default() };
+        let set = Arc::new(ReplicaSet { meta, ..ReplicaSet::default() });
         let passing = async {
             loop {
                 if clock.sleepers() == names.len() {

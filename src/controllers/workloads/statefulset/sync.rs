@@ -1,9 +1,7 @@
 //! One sync of a StatefulSet: what it owns, what is to be done, what came of it.
 //! Upstream: `stateful_set.go`, `stateful_set_control.go`.
 
-use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::StatefulSets;
@@ -11,16 +9,14 @@ use super::identity::is_member;
 use super::plan::{Job, Members, Plan, Scene, is_parallel, max_unavailable};
 use super::revisions::Revisions;
 use super::status::{self, Names};
-use crate::controllers::runner::batch::{SLOW_START_INITIAL_BATCH_SIZE, slow_start};
+use crate::controllers::runner::batch::slow_start;
 use crate::controllers::workloads::availability;
 use crate::controllers::workloads::history;
-use crate::controllers::workloads::ref_manager::{
-    ControllerRefManager, owned_or_orphaned, recheck_deletion_timestamp,
-};
+use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::metrics::metrics;
 use crate::objects::{
-    ControllerRevision, ObjectKey, Pod, Selector, StatefulSet, StatefulSetStatus, Timestamp, Uid,
+    ControllerRevision, ObjectKey, Pod, Selector, StatefulSet, StatefulSetStatus, Timestamp,
 };
 
 metrics! {
@@ -49,11 +45,7 @@ struct Done {
 impl StatefulSets {
     /// Upstream: `sync`, `syncStatefulSet`.
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        if let Some(lag) = self.consistency.lagging(&key) {
-            let labels = [&*lag.resource.group, &*lag.resource.plural];
-            STALE_SYNC_SKIPS.with_label_values(&labels).inc();
-            return Err(lag.into());
-        }
+        self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
         let Some(set) = self.sets.get(&key) else {
             self.consistency.clear(&key, None);
             return Ok(Next::Done);
@@ -100,9 +92,8 @@ impl StatefulSets {
         {
             return Ok(found);
         }
-        let recheck = recheck_deletion_timestamp::<StatefulSet>(&self.client, &set.meta);
-        let manager = self.ref_manager(set, selector);
-        let mut claimed = manager.claim(found, |_| true, || recheck).await?;
+        let manager = ControllerRefManager::new::<StatefulSet>(&self.client, &set.meta, selector);
+        let mut claimed = manager.claim::<StatefulSet, _>(found, |_| true).await?;
         history::sort(&mut claimed);
         Ok(claimed)
     }
@@ -114,33 +105,9 @@ impl StatefulSets {
         selector: &Selector,
     ) -> Result<Vec<Arc<Pod>>, Error> {
         let candidates = owned_or_orphaned(&self.pods, &set.meta);
-        let orphans: HashSet<Uid> = candidates
-            .iter()
-            .filter(|pod| pod.meta.controller().is_none())
-            .map(|pod| pod.meta.uid.clone())
-            .collect();
-        // The cache may not know yet that the set is going, or is another by now.
-        let recheck = recheck_deletion_timestamp::<StatefulSet>(&self.client, &set.meta);
-        let manager = self.ref_manager(set, selector);
-        let claimed = manager.claim(candidates, |pod| is_member(set, pod), || recheck).await?;
-        for adopted in claimed.iter().filter(|pod| orphans.contains(&pod.meta.uid)) {
-            self.wrote::<Pod>(set, &adopted.meta);
-        }
-        Ok(claimed)
-    }
-
-    fn ref_manager<'a>(
-        &'a self,
-        set: &'a StatefulSet,
-        selector: &'a Selector,
-    ) -> ControllerRefManager<'a> {
-        ControllerRefManager {
-            client: &self.client,
-            owner: &set.meta,
-            owner_ref: set.meta.controller_ref::<StatefulSet>(),
-            selector,
-            finalizers: &[],
-        }
+        let manager = ControllerRefManager::new::<StatefulSet>(&self.client, &set.meta, selector);
+        let manager = manager.recording(&self.consistency);
+        manager.claim::<StatefulSet, _>(candidates, |pod| is_member(set, pod)).await
     }
 
     /// Does what is to be done, and writes the status. Returns what it says.
@@ -245,17 +212,16 @@ impl StatefulSets {
         revisions: &Arc<Revisions>,
         jobs: Vec<Job>,
     ) -> Option<Error> {
-        let (count, jobs, next) = (jobs.len(), Arc::new(jobs), AtomicUsize::new(0));
-        let attempt = || {
-            let at = next.fetch_add(1, Ordering::Relaxed);
+        let (count, jobs) = (jobs.len(), Arc::new(jobs));
+        let attempt = |at: usize| {
             let (this, jobs) = (self.clone(), jobs.clone());
             let (set, revisions) = (set.clone(), revisions.clone());
             async move {
-                let job = jobs.get(at..=at).unwrap_or_default();
+                let job = &jobs[at..=at];
                 this.in_order(&set, &revisions, job).await.1.map_or(Ok(()), Err)
             }
         };
-        slow_start(count, SLOW_START_INITIAL_BATCH_SIZE, attempt).await.1
+        slow_start(count, attempt).await.1
     }
 
     /// Writes `status` if it is news; after a conflict on the live set.

@@ -1,0 +1,107 @@
+//! A Job and DaemonSets: pods that their controllers make, without ReplicaSets in between.
+
+use serde_json::{Value, json};
+
+use super::objects::template;
+use super::{NAMESPACE, POLL, Result, Run, Working};
+use kube_controller_manager::client::Patch;
+use kube_controller_manager::objects::{DaemonSet, Job, ObjectKey, Resource, ResourceType};
+
+/// Long enough that most pods of the Job exist before the first ends.
+const RUN: &str = "sleep 20; exit 0";
+
+impl Run {
+    /// A Job whose pods all run at once, until it is complete.
+    pub(super) async fn job(&mut self, working: &mut Working, pods: usize) -> Result<()> {
+        self.phase("Job");
+        let mark = self.mark(Some(working))?;
+        self.create(&Job::RESOURCE, NAMESPACE, &job(pods)).await?;
+        let exist = |job: &Value| {
+            let count = |field: &str| job["status"][field].as_u64().unwrap_or(0);
+            (count("active") + count("succeeded")) as usize >= pods
+        };
+        self.reached(working, &Job::RESOURCE, "job", exist).await?;
+        let existing = self.mark(Some(working))?;
+        self.row("pods of the Job exist", working, mark)?;
+        let complete = |job: &Value| job["status"]["completionTime"].is_string();
+        self.reached(working, &Job::RESOURCE, "job", complete).await?;
+        self.row("Job complete", working, existing)?;
+        let mark = self.mark(Some(working))?;
+        self.settled(working).await?;
+        self.row("settled, Job complete", working, mark)
+    }
+
+    /// DaemonSets on all nodes, one after the other, and a rollout of each.
+    pub(super) async fn daemon_sets(&mut self, working: &mut Working, count: usize) -> Result<()> {
+        let nodes = self.report.nodes as u64;
+        let available = |set: &Value| {
+            let status = &set["status"];
+            status["observedGeneration"] == set["metadata"]["generation"]
+                && ["desiredNumberScheduled", "updatedNumberScheduled", "numberAvailable"]
+                    .iter()
+                    .all(|field| status[field] == nodes)
+        };
+        for n in 0..count {
+            let name = format!("daemon-{n}");
+            self.phase("DaemonSet");
+            let mark = self.mark(Some(working))?;
+            self.create(&DaemonSet::RESOURCE, NAMESPACE, &daemon_set(&name)).await?;
+            self.reached(working, &DaemonSet::RESOURCE, &name, available).await?;
+            self.row("DaemonSet available", working, mark)?;
+            let mark = self.mark(Some(working))?;
+            let annotations = json!({ "annotations": { "version": "2" } });
+            let change = json!({ "spec": { "template": { "metadata": annotations } } });
+            let key = ObjectKey::new(NAMESPACE, &name);
+            self.client.patch::<DaemonSet>(&key, &Patch::Merge(change)).await?;
+            self.reached(working, &DaemonSet::RESOURCE, &name, available).await?;
+            self.row("DaemonSet rolled out", working, mark)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the object is as `done` wants it.
+    async fn reached(
+        &self,
+        working: &mut Working,
+        resource: &ResourceType,
+        name: &str,
+        done: impl Fn(&Value) -> bool,
+    ) -> Result<()> {
+        let (verbs, key) = (self.client.resource(resource), ObjectKey::new(NAMESPACE, name));
+        let give_up = self.clock.monotonic() + self.patience;
+        loop {
+            self.alive(working)?;
+            let object: Value = verbs.get(&key).await?;
+            if done(&object) {
+                return Ok(());
+            }
+            if self.clock.monotonic() > give_up {
+                let status = &object["status"];
+                return Err(format!("{name}: not after {:?}: {status}", self.patience).into());
+            }
+            self.clock.sleep(POLL).await;
+        }
+    }
+}
+
+fn job(pods: usize) -> Value {
+    let mut template = template("job", 0);
+    template["metadata"]["annotations"] = json!({ "sandbox/run": RUN });
+    template["spec"]["restartPolicy"] = "Never".into();
+    json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "job" },
+        "spec": { "parallelism": pods, "completions": pods, "template": template },
+    })
+}
+
+fn daemon_set(name: &str) -> Value {
+    json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": { "name": name },
+        "spec": {
+            "selector": { "matchLabels": { "app": name } }, "template": template(name, 0),
+            "updateStrategy": {
+                "type": "RollingUpdate", "rollingUpdate": { "maxUnavailable": "10%" },
+            },
+        },
+    })
+}

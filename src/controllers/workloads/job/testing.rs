@@ -1,0 +1,48 @@
+//! The controller of Jobs over caches that a test fills.
+
+use std::sync::Arc;
+
+use super::Jobs;
+use crate::cache::{Indexer, Lister};
+use crate::client::Client;
+use crate::clock::FakeClock;
+use crate::controllers::Retries;
+use crate::controllers::runner::Queue;
+use crate::controllers::workloads::consistency::Consistency;
+use crate::controllers::workloads::expectations::Expectations;
+use crate::controllers::workloads::pod_control::PodControl;
+use crate::controllers::workloads::pod_control::testing::Nobody;
+use crate::events::Recorder;
+use crate::objects::{Job, Pod, Timestamp};
+
+pub(super) struct Caches {
+    pub jobs: Arc<Indexer<Job>>,
+    pub pods: Arc<Indexer<Pod>>,
+}
+
+pub(super) fn controller(client: Client) -> (Arc<Jobs>, Caches) {
+    let caches = Caches { jobs: Arc::new(Indexer::new()), pods: Arc::new(Indexer::new()) };
+    let (jobs, pods) = (Lister::new(caches.jobs.clone()), Lister::new(caches.pods.clone()));
+    let clock = FakeClock::new(Timestamp::from_secs(0));
+    let recorder = Recorder::to_sink(Arc::new(Nobody));
+    let consistency = Arc::new(Consistency::default().with(&pods).with(&jobs));
+    let pod_control = PodControl::new(client.clone(), recorder.clone(), clock.clone());
+    let controller = Jobs {
+        pod_control: pod_control.recording(&consistency),
+        queue: Queue::new("job", Retries::default(), clock.clone()),
+        orphans: Queue::new("job_orphan_pod", Retries::default(), clock.clone()),
+        expectations: Arc::new(Expectations::new(clock.clone())),
+        released: Arc::default(),
+        backoff: Arc::default(),
+        finished: Arc::default(),
+        groups: None,
+        resets_start_time: true,
+        client,
+        clock,
+        recorder,
+        jobs,
+        pods,
+        consistency,
+    };
+    (Arc::new(controller), caches)
+}

@@ -1,0 +1,59 @@
+//! Many pods of one owner, created or deleted under its expectations.
+
+use std::sync::Arc;
+
+use crate::cache::Lister;
+use crate::controllers::Error;
+use crate::controllers::runner::batch::{slow_start, together};
+use crate::controllers::workloads::expectations::Expectations;
+use crate::controllers::workloads::pod_control::{PodControl, is_gone, is_seen_to_go};
+use crate::objects::{Object, ObjectKey, Pod, Resource};
+
+/// Creates the `count` pods that `owner` expects, in batches that grow; `create` gets the number of
+/// the pod. Returns how many were created, and the first failure. In a namespace that terminates
+/// there is no failure: the owner terminates as well, so its expectations may stay unmet.
+pub async fn create_expected<Fut>(
+    expectations: &Expectations,
+    owner: &ObjectKey,
+    count: usize,
+    create: impl Fn(usize) -> Fut,
+) -> (usize, Option<Error>)
+where
+    Fut: Future<Output = Result<(), Error>> + Send + 'static,
+{
+    let (created, failure) = slow_start(count, create).await;
+    let terminates = |error: &Error| error.api().is_some_and(|e| e.is_namespace_terminating());
+    if failure.as_ref().is_some_and(terminates) {
+        return (created, None);
+    }
+    // No event comes for pods that were not created.
+    for _ in created..count {
+        expectations.creation_observed(owner);
+    }
+    (created, failure)
+}
+
+/// Deletes `pods`, which `owner` expects to go, all at once. Returns what failed; a pod that is gone
+/// already is no failure. `cached`: the pods that the owner's syncs read.
+pub async fn delete_expected<O: Object + Resource>(
+    control: &PodControl,
+    owner: &Arc<O>,
+    expectations: &Arc<Expectations>,
+    cached: &Lister<Pod>,
+    pods: Vec<Arc<Pod>>,
+) -> Vec<Error> {
+    let deletions = pods.into_iter().map(|pod| {
+        let (control, owner) = (control.clone(), owner.clone());
+        let (expectations, cached) = (expectations.clone(), cached.clone());
+        async move {
+            let result = control.delete(&*owner, &pod).await;
+            // No event comes for this deletion, or it came before the expectation.
+            if result.is_err() || is_seen_to_go(&pod, &cached) {
+                expectations.deletion_observed(&owner.meta().key(), &pod.meta.uid);
+            }
+            result
+        }
+    });
+    let failed = together(deletions).await.into_iter().filter_map(Result::err);
+    failed.filter(|error| !is_gone(error)).collect()
+}
