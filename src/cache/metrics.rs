@@ -4,10 +4,10 @@ use crate::metrics::metrics;
 
 metrics! {
     pub static QUEUED_ITEMS: IntGaugeVec["name", "group", "version", "resource"] =
-        "informer_queued_items", "Number of keys that wait in the informer's queue";
+        "informer_queued_items", "[ALPHA] Number of items currently queued in the FIFO.";
     pub static STORE_RESOURCE_VERSION: IntGaugeVec["name", "group", "version", "resource"] =
         "informer_store_resource_version",
-        "Newest resource version of which the informer's store has all changes";
+        "[ALPHA] The 15 least significant digits of the resource version of the store.";
     pub static HANDLER_BACKLOG: IntGaugeVec["informer", "handler"] = "informer_handler_backlog",
         "Number of notifications that wait for an event handler";
     pub static HANDLER_PANICS: IntCounterVec["informer", "handler"] =
