@@ -6,13 +6,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::SandboxOptions;
 use crate::cluster::{Cluster, Manager, ManagerProgram};
 use crate::nodes::NodeOptions;
-use kube_controller_manager::client::{Client, ListOptions};
-use kube_controller_manager::objects::{Deployment, ObjectKey, ResourceType};
+pub use crate::rollout::Rollout;
+use crate::rollout::{WORKLOADS, waits_for};
+use kube_controller_manager::client::{Client, ListOptions, Patch};
+use kube_controller_manager::objects::{ObjectKey, ResourceType};
 use kube_controller_manager::task::StopToken;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -25,7 +27,7 @@ pub struct Demo {
     pub fixture: Option<PathBuf>,
     pub manager: ManagerProgram,
     pub manager_flags: Vec<String>,
-    /// Whether to end when the fixture's Deployments have rolled out.
+    /// Whether to end when the fixture's workloads have rolled out.
     pub once: bool,
     /// The time-out of the rollout.
     pub patience: Duration,
@@ -73,12 +75,12 @@ impl Demo {
             }
             let rollouts = rollouts(&cluster.client, &objects).await?;
             screen.show(&rollouts)?;
-            if rollouts.iter().all(Rollout::complete) {
+            if rollouts.iter().all(Rollout::is_complete) {
                 break Ok(());
             }
             if cluster.clock().monotonic() > give_up {
                 let late: Vec<String> =
-                    rollouts.iter().filter(|r| !r.complete()).map(Rollout::line).collect();
+                    rollouts.iter().filter(|r| !r.is_complete()).map(Rollout::line).collect();
                 break Err(format!(
                     "not rolled out within {:?}: {}",
                     self.patience,
@@ -122,7 +124,8 @@ async fn watch_manager(manager: &mut Manager, cluster: &Cluster, stop: &StopToke
     Ok(())
 }
 
-fn parse(name: &str, text: &str) -> Result<Vec<Value>> {
+/// The objects of the YAML documents in `text`, which errors call `name`.
+pub fn parse(name: &str, text: &str) -> Result<Vec<Value>> {
     let documents = serde_yaml_ng::Deserializer::from_str(text);
     let objects = documents
         .map(Value::deserialize)
@@ -132,8 +135,8 @@ fn parse(name: &str, text: &str) -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// Creates one object of a fixture; returns the line to print.
-async fn create(client: &Client, object: &Value) -> Result<String> {
+/// Creates one object of a fixture, with its status if it has one; returns the line to print.
+pub async fn create(client: &Client, object: &Value) -> Result<String> {
     let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default();
     let (kind, api_version) = (text("/kind"), text("/apiVersion"));
     let (group, version) = api_version.rsplit_once('/').unwrap_or(("", api_version));
@@ -151,81 +154,47 @@ async fn create(client: &Client, object: &Value) -> Result<String> {
         .create::<Value>(namespace, object)
         .await
         .map_err(|error| format!("{kind} {name}: {error}"))?;
+    if let Some(status) = object.get("status") {
+        let status = Patch::Merge(json!({ "status": status }));
+        let key = ObjectKey::new(if resource.namespaced { namespace } else { "" }, name);
+        let written = client.resource(&resource).subresource("status");
+        let written = written.patch::<Value>(&key, &status).await;
+        written.map_err(|error| format!("the status of {kind} {name}: {error}"))?;
+    }
     Ok(format!("{}/{name} created", resource.to_string().to_lowercase()))
 }
 
-/// The progress of a Deployment's rollout.
-#[derive(Clone, PartialEq)]
-struct Rollout {
-    key: ObjectKey,
-    wanted: i32,
-    updated: i32,
-    total: i32,
-    ready: i32,
-    available: i32,
-    observed: bool,
-}
-
-impl Rollout {
-    fn of(deployment: &Deployment) -> Rollout {
-        let status = &deployment.status;
-        Rollout {
-            key: deployment.meta.key(),
-            wanted: deployment.replicas(),
-            updated: status.updated_replicas.unwrap_or(0),
-            total: status.replicas.unwrap_or(0),
-            ready: status.ready_replicas.unwrap_or(0),
-            available: status.available_replicas.unwrap_or(0),
-            observed: status.observed_generation == Some(deployment.meta.generation),
+/// The progress of the workloads among `objects`.
+pub async fn rollouts(client: &Client, objects: &[Value]) -> Result<Vec<Rollout>> {
+    let mut rollouts = Vec::new();
+    for resource in &WORKLOADS {
+        let of_kind = |object: &&Value| {
+            object["kind"] == *resource.kind && object["apiVersion"] == resource.api_version()
+        };
+        let wanted: Vec<(&str, &Value)> = objects
+            .iter()
+            .filter(of_kind)
+            .map(|object| {
+                let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default");
+                (namespace, &object["metadata"]["name"])
+            })
+            .collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        let found = client.resource(resource).list(None, &ListOptions::default()).await?;
+        let found: Vec<Value> = found.items;
+        for object in found {
+            let metadata = &object["metadata"];
+            let is_wanted = wanted.iter().any(|(namespace, name)| {
+                metadata["namespace"] == **namespace && metadata["name"] == **name
+            });
+            if is_wanted {
+                rollouts.push(Rollout::of(&resource.kind, &object));
+            }
         }
     }
-
-    fn complete(&self) -> bool {
-        self.observed
-            && [self.updated, self.total, self.available].iter().all(|count| *count == self.wanted)
-    }
-
-    fn line(&self) -> String {
-        format!(
-            "{}: {}/{} ready, {} up to date, {} available",
-            self.key, self.ready, self.wanted, self.updated, self.available
-        )
-    }
-}
-
-async fn rollouts(client: &Client, objects: &[Value]) -> Result<Vec<Rollout>> {
-    let named = |deployment: &Deployment| {
-        objects.iter().any(|object| {
-            object["kind"] == "Deployment"
-                && object["metadata"]["name"] == *deployment.meta.name
-                && object["metadata"]["namespace"].as_str().unwrap_or("default")
-                    == deployment.meta.namespace.as_str()
-        })
-    };
-    let all: Vec<Deployment> = client.list(None, &ListOptions::default()).await?;
-    Ok(all.iter().filter(|deployment| named(deployment)).map(Rollout::of).collect())
-}
-
-/// What the rollouts wait for now; `None` when all are complete.
-fn waits_for(rollouts: &[Rollout]) -> Option<String> {
-    if let Some(unseen) = rollouts.iter().find(|rollout| !rollout.observed) {
-        return Some(format!("the controller manager to observe {}", unseen.key));
-    }
-    type Count = fn(&Rollout) -> i32;
-    let sum = |count: Count| rollouts.iter().map(count).sum::<i32>();
-    let wanted = sum(|rollout| rollout.wanted);
-    let stages: [(Count, &str); 3] = [
-        (|rollout| rollout.updated, "created"),
-        (|rollout| rollout.ready, "ready"),
-        (|rollout| rollout.available, "available"),
-    ];
-    let late = stages.iter().find(|(count, _)| sum(*count) < wanted);
-    late.map(|(count, stage)| format!("pods to be {stage} ({} of {wanted})", sum(*count))).or_else(
-        || {
-            let rest = rollouts.iter().find(|rollout| !rollout.complete())?;
-            Some(format!("old pods of {} to go", rest.key))
-        },
-    )
+    Ok(rollouts)
 }
 
 /// Prints each change: on a terminal as a table that is redrawn, elsewhere as lines.
@@ -253,13 +222,12 @@ impl Screen {
             let _ = writeln!(
                 text,
                 "{:<32} {:>8} {:>11} {:>10}",
-                "DEPLOYMENT", "READY", "UP-TO-DATE", "AVAILABLE"
+                "WORKLOAD", "READY", "UP-TO-DATE", "DONE"
             );
             for r in rollouts {
                 let ready = format!("{}/{}", r.ready, r.wanted);
-                let name = r.key.to_string();
                 let _ =
-                    writeln!(text, "{name:<32} {ready:>8} {:>11} {:>10}", r.updated, r.available);
+                    writeln!(text, "{:<32} {ready:>8} {:>11} {:>10}", r.name, r.created, r.done);
             }
         } else {
             for rollout in rollouts.iter().filter(|rollout| !self.shown.contains(rollout)) {
@@ -277,34 +245,5 @@ impl Screen {
         let mut out = std::io::stdout().lock();
         out.write_all(text.as_bytes())?;
         out.flush()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_wait_names_its_cause() {
-        let rollout = |observed, [updated, total, ready, available]: [i32; 4]| Rollout {
-            key: ObjectKey::new("ns", "web"),
-            wanted: 3,
-            updated,
-            total,
-            ready,
-            available,
-            observed,
-        };
-        for (observed, counts, expected) in [
-            (false, [0, 0, 0, 0], Some("the controller manager to observe ns/web")),
-            (true, [1, 1, 0, 0], Some("pods to be created (1 of 3)")),
-            (true, [3, 3, 2, 0], Some("pods to be ready (2 of 3)")),
-            (true, [3, 3, 3, 0], Some("pods to be available (0 of 3)")),
-            (true, [3, 4, 3, 3], Some("old pods of ns/web to go")),
-            (true, [3, 3, 3, 3], None),
-        ] {
-            let waiting = waits_for(&[rollout(observed, counts)]);
-            assert_eq!(waiting.as_deref(), expected, "{counts:?}");
-        }
     }
 }

@@ -27,6 +27,7 @@ mod metrics;
 pub mod nodes;
 mod patch;
 pub mod protobuf;
+mod rollout;
 mod server;
 mod storage;
 mod types;

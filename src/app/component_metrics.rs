@@ -35,7 +35,7 @@ fn register_build_info() -> prometheus::Result<()> {
         .chain(more_fields)
         .map(|field| info[field].as_str().unwrap_or_default())
         .collect();
-    let help = "[ALPHA] A metric with a constant '1' value labeled by major, minor, git version, \
+    let help = "[BETA] A metric with a constant '1' value labeled by major, minor, git version, \
                 git commit, git tree state, build date, Go version, and compiler from which \
                 Kubernetes was built, and platform on which it is running.";
     let gauge = GaugeVec::new(Opts::new("kubernetes_build_info", help), &labels)?;
@@ -100,7 +100,7 @@ pub struct RunningControllers;
 
 metrics! {
     static RUNNING: IntGaugeVec["manager", "name"] = "running_managed_controllers",
-        "[ALPHA] Indicates where instances of a controller are currently running";
+        "[BETA] Indicates where instances of a controller are currently running";
 }
 
 impl RunningControllers {

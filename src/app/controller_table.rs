@@ -385,6 +385,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .gates(&["DynamicResourceAllocation"])
         .built(controllers::devices::resourceclaim::controller),
     row("resourcepoolstatusrequest-controller")
+        .queue("")
         .gates(&["DRAResourcePoolStatus"])
         .built(controllers::devices::poolstatus::controller),
     row("device-taint-eviction-controller")

@@ -195,6 +195,24 @@ impl Error {
         self.is("Timeout", 504) || self.reason() == Some("ServerTimeout")
     }
 
+    /// The server failed. Upstream: `apierrors.IsInternalError`.
+    pub fn is_internal(&self) -> bool {
+        self.is_generic("InternalError", 500)
+    }
+
+    /// Upstream: `apierrors.IsServiceUnavailable`.
+    pub fn is_unavailable(&self) -> bool {
+        self.is_generic("ServiceUnavailable", 503)
+    }
+
+    /// By the Status's reason. Only an answer without a Status counts by its code. Upstream:
+    /// `ReasonForError`, `NewGenericServerResponse`.
+    fn is_generic(&self, reason: &str, code: u16) -> bool {
+        self.failure().is_some_and(|Failure { status, code: answered, .. }| {
+            status.reason == reason || (*answered == code && status.code == 0)
+        })
+    }
+
     /// Upstream: `apierrors.HasStatusCause` with `NamespaceTerminating`.
     pub fn is_namespace_terminating(&self) -> bool {
         self.has_cause("NamespaceTerminating")
@@ -336,6 +354,9 @@ mod tests {
         );
         assert!(ending.is_namespace_terminating() && ending.is_forbidden());
         assert_eq!(error(503, "").to_string(), "GET /x: the server answered 503");
+        assert!(error(503, "").is_unavailable() && error(500, "no Status").is_internal());
+        assert!(error(500, r#"{"code":500,"reason":"InternalError"}"#).is_internal());
+        assert!(!error(500, r#"{"code":500,"message":"unknown"}"#).is_internal());
     }
 
     #[test]

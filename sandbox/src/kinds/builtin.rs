@@ -107,6 +107,13 @@ pub fn behind_gates() -> Vec<Kind> {
     const DEVICES: &str = "resource.k8s.io";
     let requests =
         kind(DEVICES, "ResourcePoolStatusRequest", "resourcepoolstatusrequests", &[], false);
+    let migrations = kind(
+        "storagemigration.k8s.io",
+        "StorageVersionMigration",
+        "storageversionmigrations",
+        &[],
+        false,
+    );
     let groups = kind("scheduling.k8s.io", "PodGroup", "podgroups", &[], true);
     vec![
         of(
@@ -116,6 +123,7 @@ pub fn behind_gates() -> Vec<Kind> {
                 .status(workloads::no_status),
         ),
         of("v1alpha3", requests.status(more::without_status)),
+        of("v1beta1", migrations.status(workloads::no_status)),
         of("v1alpha2", groups.generation().status(workloads::no_status)),
     ]
 }

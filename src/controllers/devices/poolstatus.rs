@@ -1,7 +1,8 @@
 //! Answers ResourcePoolStatusRequests: which pools a driver has, and how many of their devices are
 //! allocated. Upstream: `pkg/controller/resourcepoolstatusrequest`.
 
-use std::collections::BTreeMap;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
 use crate::metrics::{exponential, metrics};
 use crate::objects::{
     Allocation, Istr, ObjectKey, PartialObjectMetadata, Resource, ResourceClaim,
-    ResourcePoolStatusRequest, ResourceSlice, Timestamp,
+    ResourcePoolStatusRequest, ResourceSlice, Timestamp, Uid,
 };
 
 /// How often the slices of an incomplete pool are awaited.
@@ -63,6 +64,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         requests,
         slices,
         claims,
+        waits: Mutex::default(),
     };
     let this = Arc::new(this);
     c.sync(queue, move |key| this.clone().sync(key));
@@ -76,11 +78,36 @@ struct PoolStatus {
     requests: Lister<ResourcePoolStatusRequest>,
     slices: Lister<ResourceSlice>,
     claims: Lister<ResourceClaim>,
+    waits: Mutex<Waits>,
+}
+
+/// How often the slices of a request's pools were awaited. Other failures do not count.
+#[derive(Default)]
+struct Waits(HashMap<ObjectKey, (Uid, u32)>);
+
+impl Waits {
+    /// Whether the request may wait once more.
+    fn again(&mut self, key: &ObjectKey, uid: &Uid) -> bool {
+        let (of, times) = self.0.entry(key.clone()).or_default();
+        if of != uid {
+            (*of, *times) = (uid.clone(), 0);
+        }
+        let again = *times < MAX_RETRIES;
+        *times += u32::from(again);
+        again
+    }
+
+    fn remove(&mut self, key: &ObjectKey) {
+        self.0.remove(key);
+    }
 }
 
 impl PoolStatus {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        let Some(request) = self.requests.get(&key) else { return Ok(Next::Done) };
+        let Some(request) = self.requests.get(&key) else {
+            self.waits.lock().remove(&key);
+            return Ok(Next::Done);
+        };
         let now = self.clock.now();
         let expiry = expiry(&request);
         if expiry.is_some_and(|expiry| expiry <= now) {
@@ -106,14 +133,13 @@ impl PoolStatus {
     ) -> Result<(), Error> {
         let start = self.clock.monotonic();
         let driver = &request.spec.driver;
-        let pools = pools(request, &self.slices.list(), &self.claims.list());
+        let found = Found::of(request, &self.slices.list(), &self.claims.list());
         // The driver gets some time to publish the rest.
-        let is_incomplete = pools.iter().any(|pool| pool.fault().is_some());
-        if is_incomplete && self.queue.retries(key) < MAX_RETRIES {
+        if found.incomplete() > 0 && self.waits.lock().again(key, &request.meta.uid) {
             return Err(Error::NotYet("incomplete pools detected, requeueing".to_owned()));
         }
         let version = request.meta.resource_version.to_string();
-        let status = status(pools, request.spec.limit, self.clock.now());
+        let status = found.status(self.clock.now());
         let metadata = json!({ "resourceVersion": version });
         let patch = Patch::Merge(json!({ "metadata": metadata, "status": status }));
         let requests = self.client.resource(&ResourcePoolStatusRequest::RESOURCE).metadata_only();
@@ -122,7 +148,7 @@ impl PoolStatus {
         let took = self.clock.monotonic().saturating_sub(start);
         DURATION.with_label_values(&[driver.as_str()]).observe(took.as_secs_f64());
         PROCESSED.with_label_values(&[driver.as_str()]).inc();
-        written.map(drop).map_err(|error| {
+        written.map(|_| self.waits.lock().remove(key)).map_err(|error| {
             ERRORS.with_label_values(&[driver.as_str()]).inc();
             let why = Error::from(error).message();
             Error::other(format!("failed to update status for request {key}: {why}"))
@@ -192,70 +218,83 @@ impl Pool {
     }
 }
 
-/// The pools that a request asks for, by name. Upstream: `calculatePoolStatus`.
-fn pools(
-    request: &ResourcePoolStatusRequest,
-    slices: &[Arc<ResourceSlice>],
-    claims: &[Arc<ResourceClaim>],
-) -> Vec<Pool> {
-    let wanted = &request.spec;
-    let mut pools: BTreeMap<&Istr, Pool> = BTreeMap::new();
-    for slice in slices.iter().map(|slice| &slice.spec) {
-        let is_wanted = slice.driver == wanted.driver
-            && (wanted.pool_name.is_empty() || slice.pool.name == wanted.pool_name);
-        if !is_wanted {
-            continue;
-        }
-        let generation = slice.pool.generation;
-        let new = Pool {
-            driver: slice.driver.clone(),
-            name: slice.pool.name.clone(),
-            generation,
-            node_name: slice.node_name.clone(),
-            expected_slices: slice.pool.resource_slice_count,
-            ..Pool::default()
-        };
-        let pool = pools.entry(&slice.pool.name).or_insert_with(|| new.clone());
-        if generation < pool.generation {
-            continue;
-        }
-        if generation > pool.generation {
-            *pool = new;
-        }
-        if pool.node_name != slice.node_name {
-            pool.node_name = Istr::default();
-        }
-        pool.slices += 1;
-        pool.devices += i64::try_from(slice.devices.len()).unwrap_or(i64::MAX);
-    }
-    for claim in claims {
-        let Some(Allocation(devices)) = &claim.status.allocation else { continue };
-        for device in devices.iter().filter(|device| device.driver == wanted.driver) {
-            if let Some(pool) = pools.get_mut(&device.pool) {
-                pool.allocated += 1;
-            }
-        }
-    }
-    pools.into_values().collect()
+/// The pools that a request asks for. Upstream: `calculatePoolStatus`.
+struct Found {
+    /// How many there are.
+    count: usize,
+    /// The first by name, as many as the request takes.
+    pools: Vec<Pool>,
 }
 
-fn status(mut pools: Vec<Pool>, limit: Option<u32>, now: Timestamp) -> Value {
-    let all = pools.len();
-    pools.truncate(usize::try_from(limit.unwrap_or(DEFAULT_LIMIT)).unwrap_or(usize::MAX));
-    let mut message = format!("Calculated status for {} pools", pools.len());
-    let incomplete = pools.iter().filter(|pool| pool.fault().is_some()).count();
-    if incomplete > 0 {
-        message.push_str(&format!(" ({incomplete} incomplete)"));
+impl Found {
+    fn of(
+        request: &ResourcePoolStatusRequest,
+        slices: &[Arc<ResourceSlice>],
+        claims: &[Arc<ResourceClaim>],
+    ) -> Found {
+        let wanted = &request.spec;
+        let mut pools: BTreeMap<&Istr, Pool> = BTreeMap::new();
+        for slice in slices.iter().map(|slice| &slice.spec) {
+            let is_wanted = slice.driver == wanted.driver
+                && (wanted.pool_name.is_empty() || slice.pool.name == wanted.pool_name);
+            if !is_wanted {
+                continue;
+            }
+            let generation = slice.pool.generation;
+            let new = Pool {
+                driver: slice.driver.clone(),
+                name: slice.pool.name.clone(),
+                generation,
+                node_name: slice.node_name.clone(),
+                expected_slices: slice.pool.resource_slice_count,
+                ..Pool::default()
+            };
+            let pool = pools.entry(&slice.pool.name).or_insert_with(|| new.clone());
+            if generation < pool.generation {
+                continue;
+            }
+            if generation > pool.generation {
+                *pool = new;
+            }
+            if pool.node_name != slice.node_name {
+                pool.node_name = Istr::default();
+            }
+            pool.slices += 1;
+            pool.devices += i64::try_from(slice.devices.len()).unwrap_or(i64::MAX);
+        }
+        for claim in claims {
+            let Some(Allocation(devices)) = &claim.status.allocation else { continue };
+            for device in devices.iter().filter(|device| device.driver == wanted.driver) {
+                if let Some(pool) = pools.get_mut(&device.pool) {
+                    pool.allocated += 1;
+                }
+            }
+        }
+        let count = pools.len();
+        let limit = usize::try_from(wanted.limit.unwrap_or(DEFAULT_LIMIT)).unwrap_or(usize::MAX);
+        Found { count, pools: pools.into_values().take(limit).collect() }
     }
-    let condition = json!({
-        "type": "Complete", "status": "True", "reason": "CalculationComplete",
-        "message": message, "lastTransitionTime": now,
-    });
-    let mut status = json!({ "poolCount": all, "conditions": [condition] });
-    if !pools.is_empty() {
-        status["pools"] = pools.iter().map(Pool::to_json).collect();
+
+    fn incomplete(&self) -> usize {
+        self.pools.iter().filter(|pool| pool.fault().is_some()).count()
     }
-    status
+
+    fn status(&self, now: Timestamp) -> Value {
+        let mut message = format!("Calculated status for {} pools", self.pools.len());
+        let incomplete = self.incomplete();
+        if incomplete > 0 {
+            message.push_str(&format!(" ({incomplete} incomplete)"));
+        }
+        let condition = json!({
+            "type": "Complete", "status": "True", "reason": "CalculationComplete",
+            "message": message, "lastTransitionTime": now,
+        });
+        let mut status = json!({ "poolCount": self.count, "conditions": [condition] });
+        if !self.pools.is_empty() {
+            status["pools"] = self.pools.iter().map(Pool::to_json).collect();
+        }
+        status
+    }
 }
 
 #[cfg(test)]
@@ -285,8 +324,7 @@ mod tests {
             })
             .collect();
         let now = Timestamp::from_secs(0);
-        let pools = pools(&request, &slices, &claims);
-        status(pools, request.spec.limit, now)
+        Found::of(&request, &slices, &claims).status(now)
     }
 
     #[test]
@@ -378,6 +416,33 @@ mod tests {
         );
         let message = "Calculated status for 2 pools (1 incomplete)";
         assert_eq!(found["conditions"][0]["message"], message);
+    }
+
+    #[test]
+    fn only_pools_in_the_answer_are_waited_for() {
+        let slices = [slice("p", "n", 4, 1, 1), slice("q", "", 1, 1, 2)];
+        let slices = slices.map(|slice| Arc::new(serde_json::from_value(slice).unwrap()));
+        for (limit, incomplete) in [(json!(null), 1), (json!(2), 1), (json!(1), 0)] {
+            let request = json!({ "spec": { "driver": "d", "limit": limit } });
+            let request = serde_json::from_value(request).unwrap();
+            assert_eq!(Found::of(&request, &slices, &[]).incomplete(), incomplete, "{limit}");
+        }
+    }
+
+    #[test]
+    fn each_request_waits_for_slices_a_limited_number_of_times() {
+        let mut waits = Waits::default();
+        let (one, two) = (ObjectKey::cluster("one"), ObjectKey::cluster("two"));
+        let mut times = |key: &ObjectKey, uid: &str| {
+            (0..9).take_while(|_| waits.again(key, &Uid::new(uid))).count()
+        };
+        for (key, uid, expected) in
+            [(&one, "a", 5), (&one, "a", 0), (&two, "b", 5), (&one, "another of this name", 5)]
+        {
+            assert_eq!(times(key, uid), expected, "{uid}");
+        }
+        waits.remove(&one);
+        assert_eq!(waits.0.len(), 1);
     }
 
     #[test]

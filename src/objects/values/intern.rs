@@ -230,7 +230,7 @@ impl<'de> Deserialize<'de> for Istr {
 }
 
 /// A label or annotation map, sorted by key, of which there is one copy.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Labels(Option<Interned<[(Istr, Istr)]>>);
 
 impl Labels {

@@ -79,6 +79,22 @@ impl Selector {
         !self.nothing && self.terms.is_empty()
     }
 
+    /// It matches nothing, whatever the labels.
+    pub fn is_nothing(&self) -> bool {
+        self.nothing
+    }
+
+    /// The key and the value of a label that everything it matches has, if there is one.
+    pub fn required_label(&self) -> Option<(&Istr, &Istr)> {
+        self.terms.iter().find_map(|Term { key, test }| match test {
+            Test::In(values) => match values.as_slice() {
+                [value] => Some((key, value)),
+                _ => None,
+            },
+            _ => None,
+        })
+    }
+
     pub fn matches(&self, labels: &Labels) -> bool {
         !self.nothing
             && self.terms.iter().all(|term| match (&term.test, labels.get(&term.key)) {

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::objects::values::intern::{Interned, Pool};
+use crate::objects::views::pod_quota;
 use crate::objects::views::volume_source::{Fields, VolumeSource, WireCsi};
 use crate::objects::{
     Istr, Meta, PodQuota, ResourceList, Timestamp, Toleration, null_as_default, resource,
@@ -41,7 +42,8 @@ pub struct PodShape {
     pub containers: Box<[ContainerRequests]>,
     /// The init containers that run as long as the pod does.
     pub sidecars: Box<[Sidecar]>,
-    /// What the pod as a whole requests. Upstream: `spec.resources.requests`.
+    /// What the pod requests by its spec alone, with its overhead; empty unless it names requests
+    /// as a whole. Upstream: `PodRequests`, `IsPodLevelRequestsSet`.
     pub requests: ResourceList,
     pub tolerations: Box<[Toleration]>,
     /// The volumes that are PersistentVolumeClaims, in their order.
@@ -595,6 +597,7 @@ impl From<WirePod> for Pod {
 impl From<WireSpec> for PodSpec {
     fn from(spec: WireSpec) -> PodSpec {
         let requests = |resources: Option<WireResources>| resources.unwrap_or_default().requests;
+        let requests_as_a_whole = pod_quota::requests_as_a_whole(&spec);
         let (mut ports, mut containers) = (Vec::new(), Vec::new());
         for container in spec.containers.into_iter().flatten() {
             ports.extend(container.ports.into_iter().flatten());
@@ -619,7 +622,7 @@ impl From<WireSpec> for PodSpec {
             ports: named(ports.into_iter()),
             containers: containers.into(),
             sidecars: sidecars.collect(),
-            requests: requests(spec.resources),
+            requests: requests_as_a_whole,
             tolerations: spec.tolerations.unwrap_or_default(),
             claims: claims.into(),
             inline_volumes: inline_volumes.into(),

@@ -59,6 +59,21 @@ impl PodQuota {
     }
 }
 
+/// What a pod requests that names requests as a whole; empty if it does not. The resources of a
+/// resize in flight do not count.
+pub(super) fn requests_as_a_whole(spec: &WireSpec) -> ResourceList {
+    let mut named = spec.resources.iter().flat_map(|resources| resources.requests.iter());
+    match named.any(|(name, _)| counts_as_a_whole(name)) {
+        true => Resources::new(spec, &WireStatus::default()).requests(),
+        false => ResourceList::default(),
+    }
+}
+
+/// Upstream: `IsSupportedPodLevelResource`.
+fn counts_as_a_whole(name: &str) -> bool {
+    matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
+}
+
 /// Requests or limits of a [`WireResources`].
 type Part = fn(&WireResources) -> &ResourceList;
 
@@ -168,7 +183,7 @@ impl<'a> Resources<'a> {
             .filter(|_| self.is_whole)
             .flat_map(|resources| part(resources).iter());
         for (name, amount) in whole {
-            if matches!(name.as_str(), "cpu" | "memory") || name.starts_with("hugepages-") {
+            if counts_as_a_whole(name) {
                 sum.insert(name.clone(), amount);
             }
         }

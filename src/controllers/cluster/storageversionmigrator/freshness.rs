@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use super::{Migrator, RUNNING, is_terminal};
+use super::{Migrator, RUNNING, is_terminal, malformed, text, version};
 use crate::client::{ApiResource, ListOptions};
 use crate::controllers::{Error, Next, SyncResult};
-use crate::objects::{Istr, ObjectKey, PartialObjectMetadata, ResourceType};
+use crate::objects::{Istr, ObjectKey, PartialObjectMetadata};
 
 /// The name of no namespace and of no object: it is not valid.
 const NOWHERE: &str = "@fake:svm_ns!";
@@ -14,6 +14,7 @@ const VERBS: [&str; 3] = ["update", "patch", "list"];
 
 impl Migrator {
     pub(super) async fn note_version(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        self.is_current()?;
         let Some(migration) = self.migrations.get(&key) else { return Ok(Next::Done) };
         let status = &migration.status;
         if !status.is_true(RUNNING) || is_terminal(status) || !status.resource_version.is_empty() {
@@ -37,15 +38,15 @@ impl Migrator {
             self.fail(&migration, &why).await?;
             return Ok(Next::Done);
         }
-        let version = self.newest_version(&found).await?;
-        if version.parse::<u64>().is_err() {
-            let resource = text(&found.resource);
-            let why = format!("latest resourceVersion for {resource} is not valid: {version:?}");
+        let newest = self.newest_version(&found).await?;
+        if version(&newest).is_none() {
+            let (resource, why) = (text(&found.resource), malformed(&newest));
+            let why = format!("latest resourceVersion for {resource} is not valid: {why}");
             self.fail(&migration, &why).await?;
             return Ok(Next::Done);
         }
         let mut status = status.clone();
-        status.resource_version = Istr::new(&version);
+        status.resource_version = Istr::new(&newest);
         self.write(&migration, &status).await?;
         Ok(Next::Done)
     }
@@ -62,22 +63,5 @@ impl Migrator {
         let list = resource.list::<PartialObjectMetadata>(Some(NOWHERE), &options).await;
         let doing = "error getting latest resourceVersion";
         Ok(list.map_err(|error| Error::during(doing, error))?.resource_version)
-    }
-}
-
-/// Upstream: `GroupVersionResource.String`.
-fn text(resource: &ResourceType) -> String {
-    format!("{}/{}, Resource={}", resource.group, resource.version, resource.plural)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::objects::{Pod, ReplicaSet, Resource};
-
-    #[test]
-    fn resources_are_written_as_upstream_writes_them() {
-        assert_eq!(text(&Pod::RESOURCE), "/v1, Resource=pods");
-        assert_eq!(text(&ReplicaSet::RESOURCE), "apps/v1, Resource=replicasets");
     }
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::{Migrator, SUCCEEDED, is_terminal, with_condition};
+use super::{Migrator, SUCCEEDED, is_terminal, malformed, text, version, with_condition};
 use crate::client::{self, ApiResource, ListOptions, Patch};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Meta, ObjectKey, PartialObjectMetadata, ResourceType};
 
 impl Migrator {
     pub(super) async fn migrate(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        self.is_current()?;
         let Some(migration) = self.migrations.get(&key) else { return Ok(Next::Done) };
         let status = &migration.status;
         if is_terminal(status) || status.resource_version.is_empty() {
@@ -21,24 +22,45 @@ impl Migrator {
             let why = format!("migration encountered unhandled error: {why}");
             self.fail(&migration, &why).await.map(|()| Next::Done)
         };
-        let found = self.served(&migration.spec.resource).await?;
-        let Some(found) = found.filter(is_collected) else {
+        let Some(found) = self.served(&migration.spec.resource).await? else {
             if self.is_young(&migration) {
-                let why = "resource does not exist in GC, requeuing to attempt again";
+                let why = "resource does not exist in rest mapper, requeuing to attempt again";
                 return Err(Error::NotYet(why.to_owned()));
             }
-            return fail("resource does not exist in GC").await;
+            return fail("unable to obtain GVR from discovery").await;
         };
-        let Ok(newest) = status.resource_version.parse::<u64>() else {
-            let why = format!("resource version {:?} is not valid", &*status.resource_version);
-            return fail(&why).await;
+        if !is_collected(&found) {
+            let why = format!("no monitor found for resource {}", text(&found.resource));
+            return Err(Error::NotYet(why));
+        }
+        let Some(newest) = version(&status.resource_version) else {
+            let why = "error comparing resource versions between GC and SVM resource";
+            return fail(&format!("{why}: {}", malformed(&status.resource_version))).await;
         };
-        match self.rewrite(&found.resource, newest).await {
-            Ok(()) => {}
-            Err(error) if is_retriable(&error) => return Err(error.into()),
-            Err(error) => {
-                log::error!("{}: {key}: failed to migrate: {error}", self.name);
-                return fail(&Error::from(error).message()).await;
+        let verbs = self.client.resource(&found.resource).metadata_only();
+        let all = verbs.list::<PartialObjectMetadata>(None, &ListOptions::default()).await?;
+        let seen = version(&all.resource_version).unwrap_or(0);
+        if seen < newest {
+            return Err(Error::NotYet(format!(
+                "GC cache is not up to date, requeuing to attempt again. \
+                 gcListResourceVersion: {seen}, listResourceVersion: {newest}"
+            )));
+        }
+        for PartialObjectMetadata { meta } in all.items {
+            // One that is newer has been written in the current version.
+            if meta.resource_version > newest {
+                continue;
+            }
+            match self.rewrite(&found.resource, &meta).await {
+                // It was changed, or deleted, by another: it needs no migration any more.
+                Err(error) if error.is_conflict() => {}
+                Err(error) if is_retriable(&error) => return Err(error.into()),
+                Err(error) => {
+                    let object = meta.key();
+                    log::error!("{}: {key}: failed to migrate {object}: {error}", self.name);
+                    return fail(&Error::from(error).message()).await;
+                }
+                Ok(()) => {}
             }
         }
         let reason = "StorageVersionMigrationSucceeded";
@@ -47,24 +69,11 @@ impl Migrator {
         Ok(Next::Done)
     }
 
-    /// Patches all objects that are no newer than `newest`.
-    async fn rewrite(&self, resource: &ResourceType, newest: u64) -> client::Result<()> {
+    async fn rewrite(&self, resource: &ResourceType, meta: &Meta) -> client::Result<()> {
+        let body = body(resource, meta);
+        let patch = Patch::Apply { manager: self.name.to_owned(), force: false, body };
         let verbs = self.client.resource(resource).metadata_only();
-        let all = verbs.list::<PartialObjectMetadata>(None, &ListOptions::default()).await?.items;
-        for PartialObjectMetadata { meta } in all {
-            // One that is newer has been written in the current version.
-            if meta.resource_version > newest {
-                continue;
-            }
-            let body = body(resource, &meta);
-            let patch = Patch::Apply { manager: self.name.to_owned(), force: false, body };
-            match verbs.patch::<PartialObjectMetadata>(&meta.key(), &patch).await {
-                // It was changed, or deleted, by another: it needs no migration any more.
-                Err(error) if !error.is_conflict() => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(())
+        verbs.patch::<PartialObjectMetadata>(&meta.key(), &patch).await.map(drop)
     }
 }
 
@@ -86,13 +95,54 @@ fn is_collected(found: &ApiResource) -> bool {
 
 /// Whether another try may succeed. Upstream: `isRetriableError`.
 fn is_retriable(error: &client::Error) -> bool {
-    error.code().is_none_or(|code| matches!(code, 429 | 500 | 503 | 504))
+    error.is_reset()
+        || error.is_timeout()
+        || error.is_too_many_requests()
+        || error.is_internal()
+        || error.is_unavailable()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{self, ErrorKind};
+
     use super::*;
+    use crate::client::{Failure, Status};
     use crate::objects::{Resource, StorageVersionMigration, Uid};
+
+    #[test]
+    fn only_errors_that_may_pass_are_retried() {
+        let request = || "PATCH /x".to_owned();
+        let answer = |code: u16, reason: &str| {
+            let status = Status { code, reason: reason.to_owned(), ..Status::default() };
+            let failure = Failure { request: request(), code, retry_after: None, status };
+            client::Error::Status(Box::new(failure))
+        };
+        let transport = |kind: ErrorKind| client::Error::Transport {
+            request: request(),
+            source: io::Error::from(kind).into(),
+        };
+        let malformed = || "malformed".into();
+        for (error, expected) in [
+            (answer(500, "InternalError"), true),
+            (answer(500, "ServerTimeout"), true),
+            (answer(504, "Timeout"), true),
+            (answer(429, "TooManyRequests"), true),
+            (answer(503, "ServiceUnavailable"), true),
+            (answer(500, ""), false),
+            (answer(500, "StoreReadError"), false),
+            (answer(403, "Forbidden"), false),
+            (answer(422, "Invalid"), false),
+            (transport(ErrorKind::ConnectionReset), true),
+            (transport(ErrorKind::UnexpectedEof), true),
+            (transport(ErrorKind::ConnectionRefused), false),
+            (transport(ErrorKind::TimedOut), false),
+            (client::Error::Decode { request: request(), source: malformed() }, false),
+            (client::Error::Request { request: request(), source: malformed() }, false),
+        ] {
+            assert_eq!(is_retriable(&error), expected, "{error:?}");
+        }
+    }
 
     #[test]
     fn a_patch_names_the_object_and_changes_nothing() {

@@ -10,23 +10,25 @@ mod migrate;
 mod turn;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::cache::Lister;
-use crate::client::{ApiResource, Client};
+use crate::client::{ApiResource, Client, Discovery};
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, keys};
 use crate::controllers::{Controller, Error, Queue, Retries};
 use crate::objects::{
-    GroupResource, StorageVersionMigration, StorageVersionMigrationStatus, Timestamp,
+    GroupResource, ResourceType, StorageVersionMigration, StorageVersionMigrationStatus, Timestamp,
 };
 
 const RUNNING: &str = "Running";
 const SUCCEEDED: &str = "Succeeded";
 const FAILED: &str = "Failed";
 
+const VERSIONS_QUEUE: &str = "resource-version-controller";
 const WORKERS: usize = 5;
 /// A migration makes many requests: the rate and the burst are this many times the usual ones.
 const FASTER: (f64, u32) = (20.0, 100);
@@ -38,6 +40,8 @@ struct Migrator {
     client: Client,
     clock: SharedClock,
     migrations: Lister<StorageVersionMigration>,
+    /// The newest version of a migration that was written here.
+    written: AtomicU64,
 }
 
 /// The controller `storage-version-migrator-controller`; idle without the gate
@@ -56,11 +60,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         client: c.client().hastened(qps, burst),
         clock: c.clock(),
         migrations: migrations.clone(),
+        written: AtomicU64::new(0),
     });
     let to_migrate = c.queue(Retries::default().logged_as(log::Level::Info));
-    let to_date = c
-        .queue_named("resource-version-controller", Retries::default().logged_as(log::Level::Info));
-    let in_turn = c.queue_named(turn::NAME, Retries::default());
+    let to_date = c.queue_named(VERSIONS_QUEUE, Retries::default().logged_as(log::Level::Info));
+    // Upstream gives both queues one name.
+    let in_turn = c.queue_named(VERSIONS_QUEUE, Retries::default());
     c.watch(&migrations, &to_migrate, keys::of_current(|_| true));
     c.watch(&migrations, &to_date, keys::of_current(|_| true));
     c.watch(
@@ -75,6 +80,40 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.sync_by(1, to_date, move |key| of_dates.clone().note_version(key));
     c.sync_by(1, in_turn, move |resource| of_turns.clone().take_turns(resource));
     Ok(())
+}
+
+/// # Errors
+/// While the resources of its group are not known: it may be one of them.
+fn find(served: &Discovery, resource: &GroupResource) -> Result<Option<ApiResource>, Error> {
+    let is_it = |found: &&ApiResource| {
+        resource.group == *found.resource.group && resource.resource == *found.resource.plural
+    };
+    if let Some(found) = served.preferred().find(is_it) {
+        return Ok(Some(found.clone()));
+    }
+    let group_of =
+        |version: &str| version.split_once('/').map_or("", |(group, _)| group).to_owned();
+    let unknown = served.failures.iter().find(|(version, _)| *resource.group == group_of(version));
+    match unknown {
+        Some((version, why)) => Err(Error::NotYet(format!("{resource}: {version}: {why}"))),
+        None => Ok(None),
+    }
+}
+
+/// Upstream: `GroupVersionResource.String`.
+fn text(resource: &ResourceType) -> String {
+    format!("{}/{}, Resource={}", resource.group, resource.version, resource.plural)
+}
+
+/// The number of a resource version that is well formed. Upstream: `isWellFormed`.
+fn version(text: &str) -> Option<u64> {
+    let is_well_formed = !text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| is_well_formed)
+}
+
+/// Upstream: `InvalidResourceVersion`.
+fn malformed(version: &str) -> String {
+    format!("resource version is not well formed: {version}")
 }
 
 /// Nothing is left to do but to clean up.
@@ -112,8 +151,21 @@ impl Migrator {
         migration: &StorageVersionMigration,
         status: &StorageVersionMigrationStatus,
     ) -> Result<(), Error> {
-        self.client.update_status(migration, status).await?;
+        let written = self.client.update_status(migration, status).await?;
+        self.written.fetch_max(written.meta.resource_version, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// A cache that is older than the last write shows migrations in a state that has passed.
+    fn is_current(&self) -> Result<(), Error> {
+        let (written, seen) =
+            (self.written.load(Ordering::SeqCst), self.migrations.last_seen_version());
+        match seen < written {
+            true => Err(Error::Stale(format!(
+                "read version: {seen} is not as new as written version: {written}"
+            ))),
+            false => Ok(()),
+        }
     }
 
     async fn fail(&self, migration: &StorageVersionMigration, why: &str) -> Result<(), Error> {
@@ -125,11 +177,7 @@ impl Migrator {
 
     /// The resource in its preferred version; `None` if it is not served.
     async fn served(&self, resource: &GroupResource) -> Result<Option<ApiResource>, Error> {
-        let found = self.client.discover().await?;
-        let is_it = |found: &&ApiResource| {
-            resource.group == *found.resource.group && resource.resource == *found.resource.plural
-        };
-        Ok(found.preferred().find(is_it).cloned())
+        find(&self.client.discover().await?, resource)
     }
 
     /// Whether a resource of `migration` that is not served may still be.
@@ -144,6 +192,45 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::objects::{Pod, ReplicaSet, Resource};
+
+    #[test]
+    fn resources_are_written_as_upstream_writes_them() {
+        assert_eq!(text(&Pod::RESOURCE), "/v1, Resource=pods");
+        assert_eq!(text(&ReplicaSet::RESOURCE), "apps/v1, Resource=replicasets");
+    }
+
+    #[test]
+    fn versions_are_positive_decimal_numbers() {
+        for (text, number) in
+            [("1", Some(1)), ("90", Some(90)), ("", None), ("0", None), ("07", None), ("+7", None)]
+        {
+            assert_eq!(version(text), number, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_resource_of_a_group_that_cannot_be_read_is_not_missing() {
+        let served = |failures: &[&str]| Discovery {
+            resources: vec![ApiResource {
+                resource: ReplicaSet::RESOURCE,
+                verbs: Vec::new(),
+                preferred: true,
+            }],
+            failures: failures.iter().map(|version| (version.to_string(), "503".into())).collect(),
+        };
+        let find = |group: &str, resource: &str, failures: &[&str]| {
+            let resource = GroupResource { group: group.into(), resource: resource.into() };
+            find(&served(failures), &resource)
+        };
+        let found = |found: Result<Option<ApiResource>, Error>| found.unwrap().is_some();
+        assert!(found(find("apps", "replicasets", &["apps/v2"])));
+        assert!(!found(find("apps", "widgets", &["v1", "x.io/v1"])));
+        for (group, failure) in [("apps", "apps/v1"), ("", "v1")] {
+            let error = find(group, "widgets", &[failure]).unwrap_err();
+            assert!(matches!(&error, Error::NotYet(why) if why.contains("503")), "{error}");
+        }
+    }
 
     #[test]
     fn a_condition_is_set_once() {

@@ -13,7 +13,7 @@ use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{GroupResource, ObjectKey, ResourceType, StorageVersionMigration, Timestamp};
 
 /// Its field manager. Upstream: `MigrationRunnerControllerName`.
-pub(super) const NAME: &str = "migration-runner-controller";
+const NAME: &str = "migration-runner-controller";
 
 const DEFINITIONS: ResourceType = ResourceType::fixed(
     "apiextensions.k8s.io",
@@ -64,6 +64,7 @@ fn turns(all: Vec<Arc<StorageVersionMigration>>, resource: &GroupResource) -> Tu
 
 impl Migrator {
     pub(super) async fn take_turns(self: Arc<Self>, resource: GroupResource) -> SyncResult {
+        self.is_current()?;
         let Turns { ended, next } = turns(self.migrations.list(), &resource);
         for migration in ended {
             let success = migration.status.is_true(SUCCEEDED);

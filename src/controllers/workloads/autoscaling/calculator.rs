@@ -305,7 +305,7 @@ fn utilization(
 
 /// In thousandths. Upstream: `calculatePodLevelRequests`.
 fn pod_level_request(pod: &Pod, resource: &str) -> Result<i64, String> {
-    let request = pod.quota.usage.get(&format!("requests.{resource}"));
+    let request = pod.spec.shape.requests.get(resource);
     request
         .map(|request| request.milli_value())
         .ok_or_else(|| format!("missing pod-level request for {resource} in Pod {}", pod.meta.name))

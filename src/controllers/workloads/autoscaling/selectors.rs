@@ -2,48 +2,127 @@
 //! Upstream: `pkg/controller/util/selectors`, `hpasControllingPodsUnderSelector`.
 
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::objects::{ObjectKey, Pod, Selector};
+use crate::objects::{Istr, Labels, ObjectKey, Pod, Selector};
 
 /// By the keys of autoscalers. One that has not been synced yet selects nothing.
 #[derive(Default)]
-pub(super) struct Selectors(Mutex<HashMap<ObjectKey, Selector>>);
+pub(super) struct Selectors(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    selectors: HashMap<ObjectKey, Selector>,
+    /// By namespace.
+    index: HashMap<Box<str>, Index>,
+}
+
+/// The autoscalers of a namespace by a label that their pods have for certain.
+#[derive(Default)]
+struct Index {
+    /// By the label's key and value.
+    by_label: HashMap<Istr, HashMap<Istr, HashSet<ObjectKey>>>,
+    /// Those whose selectors require no value.
+    others: HashSet<ObjectKey>,
+}
+
+impl Index {
+    fn is_empty(&self) -> bool {
+        self.by_label.is_empty() && self.others.is_empty()
+    }
+
+    fn add(&mut self, key: &ObjectKey, selector: &Selector) {
+        let keys = match selector.required_label() {
+            Some((name, value)) => {
+                self.by_label.entry(name.clone()).or_default().entry(value.clone()).or_default()
+            }
+            None => &mut self.others,
+        };
+        keys.insert(key.clone());
+    }
+
+    fn remove(&mut self, key: &ObjectKey, selector: &Selector) {
+        let Some((name, value)) = selector.required_label() else {
+            self.others.remove(key);
+            return;
+        };
+        let Some(by_value) = self.by_label.get_mut(name) else { return };
+        if let Some(keys) = by_value.get_mut(value) {
+            keys.remove(key);
+            if keys.is_empty() {
+                by_value.remove(value);
+            }
+        }
+        if by_value.is_empty() {
+            self.by_label.remove(name);
+        }
+    }
+
+    /// Those that may select a pod with these labels.
+    fn candidates<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a ObjectKey> {
+        let of_label = |(name, value): (&str, &str)| self.by_label.get(name)?.get(value);
+        labels.iter().filter_map(of_label).flatten().chain(&self.others)
+    }
+}
+
+impl State {
+    /// Replaces the selector of `key`; `None` removes it.
+    fn replace(&mut self, key: &ObjectKey, selector: Option<Selector>) {
+        let old = self.selectors.remove(key).filter(|old| !old.is_nothing());
+        if let Some(old) = old
+            && let Some(index) = self.index.get_mut(&*key.namespace)
+        {
+            index.remove(key, &old);
+            if index.is_empty() {
+                self.index.remove(&*key.namespace);
+            }
+        }
+        let Some(selector) = selector else { return };
+        if !selector.is_nothing() {
+            self.index.entry(Box::from(&*key.namespace)).or_default().add(key, &selector);
+        }
+        self.selectors.insert(key.clone(), selector);
+    }
+}
 
 impl Selectors {
     /// Whether the autoscaler is new.
     pub fn register(&self, key: &ObjectKey) -> bool {
-        let mut selectors = self.0.lock();
-        let is_new = !selectors.contains_key(key);
+        let mut state = self.0.lock();
+        let is_new = !state.selectors.contains_key(key);
         if is_new {
-            selectors.insert(key.clone(), Selector::nothing());
+            state.replace(key, Some(Selector::nothing()));
         }
         is_new
     }
 
     pub fn forget(&self, key: &ObjectKey) {
-        self.0.lock().remove(key);
+        self.0.lock().replace(key, None);
     }
 
     /// Notes the selector of an autoscaler that is registered.
     pub fn set(&self, key: &ObjectKey, selector: &Selector) {
-        if let Some(known) = self.0.lock().get_mut(key) {
-            *known = selector.clone();
+        let mut state = self.0.lock();
+        if state.selectors.get(key).is_some_and(|known| known != selector) {
+            state.replace(key, Some(selector.clone()));
         }
     }
 
     /// The autoscalers of a namespace that select one of its `pods`, sorted.
     pub fn selecting(&self, namespace: &str, pods: &[Arc<Pod>]) -> Vec<ObjectKey> {
-        let selectors = self.0.lock();
-        let mut found: Vec<ObjectKey> = selectors
-            .iter()
-            .filter(|(key, _)| key.namespace == *namespace)
-            .filter(|(_, selector)| pods.iter().any(|pod| selector.matches(&pod.meta.labels)))
-            .map(|(key, _)| key.clone())
-            .collect();
-        found.sort();
-        found
+        let state = self.0.lock();
+        let Some(index) = state.index.get(namespace) else { return Vec::new() };
+        let mut found = BTreeSet::new();
+        // Most pods of one target have the same labels.
+        let all: HashSet<&Labels> = pods.iter().map(|pod| &pod.meta.labels).collect();
+        for labels in all {
+            let selects = |key: &&ObjectKey| {
+                state.selectors.get(*key).is_some_and(|selector| selector.matches(labels))
+            };
+            found.extend(index.candidates(labels).filter(selects));
+        }
+        found.into_iter().cloned().collect()
     }
 }
 
@@ -75,8 +154,19 @@ mod tests {
         assert_eq!(selectors.selecting("ns", &both), [key("a"), key("b")]);
         let one = pods(json!({ "app": "web" }));
         assert_eq!(selectors.selecting("ns", &one), [key("a")]);
+        selectors.set(&key("a"), &"app in (web,api)".parse().unwrap());
+        assert_eq!(selectors.selecting("ns", &both), [key("a"), key("b")]);
+        selectors.set(&key("a"), &"app=api".parse().unwrap());
+        assert_eq!(selectors.selecting("ns", &both), [key("b")]);
+        selectors.set(&key("a"), &"app=web,tier!=front".parse().unwrap());
+        assert_eq!(selectors.selecting("ns", &one), [key("a")]);
         selectors.forget(&key("a"));
         assert!(selectors.selecting("ns", &one).is_empty());
         assert!(selectors.selecting("ns", &[]).is_empty());
+        for gone in [key("b"), key("late"), other] {
+            selectors.forget(&gone);
+        }
+        let state = selectors.0.lock();
+        assert!(state.selectors.is_empty() && state.index.is_empty());
     }
 }

@@ -26,21 +26,26 @@ metrics! {
         "[STABLE] The number of finished Pods that are fully tracked";
     static HANDLED_BY_POLICY: IntCounterVec["action"] =
         "job_controller_pod_failures_handled_by_failure_policy_total",
-        "[BETA] The number of failed Pods handled by failure policy with respect to the failure \
-         policy action applied based on the matched rule.";
+        "[BETA] The number of failed Pods handled by failure policy with\n\t\t\trespect to the \
+         failure policy action applied based on the matched\n\t\t\trule. Possible values of the \
+         action label correspond to the\n\t\t\tpossible values for the failure policy rule \
+         action, which are:\n\t\t\t\"FailJob\", \"Ignore\" and \"Count\".";
     static TERMINATED_TRACKED: IntCounterVec["event"] =
         "job_controller_terminated_pods_tracking_finalizer_total",
-        "[BETA] The number of terminated pods (phase=Failed|Succeeded) that have the finalizer \
-         batch.kubernetes.io/job-tracking. The event label can be \"add\" or \"delete\".";
+        "[BETA] The number of terminated pods (phase=Failed|Succeeded)\nthat have the finalizer \
+         batch.kubernetes.io/job-tracking\nThe event label can be \"add\" or \"delete\".";
     static INDEXES_FINISHED: IntCounterVec["status", "backoffLimit"] =
         "job_controller_job_finished_indexes_total",
-        "[ALPHA] The number of finished indexes. Possible values for the status label are: \
-         \"succeeded\", \"failed\". Possible values for the backoffLimit label are: \"perIndex\" \
-         and \"global\"";
+        "[ALPHA] The number of finished indexes. Possible values for the\n\t\t\tstatus label \
+         are: \"succeeded\", \"failed\". Possible values for the\n\t\t\tbackoffLimit label are: \
+         \"perIndex\" and \"global\"";
     pub(super) static PODS_CREATED: IntCounterVec["reason", "status"] =
         "job_controller_job_pods_creation_total",
         "[ALPHA] The number of Pods created by the Job controller labelled with a reason for the \
-         Pod creation.";
+         Pod creation.\nThis metric also distinguishes between Pods created using different \
+         PodReplacementPolicy settings.\nPossible values of the \"reason\" label are:\n\"new\", \
+         \"recreate_terminating_or_failed\", \"recreate_failed\".\nPossible values of the \
+         \"status\" label are:\n\"succeeded\", \"failed\".";
     pub(super) static STALE_SYNC_SKIPS: IntCounterVec["group", "resource"] =
         "job_controller_stale_sync_skips_total",
         "[ALPHA] Total number of Job syncs skipped due to a stale watch cache.";

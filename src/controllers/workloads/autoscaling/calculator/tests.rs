@@ -265,7 +265,25 @@ fn requests_are_those_of_the_pod_or_of_what_runs_as_long() {
     let memory = pod(json!({
         "containers": containers(), "resources": { "requests": { "memory": "1Gi" } },
     }));
+    // Neither a resize in flight nor a foreign resource counts; overhead and init containers do.
+    let resized =
+        json!([{ "name": "a", "resources": requests("5"), "allocatedResources": { "cpu": "5" } }]);
+    let mut whole_with_more = json!({
+        "metadata": { "name": "p" }, "status": { "containerStatuses": resized },
+        "spec": {
+            "containers": containers(), "initContainers": init(), "overhead": { "cpu": "10m" },
+            "resources": { "requests": { "memory": "1Gi" } },
+        },
+    });
+    let of = |pod: &serde_json::Value| -> Arc<Pod> {
+        Arc::new(serde_json::from_value(pod.clone()).unwrap())
+    };
+    let more = of(&whole_with_more);
+    whole_with_more["spec"]["resources"]["requests"] = json!({ "example.com/gpu": "1" });
+    let foreign = of(&whole_with_more);
     for (pod, resource, container, request) in [
+        (&more, "cpu", "", Ok(9010)),
+        (&foreign, "cpu", "", Ok(350)),
         (&plain, "cpu", "", Ok(350)),
         (&plain, "cpu", "b", Ok(200)),
         (&plain, "cpu", "side", Ok(50)),
