@@ -25,7 +25,8 @@ struct Args {
     /// how many nodes (3; 100 under a load)
     #[argh(option)]
     nodes: Option<usize>,
-    /// load the manager and print what it costs: deployments=100,replicas=100
+    /// load the manager and print what it costs: deployments=100,replicas=100,
+    /// or claims=5000
     #[argh(option)]
     load: Option<Size>,
     /// with --load: ConfigMaps of 10 KB (0)

@@ -3,6 +3,7 @@
 //! The manager runs in a process of its own, so its figures are its own; what they were is read from
 //! `/proc`. The same phases run whatever the program is, so two managers can be set side by side.
 
+mod claims;
 pub mod objects;
 mod process;
 mod report;
@@ -45,11 +46,13 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(60);
 /// When nothing of a namespace is deleted within this time, no manager empties it.
 const DELETION_STARTS_WITHIN: Duration = Duration::from_secs(20);
 
-/// How many objects: `deployments=100,replicas=100`.
+/// How many objects: `deployments=100,replicas=100`, or `claims=5000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     pub deployments: usize,
     pub replicas: usize,
+    /// Where there are any, there are no Deployments.
+    pub claims: usize,
 }
 
 impl Size {
@@ -62,14 +65,15 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Size, String> {
-        let mut size = Size { deployments: 100, replicas: 100 };
+        let mut size = Size { deployments: 100, replicas: 100, claims: 0 };
         for part in text.split(',').filter(|part| !part.is_empty()) {
-            let fault = || format!("{part:?} is not deployments=N or replicas=N");
+            let fault = || format!("{part:?} is not deployments=N, replicas=N or claims=N");
             let (name, number) = part.split_once('=').ok_or_else(fault)?;
             let number = number.parse().map_err(|_| fault())?;
             match name {
                 "deployments" => size.deployments = number,
                 "replicas" => size.replicas = number,
+                "claims" => size.claims = number,
                 _ => return Err(fault()),
             }
         }
@@ -124,6 +128,7 @@ impl Load {
                 manager,
                 deployments: self.size.deployments,
                 replicas: self.size.replicas,
+                claims: self.size.claims,
                 config_maps: self.config_maps,
                 nodes: self.nodes.count,
                 rows: Vec::new(),
@@ -232,6 +237,10 @@ impl Run {
         self.settled(&mut working).await?;
         self.row("empty cluster", &working, mark)?;
 
+        if self.size.claims > 0 {
+            self.claims(&mut working, self.size.claims).await?;
+            return self.end(working).await;
+        }
         if config_maps > 0 {
             self.phase("ConfigMaps");
             let mark = self.mark(Some(&working))?;
@@ -530,15 +539,17 @@ mod tests {
     #[test]
     fn sizes_are_read() {
         for (text, size) in [
-            ("deployments=3,replicas=4", Some((3, 4))),
-            ("replicas=7", Some((100, 7))),
-            ("", Some((100, 100))),
+            ("deployments=3,replicas=4", Some((3, 4, 0))),
+            ("replicas=7", Some((100, 7, 0))),
+            ("claims=9", Some((100, 100, 9))),
+            ("", Some((100, 100, 0))),
             ("pods=3", None),
             ("deployments", None),
             ("replicas=-1", None),
         ] {
             let read: Option<Size> = text.parse().ok();
-            assert_eq!(read.map(|size| (size.deployments, size.replicas)), size, "{text}");
+            let read = read.map(|size| (size.deployments, size.replicas, size.claims));
+            assert_eq!(read, size, "{text}");
         }
     }
 }

@@ -13,6 +13,7 @@ pub struct Report {
     pub manager: String,
     pub deployments: usize,
     pub replicas: usize,
+    pub claims: usize,
     pub config_maps: usize,
     pub nodes: usize,
     pub rows: Vec<Row>,
@@ -51,12 +52,13 @@ fn mega(bytes: u64) -> f64 {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { manager, deployments, replicas, config_maps, nodes, .. } = self;
+        let Report { manager, deployments, replicas, claims, config_maps, nodes, .. } = self;
         writeln!(f, "manager {manager}")?;
-        writeln!(
-            f,
-            "{deployments} Deployments of {replicas} replicas, {nodes} nodes, {config_maps} ConfigMaps\n"
-        )?;
+        match claims {
+            0 => write!(f, "{deployments} Deployments of {replicas} replicas")?,
+            claims => write!(f, "{claims} claims")?,
+        }
+        writeln!(f, ", {nodes} nodes, {config_maps} ConfigMaps\n")?;
         writeln!(
             f,
             "{:<24} {:>8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8}",
