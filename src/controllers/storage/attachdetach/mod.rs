@@ -62,6 +62,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         force_detach_on_timeout: !options.disable_force_detach_on_timeout,
         verify_after: verify.then_some(options.attach_detach_reconcile_sync_period),
     };
+    let flex = Drivers::new(&options.flex_volume_plugin_dir);
     let pod_queue = c.queue(Retries::default());
     let volume_queue = c.queue_named("attachdetach_volumes", Retries::default());
     let (first, longest) = STATUS_RETRY;
@@ -79,7 +80,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             claims: claims.clone(),
             volumes: volumes.clone(),
             drivers: drivers.clone(),
-            flex: Some(Arc::new(Drivers::new(&options.flex_volume_plugin_dir))),
+            flex: Some(Arc::new(flex)),
         },
         world: Mutex::default(),
         settings,
