@@ -101,7 +101,7 @@ fn flex_volumes_are_attached_and_detached_by_their_programs() {
             if calls.contains("detach") { Ok(calls) } else { Err(calls) }
         })
         .await;
-        let last = calls.lines().last().unwrap_or_default();
+        let last = calls.lines().next_back().unwrap_or_default();
         assert_eq!(last, "detach node-0 data");
         let first = calls.lines().next().and_then(|call| call.strip_prefix("attach node-0 "));
         let heard: Value = serde_json::from_str(first.expect("an attach")).expect("JSON");
