@@ -26,7 +26,7 @@ struct Args {
     #[argh(option)]
     nodes: Option<usize>,
     /// load the manager and print what it costs: deployments=100,replicas=100 or job=5000 or
-    /// daemonsets=1
+    /// daemonsets=1 or claims=5000
     #[argh(option)]
     load: Option<Size>,
     /// with --load: ConfigMaps of 10 KB (0)

@@ -19,18 +19,18 @@ use crate::kinds::*;
 /// The driver whose attachments are answered.
 const DRIVER: &str = "csi.sandbox.local";
 /// The one controller that these tests are about.
-const ONLY: &str = "--controllers=persistentvolume-attach-detach-controller";
+pub const ONLY: &str = "--controllers=persistentvolume-attach-detach-controller";
 
 fn manager(env: &Site, name: &str) -> Manager {
     env.manager(name, &[ONLY])
 }
 
-fn csi(handle: &str) -> Value {
+pub fn csi(handle: &str) -> Value {
     json!({ "csi": { "driver": DRIVER, "volumeHandle": handle } })
 }
 
 /// A volume and a claim of this name that are bound to each other.
-async fn bound(env: &Site, name: &str, source: Value) {
+pub async fn bound(env: &Site, name: &str, source: Value) {
     let claim = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name },
         "spec": {
@@ -59,7 +59,7 @@ async fn bound(env: &Site, name: &str, source: Value) {
 }
 
 /// A pod on `node` with the claims of these names.
-async fn pod(env: &Site, name: &str, node: &str, claims: &[&str]) -> ObjectKey {
+pub async fn pod(env: &Site, name: &str, node: &str, claims: &[&str]) -> ObjectKey {
     let volumes: Vec<Value> = claims
         .iter()
         .map(|claim| json!({ "name": claim, "persistentVolumeClaim": { "claimName": claim } }))
@@ -100,7 +100,7 @@ async fn detached(env: &Site, handle: &str, node: &str) {
 }
 
 /// Waits until the status of the node lists just these volumes.
-async fn lists(env: &Site, node: &str, volumes: &[&str]) {
+pub async fn lists(env: &Site, node: &str, volumes: &[&str]) {
     eventually(&env.clock, &format!("{node} lists {volumes:?}"), || async {
         let node: Value = env
             .client
@@ -117,11 +117,11 @@ async fn lists(env: &Site, node: &str, volumes: &[&str]) {
     .await;
 }
 
-fn unique(handle: &str) -> String {
+pub fn unique(handle: &str) -> String {
     format!("kubernetes.io/csi/{DRIVER}^{handle}")
 }
 
-async fn delete_pod(env: &Site, key: &ObjectKey) {
+pub async fn delete_pod(env: &Site, key: &ObjectKey) {
     let at_once = Delete::new().grace_period(0);
     env.client.delete::<Pod>(key, at_once).await.expect("delete");
 }
@@ -133,7 +133,7 @@ async fn annotate_volume(env: &Site, name: &str, annotation: &str, value: Value)
 }
 
 /// Waits until the stand-in kubelet has registered its nodes.
-async fn nodes_are_there(env: &Site) {
+pub async fn nodes_are_there(env: &Site) {
     for node in ["node-0", "node-1"] {
         comes(env, &Node::RESOURCE, &ObjectKey::cluster(node), |_| true).await;
     }

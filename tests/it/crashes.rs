@@ -4,9 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube_controller_manager::client::{ListOptions, Patch};
+use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::clock::FakeClock;
-use kube_controller_manager::objects::{ObjectKey, Pod, Resource, ResourceType};
+use kube_controller_manager::objects::{
+    Node, ObjectKey, Pod, Resource, ResourceType, VolumeAttachment,
+};
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::{StopToken, Task, spawn};
 use serde_json::{Value, json};
@@ -19,8 +21,8 @@ pub struct Scenario<'a> {
     pub controllers: &'a [&'a str],
     /// The objects of one run. Their names begin with the one given.
     pub objects: &'a dyn Fn(&str) -> Vec<Value>,
-    /// A merge patch of the first object. Where there is one, the objects are brought to their end
-    /// by a manager that lives, and crashes come after the patch.
+    /// A merge patch of the first object; null deletes it. Where there is one, the objects are
+    /// brought to their end by a manager that lives, and crashes come after the patch.
     pub change: Option<Value>,
     /// The end of one run, of its name and all that the cluster holds of it: without uids, versions
     /// and times, so that the ends of all runs are equal. An error: it is not reached yet.
@@ -30,6 +32,8 @@ pub struct Scenario<'a> {
 /// What a scenario looks at.
 pub struct Cluster {
     pub pods: Vec<Value>,
+    pub nodes: Vec<Value>,
+    pub attachments: Vec<Value>,
     objects: Vec<Value>,
 }
 
@@ -43,7 +47,12 @@ impl Cluster {
         for kind in kinds {
             objects.extend(list(kind).await);
         }
-        Cluster { pods: list(&Pod::RESOURCE).await, objects }
+        Cluster {
+            pods: list(&Pod::RESOURCE).await,
+            nodes: list(&Node::RESOURCE).await,
+            attachments: list(&VolumeAttachment::RESOURCE).await,
+            objects,
+        }
     }
 
     /// The object of a scenario.
@@ -129,8 +138,12 @@ pub async fn survives_every_write(env: &Env, scenario: &Scenario<'_>) -> usize {
             first.drop_dead().await;
             let key = ObjectKey::new("default", &name);
             let verbs = env.client.resource(&kinds[0]);
-            let patch = Patch::Merge(change.clone());
-            verbs.patch::<Value>(&key, &patch).await.expect("patch");
+            if change.is_null() {
+                verbs.delete(&key, Delete::new()).await.expect("delete");
+            } else {
+                let patch = Patch::Merge(change.clone());
+                verbs.patch::<Value>(&key, &patch).await.expect("patch");
+            }
         }
         let manager = Manager::start(env, &clock, &mortal, scenario.controllers);
         eventually(&env.clock, &format!("{mortal} dies, or reaches the end"), || async {

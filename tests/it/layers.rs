@@ -37,10 +37,11 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
 }
 
 /// What a family of controllers uses of another: the path below `controllers`.
-const ACROSS: [(&str, &str); 3] = [
+const ACROSS: [(&str, &str); 4] = [
     ("accounts", "certificates::root_ca"),
     ("cluster", "storage::protection"),
     ("runner", "workloads::expectations"),
+    ("storage", "nodes::pods"),
 ];
 
 /// What the sandbox uses of the library: rooms, and paths in a room that is not all its own.

@@ -8,17 +8,16 @@ use sandbox::cluster::Manager;
 use sandbox::nodes::DRIVER;
 use serde_json::{Value, json};
 
-use crate::crashes::{Scenario, survives_every_write};
 use crate::env::*;
 
 /// A manager whose claims and volumes wait for a second, not for fifteen.
-fn manager(env: &Site, extra: &[&str]) -> Manager {
+pub fn manager(env: &Site, extra: &[&str]) -> Manager {
     let mut flags = vec!["--pvclaimbinder-sync-period=1s"];
     flags.extend(extra);
     env.manager("manager", &flags)
 }
 
-fn claim(name: &str, size: &str, class: Option<&str>) -> Value {
+pub fn claim(name: &str, size: &str, class: Option<&str>) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",
         "metadata": { "name": name, "namespace": "default" },
@@ -29,7 +28,7 @@ fn claim(name: &str, size: &str, class: Option<&str>) -> Value {
     })
 }
 
-fn volume(name: &str, size: &str, policy: &str, path: &str) -> Value {
+pub fn volume(name: &str, size: &str, policy: &str, path: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
         "spec": {
@@ -39,7 +38,7 @@ fn volume(name: &str, size: &str, policy: &str, path: &str) -> Value {
     })
 }
 
-async fn make(client: &Client, volume: &Value) -> Value {
+pub async fn make(client: &Client, volume: &Value) -> Value {
     client.resource(&PersistentVolume::RESOURCE).create("", volume).await.expect("create")
 }
 
@@ -51,11 +50,11 @@ async fn make_class(client: &Client, name: &str, provisioner: &str, mode: &str) 
     client.create::<StorageClass>("", &class).await.expect("create");
 }
 
-fn claim_key(name: &str) -> ObjectKey {
+pub fn claim_key(name: &str) -> ObjectKey {
     ObjectKey::new("default", name)
 }
 
-async fn read<T: Resource>(client: &Client, key: &ObjectKey) -> Option<Value> {
+pub async fn read<T: Resource>(client: &Client, key: &ObjectKey) -> Option<Value> {
     match client.resource(&T::RESOURCE).get(key).await {
         Err(error) if error.is_not_found() => None,
         found => Some(found.expect("get")),
@@ -71,11 +70,11 @@ async fn in_phase<T: Resource>(env: &Site, key: &ObjectKey, phase: &str) -> Valu
     .await
 }
 
-async fn bound(env: &Site, name: &str) -> Value {
+pub async fn bound(env: &Site, name: &str) -> Value {
     in_phase::<PersistentVolumeClaim>(env, &claim_key(name), "Bound").await
 }
 
-async fn volume_in(env: &Site, name: &str, phase: &str) -> Value {
+pub async fn volume_in(env: &Site, name: &str, phase: &str) -> Value {
     in_phase::<PersistentVolume>(env, &ObjectKey::cluster(name), phase).await
 }
 
@@ -102,7 +101,7 @@ async fn remove_volume(env: &Site, name: &str) {
     gone::<PersistentVolume>(env, &key).await;
 }
 
-fn annotation<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
+pub fn annotation<'a>(object: &'a Value, name: &str) -> Option<&'a str> {
     object["metadata"]["annotations"][name].as_str()
 }
 
@@ -392,75 +391,5 @@ fn host_path_volumes_are_made_deleted_and_recycled() {
         assert!(again["spec"]["claimRef"].is_null(), "{again}");
         has_event(env, "again", "VolumeRecycled", "Volume recycled").await;
         drop(manager);
-    });
-}
-
-const BINDER: &str = "persistentvolume-binder-controller";
-
-#[test]
-fn a_binding_survives_a_crash_at_every_write() {
-    Env::run("crash-bind", async |env| {
-        let scenario = Scenario {
-            change: None,
-            controllers: &[BINDER],
-            // Each run has a volume of its own.
-            objects: &|name| {
-                let mut volume = volume(name, "1Gi", "Retain", "/tmp/none");
-                volume["metadata"]["labels"] = json!({ "run": name });
-                let mut claim = claim(name, "1Gi", Some(""));
-                claim["spec"]["selector"] = json!({ "matchLabels": { "run": name } });
-                vec![volume, claim]
-            },
-            end: &|name, cluster| {
-                let claim = cluster.find("PersistentVolumeClaim", name).ok_or("no claim")?;
-                let volume = cluster.find("PersistentVolume", name).ok_or("no volume")?;
-                let reference = &volume["spec"]["claimRef"];
-                if claim["status"]["phase"] != "Bound" || volume["status"]["phase"] != "Bound" {
-                    return Err(format!("{claim:#} {volume:#}"));
-                }
-                assert_eq!(claim["spec"]["volumeName"], name);
-                assert_eq!(reference["uid"], claim["metadata"]["uid"]);
-                Ok(json!({
-                    "claim": claim["metadata"]["annotations"], "status": claim["status"],
-                    "volume": volume["metadata"]["annotations"],
-                }))
-            },
-        };
-        let writes = survives_every_write(env, &scenario).await;
-        assert!(writes >= 4, "{writes} writes");
-    });
-}
-
-#[test]
-fn a_deletion_survives_a_crash_at_every_write() {
-    Env::run("crash-delete", async |env| {
-        let scenario = Scenario {
-            change: None,
-            controllers: &[BINDER, "persistentvolume-protection-controller"],
-            // Released: its claim is gone.
-            objects: &|name| {
-                let path = format!("/tmp/kcm-crash-{}-{name}", std::process::id());
-                let mut deleted = volume(name, "1Gi", "Delete", &path);
-                deleted["metadata"]["annotations"] = json!({
-                    "pv.kubernetes.io/provisioned-by": "kubernetes.io/host-path",
-                });
-                let gone = json!({ "namespace": "default", "name": "gone", "uid": "gone" });
-                deleted["spec"]["claimRef"] = gone.clone();
-                let kept = format!("kept-{name}");
-                let mut kept = volume(&kept, "1Gi", "Retain", &path);
-                kept["spec"]["claimRef"] = gone;
-                vec![deleted, kept]
-            },
-            end: &|name, cluster| {
-                let kept = format!("kept-{name}");
-                let kept = cluster.find("PersistentVolume", &kept).ok_or("no volume is kept")?;
-                match cluster.find("PersistentVolume", name) {
-                    None if kept["status"]["phase"] == "Released" => Ok(json!("deleted")),
-                    other => Err(format!("{other:#?} {kept:#}")),
-                }
-            },
-        };
-        let writes = survives_every_write(env, &scenario).await;
-        assert!(writes >= 4, "{writes} writes");
     });
 }

@@ -3,6 +3,7 @@
 //! The manager runs in a process of its own, so its figures are its own; what they were is read from
 //! `/proc`. The same phases run whatever the program is, so two managers can be set side by side.
 
+mod claims;
 pub mod objects;
 mod process;
 mod report;
@@ -46,7 +47,7 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(60);
 /// When nothing of a namespace is deleted within this time, no manager empties it.
 const DELETION_STARTS_WITHIN: Duration = Duration::from_secs(20);
 
-/// How many objects: `deployments=100,replicas=100`, or `job=5000,daemonsets=1`, or both.
+/// How many objects: `deployments=100,replicas=100`, `job=5000,daemonsets=1`, both, or `claims=5000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     pub deployments: usize,
@@ -55,6 +56,8 @@ pub struct Size {
     pub job: usize,
     /// Each has a pod on every node.
     pub daemon_sets: usize,
+    /// Where there are any, there are no Deployments.
+    pub claims: usize,
 }
 
 impl Size {
@@ -67,13 +70,15 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Size, String> {
-        let mut size = Size { deployments: 100, replicas: 100, job: 0, daemon_sets: 0 };
+        let mut size = Size { deployments: 100, replicas: 100, job: 0, daemon_sets: 0, claims: 0 };
         if !text.contains("deployments") && (text.contains("job") || text.contains("daemonsets")) {
             size.deployments = 0;
         }
         for part in text.split(',').filter(|part| !part.is_empty()) {
-            let fault =
-                || format!("{part:?} is not deployments=N, replicas=N, job=N, daemonsets=N");
+            let fault = || {
+                let sizes = "deployments=N, replicas=N, job=N, daemonsets=N or claims=N";
+                format!("{part:?} is not {sizes}")
+            };
             let (name, number) = part.split_once('=').ok_or_else(fault)?;
             let number = number.parse().map_err(|_| fault())?;
             match name {
@@ -81,6 +86,7 @@ impl FromStr for Size {
                 "replicas" => size.replicas = number,
                 "job" => size.job = number,
                 "daemonsets" => size.daemon_sets = number,
+                "claims" => size.claims = number,
                 _ => return Err(fault()),
             }
         }
@@ -137,6 +143,7 @@ impl Load {
                 replicas: self.size.replicas,
                 job: self.size.job,
                 daemon_sets: self.size.daemon_sets,
+                claims: self.size.claims,
                 config_maps: self.config_maps,
                 nodes: self.nodes.count,
                 rows: Vec::new(),
@@ -245,6 +252,10 @@ impl Run {
         self.settled(&mut working).await?;
         self.row("empty cluster", &working, mark)?;
 
+        if self.size.claims > 0 {
+            self.claims(&mut working, self.size.claims).await?;
+            return self.end(working).await;
+        }
         if config_maps > 0 {
             self.phase("ConfigMaps");
             let mark = self.mark(Some(&working))?;
@@ -554,17 +565,20 @@ mod tests {
     #[test]
     fn sizes_are_read() {
         for (text, size) in [
-            ("deployments=3,replicas=4", Some((3, 4, 0, 0))),
-            ("replicas=7", Some((100, 7, 0, 0))),
-            ("", Some((100, 100, 0, 0))),
-            ("job=5,daemonsets=2", Some((0, 100, 5, 2))),
-            ("deployments=1,job=5", Some((1, 100, 5, 0))),
+            ("deployments=3,replicas=4", Some((3, 4, 0, 0, 0))),
+            ("replicas=7", Some((100, 7, 0, 0, 0))),
+            ("", Some((100, 100, 0, 0, 0))),
+            ("job=5,daemonsets=2", Some((0, 100, 5, 2, 0))),
+            ("deployments=1,job=5", Some((1, 100, 5, 0, 0))),
+            ("claims=9", Some((100, 100, 0, 0, 9))),
             ("pods=3", None),
             ("deployments", None),
             ("replicas=-1", None),
         ] {
             let read: Option<Size> = text.parse().ok();
-            let read = read.map(|it| (it.deployments, it.replicas, it.job, it.daemon_sets));
+            let read = read.map(|it| {
+                (it.deployments, it.replicas, it.job, it.daemon_sets, it.claims)
+            });
             assert_eq!(read, size, "{text}");
         }
     }

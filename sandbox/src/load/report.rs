@@ -16,6 +16,7 @@ pub struct Report {
     /// The pods of a Job.
     pub job: usize,
     pub daemon_sets: usize,
+    pub claims: usize,
     pub config_maps: usize,
     pub nodes: usize,
     pub rows: Vec<Row>,
@@ -54,14 +55,18 @@ fn mega(bytes: u64) -> f64 {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { manager, deployments, replicas, config_maps, nodes, .. } = self;
+        let Report { manager, deployments, replicas, claims, config_maps, nodes, .. } = self;
         let Report { job, daemon_sets, .. } = self;
         writeln!(f, "manager {manager}")?;
-        writeln!(
-            f,
-            "{deployments} Deployments of {replicas} replicas, a Job of {job} pods, \
-             {daemon_sets} DaemonSets, {nodes} nodes, {config_maps} ConfigMaps\n"
-        )?;
+        match claims {
+            0 => write!(
+                f,
+                "{deployments} Deployments of {replicas} replicas, a Job of {job} pods, \
+                 {daemon_sets} DaemonSets"
+            )?,
+            claims => write!(f, "{claims} claims")?,
+        }
+        writeln!(f, ", {nodes} nodes, {config_maps} ConfigMaps\n")?;
         writeln!(
             f,
             "{:<24} {:>8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8}",

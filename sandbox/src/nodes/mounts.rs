@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use kube_controller_manager::cache::Lister;
 use kube_controller_manager::client::{Client, Patch};
 use kube_controller_manager::objects::{
-    Istr, Node, ObjectKey, PersistentVolume, PersistentVolumeClaim, Resource, VolumeSource,
+    InTreeKind, Istr, Node, ObjectKey, PersistentVolume, PersistentVolumeClaim, Resource,
+    VolumeSource,
 };
 
 use super::kubelet::{BoundPod, pods_of};
@@ -58,7 +59,7 @@ pub fn mounts(
             }
         }
     });
-    worker.watch(&volumes, |_: Event<'_, PersistentVolume>| {});
+    worker.read(&volumes);
     let this = Arc::new(Mounts {
         client,
         pods: pods.lister(),
@@ -110,6 +111,10 @@ impl Mounts {
         match &**volume.spec.source.as_ref()? {
             VolumeSource::Csi { driver, handle } => {
                 Some(format!("kubernetes.io/csi/{driver}^{handle}"))
+            }
+            VolumeSource::InTree { kind: InTreeKind::Flex, fields } => {
+                let fields: Value = serde_json::from_str(fields).ok()?;
+                Some(format!("{}/{}", fields["driver"].as_str()?, volume.meta.name))
             }
             VolumeSource::InTree { .. } => None,
         }

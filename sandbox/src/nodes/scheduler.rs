@@ -260,8 +260,8 @@ pub fn scheduler(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use
             waiting.wake_users(claim);
         }
     });
-    worker.watch(&volumes, |_: Event<'_, PersistentVolume>| {});
-    worker.watch(&classes, |_: Event<'_, StorageClass>| {});
+    worker.read(&volumes);
+    worker.read(&classes);
     worker.run(WORKERS, stop, move |key| this.clone().sync(key))
 }
 

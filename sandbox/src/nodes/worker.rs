@@ -92,6 +92,27 @@ impl Worker {
         }));
     }
 
+    /// Adds the keys of the objects that `matters` picks, whenever they are seen.
+    pub fn wake<T: Object>(
+        &mut self,
+        informer: &SharedIndexInformer<T>,
+        matters: impl Fn(&T) -> bool + Send + 'static,
+    ) {
+        let keys = self.keys();
+        self.watch(informer, move |event| {
+            if let Event::Seen(object) = event
+                && matters(object)
+            {
+                keys.add(object.meta().key());
+            }
+        });
+    }
+
+    /// Waits for the first list of an informer that wakes no key.
+    pub fn read<T: Object>(&mut self, informer: &SharedIndexInformer<T>) {
+        self.watch(informer, |_| {});
+    }
+
     /// Syncs keys with `count` workers until the stop. Keys that still wait then are dropped.
     pub async fn run<S, F>(self, count: usize, stop: StopToken, sync: S)
     where

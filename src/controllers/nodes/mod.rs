@@ -2,7 +2,7 @@
 
 pub mod ipam;
 pub mod lifecycle;
-mod pods;
+pub mod pods;
 pub mod tainteviction;
 mod taints;
 pub mod ttl;

@@ -66,7 +66,9 @@ impl Ephemeral {
             return Ok(Next::Done);
         };
         for volume in &pod.spec.shape.claims {
-            let ClaimVolume { volume, claim: ClaimSource::Ephemeral } = volume else { continue };
+            let ClaimVolume { volume, claim: ClaimSource::Ephemeral, .. } = volume else {
+                continue;
+            };
             if let Err(error) = self.provide(&pod, volume).await {
                 let text = format!("ephemeral volume {volume}: {}", error.message());
                 self.recorder.warning(&*pod, "FailedBinding", &text);

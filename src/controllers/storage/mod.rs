@@ -6,6 +6,7 @@ pub mod binder;
 pub mod claims;
 pub mod ephemeral;
 pub mod expander;
+pub mod flexvolume;
 pub mod migration;
 pub mod operation_metrics;
 pub mod protection;

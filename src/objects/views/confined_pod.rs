@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use super::pod::{KeptVolume, WireVolume};
+use super::pod::{KeptVolume, WirePod, WireVolume};
 use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::{
     ClaimVolume, InlineVolume, Istr, Meta, Object, Pod, PodPhase, Resource, ResourceType,
@@ -14,7 +14,7 @@ use crate::objects::{
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(from = "WirePod")]
+#[serde(from = "WirePod<WireSpec, WireStatus>")]
 pub struct ConfinedPod {
     pub meta: Meta,
     /// Succeeded or failed.
@@ -51,17 +51,6 @@ impl Object for ConfinedPod {
 }
 
 static SHAPES: LazyLock<Pool<ConfinedShape>> = LazyLock::new(Pool::new);
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct WirePod {
-    #[serde(deserialize_with = "null_as_default")]
-    metadata: Meta,
-    #[serde(deserialize_with = "null_as_default")]
-    spec: WireSpec,
-    #[serde(deserialize_with = "null_as_default")]
-    status: WireStatus,
-}
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -118,8 +107,9 @@ impl WireContext {
     }
 }
 
-impl From<WirePod> for ConfinedPod {
-    fn from(WirePod { metadata: meta, spec, status }: WirePod) -> ConfinedPod {
+impl From<WirePod<WireSpec, WireStatus>> for ConfinedPod {
+    fn from(wire: WirePod<WireSpec, WireStatus>) -> ConfinedPod {
+        let WirePod { metadata: meta, spec, status } = wire;
         let context = spec.security_context.unwrap_or_default();
         let of_pod = context.label();
         let mut mounts: BTreeMap<Istr, BTreeSet<Istr>> = BTreeMap::new();

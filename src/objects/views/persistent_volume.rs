@@ -4,9 +4,9 @@ use serde::de::{Error, IgnoredAny};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::volume_source::{Fields, VolumeSource, WireCsi};
+use super::volume_source::{VolumeSource, with_volume_sources};
 use crate::objects::{
-    Istr, Meta, Quantity, ResourceList, Uid, WholeMeta, null_as_default, resource,
+    InTreeKind, Istr, Meta, Quantity, ResourceList, Uid, WholeMeta, null_as_default, resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -34,7 +34,7 @@ pub struct PersistentVolumeSpec {
     pub is_block: bool,
     /// `None`: a source that is never attached to a node.
     pub source: Option<Box<VolumeSource>>,
-    /// The sources that the controllers act on and that are not in `source`.
+    /// The sources that other controllers act on than that which attaches volumes.
     pub local: Option<LocalSource>,
     /// The spec's JSON, as long as the volume is not bound: it is needed to bind it.
     pub text: Option<Box<str>>,
@@ -58,50 +58,33 @@ pub struct ClaimRef {
     pub uid: Uid,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct WireSpec {
-    #[serde(deserialize_with = "null_as_default")]
-    capacity: ResourceList,
-    #[serde(deserialize_with = "null_as_default")]
-    access_modes: Box<[Istr]>,
-    claim_ref: Option<Box<ClaimRef>>,
-    persistent_volume_reclaim_policy: Istr,
-    storage_class_name: Istr,
-    volume_attributes_class_name: Option<Istr>,
-    volume_mode: Istr,
-    csi: Option<WireCsi>,
-    aws_elastic_block_store: Option<Fields>,
-    azure_disk: Option<Fields>,
-    azure_file: Option<Fields>,
-    cinder: Option<Fields>,
-    fc: Option<Fields>,
-    gce_persistent_disk: Option<Fields>,
-    iscsi: Option<Fields>,
-    portworx_volume: Option<Fields>,
-    vsphere_volume: Option<Fields>,
-    host_path: Option<IgnoredAny>,
-    nfs: Option<IgnoredAny>,
-    flex_volume: Option<IgnoredAny>,
+with_volume_sources! {
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct WireSpec {
+        #[serde(deserialize_with = "null_as_default")]
+        capacity: ResourceList,
+        #[serde(deserialize_with = "null_as_default")]
+        access_modes: Box<[Istr]>,
+        claim_ref: Option<Box<ClaimRef>>,
+        persistent_volume_reclaim_policy: Istr,
+        storage_class_name: Istr,
+        volume_attributes_class_name: Option<Istr>,
+        volume_mode: Istr,
+        host_path: Option<IgnoredAny>,
+        nfs: Option<IgnoredAny>,
+    }
 }
 
 impl From<WireSpec> for PersistentVolumeSpec {
-    fn from(wire: WireSpec) -> PersistentVolumeSpec {
-        let in_tree = [
-            wire.aws_elastic_block_store,
-            wire.azure_disk,
-            wire.azure_file,
-            wire.cinder,
-            wire.fc,
-            wire.gce_persistent_disk,
-            wire.iscsi,
-            wire.portworx_volume,
-            wire.vsphere_volume,
-        ];
+    fn from(mut wire: WireSpec) -> PersistentVolumeSpec {
+        let source = wire.source().map(Box::new);
+        let is_flex =
+            matches!(source.as_deref(), Some(VolumeSource::InTree { kind: InTreeKind::Flex, .. }));
         let local = [
-            (wire.host_path, LocalSource::HostPath),
-            (wire.nfs, LocalSource::Nfs),
-            (wire.flex_volume, LocalSource::FlexVolume),
+            (wire.host_path.is_some(), LocalSource::HostPath),
+            (wire.nfs.is_some(), LocalSource::Nfs),
+            (is_flex, LocalSource::FlexVolume),
         ];
         PersistentVolumeSpec {
             capacity: wire.capacity.get("storage"),
@@ -111,8 +94,8 @@ impl From<WireSpec> for PersistentVolumeSpec {
             storage_class_name: wire.storage_class_name,
             volume_attributes_class_name: wire.volume_attributes_class_name,
             is_block: wire.volume_mode == "Block",
-            source: VolumeSource::of(wire.csi, in_tree).map(Box::new),
-            local: local.into_iter().find_map(|(found, source)| found.map(|_| source)),
+            source,
+            local: local.into_iter().find_map(|(found, source)| found.then_some(source)),
             text: None,
         }
     }

@@ -8,13 +8,13 @@ use serde::de::IgnoredAny;
 
 use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::views::pod_quota;
-use crate::objects::views::volume_source::{Fields, VolumeSource, WireCsi};
+use crate::objects::views::volume_source::{VolumeSource, with_volume_sources};
 use crate::objects::{
     Istr, Meta, PodQuota, ResourceList, Timestamp, Toleration, null_as_default, resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(from = "WirePod")]
+#[serde(from = "WirePod<WireSpec, WireStatus>")]
 pub struct Pod {
     pub meta: Meta,
     pub spec: PodSpec,
@@ -67,6 +67,7 @@ pub struct ClaimVolume {
     /// The volume's name.
     pub volume: Istr,
     pub claim: ClaimSource,
+    pub read_only: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -254,7 +255,7 @@ impl Pod {
 
     /// The claims of the pod's volumes: the name, and whether the claim is made for the pod.
     pub fn claims(&self) -> impl Iterator<Item = (Istr, bool)> + '_ {
-        self.spec.shape.claims.iter().map(|ClaimVolume { volume, claim }| match claim {
+        self.spec.shape.claims.iter().map(|ClaimVolume { volume, claim, .. }| match claim {
             ClaimSource::Existing(name) => (name.clone(), false),
             ClaimSource::Ephemeral => (self.ephemeral_claim(volume), true),
         })
@@ -283,16 +284,19 @@ impl Pod {
     }
 }
 
-/// A pod as it comes, with all that the view is computed from.
+/// A pod as it comes, with all that a view is computed from.
 #[derive(Default, Deserialize)]
-#[serde(default)]
-struct WirePod {
+#[serde(
+    default,
+    bound(deserialize = "S: Default + Deserialize<'de>, T: Default + Deserialize<'de>")
+)]
+pub(super) struct WirePod<S, T> {
     #[serde(deserialize_with = "null_as_default")]
-    metadata: Meta,
+    pub metadata: Meta,
     #[serde(deserialize_with = "null_as_default")]
-    spec: WireSpec,
+    pub spec: S,
     #[serde(deserialize_with = "null_as_default")]
-    status: WireStatus,
+    pub status: T,
 }
 
 #[derive(Default, Deserialize)]
@@ -321,28 +325,22 @@ struct WireSchedulingGroup {
     pod_group_name: Istr,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct WireVolume {
-    name: Istr,
-    persistent_volume_claim: Option<WireClaimSource>,
-    ephemeral: Option<IgnoredAny>,
-    csi: Option<WireCsi>,
-    aws_elastic_block_store: Option<Fields>,
-    azure_disk: Option<Fields>,
-    azure_file: Option<Fields>,
-    cinder: Option<Fields>,
-    fc: Option<Fields>,
-    gce_persistent_disk: Option<Fields>,
-    iscsi: Option<Fields>,
-    portworx_volume: Option<Fields>,
-    vsphere_volume: Option<Fields>,
+with_volume_sources! {
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    pub(super) struct WireVolume {
+        name: Istr,
+        persistent_volume_claim: Option<WireClaimSource>,
+        ephemeral: Option<IgnoredAny>,
+    }
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct WireClaimSource {
     claim_name: Istr,
+    #[serde(deserialize_with = "null_as_default")]
+    read_only: bool,
 }
 
 /// What a view keeps of a volume.
@@ -352,28 +350,20 @@ pub(super) enum KeptVolume {
 }
 
 impl WireVolume {
-    pub fn kept(self) -> Option<KeptVolume> {
-        let name = self.name;
+    pub fn kept(mut self) -> Option<KeptVolume> {
+        let source = self.source();
+        let (volume, mut read_only) = (self.name, false);
         let claim = match (self.persistent_volume_claim, self.ephemeral) {
-            (Some(source), _) => ClaimSource::Existing(source.claim_name),
+            (Some(source), _) => {
+                read_only = source.read_only;
+                ClaimSource::Existing(source.claim_name)
+            }
             (None, Some(_)) => ClaimSource::Ephemeral,
             (None, None) => {
-                let in_tree = [
-                    self.aws_elastic_block_store,
-                    self.azure_disk,
-                    self.azure_file,
-                    self.cinder,
-                    self.fc,
-                    self.gce_persistent_disk,
-                    self.iscsi,
-                    self.portworx_volume,
-                    self.vsphere_volume,
-                ];
-                let source = VolumeSource::of(self.csi, in_tree)?;
-                return Some(KeptVolume::Inline(InlineVolume { name, source }));
+                return Some(KeptVolume::Inline(InlineVolume { name: volume, source: source? }));
             }
         };
-        Some(KeptVolume::Claim(ClaimVolume { volume: name, claim }))
+        Some(KeptVolume::Claim(ClaimVolume { volume, claim, read_only }))
     }
 }
 
@@ -585,8 +575,9 @@ fn named(ports: impl Iterator<Item = WirePort>) -> Box<[NamedPort]> {
     named.collect()
 }
 
-impl From<WirePod> for Pod {
-    fn from(WirePod { metadata: meta, spec, status }: WirePod) -> Pod {
+impl From<WirePod<WireSpec, WireStatus>> for Pod {
+    fn from(wire: WirePod<WireSpec, WireStatus>) -> Pod {
+        let WirePod { metadata: meta, spec, status } = wire;
         let quota = PodQuota::of(&spec, &status);
         let spec = PodSpec::from(spec);
         let status = PodStatus::of(status, &spec.shape.sidecars);

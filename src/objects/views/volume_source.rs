@@ -27,6 +27,7 @@ pub enum InTreeKind {
     AzureFile,
     Cinder,
     Fc,
+    Flex,
     GcePersistentDisk,
     Iscsi,
     Portworx,
@@ -50,26 +51,64 @@ impl<'de> Deserialize<'de> for Fields {
     }
 }
 
+/// Defines a struct that has the sources of a volume beside its own fields, and `source`, which takes
+/// the one that is there.
+macro_rules! with_volume_sources {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis struct $name:ident {
+            $($(#[$of_field:meta])* $field:ident: $type:ty,)*
+        }
+    ) => {
+        $(#[$attribute])*
+        $visibility struct $name {
+            $($(#[$of_field])* $field: $type,)*
+            csi: Option<$crate::objects::views::volume_source::WireCsi>,
+            aws_elastic_block_store: Option<$crate::objects::views::volume_source::Fields>,
+            azure_disk: Option<$crate::objects::views::volume_source::Fields>,
+            azure_file: Option<$crate::objects::views::volume_source::Fields>,
+            cinder: Option<$crate::objects::views::volume_source::Fields>,
+            fc: Option<$crate::objects::views::volume_source::Fields>,
+            flex_volume: Option<$crate::objects::views::volume_source::Fields>,
+            gce_persistent_disk: Option<$crate::objects::views::volume_source::Fields>,
+            iscsi: Option<$crate::objects::views::volume_source::Fields>,
+            portworx_volume: Option<$crate::objects::views::volume_source::Fields>,
+            vsphere_volume: Option<$crate::objects::views::volume_source::Fields>,
+        }
+
+        impl $name {
+            fn source(&mut self) -> Option<$crate::objects::VolumeSource> {
+                use $crate::objects::InTreeKind::*;
+                let in_tree = [
+                    (AwsElasticBlockStore, self.aws_elastic_block_store.take()),
+                    (AzureDisk, self.azure_disk.take()),
+                    (AzureFile, self.azure_file.take()),
+                    (Cinder, self.cinder.take()),
+                    (Fc, self.fc.take()),
+                    (Flex, self.flex_volume.take()),
+                    (GcePersistentDisk, self.gce_persistent_disk.take()),
+                    (Iscsi, self.iscsi.take()),
+                    (Portworx, self.portworx_volume.take()),
+                    (Vsphere, self.vsphere_volume.take()),
+                ];
+                $crate::objects::VolumeSource::of(self.csi.take(), in_tree)
+            }
+        }
+    };
+}
+pub(super) use with_volume_sources;
+
 impl VolumeSource {
-    /// Of the sources as they come, those in-tree in the order of their kinds.
-    pub(super) fn of(csi: Option<WireCsi>, in_tree: [Option<Fields>; 9]) -> Option<VolumeSource> {
-        use InTreeKind::*;
+    /// Of the sources as they come.
+    pub(super) fn of(
+        csi: Option<WireCsi>,
+        in_tree: [(InTreeKind, Option<Fields>); 10],
+    ) -> Option<VolumeSource> {
         if let Some(WireCsi { driver, volume_handle: handle }) = csi {
             return Some(VolumeSource::Csi { driver, handle });
         }
-        let kinds = [
-            AwsElasticBlockStore,
-            AzureDisk,
-            AzureFile,
-            Cinder,
-            Fc,
-            GcePersistentDisk,
-            Iscsi,
-            Portworx,
-            Vsphere,
-        ];
-        let mut found = kinds.into_iter().zip(in_tree).filter_map(|(kind, f)| Some((kind, f?)));
-        let (kind, Fields(fields)) = found.next()?;
+        let (kind, Fields(fields)) =
+            in_tree.into_iter().find_map(|(kind, fields)| Some((kind, fields?)))?;
         Some(VolumeSource::InTree { kind, fields })
     }
 }

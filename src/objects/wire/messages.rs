@@ -85,6 +85,7 @@ static VOLUME_SOURCE: Message = Message(&[
     Field::one(4, "awsElasticBlockStore", Kind::Message(&AWS_DISK)),
     Field::one(8, "iscsi", Kind::Message(&ISCSI)),
     Field::one(10, "persistentVolumeClaim", Kind::Message(&CLAIM_SOURCE)),
+    Field::one(12, "flexVolume", Kind::Message(&FLEX)),
     Field::one(13, "cinder", Kind::Message(&CINDER)),
     Field::one(17, "fc", Kind::Message(&FIBRE_CHANNEL)),
     Field::one(18, "azureFile", Kind::Message(&AZURE_FILE)),
@@ -113,6 +114,13 @@ static ISCSI: Message = Message(&[
     Field::one(1, "targetPortal", Text),
     Field::one(2, "iqn", Text),
     Field::one(3, "lun", Int),
+]);
+
+static FLEX: Message = Message(&[
+    Field::one(1, "driver", Text),
+    Field::one(2, "fsType", Text),
+    Field::one(4, "readOnly", Bool),
+    Field::map(5, "options", Text),
 ]);
 
 static CINDER: Message = Message(&[
@@ -155,7 +163,8 @@ static PORTWORX: Message = Message(&[
 
 static CSI: Message = Message(&[Field::one(1, "driver", Text)]);
 
-static CLAIM_SOURCE: Message = Message(&[Field::one(1, "claimName", Text)]);
+static CLAIM_SOURCE: Message =
+    Message(&[Field::one(1, "claimName", Text), Field::one(2, "readOnly", Bool)]);
 
 static CONTAINER: Message = Message(&[
     Field::one(1, "name", Text),

@@ -13,7 +13,7 @@ use kube_controller_manager::objects::{
 
 use super::{DRIVER, Events};
 use crate::nodes::StandIn;
-use crate::nodes::worker::{Event, Next, SyncResult, Worker};
+use crate::nodes::worker::{Next, SyncResult, Worker};
 
 const NAME: &str = "sandbox-provisioner";
 const WORKERS: usize = 4;
@@ -38,23 +38,9 @@ pub fn provisioner(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + u
     let volumes = factory.informer::<PersistentVolume>();
     let classes = factory.informer::<StorageClass>();
     let mut worker = Worker::new(NAME, &clock);
-    let keys = worker.keys();
-    worker.watch(&claims, move |event: Event<'_, PersistentVolumeClaim>| {
-        if let Event::Seen(claim) = event
-            && is_asked(claim)
-        {
-            keys.add(claim.meta.key());
-        }
-    });
-    let keys = worker.keys();
-    worker.watch(&volumes, move |event: Event<'_, PersistentVolume>| {
-        if let Event::Seen(volume) = event
-            && is_to_go(volume)
-        {
-            keys.add(volume.meta.key());
-        }
-    });
-    worker.watch(&classes, |_: Event<'_, StorageClass>| {});
+    worker.wake(&claims, is_asked);
+    worker.wake(&volumes, is_to_go);
+    worker.read(&classes);
     let this = Arc::new(Provisioner {
         client,
         events: Events(recorder),

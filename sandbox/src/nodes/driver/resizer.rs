@@ -15,7 +15,7 @@ use kube_controller_manager::objects::{
 
 use super::{DRIVER, Events};
 use crate::nodes::StandIn;
-use crate::nodes::worker::{Event, Next, SyncResult, Worker};
+use crate::nodes::worker::{Next, SyncResult, Worker};
 
 const NAME: &str = "sandbox-resizer";
 const WORKERS: usize = 2;
@@ -36,15 +36,8 @@ pub fn resizer(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<>
     let claims = factory.informer::<PersistentVolumeClaim>();
     let volumes = factory.informer::<PersistentVolume>();
     let mut worker = Worker::new(NAME, &clock);
-    let keys = worker.keys();
-    worker.watch(&claims, move |event: Event<'_, PersistentVolumeClaim>| {
-        if let Event::Seen(claim) = event
-            && grows(claim)
-        {
-            keys.add(claim.meta.key());
-        }
-    });
-    worker.watch(&volumes, |_: Event<'_, PersistentVolume>| {});
+    worker.wake(&claims, grows);
+    worker.read(&volumes);
     let (claims, volumes) = (claims.lister(), volumes.lister());
     let this = Resizer { client, clock, events: Events(recorder), claims, volumes };
     let this = Arc::new(this);

@@ -11,6 +11,7 @@ use prometheus::{IntGaugeVec, Opts};
 
 use super::{AttachDetach, has_volumes};
 use crate::controllers::storage::operation_metrics;
+use crate::controllers::storage::volume_specs::Spec;
 use crate::metrics::metrics;
 
 metrics! {
@@ -100,7 +101,9 @@ impl AttachDetach {
             if pod.spec.node_name.is_empty() || !has_volumes(&pod) {
                 continue;
             }
-            for spec in self.resolver.specs(&pod) {
+            // A FlexVolume without its driver has no plugin.
+            let known = |spec: &Spec| spec.flex.is_none() || self.resolver.is_attachable(spec);
+            for spec in self.resolver.specs(&pod).into_iter().filter(known) {
                 let key = (pod.spec.node_name.to_string(), spec.plugin_name());
                 *counts.entry(key).or_default() += 1;
             }

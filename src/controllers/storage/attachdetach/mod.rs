@@ -1,6 +1,7 @@
 //! Attaches the volumes of pods to their nodes, and detaches those that no pod uses any more. CSI
 //! volumes are attached by VolumeAttachments, which drivers answer; volumes of the plugins `fc` and
-//! `iscsi` need no operation and are only listed in the statuses of nodes.
+//! `iscsi` need no operation and are only listed in the statuses of nodes. FlexVolume drivers are
+//! programs that attach and detach.
 //! Upstream: `pkg/controller/volume/attachdetach`.
 
 mod metrics;
@@ -17,13 +18,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use self::operations::PodRef;
-use self::reconcile::{Health, Settings};
+use self::reconcile::{DRIVER_PATIENCE, Health, Settings};
 use self::world::World;
 use super::claims::{CLAIM_INDEX, by_claim, pods_of};
+use super::flexvolume::Drivers;
 use super::volume_specs::{Resolver, of_volume};
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::clock::SharedClock;
+use crate::controllers::nodes::pods::{BY_NODE, NODE_INDEX, on_node};
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Next, Queue, Retries, SyncResult};
 use crate::events::Recorder;
@@ -52,12 +55,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let attachments = c.lister::<VolumeAttachment>();
     let drivers = c.lister::<CSIDriver>();
     c.index(&pods, CLAIM_INDEX, by_claim);
+    c.index(&pods, NODE_INDEX, BY_NODE);
     let options = c.options();
     let verify = !options.disable_attach_detach_reconcile_sync;
     let settings = Settings {
         force_detach_on_timeout: !options.disable_force_detach_on_timeout,
         verify_after: verify.then_some(options.attach_detach_reconcile_sync_period),
     };
+    let flex = Drivers::new(&options.flex_volume_plugin_dir);
     let pod_queue = c.queue(Retries::default());
     let volume_queue = c.queue_named("attachdetach_volumes", Retries::default());
     let (first, longest) = STATUS_RETRY;
@@ -75,6 +80,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             claims: claims.clone(),
             volumes: volumes.clone(),
             drivers: drivers.clone(),
+            flex: Some(Arc::new(flex)),
         },
         world: Mutex::default(),
         settings,
@@ -108,13 +114,20 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.watch(&drivers, &pod_queue, move |change, _| world.driver_changed(&change));
 
     let start = this.clone();
-    c.at_start(move || start.populate());
+    c.background(move |stop| async move {
+        if let Some(drivers) = &start.resolver.flex {
+            drivers.find().await;
+        }
+        start.populate();
+        drop(start);
+        stop.stopped().await;
+    });
     c.ready_when(&this.populated);
     metrics::report(&this);
     let (of_pods, of_volumes, of_nodes) = (this.clone(), this.clone(), this);
     c.sync_by(1, pod_queue, move |key| {
         let this = of_pods.clone();
-        async move { this.sync_pod(&key) }
+        async move { this.sync_pod(&key).await }
     });
     c.sync_by(WORKERS, volume_queue, move |key| of_volumes.clone().sync_volume(key));
     c.sync_by(WORKERS, node_queue, move |key| of_nodes.clone().sync_node(key));
@@ -186,6 +199,16 @@ fn newly_bound_volume(change: &Change<'_, PersistentVolume>) -> Option<ObjectKey
     is_news.then(|| ObjectKey::new(&claim.namespace, &claim.name))
 }
 
+/// Whether the driver attaches its volumes has changed. A driver without an object does.
+fn changes_attaching(change: &Change<'_, CSIDriver>) -> bool {
+    match change {
+        Change::Added { new, initial } => !initial && !new.attaches(),
+        Change::Updated { old, new } => old.attaches() != new.attaches(),
+        Change::Deleted(last) => !last.object().attaches(),
+        Change::Resync { .. } => false,
+    }
+}
+
 fn health(node: &Node) -> Health {
     Health { ready: node.is_ready(), out_of_service: node.has_taint(OUT_OF_SERVICE) }
 }
@@ -211,15 +234,15 @@ impl AttachDetach {
         let node = change.object();
         let name = Istr::new(&node.meta.name);
         let mut world = self.world.lock();
-        let is_deleted = matches!(change, Change::Deleted(_));
-        let is_new = match is_deleted {
-            true => {
-                world.node_deleted(&name);
-                false
+        let in_use = &node.status.volumes_in_use;
+        let (is_new, mut volumes) = match change {
+            Change::Deleted(_) => (false, world.node_deleted(&name, in_use)),
+            _ => {
+                let is_managed = node.meta.annotations.contains_key(MANAGED);
+                let is_new = is_managed && world.manage(&name);
+                (is_new, world.set_in_use(&name, in_use))
             }
-            false => node.meta.annotations.contains_key(MANAGED) && world.manage(&name),
         };
-        let mut volumes = world.set_in_use(&name, &node.status.volumes_in_use);
         let health_changed = match change {
             Change::Updated { old, new } => health(old) != health(new),
             Change::Added { .. } | Change::Deleted(_) => true,
@@ -238,33 +261,27 @@ impl AttachDetach {
         self.wake_nodes(&mut world);
         drop(world);
         if is_new {
-            let pods = self.pods.list();
-            let of_node = pods.iter().filter(|pod| pod.spec.node_name == name && has_volumes(pod));
-            of_node.for_each(|pod| self.pod_queue.add(pod.meta.key()));
+            let pods = on_node(&self.pods, &name);
+            let with_volumes = pods.iter().filter(|pod| has_volumes(pod));
+            with_volumes.for_each(|pod| self.pod_queue.add(pod.meta.key()));
         }
     }
 
     /// Volumes of a driver that does not attach them any more are forgotten; those of a driver that
     /// does are looked at. Upstream: the populator's loop.
     fn driver_changed(&self, change: &Change<'_, CSIDriver>) {
-        let attached = |driver: &CSIDriver| driver.attaches();
-        let (before, now) = match change {
-            Change::Added { new, initial: false } => (true, attached(new)),
-            Change::Updated { old, new } => (attached(old), attached(new)),
-            Change::Deleted(last) => (attached(last.object()), true),
-            Change::Added { .. } | Change::Resync { .. } => return,
-        };
-        match (before, now) {
-            (true, false) => {
-                let volumes = self.world.lock().forget_driver(&change.object().meta.name);
-                self.wake_volumes(&volumes);
-            }
-            (false, true) => {
-                let pods = self.pods.list();
-                let bound = pods.iter().filter(|pod| !pod.spec.node_name.is_empty());
-                bound.filter(|pod| has_volumes(pod)).for_each(|p| self.pod_queue.add(p.meta.key()));
-            }
-            _ => {}
+        if !changes_attaching(change) {
+            return;
+        }
+        let driver = &change.object().meta.name;
+        // What counts is the driver as it is now: there may be a later change already.
+        if self.resolver.attaches(driver) {
+            let pods = self.pods.list();
+            let bound = pods.iter().filter(|pod| !pod.spec.node_name.is_empty());
+            bound.filter(|pod| has_volumes(pod)).for_each(|p| self.pod_queue.add(p.meta.key()));
+        } else {
+            let volumes = self.world.lock().forget_driver(driver);
+            self.wake_volumes(&volumes);
         }
     }
 
@@ -307,7 +324,7 @@ impl AttachDetach {
             return log::info!("Skipping VolumeAttachment {name}: it names no PersistentVolume");
         };
         let found = self.resolver.volumes.get(&ObjectKey::cluster(volume));
-        let found = found.and_then(|volume| of_volume(&volume));
+        let found = found.and_then(|volume| of_volume(&volume, false));
         let Some(found) = found.filter(|found| self.resolver.is_attachable(found)) else {
             return log::info!("Skipping VolumeAttachment {name}: {volume} is not attachable");
         };
@@ -339,15 +356,33 @@ impl AttachDetach {
         }
     }
 
-    fn sync_pod(&self, key: &ObjectKey) -> SyncResult {
+    async fn sync_pod(&self, key: &ObjectKey) -> SyncResult {
         match self.pods.get(key) {
-            Some(pod) if !pod.spec.node_name.is_empty() => self.look_at(&pod),
+            Some(pod) if !pod.spec.node_name.is_empty() => {
+                let has_drivers = self.find_drivers(&pod).await;
+                self.look_at(&pod);
+                if !has_drivers {
+                    return Ok(Next::After(DRIVER_PATIENCE));
+                }
+            }
             _ => {
                 let volumes = self.world.lock().forget_pod(key, None);
                 self.wake_volumes(&volumes);
             }
         }
         Ok(Next::Done)
+    }
+
+    /// Looks for the FlexVolume drivers of the pod's volumes; returns whether all are there, which
+    /// does not matter for a pod that has ended.
+    async fn find_drivers(&self, pod: &Pod) -> bool {
+        let Some(drivers) = &self.resolver.flex else { return true };
+        let mut all = true;
+        for driver in self.resolver.flex_drivers(pod) {
+            drivers.look_at(&driver).await;
+            all &= drivers.is_there(&driver);
+        }
+        all || pod.is_terminated()
     }
 
     /// Adds what the pod wants. What was added stays until the pod ends, even if its claim goes.
@@ -359,11 +394,12 @@ impl AttachDetach {
         if stays.is_some() && self.world.lock().is_managed(node) {
             let reference = PodRef { key, uid: pod.meta.uid.clone() };
             for spec in self.resolver.specs(pod) {
-                if self.resolver.is_attachable(&spec) {
-                    let spec = Arc::new(spec);
-                    if self.world.lock().want(&reference, node, &spec) {
-                        changed.push(spec.volume.clone());
-                    }
+                let spec = Arc::new(spec);
+                // A driver that stops attaching is forgotten after it has changed in the cache, so
+                // the question and the addition are one step.
+                let mut world = self.world.lock();
+                if self.resolver.is_attachable(&spec) && world.want(&reference, node, &spec) {
+                    changed.push(spec.volume.clone());
                 }
             }
         }

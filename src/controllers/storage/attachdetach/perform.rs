@@ -11,7 +11,7 @@ use super::operations::{Kind, PodRef};
 use super::reconcile::{Act, Ended, Facts, Plan};
 use crate::client::{Delete, Patch};
 use crate::controllers::storage::volume_specs::{
-    AttachmentSource, Csi, Plugin, Spec, attachment_name, driver_and_handle,
+    AttachmentSource, Csi, Plugin, Spec, attachment_name, driver_and_handle, flex_driver_of,
 };
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{
@@ -53,6 +53,7 @@ impl AttachDetach {
             attachment: &|name| self.attachments.get(&ObjectKey::cluster(name)),
             health: &|node| self.health(node),
             attaches: &|driver| self.resolver.attaches(driver),
+            detaches: &|spec, name| self.resolver.is_detachable(spec, name),
             settings: self.settings,
             now: self.clock.monotonic(),
         };
@@ -62,7 +63,7 @@ impl AttachDetach {
         plan
     }
 
-    fn end(&self, name: &Istr, node: &Istr, result: Result<(), String>) {
+    fn end(&self, name: &Istr, node: &Istr, result: Result<Istr, String>) {
         let mut world = self.world.lock();
         let ended = world.end(name, node, result, self.clock.monotonic());
         self.wake_nodes(&mut world);
@@ -78,7 +79,10 @@ impl AttachDetach {
         let migrated = operation.spec.as_ref().is_some_and(|spec| spec.migrated);
         let plugin = match &operation.spec {
             Some(spec) => spec.plugin_name(),
-            None => Plugin::of(name).map_or("", |(plugin, _)| plugin.name()).to_owned(),
+            None => match Plugin::of(name) {
+                Some((plugin, _)) => plugin.name().to_owned(),
+                None => flex_driver_of(name).map_or("", |(driver, _)| driver).to_owned(),
+            },
         };
         metrics::operation(&plugin, operation.kind.name(), result.is_ok(), migrated, took);
         let volume = operation.spec.as_ref().map_or("nil", |spec| spec.name.as_str());
@@ -113,12 +117,12 @@ impl AttachDetach {
         match act {
             Act::Attach { node, spec } => match self.attach(&spec, &node).await {
                 Err(error) => self.end(name, &node, Err(error)),
-                Ok(()) if spec.csi.is_none() => self.end(name, &node, Ok(())),
-                Ok(()) => self.wait(name, &node, None),
+                Ok(Some(device)) => self.end(name, &node, Ok(device)),
+                Ok(None) => self.wait(name, &node, None),
             },
             Act::Detach { node, verify } => match self.detach(name, &node, verify).await {
                 Err(error) => self.end(name, &node, Err(error)),
-                Ok(Detaching::Done) => self.end(name, &node, Ok(())),
+                Ok(Detaching::Done) => self.end(name, &node, Ok(Istr::default())),
                 Ok(Detaching::Begun) => self.wait(name, &node, None),
                 Ok(Detaching::Gone(uid)) => self.wait(name, &node, Some(uid)),
             },
@@ -126,6 +130,7 @@ impl AttachDetach {
                 self.refuse_multi_attach(&spec, &pods, &users);
             }
             Act::Verify { node, attachment } => self.verify(name, &node, &attachment).await,
+            Act::Ask { node, spec } => self.ask_driver(name, &node, &spec).await,
             Act::CountForcedDetach(reason) => {
                 metrics::forced_detach(reason);
                 log::info!("detaching volume {name} by force: {reason}");
@@ -137,12 +142,17 @@ impl AttachDetach {
         self.world.lock().wait(name, node, gone, self.clock.monotonic());
     }
 
+    /// Attaches the volume and returns the path of the device; `None`: the driver is to answer.
     /// Upstream: `csiAttacher.Attach`.
-    async fn attach(&self, spec: &Spec, node: &str) -> Result<(), String> {
-        let Some(csi) = &spec.csi else { return Ok(()) };
+    async fn attach(&self, spec: &Spec, node: &str) -> Result<Option<Istr>, String> {
+        if let (Some(flex), Some(drivers)) = (&spec.flex, &self.resolver.flex) {
+            drivers.look_at(&flex.driver).await;
+            return drivers.attach(flex, node).await.map(Some);
+        }
+        let Some(csi) = &spec.csi else { return Ok(Some(Istr::default())) };
         let name = attachment_name(&csi.handle, &csi.driver, node);
         if self.attachments.get(&ObjectKey::cluster(&name)).is_some() {
-            return Ok(());
+            return Ok(None);
         }
         let attachments = self.client.resource(&VolumeAttachment::RESOURCE);
         let body = new_attachment(&name, csi, node);
@@ -151,7 +161,7 @@ impl AttachDetach {
                 let error = Error::from(error).message();
                 Err(format!("kubernetes.io/csi: attacher.Attach failed: {error}"))
             }
-            _ => Ok(()),
+            _ => Ok(None),
         }
     }
 
@@ -159,7 +169,9 @@ impl AttachDetach {
         if verify {
             self.verify_safe(name, node).await?;
         }
-        let Some((Plugin::Csi, of_plugin)) = Plugin::of(name) else { return Ok(Detaching::Done) };
+        let Some((Plugin::Csi, of_plugin)) = Plugin::of(name) else {
+            return self.detach_in_tree(name, node).await.map(|()| Detaching::Done);
+        };
         let Some((driver, handle)) = driver_and_handle(of_plugin) else {
             return Err("volumeName missing expected data".into());
         };
@@ -179,6 +191,16 @@ impl AttachDetach {
                 attachment.name,
                 Error::from(error).message(),
             )),
+        }
+    }
+
+    /// Only FlexVolume drivers have to be asked.
+    async fn detach_in_tree(&self, name: &str, node: &str) -> Result<(), String> {
+        match (Plugin::of(name), flex_driver_of(name), &self.resolver.flex) {
+            (None, Some((driver, volume)), Some(drivers)) => {
+                drivers.detach(driver, volume, node).await
+            }
+            _ => Ok(()),
         }
     }
 
@@ -215,6 +237,23 @@ impl AttachDetach {
             let mut world = self.world.lock();
             world.remove_attached(name, node);
             self.wake_nodes(&mut world);
+        }
+    }
+
+    /// Asks a FlexVolume driver whether its volume is still attached.
+    async fn ask_driver(&self, name: &Istr, node: &Istr, spec: &Spec) {
+        let (Some(flex), Some(drivers)) = (&spec.flex, &self.resolver.flex) else { return };
+        match drivers.is_attached(flex, node).await {
+            Ok(true) => {}
+            Ok(false) => {
+                log::info!("volume {name} is no longer attached to node {node}");
+                let mut world = self.world.lock();
+                world.remove_attached(name, node);
+                self.wake_nodes(&mut world);
+            }
+            Err(error) => {
+                log::error!("is volume {name} attached to node {node}? {error}");
+            }
         }
     }
 

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use super::operations::{Begin, Kind, Operation, PodRef, Stage};
 use super::world::{World, attachment_of};
-use crate::controllers::storage::volume_specs::{Plugin, Spec, attachment_name, driver_and_handle};
+use crate::controllers::storage::volume_specs::Spec;
 use crate::objects::{Istr, Uid, VolumeAttachment};
 
 /// Upstream: `ReconcilerMaxWaitForUnmountDuration`.
 const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(6 * 60);
+/// When a volume is looked at again whose FlexVolume driver is not there.
+pub const DRIVER_PATIENCE: Duration = Duration::from_secs(3 * 60);
 
 /// What the flags say.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +35,8 @@ pub struct Facts<'a> {
     pub health: &'a dyn Fn(&str) -> Health,
     /// Whether a driver attaches its volumes.
     pub attaches: &'a dyn Fn(&str) -> bool,
+    /// Whether there is a plugin that detaches a volume: by its spec, or else by its unique name.
+    pub detaches: &'a dyn Fn(Option<&Spec>, &str) -> bool,
     pub settings: Settings,
     pub now: Duration,
 }
@@ -59,6 +63,11 @@ pub enum Act {
     Verify {
         node: Istr,
         attachment: Istr,
+    },
+    /// A FlexVolume driver knows whether its volume is attached.
+    Ask {
+        node: Istr,
+        spec: Arc<Spec>,
     },
     CountForcedDetach(&'static str),
 }
@@ -108,42 +117,38 @@ impl World {
             }
         }
         for (node, result) in answers {
+            let result = result.map(|()| Istr::default());
             plan.ended.extend(self.end(name, &node, result, facts.now));
         }
     }
 
-    /// Ends the operation under way. Upstream: `GenerateAttachVolumeFunc`,
-    /// `GenerateDetachVolumeFunc`.
+    /// Ends the operation under way; that of an attach may know the path of the device.
+    /// Upstream: `GenerateAttachVolumeFunc`, `GenerateDetachVolumeFunc`.
     pub fn end(
         &mut self,
         name: &Istr,
         node: &Istr,
-        result: Result<(), String>,
+        result: Result<Istr, String>,
         now: Duration,
     ) -> Option<Ended> {
         let operations = &mut self.volumes.get_mut(name)?.operations;
         let operation = operations.end(node, result.is_err().then_some(now))?;
         let spec = operation.spec.clone();
         match (operation.kind, &result) {
-            (Kind::Attach, Ok(())) => self.add_attached(name, spec, node, Istr::default(), true),
-            (Kind::Detach, Ok(())) => self.remove_attached(name, node),
+            (Kind::Attach, Ok(path)) => self.add_attached(name, spec, node, path.clone(), true),
+            (Kind::Detach, Ok(_)) => self.remove_attached(name, node),
             // Whether it is attached is not known. A later attach or detach settles that.
             (_, Err(_)) => self.add_attached(name, spec, node, Istr::default(), false),
         }
         self.tidy(name);
-        Some(Ended { operation, result })
+        Some(Ended { operation, result: result.map(drop) })
     }
 
     /// The driver works on the operation from now on.
     pub fn wait(&mut self, name: &Istr, node: &Istr, gone: Option<Uid>, now: Duration) {
         let Some(volume) = self.volumes.get_mut(name) else { return };
         let Some(operation) = volume.operations.on(node) else { return };
-        let of_spec = operation.spec.as_ref().and_then(|spec| attachment_of(spec, node));
-        let of_name = || {
-            let (driver, handle) = driver_and_handle(Plugin::of(name)?.1)?;
-            Some(attachment_name(handle, driver, node))
-        };
-        let attachment = of_spec.or_else(of_name);
+        let attachment = attachment_of(operation.spec.as_deref(), name, node);
         let Some(attachment) = attachment else { return };
         operation.stage = Stage::Waiting { attachment: attachment.clone(), since: now, gone };
         self.expect_attachment(&attachment, name);
@@ -155,13 +160,16 @@ impl World {
         let Some(after) = facts.settings.verify_after else { return };
         let Some(volume) = self.volumes.get_mut(name) else { return };
         let Some(spec) = volume.spec.clone() else { return };
+        if spec.flex.is_some() {
+            return self.ask_driver(name, &spec, after, facts.now, plan);
+        }
         let Some(csi) = &spec.csi else { return };
         let mut lost = Vec::new();
         for (node, attached) in &mut volume.attached {
             if !attached.confirmed || volume.operations.on(node).is_some() {
                 continue;
             }
-            let Some(attachment) = attachment_of(&spec, node) else { continue };
+            let Some(attachment) = attachment_of(Some(&spec), name, node) else { continue };
             let found = (facts.attachment)(&attachment);
             let is_well = found.as_ref().is_some_and(|found| found.status.attached)
                 || !(facts.attaches)(&csi.driver);
@@ -183,6 +191,29 @@ impl World {
         for node in lost {
             log::debug!("volume {name} is no longer attached to node {node}");
             self.remove_attached(name, &node);
+        }
+    }
+
+    /// Asks the driver of a FlexVolume about it in each period.
+    fn ask_driver(
+        &mut self,
+        name: &Istr,
+        spec: &Arc<Spec>,
+        period: Duration,
+        now: Duration,
+        plan: &mut Plan,
+    ) {
+        let Some(volume) = self.volumes.get_mut(name) else { return };
+        for (node, attached) in &mut volume.attached {
+            if !attached.confirmed || volume.operations.on(node).is_some() {
+                continue;
+            }
+            let due = *attached.verify_at.get_or_insert(now + period);
+            if now >= due {
+                attached.verify_at = Some(now + period);
+                plan.acts.push(Act::Ask { node: node.clone(), spec: spec.clone() });
+            }
+            plan.wake(attached.verify_at.unwrap_or(due));
         }
     }
 
@@ -250,9 +281,9 @@ impl World {
             }
             return;
         }
-        if spec.is_none() && Plugin::of(name).is_none() {
+        if !(facts.detaches)(spec.as_deref(), name) {
             log::warn!("no plugin can detach volume {name} from node {node}");
-            return;
+            return plan.wake(now + DRIVER_PATIENCE);
         }
         let verify = !timed_out && !health.out_of_service;
         if !verify {

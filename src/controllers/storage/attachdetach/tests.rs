@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use super::operations::{Kind, PodRef};
 use super::reconcile::{Act, Facts, Health, Plan, Settings};
 use super::world::{Report, World};
+use crate::controllers::runner::Change;
 use crate::controllers::storage::volume_specs::{Spec, of_volume};
-use crate::objects::{Istr, ObjectKey, PersistentVolume, Uid, VolumeAttachment};
+use crate::objects::{CSIDriver, Istr, ObjectKey, PersistentVolume, Uid, VolumeAttachment};
 
 /// A world around one volume `v`.
 struct Stage {
@@ -19,6 +20,7 @@ struct Stage {
     attachments: HashMap<String, Value>,
     health: HashMap<&'static str, Health>,
     settings: Settings,
+    detaches: bool,
     now: Duration,
 }
 
@@ -36,10 +38,11 @@ impl Stage {
         .unwrap();
         let mut stage = Stage {
             world: World::default(),
-            spec: Arc::new(of_volume(&volume).unwrap()),
+            spec: Arc::new(of_volume(&volume, false).unwrap()),
             attachments: HashMap::new(),
             health: [("a", HEALTHY), ("b", HEALTHY)].into(),
             settings: Settings { force_detach_on_timeout: true, verify_after: None },
+            detaches: true,
             now: Duration::from_secs(100),
         };
         for node in ["a", "b"] {
@@ -80,6 +83,7 @@ impl Stage {
             },
             health: &|node| self.health.get(node).copied().unwrap_or_default(),
             attaches: &|_| true,
+            detaches: &|_, _| self.detaches,
             settings: self.settings,
             now: self.now,
         };
@@ -242,9 +246,9 @@ fn a_volume_in_use_by_a_node_that_is_deleted_is_detached_after_the_timeout() {
     for in_use in [false, true] {
         let mut stage = Stage::attached("ReadWriteOnce");
         stage.health.remove("a");
-        stage.world.node_deleted(&"a".into());
         // As the last status of the node says.
-        stage.in_use("a", in_use);
+        let last = in_use.then(|| stage.spec.volume.clone());
+        stage.world.node_deleted(&"a".into(), last.as_slice());
         stage.unwant("p");
         assert_eq!(stage.acts(), []);
         if in_use {
@@ -337,11 +341,101 @@ fn nodes_that_appear_get_their_list_again() {
     stage.world.node_appeared(&"a".into());
     let Report { volumes, last_written, .. } = stage.world.unwritten_report("a").unwrap();
     assert_eq!((volumes.len(), last_written), (1, None));
-    stage.world.node_deleted(&"a".into());
+}
+
+#[test]
+fn a_node_that_is_created_again_under_its_name_gets_its_list() {
+    let mut stage = Stage::new("ReadWriteOnce");
+    let node = "a".into();
+    stage.world.add_attached(&stage.spec.volume.clone(), None, &node, "".into(), true);
+    // The write to the first node is under way while it is replaced.
+    let report = stage.world.unwritten_report("a").expect("a list");
+    stage.world.node_deleted(&node, &[]);
+    stage.world.node_appeared(&node);
+    stage.world.written(&node, report, true);
+    let report = stage.world.unwritten_report("a").expect("a list for the second node");
+    assert_eq!((report.volumes.len(), &report.last_written), (1, &None));
+    stage.world.written(&node, report, true);
+    assert_eq!(stage.world.unwritten_report("a"), None);
+}
+
+#[test]
+fn what_may_be_attached_is_not_listed() {
+    let mut stage = Stage::new("ReadWriteOnce");
+    let node = "a".into();
+    stage.want("p", "a");
+    stage.acts();
+    stage.fail("a");
+    stage.unwant("p");
+    stage.in_use("a", false);
+    stage.now += LATER;
+    // The list without the volume waits for that of another volume.
+    let other = "kubernetes.io/csi/d^other".into();
+    stage.world.add_attached(&other, None, &node, "".into(), true);
+    assert_eq!(stage.acts(), []);
+    stage.want("q", "a");
+    assert_eq!(stage.acts(), [stage.attach_act("a")], "the detach had not begun");
+    assert_eq!(stage.write("a"), ["kubernetes.io/csi/d^other"]);
+}
+
+#[test]
+fn nothing_stays_of_a_node_that_goes_before_its_pods() {
+    let mut stage = Stage::attached("ReadWriteOnce");
+    let node = "a".into();
+    stage.health.remove("a");
+    stage.world.node_deleted(&node, &[]);
     assert!(stage.world.is_managed("a"), "a pod still wants a volume there");
     stage.unwant("p");
-    stage.world.node_deleted(&"a".into());
     assert!(!stage.world.is_managed("a"));
+    stage.acts();
+    let report = stage.world.unwritten_report("a").expect("a list without the volume");
+    stage.world.written(&node, report, false);
+    assert_eq!(stage.acts(), [detach("a", true)]);
+    stage.wait("a");
+    stage.gone("a");
+    stage.acts();
+    assert!(!stage.world.nodes.contains_key("a"));
+
+    // Nor of one whose kubelet used volumes that were never attached here.
+    stage.world.set_in_use(&"c".into(), &[stage.spec.volume.clone()]);
+    stage.world.node_deleted(&"c".into(), &[stage.spec.volume.clone()]);
+    assert!(!stage.world.nodes.contains_key("c"));
+}
+
+#[test]
+fn the_attachment_of_a_volume_without_a_pod_is_forgotten_with_it() {
+    let mut stage = Stage::new("ReadWriteOnce");
+    let volume = stage.spec.volume.clone();
+    stage.world.add_attached(&volume, None, &"a".into(), "".into(), true);
+    stage.write("a");
+    stage.in_use("a", false);
+    stage.acts();
+    stage.write("a");
+    assert_eq!(stage.acts(), [detach("a", true)]);
+    stage.wait("a");
+    let attachment = Stage::attachment("a");
+    assert_eq!(stage.world.volume_of(&attachment), Some(volume));
+    stage.acts();
+    assert_eq!(stage.world.volume_of(&attachment), None);
+}
+
+#[test]
+fn a_driver_matters_when_it_begins_or_ends_to_attach() {
+    let driver = |attaches: bool| -> Arc<CSIDriver> {
+        Arc::new(serde_json::from_value(json!({ "spec": { "attachRequired": attaches } })).unwrap())
+    };
+    let (yes, no) = (driver(true), driver(false));
+    for (change, expected) in [
+        (Change::Added { new: &yes, initial: false }, false),
+        (Change::Added { new: &no, initial: false }, true),
+        (Change::Added { new: &no, initial: true }, false),
+        (Change::Updated { old: &yes, new: &no }, true),
+        (Change::Updated { old: &no, new: &yes }, true),
+        (Change::Updated { old: &no, new: &no }, false),
+        (Change::Resync { object: &no }, false),
+    ] {
+        assert_eq!(super::changes_attaching(&change), expected);
+    }
 }
 
 #[test]
@@ -365,6 +459,42 @@ fn a_lost_attachment_is_made_again() {
     stage.now += LATER * 60;
     let attachment = Stage::attachment("a");
     assert_eq!(stage.acts(), [Act::Verify { node: "a".into(), attachment }]);
+}
+
+#[test]
+fn a_flex_volume_is_asked_about_periodically_and_waits_for_its_driver() {
+    let mut stage = Stage::new("ReadWriteOnce");
+    let volume: PersistentVolume = serde_json::from_value(json!({
+        "metadata": { "name": "v" },
+        "spec": { "accessModes": ["ReadWriteOnce"], "flexVolume": { "driver": "k8s/lvm" } },
+    }))
+    .unwrap();
+    stage.spec = Arc::new(of_volume(&volume, false).unwrap());
+    stage.settings.verify_after = Some(LATER * 60);
+    stage.want("p", "a");
+    assert_eq!(stage.acts(), [stage.attach_act("a")]);
+    let (volume, node) = (stage.spec.volume.clone(), "a".into());
+    stage.world.end(&volume, &node, Ok("/dev/x".into()), stage.now);
+    let report = stage.world.unwritten_report("a").expect("a list");
+    assert_eq!(&*report.volumes[0].device_path, "/dev/x");
+    stage.world.written(&node, report, true);
+    let plan = stage.reconcile();
+    assert_eq!((plan.acts, plan.wake_at), (vec![], Some(stage.now + LATER * 60)));
+    stage.now += LATER * 60;
+    let ask = Act::Ask { node: node.clone(), spec: stage.spec.clone() };
+    let plan = stage.reconcile();
+    assert_eq!((plan.acts, plan.wake_at), (vec![ask], Some(stage.now + LATER * 60)));
+
+    stage.unwant("p");
+    stage.in_use("a", false);
+    stage.detaches = false;
+    let plan = stage.reconcile();
+    assert_eq!(plan.acts, []);
+    assert!(plan.wake_at.is_some(), "the driver may come");
+    stage.detaches = true;
+    stage.acts();
+    stage.write("a");
+    assert_eq!(stage.acts(), [detach("a", true)]);
 }
 
 #[test]

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::operations::{Operations, PodRef, Stage};
-use crate::controllers::storage::volume_specs::{AttachmentSource, Spec, attachment_name};
+use crate::controllers::storage::volume_specs::{
+    AttachmentSource, Plugin, Spec, attachment_name, driver_and_handle,
+};
 use crate::objects::{AttachedVolume, Istr, ObjectKey, Uid};
 
 /// Volumes by their unique names, and nodes by theirs.
@@ -53,6 +55,8 @@ pub(super) struct Attached {
 pub(super) struct Node {
     /// Its kubelet leaves attaching to this controller.
     managed: bool,
+    /// It was deleted while pods still wanted volumes on it.
+    gone: bool,
     /// What the kubelet uses, and what has been attached since its status was last seen.
     in_use: BTreeSet<Istr>,
     /// Volumes that are attached, or may be.
@@ -65,6 +69,9 @@ pub(super) struct Node {
     pub written: u64,
     /// What was written last; `None`: what the cache says.
     last_written: Option<Vec<AttachedVolume>>,
+    /// How often the node appeared or was deleted: a write to an earlier node of the name does not
+    /// count for a later one.
+    turns: u64,
 }
 
 struct WantingPod {
@@ -79,21 +86,24 @@ pub struct Report {
     pub change: u64,
     pub volumes: Vec<AttachedVolume>,
     pub last_written: Option<Vec<AttachedVolume>>,
+    turns: u64,
 }
 
 /// Nodes.
 impl World {
     /// Upstream: `addNodeToDswp`. Returns whether that is new.
     pub fn manage(&mut self, node: &Istr) -> bool {
-        !std::mem::replace(&mut self.nodes.entry(node.clone()).or_default().managed, true)
+        let node = self.nodes.entry(node.clone()).or_default();
+        node.gone = false;
+        !std::mem::replace(&mut node.managed, true)
     }
 
     pub fn is_managed(&self, node: &str) -> bool {
         self.nodes.get(node).is_some_and(|node| node.managed)
     }
 
-    /// The list of the node's kubelet; returns the attached volumes that it adds or removes.
-    /// Upstream: `SetVolumesMountedByNode`.
+    /// The list of the kubelet of a node that is there; returns the attached volumes that it adds or
+    /// removes. Upstream: `SetVolumesMountedByNode`.
     pub fn set_in_use(&mut self, name: &Istr, volumes: &[Istr]) -> Vec<Istr> {
         if volumes.is_empty() && !self.nodes.contains_key(name) {
             return Vec::new();
@@ -118,24 +128,32 @@ impl World {
     /// A node that appears may have lost its list of attached volumes.
     /// Upstream: `SetNodeStatusUpdateNeeded`.
     pub fn node_appeared(&mut self, name: &Istr) {
-        let Some(node) = self.nodes.get_mut(name).filter(|node| node.report.is_some()) else {
-            return;
-        };
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        node.turns += 1;
         node.last_written = None;
+        if node.report.is_none() {
+            return;
+        }
         node.changes += 1;
         self.unwritten.insert(name.clone());
     }
 
-    /// A node that pods still want volumes on stays managed. Upstream: `DeleteNode`.
-    pub fn node_deleted(&mut self, name: &Istr) {
-        if let Some(node) = self.nodes.get_mut(name) {
-            node.managed = !node.wanted.is_empty();
-            node.last_written = None;
-        }
+    /// A node that pods still want volumes on stays managed as long as they do. `in_use`: the last
+    /// list of its kubelet; the result is that of [`World::set_in_use`]. Upstream: `DeleteNode`.
+    pub fn node_deleted(&mut self, name: &Istr, in_use: &[Istr]) -> Vec<Istr> {
+        let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
+        node.gone = true;
+        node.turns += 1;
+        node.last_written = None;
+        let changed = self.set_in_use(name, in_use);
         self.tidy_node(name);
+        changed
     }
 
     fn tidy_node(&mut self, name: &str) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.managed &= !(node.gone && node.wanted.is_empty());
+        }
         let idle = |node: &Node| {
             !node.managed
                 && node.wanted.is_empty()
@@ -186,7 +204,6 @@ impl World {
         for volume in &pod.volumes {
             self.unwant(volume, &pod.node, |of| *of == reference);
         }
-        self.tidy_node(&pod.node);
         pod.volumes.into_iter().collect()
     }
 
@@ -199,6 +216,7 @@ impl World {
             if let Some(node) = self.nodes.get_mut(node) {
                 node.wanted.remove(name);
             }
+            self.tidy_node(node);
         }
         self.tidy(name);
     }
@@ -257,7 +275,7 @@ impl World {
             // In use until the kubelet says otherwise.
             node.in_use.insert(name.clone());
         }
-        if let Some(attachment) = spec.as_ref().and_then(|spec| attachment_of(spec, node_name)) {
+        if let Some(attachment) = attachment_of(spec.as_deref(), name, node_name) {
             self.attachments.insert(attachment, name.clone());
         }
         let volume = self.volumes.entry(name.clone()).or_default();
@@ -274,8 +292,7 @@ impl World {
     pub fn remove_attached(&mut self, name: &Istr, node_name: &Istr) {
         let Some(volume) = self.volumes.get_mut(name) else { return };
         volume.attached.remove(node_name);
-        let spec = volume.spec.as_ref();
-        if let Some(attachment) = spec.and_then(|spec| attachment_of(spec, node_name)) {
+        if let Some(attachment) = attachment_of(volume.spec.as_deref(), name, node_name) {
             self.attachments.remove(&attachment);
         }
         if let Some(node) = self.nodes.get_mut(node_name) {
@@ -328,17 +345,27 @@ impl World {
     }
 }
 
-/// The name of the VolumeAttachment, if the volume has one.
-pub(super) fn attachment_of(spec: &Spec, node: &str) -> Option<Istr> {
-    let csi = spec.csi.as_ref().filter(|csi| csi.source != AttachmentSource::Never)?;
-    Some(attachment_name(&csi.handle, &csi.driver, node))
+/// The name of the VolumeAttachment of a volume on `node`, if it has one: by its spec, or else by
+/// its unique name.
+pub(super) fn attachment_of(spec: Option<&Spec>, volume: &str, node: &str) -> Option<Istr> {
+    let (driver, handle) = match spec {
+        Some(spec) => {
+            let csi = spec.csi.as_ref().filter(|csi| csi.source != AttachmentSource::Never)?;
+            (&*csi.driver, &*csi.handle)
+        }
+        None => match Plugin::of(volume)? {
+            (Plugin::Csi, of_plugin) => driver_and_handle(of_plugin)?,
+            _ => return None,
+        },
+    };
+    Some(attachment_name(handle, driver, node))
 }
 
 /// What the statuses of nodes list.
 impl World {
-    /// Upstream: `AddVolumeToReportAsAttached`.
+    /// Lists a volume that is known to be attached. Upstream: `AddVolumeToReportAsAttached`.
     pub(super) fn report(&mut self, volume: &Istr, name: &Istr) {
-        if self.is_attached(volume, name).is_none() {
+        if self.is_attached(volume, name) != Some(true) {
             return;
         }
         let node = self.nodes.entry(name.clone()).or_default();
@@ -374,7 +401,8 @@ impl World {
         let volumes = volumes
             .map(|volume| AttachedVolume { name: volume.clone(), device_path: device_path(volume) })
             .collect();
-        Some(Report { change: node.changes, volumes, last_written: node.last_written.clone() })
+        let (change, turns) = (node.changes, node.turns);
+        Some(Report { change, volumes, last_written: node.last_written.clone(), turns })
     }
 
     /// The report is in the status, or there is no node to write it to. Returns the volumes whose
@@ -382,7 +410,9 @@ impl World {
     pub fn written(&mut self, name: &Istr, report: Report, is_there: bool) -> Vec<Istr> {
         let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
         node.written = node.written.max(report.change);
-        node.last_written = is_there.then_some(report.volumes);
+        if node.turns == report.turns {
+            node.last_written = is_there.then_some(report.volumes);
+        }
         let waits = |volume: &&Istr| {
             let operations = self.volumes.get(*volume).map(|volume| &volume.operations);
             operations.is_some_and(|operations| {

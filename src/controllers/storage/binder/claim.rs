@@ -7,7 +7,7 @@ use super::super::annotations::{
     SELECTED_NODE, STORAGE_PROVISIONER,
 };
 use super::super::claims::pods_of;
-use super::matching::{self, BY_TAKER};
+use super::matching::{self, BY_CLAIM};
 use super::metrics::retroactive_class;
 use super::writes::Notice;
 use super::{Binder, edits};
@@ -165,12 +165,12 @@ impl Binder {
 
     fn plan_free(&self, claim: &PersistentVolumeClaim) -> Result<Plan, Error> {
         let delayed = is_delayed(self.class_of(claim).as_deref())?;
-        let mut volumes = self.volumes.candidates(BY_TAKER, &IndexValue::Key(claim.meta.key()));
-        if !delayed {
-            let class = IndexValue::Text(claim.storage_class().into());
-            volumes.extend(self.volumes.candidates(BY_TAKER, &class));
-        }
-        let best = matching::best_match(claim, volumes, delayed, self.attributes_classes);
+        let naming = self.volumes.candidates(BY_CLAIM, &IndexValue::Key(claim.meta.key()));
+        let newest = |name: &Arc<str>| self.volumes.get(&ObjectKey::cluster(name));
+        let shelves = self.shelves.lock();
+        let free = (!delayed).then_some(&*shelves);
+        let best = matching::best_match(claim, naming, free, newest, self.attributes_classes);
+        drop(shelves);
         let best = best.map_err(|error| {
             let key = claim.meta.key();
             Error::other(format!("error finding PV for claim \"{key}\": {error}"))

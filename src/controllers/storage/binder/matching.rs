@@ -1,25 +1,21 @@
 //! Which volume a claim may be bound to. Upstream: `component-helpers/storage/volume.FindMatchingVolume`
 //! and `persistentVolumeOrderedIndex`.
 
-use std::cmp::Reverse;
 use std::sync::Arc;
 
+use super::shelves::{Modes, Shelf, Shelves, Size};
 use crate::cache::IndexValue;
 use crate::objects::{
     ClaimRef, Istr, ObjectKey, PersistentVolume, PersistentVolumeClaim, Quantity, Selector,
 };
 
-/// The index of volumes by the claim that they name, or by their class while they are free.
-pub const BY_TAKER: &str = "volume-by-taker";
+/// The index of volumes by the claim that they name.
+pub const BY_CLAIM: &str = "volume-by-claim";
 
-/// See [`BY_TAKER`].
-pub fn by_taker(volume: &PersistentVolume, emit: &mut dyn FnMut(IndexValue)) {
-    match &volume.spec.claim_ref {
-        Some(claim) => emit(IndexValue::Key(claim.key())),
-        None if volume.status.phase == "Available" => {
-            emit(IndexValue::Text(volume.storage_class().into()));
-        }
-        None => {}
+/// See [`BY_CLAIM`].
+pub fn by_claim_ref(volume: &PersistentVolume, emit: &mut dyn FnMut(IndexValue)) {
+    if let Some(claim) = &volume.spec.claim_ref {
+        emit(IndexValue::Key(claim.key()));
     }
 }
 
@@ -44,95 +40,96 @@ pub fn modes_differ(volume: &PersistentVolume, claim: &PersistentVolumeClaim) ->
     volume.spec.is_block != claim.spec.is_block
 }
 
-/// A set of access modes. Modes that this build does not know count as no mode, as upstream's
-/// index has it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Modes(u8);
-
-impl Modes {
-    const KNOWN: [&str; 4] = ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"];
-
-    fn of(modes: &[Istr]) -> Modes {
-        let bit = |known: &str| u8::from(modes.iter().any(|mode| mode == known));
-        Modes((0..).zip(Modes::KNOWN).fold(0, |set, (at, known)| set | bit(known) << at))
-    }
-
-    fn include(self, others: Modes) -> bool {
-        self.0 & others.0 == others.0
-    }
-
-    fn count(self) -> u32 {
-        self.0.count_ones()
-    }
-}
-
 fn attributes_class(name: &Option<Istr>) -> &str {
     name.as_deref().unwrap_or_default()
 }
 
-/// The volume of `volumes` for `claim`: one that names it, else the smallest that is free, both
-/// among the volumes with the fewest access modes. With `delayed` the scheduler chooses among those
-/// that are free. `with_classes`: the gate VolumeAttributesClass.
+/// What a claim asks for.
+struct Request<'a> {
+    claim: &'a PersistentVolumeClaim,
+    selector: Option<Selector>,
+    modes: Modes,
+    size: Quantity,
+}
+
+impl<'a> Request<'a> {
+    fn of(claim: &'a PersistentVolumeClaim, with_classes: bool) -> Result<Request<'a>, String> {
+        let spec = &claim.spec;
+        if !with_classes && !attributes_class(&spec.volume_attributes_class_name).is_empty() {
+            return Err(format!(
+                "unsupported volumeAttributesClassName is set on claim {} when the feature-gate \
+                 VolumeAttributesClass is disabled",
+                claim.meta.key()
+            ));
+        }
+        let selector = spec.selector.as_deref().map(Selector::try_from).transpose();
+        let selector = selector.map_err(|error| {
+            let key = claim.meta.key();
+            format!("error creating internal label selector for claim: {key}: {error}")
+        })?;
+        let modes = Modes::of(spec.access_modes.as_deref().unwrap_or_default());
+        Ok(Request { claim, selector, modes, size: spec.storage.unwrap_or_default() })
+    }
+
+    /// Where the free volumes for the claim are.
+    fn shelf(&self) -> Shelf {
+        let spec = &self.claim.spec;
+        Shelf {
+            class: self.claim.storage_class().into(),
+            attributes_class: spec.volume_attributes_class_name.clone().unwrap_or_default(),
+            is_block: spec.is_block,
+        }
+    }
+
+    /// Whether `volume` suits the claim, be it free or not.
+    fn is_suited_by(&self, volume: &PersistentVolume) -> bool {
+        let class = |name| attributes_class(name);
+        Modes::of(&volume.spec.access_modes).include(self.modes)
+            && volume.spec.capacity.unwrap_or_default().compare(self.size).is_ge()
+            && !modes_differ(volume, self.claim)
+            && class(&volume.spec.volume_attributes_class_name)
+                == class(&self.claim.spec.volume_attributes_class_name)
+            && !volume.meta.is_being_deleted()
+    }
+
+    /// Whether `volume` is free and the claim may take it.
+    fn may_take(&self, volume: &PersistentVolume) -> bool {
+        self.is_suited_by(volume)
+            && volume.spec.claim_ref.is_none()
+            && volume.status.phase == "Available"
+            && self.selector.as_ref().is_none_or(|s| s.matches(&volume.meta.labels))
+            && volume.storage_class() == self.claim.storage_class()
+    }
+}
+
+/// The volume for `claim`: one of those that name it, else the smallest that is free, both among the
+/// volumes with the fewest access modes. `free`: none, where the scheduler chooses among the free
+/// volumes. `newest`: the newest state of a volume. `with_classes`: the gate VolumeAttributesClass.
 ///
 /// # Errors
 /// When the claim's selector is malformed, or it asks for a VolumeAttributesClass without the gate.
 pub fn best_match(
     claim: &PersistentVolumeClaim,
-    volumes: impl IntoIterator<Item = Arc<PersistentVolume>>,
-    delayed: bool,
+    naming: impl IntoIterator<Item = Arc<PersistentVolume>>,
+    free: Option<&Shelves>,
+    newest: impl Fn(&Arc<str>) -> Option<Arc<PersistentVolume>>,
     with_classes: bool,
 ) -> Result<Option<Arc<PersistentVolume>>, String> {
-    let spec = &claim.spec;
-    let wanted_class = attributes_class(&spec.volume_attributes_class_name);
-    if !with_classes && !wanted_class.is_empty() {
-        return Err(format!(
-            "unsupported volumeAttributesClassName is set on claim {} when the feature-gate \
-             VolumeAttributesClass is disabled",
-            claim.meta.key()
-        ));
-    }
-    let selector = spec.selector.as_deref().map(Selector::try_from).transpose();
-    let selector = selector.map_err(|error| {
-        let key = claim.meta.key();
-        format!("error creating internal label selector for claim: {key}: {error}")
-    })?;
-    let requested = spec.storage.unwrap_or_default();
-    let wanted_modes = Modes::of(spec.access_modes.as_deref().unwrap_or_default());
-    let mut best: Option<(_, Arc<PersistentVolume>)> = None;
-    for volume in volumes {
-        let fits = |volume: &PersistentVolume| {
-            let capacity = volume.spec.capacity.unwrap_or_default();
-            let has_class = attributes_class(&volume.spec.volume_attributes_class_name);
-            capacity.compare(requested).is_ge()
-                && !modes_differ(volume, claim)
-                && has_class == if with_classes { wanted_class } else { "" }
-                && !volume.meta.is_being_deleted()
-        };
-        let is_named = names(&volume, claim);
-        let is_free = || {
-            !delayed
-                && volume.spec.claim_ref.is_none()
-                && volume.status.phase == "Available"
-                && selector.as_ref().is_none_or(|s| s.matches(&volume.meta.labels))
-                && volume.storage_class() == claim.storage_class()
-        };
-        let modes = Modes::of(&volume.spec.access_modes);
-        if !modes.include(wanted_modes) || !fits(&volume) || !(is_named || is_free()) {
-            continue;
-        }
-        let rank = (modes.count(), modes, Reverse(is_named));
-        let is_better = best.as_ref().is_none_or(|(known, other): &(_, Arc<PersistentVolume>)| {
-            let size = |volume: &PersistentVolume| volume.spec.capacity.unwrap_or_default();
-            rank.cmp(known)
-                .then_with(|| size(&volume).compare(size(other)))
-                .then_with(|| volume.meta.name.cmp(&other.meta.name))
-                .is_lt()
-        });
-        if is_better {
-            best = Some((rank, volume));
-        }
-    }
-    Ok(best.map(|(_, volume)| volume))
+    let request = Request::of(claim, with_classes)?;
+    let grade = |volume: &PersistentVolume| Modes::of(&volume.spec.access_modes).grade();
+    let order = |volume: &Arc<PersistentVolume>| {
+        let size = Size(volume.spec.capacity.unwrap_or_default());
+        (grade(volume), size, volume.meta.name.clone())
+    };
+    let naming = naming.into_iter();
+    let naming = naming.filter(|volume| names(volume, claim) && request.is_suited_by(volume));
+    let named = naming.min_by_key(order);
+    let limit = named.as_ref().map(|volume| grade(volume));
+    let shelf = request.shelf();
+    let free = free.into_iter().flat_map(|free| free.find(&shelf, request.modes, request.size));
+    let before_named = free.take_while(|(grade, _)| limit.is_none_or(|limit| *grade < limit));
+    let mut taken = before_named.filter_map(|(_, name)| newest(name));
+    Ok(taken.find(|volume| request.may_take(volume)).or(named))
 }
 
 /// Why a volume that the claim names is not what it asks for. Upstream: `checkVolumeSatisfyClaim`.
@@ -208,10 +205,33 @@ mod tests {
         volumes: &[Arc<PersistentVolume>],
         delayed: bool,
     ) -> Option<String> {
-        let forth = best_match(claim, volumes.iter().cloned(), delayed, true).unwrap();
-        let back = best_match(claim, volumes.iter().rev().cloned(), delayed, true).unwrap();
-        assert_eq!(forth, back, "the order of volumes does not count");
-        forth.map(|volume| volume.meta.name.to_string())
+        let mut shelves = Shelves::default();
+        volumes.iter().for_each(|volume| shelves.put(volume));
+        let newest =
+            |name: &Arc<str>| volumes.iter().find(|volume| volume.meta.name == *name).cloned();
+        let free = (!delayed).then_some(&shelves);
+        let best = best_match(claim, volumes.iter().cloned(), free, newest, true).unwrap();
+        if !delayed {
+            assert_eq!(best, by_looking_at_all(claim, volumes), "{claim:?}");
+        }
+        best.map(|volume| volume.meta.name.to_string())
+    }
+
+    /// The volume with the fewest modes, of these one that names the claim, of these the smallest.
+    fn by_looking_at_all(
+        claim: &PersistentVolumeClaim,
+        volumes: &[Arc<PersistentVolume>],
+    ) -> Option<Arc<PersistentVolume>> {
+        let request = Request::of(claim, true).unwrap();
+        let is_named =
+            |volume: &PersistentVolume| names(volume, claim) && request.is_suited_by(volume);
+        let fits = |volume: &&Arc<PersistentVolume>| is_named(volume) || request.may_take(volume);
+        let rank = |volume: &&Arc<PersistentVolume>| {
+            let size = Size(volume.spec.capacity.unwrap_or_default());
+            let grade = Modes::of(&volume.spec.access_modes).grade();
+            (grade, !is_named(volume), size, volume.meta.name.clone())
+        };
+        volumes.iter().filter(fits).min_by_key(rank).cloned()
     }
 
     const RWO: &[&str] = &["ReadWriteOnce"];
@@ -382,18 +402,55 @@ mod tests {
     #[test]
     fn malformed_claims_are_errors() {
         let odd = json!({ "spec": { "selector": { "matchExpressions": [{ "key": "a", "operator": "Like" }] } } });
-        let error = best_match(&claim("1Gi", RWO, odd), [], false, true).unwrap_err();
+        let nothing = Shelves::default();
+        let none = |_: &Arc<str>| None;
+        let error =
+            best_match(&claim("1Gi", RWO, odd), [], Some(&nothing), none, true).unwrap_err();
         assert!(error.starts_with("error creating internal label selector for claim: ns/claim: "));
         let classed = claim("1Gi", RWO, json!({ "spec": { "volumeAttributesClassName": "a" } }));
         assert_eq!(
-            best_match(&classed, [], false, false).unwrap_err(),
+            best_match(&classed, [], Some(&nothing), none, false).unwrap_err(),
             "unsupported volumeAttributesClassName is set on claim ns/claim when the feature-gate \
              VolumeAttributesClass is disabled"
         );
         let of_class =
             volume("v", "1Gi", RWO, json!({ "spec": { "volumeAttributesClassName": "a" } }));
         let plain = claim("1Gi", RWO, json!({}));
-        assert_eq!(best_match(&plain, [of_class], false, false), Ok(None), "without the gate");
+        let mut shelves = Shelves::default();
+        shelves.put(&of_class);
+        let newest = |_: &Arc<str>| Some(of_class.clone());
+        let found = best_match(&plain, [], Some(&shelves), newest, false);
+        assert_eq!(found, Ok(None), "without the gate");
+    }
+
+    #[test]
+    fn a_claim_looks_at_the_volumes_that_it_may_take_alone() {
+        let mut shelves = Shelves::default();
+        let mut volumes = std::collections::HashMap::new();
+        for n in 0..5_000 {
+            let class =
+                json!({ "spec": { "storageClassName": if n % 2 == 0 { "a" } else { "b" } } });
+            let modes = if n % 4 < 2 { RWO } else { BOTH };
+            let volume = volume(&format!("v-{n}"), &format!("{}Mi", n + 1), modes, class);
+            shelves.put(&volume);
+            volumes.insert(volume.meta.name.clone(), volume);
+        }
+        let looks = std::cell::Cell::new(0);
+        let newest = |name: &Arc<str>| {
+            looks.set(looks.get() + 1);
+            volumes.get(name).cloned()
+        };
+        let of_class = json!({ "spec": { "storageClassName": "b" } });
+        let claim = claim("4000Mi", RWO, of_class);
+        let best = best_match(&claim, [], Some(&shelves), newest, true).unwrap().unwrap();
+        assert_eq!((&*best.meta.name, looks.get()), ("v-4001", 1));
+        // The shelves are behind: the volume has been taken.
+        let mut taken = (*best).clone();
+        taken.status.phase = "Bound".into();
+        volumes.insert(taken.meta.name.clone(), Arc::new(taken));
+        let newest = |name: &Arc<str>| volumes.get(name).cloned();
+        let best = best_match(&claim, [], Some(&shelves), newest, true).unwrap().unwrap();
+        assert_eq!(&*best.meta.name, "v-4005");
     }
 
     #[test]

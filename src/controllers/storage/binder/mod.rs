@@ -5,8 +5,8 @@
 //! After a crash between them the next sync writes what is missing.
 //!
 //! Upstream looks at all claims and volumes in every `--pvclaimbinder-sync-period`. Here each claim
-//! or volume that waits for something has a timer of that period, and those that wait for nothing
-//! are looked at when they, or what they are bound to, change.
+//! or volume that waits for something or has failed has a timer of that period, and those that wait
+//! for nothing are looked at when they, or what they are bound to, change.
 
 mod claim;
 mod delete;
@@ -19,11 +19,14 @@ mod operations;
 mod plugins;
 mod provision;
 mod recycle;
+mod shelves;
 mod volume;
 mod writes;
 
 use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::claims::{CLAIM_INDEX, by_claim};
 use crate::cache::{IndexValue, Lister};
@@ -33,14 +36,18 @@ use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Error, Queue, Retries};
 use crate::events::Recorder;
 use crate::objects::{Node, ObjectKey, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass};
+use crate::workqueue::exponential_failure_rate_limiter;
 use latest::Latest;
-use matching::{BY_TAKER, by_taker};
+use matching::{BY_CLAIM, by_claim_ref};
 use metrics::Timestamps;
 use operations::Operations;
 use recycle::Recyclers;
+use shelves::Shelves;
 
 /// Claims and volumes have a worker each, as upstream: two syncs of claims could choose one volume.
 const WORKERS: usize = 1;
+/// The delay after a first failure. Upstream: that of `DefaultTypedControllerRateLimiter`.
+const FIRST_RETRY: Duration = Duration::from_millis(5);
 
 struct Binder {
     client: Client,
@@ -48,6 +55,7 @@ struct Binder {
     clock: SharedClock,
     volumes: Latest<PersistentVolume>,
     claims: Latest<PersistentVolumeClaim>,
+    shelves: Mutex<Shelves>,
     classes: Lister<StorageClass>,
     nodes: Lister<Node>,
     pods: Lister<Pod>,
@@ -69,11 +77,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let claims = c.lister::<PersistentVolumeClaim>();
     let classes = c.lister::<StorageClass>();
     let (nodes, pods) = (c.lister::<Node>(), c.lister::<Pod>());
-    c.index(&volumes, BY_TAKER, by_taker);
+    c.index(&volumes, BY_CLAIM, by_claim_ref);
     c.index(&pods, CLAIM_INDEX, by_claim);
     let recyclers = Recyclers::new(c.options())?;
-    let claim_queue = c.queue_named("claims", Retries::default());
-    let volume_queue = c.queue_named("volumes", Retries::default());
+    let period = c.options().pvclaimbinder_sync_period;
+    let claim_queue = c.queue_named("claims", retries(period));
+    let volume_queue = c.queue_named("volumes", retries(period));
     let (operations, started) = Operations::new(c.clock());
     let binder = Arc::new(Binder {
         client: c.client(),
@@ -81,6 +90,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         clock: c.clock(),
         volumes: Latest::new(volumes.clone()),
         claims: Latest::new(claims.clone()),
+        shelves: Mutex::default(),
         classes,
         nodes,
         pods,
@@ -88,7 +98,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         operations,
         timestamps: Timestamps::new(c.clock()),
         recyclers,
-        period: c.options().pvclaimbinder_sync_period,
+        period,
         provisions: c.options().enable_dynamic_provisioning,
         provisions_host_paths: c.options().enable_hostpath_provisioner,
         attributes_classes: c.feature("VolumeAttributesClass"),
@@ -115,6 +125,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
+/// A key that failed is looked at again once in a period at the latest, as all keys are upstream.
+fn retries(period: Duration) -> Retries {
+    let longest = period.max(FIRST_RETRY);
+    Retries::default().limited_by(exponential_failure_rate_limiter(FIRST_RETRY, longest))
+}
+
 /// Users, the scheduler and provisioners write the same objects: a conflict is tried again soon.
 fn routine(error: Error) -> Error {
     match error.api() {
@@ -132,6 +148,7 @@ impl Binder {
         match change {
             Change::Deleted(last) => {
                 self.timestamps.ended(&last.object().meta.name, true);
+                self.shelves.lock().remove(&last.object().meta.name);
                 wake_claim(last.object());
                 return;
             }
@@ -145,6 +162,7 @@ impl Binder {
             }
             Change::Added { .. } | Change::Resync { .. } => {}
         }
+        self.shelves.lock().put(change.object());
         wake.add(change.object().meta.key());
     }
 
@@ -166,7 +184,7 @@ impl Binder {
             Change::Added { .. } | Change::Resync { .. } => false,
         };
         if follows {
-            for volume in known.by_index(BY_TAKER, &IndexValue::Key(key.clone())) {
+            for volume in known.by_index(BY_CLAIM, &IndexValue::Key(key.clone())) {
                 volumes.add(volume.meta.key());
             }
             let name = &change.object().spec.volume_name;

@@ -131,7 +131,9 @@ impl Binder {
         volume: &PersistentVolume,
         edit: Edit,
     ) -> Result<Arc<PersistentVolume>, Error> {
-        replace(&self.client, &self.volumes, volume, edit).await
+        let written = replace(&self.client, &self.volumes, volume, edit).await?;
+        self.shelves.lock().put(&written);
+        Ok(written)
     }
 
     pub async fn edit_claim(
@@ -208,6 +210,7 @@ impl Binder {
         let status = edits::volume_status(volume, phase, message);
         let written: PersistentVolume = self.client.update_status(&**volume, &status).await?;
         let written = self.volumes.keep(written);
+        self.shelves.lock().put(&written);
         if let Some(notice) = notice {
             self.record(&*written, notice);
         }

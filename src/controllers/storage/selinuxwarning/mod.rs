@@ -39,6 +39,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             claims: claims.clone(),
             volumes: volumes.clone(),
             drivers: drivers.clone(),
+            flex: None,
         },
         mounts_labels: c.feature("SELinuxMountReadWriteOncePod"),
         uses: Mutex::default(),
@@ -159,13 +160,14 @@ impl SelinuxWarning {
                 let text = format!("the claim of volume {volume} is not bound");
                 return Some(Err(Error::NotYet(text)));
             };
-            return super::volume_specs::of_volume(&bound).map(Ok);
+            let spec = super::volume_specs::of_volume(&bound, claim.read_only);
+            return spec.filter(|spec| spec.plugin != Plugin::Flex).map(Ok);
         }
         let inline = pod.shape.inline_volumes.iter().find(|inline| inline.name == *volume)?;
         let spec = of_inline(inline, &pod.meta.namespace)?;
         let is_ephemeral =
             spec.csi.as_ref().is_some_and(|csi| csi.source == AttachmentSource::Never);
-        (!is_ephemeral).then_some(Ok(spec))
+        (!is_ephemeral && spec.plugin != Plugin::Flex).then_some(Ok(spec))
     }
 
     /// Upstream: `SupportsSELinuxContextMount`.
@@ -176,7 +178,7 @@ impl SelinuxWarning {
                     let driver = self.resolver.drivers.get(&ObjectKey::cluster(&csi.driver));
                     driver.is_some_and(|driver| driver.spec.se_linux_mount == Some(true))
                 }
-                (None, Plugin::Fc | Plugin::Iscsi | Plugin::Csi) => true,
+                (None, plugin) => plugin != Plugin::Flex,
             }
     }
 

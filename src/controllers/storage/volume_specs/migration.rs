@@ -52,7 +52,7 @@ pub fn of_volume(
         InTreeKind::Cinder | InTreeKind::Portworx => text(fields, "volumeID").to_owned(),
         InTreeKind::GcePersistentDisk => gce_disk(text(fields, "pdName"), volume)?,
         InTreeKind::Vsphere => text(fields, "volumePath").to_owned(),
-        InTreeKind::Fc | InTreeKind::Iscsi => return None,
+        InTreeKind::Fc | InTreeKind::Flex | InTreeKind::Iscsi => return None,
     };
     Some(MigratedVolume { driver: driver(kind)?, handle })
 }
@@ -132,7 +132,7 @@ pub fn of_inline(
             }
             (text(fields, "volumePath").to_owned(), None)
         }
-        InTreeKind::Fc | InTreeKind::Iscsi => return None,
+        InTreeKind::Fc | InTreeKind::Flex | InTreeKind::Iscsi => return None,
     };
     let mut csi = json!({ "driver": driver, "volumeHandle": handle });
     if is_read_only {

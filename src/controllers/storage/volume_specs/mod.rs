@@ -9,10 +9,11 @@ use std::sync::Arc;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::flexvolume::{Drivers, Flex};
 use crate::cache::Lister;
 use crate::objects::{
-    CSIDriver, ClaimSource, ClaimVolume, InTreeKind, InlineVolume, Istr, Meta, ObjectKey,
-    PersistentVolume, PersistentVolumeClaim, Pod, VolumeSource,
+    CSIDriver, ClaimSource, ClaimVolume, InTreeKind, InlineVolume, Istr, LocalSource, Meta,
+    ObjectKey, PersistentVolume, PersistentVolumeClaim, Pod, VolumeSource,
 };
 
 /// The plugins that attach volumes.
@@ -21,6 +22,8 @@ pub enum Plugin {
     Csi,
     Fc,
     Iscsi,
+    /// That of a FlexVolume driver; its name is the driver's.
+    Flex,
 }
 
 impl Plugin {
@@ -31,17 +34,26 @@ impl Plugin {
             Plugin::Csi => "kubernetes.io/csi",
             Plugin::Fc => "kubernetes.io/fc",
             Plugin::Iscsi => "kubernetes.io/iscsi",
+            Plugin::Flex => "",
         }
     }
 
-    /// The plugin of a unique name, and what the plugin itself calls the volume.
-    /// Upstream: `SplitUniqueName`.
+    /// The plugin of a unique name, and what the plugin itself calls the volume; `None`: that of a
+    /// FlexVolume driver, or of no plugin. Upstream: `SplitUniqueName`.
     pub fn of(unique: &str) -> Option<(Plugin, &str)> {
         Plugin::ALL.into_iter().find_map(|plugin| {
             let rest = unique.strip_prefix(plugin.name())?;
             Some((plugin, rest.strip_prefix('/')?))
         })
     }
+}
+
+/// The FlexVolume driver of a unique name, if it is one's, and the name that it has for the volume.
+pub fn flex_driver_of(unique: &str) -> Option<(&str, &str)> {
+    let (vendor, rest) = unique.split_once('/')?;
+    let (name, _) = rest.split_once('/')?;
+    let (driver, volume) = unique.split_at(vendor.len() + 1 + name.len());
+    Some((driver, volume.strip_prefix('/')?))
 }
 
 /// A volume, as a pod or a PersistentVolume describes it.
@@ -56,6 +68,7 @@ pub struct Spec {
     pub multi_attach: bool,
     pub migrated: bool,
     pub csi: Option<Csi>,
+    pub flex: Option<Flex>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -85,20 +98,28 @@ impl Spec {
         let plugin = Plugin::Csi;
         let volume = format!("{}/{driver}{SEPARATOR}{handle}", plugin.name()).into();
         let csi = Some(Csi { driver, handle, source });
-        Spec { name, plugin, volume, multi_attach: true, migrated: false, csi }
+        Spec { name, plugin, volume, multi_attach: true, migrated: false, csi, flex: None }
+    }
+
+    /// A volume of a FlexVolume driver.
+    fn flex(name: Istr, flex: Flex) -> Spec {
+        let (plugin, volume) = (Plugin::Flex, format!("{}/{name}", flex.driver).into());
+        let flex = Some(flex);
+        Spec { name, plugin, volume, multi_attach: true, migrated: false, csi: None, flex }
     }
 
     /// A volume of a plugin that is still in the tree.
     fn in_tree(name: Istr, plugin: Plugin, of_plugin: &str) -> Spec {
         let volume = format!("{}/{of_plugin}", plugin.name()).into();
-        Spec { name, plugin, volume, multi_attach: true, migrated: false, csi: None }
+        Spec { name, plugin, volume, multi_attach: true, migrated: false, csi: None, flex: None }
     }
 
     /// The plugin as metrics name it. Upstream: `GetFullQualifiedPluginNameForVolume`.
     pub fn plugin_name(&self) -> String {
-        match &self.csi {
-            Some(csi) => format!("{}:{}", self.plugin.name(), csi.driver),
-            None => self.plugin.name().to_owned(),
+        match (&self.csi, &self.flex) {
+            (Some(csi), _) => format!("{}:{}", self.plugin.name(), csi.driver),
+            (None, Some(flex)) => flex.driver.to_string(),
+            (None, None) => self.plugin.name().to_owned(),
         }
     }
 }
@@ -128,7 +149,8 @@ fn multi_attach<'a>(mut modes: impl ExactSizeIterator<Item = &'a str>) -> bool {
 }
 
 /// The spec of a PersistentVolume; `None`: it is not attached, or its source cannot be read.
-pub fn of_volume(volume: &PersistentVolume) -> Option<Spec> {
+/// `read_only`: as the pod has it.
+pub fn of_volume(volume: &PersistentVolume, read_only: bool) -> Option<Spec> {
     let name = Istr::new(&volume.meta.name);
     let modes = volume.spec.access_modes.iter();
     let source = AttachmentSource::Volume(name.clone());
@@ -138,7 +160,10 @@ pub fn of_volume(volume: &PersistentVolume) -> Option<Spec> {
         }
         VolumeSource::InTree { kind, fields } => {
             let fields: Value = serde_json::from_str(fields).ok()?;
-            if let Some((plugin, of_plugin)) = still_in_tree(*kind, &fields) {
+            if *kind == InTreeKind::Flex {
+                let flex = Flex::of(&fields, &name, read_only)?;
+                Spec::flex(name, flex)
+            } else if let Some((plugin, of_plugin)) = still_in_tree(*kind, &fields) {
                 Spec::in_tree(name, plugin, &of_plugin?)
             } else {
                 let migrated = migration::of_volume(*kind, &fields, volume)?;
@@ -164,6 +189,10 @@ pub fn of_inline(volume: &InlineVolume, namespace: &str) -> Option<Spec> {
         }
         VolumeSource::InTree { kind, fields } => {
             let fields: Value = serde_json::from_str(fields).ok()?;
+            if *kind == InTreeKind::Flex {
+                let flex = Flex::of(&fields, &name, fields["readOnly"] == true)?;
+                return Some(Spec::flex(name, flex));
+            }
             if let Some((plugin, of_plugin)) = still_in_tree(*kind, &fields) {
                 return Some(Spec::in_tree(name, plugin, &of_plugin?));
             }
@@ -209,6 +238,8 @@ pub struct Resolver {
     pub claims: Lister<PersistentVolumeClaim>,
     pub volumes: Lister<PersistentVolume>,
     pub drivers: Lister<CSIDriver>,
+    /// `None`: FlexVolumes are left out.
+    pub flex: Option<Arc<Drivers>>,
 }
 
 impl Resolver {
@@ -221,9 +252,25 @@ impl Resolver {
         claimed.chain(inline).collect()
     }
 
+    /// The drivers of the FlexVolumes of `pod`.
+    pub fn flex_drivers(&self, pod: &Pod) -> Vec<Istr> {
+        let shape = &pod.spec.shape;
+        let claimed = shape.claims.iter().filter_map(|claim| {
+            let volume = self.volume_of_claim(&pod.meta, claim)?;
+            (volume.spec.local == Some(LocalSource::FlexVolume)).then_some(())?;
+            of_volume(&volume, claim.read_only)
+        });
+        let is_flex = |source: &VolumeSource| {
+            matches!(source, VolumeSource::InTree { kind: InTreeKind::Flex, .. })
+        };
+        let inline = shape.inline_volumes.iter().filter(|volume| is_flex(&volume.source));
+        let inline = inline.filter_map(|volume| of_inline(volume, &pod.meta.namespace));
+        claimed.chain(inline).filter_map(|spec| Some(spec.flex?.driver)).collect()
+    }
+
     /// The spec of a claim of `pod`, once it is bound.
     pub fn of_claim(&self, pod: &Meta, volume: &ClaimVolume) -> Option<Spec> {
-        of_volume(&*self.volume_of_claim(pod, volume)?)
+        of_volume(&*self.volume_of_claim(pod, volume)?, volume.read_only)
     }
 
     /// Upstream: `createInTreeVolumeSpec`.
@@ -247,8 +294,23 @@ impl Resolver {
 
     /// Upstream: `FindAttachablePluginBySpec`.
     pub fn is_attachable(&self, spec: &Spec) -> bool {
+        if let Some(flex) = &spec.flex {
+            return self.flex.as_ref().is_some_and(|drivers| drivers.attaches(&flex.driver));
+        }
         let Some(csi) = &spec.csi else { return true };
         csi.source != AttachmentSource::Never && self.attaches(&csi.driver)
+    }
+
+    /// Whether there is a plugin that detaches the volume, by its spec or else by its unique name.
+    /// Upstream: `findDetachablePluginBySpec`, `FindAttachablePluginByName`.
+    pub fn is_detachable(&self, spec: Option<&Spec>, unique: &str) -> bool {
+        let driver = match spec {
+            Some(Spec { flex: None, .. }) => return true,
+            Some(Spec { flex: Some(flex), .. }) => &*flex.driver,
+            None if Plugin::of(unique).is_some() => return true,
+            None => flex_driver_of(unique).map_or("", |(driver, _)| driver),
+        };
+        self.flex.as_ref().is_some_and(|drivers| drivers.attaches(driver))
     }
 
     /// A driver without a CSIDriver attaches its volumes.
@@ -283,6 +345,11 @@ mod tests {
                 "kubernetes.io/iscsi",
             ),
             (
+                json!({ "flexVolume": { "driver": "k8s/lvm", "options": { "a": "b" } } }),
+                "k8s/lvm/pv",
+                "k8s/lvm",
+            ),
+            (
                 json!({ "awsElasticBlockStore": { "volumeID": "vol-1" } }),
                 "kubernetes.io/csi/ebs.csi.aws.com^vol-1",
                 "kubernetes.io/csi:ebs.csi.aws.com",
@@ -291,11 +358,13 @@ mod tests {
             let mut object = json!({ "metadata": { "name": "pv" }, "spec": source });
             object["spec"]["accessModes"] = json!(["ReadWriteOnce"]);
             let volume: PersistentVolume = serde_json::from_value(object).unwrap();
-            let spec = of_volume(&volume).unwrap();
+            let spec = of_volume(&volume, false).unwrap();
             assert_eq!((&*spec.volume, &*spec.plugin_name()), (unique, plugin));
             assert!(!spec.multi_attach);
-            assert_eq!(Plugin::of(unique).unwrap().0, spec.plugin);
+            assert_eq!(Plugin::of(unique).map_or(Plugin::Flex, |found| found.0), spec.plugin);
         }
+        assert_eq!(flex_driver_of("k8s/lvm/pv"), Some(("k8s/lvm", "pv")));
+        assert_eq!(flex_driver_of("lvm/pv"), None);
         assert_eq!(Plugin::of("kubernetes.io/gce-pd/x"), None);
         assert_eq!(driver_and_handle("d^h"), Some(("d", "h")));
         assert_eq!(driver_and_handle("d^h^i"), None);

@@ -1,0 +1,185 @@
+//! Claims that are bound to volumes which are there already, and claims that a driver makes volumes
+//! for; all are deleted in the end.
+
+use kube_controller_manager::cache::{Lister, SharedInformerFactory};
+use kube_controller_manager::client::{Delete, ListOptions};
+use kube_controller_manager::objects::{
+    ObjectKey, PersistentVolume, PersistentVolumeClaim, Resource, StorageClass,
+};
+use kube_controller_manager::source::ClientSource;
+use kube_controller_manager::task::StopToken;
+use serde_json::{Value, json};
+
+use super::{NAMESPACE, POLL, Result, Run, Working};
+use crate::nodes::DRIVER;
+
+/// The class of the volumes that are there already, and of those that the driver makes.
+const STATIC: &str = "load-static";
+const MADE: &str = "load-made";
+/// Sizes of volumes and claims.
+const SIZES: usize = 10;
+
+/// What the API server holds, without asking it again and again.
+struct Seen {
+    factory: SharedInformerFactory,
+    stop: StopToken,
+    claims: Lister<PersistentVolumeClaim>,
+    volumes: Lister<PersistentVolume>,
+}
+
+impl Seen {
+    fn claims(&self, phase: &str) -> usize {
+        self.claims.list().iter().filter(|claim| claim.status.phase == *phase).count()
+    }
+
+    fn volumes(&self, phase: &str) -> usize {
+        self.volumes.list().iter().filter(|volume| volume.status.phase == *phase).count()
+    }
+}
+
+impl Run {
+    /// The phases of a load of `count` claims.
+    pub(super) async fn claims(&mut self, working: &mut Working, count: usize) -> Result<()> {
+        let source = ClientSource::new(self.client.clone());
+        let factory = SharedInformerFactory::new(source, self.clock.clone());
+        let stop = StopToken::new();
+        let claims = factory.informer::<PersistentVolumeClaim>().lister();
+        let volumes = factory.informer::<PersistentVolume>().lister();
+        factory.start(&stop);
+        let seen = Seen { factory, stop, claims, volumes };
+        let ended = self.claim_phases(working, count, &seen).await;
+        seen.stop.stop();
+        seen.factory.shutdown().await;
+        ended
+    }
+
+    async fn claim_phases(
+        &mut self,
+        working: &mut Working,
+        count: usize,
+        seen: &Seen,
+    ) -> Result<()> {
+        for (name, provisioner) in [(STATIC, "kubernetes.io/no-provisioner"), (MADE, DRIVER)] {
+            self.create(&StorageClass::RESOURCE, "", &class(name, provisioner)).await?;
+        }
+
+        self.phase("volumes");
+        let mark = self.mark(Some(working))?;
+        for n in 0..count {
+            self.create(&PersistentVolume::RESOURCE, "", &volume(n)).await?;
+        }
+        let available = || seen.volumes("Available") == count;
+        self.wait_for(working, "volumes are available", available).await?;
+        self.row("volumes available", working, mark)?;
+
+        self.phase("claims");
+        let mark = self.mark(Some(working))?;
+        self.create_claims(count, STATIC).await?;
+        self.wait_for(working, "claims are bound", || seen.claims("Bound") == count).await?;
+        self.row("claims bound", working, mark)?;
+        let mark = self.mark(Some(working))?;
+        self.settled(working).await?;
+        self.row("settled, bound", working, mark)?;
+
+        self.phase("deletion of the claims");
+        let mark = self.mark(Some(working))?;
+        self.delete_claims().await?;
+        let released = || seen.claims.is_empty() && seen.volumes("Released") == count;
+        self.wait_for(working, "volumes are released", released).await?;
+        self.row("volumes released", working, mark)?;
+        let mark = self.mark(Some(working))?;
+        for n in 0..count {
+            let key = ObjectKey::cluster(&volume_name(n));
+            self.client.delete::<PersistentVolume>(&key, Delete::new()).await?;
+        }
+        self.wait_for(working, "volumes are gone", || seen.volumes.is_empty()).await?;
+        self.row("volumes gone", working, mark)?;
+
+        self.phase("claims of a driver");
+        let mark = self.mark(Some(working))?;
+        self.create_claims(count, MADE).await?;
+        self.wait_for(working, "volumes are made", || seen.claims("Bound") == count).await?;
+        self.row("claims provisioned", working, mark)?;
+        let mark = self.mark(Some(working))?;
+        self.settled(working).await?;
+        self.row("settled, provisioned", working, mark)?;
+
+        self.phase("deletion of the claims");
+        let mark = self.mark(Some(working))?;
+        self.delete_claims().await?;
+        let gone = || seen.claims.is_empty() && seen.volumes.is_empty();
+        self.wait_for(working, "claims and volumes are gone", gone).await?;
+        self.row("claims, volumes deleted", working, mark)?;
+        let mark = self.mark(Some(working))?;
+        self.settled(working).await?;
+        self.row("settled, empty again", working, mark)
+    }
+
+    async fn create_claims(&self, count: usize, class: &str) -> Result<()> {
+        for n in 0..count {
+            let claim = claim(n, class);
+            self.create(&PersistentVolumeClaim::RESOURCE, NAMESPACE, &claim).await?;
+        }
+        Ok(())
+    }
+
+    async fn delete_claims(&self) -> Result<()> {
+        let claims = self.client.resource(&PersistentVolumeClaim::RESOURCE);
+        let all = ListOptions::default();
+        Ok(claims.delete_collection(Some(NAMESPACE), Delete::new(), &all).await?)
+    }
+
+    async fn wait_for(
+        &self,
+        working: &mut Working,
+        what: &str,
+        done: impl Fn() -> bool,
+    ) -> Result<()> {
+        let give_up = self.clock.monotonic() + self.patience;
+        while !done() {
+            self.alive(working)?;
+            if self.clock.monotonic() > give_up {
+                return Err(format!("{what}: not after {:?}", self.patience).into());
+            }
+            self.clock.sleep(POLL).await;
+        }
+        Ok(())
+    }
+}
+
+fn class(name: &str, provisioner: &str) -> Value {
+    json!({
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": name },
+        "provisioner": provisioner, "volumeBindingMode": "Immediate", "reclaimPolicy": "Delete",
+    })
+}
+
+fn size(n: usize) -> String {
+    format!("{}Gi", n % SIZES + 1)
+}
+
+fn volume_name(n: usize) -> String {
+    format!("load-volume-{n}")
+}
+
+fn volume(n: usize) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": volume_name(n) },
+        "spec": {
+            "capacity": { "storage": size(n) }, "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain", "storageClassName": STATIC,
+            "csi": { "driver": "static.example.com", "volumeHandle": format!("handle-{n}") },
+        },
+    })
+}
+
+fn claim(n: usize, class: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": { "name": format!("claim-{n}"), "labels": { "app": format!("app-{}", n % 100) } },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": class,
+            "resources": { "requests": { "storage": size(n) } },
+        },
+    })
+}

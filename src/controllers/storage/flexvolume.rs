@@ -1,0 +1,400 @@
+//! FlexVolume drivers: programs in `--flex-volume-plugin-dir` that attach and detach volumes. The
+//! driver `vendor/name` is the program `vendor~name/name` there.
+//! Upstream: `pkg/volume/flexvolume`.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::SystemTime;
+
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::objects::Istr;
+use crate::task;
+
+const SUCCESS: &str = "Success";
+const NOT_SUPPORTED: &str = "Not supported";
+
+/// A volume, as its driver is to hear of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Flex {
+    pub driver: Istr,
+    /// The options as JSON. Upstream: `OptionsForDriver`.
+    pub options: Box<str>,
+}
+
+impl Flex {
+    /// Of the fields of a source in the volume `name`; `read_only`: as the pod has it.
+    pub fn of(fields: &Value, name: &str, read_only: bool) -> Option<Flex> {
+        let text = |field: &str| fields[field].as_str().unwrap_or_default();
+        let mut options = Map::new();
+        options.insert("kubernetes.io/fsType".into(), text("fsType").into());
+        let access = if read_only { "ro" } else { "rw" };
+        options.insert("kubernetes.io/readwrite".into(), access.into());
+        options.insert("kubernetes.io/pvOrVolumeName".into(), name.into());
+        for (key, value) in fields["options"].as_object().into_iter().flatten() {
+            options.insert(key.clone(), value.clone());
+        }
+        let driver = Some(text("driver")).filter(|driver| !driver.is_empty())?;
+        Some(Flex { driver: driver.into(), options: Value::Object(options).to_string().into() })
+    }
+}
+
+/// What a driver prints.
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+struct Answer {
+    status: String,
+    message: String,
+    device: String,
+    attached: bool,
+    #[serde(alias = "Capabilities")]
+    capabilities: Capabilities,
+}
+
+impl Default for Answer {
+    fn default() -> Answer {
+        let (status, message, device) = Default::default();
+        let capabilities = Capabilities::default();
+        Answer { status, message, device, attached: false, capabilities }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+struct Capabilities {
+    attach: bool,
+}
+
+impl Default for Capabilities {
+    fn default() -> Capabilities {
+        Capabilities { attach: true }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Failure {
+    NotSupported,
+    Other(String),
+}
+
+impl Answer {
+    /// Upstream: `handleCmdResponse`.
+    fn of(command: &str, output: &[u8]) -> Result<Answer, Failure> {
+        let answer: Answer =
+            serde_json::from_slice(output).map_err(|error| Failure::Other(error.to_string()))?;
+        match &*answer.status {
+            SUCCESS => Ok(answer),
+            NOT_SUPPORTED => Err(Failure::NotSupported),
+            status => {
+                let reason = &answer.message;
+                let text = format!("{command} command failed, status: {status}, reason: {reason}");
+                Err(Failure::Other(text))
+            }
+        }
+    }
+}
+
+/// A driver that has been asked what it can do.
+struct Known {
+    /// Of its program, which may be replaced.
+    modified: Option<SystemTime>,
+    attaches: bool,
+    /// Commands that it does not know.
+    unsupported: HashSet<&'static str>,
+}
+
+/// The drivers of a folder.
+#[derive(Default)]
+pub struct Drivers {
+    folder: PathBuf,
+    known: Mutex<HashMap<Istr, Known>>,
+}
+
+/// The driver of a folder of this name. Upstream: `UnescapeQualifiedName`.
+fn driver_in(folder: &str) -> Option<Istr> {
+    let name = folder.replacen('~', "/", 1);
+    is_driver(&name).then(|| name.into())
+}
+
+/// Names come from users and become parts of a path.
+fn is_driver(name: &str) -> bool {
+    let is_part = |part: &str| {
+        part.starts_with(|first: char| first.is_ascii_alphanumeric())
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    name.split('/').count() <= 2 && name.split('/').all(is_part)
+}
+
+impl Drivers {
+    pub fn new(folder: &str) -> Drivers {
+        Drivers { folder: folder.into(), known: Mutex::default() }
+    }
+
+    fn program(&self, driver: &str) -> PathBuf {
+        let name = driver.rsplit('/').next().unwrap_or(driver);
+        self.folder.join(driver.replace('/', "~")).join(name)
+    }
+
+    /// Whether the driver is there and attaches volumes, when it was last looked at.
+    pub fn attaches(&self, driver: &str) -> bool {
+        self.known.lock().get(driver).is_some_and(|known| known.attaches)
+    }
+
+    pub fn is_there(&self, driver: &str) -> bool {
+        self.known.lock().contains_key(driver)
+    }
+
+    /// Looks at all drivers of the folder.
+    pub async fn find(&self) {
+        let folder = self.folder.clone();
+        let names = task::blocking(move || folders(&folder)).await;
+        for driver in names.iter().filter_map(|name| driver_in(name)) {
+            self.look_at(&driver).await;
+        }
+    }
+
+    /// Asks a driver that is new or has changed what it can do. Upstream: the prober, which watches
+    /// the folder.
+    pub async fn look_at(&self, driver: &Istr) {
+        if !is_driver(driver) {
+            return;
+        }
+        let program = self.program(driver);
+        let modified = task::blocking(move || {
+            let meta = std::fs::metadata(program).ok().filter(std::fs::Metadata::is_file)?;
+            Some(meta.modified().ok())
+        });
+        let Some(modified) = modified.await else {
+            self.known.lock().remove(driver);
+            return;
+        };
+        if self.known.lock().get(driver).is_some_and(|known| known.modified == modified) {
+            return;
+        }
+        match self.run(driver, "init", Vec::new()).await {
+            Ok(answer) => {
+                log::info!("found FlexVolume driver {driver}");
+                let attaches = answer.capabilities.attach;
+                let known = Known { modified, attaches, unsupported: HashSet::new() };
+                self.known.lock().insert(driver.clone(), known);
+            }
+            Err(failure) => {
+                log::error!("cannot use FlexVolume driver {driver}: {failure:?}");
+                self.known.lock().remove(driver);
+            }
+        }
+    }
+
+    /// Returns the path of the device. Upstream: `flexVolumeAttacher.Attach`.
+    pub async fn attach(&self, volume: &Flex, node: &str) -> Result<Istr, String> {
+        let arguments = vec![volume.options.to_string(), node.to_owned()];
+        match self.run(&volume.driver, "attach", arguments).await {
+            Ok(answer) => Ok(answer.device.into()),
+            Err(Failure::NotSupported) => Ok(Istr::default()),
+            Err(Failure::Other(error)) => Err(error),
+        }
+    }
+
+    /// `volume`: the name of the volume for the driver. Upstream: `flexVolumeDetacher.Detach`.
+    pub async fn detach(&self, driver: &str, volume: &str, node: &str) -> Result<(), String> {
+        match self.run(driver, "detach", vec![volume.to_owned(), node.to_owned()]).await {
+            Ok(_) | Err(Failure::NotSupported) => Ok(()),
+            Err(Failure::Other(error)) => Err(error),
+        }
+    }
+
+    /// A driver that cannot say so has its volumes attached. Upstream: `VolumesAreAttached`.
+    pub async fn is_attached(&self, volume: &Flex, node: &str) -> Result<bool, String> {
+        let arguments = vec![volume.options.to_string(), node.to_owned()];
+        match self.run(&volume.driver, "isattached", arguments).await {
+            Ok(answer) => Ok(answer.attached),
+            Err(Failure::NotSupported) => Ok(true),
+            Err(Failure::Other(error)) => Err(error),
+        }
+    }
+
+    /// Upstream: `DriverCall.Run`.
+    async fn run(
+        &self,
+        driver: &str,
+        command: &'static str,
+        arguments: Vec<String>,
+    ) -> Result<Answer, Failure> {
+        let is_unsupported = |known: &Known| known.unsupported.contains(command);
+        if self.known.lock().get(driver).is_some_and(is_unsupported) {
+            return Err(Failure::NotSupported);
+        }
+        let program = self.program(driver);
+        let ran = task::blocking(move || {
+            let mut call = Command::new(program);
+            call.arg(command).args(arguments).stdin(Stdio::null()).output()
+        });
+        let output = ran.await.map_err(|error| Failure::Other(error.to_string()))?;
+        let (mut printed, succeeded) = (output.stdout, output.status.success());
+        printed.extend(output.stderr);
+        let answer = match Answer::of(command, &printed) {
+            Ok(_) if !succeeded => Err(Failure::Other(output.status.to_string())),
+            answer => answer,
+        };
+        if let Err(Failure::NotSupported) = answer
+            && let Some(known) = self.known.lock().get_mut(driver)
+        {
+            known.unsupported.insert(command);
+        }
+        answer
+    }
+}
+
+/// The names of the folders in one. There may be none.
+fn folders(folder: &Path) -> Vec<String> {
+    let found = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let folders = found.filter(|entry| entry.path().is_dir());
+    folders.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use futures_lite::future::block_on;
+    use serde_json::json;
+
+    use super::*;
+
+    /// A folder of drivers, which goes with the test.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let folder = std::env::temp_dir().join(format!("kcm-{name}-{}", std::process::id()));
+            Folder(folder)
+        }
+
+        fn add(&self, folder: &str, name: &str, script: &str) {
+            let folder = self.0.join(folder);
+            std::fs::create_dir_all(&folder).unwrap();
+            let program = folder.join(name);
+            // Renamed into place: a program that is open for writing cannot be run.
+            let new = folder.join(".new");
+            std::fs::write(&new, format!("#!/bin/sh\n{script}\n")).unwrap();
+            std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).unwrap();
+            std::fs::rename(new, program).unwrap();
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn volume(driver: &str) -> Flex {
+        Flex::of(&json!({ "driver": driver, "options": { "size": "1" } }), "v", false).unwrap()
+    }
+
+    #[test]
+    fn options_are_those_of_upstream() {
+        let fields = json!({ "driver": "d", "fsType": "ext4", "options": { "a": "b" } });
+        let options = |read_only| -> Value {
+            serde_json::from_str(&Flex::of(&fields, "v", read_only).unwrap().options).unwrap()
+        };
+        assert_eq!(
+            options(true),
+            json!({
+                "kubernetes.io/fsType": "ext4", "kubernetes.io/readwrite": "ro",
+                "kubernetes.io/pvOrVolumeName": "v", "a": "b",
+            })
+        );
+        assert_eq!(options(false)["kubernetes.io/readwrite"], "rw");
+        assert_eq!(Flex::of(&json!({}), "v", false), None);
+    }
+
+    #[test]
+    fn names_of_drivers_stay_in_the_folder() {
+        for (name, is_good) in [
+            ("lvm", true),
+            ("k8s/lvm", true),
+            ("example.com/lvm-2_a", true),
+            ("", false),
+            ("..", false),
+            ("../lvm", false),
+            ("a/..", false),
+            ("a/b/c", false),
+            ("a~b", false),
+            ("/bin", false),
+        ] {
+            assert_eq!(is_driver(name), is_good, "{name}");
+        }
+        let drivers = Drivers::new("/drivers");
+        assert_eq!(drivers.program("k8s/lvm"), Path::new("/drivers/k8s~lvm/lvm"));
+        assert_eq!(drivers.program("lvm"), Path::new("/drivers/lvm/lvm"));
+        assert_eq!(driver_in("k8s~lvm").as_deref(), Some("k8s/lvm"));
+        assert_eq!(driver_in(".hidden"), None);
+    }
+
+    #[test]
+    fn answers_are_read_as_upstream_reads_them() {
+        let failed = |text: &str| Err(Failure::Other(text.to_owned()));
+        for (output, expected) in [
+            (json!({ "status": "Success" }), Ok(true)),
+            (json!({ "status": "Success", "capabilities": { "attach": false } }), Ok(false)),
+            (json!({ "status": "Success", "capabilities": { "fsGroup": false } }), Ok(true)),
+            (json!({ "status": "Not supported" }), Err(Failure::NotSupported)),
+            (
+                json!({ "status": "Failure", "message": "no" }),
+                failed("init command failed, status: Failure, reason: no"),
+            ),
+        ] {
+            let answer = Answer::of("init", output.to_string().as_bytes());
+            assert_eq!(answer.map(|answer| answer.capabilities.attach), expected, "{output}");
+        }
+        assert!(matches!(Answer::of("init", b"oops"), Err(Failure::Other(_))));
+    }
+
+    #[test]
+    fn programs_are_found_and_run() {
+        let folder = Folder::new("flex");
+        folder.add(
+            "k8s~disk",
+            "disk",
+            r#"case $1 in
+            init) echo '{"status": "Success"}' ;;
+            attach) echo "{\"status\": \"Success\", \"device\": \"/dev/$3\"}" ;;
+            isattached) echo '{"status": "Success", "attached": false}' ;;
+            detach) echo "{\"status\": \"Failure\", \"message\": \"$2 $3\"}"; exit 1 ;;
+            esac"#,
+        );
+        folder.add(
+            "plain",
+            "plain",
+            r#"case $1 in
+            init) echo '{"status": "Success", "capabilities": {"attach": false}}' ;;
+            *) echo '{"status": "Not supported"}'; exit 1 ;;
+            esac"#,
+        );
+        folder.add("broken", "broken", "echo no");
+        let drivers = Drivers::new(folder.0.to_str().unwrap());
+        block_on(async {
+            drivers.find().await;
+            assert!(drivers.attaches("k8s/disk"));
+            assert!(!drivers.attaches("plain") && !drivers.attaches("broken"));
+            let disk = volume("k8s/disk");
+            assert_eq!(drivers.attach(&disk, "node").await, Ok("/dev/node".into()));
+            assert_eq!(drivers.is_attached(&disk, "node").await, Ok(false));
+            let refused = "detach command failed, status: Failure, reason: v node".to_owned();
+            assert_eq!(drivers.detach("k8s/disk", "v", "node").await, Err(refused));
+            // What a driver does not do succeeds.
+            let plain = volume("plain");
+            assert_eq!(drivers.attach(&plain, "node").await, Ok("".into()));
+            assert_eq!(drivers.is_attached(&plain, "node").await, Ok(true));
+            assert_eq!(drivers.detach("plain", "v", "node").await, Ok(()));
+            // A driver that goes is forgotten.
+            std::fs::remove_dir_all(folder.0.join("k8s~disk")).unwrap();
+            drivers.look_at(&"k8s/disk".into()).await;
+            assert!(!drivers.attaches("k8s/disk"));
+        });
+    }
+}
