@@ -1,8 +1,10 @@
 //! Tasks that are joined, the token that asks them to stop, and what tasks wait for.
 //! Upstream: `context.Context` cancellation and `sync.WaitGroup`.
 
+mod census;
+
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, Location};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,11 +14,15 @@ use event_listener::Event;
 use futures_lite::FutureExt;
 use futures_lite::future::block_on;
 
+use census::Counted;
+pub use census::{Place, running};
+
 /// A running task. Dropping it lets the task go on; `await` joins it.
 pub type Task<T> = async_std::task::JoinHandle<T>;
 
+#[track_caller]
 pub fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Task<T> {
-    async_std::task::spawn(future)
+    async_std::task::spawn(Counted::new(future, Location::caller()))
 }
 
 /// Runs a program's future on `threads` threads to its end, and all that it spawns beside it;
@@ -217,6 +223,7 @@ impl TaskGroup {
         TaskGroup::default()
     }
 
+    #[track_caller]
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
         self.running.count.fetch_add(1, Ordering::SeqCst);
         let member = Member(self.running.clone());

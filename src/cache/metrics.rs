@@ -4,7 +4,7 @@ use crate::metrics::metrics;
 
 metrics! {
     pub static QUEUED_ITEMS: IntGaugeVec["name", "group", "version", "resource"] =
-        "informer_queued_items", "Number of keys that wait in the informer's queue";
+        "informer_queued_items", "[ALPHA] Number of keys that wait in the informer's queue";
     pub static STORE_RESOURCE_VERSION: IntGaugeVec["name", "group", "version", "resource"] =
         "informer_store_resource_version",
         "Newest resource version of which the informer's store has all changes";

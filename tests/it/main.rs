@@ -26,6 +26,7 @@ mod kinds;
 mod kubectl;
 mod layers;
 mod limits;
+mod metrics;
 mod namespaces;
 mod nodes;
 mod paths;

@@ -25,10 +25,10 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 metrics! {
     static DELETED: IntCounterVec["namespace", "reason"] =
         "pod_gc_collector_force_delete_pods_total",
-        "Number of pods that are being forcefully deleted since the Pod GC Controller started.";
+        "[ALPHA] Number of pods that are being forcefully deleted since the Pod GC Controller started.";
     static FAILED: IntCounterVec["namespace", "reason"] =
         "pod_gc_collector_force_delete_pod_errors_total",
-        "Number of errors encountered when forcefully deleting the pods since the Pod GC Controller started.";
+        "[ALPHA] Number of errors encountered when forcefully deleting the pods since the Pod GC Controller started.";
 }
 
 /// The controller `pod-garbage-collector-controller`.

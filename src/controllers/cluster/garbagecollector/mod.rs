@@ -25,7 +25,7 @@ const RATE: f64 = 2.0;
 metrics! {
     fn register_metrics;
     static SYNC_ERRORS: IntCounter = "garbagecollector_controller_resources_sync_error_total",
-        "Number of garbage collector resources sync errors";
+        "[ALPHA] Number of garbage collector resources sync errors";
 }
 
 /// The controller `garbage-collector-controller`; idle without `--enable-garbage-collector`.

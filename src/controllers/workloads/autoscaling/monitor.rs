@@ -8,34 +8,34 @@ metrics! {
     pub(super) fn register;
     static RECONCILIATIONS: IntCounterVec["action", "error"] =
         "horizontal_pod_autoscaler_controller_reconciliations_total",
-        "Number of reconciliations of HPA controller. The label 'action' should be either \
+        "[BETA] Number of reconciliations of HPA controller. The label 'action' should be either \
          'scale_down', 'scale_up', or 'none'. Also, the label 'error' should be either 'spec', \
          'internal', or 'none'. Note that if both spec and internal errors happen during a \
          reconciliation, the first one to occur is reported in `error` label.";
     static RECONCILIATION_SECONDS: HistogramVec["action", "error"](exponential(0.001, 2.0, 15)) =
         "horizontal_pod_autoscaler_controller_reconciliation_duration_seconds",
-        "The time(seconds) that the HPA controller takes to reconcile once. The label 'action' \
+        "[BETA] The time(seconds) that the HPA controller takes to reconcile once. The label 'action' \
          should be either 'scale_down', 'scale_up', or 'none'. Also, the label 'error' should be \
          either 'spec', 'internal', or 'none'. Note that if both spec and internal errors happen \
          during a reconciliation, the first one to occur is reported in `error` label.";
     static COMPUTATIONS: IntCounterVec["action", "error", "metric_type"] =
         "horizontal_pod_autoscaler_controller_metric_computation_total",
-        "Number of metric computations. The label 'action' should be either 'scale_down', \
+        "[BETA] Number of metric computations. The label 'action' should be either 'scale_down', \
          'scale_up', or 'none'. Also, the label 'error' should be either 'spec', 'internal', or \
          'none'. The label 'metric_type' corresponds to HPA.spec.metrics[*].type";
     static COMPUTATION_SECONDS:
         HistogramVec["action", "error", "metric_type"](exponential(0.001, 2.0, 15)) =
         "horizontal_pod_autoscaler_controller_metric_computation_duration_seconds",
-        "The time(seconds) that the HPA controller takes to calculate one metric. The label \
+        "[BETA] The time(seconds) that the HPA controller takes to calculate one metric. The label \
          'action' should be either 'scale_down', 'scale_up', or 'none'. The label 'error' should \
          be either 'spec', 'internal', or 'none'. The label 'metric_type' corresponds to \
          HPA.spec.metrics[*].type";
     pub(super) static AUTOSCALERS: IntGauge =
         "horizontal_pod_autoscaler_controller_num_horizontal_pod_autoscalers",
-        "Current number of controlled HPA objects.";
+        "[ALPHA] Current number of controlled HPA objects.";
     static DESIRED_REPLICAS: IntGaugeVec["namespace", "hpa_name"] =
         "horizontal_pod_autoscaler_controller_desired_replicas",
-        "Current desired replica count for HPA objects.";
+        "[ALPHA] Current desired replica count for HPA objects.";
 }
 
 /// What was done, or would be.

@@ -28,7 +28,7 @@ metrics! {
     pub(super) fn register_metrics;
     static STALE_SYNC_SKIPS: IntCounterVec["group", "resource"] =
         "daemonset_controller_stale_sync_skips_total",
-        "Total number of DaemonSet syncs skipped due to a stale watch cache.";
+        "[ALPHA] Total number of DaemonSet syncs skipped due to a stale watch cache.";
 }
 
 /// What one sync works on.

@@ -20,10 +20,10 @@ metrics! {
     pub(super) fn register_metrics;
     static STALE_SYNC_SKIPS: IntCounterVec["group", "resource"] =
         "replicaset_controller_stale_sync_skips_total",
-        "Total number of ReplicaSet syncs skipped due to a stale watch cache.";
+        "[ALPHA] Total number of ReplicaSet syncs skipped due to a stale watch cache.";
     static SORTING_DELETION_AGE_RATIO: Histogram(exponential(0.25, 2.0, 6)) =
         "replicaset_controller_sorting_deletion_age_ratio",
-        "The ratio of the age of each ready pod chosen for deletion to the age of the youngest \
+        "[ALPHA] The ratio of the age of each ready pod chosen for deletion to the age of the youngest \
          ready pod at the time. Should be <2.";
 }
 

@@ -27,13 +27,13 @@ metrics! {
     pub(super) fn register_metrics;
     static MAX_UNAVAILABLE: GaugeVec["statefulset_namespace", "statefulset_name", "pod_management_policy"] =
         "statefulset_controller_statefulset_max_unavailable",
-        "Maximum number of unavailable pods allowed during StatefulSet rolling updates";
+        "[ALPHA] Maximum number of unavailable pods allowed during StatefulSet rolling updates";
     static UNAVAILABLE_REPLICAS: GaugeVec["statefulset_namespace", "statefulset_name", "pod_management_policy"] =
         "statefulset_controller_statefulset_unavailable_replicas",
-        "Current number of unavailable pods in StatefulSet";
+        "[ALPHA] Current number of unavailable pods in StatefulSet";
     static STALE_SYNC_SKIPS: IntCounterVec["group", "resource"] =
         "statefulset_controller_stale_sync_skips_total",
-        "Total number of StatefulSet syncs skipped due to a stale watch cache.";
+        "[ALPHA] Total number of StatefulSet syncs skipped due to a stale watch cache.";
 }
 
 /// Between attempts to write a status. Upstream: `retry.DefaultRetry`.
