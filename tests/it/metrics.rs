@@ -81,7 +81,7 @@ fn series(line: &str) -> Option<(&str, Vec<(&str, &str)>)> {
     rest = rest.strip_prefix('{').unwrap_or_default();
     while let Some((label, value)) = rest.split_once("=\"") {
         let mut escaped = false;
-        let close = value.find(|c| {
+        let close = value.find(|c: char| {
             let closes = c == '"' && !escaped;
             escaped = c == '\\' && !escaped;
             closes
