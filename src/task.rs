@@ -1,8 +1,10 @@
 //! Tasks that are joined, the token that asks them to stop, and what tasks wait for.
 //! Upstream: `context.Context` cancellation and `sync.WaitGroup`.
 
+mod census;
+
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -14,11 +16,15 @@ use futures_lite::future::block_on;
 use parking_lot::Mutex;
 use pin_project::pin_project;
 
+use census::Counted;
+pub use census::{Place, running};
+
 /// A running task. Dropping it lets the task go on; `await` joins it.
 pub type Task<T> = async_std::task::JoinHandle<T>;
 
+#[track_caller]
 pub fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Task<T> {
-    async_std::task::spawn(future)
+    async_std::task::spawn(Counted::new(future, Location::caller()))
 }
 
 /// Runs a program's future on `threads` threads to its end, and all that it spawns beside it;
@@ -274,11 +280,13 @@ impl TaskGroup {
         TaskGroup::default()
     }
 
+    #[track_caller]
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
         self.spawn_boxed(Box::pin(future));
     }
 
     /// Has one type for all tasks: a task's code is compiled once, and its future is stored once.
+    #[track_caller]
     pub fn spawn_boxed(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
         self.running.count.fetch_add(1, Ordering::SeqCst);
         let member = Member(self.running.clone());

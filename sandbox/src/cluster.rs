@@ -39,11 +39,15 @@ impl Cluster {
         options: SandboxOptions,
         node_options: NodeOptions,
     ) -> Result<Cluster, Box<dyn std::error::Error + Send + Sync>> {
+        let all_versions = options.all_versions;
         let sandbox = Sandbox::start(options).await?;
         let clock = SystemClock::shared();
         let client = administrator(&sandbox.kubeconfig(), "sandbox", &clock)?;
         let manager_kubeconfig = sandbox.kubeconfig_for("system:kube-controller-manager", &[])?;
         let stand_ins = StandIns::start(&client, &clock, node_options);
+        if all_versions {
+            stand_ins.coordinate_elections(&client, &clock);
+        }
         let steering = stand_ins.steering.clone();
         Ok(Cluster { sandbox, client, steering, clock, stand_ins, manager_kubeconfig })
     }

@@ -4,19 +4,22 @@
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{GaugeVec, IntGaugeVec, Opts};
+use prometheus::{GaugeVec, IntGauge, IntGaugeVec, Opts};
 
 use crate::metrics::metrics;
 use crate::options::{
     Gates, Options, PROGRAM, VERSION, all_feature_gates, emulated, min_compatible, version_info,
 };
+use crate::task;
 
 /// Registers them, once for the process.
 pub fn register(options: &Options) {
     let registered = register_build_info()
         .and_then(|()| register_version(options))
         .and_then(|()| FeatureGates::new(options.feature_gates.clone()))
-        .and_then(|gates| prometheus::register(Box::new(gates)));
+        .and_then(|gates| prometheus::register(Box::new(gates)))
+        .and_then(|()| Tasks::new())
+        .and_then(|tasks| prometheus::register(Box::new(tasks)));
     match registered {
         Ok(()) | Err(prometheus::Error::AlreadyReg) => (),
         Err(error) => log::error!("metrics: {error}"),
@@ -92,6 +95,28 @@ impl Collector for FeatureGates {
             gauge.with_label_values(&[name, stage.name()]).set(on.into());
         }
         gauge.collect()
+    }
+}
+
+/// The tasks that run, under the name by which dashboards know a Go program's goroutines.
+struct Tasks(IntGauge);
+
+impl Tasks {
+    fn new() -> prometheus::Result<Tasks> {
+        let help = "Number of tasks that currently run; a Go program counts its goroutines.";
+        IntGauge::new("go_goroutines", help).map(Tasks)
+    }
+}
+
+impl Collector for Tasks {
+    fn desc(&self) -> Vec<&Desc> {
+        self.0.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let count: u64 = task::running().iter().map(|(_, count)| count).sum();
+        self.0.set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.0.collect()
     }
 }
 

@@ -27,6 +27,11 @@ pub struct Contender<'a> {
 }
 
 impl Contender<'_> {
+    /// Whether the API server picks the leader of the main lease among the candidates.
+    pub fn is_coordinated(options: &Options) -> bool {
+        options.feature_gates.enabled("CoordinatedLeaderElection")
+    }
+
     /// Waits for the lease `name` and runs `work` under it. `work` has to end when its token stops,
     /// and to write only what its guard allows.
     ///
@@ -35,6 +40,7 @@ impl Contender<'_> {
     pub async fn lead<W>(
         &self,
         name: &str,
+        coordinated: bool,
         health: &HealthzAdaptor,
         work: impl FnOnce(StopToken, Guard) -> W + Send + 'static,
     ) -> Result<Ended, String>
@@ -52,6 +58,7 @@ impl Contender<'_> {
             renew_deadline: options.leader_elect_renew_deadline,
             retry_period: options.leader_elect_retry_period,
             release_on_cancel: options.feature_gates.given(RELEASE_GATE) != Some(false),
+            coordinated,
             name: name.into(),
         };
         let elector =

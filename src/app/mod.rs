@@ -9,6 +9,7 @@ pub mod controller_table;
 mod delegated_auth;
 mod leader_election;
 mod leader_migration;
+mod lease_candidate;
 mod logging;
 mod notices;
 mod open_files;
@@ -32,6 +33,7 @@ use connect::{Connect, Target, user_agent};
 use futures_lite::future;
 use leader_election::Contender;
 use leader_migration::{LeaderMigration, Lease};
+use lease_candidate::LeaseCandidate;
 use start::Started;
 
 /// The name of the health check of the second lease.
@@ -165,7 +167,15 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         stop: &leading,
     };
     let name = &options.leader_elect_resource_name;
-    let led = async { settled(contender.lead(name, &main, under(Lease::Main)).await) };
+    let coordinated = Contender::is_coordinated(&options);
+    if coordinated {
+        let candidate = LeaseCandidate::new(&options, &started.connection, &identity, &clock)
+            .map_err(|error| vec![error])?;
+        health.add("informer-sync", candidate.check());
+        tasks.spawn(candidate.run(serving.clone()));
+    }
+    let work = under(Lease::Main);
+    let led = async { settled(contender.lead(name, coordinated, &main, work).await) };
     let migrated = async {
         let (Some(migration), Some(health)) = (&migration, &second) else { return Ok(()) };
         // The holder of the first lease takes the second too: two managers never hold one each.
@@ -173,7 +183,8 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
             return Ok(());
         }
         let name = &migration.leader_name;
-        settled(contender.lead(name, health, under(Lease::Migration)).await)
+        // No candidate stands for the second lease, so the API server would give it to none.
+        settled(contender.lead(name, false, health, under(Lease::Migration)).await)
     };
     future::try_zip(led, migrated).await?;
     log::info!("Requested to terminate. Exiting.");

@@ -34,12 +34,6 @@ pub fn of(o: &Options) -> Vec<String> {
         !changed.is_empty(),
         format!("feature gates without effect in this build: {}", changed.join(", ")),
     );
-    notice(
-        o.feature_gates.enabled("CoordinatedLeaderElection"),
-        "feature gate CoordinatedLeaderElection is on, but this build makes no LeaseCandidate: it \
-         takes the lease as with the gate off"
-            .into(),
-    );
     let emulated = emulated(o);
     let own = git_version().split('.').nth(1).and_then(|minor| minor.parse().ok());
     notice(
@@ -84,14 +78,6 @@ mod tests {
         };
         type Change = fn(&mut Options);
         let table: &[(Change, &str)] = &[
-            (
-                |o| o.feature_gates.0.push(("CoordinatedLeaderElection".into(), true)),
-                "feature gate CoordinatedLeaderElection is on",
-            ),
-            (
-                |o| o.feature_gates.0.push(("AllBeta".into(), true)),
-                "feature gate CoordinatedLeaderElection is on",
-            ),
             (
                 |o| {
                     o.feature_gates.0.push(("ClientsAllowCBOR".into(), true));
@@ -176,8 +162,7 @@ mod tests {
         let known = all_feature_gates();
         for gate in READ_UPSTREAM {
             assert!(known.iter().any(|(name, ..)| name == gate), "{gate}");
-            let is_read = text.contains(&format!("\"{gate}\""))
-                || ["CoordinatedLeaderElection"].contains(gate);
+            let is_read = text.contains(&format!("\"{gate}\""));
             let is_listed = WITHOUT_EFFECT.contains(gate);
             assert_ne!(is_read, is_listed, "{gate}: read {is_read}, in WITHOUT_EFFECT {is_listed}");
         }

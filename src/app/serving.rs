@@ -22,7 +22,7 @@ use crate::server::health::HealthChecks;
 use crate::server::http::{Guard, Method, Server};
 use crate::server::routes::Routes;
 use crate::server::tls::{Tls, TlsOptions, pair_in};
-use crate::server::{Handler, Request, Response, handler, zpages};
+use crate::server::{Handler, Request, Response, handler, profiling, zpages};
 use crate::task::{self, StopToken, TaskGroup};
 
 /// How often the authorities of client certificates are read again.
@@ -33,9 +33,6 @@ const BACKLOG: i32 = 128;
 
 /// The longest value of a flag, in bytes.
 const FLAG_BYTES: usize = 1024;
-
-/// The answer for profiles below /debug/pprof.
-const NO_PROFILES: &str = "Unknown profile: this build records none\n";
 
 /// All served paths, without authentication.
 pub fn routes(
@@ -70,12 +67,7 @@ pub fn routes(
         zpages::install_statusz(&routes, build, clock.clone());
     }
     if options.profiling {
-        let cmdline = |_: &Request| {
-            let args: Vec<String> = std::env::args().collect();
-            Response::text(200, args.join("\0"))
-        };
-        routes.add_unlisted("/debug/pprof", handler(|_| Response::text(404, NO_PROFILES)));
-        routes.add_unlisted("/debug/pprof/cmdline", handler(cmdline));
+        profiling::install(&routes, clock.clone());
         routes.add_unlisted("/debug/flags/v", verbosity_flag(verbosity));
     }
     routes
@@ -244,6 +236,13 @@ mod tests {
         let generic = &config["kubecontrollermanager.config.k8s.io"]["Generic"];
         assert_eq!(generic["LeaderElection"]["leaseDuration"], "15s");
         assert_eq!(ask("/debug/pprof/heap").status, 404);
+        assert_eq!(ask("/debug/pprof/goroutine").status, 200);
+        let off = Options { profiling: false, ..Options::default() };
+        let off = super::routes(&off, None, &health, &verbosity, &clock);
+        for path in ["/debug/pprof/", "/debug/pprof/goroutine", "/debug/flags/v"] {
+            let answer = block_on(off.answer(Request::get(path)));
+            assert_eq!((answer.status, answer.content()), (404, &b"404 page not found\n"[..]));
+        }
         let flags = String::from_utf8(ask("/flagz").content().into()).expect("text");
         assert!(flags.contains("\nconcurrent-deployment-syncs=5\n"), "{flags}");
         assert_eq!(ask("/nope").status, 404);

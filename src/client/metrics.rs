@@ -3,6 +3,11 @@
 use crate::metrics::metrics;
 
 const LATENCIES: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
+/// From 64 bytes to 16 MiB.
+const SIZES: [f64; 11] = [
+    64.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0,
+    16777216.0,
+];
 
 metrics! {
     pub(super) static REQUESTS: IntCounterVec["code", "method", "host"] =
@@ -17,4 +22,10 @@ metrics! {
     pub(super) static LIMITED: HistogramVec["verb", "host"](LATENCIES) =
         "rest_client_rate_limiter_duration_seconds",
         "[ALPHA] Client side rate limiter latency in seconds. Broken down by verb, and host.";
+    pub(super) static REQUEST_SIZE: HistogramVec["verb", "host"](SIZES) =
+        "rest_client_request_size_bytes",
+        "[ALPHA] Request size in bytes. Broken down by verb and host.";
+    pub(super) static RESPONSE_SIZE: HistogramVec["verb", "host"](SIZES) =
+        "rest_client_response_size_bytes",
+        "[ALPHA] Response size in bytes. Broken down by verb and host.";
 }

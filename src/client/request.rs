@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::call::Call;
 use super::credentials::{Shown, header_value};
-use super::metrics::{DURATION, LIMITED, REQUESTS, RETRIES};
+use super::metrics::{DURATION, LIMITED, REQUEST_SIZE, REQUESTS, RESPONSE_SIZE, RETRIES};
 use super::stream::undecoded;
 use super::transport::{AskBefore, HeldBack, Purpose};
 use super::{Client, Error, Result};
@@ -50,19 +50,29 @@ impl Client {
         let mut body = Vec::new();
         let mut answer = self.open(call).await?;
         answer.read_to_end(&mut body).await.map_err(|error| broken(call, error))?;
+        self.count_response(call, body.len());
         Ok(body)
     }
 
     /// As [`Self::send`], for answers that no one needs: the body is read, not kept.
     pub async fn send_and_drain(&self, call: &Call) -> Result<()> {
         let mut answer = self.open(call).await?;
+        let mut size = 0;
         loop {
             let read = answer.fill_buf().await.map_err(|error| broken(call, error))?.len();
             if read == 0 {
+                self.count_response(call, size);
                 return Ok(());
             }
             answer.consume(read);
+            size += read;
         }
+    }
+
+    /// Lists and watches that are read as they arrive are not counted.
+    fn count_response(&self, call: &Call, size: usize) {
+        let labels = [call.method, self.inner.host.as_str()];
+        RESPONSE_SIZE.with_label_values(&labels).observe(size as f64);
     }
 
     /// The body of an answer that is not a failure, to be read as it arrives.
@@ -109,6 +119,8 @@ impl Client {
         if let Some(guard) = guard {
             request.ext_mut().insert(AskBefore(guard.clone()));
         }
+        let size = call.content.as_ref().map_or(0, |(_, body)| body.len());
+        REQUEST_SIZE.with_label_values(&labels).observe(size as f64);
         let answer = inner.http.send(request).await;
         DURATION.with_label_values(&labels).observe((inner.clock.monotonic() - sent).as_secs_f64());
         let answer = answer.map_err(|error| match error.into_inner().downcast::<io::Error>() {

@@ -12,6 +12,6 @@ pub mod storage;
 pub mod workloads;
 
 pub use runner::{
-    ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugAnswer,
+    Change, ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugAnswer,
     DebugHandler, DebugRequest, Error, Next, Profile, Queue, Retries, SyncResult, Workers, keys,
 };

@@ -20,6 +20,9 @@ pub struct Config {
     pub retry_period: Duration,
     /// Release the lock after a stop, so that another contender can take it at once.
     pub release_on_cancel: bool,
+    /// The API server picks the leader among the candidates: this contender renews a lock that it was
+    /// given, and takes none.
+    pub coordinated: bool,
     /// The label of the metrics, and the name in the health check.
     pub name: String,
 }

@@ -11,6 +11,8 @@ use crate::objects::Timestamp;
 pub(super) struct Election {
     identity: String,
     lease_duration: Duration,
+    /// The API server gives the lock; see [`super::Config::coordinated`].
+    coordinated: bool,
     observed: Record,
     observed_at: Duration,
     /// When our last successful attempt to write the lock began.
@@ -45,10 +47,11 @@ pub(super) struct Start {
 }
 
 impl Election {
-    pub fn new(identity: &str, lease_duration: Duration) -> Election {
+    pub fn new(identity: &str, lease_duration: Duration, coordinated: bool) -> Election {
         Election {
             identity: identity.to_owned(),
             lease_duration,
+            coordinated,
             observed: Record::default(),
             observed_at: Duration::ZERO,
             written_at: Duration::ZERO,
@@ -76,7 +79,7 @@ impl Election {
 
     /// The first request of an attempt that begins now.
     pub fn begin(&self, start: Start) -> Attempt {
-        if self.is_leader() && self.is_valid(start.monotonic) {
+        if !self.coordinated && self.is_leader() && self.is_valid(start.monotonic) {
             Attempt::Renew(self.renewed(&self.observed, start))
         } else {
             Attempt::Read
@@ -101,10 +104,20 @@ impl Election {
                 Break(true)
             }
             (Attempt::Renew(_), _) => Continue(Attempt::Read),
+            (Attempt::Read, Outcome::Missing) if self.coordinated => Break(false),
             (Attempt::Read, Outcome::Missing) => Continue(Attempt::Create(self.fresh(start))),
             (Attempt::Read, Outcome::Found(record)) => {
                 if record != self.observed {
                     self.observe(record, at);
+                }
+                if self.coordinated {
+                    return match self.is_mine_to_renew(start.monotonic) {
+                        true => Continue(Attempt::Update(Record {
+                            strategy: self.observed.strategy.clone(),
+                            ..self.renewed(&self.observed, start)
+                        })),
+                        false => Break(false),
+                    };
                 }
                 let held = !self.observed.holder_identity.is_empty();
                 if held && !self.is_leader() && self.is_valid(start.monotonic) {
@@ -129,6 +142,7 @@ impl Election {
             acquire_time: Some(now),
             renew_time: Some(now),
             leader_transitions: current.leader_transitions,
+            ..Record::default()
         })
     }
 
@@ -142,13 +156,19 @@ impl Election {
         self.observed_at + Duration::from_secs(seconds) > now
     }
 
+    /// In a coordinated election: we were given the lock, it has not expired, and our term has not
+    /// ended. Upstream: `tryCoordinatedRenew`.
+    fn is_mine_to_renew(&self, now: Duration) -> bool {
+        self.is_leader() && self.is_valid(now) && self.observed.preferred_holder.is_empty()
+    }
+
     fn fresh(&self, start: Start) -> Record {
         Record {
             holder_identity: self.identity.clone(),
             lease_duration_seconds: self.lease_duration.as_secs().try_into().unwrap_or(i32::MAX),
             acquire_time: Some(start.wall),
             renew_time: Some(start.wall),
-            leader_transitions: 0,
+            ..Record::default()
         }
     }
 
@@ -177,12 +197,13 @@ mod tests {
             acquire_time: Some(at(acquired).wall),
             renew_time: Some(at(renewed).wall),
             leader_transitions: transitions,
+            ..Record::default()
         }
     }
 
     /// An election in which `observed` was seen at second 100.
     fn election(observed: Record) -> Election {
-        let mut election = Election::new("me", Duration::from_secs(15));
+        let mut election = Election::new("me", Duration::from_secs(15), false);
         election.observe(observed, at(100).monotonic);
         election
     }
@@ -322,6 +343,51 @@ mod tests {
                 (held == Some(true), false),
                 "{name}"
             );
+        }
+    }
+
+    #[test]
+    fn coordinated_lease_is_renewed_as_given_and_never_taken() {
+        use Attempt::*;
+        use Outcome::*;
+        const STRATEGY: &str = "OldestEmulationVersion";
+        let given = |holder: &str, seconds: i32| Record {
+            lease_duration_seconds: seconds,
+            acquire_time: None,
+            strategy: STRATEGY.into(),
+            ..record(holder, 0, 100, 0)
+        };
+        let renewed = Record {
+            renew_time: Some(at(110).wall),
+            lease_duration_seconds: 15,
+            ..given("me", 15)
+        };
+        let ended = Record { preferred_holder: "third".into(), ..given("me", 15) };
+        let free = Record { holder_identity: "".into(), ..given("", 15) };
+        let table = [
+            ("no lease yet", 101, vec![Missing], vec![Read], Some(false)),
+            (
+                "given to us",
+                110,
+                vec![Found(given("me", 5)), Written],
+                vec![Read, Update(renewed)],
+                Some(true),
+            ),
+            ("given to another", 110, vec![Found(given("other", 5))], vec![Read], Some(false)),
+            ("free", 110, vec![Found(free)], vec![Read], Some(false)),
+            ("end of term", 110, vec![Found(ended)], vec![Read], Some(false)),
+            ("the API server is away", 110, vec![Failed], vec![Read], Some(false)),
+        ];
+        for (name, start, answers, expect, held) in table {
+            let mut election = Election::new("me", Duration::from_secs(15), true);
+            assert_eq!(requests(&mut election, start, answers), (expect, held), "{name}");
+        }
+        for holder in ["me", "other"] {
+            let mut election = Election::new("me", Duration::from_secs(15), true);
+            election.observe(given(holder, 5), at(100).monotonic);
+            let answers = vec![Found(given(holder, 5))];
+            let made = requests(&mut election, 105, answers);
+            assert_eq!(made, (vec![Read], Some(false)), "expired, held by {holder}");
         }
     }
 

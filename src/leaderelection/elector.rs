@@ -33,7 +33,8 @@ impl LeaderElector {
     pub fn new(config: Config, clock: SharedClock) -> Result<LeaderElector, ConfigError> {
         config.check()?;
         set_master(&config.name, false);
-        let election = Mutex::new(Election::new(config.lock.identity(), config.lease_duration));
+        let (identity, duration) = (config.lock.identity(), config.lease_duration);
+        let election = Mutex::new(Election::new(identity, duration, config.coordinated));
         Ok(LeaderElector { inner: Arc::new(Inner { config, clock, election }) })
     }
 
@@ -396,6 +397,7 @@ mod tests {
             renew_deadline: Duration::from_secs(10),
             retry_period: Duration::from_secs(2),
             release_on_cancel: true,
+            coordinated: false,
             name: format!("test-{identity}"),
         };
         let elector = LeaderElector::new(config, clock.clone()).unwrap();
@@ -578,6 +580,7 @@ mod tests {
                 renew_deadline,
                 retry_period: seconds(retry),
                 release_on_cancel: false,
+                coordinated: false,
                 name: "test".into(),
             };
             LeaderElector::new(config, FakeClock::new(Default::default())).err()

@@ -117,6 +117,8 @@ struct Spec {
     acquire_time: Option<Timestamp>,
     renew_time: Option<Timestamp>,
     lease_transitions: Option<i32>,
+    preferred_holder: Option<String>,
+    strategy: Option<String>,
 }
 
 fn record_of(lease: &Value) -> Result<LeaderElectionRecord, LockError> {
@@ -129,6 +131,8 @@ fn record_of(lease: &Value) -> Result<LeaderElectionRecord, LockError> {
         acquire_time: spec.acquire_time,
         renew_time: spec.renew_time,
         leader_transitions: spec.lease_transitions.unwrap_or_default(),
+        preferred_holder: spec.preferred_holder.unwrap_or_default(),
+        strategy: spec.strategy.unwrap_or_default(),
     })
 }
 
@@ -149,9 +153,14 @@ fn set_record(lease: &mut Value, record: &LeaderElectionRecord) -> Result<(), Lo
     spec.insert("acquireTime".into(), time(record.acquire_time));
     spec.insert("renewTime".into(), time(record.renew_time));
     spec.insert("leaseTransitions".into(), record.leader_transitions.into());
-    // Both belong to coordinated election, which ends when a lease is taken without it.
-    spec.remove("preferredHolder");
-    spec.remove("strategy");
+    let coordinated =
+        [("preferredHolder", &record.preferred_holder), ("strategy", &record.strategy)];
+    for (name, value) in coordinated {
+        match value.as_str() {
+            "" => drop(spec.remove(name)),
+            value => drop(spec.insert(name.into(), value.into())),
+        }
+    }
     Ok(())
 }
 
@@ -170,14 +179,20 @@ mod tests {
                 "renewTime": "2026-05-01T10:00:01.123456Z",
                 "leaseTransitions": 3,
                 "strategy": "OldestEmulationVersion",
+                "preferredHolder": "third",
                 "somethingNew": { "x": 1 },
             },
         });
         let mut record = record_of(&lease).unwrap();
         assert_eq!((record.holder_identity.as_str(), record.leader_transitions), ("other", 3));
         assert_eq!(record.renew_time, Some("2026-05-01T10:00:01.123456Z".parse().unwrap()));
+        assert_eq!(
+            (record.strategy.as_str(), record.preferred_holder.as_str()),
+            ("OldestEmulationVersion", "third",)
+        );
         record.holder_identity = "me".into();
         record.leader_transitions = 4;
+        record.preferred_holder.clear();
         set_record(&mut lease, &record).unwrap();
         assert_eq!(
             lease,
@@ -189,6 +204,7 @@ mod tests {
                     "acquireTime": "2026-05-01T10:00:00.000000Z",
                     "renewTime": "2026-05-01T10:00:01.123456Z",
                     "leaseTransitions": 4,
+                    "strategy": "OldestEmulationVersion",
                     "somethingNew": { "x": 1 },
                 },
             })

@@ -37,6 +37,11 @@ pub struct LeaderElectionRecord {
     pub acquire_time: Option<Timestamp>,
     pub renew_time: Option<Timestamp>,
     pub leader_transitions: i32,
+    /// Coordinated election: the candidate that takes the lock when this term ends; empty: none.
+    pub preferred_holder: String,
+    /// Coordinated election: how the API server picks the leader; empty: the election is not
+    /// coordinated.
+    pub strategy: String,
 }
 
 #[derive(Debug)]

@@ -20,7 +20,8 @@ pub fn register() {
 }
 
 struct Process {
-    cpu: Counter,
+    /// What the kernel counts.
+    counters: Vec<(Counter, Pick)>,
     gauges: Vec<(Gauge, Pick)>,
 }
 
@@ -38,6 +39,9 @@ pub struct Reading {
     pub virtual_bytes: f64,
     pub threads: f64,
     pub open_fds: f64,
+    /// By all network interfaces of the process's network namespace.
+    pub received_bytes: f64,
+    pub sent_bytes: f64,
     /// The soft limit of open files; `u64::MAX` when unlimited.
     pub max_fds: f64,
     /// The soft limit of virtual memory; `u64::MAX` when unlimited.
@@ -47,10 +51,24 @@ pub struct Reading {
 impl Process {
     fn new() -> Option<Process> {
         let gauge = |name: &str, help: &str, read: Pick| Some((Gauge::new(name, help).ok()?, read));
+        let counter =
+            |name: &str, help: &str, read: Pick| Some((Counter::new(name, help).ok()?, read));
         let cpu = "Total user and system CPU time spent in seconds.";
         let start = "Start time of the process since unix epoch in seconds.";
         Some(Process {
-            cpu: Counter::new("process_cpu_seconds_total", cpu).ok()?,
+            counters: vec![
+                counter("process_cpu_seconds_total", cpu, |r| r.cpu_seconds)?,
+                counter(
+                    "process_network_receive_bytes_total",
+                    "Number of bytes received by the process over the network.",
+                    |r| r.received_bytes,
+                )?,
+                counter(
+                    "process_network_transmit_bytes_total",
+                    "Number of bytes sent by the process over the network.",
+                    |r| r.sent_bytes,
+                )?,
+            ],
             gauges: vec![
                 gauge("process_start_time_seconds", start, |r| r.start_seconds)?,
                 gauge("process_resident_memory_bytes", "Resident memory size in bytes.", |r| {
@@ -76,7 +94,7 @@ impl Process {
 impl Collector for Process {
     fn desc(&self) -> Vec<&Desc> {
         let gauges = self.gauges.iter().flat_map(|(gauge, _)| gauge.desc());
-        self.cpu.desc().into_iter().chain(gauges).collect()
+        self.counters.iter().flat_map(|(counter, _)| counter.desc()).chain(gauges).collect()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
@@ -85,10 +103,14 @@ impl Collector for Process {
             read(&text("/proc/self/stat"), &text("/proc/self/status"), &text("/proc/stat"));
         reading.open_fds = fs::read_dir("/proc/self/fd").map_or(0.0, |dir| dir.count() as f64);
         (reading.max_fds, reading.virtual_max_bytes) = limits(&text("/proc/self/limits"));
-        // The kernel counts; the counter takes its value.
-        self.cpu.reset();
-        self.cpu.inc_by(reading.cpu_seconds);
-        let mut families = self.cpu.collect();
+        (reading.received_bytes, reading.sent_bytes) = octets(&text("/proc/self/net/netstat"));
+        // The kernel counts; the counters take its values.
+        let counters = self.counters.iter().flat_map(|(counter, value)| {
+            counter.reset();
+            counter.inc_by(value(&reading));
+            counter.collect()
+        });
+        let mut families: Vec<MetricFamily> = counters.collect();
         families.extend(self.gauges.iter().flat_map(|(gauge, value)| {
             gauge.set(value(&reading));
             gauge.collect()
@@ -133,6 +155,18 @@ fn limits(text: &str) -> (f64, f64) {
     (soft("Max open files"), soft("Max address space"))
 }
 
+/// The bytes received and sent in the text of `netstat`: lines of names above lines of numbers.
+fn octets(text: &str) -> (f64, f64) {
+    let mut lines = text.lines().filter(|line| line.starts_with("IpExt:"));
+    let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    let number = |wanted: &str| -> f64 {
+        let mut pairs = names.split_whitespace().zip(values.split_whitespace());
+        let found = pairs.find(|(name, _)| *name == wanted);
+        found.and_then(|(_, value)| value.parse().ok()).unwrap_or_default()
+    };
+    (number("InOctets"), number("OutOctets"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,5 +194,9 @@ mod tests {
                     Max open files            1024                 524288               files\n\
                     Max address space         unlimited            unlimited            bytes\n";
         assert_eq!(limits(text), (1024.0, u64::MAX as f64));
+        let text = "TcpExt: A InOctets\nTcpExt: 1 2\n\
+                    IpExt: InNoRoutes InOctets OutOctets\nIpExt: 1 20 30\n";
+        assert_eq!(octets(text), (20.0, 30.0));
+        assert_eq!(octets(""), (0.0, 0.0));
     }
 }

@@ -53,6 +53,7 @@ pub use views::job::{
     PodFailurePolicyRule, SuccessPolicy, SuccessPolicyRule, UncountedTerminatedPods,
 };
 pub use views::lease::{Lease, LeaseSpec};
+pub use views::lease_candidate::{LeaseCandidate, LeaseCandidateSpec};
 pub use views::namespace::{Namespace, NamespaceSpec};
 pub use views::node::{AttachedVolume, Node, NodeCondition, NodeSpec, NodeStatus};
 pub use views::persistent_volume::{

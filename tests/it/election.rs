@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{Deployment, ObjectKey, ResourceType, Timestamp};
-use sandbox::cluster::Manager;
+use sandbox::cluster::{Manager, ManagerProgram};
 use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
 use crate::faults::Births;
+use crate::real;
 
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
@@ -233,5 +234,127 @@ fn both_leases_of_a_migration_are_held_by_one_manager() {
         leases.patch::<Value>(&key, &Patch::Merge(stolen)).await.unwrap();
         assert_eq!(ended(&env, &mut second).await.code(), Some(1));
         env.stop().await;
+    });
+}
+
+const CANDIDATES: ResourceType = ResourceType::fixed(
+    "coordination.k8s.io",
+    "v1beta1",
+    "LeaseCandidate",
+    "leasecandidates",
+    true,
+);
+/// The flags of an API server and of a manager with coordinated elections.
+const COORDINATING: [&str; 2] = [
+    "--feature-gates=CoordinatedLeaderElection=true",
+    "--runtime-config=coordination.k8s.io/v1beta1=true",
+];
+const COORDINATED: &str = "--feature-gates=CoordinatedLeaderElection=true";
+/// Longer than an API server waits for candidates that do not answer.
+const COORDINATED_ELECTION: [&str; 3] = [
+    "--leader-elect-lease-duration=6s",
+    "--leader-elect-renew-deadline=4s",
+    "--leader-elect-retry-period=500ms",
+];
+
+/// The lease's spec, once `is` holds.
+async fn lease_that(site: &Site, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+    let (key, is) = (ObjectKey::new("kube-system", "kube-controller-manager"), &is);
+    eventually(&site.clock, what, || async {
+        let lease: Result<Value, _> = site.client.resource(&LEASES).get(&key).await;
+        let spec = lease.map_err(|error| error.to_string())?["spec"].take();
+        if is(&spec) { Ok(spec) } else { Err(spec.to_string()) }
+    })
+    .await
+}
+
+fn held_by(spec: &Value) -> String {
+    spec["holderIdentity"].as_str().unwrap_or_default().to_owned()
+}
+
+/// The spec of the candidate `name`, once it exists.
+async fn candidate(site: &Site, name: &str) -> Value {
+    let key = ObjectKey::new("kube-system", name);
+    let read: Value = site.client.resource(&CANDIDATES).get(&key).await.expect("the candidate");
+    read["spec"].clone()
+}
+
+#[test]
+fn coordinated_election_prefers_the_oldest_emulated_version() {
+    everywhere_with_gates("coordinated", &COORDINATING, async |site: &Site| {
+        let (client, clock) = (&site.client, &site.clock);
+        let flags =
+            |more: &[&'static str]| [&[COORDINATED][..], &COORDINATED_ELECTION, more].concat();
+        let mut first = site.manager("first", &flags(&[]));
+        let led = lease_that(site, "the first manager leads", |spec| {
+            !held_by(spec).is_empty() && !spec["acquireTime"].is_null()
+        });
+        let led = led.await;
+        assert_eq!(led["strategy"], "OldestEmulationVersion");
+        let leader = held_by(&led);
+        let spec = candidate(site, &leader).await;
+        assert_eq!(spec["leaseName"], "kube-controller-manager");
+        assert_eq!(spec["binaryVersion"], "1.36.2");
+        assert_eq!(spec["emulationVersion"], "1.36.0");
+        assert_eq!(spec["strategy"], "OldestEmulationVersion");
+        create(client, deployment("web", 2, "web:1")).await;
+        rolled_out(client, clock, "web").await;
+
+        // The term of the first manager ends: it is asked to, and does not renew.
+        let second = site.manager("second", &flags(&["--emulated-version=1.35"]));
+        let next = lease_that(site, "the second manager leads", |spec| {
+            let holder = held_by(spec);
+            !holder.is_empty() && holder != leader && !spec["acquireTime"].is_null()
+        });
+        let next = held_by(&next.await);
+        assert_eq!(candidate(site, &next).await["emulationVersion"], "1.35.0");
+        let status = eventually(clock, "the first manager ends", || {
+            let ended = first.ended().expect("a process");
+            async move { ended.ok_or("it still runs".to_owned()) }
+        });
+        assert_eq!(status.await.code(), Some(1));
+        merge::<Deployment>(client, "web", set_image("web:2")).await;
+        rolled_out(client, clock, "web").await;
+
+        let status = second.stop(clock, PATIENCE).await.expect("a process");
+        assert!(status.success(), "{status}");
+        lease_that(site, "the lease is released", |spec| held_by(spec).is_empty()).await;
+    });
+}
+
+#[test]
+fn coordinated_election_hands_over_to_and_from_the_go_manager() {
+    on_real_server("coordinated-go", &COORDINATING, async |site: &Site| {
+        let go = real::assets().map(|assets| assets.join("kube-controller-manager"));
+        let Some(go) = go.filter(|path| path.exists()) else { return };
+        let start = |name: &str, program: &ManagerProgram, more: &[&str]| {
+            let flags = [&[COORDINATED][..], &COORDINATED_ELECTION, more].concat();
+            let flags: Vec<String> = flags.into_iter().map(str::to_owned).collect();
+            Manager::spawn(program, &site.kubeconfig, name, &flags).expect("the manager starts")
+        };
+        let (go, ours) = (ManagerProgram::Path(go), manager_program());
+        let leads = async |before: &str| {
+            let next = lease_that(site, "the next manager leads", |spec| {
+                let holder = held_by(spec);
+                !holder.is_empty() && holder != before && !spec["acquireTime"].is_null()
+            });
+            held_by(&next.await)
+        };
+        let _first = start("go", &go, &[]);
+        let of_go = leads("").await;
+        let second = start("ours", &ours, &["--emulated-version=1.35"]);
+        let of_ours = leads(&of_go).await;
+        let (go_spec, our_spec) = (candidate(site, &of_go).await, candidate(site, &of_ours).await);
+        for field in ["leaseName", "strategy", "binaryVersion"] {
+            assert_eq!(go_spec[field], our_spec[field], "{field}");
+        }
+        assert_eq!(
+            (&go_spec["emulationVersion"], &our_spec["emulationVersion"]),
+            (&json!("1.36.0"), &json!("1.35.0"),)
+        );
+        let _third = start("go-again", &go, &["--emulated-version=1.34"]);
+        let of_third = leads(&of_ours).await;
+        assert_eq!(candidate(site, &of_third).await["emulationVersion"], "1.34.0");
+        drop(second);
     });
 }

@@ -77,7 +77,7 @@ async fn make(env: &Site, resource: &ResourceType, namespace: &str, object: Valu
 }
 
 /// Something of each kind that controllers work on.
-async fn populate(env: &Site) {
+pub async fn populate(env: &Site) {
     let space = "default";
     make(env, &DEPLOYMENTS, space, workload("Deployment", "web", json!({ "replicas": 2 }))).await;
     make(env, &DEPLOYMENTS, space, workload("Deployment", "half", json!({ "replicas": 2 }))).await;

@@ -30,6 +30,7 @@ mod kubectl;
 mod layers;
 mod limits;
 mod metrics;
+mod metrics_help;
 mod namespaces;
 mod nodes;
 mod paths;

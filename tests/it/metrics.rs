@@ -1,60 +1,204 @@
-//! The help of the metrics.
+//! The manager's metrics beside the Go manager's, and those that Kubernetes' dashboards and alerts
+//! use.
 
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, TcpListener};
 
-/// Metrics that upstream does not have.
-const OWN: [&str; 9] = [
-    "controller_panics_total",
-    "informer_handler_backlog",
-    "informer_handler_panics_total",
-    "informer_panics_total",
-    "reflector_lists_total",
-    "reflector_short_watches_total",
-    "reflector_watches_total",
-    // Of the macro's own documentation and tests.
-    "pods_deleted_total",
-    "sync_seconds",
+use kube_controller_manager::client::{Client, Config};
+use sandbox::cluster::{Manager, ManagerProgram};
+
+use crate::env::*;
+use crate::handover::populate;
+use crate::real;
+
+/// What the Go manager has and this one has not: of Go's runtime, and of parts of its libraries
+/// that a controller manager does not use or that do not exist here. See `docs/differences.md`.
+const NOT_HERE: &[&str] = &[
+    "aggregator_",
+    "apiextensions_",
+    "apiserver_",
+    "cardinality_enforcement_",
+    "disabled_metrics_total",
+    "go_",
+    "hidden_metrics_total",
+    "informer_processing_latency_seconds",
+    "registered_metrics_total",
+    "rest_client_exec_plugin_",
+    "rest_client_transport_",
 ];
 
-/// The sources below `folder`.
-fn sources(folder: &Path, all: &mut Vec<String>) {
-    for entry in std::fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            sources(&path, all);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            all.push(std::fs::read_to_string(&path).expect("a source"));
-        }
-    }
+/// What the dashboard, the rules and the alerts of kubernetes-mixin read of a controller manager:
+/// the beginning of a series, with the labels that it is selected or grouped by.
+const ON_DASHBOARDS: &[(&str, &[&str])] = &[
+    ("workqueue_adds_total", &["name"]),
+    ("workqueue_depth", &["name"]),
+    ("workqueue_queue_duration_seconds_bucket", &["name", "le"]),
+    ("rest_client_requests_total", &["code", "host", "method"]),
+    ("rest_client_request_duration_seconds_bucket", &["verb", "le"]),
+    ("process_resident_memory_bytes", &[]),
+    ("process_cpu_seconds_total", &[]),
+    ("go_goroutines", &[]),
+];
+
+/// One metric as it is served.
+#[derive(Debug, Default)]
+struct Family {
+    help: String,
+    kind: String,
+    labels: BTreeSet<String>,
+    buckets: BTreeSet<String>,
 }
 
-/// The first two string literals of `text`: a metric's name and its help.
-fn name_and_help(text: &str) -> Option<(&str, &str)> {
-    let (_, rest) = text.split_once('"')?;
-    let (name, rest) = rest.split_once('"')?;
-    let (_, help) = rest.split_once('"')?;
-    Some((name, help))
-}
-
-/// Upstream writes the stability of a metric before its help.
-#[test]
-fn the_help_of_a_metric_of_upstream_says_how_stable_it_is() {
-    let mut all = Vec::new();
-    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
-    let mut seen = 0;
-    for source in &all {
-        let blocks = source.split("metrics! {").skip(1);
-        for block in blocks.map(|block| block.split("\n}").next().unwrap_or_default()) {
-            // After the labels, which are quoted too.
-            for metric in block.split("static ").skip(1).filter_map(|text| text.split_once(" =")) {
-                let Some((name, help)) = name_and_help(metric.1) else { continue };
-                seen += 1;
-                let is_stable = ["[ALPHA] ", "[BETA] ", "[STABLE] "];
-                let says = is_stable.iter().any(|stability| help.starts_with(stability));
-                let is_own = OWN.contains(&name) || name.starts_with("test_");
-                assert!(says != is_own, "{name}: {help:.40}");
+fn families(text: &str) -> BTreeMap<String, Family> {
+    let mut families: BTreeMap<String, Family> = BTreeMap::new();
+    for line in text.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, help) = help.split_once(' ').unwrap_or((help, ""));
+            families.entry(name.into()).or_default().help = help.into();
+        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = kind.split_once(' ').expect("a name and a type");
+            families.entry(name.into()).or_default().kind = kind.into();
+        } else if let Some((name, labels)) = series(line) {
+            let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+            let base = base.filter(|base| families.contains_key(*base)).unwrap_or(name);
+            let family = families.entry(base.into()).or_default();
+            for (label, value) in labels {
+                match label {
+                    "le" => drop(family.buckets.insert(value.into())),
+                    label => drop(family.labels.insert(label.into())),
+                }
             }
         }
     }
-    assert!(seen > 80, "{seen}");
+    families
+}
+
+/// The name and the labels of a line as `name{a="b"} 1`.
+fn series(line: &str) -> Option<(&str, Vec<(&str, &str)>)> {
+    let end = line.find(['{', ' '])?;
+    let (name, mut rest) = line.split_at(end);
+    let mut labels = Vec::new();
+    rest = rest.strip_prefix('{').unwrap_or_default();
+    while let Some((label, value)) = rest.split_once("=\"") {
+        let mut escaped = false;
+        let close = value.find(|c: char| {
+            let closes = c == '"' && !escaped;
+            escaped = c == '\\' && !escaped;
+            closes
+        })?;
+        labels.push((label.trim_start_matches(','), &value[..close]));
+        rest = &value[close + 1..];
+        if rest.starts_with('}') {
+            break;
+        }
+    }
+    Some((name, labels))
+}
+
+/// A manager that serves its metrics to anybody.
+struct Serving {
+    manager: Manager,
+    client: Client,
+}
+
+impl Serving {
+    fn start(site: &Site, name: &str, program: &ManagerProgram) -> Serving {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let port = listener.local_addr().expect("its number").port();
+        drop(listener);
+        let mut flags = quick_election();
+        flags.push(format!("--secure-port={port}"));
+        flags.push("--authorization-always-allow-paths=/healthz,/metrics".into());
+        let manager = Manager::spawn(program, &site.kubeconfig, name, &flags).expect("it starts");
+        let mut config = Config::new(format!("https://127.0.0.1:{port}"));
+        config.tls.insecure = true;
+        let client = Client::new(config, site.clock.clone()).expect("a client");
+        Serving { manager, client }
+    }
+
+    /// The metrics once `is` holds of their text.
+    async fn metrics(&self, site: &Site, what: &str, is: impl Fn(&str) -> bool) -> String {
+        let is = &is;
+        eventually(&site.clock, what, || async {
+            let text = self.client.get_path("/metrics").await.map_err(|error| error.to_string())?;
+            let text = String::from_utf8_lossy(&text).into_owned();
+            if is(&text) { Ok(text) } else { Err("not yet".to_owned()) }
+        })
+        .await
+    }
+}
+
+/// Whether a queue has worked on a key.
+fn worked(text: &str, queue: &str) -> bool {
+    let line = format!("workqueue_work_duration_seconds_count{{name=\"{queue}\"}} ");
+    text.lines().filter_map(|l| l.strip_prefix(&line)).any(|count| count != "0")
+}
+
+#[test]
+fn dashboards_find_every_series_and_label() {
+    Env::run("dashboards", async |site| {
+        let serving = Serving::start(site, "manager", &manager_program());
+        create(&site.client, deployment("web", 1, "web:1")).await;
+        rolled_out(&site.client, &site.clock, "web").await;
+        let text = serving.metrics(site, "work is measured", |text| worked(text, "deployment"));
+        let text = text.await;
+        for (name, labels) in ON_DASHBOARDS {
+            let found = text.lines().filter_map(series).any(|(found, with)| {
+                let has = |label: &&str| with.iter().any(|(name, _)| name == label);
+                found == *name && labels.iter().all(has)
+            });
+            assert!(found, "{name} {labels:?}");
+        }
+        assert!(text.contains("rest_client_request_duration_seconds_bucket{host="), "{text}");
+        for verb in ["GET", "POST"] {
+            assert!(text.contains(&format!("verb=\"{verb}\"")), "{verb}");
+        }
+    });
+}
+
+#[test]
+fn metrics_are_those_of_the_go_manager() {
+    on_real_server("metrics", &[], async |site: &Site| {
+        let go = real::assets().map(|assets| assets.join("kube-controller-manager"));
+        let Some(go) = go.filter(|path| path.exists()) else { return };
+        populate(site).await;
+        let mut scraped = Vec::new();
+        for (name, program) in [("go", ManagerProgram::Path(go)), ("ours", manager_program())] {
+            let serving = Serving::start(site, name, &program);
+            let queues = ["deployment", "statefulset", "daemonset", "job", "disruption", "volumes"];
+            let text = serving.metrics(site, "all have worked", |text| {
+                queues.iter().all(|queue| worked(text, queue))
+            });
+            scraped.push(families(&text.await));
+            let ended = serving.manager.stop(&site.clock, PATIENCE).await;
+            ended.expect("it ends");
+        }
+        let [go, ours] = &scraped[..] else { unreachable!("two managers") };
+        let mut faults = Vec::new();
+        for (name, go) in go {
+            let Some(ours) = ours.get(name) else {
+                if !NOT_HERE.iter().any(|prefix| name.starts_with(prefix)) {
+                    faults.push(format!("{name}: missing"));
+                }
+                continue;
+            };
+            if go.kind != ours.kind {
+                faults.push(format!("{name}: type {} instead of {}", ours.kind, go.kind));
+            }
+            // One of both may have no series yet.
+            if !go.labels.is_empty() && !ours.labels.is_empty() && go.labels != ours.labels {
+                faults.push(format!("{name}: labels {:?} of {:?}", ours.labels, go.labels));
+            }
+            let some = !go.buckets.is_empty() && !ours.buckets.is_empty();
+            if some && go.buckets != ours.buckets {
+                faults.push(format!("{name}: buckets {:?} of {:?}", ours.buckets, go.buckets));
+            }
+            let stability = |help: &str| help.split_once(']').map(|(level, _)| level.to_owned());
+            let (go_level, our_level) = (stability(&go.help), stability(&ours.help));
+            if go_level != our_level && go.help.starts_with('[') {
+                faults.push(format!("{name}: {} instead of {}", ours.help, go.help));
+            }
+        }
+        assert!(faults.is_empty(), "{}", faults.join("\n"));
+    });
 }

@@ -79,6 +79,8 @@ pub fn kept_by_status(kind: &Kind) -> &'static [&'static str] {
     match (&*kind.resource.group, &*kind.resource.plural) {
         ("apps", "deployments") => &["labels"],
         ("apiextensions.k8s.io" | "apiregistration.k8s.io", _) => ALL,
+        // Upstream's strategies of these requests leave metadata to the writer.
+        ("certificates.k8s.io", "certificatesigningrequests") => &[],
         ("certificates.k8s.io" | "flowcontrol.apiserver.k8s.io", _) => ALL,
         _ if kind.is_custom() => ALL,
         _ => &[],

@@ -124,6 +124,7 @@ pub fn behind_gates() -> Vec<Kind> {
         ),
         of("v1alpha3", requests.status(more::without_status)),
         of("v1beta1", migrations.status(workloads::no_status)),
+        of("v1beta1", kind("coordination.k8s.io", "LeaseCandidate", "leasecandidates", &[], true)),
         of("v1alpha2", groups.generation().status(workloads::no_status)),
     ]
 }

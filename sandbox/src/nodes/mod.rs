@@ -3,6 +3,7 @@
 
 mod attacher;
 mod containers;
+mod coordinator;
 mod driver;
 mod kubelet;
 mod mounts;
@@ -149,6 +150,19 @@ impl StandIns {
         tasks.spawn(driver::resizer(of_resizer));
         factory.start(&stop);
         StandIns { steering, stop, tasks, factory, events }
+    }
+
+    /// Starts the picking of leaders among LeaseCandidates, which an API server does itself.
+    pub fn coordinate_elections(&self, client: &Client, clock: &SharedClock) {
+        let stand_in = StandIn {
+            factory: &self.factory,
+            client: client.clone(),
+            clock: clock.clone(),
+            recorder: None,
+            stop: self.stop.clone(),
+        };
+        self.tasks.spawn(coordinator::coordinator(stand_in));
+        self.factory.start(&self.stop);
     }
 
     pub async fn stop(self) {

@@ -64,6 +64,9 @@ impl Volumes {
             let Some(claim) = self.claims.get(&key) else {
                 return Claims::Missing(format!("persistentvolumeclaim {name:?} not found"));
             };
+            if claim.meta.is_being_deleted() {
+                return Claims::Missing(format!("persistentvolumeclaim {name:?} is being deleted"));
+            }
             let class = self.classes.get(&ObjectKey::cluster(claim.storage_class()));
             let waits = class.is_some_and(|c| c.volume_binding_mode == "WaitForFirstConsumer");
             match (claim.status.phase == "Bound", waits) {

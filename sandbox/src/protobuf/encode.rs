@@ -121,6 +121,7 @@ pub fn answer(mut response: Response) -> Response {
 }
 
 static NULL: Value = Value::Null;
+static ALLOWED: Value = Value::Bool(true);
 
 /// Writes from the end to the start, so that the length of what a message holds is known when its
 /// head is written.
@@ -243,6 +244,24 @@ impl Backwards {
                 }
             }),
             Type::Message(place) => self.within(number, |inner| inner.message(*place, value)),
+            Type::Double => {
+                self.raw(&value.as_f64().unwrap_or_default().to_le_bytes());
+                self.varint(number << 3 | 1);
+            }
+            Type::Either(place) => self.within(number, |inner| {
+                for field in table().message(*place).into_iter().flatten().rev() {
+                    let (is_set, shown) = match (&field.of, field.shape) {
+                        (_, Shape::List) => (value.is_array(), value),
+                        // What has a schema is allowed.
+                        (Type::Bool, _) if value.is_object() => (true, &ALLOWED),
+                        (Type::Bool, _) => (value.is_boolean(), value),
+                        _ => (value.is_object(), value),
+                    };
+                    if is_set {
+                        inner.field(field, &serde_json::json!({ (field.name): shown }));
+                    }
+                }
+            }),
         }
     }
 }
@@ -251,14 +270,17 @@ impl Backwards {
 mod tests {
     use super::super::{decode, read};
     use super::*;
-    use crate::protobuf::table::Message;
     use serde_json::{Map, json};
 
-    /// A value of each field, none of them zero.
-    fn full(message: &Message) -> Map<String, Value> {
+    /// A value of each field, none of them zero. A schema within a schema is left out.
+    fn full(place: usize, around: &[usize]) -> Map<String, Value> {
         let mut object = Map::new();
-        for field in message {
-            let one = |of: &Type| sample(of, field.number);
+        let path = [around, &[place]].concat();
+        for field in table().message(place).unwrap() {
+            if matches!(field.of, Type::Message(inner) if path.contains(&inner)) {
+                continue;
+            }
+            let one = |of: &Type| sample(of, field.number, &path);
             match field.shape {
                 _ if field.name == "-" => {
                     object.extend(one(&field.of).as_object().unwrap().clone())
@@ -280,7 +302,7 @@ mod tests {
         object
     }
 
-    fn sample(of: &Type, number: u64) -> Value {
+    fn sample(of: &Type, number: u64, path: &[usize]) -> Value {
         match of {
             Type::Text => format!("text {number}").into(),
             Type::Bytes => STANDARD.encode([0, 0xff, 7]).into(),
@@ -292,15 +314,20 @@ mod tests {
             Type::Time => "2026-05-01T10:00:00Z".into(),
             Type::MicroTime => "2026-05-01T10:00:00.123456Z".into(),
             Type::Raw => json!({ "f:spec": { "k:{\"a\":1}": {} } }),
-            Type::Items(of) => json!([sample(of, number)]),
-            Type::Message(place) => full(table().message(*place).unwrap()).into(),
+            Type::Items(of) => json!([sample(of, number, path)]),
+            Type::Double => 2.5.into(),
+            Type::Message(place) => full(*place, path).into(),
+            Type::Either(place) => {
+                let mut values = full(*place, path).into_iter().map(|(_, value)| value);
+                values.next().unwrap_or_else(|| json!([]))
+            }
         }
     }
 
     #[test]
     fn every_message_comes_back_as_it_was() {
         for (name, place) in table().all() {
-            let object = Value::Object(full(table().message(place).unwrap()));
+            let object = Value::Object(full(place, &[]));
             let mut writer = Backwards::default();
             writer.message(place, &object);
             let mut read_back = Map::new();

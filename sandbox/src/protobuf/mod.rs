@@ -123,6 +123,15 @@ fn entry_of(of: &Type, entry: &[u8], depth: usize) -> Option<(String, Value)> {
     Some((key, value))
 }
 
+/// What JSON shows of such a message with no member set: none is allowed, or an empty list.
+fn either_empty(place: usize) -> Value {
+    let message = table().message(place).into_iter().flatten();
+    match message.into_iter().any(|field| matches!(field.of, Type::Bool)) {
+        true => false.into(),
+        false => Value::Array(Vec::new()),
+    }
+}
+
 fn text(bytes: &[u8]) -> Option<Value> {
     Some(std::str::from_utf8(bytes).ok()?.into())
 }
@@ -143,7 +152,7 @@ impl<'a> Small<'a> {
             match wire {
                 Wire::Varint(int) => *small.ints.get_mut(number)? = int.cast_signed(),
                 Wire::Bytes(bytes) => *small.texts.get_mut(number)? = bytes,
-                Wire::Fixed => return None,
+                Wire::Fixed(_) => return None,
             }
         }
         Some(small)
@@ -159,9 +168,14 @@ fn value_of(of: &Type, wire: &Wire<'_>, depth: usize) -> Option<Value> {
     let bytes = match (of, wire) {
         (Type::Int, Wire::Varint(int)) => return Some(int.cast_signed().into()),
         (Type::Bool, Wire::Varint(int)) => return Some((*int != 0).into()),
-        (_, Wire::Varint(_) | Wire::Fixed) | (Type::Int | Type::Bool, Wire::Bytes(_)) => {
-            return None;
+        (Type::Double, Wire::Fixed(bytes)) => {
+            let number = f64::from_le_bytes((*bytes).try_into().ok()?);
+            // Whole numbers have no point in JSON.
+            let whole = number.fract() == 0.0 && number.abs() < 1e15;
+            return Some(if whole { (number as i64).into() } else { number.into() });
         }
+        (_, Wire::Varint(_) | Wire::Fixed(_))
+        | (Type::Int | Type::Bool | Type::Double, Wire::Bytes(_)) => return None,
         (_, Wire::Bytes(bytes)) => *bytes,
     };
     match of {
@@ -192,8 +206,16 @@ fn value_of(of: &Type, wire: &Wire<'_>, depth: usize) -> Option<Value> {
             read(*place, bytes, &mut object, depth + 1)?;
             Some(Value::Object(object))
         }
-        // Both are no bytes.
-        Type::Int | Type::Bool => None,
+        Type::Either(place) => {
+            let mut object = Map::new();
+            read(*place, bytes, &mut object, depth + 1)?;
+            let set = object.into_iter().map(|(_, value)| value);
+            // The last one: a schema counts more than that any value is allowed.
+            let set = set.reduce(|one, other| if other.is_boolean() { one } else { other });
+            Some(set.unwrap_or_else(|| either_empty(*place)))
+        }
+        // None are bytes.
+        Type::Int | Type::Bool | Type::Double => None,
     }
 }
 
@@ -253,6 +275,55 @@ mod tests {
             } } },
         });
         assert_eq!(decode(&deployment()).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_definition_reads_as_its_json() {
+        let number =
+            |number: u8, value: f64| [vec![number << 3 | 1], value.to_le_bytes().to_vec()].concat();
+        let count = [bytes(5, b"integer"), number(11, 1.0), number(9, 2.5)].concat();
+        let property = [bytes(1, b"count"), bytes(2, &count)].concat();
+        // Of a number above 15.
+        let field = |number: u64, of: &[u8]| {
+            let tag = number << 3 | 2;
+            let tag = [(tag & 0x7f) as u8 | 0x80, (tag >> 7) as u8];
+            [&tag[..], &[u8::try_from(of.len()).unwrap()], of].concat()
+        };
+        let any = [bytes(1, b"any"), bytes(2, &field(30, &[8, 1]))].concat();
+        let items = field(24, &bytes(1, &bytes(5, b"string")));
+        let list = [bytes(1, b"list"), bytes(2, &items)].concat();
+        let schema = [
+            bytes(5, b"object"),
+            field(29, &property),
+            field(29, &any),
+            field(29, &list),
+            field(41, b"key"),
+        ]
+        .concat();
+        let version = [bytes(1, b"v1"), vec![16, 1, 24, 0], bytes(4, &bytes(1, &schema))].concat();
+        let spec = [bytes(1, b"example.com"), bytes(4, b"Namespaced"), bytes(7, &version)].concat();
+        let raw = [bytes(1, &bytes(1, b"foos.example.com")), bytes(2, &spec)].concat();
+        let body = envelope("apiextensions.k8s.io/v1", "CustomResourceDefinition", &raw);
+        let schema = json!({
+            "type": "object", "x-kubernetes-list-map-keys": ["key"],
+            "properties": {
+                "count": { "type": "integer", "minimum": 1, "maximum": 2.5 },
+                "any": { "additionalProperties": true },
+                "list": { "items": { "type": "string" } },
+            },
+        });
+        let expected = json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": { "name": "foos.example.com" },
+            "spec": {
+                "group": "example.com", "scope": "Namespaced",
+                "versions": [{
+                    "name": "v1", "served": true, "storage": false,
+                    "schema": { "openAPIV3Schema": schema },
+                }],
+            },
+        });
+        assert_eq!(decode(&body).unwrap(), expected);
     }
 
     #[test]

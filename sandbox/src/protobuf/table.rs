@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 /// A message a line: `group.Name number:field:type ...`, in the order of the numbers. The field `-`
 /// is inlined in JSON. A type is plain (left out: text), or a message's name; before it `*` (a
-/// pointer: a zero counts), `!` (JSON shows a zero), `[]` (repeated) or `{}` (a map from text);
+/// pointer: a zero counts), `|` (a message of which JSON shows the one member that is set), `!` (JSON shows a zero), `[]` (repeated) or `{}` (a map from text);
 /// `*[]` and `{}[]` are lists that stand in a message of their own.
 const MESSAGES: &str = include_str!("messages.txt");
 
@@ -27,6 +27,7 @@ pub enum Type {
     Bytes,
     Int,
     Bool,
+    Double,
     Quantity,
     IntOrString,
     Time,
@@ -37,6 +38,8 @@ pub enum Type {
     Items(Box<Type>),
     /// Where it stands in the table.
     Message(usize),
+    /// The same; JSON shows the member that is set, without its name.
+    Either(usize),
 }
 
 #[derive(Debug)]
@@ -137,14 +140,16 @@ fn type_of(text: &str, places: &HashMap<String, usize>) -> Option<Type> {
         "bytes" => Type::Bytes,
         "int" => Type::Int,
         "bool" => Type::Bool,
+        "double" => Type::Double,
         "Quantity" => Type::Quantity,
         "IntOrString" => Type::IntOrString,
         "Time" => Type::Time,
         "MicroTime" => Type::MicroTime,
         "Raw" => Type::Raw,
-        other => match other.strip_prefix("[]") {
-            Some(of) => Type::Items(Box::new(type_of(of, places)?)),
-            None => Type::Message(*places.get(other)?),
+        other => match (other.strip_prefix("[]"), other.strip_prefix('|')) {
+            (Some(of), _) => Type::Items(Box::new(type_of(of, places)?)),
+            (_, Some(either)) => Type::Either(*places.get(either)?),
+            _ => Type::Message(*places.get(other)?),
         },
     })
 }
@@ -176,6 +181,7 @@ mod tests {
             ("networking.k8s.io/v1", "Ingress"),
             ("meta.k8s.io/v1", "PartialObjectMetadataList"),
             ("meta.k8s.io/v1", "DeleteOptions"),
+            ("apiextensions.k8s.io/v1", "CustomResourceDefinitionList"),
         ] {
             assert!(table.find(version, kind).is_some(), "{version} {kind}");
         }

@@ -19,6 +19,7 @@ pub mod endpoints;
 pub mod horizontal_pod_autoscaler;
 pub mod job;
 pub mod lease;
+pub mod lease_candidate;
 pub mod namespace;
 pub mod node;
 pub mod persistent_volume;

@@ -95,8 +95,8 @@ pub fn from_slice<'de, T: Deserialize<'de>>(
 pub enum Wire<'de> {
     Varint(u64),
     Bytes(&'de [u8]),
-    /// Of 4 or 8 bytes: the API has none that a view reads.
-    Fixed,
+    /// 4 or 8 bytes: the API has none that a view reads.
+    Fixed(&'de [u8]),
 }
 
 /// What is left of a message, or why that is not to be had.
@@ -149,12 +149,12 @@ pub fn field<'de>(from: &mut &'de [u8]) -> Result<Option<(u64, Wire<'de>)>, Shor
     let (number, wire) = tag(from)?;
     let wire = match wire {
         0 => Wire::Varint(varint(from)?),
-        1 => bytes(from, 8).map(|_| Wire::Fixed)?,
+        1 => Wire::Fixed(bytes(from, 8)?),
         2 => {
             let length = varint(from)?;
             Wire::Bytes(bytes(from, length)?)
         }
-        5 => bytes(from, 4).map(|_| Wire::Fixed)?,
+        5 => Wire::Fixed(bytes(from, 4)?),
         _ => return Err(Short::Malformed),
     };
     Ok(Some((number, wire)))

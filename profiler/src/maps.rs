@@ -1,0 +1,69 @@
+//! The files that are mapped as code.
+
+use std::fs;
+
+/// A part of a file that is mapped as code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    pub start: usize,
+    pub end: usize,
+    /// The offset in the file.
+    pub offset: usize,
+    pub file: String,
+}
+
+/// The mappings of this process, by address; empty where they cannot be read.
+pub fn mappings() -> Vec<Mapping> {
+    parse(&fs::read_to_string("/proc/self/maps").unwrap_or_default())
+}
+
+/// Of lines as `start-end r-xp offset device inode   file`.
+fn parse(text: &str) -> Vec<Mapping> {
+    let line = |line: &str| {
+        let mut rest = line;
+        let mut next = || {
+            let (word, after) = rest.split_once(' ')?;
+            rest = after.trim_start();
+            Some(word)
+        };
+        let (range, rights, offset) = (next()?, next()?, next()?);
+        let (_device, _inode) = (next()?, next()?);
+        if !rights.contains('x') || rest.is_empty() {
+            return None;
+        }
+        let (start, end) = range.split_once('-')?;
+        let number = |text: &str| usize::from_str_radix(text, 16).ok();
+        let (start, end, offset) = (number(start)?, number(end)?, number(offset)?);
+        Some(Mapping { start, end, offset, file: rest.to_owned() })
+    };
+    text.lines().filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_with_a_file_is_listed() {
+        let text = "\
+55d0c0000000-55d0c0100000 r--p 00000000 fd:01 123                        /a b/manager
+55d0c0100000-55d0c0200000 r-xp 00100000 fd:01 123                        /a b/manager
+7f0000000000-7f0000001000 r-xp 00000000 00:00 0 
+7ffc00000000-7ffc00002000 r-xp 00000000 00:00 0                          [vdso]
+broken";
+        let manager = Mapping {
+            start: 0x55d0c0100000,
+            end: 0x55d0c0200000,
+            offset: 0x100000,
+            file: "/a b/manager".into(),
+        };
+        let vdso = Mapping {
+            start: 0x7ffc00000000,
+            end: 0x7ffc00002000,
+            offset: 0,
+            file: "[vdso]".into(),
+        };
+        assert_eq!(parse(text), [manager, vdso]);
+        assert!(!mappings().is_empty());
+    }
+}
