@@ -16,6 +16,7 @@ use super::metrics::{HANDLER_BACKLOG, HANDLER_PANICS};
 use super::source::BoxFuture;
 use crate::clock::SharedClock;
 use crate::task::{StopToken, TaskGroup};
+use crate::trace;
 
 /// A shorter resync period is raised to this. Upstream: `minimumResyncPeriod`.
 const MINIMUM_RESYNC: Duration = Duration::from_secs(1);
@@ -87,7 +88,25 @@ struct Resync {
     syncing: bool,
 }
 
+/// A handler as debug pages show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandlerStatus {
+    pub name: String,
+    /// Notifications that wait for it.
+    pub backlog: usize,
+    /// It was called for all objects of its initial list.
+    pub synced: bool,
+}
+
 impl Listener {
+    fn status(&self) -> HandlerStatus {
+        HandlerStatus {
+            name: self.name.clone(),
+            backlog: self.notifications.len(),
+            synced: self.registration.has_synced(),
+        }
+    }
+
     fn send(&self, notification: Notification) {
         if self.notifications.try_send(notification).is_ok() {
             self.backlog.inc();
@@ -248,6 +267,10 @@ impl Processor {
         self.tasks.join().await;
     }
 
+    pub fn handlers(&self) -> Vec<HandlerStatus> {
+        self.lock().all.iter().map(Listener::status).collect()
+    }
+
     pub fn resync_changed(&self) -> EventListener {
         self.resync_changed.listen()
     }
@@ -292,6 +315,18 @@ impl Drop for Delivery {
 }
 
 impl Delivery {
+    /// The span of the event, 0 when its object is not traced.
+    fn traced(&self, event: &Event) -> u64 {
+        let (object, name) = match event {
+            Event::Add { object, .. } => (object, "add"),
+            Event::Update { old, new } if Arc::ptr_eq(old, new) => (new, "resync"),
+            Event::Update { new, .. } => (new, "update"),
+            Event::Delete(deleted) => (deleted.object(), "delete"),
+        };
+        let handler = self.name.split(' ').next().unwrap_or_default();
+        trace::handled(object.meta(), name, handler, self.notifications.len())
+    }
+
     async fn run(mut self) {
         let mut in_a_row = 0_u32;
         while let Ok(notification) = self.notifications.recv().await {
@@ -306,9 +341,14 @@ impl Delivery {
                     continue;
                 }
             };
+            let span = if trace::is_on() { self.traced(&event) } else { 0 };
             let handler = &mut self.handler;
             // The handler's state is its own business: it is called again with its next event.
-            if catch_unwind(AssertUnwindSafe(|| handler.handle(event))).is_err() {
+            let call = AssertUnwindSafe(|| {
+                let _entered = trace::enter(span);
+                handler.handle(event);
+            });
+            if catch_unwind(call).is_err() {
                 self.panics.inc();
                 log::error!(
                     "event handler {}: panicked; it goes on with its next event",

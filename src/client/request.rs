@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_lite::{AsyncBufReadExt, AsyncReadExt};
 use http_client::http_types::{self, Method};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::call::Call;
@@ -14,7 +15,8 @@ use super::metrics::{DURATION, LIMITED, REQUESTS, RETRIES};
 use super::stream::undecoded;
 use super::transport::{AskBefore, HeldBack, Purpose};
 use super::{Client, Error, Result};
-use crate::objects::{Encoded, Object, protobuf};
+use crate::objects::{Encoded, Meta, Object, ObjectKey, Uid, protobuf};
+use crate::trace;
 
 /// As client-go's `rest.Request`.
 const TRIES: u32 = 10;
@@ -50,11 +52,17 @@ impl Client {
         let mut body = Vec::new();
         let mut answer = self.open(call).await?;
         answer.read_to_end(&mut body).await.map_err(|error| broken(call, error))?;
+        if trace::is_on() && call.method != "GET" {
+            written(&body, self.inner.clock.monotonic());
+        }
         Ok(body)
     }
 
     /// As [`Self::send`], for answers that no one needs: the body is read, not kept.
     pub async fn send_and_drain(&self, call: &Call) -> Result<()> {
+        if trace::is_on() {
+            return self.send(call).await.map(drop);
+        }
         let mut answer = self.open(call).await?;
         loop {
             let read = answer.fill_buf().await.map_err(|error| broken(call, error))?.len();
@@ -121,6 +129,10 @@ impl Client {
         if let Some(guard) = guard {
             request.ext_mut().insert(AskBefore(guard.clone()));
         }
+        if trace::is_on() {
+            let bytes = call.content.as_ref().map_or(0, |(_, body)| body.len());
+            trace::sent(call, bytes, sent - start);
+        }
         let answer = inner.http.send(request).await;
         DURATION.with_label_values(&labels).observe((inner.clock.monotonic() - sent).as_secs_f64());
         let answer = answer.map_err(|error| match error.into_inner().downcast::<io::Error>() {
@@ -135,6 +147,10 @@ impl Client {
             Err(_) => "<error>".to_owned(),
         };
         REQUESTS.with_label_values(&[code.as_str(), call.method, inner.host.as_str()]).inc();
+        inner.writes.count(call, !code.starts_with('2'));
+        if trace::is_on() {
+            trace::answered(call, &code, inner.clock.monotonic() - sent);
+        }
         let mut answer = answer?;
         let code = u16::from(answer.status());
         if (200..300).contains(&code) {
@@ -179,6 +195,37 @@ impl Client {
             (false, false) => Purpose::Request,
         });
         Ok(request)
+    }
+}
+
+/// What an answer says of the object that was written, for the trace. Answers to writes are JSON.
+#[cold]
+fn written(body: &[u8], now: Duration) {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Answer {
+        kind: String,
+        metadata: Meta,
+        details: Details,
+    }
+    /// Of the Status after a deletion.
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Details {
+        kind: String,
+        name: String,
+        uid: Uid,
+    }
+    let Ok(Answer { kind, metadata, details }) = serde_json::from_slice(body) else { return };
+    match kind.as_str() {
+        "Status" if !details.uid.is_empty() => {
+            let key = ObjectKey::cluster(&details.name);
+            trace::wrote(&details.kind, &key, &details.uid, 0, now);
+        }
+        _ if !metadata.uid.is_empty() => {
+            trace::wrote(&kind, &metadata.key(), &metadata.uid, metadata.resource_version, now);
+        }
+        _ => (),
     }
 }
 

@@ -11,6 +11,7 @@ mod crashes;
 mod credentials;
 mod cronjobs;
 mod daemonsets;
+mod debug_pages;
 mod deployments;
 mod devices;
 mod discovery;

@@ -2,6 +2,7 @@
 
 use crate::controllers::Error;
 use crate::task;
+use crate::trace;
 
 /// Upstream: `controller.SlowStartInitialBatchSize`.
 pub const SLOW_START_INITIAL_BATCH_SIZE: usize = 1;
@@ -13,7 +14,8 @@ where
     T: Send + 'static,
     Fut: Future<Output = T> + Send + 'static,
 {
-    let tasks: Vec<task::Task<T>> = jobs.into_iter().map(task::spawn).collect();
+    let tasks: Vec<task::Task<T>> = 
+        jobs.into_iter().map(|job| task::spawn(trace::carried(job))).collect();
     let mut outputs = Vec::with_capacity(tasks.len());
     for task in tasks {
         outputs.push(task.await);
