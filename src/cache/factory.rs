@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::metadata::MetadataInformer;
 use super::any::AnyObject;
+use super::metadata::MetadataInformer;
 use super::shared_informer::{Informer, InformerStatus, SharedIndexInformer};
 use super::source::{Scope, Source};
 use crate::clock::SharedClock;

@@ -14,8 +14,8 @@ use log::Level;
 use super::any::AnyObject;
 use super::delta_fifo::DeltaFifo;
 use super::metrics::{LISTS, SHORT_WATCHES, WATCHES};
-use super::source::{ListRequest, Scope, Source, WatchRequest};
 use super::progress::Progress;
+use super::source::{ListRequest, Scope, Source, WatchRequest};
 use super::{DecodeError, Error};
 use crate::clock::{SharedClock, Sleep};
 use crate::objects::{

@@ -379,7 +379,11 @@ impl FromStr for TraceObject {
 impl fmt::Display for TraceObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let TraceObject { kind, namespace, name } = self;
-        if namespace.is_empty() { write!(f, "{kind}/{name}") } else { write!(f, "{kind}/{namespace}/{name}") }
+        if namespace.is_empty() {
+            write!(f, "{kind}/{name}")
+        } else {
+            write!(f, "{kind}/{namespace}/{name}")
+        }
     }
 }
 

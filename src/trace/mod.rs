@@ -63,8 +63,8 @@ mod tests {
 
     use super::tracer::{Tracer, Waiting};
     use super::{Traced, current, enter};
-    use crate::objects::{Meta, OwnerReference, Pod, ReplicaSet, Resource, Uid};
     use crate::objects::Interned;
+    use crate::objects::{Meta, OwnerReference, Pod, ReplicaSet, Resource, Uid};
 
     fn meta(name: &str, version: u64, owner: &str) -> Meta {
         let owner = OwnerReference { uid: Uid::new(owner), ..OwnerReference::default() };
@@ -94,8 +94,15 @@ mod tests {
             ("Pod/ns/a", false),
         ] {
             let mut tracer = tracer(object);
-            assert_eq!(tracer.learn(&ReplicaSet::RESOURCE, &meta("a", 1, "x")), followed, "{object}");
-            assert!(!tracer.learn(&ReplicaSet::RESOURCE, &meta("a", 2, "x")), "known or not followed");
+            assert_eq!(
+                tracer.learn(&ReplicaSet::RESOURCE, &meta("a", 1, "x")),
+                followed,
+                "{object}"
+            );
+            assert!(
+                !tracer.learn(&ReplicaSet::RESOURCE, &meta("a", 2, "x")),
+                "known or not followed"
+            );
             assert_eq!(tracer.learn(&Pod::RESOURCE, &meta("b", 1, "a")), followed, "{object}");
             assert_eq!(tracer.learn(&Pod::RESOURCE, &meta("c", 1, "b")), followed, "{object}");
         }
@@ -110,7 +117,8 @@ mod tests {
             tracer.event(&Pod::RESOURCE, &meta("a", version, "x")).map(|(span, _)| span)
         };
         assert_eq!((span(&mut tracer, 1), span(&mut tracer, 2)), (Some(1), Some(2)));
-        let of = |tracer: &Tracer, version| tracer.of(&meta("a", version, "x")).map(|(span, _)| span);
+        let of =
+            |tracer: &Tracer, version| tracer.of(&meta("a", version, "x")).map(|(span, _)| span);
         assert_eq!((of(&tracer, 1), of(&tracer, 2), of(&tracer, 9)), (Some(1), Some(2), Some(2)));
         for cause in [1, 2, 2] {
             tracer.queued(7, "ns/a".into(), cause, second);
@@ -130,7 +138,11 @@ mod tests {
         assert_eq!(tracer.seen(&meta("a", 5, "x"), false), Some((3, at)));
         assert_eq!(tracer.seen(&meta("a", 5, "x"), false), None);
         tracer.wrote(&uid, 0, 4, at);
-        assert_eq!(tracer.seen(&meta("a", 9, "x"), true), Some((4, at)), "deletions have no version");
+        assert_eq!(
+            tracer.seen(&meta("a", 9, "x"), true),
+            Some((4, at)),
+            "deletions have no version"
+        );
     }
 
     #[test]

@@ -145,7 +145,13 @@ pub fn sync_begins(
 
 /// The sync has ended; `result`: what becomes of the key.
 #[cold]
-pub fn sync_ends(sync: &SyncSpan, controller: &str, key: &dyn Display, result: &str, now: Duration) {
+pub fn sync_ends(
+    sync: &SyncSpan,
+    controller: &str,
+    key: &dyn Display,
+    result: &str,
+    now: Duration,
+) {
     let took = now.saturating_sub(sync.began);
     line!(sync.span, "sync-ended {key} controller={controller} took={took:?} result={result:?}");
 }

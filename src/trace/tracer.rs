@@ -131,7 +131,9 @@ impl Tracer {
     pub fn of(&self, meta: &Meta) -> Option<(u64, &str)> {
         let followed = self.followed.get(&meta.uid)?;
         let brought = followed.events.iter().rev();
-        let (_, span) = brought.clone().find(|(version, _)| *version == meta.resource_version)
+        let (_, span) = brought
+            .clone()
+            .find(|(version, _)| *version == meta.resource_version)
             .or_else(|| brought.clone().next())
             .copied()
             .unwrap_or_default();

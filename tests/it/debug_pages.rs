@@ -55,7 +55,8 @@ fn the_pipeline_is_shown_as_page_and_as_json() {
         assert!(html.starts_with(b"<!doctype html>"));
 
         eventually(&site.clock, "the rollout is shown", || async {
-            let json = known.get_path("/debug/pipeline").await.map_err(|error| error.to_string())?;
+            let json =
+                known.get_path("/debug/pipeline").await.map_err(|error| error.to_string())?;
             let status: Value = serde_json::from_slice(&json).expect("JSON");
             let by = |list: &str, field: &str, name: &str| {
                 let all = status[list].as_array().expect("a list");
@@ -106,7 +107,8 @@ fn the_last_error_is_shown_with_its_object() {
         create(&site.client, deployment("web", 3, "web:1")).await;
         let known = caller(site, port, Credentials::Token(token(&site.client).await));
         eventually(&site.clock, "the error is shown", || async {
-            let json = known.get_path("/debug/pipeline").await.map_err(|error| error.to_string())?;
+            let json =
+                known.get_path("/debug/pipeline").await.map_err(|error| error.to_string())?;
             let status: Value = serde_json::from_slice(&json).expect("JSON");
             let controllers = status["controllers"].as_array().expect("a list");
             let sets = controllers.iter().find(|one| one["name"] == "replicaset-controller");
@@ -153,7 +155,10 @@ fn a_deployment_is_traced_through_every_station() {
         let log = std::fs::read_to_string(&manager.log).expect("a log");
         let all = stations(&log);
         assert!(!log.contains("trace span=0 "), "every station has a span");
-        assert!(all.iter().all(|(_, _, rest)| !rest.contains("default/other")), "others are not traced");
+        assert!(
+            all.iter().all(|(_, _, rest)| !rest.contains("default/other")),
+            "others are not traced"
+        );
         // The creation of the Deployment, from the watch to the creation of its ReplicaSet.
         let of = |span: u64, station: &str| -> Vec<&str> {
             let found = all.iter().filter(|(s, name, _)| *s == span && name == station);

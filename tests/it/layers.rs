@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::paths::{Named, Source};
 
-const GROUND: &[&str] =
-    &["cel", "clock", "jwt", "task", "objects", "metrics", "options", "trace"];
+const GROUND: &[&str] = &["cel", "clock", "jwt", "task", "objects", "metrics", "options", "trace"];
 
 /// What a room may use beside itself; `None`: it is not in the list.
 fn below(room: &str) -> Option<Vec<&'static str>> {

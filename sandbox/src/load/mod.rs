@@ -113,7 +113,9 @@ impl Load {
         // Not to measure the client's own limits.
         flags.extend(["--kube-api-qps=2000", "--kube-api-burst=4000"].map(str::to_owned));
         let front = match server.sandbox().filter(|_| self.pages) {
-            Some(sandbox) => Some(Front::start(sandbox.client_config(), &SystemClock::shared()).await?),
+            Some(sandbox) => {
+                Some(Front::start(sandbox.client_config(), &SystemClock::shared()).await?)
+            }
             None => None,
         };
         if let Some(front) = &front {

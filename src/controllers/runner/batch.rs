@@ -14,7 +14,7 @@ where
     T: Send + 'static,
     Fut: Future<Output = T> + Send + 'static,
 {
-    let tasks: Vec<task::Task<T>> = 
+    let tasks: Vec<task::Task<T>> =
         jobs.into_iter().map(|job| task::spawn(trace::carried(job))).collect();
     let mut outputs = Vec::with_capacity(tasks.len());
     for task in tasks {

@@ -406,7 +406,15 @@ impl Controller {
     /// future is dropped, the controller stops without that wait.
     pub async fn run(self, stop: StopToken) {
         let Controller {
-            profile, waits, gates, backgrounds, workers, queues, failure, running, ..
+            profile,
+            waits,
+            gates,
+            backgrounds,
+            workers,
+            queues,
+            failure,
+            running,
+            ..
         } = self;
         let (name, stop) = (profile.name, StopOnDrop(stop.child()));
         log::info!("Starting {name}");

@@ -1,8 +1,8 @@
 //! A controller's queue and what its workers do with a key.
 
 use std::fmt::Display;
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
