@@ -620,7 +620,7 @@ mod tests {
         let error = reflector.decode_event(WatchEvent::Added(bad)).map(drop).unwrap_err();
         assert!(error.is_decode());
         assert!(error.to_string().starts_with("pods a/b: cannot be decoded: "), "{error}");
-        assert!(reflector.decode(&Encoded::json(b"{")).is_err_and(|error| error.is_decode()));
+        assert!(reflector.decode(&Encoded::json(b"{"), "").is_err_and(|error| error.is_decode()));
         assert!(reflector.version_of_list("seven").is_err());
     }
 
