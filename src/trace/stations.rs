@@ -203,5 +203,9 @@ pub fn wrote(kind: &str, key: &ObjectKey, uid: &Uid, version: u64, now: Duration
         0 => line!(span, "deleted {name}"),
         _ => line!(span, "wrote {name} version={version}"),
     }
-    with(|tracer| tracer.wrote(uid, version, span, now));
+    with(|tracer| match tracer.brought(uid, version) {
+        // The watch was faster than the answer.
+        Some(seen) => line!(seen, "seen-again {name} version={version} by={span} after=0ns"),
+        None => tracer.wrote(uid, version, span, now),
+    });
 }

@@ -172,6 +172,12 @@ impl Tracer {
         Some((self.spans, waiting))
     }
 
+    /// The span of the event that brought this version, if it came already.
+    pub fn brought(&self, uid: &Uid, version: u64) -> Option<u64> {
+        let mut events = self.followed.get(uid)?.events.iter();
+        events.find(|(seen, _)| *seen == version).map(|(_, span)| *span)
+    }
+
     /// `span` wrote an object. `version` 0: it deleted it.
     pub fn wrote(&mut self, uid: &Uid, version: u64, span: u64, at: Duration) {
         if self.written.len() == WRITES {
