@@ -146,10 +146,10 @@ impl Tracer {
             return;
         }
         self.gone.push_back(uid.clone());
-        if self.gone.len() > GONE {
-            if let Some(oldest) = self.gone.pop_front() {
-                self.followed.remove(&oldest);
-            }
+        if self.gone.len() > GONE
+            && let Some(oldest) = self.gone.pop_front()
+        {
+            self.followed.remove(&oldest);
         }
     }
 
