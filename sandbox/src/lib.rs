@@ -13,6 +13,7 @@
 //! | `storage` | objects with their history, and those that the server itself keeps |
 //! | `nodes` | the scheduler and the kubelet |
 //! | `metrics` | the metrics APIs, with values that a person sets |
+//! | `front` | the way for a browser to the manager's debug pages |
 //! | `load` | loads, and what they cost a controller manager |
 
 mod admission;
@@ -21,6 +22,7 @@ mod apply;
 mod auth;
 pub mod cluster;
 pub mod demo;
+pub mod front;
 mod kinds;
 pub mod load;
 mod metrics;

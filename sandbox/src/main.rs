@@ -38,6 +38,9 @@ struct Args {
     /// with --load: an administrator's kubeconfig, to load another API server than the embedded one
     #[argh(option)]
     kubeconfig: Option<PathBuf>,
+    /// with --load: print the address of the manager's pipeline page, at a cost to the figures
+    #[argh(switch)]
+    pages: bool,
     /// with --load: print JSON
     #[argh(switch)]
     json: bool,
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
             idle: Duration::from_secs(args.idle),
             manager,
             manager_flags: args.manager_flags,
+            pages: args.pages,
             patience: patience(1800),
         };
         let report = load.run(stop).await?;

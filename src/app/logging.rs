@@ -10,6 +10,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use crate::clock::SharedClock;
 use crate::objects::Timestamp;
 use crate::options::Options;
+use crate::trace;
 
 /// Verbosity from which other crates may log more than warnings.
 const OTHERS: i32 = 8;
@@ -39,13 +40,19 @@ impl Verbosity {
             return Err(format!("failed to set klog.logging.verbosity {text}: not a whole number"));
         };
         self.general.store(general, Ordering::Relaxed);
-        log::set_max_level(self.most());
+        self.apply();
         Ok(format!("successfully set klog.logging.verbosity to {text}"))
     }
 
-    /// The highest level of any file.
+    /// Lets `log` pass what may be logged. To be called again when a trace begins or ends.
+    pub fn apply(&self) {
+        log::set_max_level(self.most());
+    }
+
+    /// The highest level of any file, and of what is traced.
     fn most(&self) -> LevelFilter {
-        level_of(self.modules.iter().map(|(_, v)| *v).fold(self.get(), i32::max))
+        let most = level_of(self.modules.iter().map(|(_, v)| *v).fold(self.get(), i32::max));
+        if trace::is_on() { most.max(LevelFilter::Debug) } else { most }
     }
 }
 
@@ -71,7 +78,7 @@ pub fn init(options: &Options, clock: SharedClock) -> Verbosity {
         rest: logger(if split { Target::Stdout } else { Target::Stderr }),
     };
     if log::set_boxed_logger(Box::new(klog)).is_ok() {
-        log::set_max_level(verbosity.most());
+        verbosity.apply();
     }
     verbosity
 }
@@ -92,6 +99,13 @@ struct Klog {
 }
 
 impl Klog {
+    fn write(&self, record: &Record<'_>) {
+        match record.level() {
+            Level::Error => self.errors.log(record),
+            _ => self.rest.log(record),
+        }
+    }
+
     fn passes(&self, record: &Record<'_>) -> bool {
         let name = module(record);
         let modules = &self.verbosity.modules;
@@ -112,11 +126,19 @@ impl Log for Klog {
     }
 
     fn log(&self, record: &Record<'_>) {
-        if self.passes(record) {
-            match record.level() {
-                Level::Error => self.errors.log(record),
-                _ => self.rest.log(record),
-            }
+        if trace::is_on() && said_in_a_span(record) {
+            // What a traced sync or handler logs is its decision, whatever the level.
+            let (span, args) = (trace::current(), record.args());
+            self.write(
+                &Record::builder()
+                    .metadata(record.metadata().clone())
+                    .file(record.file())
+                    .line(record.line())
+                    .args(format_args!("trace span={span} decided {args}"))
+                    .build(),
+            );
+        } else if self.passes(record) {
+            self.write(record);
         }
     }
 
@@ -124,6 +146,12 @@ impl Log for Klog {
         self.errors.flush();
         self.rest.flush();
     }
+}
+
+/// Whether a controller says something about what is traced, and not the trace itself.
+fn said_in_a_span(record: &Record<'_>) -> bool {
+    let part = record.target().strip_prefix(env!("CARGO_CRATE_NAME")).unwrap_or_default();
+    part.starts_with("::controllers") && trace::current() != 0 && record.level() <= Level::Debug
 }
 
 /// The file's name.

@@ -13,9 +13,11 @@ mod lease_candidate;
 mod logging;
 mod notices;
 mod open_files;
+pub mod pipeline;
 pub mod serving;
 mod signals;
 pub mod start;
+mod traces;
 
 use parking_lot::Mutex;
 use std::process::ExitCode;
@@ -34,6 +36,7 @@ use futures_lite::future;
 use leader_election::Contender;
 use leader_migration::{LeaderMigration, Lease};
 use lease_candidate::LeaseCandidate;
+use pipeline::Pipeline;
 use start::Started;
 
 /// The name of the health check of the second lease.
@@ -90,6 +93,9 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     for notice in notices::of(&options) {
         log::warn!("{notice}");
     }
+    if !options.trace_object.0.is_empty() {
+        traces::set(options.trace_object.0.clone(), &verbosity);
+    }
     let stop = signals::stop_on_signal().map_err(|error| vec![format!("signals: {error}")])?;
     let options = Arc::new(options);
     let migration = LeaderMigration::of(&options).map_err(|error| vec![error])?;
@@ -116,7 +122,12 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     let main = options.leader_elect.then(|| checked(HealthzAdaptor::NAME));
     let second = migration.as_ref().map(|_| checked(MIGRATION_CHECK));
     let (serving, tasks) = (StopToken::new(), TaskGroup::new());
+    let pipeline = Pipeline::new();
     let routes = serving::routes(&options, migration.as_ref(), &health, &verbosity, &clock);
+    routes.add_unlisted("/debug/pipeline", pipeline.handler(&clock));
+    if options.profiling {
+        routes.add_unlisted(traces::PATH, traces::handler(&pipeline, &verbosity));
+    }
     let served = serving::serve(&options, &routes, connect, clock.clone(), &tasks, &serving);
     // It sends requests to the API server, which may not answer.
     match stop.unless_stopped(served).await {
@@ -130,6 +141,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         connection,
         health: health.clone(),
         routes,
+        pipeline,
         clock: clock.clone(),
         migration: migration.clone(),
         lease: Lease::Main,

@@ -14,6 +14,7 @@ use super::component_metrics::RunningControllers;
 use super::connect::{Connection, user_agent};
 use super::controller_table::{CONTROLLERS, Descriptor};
 use super::leader_migration::{LeaderMigration, Lease};
+use super::pipeline::Pipeline;
 use crate::cache::SharedInformerFactory;
 use crate::clock::SharedClock;
 use crate::controllers::{
@@ -40,6 +41,8 @@ pub struct Started {
     pub health: HealthChecks,
     /// What is served; the controllers add their debug handlers.
     pub routes: Routes,
+    /// Shows what runs.
+    pub pipeline: Pipeline,
     pub clock: SharedClock,
     pub migration: Option<LeaderMigration>,
     /// The lease that is held. It decides which controllers run.
@@ -88,6 +91,8 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
             routes.add_debug(controller.name(), served(debug));
         }
     }
+    let watchers = controllers.iter().map(Controller::watcher).collect();
+    let _shown = started.pipeline.show(&factory, watchers);
     factory.start(&stop);
     let running = Arc::new(Mutex::new(BTreeSet::new()));
     for controller in controllers {
@@ -363,6 +368,7 @@ mod tests {
             connection: Arc::new(Broken),
             health: HealthChecks::new(),
             routes: Routes::new(),
+            pipeline: Pipeline::new(),
             clock: FakeClock::new(Timestamp::from_secs(0)),
             migration: None,
             lease: Lease::Main,

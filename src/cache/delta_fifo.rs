@@ -11,6 +11,7 @@ use super::any::AnyObject;
 use super::handler::Deleted;
 use super::indexer::AnyIndexer;
 use crate::objects::ObjectKey;
+use crate::trace;
 
 /// What happened to an object. Upstream: `cache.Delta`, `cache.DeltaType`.
 pub enum Delta {
@@ -24,6 +25,17 @@ pub enum Delta {
 }
 
 impl Delta {
+    /// Upstream's name of it.
+    fn name(&self) -> &'static str {
+        match self {
+            Delta::Added(_) => "Added",
+            Delta::Updated(_) => "Updated",
+            Delta::Replaced(_) => "Replaced",
+            Delta::Deleted(_) => "Deleted",
+            Delta::Sync(_) => "Sync",
+        }
+    }
+
     pub fn object(&self) -> &Arc<dyn AnyObject> {
         match self {
             Delta::Added(object)
@@ -218,6 +230,10 @@ impl DeltaFifo {
     }
 
     fn queue(&self, state: &mut State, key: ObjectKey, delta: Delta) {
+        if trace::is_on() {
+            let depth = state.queue.len() + usize::from(!state.items.contains_key(&key));
+            trace::queued(delta.object().meta(), delta.name(), depth);
+        }
         match state.items.get_mut(&key) {
             Some(deltas) => deltas.push(delta),
             None => {
@@ -266,6 +282,9 @@ impl DeltaFifo {
         let stale = version != 0 && latest.is_some_and(|latest| latest > version);
         if !nothing_to_delete && !stale {
             self.queue(&mut state, key, delta);
+        } else if trace::is_on() {
+            let why = if stale { "older-than-known" } else { "not-known" };
+            trace::dropped(delta.object().meta(), why);
         }
         if !in_list {
             self.mark(&mut state, version);

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::any::AnyObject;
 use super::metadata::MetadataInformer;
-use super::shared_informer::{Informer, SharedIndexInformer};
+use super::shared_informer::{Informer, InformerStatus, SharedIndexInformer};
 use super::source::{Scope, Source};
 use crate::clock::SharedClock;
 use crate::objects::{Object, PartialObjectMetadata, Resource, ResourceType};
@@ -140,6 +141,23 @@ impl SharedInformerFactory {
             .collect();
         for (informer, stop) in running {
             stop.unless_stopped(informer.synced()).await;
+        }
+    }
+
+    fn informers(&self) -> Vec<Arc<Informer>> {
+        self.entries().iter().map(|entry| entry.informer.clone()).collect()
+    }
+
+    /// Every informer as debug pages show it, in the order in which they were asked for.
+    pub fn status(&self) -> Vec<InformerStatus> {
+        self.informers().iter().map(|informer| informer.status()).collect()
+    }
+
+    /// Visits every cached object, with its resource.
+    pub fn for_each(&self, visit: &mut dyn FnMut(&ResourceType, &dyn AnyObject)) {
+        for informer in self.informers() {
+            let resource = &informer.scope().resource;
+            informer.indexer().for_each(&mut |object| visit(resource, &*object));
         }
     }
 

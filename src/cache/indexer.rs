@@ -44,6 +44,10 @@ pub trait AnyIndexer: Any + Send + Sync {
     fn len(&self) -> usize;
     fn count_in(&self, namespace: &str) -> usize;
     fn last_seen_version(&self) -> u64;
+    /// An estimate of the memory that the cache takes: each view with its name, the slots, and the
+    /// tables by key and by index. What views hold behind pointers is not counted: strings, labels
+    /// and templates, which many share, and lists.
+    fn bytes_held(&self) -> usize;
     /// Everything up to `version` is processed.
     fn saw(&self, version: u64);
 
@@ -78,6 +82,9 @@ enum Bucket {
     /// Behind a pointer, so that the others stay small.
     Many(Box<HashSet<Slot>>),
 }
+
+/// What an allocation of an `Arc` costs beside its content: its two counts, and the allocator's part.
+const ALLOCATED: usize = 16 + 8;
 
 /// A bucket of more is a set, so that removing stays cheap.
 const FEW: usize = 64;
@@ -114,6 +121,15 @@ impl Bucket {
                 }
                 false
             }
+        }
+    }
+
+    /// Beside the bucket itself.
+    fn bytes_held(&self) -> usize {
+        match self {
+            Bucket::One(_) => 0,
+            Bucket::Few(slots) => slots.capacity() * size_of::<Slot>(),
+            Bucket::Many(slots) => slots.capacity() * (size_of::<Slot>() + 1),
         }
     }
 
@@ -182,6 +198,15 @@ impl Tables {
             Some(Bucket::Few(slots)) => slots.clone(),
             Some(Bucket::Many(slots)) => slots.iter().copied().collect(),
         }
+    }
+
+    fn bytes_held(&self) -> usize {
+        let indices = self.indices.iter().map(|index| {
+            let many = index.buckets.values().map(Bucket::bytes_held).sum::<usize>();
+            many + index.buckets.capacity() * (size_of::<(IndexValue, Bucket)>() + 1)
+        });
+        // A slot, and a byte of the hash table for it.
+        self.keys.capacity() * (size_of::<Slot>() + 1) + indices.sum::<usize>()
     }
 
     fn renumber(&mut self, moved: &[Slot]) {
@@ -349,6 +374,13 @@ impl<T: Object> AnyIndexer for Indexer<T> {
 
     fn last_seen_version(&self) -> u64 {
         Indexer::last_seen_version(self)
+    }
+
+    fn bytes_held(&self) -> usize {
+        let state = self.state.read();
+        let of = |object: &Arc<T>| 2 * ALLOCATED + size_of::<T>() + object.meta().name.len();
+        let objects: usize = state.slots.iter().map(|(_, object)| of(object)).sum();
+        objects + state.slots.capacity() * size_of::<Option<Arc<T>>>() + state.tables.bytes_held()
     }
 
     fn saw(&self, version: u64) {

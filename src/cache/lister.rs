@@ -1,9 +1,11 @@
 //! Reading from a cache. Upstream: `cache.GenericLister` and the generated listers.
 
+use std::any::type_name;
 use std::sync::Arc;
 
 use super::indexer::{IndexValue, Indexer};
 use crate::objects::{Object, ObjectKey};
+use crate::trace;
 
 /// Reads from a cache. Cheap to clone. The returned objects are shared with every other reader.
 pub struct Lister<T> {
@@ -27,23 +29,38 @@ impl<T: Object> Lister<T> {
     }
 
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
-        self.indexer.get(key)
+        let found = self.indexer.get(key);
+        if trace::is_on() {
+            let found = found.as_deref().map(Object::meta);
+            trace::read(type_name::<T>(), key, found, self.last_seen_version());
+        }
+        found
+    }
+
+    /// Traces a read of many.
+    fn traced(&self, found: Vec<Arc<T>>) -> Vec<Arc<T>> {
+        if trace::is_on() {
+            let count = found.len();
+            let cache = self.last_seen_version();
+            trace::read(type_name::<T>(), &format_args!("objects={count}"), None, cache);
+        }
+        found
     }
 
     /// All, in no order.
     pub fn list(&self) -> Vec<Arc<T>> {
-        self.indexer.list()
+        self.traced(self.indexer.list())
     }
 
     /// The objects of one namespace, in no order.
     pub fn in_namespace(&self, namespace: &str) -> Vec<Arc<T>> {
-        self.indexer.in_namespace(namespace)
+        self.traced(self.indexer.in_namespace(namespace))
     }
 
     /// # Panics
     /// When there is no such index: a mistake in the program.
     pub fn by_index(&self, name: &'static str, value: &IndexValue) -> Vec<Arc<T>> {
-        self.indexer.by_index(name, value)
+        self.traced(self.indexer.by_index(name, value))
     }
 
     pub fn len(&self) -> usize {

@@ -16,6 +16,7 @@ use super::metrics::Count;
 use super::source::BoxFuture;
 use crate::clock::SharedClock;
 use crate::task::TaskGroup;
+use crate::trace;
 
 /// A shorter resync period is raised to this. Upstream: `minimumResyncPeriod`.
 const MINIMUM_RESYNC: Duration = Duration::from_secs(1);
@@ -86,14 +87,6 @@ struct Inbox {
     panics: Count,
 }
 
-/// The numbers of one handler.
-pub struct HandlerNumbers {
-    pub name: String,
-    /// Notifications that wait.
-    pub backlog: usize,
-    pub panics: u64,
-}
-
 struct Resync {
     period: Duration,
     next: Duration,
@@ -101,7 +94,27 @@ struct Resync {
     syncing: bool,
 }
 
+/// A handler as debug pages show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandlerStatus {
+    pub name: String,
+    /// Notifications that wait for it.
+    pub backlog: usize,
+    pub panics: u64,
+    /// It was called for all objects of its initial list.
+    pub synced: bool,
+}
+
 impl Listener {
+    fn status(&self) -> HandlerStatus {
+        HandlerStatus {
+            name: self.inbox.handler.to_string(),
+            backlog: self.inbox.notifications.len(),
+            panics: self.inbox.panics.get(),
+            synced: self.registration.has_synced(),
+        }
+    }
+
     fn send(&self, notification: Notification) {
         self.inbox.notifications.push(notification);
     }
@@ -236,16 +249,9 @@ impl Processor {
         self.tasks.join().await;
     }
 
-    /// The numbers of each handler. Handlers may have the same name.
-    pub fn numbers(&self) -> Vec<HandlerNumbers> {
-        let listeners = self.lock();
-        let inboxes = listeners.all.iter().map(|listener| &listener.inbox);
-        let numbers = inboxes.map(|inbox| HandlerNumbers {
-            name: inbox.handler.to_string(),
-            backlog: inbox.notifications.len(),
-            panics: inbox.panics.get(),
-        });
-        numbers.collect()
+    /// Each handler. Handlers may have the same name.
+    pub fn handlers(&self) -> Vec<HandlerStatus> {
+        self.lock().all.iter().map(Listener::status).collect()
     }
 
     pub fn resync_changed(&self) -> EventListener {
@@ -282,6 +288,18 @@ struct Delivery {
 }
 
 impl Delivery {
+    /// The span of the event, 0 when its object is not traced.
+    fn traced(&self, event: &Event) -> u64 {
+        let (object, name) = match event {
+            Event::Add { object, .. } => (object, "add"),
+            Event::Update { old, new } if Arc::ptr_eq(old, new) => (new, "resync"),
+            Event::Update { new, .. } => (new, "update"),
+            Event::Delete(deleted) => (deleted.object(), "delete"),
+        };
+        let handler = self.inbox.handler.split(' ').next().unwrap_or_default();
+        trace::handled(object.meta(), name, handler, self.inbox.notifications.len())
+    }
+
     async fn run(mut self) {
         let mut in_a_row = 0_u32;
         while let Some(notification) = self.inbox.notifications.next().await {
@@ -292,9 +310,14 @@ impl Delivery {
                     continue;
                 }
             };
+            let span = if trace::is_on() { self.traced(&event) } else { 0 };
             let handler = &mut self.handler;
             // The handler's state is its own business: it is called again with its next event.
-            if catch_unwind(AssertUnwindSafe(|| handler.handle(event))).is_err() {
+            let call = AssertUnwindSafe(|| {
+                let _entered = trace::enter(span);
+                handler.handle(event);
+            });
+            if catch_unwind(call).is_err() {
                 self.inbox.panics.add_one();
                 log::error!(
                     "event handler {} of {}: panicked; it goes on with its next event",

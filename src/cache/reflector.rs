@@ -14,12 +14,14 @@ use log::Level;
 use super::any::AnyObject;
 use super::delta_fifo::DeltaFifo;
 use super::metrics::Counts;
+use super::progress::Progress;
 use super::source::{ListRequest, Scope, Source, WatchRequest};
 use super::{DecodeError, Error};
 use crate::clock::{SharedClock, Sleep};
 use crate::objects::{
     Bookmark, Encoded, Form, ListPart, Object, PartialObjectMetadata, WatchEvent,
 };
+use crate::trace;
 
 /// Where a list begins: how old it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,6 +223,7 @@ pub struct Reflector {
     store: Arc<DeltaFifo>,
     counts: Arc<Counts>,
     clock: SharedClock,
+    progress: Arc<Progress>,
     random: fastrand::Rng,
     /// The newest version written to the store, of a list that broke half-way as well: a later list
     /// must not be older.
@@ -257,12 +260,19 @@ impl Reflector {
             store,
             counts,
             clock,
+            progress: Arc::default(),
             random: fastrand::Rng::new(),
             written: 0,
             paginated: false,
             in_a_row: 0,
             drained: Duration::ZERO,
         }
+    }
+
+    /// What it does is kept in `progress`, for debug pages.
+    pub(super) fn reporting(mut self, progress: Arc<Progress>) -> Reflector {
+        self.progress = progress;
+        self
     }
 
     /// Lists and watches; never ends. After a panic or a drop half-way it may be called again: it
@@ -272,6 +282,7 @@ impl Reflector {
         let mut phase = Phase::Stream { start: Start::Any };
         let mut open = None;
         loop {
+            self.progress.enter(&phase, self.clock.monotonic());
             let outcome = match &mut phase {
                 // Boxed, so that the task has no room for them while it watches.
                 Phase::Stream { start } => match Box::pin(self.stream(*start)).await {
@@ -311,7 +322,21 @@ impl Reflector {
         }
     }
 
-    fn decode(&self, object: &Encoded) -> Result<Arc<dyn AnyObject>, Error> {
+    /// `event`: what the server calls it, for the trace.
+    fn decode(&self, object: &Encoded, event: &str) -> Result<Arc<dyn AnyObject>, Error> {
+        self.progress.received();
+        if trace::is_on() {
+            let began = self.clock.monotonic();
+            let decoded = self.decode_untraced(object)?;
+            let (now, size) = (self.clock.monotonic(), (object.bytes.len(), object.form));
+            let resource = &self.scope.resource;
+            trace::decoded(resource, decoded.meta(), event, size, now.saturating_sub(began), now);
+            return Ok(decoded);
+        }
+        self.decode_untraced(object)
+    }
+
+    fn decode_untraced(&self, object: &Encoded) -> Result<Arc<dyn AnyObject>, Error> {
         let decoded = (self.decoder.decode)(object).map_err(|cause| {
             let what = match object.decode::<PartialObjectMetadata>() {
                 Ok(object) => format!("{} {}", self.name, object.meta.key()),
@@ -329,7 +354,13 @@ impl Reflector {
         &self,
         event: WatchEvent<Encoded>,
     ) -> Result<WatchEvent<Arc<dyn AnyObject>>, Error> {
-        event.try_map(|object| self.decode(&object))
+        let name = match &event {
+            WatchEvent::Added(_) => "added",
+            WatchEvent::Modified(_) => "modified",
+            WatchEvent::Deleted(_) => "deleted",
+            WatchEvent::Bookmark(_) => "bookmark",
+        };
+        event.try_map(|object| self.decode(&object, name))
     }
 
     fn replace_item(&mut self, object: Arc<dyn AnyObject>) {
@@ -359,6 +390,7 @@ impl Reflector {
 
     async fn open(&mut self, version: Option<u64>, initial: bool) -> Result<Open, Error> {
         self.counts.watches.add_one();
+        self.progress.watched();
         let timeout = MIN_WATCH_TIMEOUT + MIN_WATCH_TIMEOUT.mul_f64(self.random.f64());
         let deadline = self.clock.sleep(timeout + WATCH_GRACE);
         let request = WatchRequest {
@@ -373,6 +405,7 @@ impl Reflector {
     /// The list as the initial events of a watch, and the watch. Upstream: `watchList`.
     async fn stream(&mut self, start: Start) -> Result<(u64, Open), Outcome> {
         self.counts.streams.add_one();
+        self.progress.listed();
         let version = match self.start_of_list(start) {
             Start::AtLeast(version) => Some(version),
             Start::Any | Start::Newest => None,
@@ -413,6 +446,7 @@ impl Reflector {
     /// Upstream: `Reflector.list`, `pager`.
     async fn list(&mut self, start: Start) -> Result<u64, Error> {
         self.counts.lists.add_one();
+        self.progress.listed();
         let start = self.start_of_list(start);
         // A page of "at least" comes from etcd, the whole from the server's own cache.
         let whole = matches!(start, Start::AtLeast(_)) && !self.paginated;
@@ -450,7 +484,7 @@ impl Reflector {
         while let Some(part) = parts.next().await {
             match part? {
                 ListPart::Item(object) => {
-                    let object = self.decode(&object)?;
+                    let object = self.decode(&object, "listed")?;
                     self.replace_item(object);
                 }
                 ListPart::End { resource_version, continue_token } => {
@@ -587,7 +621,7 @@ mod tests {
         let error = reflector.decode_event(WatchEvent::Added(bad)).map(drop).unwrap_err();
         assert!(error.is_decode());
         assert!(error.to_string().starts_with("pods a/b: cannot be decoded: "), "{error}");
-        assert!(reflector.decode(&Encoded::json(b"{")).is_err_and(|error| error.is_decode()));
+        assert!(reflector.decode(&Encoded::json(b"{"), "").is_err_and(|error| error.is_decode()));
         assert!(reflector.version_of_list("seven").is_err());
     }
 

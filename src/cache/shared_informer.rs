@@ -15,12 +15,14 @@ use super::indexer::{AnyIndexer, IndexFn, Indexer};
 use super::lister::Lister;
 use super::metadata::MetadataInformer;
 use super::metrics::{self, Counts};
-use super::processor::{AnyHandler, Event, HandlerNumbers, Listeners, Processor};
+use super::processor::{AnyHandler, Event, HandlerStatus, Listeners, Processor};
+use super::progress::{Progress, ReflectorStatus};
 use super::reflector::{Backoff, Decoder, Reflector};
 use super::source::{Scope, Source};
 use crate::clock::SharedClock;
 use crate::objects::{Meta, Object};
 use crate::task::{Failure, Latch, StopToken, caught};
+use crate::trace;
 
 /// Keys processed in a row before the reflector gets its turn.
 const BATCH: u32 = 64;
@@ -57,6 +59,23 @@ pub struct Informer {
     default_resync: OnceLock<Duration>,
     synced: Latch,
     failure: Failure,
+    progress: Arc<Progress>,
+}
+
+/// An informer as debug pages show it.
+#[derive(Clone, Debug)]
+pub struct InformerStatus {
+    pub scope: Scope,
+    pub objects: usize,
+    /// See [`AnyIndexer::bytes_held`].
+    pub bytes: usize,
+    /// The newest version of which all changes are cached.
+    pub version: u64,
+    pub synced: bool,
+    pub reflector: ReflectorStatus,
+    /// Keys that wait in the DeltaFifo.
+    pub queued: usize,
+    pub handlers: Vec<HandlerStatus>,
 }
 
 impl<T> Clone for SharedIndexInformer<T> {
@@ -186,6 +205,7 @@ impl Informer {
             name,
             default_resync: OnceLock::new(),
             synced: Latch::new(),
+            progress: Arc::default(),
             failure,
             scope: Arc::new(scope),
             source,
@@ -201,6 +221,20 @@ impl Informer {
 
     pub fn indexer(&self) -> &Arc<dyn AnyIndexer> {
         &self.indexer
+    }
+
+    /// Walks the cache: the cost grows with its objects.
+    pub fn status(&self) -> InformerStatus {
+        InformerStatus {
+            scope: (*self.scope).clone(),
+            objects: self.indexer.len(),
+            bytes: self.indexer.bytes_held(),
+            version: self.indexer.last_seen_version(),
+            synced: self.has_synced(),
+            reflector: self.progress.status(self.clock.monotonic()),
+            queued: self.fifo.len(),
+            handlers: self.processor.handlers(),
+        }
     }
 
     /// The first period stays. Upstream: `defaultEventHandlerResyncPeriod`.
@@ -252,7 +286,8 @@ impl Informer {
             self.fifo.clone(),
             self.counts.clone(),
             self.clock.clone(),
-        );
+        )
+        .reporting(self.progress.clone());
         let mut backoff = Backoff::new(self.clock.monotonic(), fastrand::Rng::new());
         let mut panics = Vec::new();
         loop {
@@ -291,8 +326,8 @@ impl Informer {
         self.indexer.last_seen_version()
     }
 
-    pub fn handlers(&self) -> Vec<HandlerNumbers> {
-        self.processor.numbers()
+    pub fn handlers(&self) -> Vec<HandlerStatus> {
+        self.processor.handlers()
     }
 
     /// The labels of upstream's metrics: name, group, version and resource.
@@ -337,6 +372,9 @@ impl Informer {
                 | Delta::Sync(object) => self.store(&mut listeners, object, initial),
                 Delta::Deleted(deleted) => {
                     self.indexer.remove(&deleted.object().meta().key());
+                    if trace::is_on() {
+                        trace::cached(deleted.object().meta(), "removed", self.indexer.len());
+                    }
                     listeners.distribute(Event::Delete(deleted), false);
                 }
             }
@@ -344,18 +382,26 @@ impl Informer {
     }
 
     fn store(&self, listeners: &mut Listeners, object: Arc<dyn AnyObject>, initial: bool) {
+        let traced = |object: &Arc<dyn AnyObject>, change| {
+            if trace::is_on() {
+                trace::cached(object.meta(), change, self.indexer.len());
+            }
+        };
         match self.indexer.get(&object.meta().key()) {
             Some(old) if is_same(old.meta(), object.meta()) => {
                 // Nothing changed: the cached object, which all readers share, stays.
                 let new = old.clone();
+                traced(&new, "unchanged");
                 listeners.distribute(Event::Update { old, new }, true);
             }
             Some(old) => {
                 self.indexer.insert(object.clone());
+                traced(&object, "updated");
                 listeners.distribute(Event::Update { old, new: object }, false);
             }
             None => {
                 self.indexer.insert(object.clone());
+                traced(&object, "added");
                 listeners.distribute(Event::Add { object, initial }, false);
             }
         }

@@ -63,7 +63,6 @@ impl<T> Slots<T> {
         objects.filter_map(|(slot, object)| Some((slot as Slot, object.as_ref()?)))
     }
 
-    #[cfg(test)]
     pub fn capacity(&self) -> usize {
         self.objects.capacity()
     }
@@ -159,7 +158,6 @@ impl Keys {
         self.used
     }
 
-    #[cfg(test)]
     pub fn capacity(&self) -> usize {
         self.namespaces.values().map(HashTable::capacity).sum()
     }

@@ -12,6 +12,7 @@ use super::credentials::{Auth, Plugin, TokenProvider, impersonation};
 use super::kept::Kept;
 use super::rate::Bucket;
 use super::transport::Transport;
+use super::writes::{WriteCounter, Writes};
 use super::{Error, Result};
 use crate::clock::SharedClock;
 use crate::objects::Form;
@@ -42,6 +43,8 @@ pub(super) struct Inner {
     pub discovery: Arc<Kept<Arc<Discovery>>>,
     /// Connections without a client certificate, shared by all clients with tokens of their own.
     pub anonymous: Arc<Mutex<Option<surf::Client>>>,
+    /// Of this user agent.
+    pub writes: Arc<WriteCounter>,
 }
 
 impl Client {
@@ -75,13 +78,17 @@ impl Client {
             is_urgent: false,
             discovery: Arc::default(),
             anonymous: Arc::default(),
+            writes: Arc::default(),
         };
         Ok(Client { inner: Arc::new(inner) })
     }
 
     /// The same server and credentials, under another name and with a limiter of its own.
     pub fn named(&self, user_agent: &str) -> Client {
-        self.derive(|derived| derived.config.user_agent = user_agent.to_owned())
+        self.derive(|derived| {
+            derived.config.user_agent = user_agent.to_owned();
+            derived.writes = Arc::default();
+        })
     }
 
     /// The same, with a limiter of its own: the rate and the burst are multiplied by these factors.
@@ -118,6 +125,7 @@ impl Client {
         };
         Ok(self.derive(|derived| {
             derived.config.user_agent = user_agent.to_owned();
+            derived.writes = Arc::default();
             derived.http = http;
             derived.auth = Arc::new(Auth::provider(tokens));
             derived.impersonation = Arc::default();
@@ -144,6 +152,7 @@ impl Client {
             is_urgent: *is_urgent,
             discovery: self.inner.discovery.clone(),
             anonymous: self.inner.anonymous.clone(),
+            writes: self.inner.writes.clone(),
         };
         change(&mut derived);
         derived.limiter = limiter(&derived.config);
@@ -157,6 +166,11 @@ impl Client {
             Some(Pem::Inline(pem)) => Some(pem),
             _ => None,
         }
+    }
+
+    /// What was sent under this name so far, by this client and those derived from it.
+    pub fn writes(&self) -> Writes {
+        self.inner.writes.get()
     }
 
     /// Whether objects may come in protobuf.

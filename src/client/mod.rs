@@ -17,6 +17,7 @@ mod request;
 mod split;
 mod stream;
 mod transport;
+mod writes;
 
 pub use api::{
     ApiResource, Delete, Discovery, Dynamic, List, ListOptions, Patch, Preconditions, Propagation,
@@ -30,3 +31,4 @@ pub use error::{Details, Error, Failure, Result, Status, StatusCause};
 pub use handle::{Client, Guard};
 pub use split::{DocumentSplitter, ListPiece, ListSplitter};
 pub use stream::{ListStream, WatchStream};
+pub use writes::Writes;

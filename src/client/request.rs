@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_lite::{AsyncBufReadExt, AsyncReadExt};
 use http_client::http_types::{self, Method};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::call::Call;
@@ -14,7 +15,8 @@ use super::metrics::{DURATION, LIMITED, REQUEST_SIZE, REQUESTS, RESPONSE_SIZE, R
 use super::stream::undecoded;
 use super::transport::{AskBefore, HeldBack, Purpose};
 use super::{Client, Error, Result};
-use crate::objects::{Encoded, Object, protobuf};
+use crate::objects::{Encoded, Meta, Object, ObjectKey, Uid, protobuf};
+use crate::trace;
 
 /// As client-go's `rest.Request`.
 const TRIES: u32 = 10;
@@ -51,11 +53,17 @@ impl Client {
         let mut answer = self.open(call).await?;
         answer.read_to_end(&mut body).await.map_err(|error| broken(call, error))?;
         self.count_response(call, body.len());
+        if trace::is_on() && call.method != "GET" {
+            written(&body, self.inner.clock.monotonic());
+        }
         Ok(body)
     }
 
     /// As [`Self::send`], for answers that no one needs: the body is read, not kept.
     pub async fn send_and_drain(&self, call: &Call) -> Result<()> {
+        if trace::is_on() {
+            return self.send(call).await.map(drop);
+        }
         let mut answer = self.open(call).await?;
         let mut size = 0;
         loop {
@@ -121,6 +129,9 @@ impl Client {
         }
         let size = call.content.as_ref().map_or(0, |(_, body)| body.len());
         REQUEST_SIZE.with_label_values(&labels).observe(size as f64);
+        if trace::is_on() {
+            trace::sent(call, size, sent - start);
+        }
         let answer = inner.http.send(request).await;
         DURATION.with_label_values(&labels).observe((inner.clock.monotonic() - sent).as_secs_f64());
         let answer = answer.map_err(|error| match error.into_inner().downcast::<io::Error>() {
@@ -135,6 +146,10 @@ impl Client {
             Err(_) => "<error>".to_owned(),
         };
         REQUESTS.with_label_values(&[code.as_str(), call.method, inner.host.as_str()]).inc();
+        inner.writes.count(call, !code.starts_with('2'));
+        if trace::is_on() {
+            trace::answered(call, &code, inner.clock.monotonic() - sent);
+        }
         let mut answer = answer?;
         let code = u16::from(answer.status());
         if (200..300).contains(&code) {
@@ -196,6 +211,37 @@ fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Opt
             Some(RESET_WAIT.mul_f64(0.5 + random))
         }
         _ => None,
+    }
+}
+
+/// What an answer says of the object that was written, for the trace. Answers to writes are JSON.
+#[cold]
+fn written(body: &[u8], now: Duration) {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Answer {
+        kind: String,
+        metadata: Meta,
+        details: Details,
+    }
+    /// Of the Status after a deletion.
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Details {
+        kind: String,
+        name: String,
+        uid: Uid,
+    }
+    let Ok(Answer { kind, metadata, details }) = serde_json::from_slice(body) else { return };
+    match kind.as_str() {
+        "Status" if !details.uid.is_empty() => {
+            let key = ObjectKey::cluster(&details.name);
+            trace::wrote(&details.kind, &key, &details.uid, 0, now);
+        }
+        _ if !metadata.uid.is_empty() => {
+            trace::wrote(&kind, &metadata.key(), &metadata.uid, metadata.resource_version, now);
+        }
+        _ => (),
     }
 }
 

@@ -99,8 +99,7 @@ impl Collector for Process {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let mut reading =
-            read(&text("/proc/self/stat"), &text("/proc/self/status"), &text("/proc/stat"));
+        let mut reading = current();
         reading.open_fds = fs::read_dir("/proc/self/fd").map_or(0.0, |dir| dir.count() as f64);
         (reading.max_fds, reading.virtual_max_bytes) = limits(&text("/proc/self/limits"));
         (reading.received_bytes, reading.sent_bytes) = octets(&text("/proc/self/net/netstat"));
@@ -117,6 +116,12 @@ impl Collector for Process {
         }));
         families
     }
+}
+
+/// This process now, without its descriptors and limits.
+pub fn current() -> Reading {
+    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    read(&text("/proc/self/stat"), &text("/proc/self/status"), &text("/proc/stat"))
 }
 
 /// Parses the `stat` and `status` of a process, and the system's `stat`.

@@ -5,7 +5,9 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use super::values::{CertKeys, Count, Gates, Given, Level, Map, Quantity, Value, Version, Vmodule};
+use super::values::{
+    CertKeys, Count, Gates, Given, Level, Map, Quantity, TraceObjects, Value, Version, Vmodule,
+};
 
 /// A flag, for the parser and `--help`.
 pub struct FlagInfo {
@@ -118,7 +120,15 @@ fn list(items: &[&str]) -> Vec<String> {
     items.iter().map(ToString::to_string).collect()
 }
 
+/// The group of the flags that the Go manager does not know.
+#[cfg(test)]
+pub const OWN: &str = "Additional";
+
 flags! {
+    "Additional" {
+        /// Log each station of these objects and of what they own.
+        trace_object: TraceObjects = TraceObjects::default();
+    }
     "Debugging" {
         /// Record where tasks block, if profiling is on.
         contention_profiling: bool = false;

@@ -18,4 +18,7 @@ pub use flags::{FLAGS, FlagInfo, Options};
 pub use parse::{Command, PROGRAM, parse};
 pub use usage::{VERSION, git_version, platform, report_version, usage, version, version_info};
 pub use validate::validate;
-pub use values::{CertKey, CertKeys, Count, Gates, Level, Map, Quantity, Value, Version, Vmodule};
+pub use values::{
+    CertKey, CertKeys, Count, Gates, Level, Map, Quantity, TraceObject, TraceObjects, Value,
+    Version, Vmodule,
+};

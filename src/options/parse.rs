@@ -138,6 +138,22 @@ mod tests {
     }
 
     #[test]
+    fn objects_to_trace_add_up_and_bad_ones_are_named() {
+        let given = ["--trace-object=Deployment/default/web,Node/a", "--trace-object", "pods/x/y"];
+        let options = run(&given).expect("flags");
+        assert_eq!(options.trace_object.text(), "Deployment/default/web,Node/a,pods/x/y");
+        for bad in ["", "web", "Pod/a/b/c", "Pod/default/", "/default/web", "Pod/a/b c", "Pod/a/b,"]
+        {
+            let fault = bad.rsplit(',').next().unwrap_or_default();
+            let line = format!(
+                "invalid argument {bad:?} for \"--trace-object\" flag: {fault:?} is not \
+                 KIND/NAMESPACE/NAME"
+            );
+            assert_eq!(run(&[&format!("--trace-object={bad}")]), Err(line));
+        }
+    }
+
+    #[test]
     fn every_form_of_a_flag() {
         let with = |change: fn(&mut Options)| {
             let mut options = Options::default();

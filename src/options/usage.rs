@@ -146,6 +146,7 @@ pub fn version_info() -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::flags::{FlagInfo, OWN};
 
     #[test]
     fn help_shows_groups_kinds_and_defaults() {
@@ -184,6 +185,19 @@ mod tests {
             let default = (flag.default)(&Options::default());
             let row = row.unwrap_or_else(|| panic!("no row for --{}: {help}", flag.name()));
             assert!(row.contains(&default), "{row}: {default}");
+        }
+    }
+
+    #[test]
+    fn the_page_of_flags_names_those_that_are_ours_alone() {
+        let page = include_str!("../../docs/flags.md");
+        let section = page.split("\n## ").find(|section| section.starts_with("Ours alone\n"));
+        let rows = section.expect("the section").lines().filter(|line| line.starts_with("| `--"));
+        let named = |flag: &&FlagInfo| flag.group == OWN;
+        assert_eq!(rows.clone().count(), FLAGS.iter().filter(named).count());
+        for flag in FLAGS.iter().filter(named) {
+            let row = format!("| `--{}`", flag.name());
+            assert!(rows.clone().any(|line| line.starts_with(&row)), "{row}");
         }
     }
 

@@ -2,6 +2,7 @@
 //! Upstream: `spf13/pflag`, `component-base/cli/flag`.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
@@ -344,6 +345,62 @@ impl Value for Vmodule {
     fn text(&self) -> String {
         let pairs = self.0.iter().map(|(pattern, level)| format!("{pattern}={level}"));
         pairs.collect::<Vec<_>>().join(",")
+    }
+}
+
+/// An object to trace: `Deployment/default/web`, or `Node/a` for one without a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceObject {
+    /// A kind or the plural of a resource, in any case.
+    pub kind: String,
+    /// Empty for an object without one.
+    pub namespace: String,
+    pub name: String,
+}
+
+impl FromStr for TraceObject {
+    type Err = String;
+    fn from_str(text: &str) -> Result<TraceObject, String> {
+        let parts: Vec<&str> = text.split('/').collect();
+        let (kind, namespace, name) = match parts[..] {
+            [kind, name] => (kind, "", name),
+            [kind, namespace, name] => (kind, namespace, name),
+            _ => return Err(format!("{text:?} is not KIND/NAMESPACE/NAME")),
+        };
+        let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
+        if kind.is_empty() || name.is_empty() || !is_word(text) {
+            return Err(format!("{text:?} is not KIND/NAMESPACE/NAME"));
+        }
+        let [kind, namespace, name] = [kind, namespace, name].map(str::to_owned);
+        Ok(TraceObject { kind, namespace, name })
+    }
+}
+
+impl fmt::Display for TraceObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TraceObject { kind, namespace, name } = self;
+        if namespace.is_empty() {
+            write!(f, "{kind}/{name}")
+        } else {
+            write!(f, "{kind}/{namespace}/{name}")
+        }
+    }
+}
+
+/// Objects to trace, separated by commas; given several times, they add up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TraceObjects(pub Vec<TraceObject>);
+
+impl Value for TraceObjects {
+    const KIND: &'static str = "kind/namespace/name,...";
+    fn parse(text: &str) -> Result<TraceObjects, String> {
+        text.split(',').map(|one| one.trim().parse()).collect::<Result<_, _>>().map(TraceObjects)
+    }
+    fn merge(&mut self, given: Vec<Given<TraceObjects>>) {
+        self.0.extend(given.into_iter().flat_map(|Given(objects)| objects.0));
+    }
+    fn text(&self) -> String {
+        self.0.iter().map(TraceObject::to_string).collect::<Vec<_>>().join(",")
     }
 }
 

@@ -4,6 +4,7 @@
 pub mod auth;
 pub mod health;
 pub mod http;
+pub mod page;
 pub mod profiling;
 pub mod routes;
 pub mod tls;

@@ -127,6 +127,11 @@ impl<K: Key> Delayed<K> {
         }
     }
 
+    /// How many keys wait for a delay, and how many for a timer.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.delays.len(), self.timers.len())
+    }
+
     /// When the next key is due.
     pub fn next(&mut self) -> Option<Duration> {
         while let Some(Reverse(top)) = self.heap.peek() {

@@ -48,6 +48,11 @@ impl QueueMetrics {
     pub fn retried(&self) {
         self.retries.inc();
     }
+
+    /// Adds and retries.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.adds.get(), self.retries.get())
+    }
 }
 
 /// For how long keys have been worked on that are not done.

@@ -19,7 +19,7 @@ pub use rate_limiters::{
     BucketRateLimiter, ItemExponentialFailureRateLimiter, MaxOfRateLimiter, RateLimiter,
     default_controller_rate_limiter, exponential_failure_rate_limiter,
 };
-pub use rate_limiting::RateLimitingQueue;
+pub use rate_limiting::{QueueStatus, RateLimitingQueue};
 pub use token_bucket::TokenBucket;
 
 /// What a queue can hold: cheap to clone, and printable for logs.

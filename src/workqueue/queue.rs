@@ -126,6 +126,18 @@ impl<K: Key> Queue<K> {
         ages.fold(InProgress::default(), |sum, started| sum.and(now.saturating_sub(started)))
     }
 
+    /// The key that waits longest to be taken, and since when.
+    pub fn oldest(&self) -> Option<(&K, Duration)> {
+        let key = self.order.front()?;
+        Some((key, self.keys.get(key)?.added))
+    }
+
+    /// The key that has been in progress longest, and since when.
+    pub fn longest(&self) -> Option<(&K, Duration)> {
+        let working = self.keys.iter().filter_map(|(key, work)| Some((key, work.started?)));
+        working.min_by_key(|(_, started)| *started)
+    }
+
     pub fn metrics(&self) -> Option<&QueueMetrics> {
         self.metrics.as_ref()
     }

@@ -12,6 +12,7 @@ use super::metrics::{HasProgress, InProgress, QueueMetrics, report_progress};
 use super::queue::Queue;
 use super::{Key, RateLimiter};
 use crate::clock::SharedClock;
+use crate::trace::{self, How};
 
 /// A key is worked on by one worker at a time; added meanwhile, it comes again after `done`.
 /// Keys come in the order in which they were added or fell due. Cheap to clone.
@@ -40,6 +41,7 @@ impl<K> Clone for RateLimitingQueue<K> {
 }
 
 struct Inner<K> {
+    name: Box<str>,
     state: Mutex<State<K>>,
     clock: SharedClock,
     limiter: Arc<dyn RateLimiter<K>>,
@@ -49,6 +51,29 @@ struct Inner<K> {
     sooner: Event,
     /// Nothing is in progress, or the drain was ended by `shut_down`.
     idle: Event,
+}
+
+/// A queue as debug pages show it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueueStatus {
+    /// The name in metrics; empty: it has no metrics.
+    pub name: String,
+    /// Keys that wait for a worker.
+    pub depth: usize,
+    /// Keys that are worked on.
+    pub in_progress: usize,
+    /// Keys that wait for a delay, most of them after a failure.
+    pub delayed: usize,
+    /// Keys with a timer.
+    pub timers: usize,
+    /// The key that has waited longest for a worker, and for how many seconds.
+    pub oldest: Option<(String, f64)>,
+    /// The key that has been worked on longest, and for how many seconds.
+    pub longest: Option<(String, f64)>,
+    /// So far; `None` without metrics.
+    pub adds: Option<u64>,
+    /// Keys added with a delay so far; `None` without metrics.
+    pub retries: Option<u64>,
 }
 
 struct State<K> {
@@ -69,6 +94,7 @@ impl<K: Key> RateLimitingQueue<K> {
             draining: false,
         };
         let inner = Arc::new(Inner {
+            name: name.into(),
             state: Mutex::new(state),
             clock,
             limiter,
@@ -86,6 +112,9 @@ impl<K: Key> RateLimitingQueue<K> {
     /// Nothing happens when `key` is queued already, or the queue is shut down.
     pub fn add(&self, key: K) {
         let mut state = self.inner.lock();
+        if trace::is_on() {
+            self.inner.traced(&state, &key, How::Now);
+        }
         let now = self.inner.clock.monotonic();
         let ready = state.queue_due(now) + usize::from(state.queue.add(key, now));
         drop(state);
@@ -100,6 +129,9 @@ impl<K: Key> RateLimitingQueue<K> {
         }
         if let Some(metrics) = state.queue.metrics() {
             metrics.retried();
+        }
+        if trace::is_on() {
+            self.inner.traced(&state, &key, How::After(after));
         }
         let now = self.inner.clock.monotonic();
         if after.is_zero() {
@@ -119,6 +151,9 @@ impl<K: Key> RateLimitingQueue<K> {
         let mut state = self.inner.lock();
         if state.queue.is_shutting_down() {
             return;
+        }
+        if trace::is_on() {
+            self.inner.traced(&state, &key, How::Timer(after));
         }
         let now = self.inner.clock.monotonic();
         if after.is_zero() {
@@ -220,6 +255,35 @@ impl<K: Key> RateLimitingQueue<K> {
         self.len() == 0
     }
 
+    /// What distinguishes this queue from others in the trace.
+    pub fn identity(&self) -> usize {
+        Arc::as_ptr(&self.inner).addr()
+    }
+
+    /// The queue as debug pages show it.
+    pub fn status(&self) -> QueueStatus {
+        let mut state = self.inner.lock();
+        let now = self.inner.clock.monotonic();
+        let due = state.queue_due(now);
+        self.inner.notify_ready(due);
+        let aged = |found: Option<(&K, Duration)>| {
+            found.map(|(key, since)| (key.to_string(), now.saturating_sub(since).as_secs_f64()))
+        };
+        let (delayed, timers) = state.delayed.counts();
+        let (adds, retries) = state.queue.metrics().map(|metrics| metrics.counts()).unzip();
+        QueueStatus {
+            name: self.inner.name.to_string(),
+            depth: state.queue.len(),
+            in_progress: state.queue.in_progress(),
+            delayed,
+            timers,
+            oldest: aged(state.queue.oldest()),
+            longest: aged(state.queue.longest()),
+            adds,
+            retries,
+        }
+    }
+
     /// From now on nothing is added. Workers get what is queued, then `None`; keys whose time has
     /// not come are dropped.
     pub fn shut_down(&self) {
@@ -267,6 +331,11 @@ impl<K> Inner<K> {
 }
 
 impl<K: Key> Inner<K> {
+    fn traced(&self, state: &State<K>, key: &K, how: How) {
+        let queue = (std::ptr::from_ref(self).addr(), &*self.name);
+        trace::key_queued(queue, key, how, state.queue.len(), self.clock.monotonic());
+    }
+
     fn shut_down(&self, drain: bool) {
         let mut state = self.lock();
         state.queue_due(self.clock.monotonic());

@@ -13,6 +13,7 @@ mod crashes_attaching;
 mod credentials;
 mod cronjobs;
 mod daemonsets;
+mod debug_pages;
 mod deployments;
 mod devices;
 mod discovery;

@@ -11,7 +11,7 @@ use crate::env::*;
 use crate::kinds::{ACCOUNTS, BINDINGS};
 
 /// The token of a service account with all rights.
-async fn token(client: &Client) -> String {
+pub async fn token(client: &Client) -> String {
     let key = ObjectKey::new("default", "prober");
     let account = json!({
         "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "prober" },

@@ -22,6 +22,7 @@ use self::process::Process;
 pub use self::report::{Report, Row};
 use crate::api::traffic::Count;
 use crate::cluster::{Cluster, Manager, ManagerProgram, administrator};
+use crate::front::Front;
 use crate::nodes::{NodeOptions, StandIns};
 use crate::{Sandbox, SandboxOptions};
 use kube_controller_manager::client::{Client, Delete, ListOptions, Patch};
@@ -107,6 +108,8 @@ pub struct Load {
     pub idle: Duration,
     pub manager: ManagerProgram,
     pub manager_flags: Vec<String>,
+    /// Serve the manager's debug pages to a browser. What that costs is part of the figures.
+    pub pages: bool,
     /// How long a phase may take.
     pub patience: Duration,
 }
@@ -126,6 +129,16 @@ impl Load {
         let mut flags = vec!["--leader-elect=false".to_owned()];
         // Not to measure the client's own limits.
         flags.extend(["--kube-api-qps=2000", "--kube-api-burst=4000"].map(str::to_owned));
+        let front = match server.sandbox().filter(|_| self.pages) {
+            Some(sandbox) => {
+                Some(Front::start(sandbox.client_config(), &SystemClock::shared()).await?)
+            }
+            None => None,
+        };
+        if let Some(front) = &front {
+            flags.extend(front.manager_flags());
+            eprintln!("pipeline   {}", front.page("pipeline"));
+        }
         flags.append(&mut self.manager_flags);
         let mut run = Run {
             clock: SystemClock::shared(),
@@ -151,6 +164,9 @@ impl Load {
         };
         let ended = run.phases(self.config_maps, self.idle).await;
         let Run { server, report, .. } = run;
+        if let Some(front) = front {
+            front.stop().await;
+        }
         server.stop().await;
         ended.map(|()| report)
     }
@@ -576,9 +592,8 @@ mod tests {
             ("replicas=-1", None),
         ] {
             let read: Option<Size> = text.parse().ok();
-            let read = read.map(|it| {
-                (it.deployments, it.replicas, it.job, it.daemon_sets, it.claims)
-            });
+            let read =
+                read.map(|it| (it.deployments, it.replicas, it.job, it.daemon_sets, it.claims));
             assert_eq!(read, size, "{text}");
         }
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use crate::controllers::Error;
 use crate::task;
+use crate::trace;
 
 /// Upstream: `controller.SlowStartInitialBatchSize`.
 const FIRST_BATCH: usize = 1;
@@ -19,7 +20,8 @@ where
     T: Send + 'static,
     Fut: Future<Output = T> + Send + 'static,
 {
-    let tasks: Vec<task::Task<T>> = jobs.into_iter().map(task::spawn).collect();
+    let tasks: Vec<task::Task<T>> =
+        jobs.into_iter().map(|job| task::spawn(trace::carried(job))).collect();
     let mut outputs = Vec::with_capacity(tasks.len());
     for task in tasks {
         outputs.push(task.await);

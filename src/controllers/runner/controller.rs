@@ -7,13 +7,13 @@ use std::time::Duration;
 use futures_lite::FutureExt;
 
 use super::change::Mapped;
-use super::queue::{BoxSync, caught, log_job};
+use super::queue::{BoxSync, SyncStatus, caught, log_job};
 use super::{
     ControllerContext, DebugAnswer, DebugHandler, DebugRequest, Error, Mapper, MetadataCaches,
     Profile, Queue, Retries, SyncResult,
 };
 use crate::cache::{BoxFuture, IndexFn, Lister, Registration, Scope, SharedIndexInformer};
-use crate::client::Client;
+use crate::client::{Client, Writes};
 use crate::clock::SharedClock;
 use crate::events::Recorder;
 use crate::objects::{Object, Resource};
@@ -44,6 +44,51 @@ pub struct Controller {
     queues: ShutDown,
     failure: Failure,
     debug: Option<DebugHandler>,
+    /// Of the queues; they do not keep them alive.
+    statuses: Vec<AskQueue>,
+    running: Latch,
+}
+
+/// `None`: the queue is gone.
+type AskQueue = Arc<dyn Fn() -> Option<SyncStatus> + Send + Sync>;
+
+/// Answers how a controller does, while it runs and after.
+#[derive(Clone)]
+pub struct Watcher {
+    profile: Profile,
+    workers: usize,
+    client: Client,
+    queues: Vec<AskQueue>,
+    running: Latch,
+}
+
+/// A controller as debug pages show it.
+#[derive(Clone, Debug)]
+pub struct ControllerStatus {
+    /// As in `--controllers`, and as the name of its handlers.
+    pub name: &'static str,
+    /// The service account that its requests are sent under.
+    pub account: &'static str,
+    /// Workers of each queue, unless the controller has its own number.
+    pub workers: usize,
+    /// Its caches have synced and its workers take keys.
+    pub running: bool,
+    pub queues: Vec<SyncStatus>,
+    /// The requests of its account other than reads.
+    pub writes: Writes,
+}
+
+impl Watcher {
+    pub fn status(&self) -> ControllerStatus {
+        ControllerStatus {
+            name: self.profile.name,
+            account: self.profile.account,
+            workers: self.workers,
+            running: self.running.is_open(),
+            queues: self.queues.iter().filter_map(|ask| ask()).collect(),
+            writes: self.client.writes(),
+        }
+    }
 }
 
 /// Shuts the queues down when dropped: no queue outlives its controller.
@@ -84,6 +129,8 @@ impl Controller {
             queues: ShutDown::default(),
             failure: Failure::new(),
             debug: None,
+            statuses: Vec::new(),
+            running: Latch::new(),
         })
     }
 
@@ -219,6 +266,8 @@ impl Controller {
         let queue = Queue::new(name, retries, self.clock());
         let handle = queue.clone();
         self.queues.0.push(Box::new(move || handle.shut_down()));
+        let weak = queue.downgrade();
+        self.statuses.push(Arc::new(move || Some(weak.upgrade()?.status())));
         queue
     }
 
@@ -330,6 +379,17 @@ impl Controller {
         self.debug.clone()
     }
 
+    /// Lets debug pages ask how it does.
+    pub fn watcher(&self) -> Watcher {
+        Watcher {
+            profile: self.profile,
+            workers: self.worker_count(),
+            client: self.client(),
+            queues: self.statuses.clone(),
+            running: self.running.clone(),
+        }
+    }
+
     /// Its constructor added no work: flags or the environment leave it nothing to do. It is not
     /// started. Upstream: a constructor that returns no controller.
     pub fn is_idle(&self) -> bool {
@@ -345,7 +405,17 @@ impl Controller {
     /// and this resolves when the running syncs have ended; the caller bounds that wait. When this
     /// future is dropped, the controller stops without that wait.
     pub async fn run(self, stop: StopToken) {
-        let Controller { profile, waits, gates, backgrounds, workers, queues, failure, .. } = self;
+        let Controller {
+            profile,
+            waits,
+            gates,
+            backgrounds,
+            workers,
+            queues,
+            failure,
+            running,
+            ..
+        } = self;
         let (name, stop) = (profile.name, StopOnDrop(stop.child()));
         log::info!("Starting {name}");
         let synced = async {
@@ -366,6 +436,7 @@ impl Controller {
                 gate.opened().await;
             }
             workers.into_iter().for_each(start);
+            running.open();
             std::future::pending().await
         };
         stop.0.unless_stopped(failure.reported().or(work)).await;

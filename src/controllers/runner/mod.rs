@@ -14,10 +14,10 @@ use std::sync::Arc;
 
 pub use change::{Change, Mapper};
 pub use context::{ClientBuilder, ControllerContext, ControllerContextParts, MetadataCaches};
-pub use controller::{Controller, OptionalCache};
+pub use controller::{Controller, ControllerStatus, OptionalCache, Watcher};
 pub use error::{Error, Next, SyncResult};
 pub use profile::{Profile, Workers};
-pub use queue::{Queue, Retries};
+pub use queue::{LastError, Queue, Retries, SyncStatus};
 
 /// A request below `/debug/controllers/NAME`.
 pub struct DebugRequest<'a> {

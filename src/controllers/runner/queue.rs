@@ -1,17 +1,22 @@
 //! A controller's queue and what its workers do with a key.
 
-use std::sync::Arc;
+use std::fmt::Display;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::error::Chain;
 use super::{Error, Next, SyncResult};
 use crate::cache::BoxFuture;
 use crate::clock::SharedClock;
 use crate::metrics::metrics;
-use crate::objects::ObjectKey;
+use crate::objects::{ObjectKey, Timestamp};
 use crate::task::{self, StopToken};
+use crate::trace::{self, Traced};
 use crate::workqueue::{
-    ItemExponentialFailureRateLimiter, Key, RateLimiter, RateLimitingQueue,
+    ItemExponentialFailureRateLimiter, Key, QueueStatus, RateLimiter, RateLimitingQueue,
     default_controller_rate_limiter,
 };
 
@@ -65,11 +70,64 @@ pub struct Queue<K = ObjectKey> {
 
 struct Shared<K> {
     queue: RateLimitingQueue<K>,
+    clock: SharedClock,
+    syncs: Syncs,
     /// Of keys whose last sync ended with [`Error::Stale`].
     stale: ItemExponentialFailureRateLimiter<K>,
     /// `None`: no end.
     max_retries: Option<u32>,
     retry_level: log::Level,
+}
+
+/// A queue that is not kept alive.
+pub(super) struct WeakQueue<K>(Weak<Shared<K>>);
+
+impl<K> WeakQueue<K> {
+    pub fn upgrade(&self) -> Option<Queue<K>> {
+        Some(Queue { shared: self.0.upgrade()? })
+    }
+}
+
+/// What the syncs of a queue came to, for debug pages.
+#[derive(Default)]
+struct Syncs {
+    count: AtomicU64,
+    failures: AtomicU64,
+    micros: AtomicU64,
+    last_error: Mutex<Option<LastError>>,
+}
+
+/// The last failure of a queue's syncs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LastError {
+    pub key: String,
+    pub error: String,
+    pub at: Timestamp,
+}
+
+/// A queue and its syncs as debug pages show them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SyncStatus {
+    pub queue: QueueStatus,
+    /// Syncs that have ended.
+    pub syncs: u64,
+    /// Those that failed or panicked.
+    pub failures: u64,
+    /// The time that all syncs took, their waits included.
+    pub seconds: f64,
+    pub last_error: Option<LastError>,
+}
+
+impl Syncs {
+    fn ended(&self, took: Duration) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.micros.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    fn failed(&self, key: &dyn Display, error: String, at: Timestamp) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        *self.last_error.lock() = Some(LastError { key: key.to_string(), error, at });
+    }
 }
 
 impl<K> Clone for Queue<K> {
@@ -86,13 +144,18 @@ impl<K: Key> Queue<K> {
     ) -> Queue<K> {
         let Retries { limiter, max: max_retries, level: retry_level } = retries;
         let limiter = limiter.unwrap_or_else(|| default_controller_rate_limiter(clock.clone()));
-        let queue = RateLimitingQueue::new(name, clock, limiter);
+        let queue = RateLimitingQueue::new(name, clock.clone(), limiter);
         let stale = ItemExponentialFailureRateLimiter::new(STALE_RETRY, MAX_STALE_RETRY);
-        Queue { shared: Arc::new(Shared { queue, stale, max_retries, retry_level }) }
+        let syncs = Syncs::default();
+        Queue { shared: Arc::new(Shared { queue, clock, syncs, stale, max_retries, retry_level }) }
     }
 
     fn inner(&self) -> &RateLimitingQueue<K> {
         &self.shared.queue
+    }
+
+    pub(super) fn downgrade(&self) -> WeakQueue<K> {
+        WeakQueue(Arc::downgrade(&self.shared))
     }
 
     pub fn add(&self, key: K) {
@@ -127,6 +190,17 @@ impl<K: Key> Queue<K> {
         self.inner().len()
     }
 
+    pub(super) fn status(&self) -> SyncStatus {
+        let Syncs { count, failures, micros, last_error } = &self.shared.syncs;
+        SyncStatus {
+            queue: self.inner().status(),
+            syncs: count.load(Ordering::Relaxed),
+            failures: failures.load(Ordering::Relaxed),
+            seconds: micros.load(Ordering::Relaxed) as f64 / 1e6,
+            last_error: last_error.lock().clone(),
+        }
+    }
+
     pub(super) fn shut_down(&self) {
         self.inner().shut_down();
     }
@@ -136,7 +210,21 @@ impl<K: Key> Queue<K> {
         while let Some(key) = self.inner().get().await {
             // Keys that are still queued at the stop are left to the next leader.
             if !stop.is_stopped() {
-                let result = caught(controller, async { sync(key.clone()).await }).await;
+                let began = self.shared.clock.monotonic();
+                let traced = match trace::is_on() {
+                    true => trace::sync_begins(self.inner().identity(), controller, &key, began),
+                    false => None,
+                };
+                let span = traced.as_ref().map_or(0, |sync| sync.span);
+                let work = Traced::new(span, async { sync(key.clone()).await });
+                let result = caught(controller, work).await;
+                let now = self.shared.clock.monotonic();
+                self.shared.syncs.ended(now.saturating_sub(began));
+                if let Some(sync) = traced {
+                    trace::sync_ends(&sync, controller, &key, &describe(&result), now);
+                }
+                // Retries and timers are caused by this sync.
+                let _entered = trace::enter(span);
                 self.settle(controller, &key, result);
             }
             self.inner().done(&key);
@@ -145,7 +233,7 @@ impl<K: Key> Queue<K> {
 
     /// Forgets or retries `key`, as `result` asks. `None`: the sync panicked.
     fn settle(&self, controller: &str, key: &K, result: Option<SyncResult>) {
-        let Shared { queue, stale, max_retries, retry_level } = &*self.shared;
+        let Shared { queue, clock, stale, max_retries, retry_level, .. } = &*self.shared;
         let is_stale = matches!(&result, Some(Err(error)) if error.is_stale());
         if !is_stale {
             stale.forget(key);
@@ -156,9 +244,17 @@ impl<K: Key> Queue<K> {
                 queue.forget(key);
                 return queue.add_after(key.clone(), delay);
             }
-            Some(Ok(Next::Backoff)) | None => return queue.add_rate_limited(key.clone()),
+            Some(Ok(Next::Backoff)) => return queue.add_rate_limited(key.clone()),
+            None => {
+                self.shared.syncs.failed(key, "panic".into(), clock.now());
+                return queue.add_rate_limited(key.clone());
+            }
             Some(Err(error)) => error,
         };
+        // A cache that lags behind is part of a healthy start.
+        if !is_stale {
+            self.shared.syncs.failed(key, Chain(&error).to_string(), clock.now());
+        }
         if error.is_terminal() {
             log::error!("{controller}: Error syncing {key}, not retried: {}", Chain(&error));
             stale.forget(key);
@@ -179,6 +275,17 @@ impl<K: Key> Queue<K> {
             true => queue.add_after(key.clone(), stale.when(key)),
             false => queue.add_rate_limited(key.clone()),
         }
+    }
+}
+
+/// What becomes of a key, for the trace.
+fn describe(result: &Option<SyncResult>) -> String {
+    match result {
+        None => "panic".into(),
+        Some(Ok(Next::Done)) => "done".into(),
+        Some(Ok(Next::After(delay))) => format!("again after {delay:?}"),
+        Some(Ok(Next::Backoff)) => "again with back-off".into(),
+        Some(Err(error)) => Chain(error).to_string(),
     }
 }
 

@@ -1,0 +1,99 @@
+//! How far a reflector is, for debug pages: kept while it runs, read when someone asks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::reflector::{Phase, Start};
+
+/// What a reflector does and did.
+#[derive(Default)]
+pub struct Progress {
+    /// The phase, and since when on the monotonic clock; `None` before the start.
+    phase: Mutex<Option<(Phase, Duration)>>,
+    lists: AtomicU64,
+    watches: AtomicU64,
+    events: AtomicU64,
+}
+
+impl Progress {
+    pub fn enter(&self, phase: &Phase, now: Duration) {
+        *self.phase.lock() = Some((phase.clone(), now));
+    }
+
+    pub fn listed(&self) {
+        self.lists.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn watched(&self) {
+        self.watches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An object came, in a list or a watch.
+    pub fn received(&self) {
+        self.events.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn status(&self, now: Duration) -> ReflectorStatus {
+        let phase = self.phase.lock().clone();
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ReflectorStatus {
+            seconds: phase.as_ref().map_or(0.0, |(_, at)| now.saturating_sub(*at).as_secs_f64()),
+            phase: phase.map_or_else(|| "not started".into(), |(phase, _)| describe(&phase)),
+            lists: of(&self.lists),
+            watches: of(&self.watches),
+            objects: of(&self.events),
+        }
+    }
+}
+
+/// A reflector as debug pages show it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReflectorStatus {
+    /// `watching`, `listing`, `waiting 1.2s, then watching`.
+    pub phase: String,
+    /// For how long it is in this phase.
+    pub seconds: f64,
+    /// Lists begun, those included that begin a watch.
+    pub lists: u64,
+    /// Watches opened.
+    pub watches: u64,
+    /// Objects received, in lists and watches.
+    pub objects: u64,
+}
+
+fn describe(phase: &Phase) -> String {
+    let from = |start: &Start| match start {
+        Start::Any => "at any version".to_owned(),
+        Start::AtLeast(version) => format!("not older than {version}"),
+        Start::Newest => "the newest".to_owned(),
+    };
+    match phase {
+        Phase::Stream { start } => format!("listing by a watch, {}", from(start)),
+        Phase::List { start } => format!("listing, {}", from(start)),
+        Phase::Watch { .. } => "watching".to_owned(),
+        Phase::Wait { delay, then } => {
+            format!("waiting {:.1}s, then {}", delay.as_secs_f64(), describe(then))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phase_is_described() {
+        let progress = Progress::default();
+        let seconds = Duration::from_secs;
+        assert_eq!(progress.status(seconds(9)).phase, "not started");
+        let list = Phase::List { start: Start::Newest };
+        let wait = Phase::Wait { delay: Duration::from_millis(1200), then: Box::new(list) };
+        progress.enter(&wait, seconds(3));
+        progress.listed();
+        let status = progress.status(seconds(5));
+        assert_eq!(status.phase, "waiting 1.2s, then listing, the newest");
+        assert_eq!((status.seconds, status.lists, status.watches), (2.0, 1, 0));
+    }
+}

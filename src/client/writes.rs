@@ -1,0 +1,89 @@
+//! How many writes a client has sent, for debug pages.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::call::Call;
+
+/// Requests of one user other than reads, so far. Each try counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Writes {
+    pub create: u64,
+    pub update: u64,
+    pub patch: u64,
+    pub delete: u64,
+    /// Events created or patched; the others do not count these.
+    pub events: u64,
+    /// Of all these, those that were answered with an error or not at all.
+    pub failed: u64,
+}
+
+/// Counts of [`Writes`].
+#[derive(Default)]
+pub(super) struct WriteCounter {
+    create: AtomicU64,
+    update: AtomicU64,
+    patch: AtomicU64,
+    delete: AtomicU64,
+    events: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl WriteCounter {
+    pub fn count(&self, call: &Call, failed: bool) {
+        let of_verb = match call.method {
+            "POST" => &self.create,
+            "PUT" => &self.update,
+            "PATCH" => &self.patch,
+            "DELETE" => &self.delete,
+            _ => return,
+        };
+        let counter = if is_event(&call.path) { &self.events } else { of_verb };
+        counter.fetch_add(1, Ordering::Relaxed);
+        if failed {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub fn get(&self) -> Writes {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Writes {
+            create: of(&self.create),
+            update: of(&self.update),
+            patch: of(&self.patch),
+            delete: of(&self.delete),
+            events: of(&self.events),
+            failed: of(&self.failed),
+        }
+    }
+}
+
+/// Whether a path is `/api/v1/namespaces/NS/events`, or that of one event.
+fn is_event(path: &str) -> bool {
+    let mut segments = path.split('/').skip(1);
+    segments.next() == Some("api")
+        && segments.nth(1) == Some("namespaces")
+        && segments.nth(1) == Some("events")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_are_counted_by_verb_and_events_apart() {
+        let counter = WriteCounter::default();
+        for (method, path, failed) in [
+            ("GET", "/api/v1/pods", true),
+            ("POST", "/api/v1/namespaces/a/pods", false),
+            ("POST", "/api/v1/namespaces/events/pods", true),
+            ("PUT", "/apis/apps/v1/namespaces/a/replicasets/b/status", false),
+            ("POST", "/api/v1/namespaces/a/events", false),
+            ("PATCH", "/api/v1/namespaces/a/events/b", false),
+            ("DELETE", "/api/v1/nodes/events", false),
+        ] {
+            counter.count(&Call::new(method, path), failed);
+        }
+        let expected = Writes { create: 2, update: 1, patch: 0, delete: 1, events: 2, failed: 1 };
+        assert_eq!(counter.get(), expected);
+    }
+}

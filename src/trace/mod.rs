@@ -1,0 +1,188 @@
+//! The trace of chosen objects: one line in the log for each station that they, and what they own,
+//! pass on the way from the watch through the cache and the queues to the requests that follow.
+//! `docs/client-go.md` shows one.
+//!
+//! Everything here costs one relaxed load of [`is_on`] while nothing is traced, and holds no
+//! memory then. A line reads `trace span=N STATION …`: a span is one event of one object, or one
+//! sync of one key, and `by=N` names the span that caused it.
+
+mod span;
+mod stations;
+mod tracer;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+pub use span::{Entered, Traced, carried, current, enter};
+pub use stations::{
+    How, SyncSpan, answered, cached, decoded, dropped, handled, key_queued, queued, read, sent,
+    sync_begins, sync_ends, wrote,
+};
+use tracer::Tracer;
+
+use crate::objects::{Meta, ResourceType};
+use crate::options::TraceObject;
+
+static ON: AtomicBool = AtomicBool::new(false);
+static TRACER: Mutex<Option<Box<Tracer>>> = Mutex::new(None);
+
+/// Whether anything is traced. Every station asks this first.
+#[inline]
+pub fn is_on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+/// Traces these objects from now on, in place of those before; none: the trace ends.
+///
+/// What is cached already has to be shown with [`learn`], else it is followed from its next event.
+pub fn set(objects: Vec<TraceObject>) {
+    let mut tracer = TRACER.lock();
+    ON.store(!objects.is_empty(), Ordering::Relaxed);
+    *tracer = (!objects.is_empty()).then(|| Box::new(Tracer::new(objects)));
+}
+
+/// What is traced, and how many objects are followed because of it.
+pub fn followed() -> (Vec<TraceObject>, usize) {
+    let tracer = TRACER.lock();
+    tracer.as_ref().map_or_else(Default::default, |tracer| (tracer.objects(), tracer.len()))
+}
+
+/// Follows a cached object that is traced, or that a followed one owns. Returns whether it is new.
+pub fn learn(resource: &ResourceType, meta: &Meta) -> bool {
+    with(|tracer| tracer.learn(resource, meta)).unwrap_or(false)
+}
+
+fn with<T>(ask: impl FnOnce(&mut Tracer) -> T) -> Option<T> {
+    TRACER.lock().as_mut().map(|tracer| ask(tracer))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::tracer::{Tracer, Waiting};
+    use super::{Traced, current, enter};
+    use crate::objects::Interned;
+    use crate::objects::{Meta, OwnerReference, Pod, ReplicaSet, Resource, Uid};
+
+    fn meta(name: &str, version: u64, owner: &str) -> Meta {
+        let owner = OwnerReference { uid: Uid::new(owner), ..OwnerReference::default() };
+        Meta {
+            name: name.into(),
+            namespace: "ns".into(),
+            uid: Uid::new(name),
+            resource_version: version,
+            owner_references: Some(Interned::alone([owner])),
+            ..Meta::default()
+        }
+    }
+
+    fn tracer(object: &str) -> Tracer {
+        Tracer::new(vec![object.parse().expect("an object")])
+    }
+
+    #[test]
+    fn named_objects_and_what_they_own_are_followed() {
+        for (object, followed) in [
+            ("ReplicaSet/ns/a", true),
+            ("replicasets/ns/a", true),
+            ("replicasets.apps/ns/a", true),
+            ("replicasets.extensions/ns/a", false),
+            ("ReplicaSet/other/a", false),
+            ("ReplicaSet/a", false),
+            ("Pod/ns/a", false),
+        ] {
+            let mut tracer = tracer(object);
+            assert_eq!(
+                tracer.learn(&ReplicaSet::RESOURCE, &meta("a", 1, "x")),
+                followed,
+                "{object}"
+            );
+            assert!(
+                !tracer.learn(&ReplicaSet::RESOURCE, &meta("a", 2, "x")),
+                "known or not followed"
+            );
+            assert_eq!(tracer.learn(&Pod::RESOURCE, &meta("b", 1, "a")), followed, "{object}");
+            assert_eq!(tracer.learn(&Pod::RESOURCE, &meta("c", 1, "b")), followed, "{object}");
+        }
+    }
+
+    #[test]
+    fn events_have_spans_and_keys_have_causes() {
+        let mut tracer = tracer("Pod/ns/a");
+        let second = Duration::from_secs(1);
+        assert!(tracer.event(&Pod::RESOURCE, &meta("b", 1, "x")).is_none());
+        let span = |tracer: &mut Tracer, version| {
+            tracer.event(&Pod::RESOURCE, &meta("a", version, "x")).map(|(span, _)| span)
+        };
+        assert_eq!((span(&mut tracer, 1), span(&mut tracer, 2)), (Some(1), Some(2)));
+        let of =
+            |tracer: &Tracer, version| tracer.of(&meta("a", version, "x")).map(|(span, _)| span);
+        assert_eq!((of(&tracer, 1), of(&tracer, 2), of(&tracer, 9)), (Some(1), Some(2), Some(2)));
+        for cause in [1, 2, 2] {
+            tracer.queued(7, "ns/a".into(), cause, second);
+        }
+        assert_eq!(tracer.taken(8, "ns/a"), None, "the queue is another");
+        let waiting = Waiting { causes: vec![1, 2], since: second };
+        assert_eq!(tracer.taken(7, "ns/a"), Some((3, waiting)));
+        assert_eq!(tracer.taken(7, "ns/a"), None, "taken");
+    }
+
+    #[test]
+    fn a_write_is_recognized_in_the_watch_once() {
+        let mut tracer = tracer("Pod/ns/a");
+        let (at, uid) = (Duration::from_secs(1), Uid::new("a"));
+        tracer.wrote(&uid, 5, 3, at);
+        assert_eq!(tracer.seen(&meta("a", 4, "x"), false), None);
+        assert_eq!(tracer.seen(&meta("a", 5, "x"), false), Some((3, at)));
+        assert_eq!(tracer.seen(&meta("a", 5, "x"), false), None);
+        tracer.wrote(&uid, 0, 4, at);
+        assert_eq!(
+            tracer.seen(&meta("a", 9, "x"), true),
+            Some((4, at)),
+            "deletions have no version"
+        );
+    }
+
+    #[test]
+    fn tables_are_bounded() {
+        let mut tracer = tracer("ReplicaSet/ns/a");
+        tracer.learn(&ReplicaSet::RESOURCE, &meta("a", 1, "x"));
+        for n in 0..10_000_u64 {
+            let pod = meta(&format!("p{n}"), n, "a");
+            tracer.event(&Pod::RESOURCE, &pod);
+            tracer.queued(1, pod.key().to_string(), n, Duration::ZERO);
+            tracer.wrote(&pod.uid, n, n, Duration::ZERO);
+        }
+        assert_eq!(tracer.sizes(), [4096, 4096, 1024]);
+        let mut tracer = Tracer::new(tracer.objects());
+        tracer.learn(&ReplicaSet::RESOURCE, &meta("a", 1, "x"));
+        for n in 0..10_000_u64 {
+            let pod = meta(&format!("p{n}"), n, "a");
+            tracer.event(&Pod::RESOURCE, &pod);
+            tracer.gone(&pod.uid);
+        }
+        assert_eq!(tracer.len(), 257, "deleted objects make room");
+    }
+
+    #[test]
+    fn a_future_runs_under_its_span_and_the_thread_does_not() {
+        use futures_lite::future::{block_on, yield_now};
+        let traced = Traced::new(7, async {
+            let before = current();
+            yield_now().await;
+            (before, current())
+        });
+        let other = async {
+            yield_now().await;
+            current()
+        };
+        let (traced, other) = block_on(futures_lite::future::zip(traced, other));
+        assert_eq!((traced, other, current()), ((7, 7), 0, 0));
+        let entered = enter(3);
+        assert_eq!(block_on(Traced::new(0, async { current() })), 3, "no span of its own");
+        drop(entered);
+        assert_eq!(current(), 0);
+    }
+}

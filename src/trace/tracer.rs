@@ -1,0 +1,198 @@
+//! What is known of the objects that are followed, while anything is traced. Every table has a bound.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use crate::objects::{Meta, ObjectKey, ResourceType, Uid};
+use crate::options::TraceObject;
+
+/// Objects that are followed at once. More are not, and a line says so.
+const OBJECTS: usize = 4096;
+/// Deleted objects that are still known: their deletion goes on through handlers and queues.
+const GONE: usize = 256;
+/// Keys that wait with a cause.
+const KEYS: usize = 4096;
+/// Causes of one key.
+const CAUSES: usize = 16;
+/// Writes that the watch has not shown yet.
+const WRITES: usize = 1024;
+/// Versions of one object whose spans are known.
+const VERSIONS: usize = 8;
+
+pub struct Tracer {
+    objects: Vec<TraceObject>,
+    followed: HashMap<Uid, Followed>,
+    gone: VecDeque<Uid>,
+    /// By the queue and the key's text.
+    waiting: HashMap<(usize, String), Waiting>,
+    written: VecDeque<Written>,
+    spans: u64,
+    is_full: bool,
+}
+
+/// A key that waits for a worker, or for its time.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// The spans that queued it.
+    pub causes: Vec<u64>,
+    /// When the first one did, on the monotonic clock.
+    pub since: Duration,
+}
+
+struct Followed {
+    /// `Pod default/web-1`
+    name: String,
+    /// Versions and the spans of their events, oldest first.
+    events: VecDeque<(u64, u64)>,
+}
+
+/// An object as a request left it.
+struct Written {
+    uid: Uid,
+    /// 0: it is deleted, at a version that the answer does not have.
+    version: u64,
+    span: u64,
+    at: Duration,
+}
+
+/// `Deployment default/web`
+pub fn name_of(kind: &str, key: &ObjectKey) -> String {
+    format!("{kind} {key}")
+}
+
+fn is_named(object: &TraceObject, resource: &ResourceType, meta: &Meta) -> bool {
+    let is = |name: &str| object.kind.eq_ignore_ascii_case(name);
+    object.name == *meta.name
+        && object.namespace == *meta.namespace
+        && (is(&resource.kind) || is(&resource.plural) || is(&resource.to_string()))
+}
+
+impl Tracer {
+    pub fn new(objects: Vec<TraceObject>) -> Tracer {
+        Tracer {
+            objects,
+            followed: HashMap::new(),
+            gone: VecDeque::new(),
+            waiting: HashMap::new(),
+            written: VecDeque::new(),
+            spans: 0,
+            is_full: false,
+        }
+    }
+
+    pub fn objects(&self) -> Vec<TraceObject> {
+        self.objects.clone()
+    }
+
+    #[cfg(test)]
+    pub fn sizes(&self) -> [usize; 3] {
+        [self.followed.len(), self.waiting.len(), self.written.len()]
+    }
+
+    pub fn len(&self) -> usize {
+        self.followed.len()
+    }
+
+    /// Follows an object that is traced or owned by a followed one. Returns whether it is new.
+    pub fn learn(&mut self, resource: &ResourceType, meta: &Meta) -> bool {
+        if meta.uid.is_empty() || self.followed.contains_key(&meta.uid) {
+            return false;
+        }
+        let owned = || meta.owners().iter().any(|owner| self.followed.contains_key(&owner.uid));
+        if !self.objects.iter().any(|object| is_named(object, resource, meta)) && !owned() {
+            return false;
+        }
+        if self.followed.len() >= OBJECTS {
+            if !self.is_full {
+                self.is_full = true;
+                log::warn!("trace: {OBJECTS} objects are followed, others are not");
+            }
+            return false;
+        }
+        let name = name_of(&resource.kind, &meta.key());
+        self.followed.insert(meta.uid.clone(), Followed { name, events: VecDeque::new() });
+        true
+    }
+
+    /// The span of a new event; `None`: the object is not followed.
+    pub fn event(&mut self, resource: &ResourceType, meta: &Meta) -> Option<(u64, String)> {
+        self.learn(resource, meta);
+        let span = self.spans + 1;
+        let followed = self.followed.get_mut(&meta.uid)?;
+        if followed.events.len() == VERSIONS {
+            followed.events.pop_front();
+        }
+        followed.events.push_back((meta.resource_version, span));
+        self.spans = span;
+        Some((span, followed.name.clone()))
+    }
+
+    /// The span of the event that brought this version of an object, and the object's name.
+    pub fn of(&self, meta: &Meta) -> Option<(u64, &str)> {
+        let followed = self.followed.get(&meta.uid)?;
+        let brought = followed.events.iter().rev();
+        let (_, span) = brought
+            .clone()
+            .find(|(version, _)| *version == meta.resource_version)
+            .or_else(|| brought.clone().next())
+            .copied()
+            .unwrap_or_default();
+        Some((span, &followed.name))
+    }
+
+    /// The object is deleted. It is forgotten later.
+    pub fn gone(&mut self, uid: &Uid) {
+        if !self.followed.contains_key(uid) {
+            return;
+        }
+        self.gone.push_back(uid.clone());
+        if self.gone.len() > GONE
+            && let Some(oldest) = self.gone.pop_front()
+        {
+            self.followed.remove(&oldest);
+        }
+    }
+
+    /// `cause` queued `key`.
+    pub fn queued(&mut self, queue: usize, key: String, cause: u64, now: Duration) {
+        if self.waiting.len() >= KEYS {
+            return;
+        }
+        let new = || Waiting { causes: Vec::new(), since: now };
+        let Waiting { causes, .. } = self.waiting.entry((queue, key)).or_insert_with(new);
+        if causes.len() < CAUSES && !causes.contains(&cause) {
+            causes.push(cause);
+        }
+    }
+
+    /// A sync of `key` begins: its span and its causes. `None`: nothing that is followed caused it.
+    pub fn taken(&mut self, queue: usize, key: &str) -> Option<(u64, Waiting)> {
+        let waiting = self.waiting.remove(&(queue, key.to_owned()))?;
+        self.spans += 1;
+        Some((self.spans, waiting))
+    }
+
+    /// The span of the event that brought this version, if it came already.
+    pub fn brought(&self, uid: &Uid, version: u64) -> Option<u64> {
+        let mut events = self.followed.get(uid)?.events.iter();
+        events.find(|(seen, _)| *seen == version).map(|(_, span)| *span)
+    }
+
+    /// `span` wrote an object. `version` 0: it deleted it.
+    pub fn wrote(&mut self, uid: &Uid, version: u64, span: u64, at: Duration) {
+        if self.written.len() == WRITES {
+            self.written.pop_front();
+        }
+        self.written.push_back(Written { uid: uid.clone(), version, span, at });
+    }
+
+    /// Takes the write that led to an event of the watch: its span, and when it was answered.
+    pub fn seen(&mut self, meta: &Meta, is_deletion: bool) -> Option<(u64, Duration)> {
+        let version = if is_deletion { 0 } else { meta.resource_version };
+        let at = self.written.iter().position(|written| {
+            written.uid == meta.uid && (written.version == version || is_deletion)
+        })?;
+        let written = self.written.remove(at)?;
+        Some((written.span, written.at))
+    }
+}
