@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use kube_controller_manager::client::{Call, Client, Config, Credentials};
 use kube_controller_manager::objects::{Deployment, ObjectKey};
+use sandbox::front::Front;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -118,6 +119,39 @@ fn the_last_error_is_shown_with_its_object() {
             if is_shown { Ok(()) } else { Err(error.to_string()) }
         })
         .await;
+        drop(manager);
+    });
+}
+
+#[test]
+fn a_browser_reaches_the_pages_of_the_sandbox_manager() {
+    Env::run("front", async |env| {
+        let files = env.cluster.sandbox.client_config();
+        let front = Front::start(files, &env.clock).await.expect("a port");
+        let flags = front.manager_flags();
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let manager = env.manager("manager", &flags);
+        let link = front.page("pipeline");
+        let at = "http://".len() + link["http://".len()..].find('/').expect("a path");
+        let (address, path) = link.split_at(at);
+        let config = Config::new(address.to_owned());
+        let browser = Client::new(config, env.clock.clone()).expect("a client");
+        eventually(&env.clock, "the manager leads", || async {
+            let json = browser.get_path(path).await.map_err(|error| error.to_string())?;
+            let status: Value = serde_json::from_slice(&json).expect("JSON");
+            if status["leading"] == true { Ok(()) } else { Err(status["leading"].to_string()) }
+        })
+        .await;
+        let mut page = Call::new("GET", path);
+        page.accept = "text/html";
+        assert!(browser.send(&page).await.expect("the page").starts_with(b"<!doctype html>"));
+        let metrics = path.replace("/debug/pipeline", "/metrics");
+        for other in ["/debug/pipeline", "/metrics", metrics.as_str()] {
+            assert_eq!(code(browser.get_path(other).await), 404, "{other}");
+        }
+        let write = path.replace("pipeline", "trace/Pod/a/b");
+        assert_eq!(code(browser.send(&Call::new("PUT", write)).await), 404, "reads alone pass");
+        front.stop().await;
         drop(manager);
     });
 }
