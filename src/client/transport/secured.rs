@@ -443,7 +443,7 @@ mod tests {
             let error = client.err().expect("it is not trusted");
             assert_eq!(error.kind(), io::ErrorKind::InvalidData);
             assert!(error.to_string().contains("invalid peer certificate"), "{error}");
-            let error = server.err().expect("the client gave up").to_string();
+            let error = server.expect_err("the client gave up").to_string();
             assert!(error.contains("received fatal alert: UnknownCA"), "{error}");
         }
     }
