@@ -213,6 +213,13 @@ fn affinity_chooses_nodes_and_a_cordon_keeps_no_daemon_away() {
         let _manager = env.manager("manager", &[CONTROLLERS]);
         let disk = |disk: &str| json!({ "metadata": { "labels": { "disk": disk } } });
         let cordoned = |is: bool| json!({ "spec": { "unschedulable": is } });
+        for node in ["node-0", "node-1"] {
+            eventually(&env.clock, &format!("{node} is there"), || async {
+                let found = env.client.get::<Node>(&ObjectKey::cluster(node)).await;
+                found.map(drop).map_err(|error| error.to_string())
+            })
+            .await;
+        }
         patch_node(env, "node-1", disk("ssd")).await;
         let mut agent = daemon_set(rolling(1, 0));
         let terms = json!([{ "matchExpressions": [
