@@ -7,6 +7,7 @@ use kube_controller_manager::objects::{
 use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
+use crate::disruption::{CACHES, serve_caches};
 use crate::env::*;
 use crate::kinds::comes;
 
@@ -261,6 +262,35 @@ fn behavior_limits_the_rate_and_a_pod_has_one_autoscaler() {
         let scale: Value = scale.get(&ObjectKey::new("default", "slow")).await.expect("get");
         assert_eq!(scale["spec"]["replicas"], 3);
         drop(manager);
+    });
+}
+
+#[test]
+fn a_custom_resource_is_brought_between_its_limits_by_its_scale() {
+    everywhere("autoscaler-scale", async |env| {
+        serve_caches(env).await;
+        let _manager = env.manager("manager", &FLAGS);
+        let caches = env.client.resource(&CACHES);
+        for (name, size, selector) in [("few", 1, "app=few"), ("odd", 2, "")] {
+            let cache = json!({
+                "apiVersion": CACHES.api_version(), "kind": CACHES.kind,
+                "metadata": { "name": name }, "spec": { "size": size, "selector": selector },
+            });
+            caches.create::<Value>("default", &cache).await.expect("create");
+            let mut autoscaler = autoscaler(name, name, [2, 4], cpu(50));
+            let target = json!({
+                "apiVersion": CACHES.api_version(), "kind": CACHES.kind, "name": name,
+            });
+            autoscaler["spec"]["scaleTargetRef"] = target;
+            create(&env.client, autoscaler).await;
+        }
+        let few = ObjectKey::new("default", "few");
+        comes(env, &CACHES, &few, |cache| cache["spec"]["size"] == 2).await;
+        let reason = "New size: 2; reason: Current number of replicas below Spec.MinReplicas";
+        has_event(env, "few", "SuccessfulRescale", reason).await;
+        let inactive = ("False", "InvalidSelector");
+        has_status(env, "odd", |status| is(status, "ScalingActive", inactive)).await;
+        has_event(env, "odd", "SelectorRequired", "selector is required").await;
     });
 }
 

@@ -3,7 +3,7 @@
 
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{
-    DeviceClass, DeviceTaintRule, ObjectKey, Pod, PodGroup, Resource, ResourceClaim,
+    DeviceClass, DeviceTaintRule, Namespace, ObjectKey, Pod, PodGroup, Resource, ResourceClaim,
     ResourceClaimTemplate, ResourcePoolStatusRequest, ResourceSlice,
 };
 use sandbox::faults::Fault;
@@ -191,6 +191,35 @@ fn a_claim_is_made_for_a_pod_and_goes_with_its_end() {
         env.client.delete::<Pod>(&key("third"), Delete::new()).await.expect("delete");
         goes(env, &ResourceClaim::RESOURCE, &third_key).await;
         drop(manager);
+    });
+}
+
+#[test]
+fn a_claim_for_administrators_is_made_from_its_template() {
+    everywhere("admin-claim", async |env| {
+        let _manager = env.manager("manager", &[]);
+        class(env).await;
+        // The API server lets no other namespace have such a template.
+        let label = json!({ "resource.kubernetes.io/admin-access": "true" });
+        let labelled = Patch::Merge(json!({ "metadata": { "labels": label } }));
+        let namespace = ObjectKey::cluster("default");
+        env.client.patch::<Namespace>(&namespace, &labelled).await.expect("patch");
+        let mut spec = one_device();
+        spec["devices"]["requests"][0]["exactly"]["adminAccess"] = json!(true);
+        let template = json!({ "metadata": { "name": "gpu" }, "spec": { "spec": spec } });
+        make::<ResourceClaimTemplate>(env, template).await;
+        let pod = make::<Pod>(env, pod("admin", from_template(), "ready")).await;
+        let claim = claim_of::<Pod>(env, "admin").await;
+        let made: Value = env.client.resource(&ResourceClaim::RESOURCE).get(&claim).await.unwrap();
+        assert_eq!(made["spec"], spec);
+
+        // It is deallocated and deleted as any other.
+        allocate(env, &claim, "d0", &[consumer(&pod)]).await;
+        env.client
+            .delete::<Pod>(&key("admin"), Delete::new().grace_period(0))
+            .await
+            .expect("delete");
+        goes(env, &ResourceClaim::RESOURCE, &claim).await;
     });
 }
 

@@ -13,9 +13,9 @@ use crate::env::*;
 use crate::kinds::{DEFINITIONS, WIDGETS, comes, goes, serve_widgets};
 
 /// Defined by [`serve_caches`], with a Scale.
-const CACHES: ResourceType = ResourceType::fixed("example.com", "v1", "Cache", "caches", true);
+pub const CACHES: ResourceType = ResourceType::fixed("example.com", "v1", "Cache", "caches", true);
 
-async fn serve_caches(env: &Site) {
+pub async fn serve_caches(env: &Site) {
     let anything = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
     let definition = json!({
         "apiVersion": DEFINITIONS.api_version(), "kind": DEFINITIONS.kind,
@@ -28,6 +28,7 @@ async fn serve_caches(env: &Site) {
                 "schema": { "openAPIV3Schema": anything },
                 "subresources": { "scale": {
                     "specReplicasPath": ".spec.size", "statusReplicasPath": ".status.size",
+                    "labelSelectorPath": ".spec.selector",
                 } },
             }],
         },

@@ -14,6 +14,7 @@ mod credentials;
 mod cronjobs;
 mod daemonsets;
 mod debug_pages;
+mod demos;
 mod deployments;
 mod devices;
 mod discovery;

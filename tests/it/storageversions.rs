@@ -1,10 +1,17 @@
 //! What API servers store and how objects are moved to another version, and the groups that pods
 //! are scheduled in: kinds behind gates of the API server.
 
+use std::time::Duration;
+
+use futures_lite::FutureExt;
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
+use kube_controller_manager::clock::FakeClock;
 use kube_controller_manager::objects::{
     ObjectKey, Pod, PodGroup, Resource, ResourceType, StorageVersion, StorageVersionMigration,
 };
+use kube_controller_manager::options::Options;
+use kube_controller_manager::task::spawn;
+use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -181,57 +188,164 @@ fn storage_versions_lose_servers_that_are_gone() {
     });
 }
 
+const MIGRATOR: &str = "--feature-gates=StorageVersionMigrator=true";
+const MIGRATIONS: [&str; 2] = [MIGRATOR, "--runtime-config=storagemigration.k8s.io/v1beta1=true"];
+
+/// A migration of a resource. With a version it is running, and objects up to it are to be migrated.
+async fn migration(
+    env: &Site,
+    name: &str,
+    resource: [&str; 2],
+    version: Option<&str>,
+) -> ObjectKey {
+    let [group, resource] = resource;
+    let migration = json!({
+        "metadata": { "name": name },
+        "spec": { "resource": { "group": group, "resource": resource } },
+    });
+    make(env, &StorageVersionMigration::RESOURCE, migration).await;
+    let key = ObjectKey::cluster(name);
+    if let Some(version) = version {
+        let running = json!({
+            "type": "Running", "status": "True", "reason": "MigrationRunning",
+            "message": "The migration is running", "lastTransitionTime": env.clock.now(),
+        });
+        let status = json!({ "status": { "conditions": [running], "resourceVersion": version } });
+        let migrations = env.client.resource(&StorageVersionMigration::RESOURCE);
+        let migrations = migrations.subresource("status");
+        migrations.patch::<Value>(&key, &Patch::Merge(status)).await.expect("patch");
+    }
+    key
+}
+
+/// Waits until the migration is no longer running, and the condition `how` holds. Returns its
+/// message.
+async fn migration_ends(env: &Site, key: &ObjectKey, how: &str) -> String {
+    eventually(&env.clock, &format!("{key} ends: {how}"), || async {
+        let migration = read(env, &StorageVersionMigration::RESOURCE, key).await?;
+        let conditions = migration["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let is = |name: &str, status: &str| {
+            let found = conditions.iter().find(|known| known["type"] == name);
+            found.filter(|known| known["status"] == status)
+        };
+        match (is(how, "True"), is("Running", "False")) {
+            (Some(end), Some(_)) => Ok(end["message"].as_str().unwrap_or_default().to_owned()),
+            _ => Err(migration.to_string()),
+        }
+    })
+    .await
+}
+
+#[test]
+fn a_migration_goes_on_after_errors_that_may_pass() {
+    everywhere_with_gates("migration-faults", &MIGRATIONS, async |env| {
+        let maps = json!({ "metadata": { "name": "kept" }, "data": { "a": "b" } });
+        let version = make(env, &CONFIG_MAPS, maps).await["metadata"]["resourceVersion"].clone();
+        let version = version.as_str();
+        let running = migration(env, "running", ["", "configmaps"], version).await;
+        if let Some(faults) = &env.faults {
+            faults.next(3, "list", "configmaps", Fault::code(403, None));
+            for code in [500, 503, 504] {
+                faults.next(1, "patch", "configmaps", Fault::code(code, None));
+            }
+            faults.next(1, "patch", "configmaps", Fault::Cut);
+            faults.next(2, "update", "storageversionmigrations/status", Fault::code(500, None));
+        }
+        let manager = env.manager("manager", &[MIGRATOR]);
+        assert_eq!(migration_ends(env, &running, "Succeeded").await, "");
+        let Some(faults) = &env.faults else { return };
+        assert_eq!(faults.pending(), []);
+
+        // It is carried out from its start by the next manager, and other errors end it.
+        drop(manager);
+        let next = migration(env, "next", ["", "configmaps"], None).await;
+        faults.next(1, "patch", "configmaps", Fault::code(403, None));
+        let _manager = env.manager("next", &[MIGRATOR]);
+        assert_eq!(
+            migration_ends(env, &next, "Failed").await,
+            "migration encountered unhandled error: fault on purpose: Forbidden"
+        );
+    });
+}
+
+#[test]
+fn a_migration_of_what_is_not_served_fails_after_a_minute() {
+    everywhere_with_gates("migration-unserved", &MIGRATIONS, async |env| {
+        let fresh = migration(env, "fresh", ["example.com", "ships"], None).await;
+        let running = migration(env, "running", ["example.com", "boats"], Some("1")).await;
+        // A real server refuses such a version.
+        let odd = match env.faults {
+            Some(_) => Some(migration(env, "odd", ["", "configmaps"], Some("01")).await),
+            None => None,
+        };
+        let done = migration(env, "done", ["", "configmaps"], None).await;
+        let clock = FakeClock::new(env.clock.now());
+        let InProcess { cx, factory, stop } =
+            InProcess::new(env, clock.clone(), Options::default());
+        let controller = made("storage-version-migrator-controller", &cx);
+        factory.start(&stop);
+        let ran = spawn(controller.run(stop.clone()));
+        let ends = async |key: &ObjectKey, how: &str, step: Duration| {
+            let passes = async {
+                loop {
+                    clock.advance(step);
+                    env.clock.sleep(Duration::from_millis(20)).await;
+                }
+            };
+            migration_ends(env, key, how).or(passes).await
+        };
+        // Both are given time: a minute does not pass before others have ended.
+        let slowly = Duration::from_millis(5);
+        ends(&done, "Succeeded", slowly).await;
+        if let Some(odd) = odd {
+            assert_eq!(
+                ends(&odd, "Failed", slowly).await,
+                "migration encountered unhandled error: error comparing resource versions between \
+                 GC and SVM resource: resource version is not well formed: 01"
+            );
+        }
+        for key in [&fresh, &running] {
+            let migration = read(env, &StorageVersionMigration::RESOURCE, key).await.unwrap();
+            assert!(!migration.to_string().contains("Failed"), "{migration}");
+        }
+        let quickly = Duration::from_secs(5);
+        assert_eq!(
+            ends(&running, "Failed", quickly).await,
+            "migration encountered unhandled error: unable to obtain GVR from discovery"
+        );
+        assert_eq!(ends(&fresh, "Failed", quickly).await, "resource does not exist in discovery");
+        stop.stop();
+        ran.await;
+        factory.shutdown().await;
+    });
+}
+
 #[test]
 fn objects_are_migrated_to_the_storage_version() {
-    let gates = &[
-        "--feature-gates=StorageVersionMigrator=true",
-        "--runtime-config=storagemigration.k8s.io/v1beta1=true",
-    ];
-    on_real_server("migrations", gates, async |env| {
-        let _manager = env.manager("manager", &["--feature-gates=StorageVersionMigrator=true"]);
-        let migrate = async |name: &str, group: &str, resource: &str| {
-            make(
-                env,
-                &StorageVersionMigration::RESOURCE,
-                json!({
-                    "metadata": { "name": name },
-                    "spec": { "resource": { "group": group, "resource": resource } },
-                }),
-            )
-            .await;
-            ObjectKey::cluster(name)
-        };
-        let ends = async |key: &ObjectKey, how: &str| {
-            eventually(&env.clock, &format!("{key} ends: {how}"), || async {
-                let migration = read(env, &StorageVersionMigration::RESOURCE, key).await?;
-                let holds = |name: &str| {
-                    let conditions = migration["status"]["conditions"].as_array();
-                    let mut all = conditions.into_iter().flatten();
-                    all.find(|known| known["type"] == name).map(|known| known["status"].clone())
-                };
-                let ended =
-                    holds(how) == Some(json!("True")) && holds("Running") == Some(json!("False"));
-                if ended { Ok(migration.clone()) } else { Err(migration.to_string()) }
-            })
-            .await
-        };
+    on_real_server("migrations", &MIGRATIONS, async |env| {
+        let _manager = env.manager("manager", &[MIGRATOR]);
         // A built-in resource, and two migrations of it.
         make(env, &CONFIG_MAPS, json!({ "metadata": { "name": "kept" }, "data": { "a": "b" } }))
             .await;
         let kept = ObjectKey::new("default", "kept");
         let before = read(env, &CONFIG_MAPS, &kept).await.unwrap();
-        let (first, second) =
-            (migrate("first", "", "configmaps").await, migrate("second", "", "configmaps").await);
-        let done = ends(&first, "Succeeded").await;
+        let first = migration(env, "first", ["", "configmaps"], None).await;
+        let second = migration(env, "second", ["", "configmaps"], None).await;
+        migration_ends(env, &first, "Succeeded").await;
+        let done = read(env, &StorageVersionMigration::RESOURCE, &first).await.unwrap();
         assert!(!done["status"]["resourceVersion"].as_str().unwrap().is_empty());
-        ends(&second, "Succeeded").await;
+        migration_ends(env, &second, "Succeeded").await;
         let after = read(env, &CONFIG_MAPS, &kept).await.unwrap();
         assert_eq!(after["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"]);
 
         // What cannot be listed cannot be migrated.
-        let reviews = migrate("reviews", "authentication.k8s.io", "tokenreviews").await;
-        let failed = ends(&reviews, "Failed").await;
-        assert!(failed.to_string().contains("does not support discovery operations"), "{failed}");
+        let reviews = ["authentication.k8s.io", "tokenreviews"];
+        let reviews = migration(env, "reviews", reviews, None).await;
+        assert_eq!(
+            migration_ends(env, &reviews, "Failed").await,
+            "resource \"authentication.k8s.io/v1, Resource=tokenreviews\" does not support \
+             discovery operations: [update patch list]"
+        );
 
         // A custom resource whose storage version changes.
         let definition = |stored: &str| {
@@ -271,8 +385,8 @@ fn objects_are_migrated_to_the_storage_version() {
             if *stored == json!(["v1", "v2"]) { Ok(()) } else { Err(stored.to_string()) }
         })
         .await;
-        let widgets_done = migrate("widgets", "example.com", "widgets").await;
-        ends(&widgets_done, "Succeeded").await;
+        let widgets_done = migration(env, "widgets", ["example.com", "widgets"], None).await;
+        migration_ends(env, &widgets_done, "Succeeded").await;
         let definition = read(env, &DEFINITIONS, &key).await.unwrap();
         assert_eq!(definition["status"]["storedVersions"], json!(["v2"]), "{definition}");
         let conditions = definition["status"]["conditions"].as_array().unwrap();
