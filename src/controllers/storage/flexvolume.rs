@@ -43,7 +43,7 @@ impl Flex {
 }
 
 /// What a driver prints.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Answer {
     status: String,
@@ -52,14 +52,6 @@ struct Answer {
     attached: bool,
     #[serde(alias = "Capabilities")]
     capabilities: Capabilities,
-}
-
-impl Default for Answer {
-    fn default() -> Answer {
-        let (status, message, device) = Default::default();
-        let capabilities = Capabilities::default();
-        Answer { status, message, device, attached: false, capabilities }
-    }
 }
 
 #[derive(Debug, Deserialize)]
