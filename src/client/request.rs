@@ -15,7 +15,7 @@ use super::metrics::{DURATION, LIMITED, REQUEST_SIZE, REQUESTS, RESPONSE_SIZE, R
 use super::stream::undecoded;
 use super::transport::{AskBefore, HeldBack, Purpose};
 use super::{Client, Error, Result};
-use crate::objects::{Encoded, Meta, Object, ObjectKey, Uid, protobuf};
+use crate::objects::{Encoded, Meta, Object, ObjectKey, PartialObjectMetadata, Uid, protobuf};
 use crate::trace;
 
 /// As client-go's `rest.Request`.
@@ -214,7 +214,7 @@ fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Opt
     }
 }
 
-/// What an answer says of the object that was written, for the trace. Answers to writes are JSON.
+/// What an answer says of the object that was written, for the trace.
 #[cold]
 fn written(body: &[u8], now: Duration) {
     #[derive(Default, Deserialize)]
@@ -231,6 +231,14 @@ fn written(body: &[u8], now: Duration) {
         kind: String,
         name: String,
         uid: Uid,
+    }
+    if protobuf::is_enveloped(body) {
+        let message = protobuf::open(body).map(Encoded::protobuf);
+        if let Ok(Ok(object)) = message.map(|object| object.decode::<PartialObjectMetadata>()) {
+            let Meta { uid, resource_version, .. } = &object.meta;
+            trace::wrote(protobuf::kind(body), &object.meta.key(), uid, *resource_version, now);
+        }
+        return;
     }
     let Ok(Answer { kind, metadata, details }) = serde_json::from_slice(body) else { return };
     match kind.as_str() {

@@ -34,8 +34,9 @@ function view(data, before) {
     step('syncs', count(sum(queues, q => q.inProgress)), rate(syncs)),
     step('writes', count(writes), rate(per(writes, all.writes)), failed > 0 && count(failed) + ' failed'));
   const only = document.getElementById('busy')?.checked;
+  const idle = row => row.classList.contains('idle');
   const rows = controllers.map(c => controller(c, informers, old.controllers.get(c.name), per))
-    .filter(row => !only || !row.classList.contains('idle'));
+    .filter(row => !only || !idle(row)).sort((a, b) => idle(a) - idle(b));
   const toggle = el('input');
   toggle.type = 'checkbox';
   toggle.id = 'busy';
@@ -68,6 +69,9 @@ function controller(c, informers, old, per) {
   const sources = informers.flatMap(i => i.handlers.filter(h => h.name === c.name)
     .map(h => ({name: kindOf(i), backlog: h.backlog})));
   const merged = [...new Map(sources.map(s => [s.name, s])).values()];
+  // Those with a backlog come first; a controller of every kind has dozens.
+  merged.sort((a, b) => b.backlog - a.backlog);
+  const more = merged.length > 8 ? merged.splice(6).length : 0;
   const chips = merged.map(s => el('span', s.backlog ? 'chip warn' : 'chip',
     s.name + (s.backlog ? ' ' + count(s.backlog) : '')));
   const syncs = sum(c.queues, q => q.syncs), depth = sum(c.queues, q => q.depth);
@@ -88,7 +92,8 @@ function controller(c, informers, old, per) {
     : working + ' in flight';
   return el('div', busy ? 'flow' : 'flow idle',
     el('div', 'name', short(c.name), !c.running && el('span', 'warn', '  waits for its caches')),
-    el('div', '', ...(chips.length ? chips : [el('span', 'dim', 'no informer')])),
+    el('div', '', ...(chips.length ? chips : [el('span', 'dim', 'no handler')]),
+      more > 0 && el('span', 'label', 'and ' + more + ' more')),
     c.queues.length ? el('div', '', plural(depth, 'key') + (delayed ? ', ' + count(delayed) + ' delayed' : '')
       + (timers ? ', ' + plural(timers, 'timer') : ''), bar,
     oldest && el('span', 'label wrap', oldest.key + ' waits ' + seconds(oldest.seconds)))

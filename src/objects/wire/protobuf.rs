@@ -409,6 +409,13 @@ pub fn open(envelope: &[u8]) -> Result<&[u8], Error> {
     find(unknown.ok_or_else(|| Error("no envelope".to_owned()))?, 2)
 }
 
+/// The kind that an envelope names; empty where it names none.
+pub fn kind(envelope: &[u8]) -> &str {
+    let unknown = envelope.strip_prefix(MAGIC).unwrap_or_default();
+    let kind = find(unknown, 1).and_then(|types| find(types, 2));
+    kind.ok().and_then(|kind| std::str::from_utf8(kind).ok()).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -424,6 +431,7 @@ mod tests {
 
     #[test]
     fn a_pod_is_the_same_in_both_forms() {
+        assert_eq!((kind(PROTOBUF), kind(JSON)), ("Pod", ""));
         let message = open(PROTOBUF).unwrap();
         let pod: Pod = decode(message).unwrap();
         assert_eq!(pod, serde_json::from_slice(JSON).unwrap());
