@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::metrics::Counts;
 use super::reflector::{Phase, Start};
 
 /// What a reflector does and did.
@@ -12,8 +13,6 @@ use super::reflector::{Phase, Start};
 pub struct Progress {
     /// The phase, and since when on the monotonic clock; `None` before the start.
     phase: Mutex<Option<(Phase, Duration)>>,
-    lists: AtomicU64,
-    watches: AtomicU64,
     events: AtomicU64,
 }
 
@@ -22,28 +21,20 @@ impl Progress {
         *self.phase.lock() = Some((phase.clone(), now));
     }
 
-    pub fn listed(&self) {
-        self.lists.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub fn watched(&self) {
-        self.watches.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// An object came, in a list or a watch.
     pub fn received(&self) {
         self.events.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub fn status(&self, now: Duration) -> ReflectorStatus {
+    /// `counts`: those of its informer.
+    pub fn status(&self, counts: &Counts, now: Duration) -> ReflectorStatus {
         let phase = self.phase.lock().clone();
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ReflectorStatus {
             seconds: phase.as_ref().map_or(0.0, |(_, at)| now.saturating_sub(*at).as_secs_f64()),
             phase: phase.map_or_else(|| "not started".into(), |(phase, _)| describe(&phase)),
-            lists: of(&self.lists),
-            watches: of(&self.watches),
-            objects: of(&self.events),
+            lists: counts.streams.get() + counts.lists.get(),
+            watches: counts.watches.get(),
+            objects: self.events.load(Ordering::Relaxed),
         }
     }
 }
@@ -85,14 +76,14 @@ mod tests {
 
     #[test]
     fn phase_is_described() {
-        let progress = Progress::default();
+        let (progress, counts) = (Progress::default(), Counts::default());
         let seconds = Duration::from_secs;
-        assert_eq!(progress.status(seconds(9)).phase, "not started");
+        assert_eq!(progress.status(&counts, seconds(9)).phase, "not started");
         let list = Phase::List { start: Start::Newest };
         let wait = Phase::Wait { delay: Duration::from_millis(1200), then: Box::new(list) };
         progress.enter(&wait, seconds(3));
-        progress.listed();
-        let status = progress.status(seconds(5));
+        counts.lists.add_one();
+        let status = progress.status(&counts, seconds(5));
         assert_eq!(status.phase, "waiting 1.2s, then listing, the newest");
         assert_eq!((status.seconds, status.lists, status.watches), (2.0, 1, 0));
     }

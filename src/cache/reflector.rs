@@ -390,7 +390,6 @@ impl Reflector {
 
     async fn open(&mut self, version: Option<u64>, initial: bool) -> Result<Open, Error> {
         self.counts.watches.add_one();
-        self.progress.watched();
         let timeout = MIN_WATCH_TIMEOUT + MIN_WATCH_TIMEOUT.mul_f64(self.random.f64());
         let deadline = self.clock.sleep(timeout + WATCH_GRACE);
         let request = WatchRequest {
@@ -405,7 +404,6 @@ impl Reflector {
     /// The list as the initial events of a watch, and the watch. Upstream: `watchList`.
     async fn stream(&mut self, start: Start) -> Result<(u64, Open), Outcome> {
         self.counts.streams.add_one();
-        self.progress.listed();
         let version = match self.start_of_list(start) {
             Start::AtLeast(version) => Some(version),
             Start::Any | Start::Newest => None,
@@ -446,7 +444,6 @@ impl Reflector {
     /// Upstream: `Reflector.list`, `pager`.
     async fn list(&mut self, start: Start) -> Result<u64, Error> {
         self.counts.lists.add_one();
-        self.progress.listed();
         let start = self.start_of_list(start);
         // A page of "at least" comes from etcd, the whole from the server's own cache.
         let whole = matches!(start, Start::AtLeast(_)) && !self.paginated;

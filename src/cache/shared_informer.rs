@@ -231,7 +231,7 @@ impl Informer {
             bytes: self.indexer.bytes_held(),
             version: self.indexer.last_seen_version(),
             synced: self.has_synced(),
-            reflector: self.progress.status(self.clock.monotonic()),
+            reflector: self.progress.status(&self.counts, self.clock.monotonic()),
             queued: self.fifo.len(),
             handlers: self.processor.handlers(),
         }
