@@ -7,7 +7,7 @@ use futures_lite::stream::{self, Boxed as BoxStream, StreamExt};
 
 use crate::cache::{Answer, DecodeError, Error, ListRequest, Scope, Source, WatchRequest};
 use crate::client::{self, Client, Dynamic, ListOptions};
-use crate::objects::{Encoded, Form, ListPart, Pod, Resource, WatchEvent};
+use crate::objects::{Encoded, Form, Lease, ListPart, Pod, Resource, WatchEvent};
 
 /// Lists and watches through a [`Client`].
 pub struct ClientSource {
@@ -75,6 +75,9 @@ fn translate_watch(error: client::Error) -> Error {
 /// How long events of pods gather. Pods come and go by the thousands, and each change costs a sync
 /// and a status of its owner and of the owner's owner.
 const PODS: Duration = Duration::from_millis(50);
+/// How long renewals of leases gather: in a large cluster hundreds come each second, and they are
+/// looked at every few seconds.
+const LEASES: Duration = Duration::from_millis(250);
 
 impl Source for ClientSource {
     fn list<'a>(
@@ -130,9 +133,10 @@ impl Source for ClientSource {
     }
 
     fn pace(&self, scope: &Scope) -> Duration {
-        match scope.resource == Pod::RESOURCE {
-            true => PODS,
-            false => Duration::ZERO,
+        match &scope.resource {
+            resource if *resource == Pod::RESOURCE => PODS,
+            resource if *resource == Lease::RESOURCE => LEASES,
+            _ => Duration::ZERO,
         }
     }
 }
@@ -172,6 +176,17 @@ mod tests {
         };
         assert!(unsupported(ClientSource::listing(client.clone())));
         assert!(!unsupported(ClientSource::new(client)), "nothing answers");
+    }
+
+    #[test]
+    fn events_gather_where_they_come_by_the_hundreds() {
+        let clock = crate::clock::FakeClock::new(crate::objects::Timestamp::from_secs(0));
+        let config = client::Config::new("http://127.0.0.1:1".to_owned());
+        let source = ClientSource::new(Client::new(config, clock).expect("no files are read"));
+        let pace = |resource| source.pace(&Scope::all(resource));
+        assert!(pace(Pod::RESOURCE) > Duration::ZERO);
+        assert!(pace(Lease::RESOURCE) > Duration::ZERO);
+        assert_eq!(pace(crate::objects::Node::RESOURCE), Duration::ZERO);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Runs the demo or a load: an embedded API server with nodes, and the controller manager.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
 use argh::FromArgs;
@@ -12,8 +14,12 @@ use kube_controller_manager::task::{self, StopToken};
 use sandbox::SandboxOptions;
 use sandbox::cluster::{EMBEDDED, ManagerProgram};
 use sandbox::demo::Demo;
-use sandbox::load::{Load, Size};
+use sandbox::load::{Load, Nodes, Outage, Size};
 use sandbox::nodes::NodeOptions;
+use serde::Serialize;
+
+/// The changes that each resource keeps under a load of nodes: twenty seconds of all leases.
+const NODES_HISTORY: usize = 10_000;
 
 /// Starts an API server, a scheduler and nodes in this process and a controller manager beside it,
 /// applies a fixture and shows the rollout.
@@ -26,9 +32,9 @@ struct Args {
     #[argh(option)]
     nodes: Option<usize>,
     /// load the manager and print what it costs: deployments=100,replicas=100 or job=5000 or
-    /// daemonsets=1 or claims=5000
+    /// daemonsets=1 or claims=5000, or nodes=5000,pods-per-node=30, of which a third dies
     #[argh(option)]
-    load: Option<Size>,
+    load: Option<Shape>,
     /// with --load: ConfigMaps of 10 KB (0)
     #[argh(option, default = "0")]
     configmaps: usize,
@@ -64,6 +70,23 @@ struct Args {
     manager_flags: Vec<String>,
 }
 
+/// What a load is made of.
+enum Shape {
+    Workloads(Size),
+    Nodes(Nodes),
+}
+
+impl FromStr for Shape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Shape, String> {
+        match text.starts_with("nodes=") {
+            true => text.parse().map(Shape::Nodes),
+            false => text.parse().map(Shape::Workloads),
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1).peekable();
     if args.next_if(|first| first == EMBEDDED).is_some() {
@@ -83,7 +106,7 @@ fn main() -> ExitCode {
     let ended = task::run(threads, async move {
         let stop = StopToken::new();
         stop_on_signals(&stop)?;
-        let Some(size) = args.load else {
+        let Some(shape) = args.load else {
             let demo = Demo {
                 sandbox,
                 nodes: nodes(3),
@@ -95,24 +118,31 @@ fn main() -> ExitCode {
             };
             return demo.run(stop).await;
         };
+        let (idle, patience) = (Duration::from_secs(args.idle), patience(1800));
+        let size = match shape {
+            Shape::Workloads(size) => size,
+            Shape::Nodes(size) => {
+                sandbox.history = NODES_HISTORY;
+                let manager_flags = args.manager_flags;
+                let load = Outage { sandbox, size, idle, manager, manager_flags, patience };
+                let report = load.run(stop).await?;
+                return Ok(print(&report, args.json)?);
+            }
+        };
         let load = Load {
             sandbox,
             kubeconfig: args.kubeconfig,
             nodes: nodes(100),
             size,
             config_maps: args.configmaps,
-            idle: Duration::from_secs(args.idle),
+            idle,
             manager,
             manager_flags: args.manager_flags,
             pages: args.pages,
-            patience: patience(1800),
+            patience,
         };
         let report = load.run(stop).await?;
-        match args.json {
-            true => println!("{}", serde_json::to_string_pretty(&report)?),
-            false => print!("{report}"),
-        }
-        Ok(())
+        Ok(print(&report, args.json)?)
     });
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -121,6 +151,14 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn print(report: &(impl Serialize + Display), as_json: bool) -> serde_json::Result<()> {
+    match as_json {
+        true => println!("{}", serde_json::to_string_pretty(report)?),
+        false => print!("{report}"),
+    }
+    Ok(())
 }
 
 fn stop_on_signals(stop: &StopToken) -> std::io::Result<()> {

@@ -50,12 +50,12 @@ fn request(name: &str, node: &str, names: &[&str], signer: &str, usage: &str) ->
     (object, key.serialize_pem())
 }
 
-async fn submit(client: &Client, object: &Value) {
+pub async fn submit(client: &Client, object: &Value) {
     let requests = client.resource(&CertificateSigningRequest::RESOURCE);
     requests.create::<Value>("", object).await.expect("create");
 }
 
-async fn decide(env: &Site, name: &str, kind: &str) {
+pub async fn decide(env: &Site, name: &str, kind: &str) {
     let key = ObjectKey::cluster(name);
     let requests = env.client.resource(&CertificateSigningRequest::RESOURCE);
     let mut object: Value = requests.get(&key).await.expect("get");
@@ -68,7 +68,7 @@ fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
     conditions.iter().find(|condition| condition["type"] == kind)
 }
 
-fn certificate(object: &Value) -> Option<Vec<u8>> {
+pub fn certificate(object: &Value) -> Option<Vec<u8>> {
     STANDARD.decode(object["status"]["certificate"].as_str()?).ok()
 }
 

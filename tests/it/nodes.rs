@@ -9,7 +9,7 @@ use sandbox::nodes::NodeOptions;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::EVENTS;
+use crate::kinds::{EVENTS, goes};
 
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
@@ -203,6 +203,42 @@ fn a_silent_node_is_tainted_and_its_pods_leave_until_it_comes_back() {
 }
 
 #[test]
+fn a_manager_that_starts_after_an_outage_gives_nodes_their_grace_period() {
+    everywhere_with("nodes-outage", lively(), async |env| {
+        let ago = env.clock.now() - Duration::from_secs(3600);
+        let (leases, key) =
+            (env.client.resource(&LEASES), ObjectKey::new("kube-node-lease", "node-0"));
+        eventually(&env.clock, "the node has a lease", || async {
+            leases.get::<Value>(&key).await.map_err(|error| error.to_string())
+        })
+        .await;
+        // The node was last heard of an hour ago.
+        env.steering.kill("node-0");
+        let lease = Patch::Merge(json!({ "spec": { "renewTime": ago.to_micro_string() } }));
+        leases.patch::<Value>(&key, &lease).await.expect("patch");
+        let condition = json!({
+            "type": "Ready", "status": "True", "lastHeartbeatTime": ago, "lastTransitionTime": ago,
+        });
+        let status = Patch::StrategicMerge(json!({ "status": { "conditions": [condition] } }));
+        let nodes = env.client.resource(&Node::RESOURCE).subresource("status");
+        nodes.patch::<Value>(&ObjectKey::cluster("node-0"), &status).await.expect("patch");
+
+        let start = env.clock.monotonic();
+        let _manager = env.manager("manager", &QUICK);
+        eventually(&env.clock, "the node is unreachable", || async {
+            let node = node(env, "node-0").await;
+            match taints(&node).len() {
+                2 => Ok(()),
+                _ => Err(format!("{node:#}")),
+            }
+        })
+        .await;
+        let waited = env.clock.monotonic() - start;
+        assert!(waited >= Duration::from_secs(10), "{waited:?}");
+    });
+}
+
+#[test]
 fn a_silent_cluster_is_left_alone() {
     everywhere_with("nodes-all-silent", lively(), async |env| {
         let clock = &env.clock;
@@ -323,5 +359,37 @@ fn a_range_that_the_flags_exclude_ends_the_manager() {
             ended = manager.ended().expect("a status").is_some();
             env.clock.sleep(Duration::from_millis(50)).await;
         }
+    });
+}
+
+#[test]
+fn an_eviction_that_is_refused_waits_for_the_taints_to_change() {
+    Env::run("nodes-refused", async |env| {
+        let faults = env.faults.as_ref().expect("the sandbox has faults");
+        let manager = env.manager("manager", &[]);
+        has_event(env, "node-0", "RegisteredNode", "Registered Node node-0 in Controller").await;
+        create(&env.client, tolerant("refused", "node-0", None)).await;
+        let taint = async |key: &str| {
+            let taints = json!([{ "key": key, "effect": "NoExecute" }]);
+            let patch = Patch::Merge(json!({ "spec": { "taints": taints } }));
+            env.client.patch::<Node>(&ObjectKey::cluster("node-0"), &patch).await.expect("patch");
+        };
+        faults.next(usize::MAX, "delete", "pods", Fault::code(403, None));
+        taint("example.com/out").await;
+        eventually(&env.clock, "the manager gives up", || async {
+            let log = std::fs::read_to_string(&manager.log).unwrap_or_default();
+            let is_over = log.contains("Error syncing default/refused, not retried");
+            if is_over { Ok(()) } else { Err(log) }
+        })
+        .await;
+        assert_eq!(faults.count("delete", "pods"), 5);
+        faults.clear();
+
+        create(&env.client, tolerant("later", "node-0", None)).await;
+        let later = ObjectKey::new("default", "later");
+        goes(env, &Pod::RESOURCE, &later).await;
+        assert!(pod(env, "refused").await["metadata"]["deletionTimestamp"].is_null());
+        taint("example.com/out-for-long").await;
+        goes(env, &Pod::RESOURCE, &ObjectKey::new("default", "refused")).await;
     });
 }

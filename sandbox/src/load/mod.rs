@@ -4,12 +4,13 @@
 //! `/proc`. The same phases run whatever the program is, so two managers can be set side by side.
 
 mod claims;
+mod measure;
 pub mod objects;
+mod outage;
 mod process;
 mod report;
 mod workloads;
 
-use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -17,10 +18,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use self::measure::{Mark, PROGRAM, Requests};
 use self::objects::template;
+pub use self::outage::{Nodes, Outage, OutageReport};
 use self::process::Process;
 pub use self::report::{Report, Row};
-use crate::api::traffic::Count;
 use crate::cluster::{Cluster, Manager, ManagerProgram, administrator};
 use crate::front::Front;
 use crate::nodes::{NodeOptions, StandIns};
@@ -38,8 +40,6 @@ const NAMESPACE: &str = "load";
 const NAMESPACES: ResourceType = ResourceType::fixed("", "v1", "Namespace", "namespaces", false);
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 const CONFIG_MAP_BYTES: usize = 10_000;
-/// The first part of every manager's user agent.
-const PROGRAM: &str = "kube-controller-manager";
 const POLL: Duration = Duration::from_millis(100);
 /// Between the looks that end in "settled", and how many must agree.
 const LOOK: Duration = Duration::from_millis(500);
@@ -214,8 +214,8 @@ impl Server {
         }
     }
 
-    /// The requests of the managers so far; `None` unless the API server is the embedded one.
-    fn traffic(&self) -> Option<BTreeMap<&'static str, Count>> {
+    /// The requests of the managers so far.
+    fn traffic(&self) -> Requests {
         Some(self.sandbox()?.traffic().of(PROGRAM))
     }
 
@@ -245,14 +245,6 @@ struct Run {
 struct Working {
     manager: Manager,
     process: Process,
-}
-
-/// Where a phase began.
-struct Mark {
-    at: Duration,
-    cpu_seconds: f64,
-    wakeups: u64,
-    traffic: Option<BTreeMap<&'static str, Count>>,
 }
 
 impl Run {
@@ -359,38 +351,13 @@ impl Run {
     }
 
     fn mark(&self, working: Option<&Working>) -> Result<Mark> {
-        let (cpu_seconds, wakeups) = match working {
-            None => (0.0, 0),
-            Some(working) => {
-                working.process.forget_peak();
-                (working.process.read()?.cpu_seconds, working.process.wakeups()?)
-            }
-        };
-        let (at, traffic) = (self.clock.monotonic(), self.server.traffic());
-        Ok(Mark { at, cpu_seconds, wakeups, traffic })
+        let process = working.map(|working| &working.process);
+        Ok(Mark::new(self.clock.monotonic(), process, self.server.traffic())?)
     }
 
     fn row(&mut self, phase: &str, working: &Working, since: Mark) -> Result<()> {
-        let now = working.process.read()?;
-        let requests = self.server.traffic().map(|traffic| {
-            let before = since.traffic.unwrap_or_default();
-            let new = |(verb, count): (&'static str, Count)| {
-                let count = count.since(before.get(verb).copied().unwrap_or_default());
-                (count != Count::default()).then_some((verb, count))
-            };
-            traffic.into_iter().filter_map(new).collect()
-        });
-        self.report.rows.push(Row {
-            phase: phase.to_owned(),
-            seconds: (self.clock.monotonic() - since.at).as_secs_f64(),
-            cpu_seconds: now.cpu_seconds - since.cpu_seconds,
-            resident_bytes: now.resident_bytes as u64,
-            peak_bytes: now.peak_bytes as u64,
-            threads: now.threads as u64,
-            wakeups: working.process.wakeups()?.saturating_sub(since.wakeups),
-            requests,
-            skipped: None,
-        });
+        let (now, traffic) = (self.clock.monotonic(), self.server.traffic());
+        self.report.rows.push(since.row(phase, now, &working.process, traffic)?);
         Ok(())
     }
 

@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 /// Pods of one ReplicaSet, and of one Deployment.
 pub const PODS_A_SET: usize = 100;
 
+/// Neighbours in a zone, of nodes that are made one after the other.
+const NODES_A_ZONE: usize = 3;
+
 /// A UUID that is `kind`'s `n`th.
 fn uid(kind: u16, n: usize) -> String {
     format!("5f0c{kind:04x}-7a3e-4d21-9b68-{n:012x}")
@@ -66,13 +69,37 @@ fn managed(manager: &str, subresource: &str, fields: &Value) -> Value {
     })
 }
 
+/// The `n`th pod, of the template of a set, with the status of a running pod and without a name.
+fn running_pod(n: usize, set: usize) -> Value {
+    let mut pod = template(&format!("app-{set}"), set);
+    let ip = format!("10.{}.{}.{}", 64 + n / 65_536, n / 256 % 256, n % 256);
+    let condition = |name: &str| json!({ "type": name, "status": "True", "lastProbeTime": null, "lastTransitionTime": "2026-05-01T10:00:09Z" });
+    let conditions =
+        ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"]
+            .map(condition);
+    pod["apiVersion"] = "v1".into();
+    pod["kind"] = "Pod".into();
+    pod["status"] = json!({
+        "phase": "Running", "hostIP": "192.0.2.7", "hostIPs": [{ "ip": "192.0.2.7" }],
+        "podIP": ip, "podIPs": [{ "ip": ip }], "startTime": "2026-05-01T10:00:02Z", "qosClass": "Burstable",
+        "conditions": conditions,
+        "containerStatuses": [{
+            "name": "main", "state": { "running": { "startedAt": "2026-05-01T10:00:08Z" } }, "lastState": {},
+            "ready": true, "started": true, "restartCount": 0,
+            "image": format!("registry.example/team/app-{set}:1.27.3"),
+            "imageID": "registry.example/team/app@sha256:6926dd802f40e5e7257fded83e0d8030039642e4e10c4a98a6478e9c6fe06153",
+            "containerID": format!("containerd://{:064x}", n),
+        }],
+    });
+    pod
+}
+
 /// The `n`th pod: twelve environment variables, two probes, one volume, an owner, `managedFields`,
 /// and the status of a running pod.
 pub fn pod(n: usize) -> Vec<u8> {
     let set = n / PODS_A_SET;
     let hash = format!("{:x}", 0x7d4b_9c6f_u64 + set as u64);
-    let mut pod = template(&format!("app-{set}"), set);
-    let ip = format!("10.{}.{}.{}", 64 + n / 65_536, n / 256 % 256, n % 256);
+    let mut pod = running_pod(n, set);
     let spec_fields: Value = (0..12)
         .map(|n| {
             (
@@ -82,13 +109,7 @@ pub fn pod(n: usize) -> Vec<u8> {
         })
         .collect::<serde_json::Map<_, _>>()
         .into();
-    let condition = |name: &str| json!({ "type": name, "status": "True", "lastProbeTime": null, "lastTransitionTime": "2026-05-01T10:00:09Z" });
-    let conditions =
-        ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"]
-            .map(condition);
     let name = format!("app-{set}-{hash}-{}", suffix(n));
-    pod["apiVersion"] = "v1".into();
-    pod["kind"] = "Pod".into();
     pod["metadata"] = json!({
         "name": name, "generateName": format!("app-{set}-{hash}-"),
         "namespace": format!("team-{}", set / 10), "uid": uid(1, n),
@@ -105,19 +126,119 @@ pub fn pod(n: usize) -> Vec<u8> {
         ],
     });
     pod["spec"]["nodeName"] = format!("node-{}", n % 100).into();
-    pod["status"] = json!({
-        "phase": "Running", "hostIP": "192.0.2.7", "hostIPs": [{ "ip": "192.0.2.7" }],
-        "podIP": ip, "podIPs": [{ "ip": ip }], "startTime": "2026-05-01T10:00:02Z", "qosClass": "Burstable",
-        "conditions": conditions,
-        "containerStatuses": [{
-            "name": "main", "state": { "running": { "startedAt": "2026-05-01T10:00:08Z" } }, "lastState": {},
-            "ready": true, "started": true, "restartCount": 0,
-            "image": format!("registry.example/team/app-{set}:1.27.3"),
-            "imageID": "registry.example/team/app@sha256:6926dd802f40e5e7257fded83e0d8030039642e4e10c4a98a6478e9c6fe06153",
-            "containerID": format!("containerd://{:064x}", n),
-        }],
-    });
     pod.to_string().into_bytes()
+}
+
+/// The name of the `n`th node.
+pub fn node_name(n: usize) -> String {
+    format!("node-{n:05}")
+}
+
+/// The `n`th node of three zones as its kubelet reports it, with twenty images.
+pub fn node(n: usize, now: &str) -> Value {
+    let name = node_name(n);
+    let zone = format!("zone-{}", char::from(b'a' + (n / NODES_A_ZONE % 3) as u8));
+    let condition = |kind: &str, status: &str, reason: &str| {
+        json!({
+            "type": kind, "status": status, "reason": reason,
+            "message": format!("kubelet has posted its condition {kind} as {status}"),
+            "lastHeartbeatTime": now, "lastTransitionTime": "2026-05-01T10:00:09Z",
+        })
+    };
+    let images: Vec<Value> = (0..20)
+        .map(|at| {
+            let image = format!("registry.example/team/app-{at}");
+            let digest = "6926dd802f40e5e7257fded83e0d8030039642e4e10c4a98a6478e9c6fe06153";
+            json!({
+                "names": [format!("{image}@sha256:{digest}"), format!("{image}:1.27.3")],
+                "sizeBytes": 54_000_000 + at,
+            })
+        })
+        .collect();
+    let amounts = json!({
+        "cpu": "16", "memory": "65844432Ki", "pods": "110", "ephemeral-storage": "203056560Ki",
+        "hugepages-1Gi": "0", "hugepages-2Mi": "0",
+    });
+    let address = format!("10.{}.{}.{}", n / 65_536, n / 256 % 256, n % 256);
+    let range = format!("10.{}.{}.0/24", 64 + n / 256, n % 256);
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {
+            "name": name, "uid": uid(5, n), "creationTimestamp": "2026-05-01T10:00:00Z",
+            "labels": {
+                "beta.kubernetes.io/arch": "amd64", "beta.kubernetes.io/os": "linux",
+                "kubernetes.io/arch": "amd64", "kubernetes.io/hostname": name,
+                "kubernetes.io/os": "linux", "node.kubernetes.io/instance-type": "m.large",
+                "topology.kubernetes.io/region": "region", "topology.kubernetes.io/zone": zone,
+            },
+            "annotations": { "volumes.kubernetes.io/controller-managed-attach-detach": "true" },
+        },
+        "spec": { "podCIDR": range, "podCIDRs": [range], "providerID": format!("example:///{name}") },
+        "status": {
+            "capacity": amounts, "allocatable": amounts,
+            "conditions": [
+                condition("MemoryPressure", "False", "KubeletHasSufficientMemory"),
+                condition("DiskPressure", "False", "KubeletHasNoDiskPressure"),
+                condition("PIDPressure", "False", "KubeletHasSufficientPID"),
+                condition("Ready", "True", "KubeletReady"),
+            ],
+            "addresses": [
+                { "type": "InternalIP", "address": address }, { "type": "Hostname", "address": name },
+            ],
+            "daemonEndpoints": { "kubeletEndpoint": { "Port": 10250 } },
+            "nodeInfo": {
+                "architecture": "amd64", "operatingSystem": "linux", "bootID": uid(6, n),
+                "machineID": uid(7, n), "systemUUID": uid(8, n), "kernelVersion": "6.12.0",
+                "osImage": "Example Linux 12", "containerRuntimeVersion": "containerd://2.1.0",
+                "kubeletVersion": "v1.36.2", "kubeProxyVersion": "",
+            },
+            "images": images,
+        },
+    })
+}
+
+/// The lease of the `n`th node.
+pub fn lease(n: usize, now: &str) -> Value {
+    let name = node_name(n);
+    json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {
+            "name": name, "namespace": "kube-node-lease", "uid": uid(9, n),
+            "creationTimestamp": "2026-05-01T10:00:00Z",
+            "ownerReferences": [{
+                "apiVersion": "v1", "kind": "Node", "name": name, "uid": uid(5, n),
+            }],
+        },
+        "spec": { "holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": now },
+    })
+}
+
+/// The name of the `n`th pod that stands alone.
+pub fn pod_name(n: usize) -> String {
+    format!("pod-{n:06}")
+}
+
+/// The `n`th pod without an owner, running on a node. It tolerates for some seconds that its node
+/// is lost, or for ever.
+pub fn bound_pod(n: usize, node: usize, namespace: &str, tolerated: Option<i64>) -> Value {
+    let toleration = |key: &str| {
+        let mut toleration = json!({
+            "key": format!("node.kubernetes.io/{key}"), "operator": "Exists", "effect": "NoExecute",
+        });
+        if let Some(seconds) = tolerated {
+            toleration["tolerationSeconds"] = seconds.into();
+        }
+        toleration
+    };
+    let mut pod = running_pod(n, n / PODS_A_SET);
+    pod["metadata"] = json!({
+        "name": pod_name(n), "namespace": namespace, "uid": uid(1, n), "generation": 1,
+        "creationTimestamp": "2026-05-01T10:00:01Z",
+        "labels": { "app": format!("app-{}", n / PODS_A_SET), "tier": "backend" },
+    });
+    pod["spec"]["nodeName"] = node_name(node).into();
+    pod["spec"]["tolerations"] = json!([toleration("not-ready"), toleration("unreachable")]);
+    pod
 }
 
 /// The `n`th ReplicaSet, of the pods `n * PODS_A_SET` and on.

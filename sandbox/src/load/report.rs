@@ -67,44 +67,49 @@ impl fmt::Display for Report {
             claims => write!(f, "{claims} claims")?,
         }
         writeln!(f, ", {nodes} nodes, {config_maps} ConfigMaps\n")?;
+        write_rows(f, &self.rows)
+    }
+}
+
+/// The table, and the requests of each phase.
+pub fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
+    writeln!(
+        f,
+        "{:<24} {:>8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8}",
+        "PHASE", "SECONDS", "CPU S", "RSS MB", "ADDED MB", "PEAK MB", "THREADS", "WAKEUPS"
+    )?;
+    let mut before = None;
+    for row in rows {
+        if let Some(why) = &row.skipped {
+            writeln!(f, "{:<24} skipped: {why}", row.phase)?;
+            continue;
+        }
+        let added = match before {
+            None => String::new(),
+            Some(before) => format!("{:+.1}", mega(row.resident_bytes) - mega(before)),
+        };
+        before = Some(row.resident_bytes);
         writeln!(
             f,
-            "{:<24} {:>8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8}",
-            "PHASE", "SECONDS", "CPU S", "RSS MB", "ADDED MB", "PEAK MB", "THREADS", "WAKEUPS"
+            "{:<24} {:>8.2} {:>8.2} {:>8.1} {added:>9} {:>9.1} {:>8} {:>8}",
+            row.phase,
+            row.seconds,
+            row.cpu_seconds,
+            mega(row.resident_bytes),
+            mega(row.peak_bytes),
+            row.threads,
+            row.wakeups,
         )?;
-        let mut before = None;
-        for row in &self.rows {
-            if let Some(why) = &row.skipped {
-                writeln!(f, "{:<24} skipped: {why}", row.phase)?;
-                continue;
-            }
-            let added = match before {
-                None => String::new(),
-                Some(before) => format!("{:+.1}", mega(row.resident_bytes) - mega(before)),
-            };
-            before = Some(row.resident_bytes);
-            writeln!(
-                f,
-                "{:<24} {:>8.2} {:>8.2} {:>8.1} {added:>9} {:>9.1} {:>8} {:>8}",
-                row.phase,
-                row.seconds,
-                row.cpu_seconds,
-                mega(row.resident_bytes),
-                mega(row.peak_bytes),
-                row.threads,
-                row.wakeups,
-            )?;
-        }
-        for row in self.rows.iter().filter(|row| row.requests.is_some()) {
-            write!(f, "\n{}:", row.phase)?;
-            for (verb, count) in row.requests.iter().flatten() {
-                let Count { requests, received_bytes, sent_bytes } = *count;
-                let (up, down) = (mega(received_bytes), mega(sent_bytes));
-                write!(f, " {verb} {requests} ({up:.1} MB up, {down:.1} MB down)")?;
-            }
-        }
-        writeln!(f)
     }
+    for row in rows.iter().filter(|row| row.requests.is_some()) {
+        write!(f, "\n{}:", row.phase)?;
+        for (verb, count) in row.requests.iter().flatten() {
+            let Count { requests, received_bytes, sent_bytes } = *count;
+            let (up, down) = (mega(received_bytes), mega(sent_bytes));
+            write!(f, " {verb} {requests} ({up:.1} MB up, {down:.1} MB down)")?;
+        }
+    }
+    writeln!(f)
 }
 
 #[cfg(test)]

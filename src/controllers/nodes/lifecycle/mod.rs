@@ -175,10 +175,20 @@ struct Known {
     /// Of the node that `zone` is computed from.
     version: u64,
     health: Option<Health>,
-    /// Its pods could not all be marked as not ready.
-    retry: bool,
+    unmarked: Unmarked,
     /// The last pass that saw it.
     pass: u32,
+}
+
+/// Whether pods of a node that is not ready may still say that they are ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unmarked {
+    No,
+    /// They could not all be marked. Upstream: `nodesToRetry`.
+    Failed,
+    /// The node was Unknown when this manager first saw it: another one may have died before it
+    /// marked them. They are marked if the node stays silent.
+    Inherited,
 }
 
 impl NodeLifecycle {

@@ -12,7 +12,7 @@ use super::tainter::Tainter;
 use super::zones::{Count, Disruption, update, zone_of};
 use super::{
     EVICTIONS, Known, NODE_SECONDS, NODE_WORKERS, NodeLifecycle, PASS_SECONDS, State, TAINT_DELAY,
-    UNHEALTHY, ZONE_HEALTH, ZONE_SIZE,
+    UNHEALTHY, Unmarked, ZONE_HEALTH, ZONE_SIZE,
 };
 use crate::client::{self, Patch};
 use crate::controllers::nodes::pods::on_node;
@@ -40,8 +40,8 @@ struct Look {
     current: Option<Ready>,
     /// The conditions to write first.
     write: Option<Vec<NodeCondition>>,
-    /// This manager has not looked at the node before.
-    is_first: bool,
+    /// Nothing was heard of the node for its grace period.
+    is_silent: bool,
 }
 
 impl Look {
@@ -50,10 +50,16 @@ impl Look {
         self.observed == Ready::True && self.current.is_some_and(|ready| ready != Ready::True)
     }
 
-    /// The pods of a node may be ready without it: it is lost, or was before this manager started.
-    fn has_ready_pods(&self, retry: bool) -> bool {
-        let waits = self.observed != Ready::True && (retry || self.is_first);
-        self.is_lost() || waits && self.current.is_some_and(|ready| ready != Ready::True)
+    /// The pods of a node may be ready without it. A node that is alive says itself that it is not
+    /// ready: its pods are left to it.
+    fn has_ready_pods(&self, unmarked: Unmarked) -> bool {
+        let waits = match unmarked {
+            Unmarked::No => false,
+            Unmarked::Failed => true,
+            Unmarked::Inherited => self.is_silent,
+        };
+        let is_unready = self.current.is_some_and(|ready| ready != Ready::True);
+        self.is_lost() || waits && is_unready && self.observed != Ready::True
     }
 
     /// The taint that the node has and must not have, if any, with what comes in its place.
@@ -159,7 +165,10 @@ impl NodeLifecycle {
                         zone,
                         version: meta.resource_version,
                         health: None,
-                        retry: false,
+                        unmarked: match Ready::of(node) {
+                            Some(Ready::Unknown) => Unmarked::Inherited,
+                            _ => Unmarked::No,
+                        },
                         pass,
                     };
                     known.insert(meta.name.clone(), new);
@@ -206,12 +215,14 @@ impl NodeLifecycle {
         for node in nodes {
             let look = self.look(&mut state, node);
             let Some(known) = state.known.get_mut(&node.meta.name) else { continue };
-            let has_ready_pods = look.has_ready_pods(known.retry);
+            let has_ready_pods = look.has_ready_pods(known.unmarked);
             if look.write.is_some() || look.swap(node).is_some() || has_ready_pods {
                 to_write.push((node.clone(), look));
                 continue;
             }
-            known.retry = false;
+            if known.unmarked != Unmarked::Inherited || look.current != Some(Ready::Unknown) {
+                known.unmarked = Unmarked::No;
+            }
             let zone = known.zone.clone();
             count(counts, node, &zone, look.current);
             self.mark(&mut state, node, &zone, look.current);
@@ -232,17 +243,16 @@ impl NodeLifecycle {
         let current = Ready::of(node);
         let observed = current.unwrap_or(Ready::Unknown);
         let Some(known) = state.known.get_mut(&node.meta.name) else {
-            return Look { observed, current, write: None, is_first: false };
+            return Look { observed, current, write: None, is_silent: false };
         };
-        let is_first = known.health.is_none();
         let health = Health::observe(known.health.as_ref(), node, lease.as_deref(), now);
         let is_silent = health.is_silent(&self.grace, now);
         known.health = Some(health);
         if !is_silent {
-            return Look { observed, current, write: None, is_first };
+            return Look { observed, current, write: None, is_silent };
         }
         let write = unknown_conditions(node, self.clock.now());
-        Look { observed, current: Some(Ready::Unknown), write, is_first }
+        Look { observed, current: Some(Ready::Unknown), write, is_silent }
     }
 
     /// Puts a node that is not ready into the queue of its zone, and takes one that is ready out.
@@ -303,15 +313,15 @@ impl NodeLifecycle {
         }
         let has_failed = self.tend_pods(&node, &look).await;
         if let Some(known) = self.state.lock().known.get_mut(&node.meta.name) {
-            known.retry = has_failed;
+            known.unmarked = if has_failed { Unmarked::Failed } else { Unmarked::No };
         }
     }
 
     /// `true`: not all pods could be marked as not ready.
     async fn tend_pods(&self, node: &Node, look: &Look) -> bool {
         let name = &node.meta.name;
-        let retry = self.state.lock().known.get(name).is_some_and(|known| known.retry);
-        if !look.has_ready_pods(retry) {
+        let unmarked = self.state.lock().known.get(name).map(|known| known.unmarked);
+        if !look.has_ready_pods(unmarked.unwrap_or(Unmarked::No)) {
             return false;
         }
         if look.is_lost() {
@@ -444,4 +454,37 @@ fn report(zone: &str, count: &Count) {
     ZONE_HEALTH.with_label_values(&[zone]).set(healthy);
     ZONE_SIZE.with_label_values(&[zone]).set(count.size() as i64);
     UNHEALTHY.with_label_values(&[zone]).set(count.not_ready as i64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_are_marked_when_their_node_is_lost_and_not_when_it_reports_by_itself() {
+        use Ready::{False, True, Unknown};
+        use Unmarked::{Failed, Inherited, No};
+        for (observed, current, is_silent, unmarked, marked) in [
+            (True, Some(True), false, No, false),
+            (True, Some(Unknown), true, No, true),
+            (Unknown, Some(Unknown), true, No, false),
+            // A kubelet that says that it is not ready, under a new manager too.
+            (False, Some(False), false, No, false),
+            (False, Some(False), false, Inherited, false),
+            // Lost under another manager, which may have died before it marked the pods.
+            (Unknown, Some(Unknown), true, Inherited, true),
+            (Unknown, Some(Unknown), false, Inherited, false),
+            (Unknown, Some(Unknown), true, Failed, true),
+            (False, Some(False), false, Failed, true),
+            (True, Some(True), false, Failed, false),
+            (Unknown, None, false, Failed, false),
+        ] {
+            let look = Look { observed, current, write: None, is_silent };
+            assert_eq!(
+                look.has_ready_pods(unmarked),
+                marked,
+                "{observed:?} {current:?} {is_silent} {unmarked:?}"
+            );
+        }
+    }
 }

@@ -7,8 +7,21 @@ use crate::objects::{Taint, Toleration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     Never,
+    /// A taint is not tolerated.
     Now,
+    /// All taints are tolerated for this long, which may be zero.
     After(Duration),
+}
+
+impl Due {
+    /// Whether an eviction that waits since `planned` is planned again. Other tolerations do not move
+    /// it, not even to now. Upstream: `processPodOnNode`.
+    pub fn replaces(self, planned: Duration, now: Duration) -> bool {
+        match self {
+            Due::Now => true,
+            Due::Never | Due::After(_) => planned >= now,
+        }
+    }
 }
 
 /// The first toleration of each taint counts. `comparison`: the gate
@@ -22,8 +35,7 @@ pub fn of(taints: &[&Taint], tolerations: &[Toleration], comparison: bool) -> Du
     }
     match least.map(u64::try_from) {
         None => Due::Never,
-        Some(Ok(0) | Err(_)) => Due::Now,
-        Some(Ok(seconds)) => Due::After(Duration::from_secs(seconds)),
+        Some(seconds) => Due::After(Duration::from_secs(seconds.unwrap_or(0))),
     }
 }
 
@@ -54,13 +66,13 @@ mod tests {
             (&["a"][..], &[][..], Due::Now),
             (&["a"], &[("a", None)], Due::Never),
             (&["a"], &[("a", Some(100))], after(100)),
-            (&["a"], &[("a", Some(0))], Due::Now),
-            (&["a"], &[("a", Some(-5))], Due::Now),
+            (&["a"], &[("a", Some(0))], after(0)),
+            (&["a"], &[("a", Some(-5))], after(0)),
             (&["a"], &[("b", Some(100))], Due::Now),
             (&["a", "b"], &[("a", Some(100)), ("b", Some(10))], after(10)),
             (&["a", "b"], &[("a", None), ("b", Some(10))], after(10)),
             (&["a", "b"], &[("a", None), ("b", None)], Due::Never),
-            (&["a", "b"], &[("a", Some(0)), ("b", None)], Due::Now),
+            (&["a", "b"], &[("a", Some(0)), ("b", None)], after(0)),
             (&["a", "b"], &[("a", Some(1))], Due::Now),
             // The first that matches counts, not the least; those that match nothing do not count.
             (&["a"], &[("a", Some(100)), ("a", Some(1)), ("b", Some(1))], after(100)),
@@ -73,5 +85,19 @@ mod tests {
         }
         let huge = toleration("a", Some(i64::MAX));
         assert_eq!(of(&[&taint("a")], &[huge], false), after(i64::MAX.unsigned_abs()));
+    }
+    #[test]
+    fn an_eviction_that_waits_is_replaced_only_by_a_taint_that_is_not_tolerated() {
+        let secs = Duration::from_secs;
+        for (due, planned, replaced) in [
+            (Due::Now, 10, true),
+            (Due::After(secs(0)), 10, false),
+            (Due::After(secs(5)), 10, false),
+            (Due::After(secs(500)), 10, false),
+            // Planned in the same sync.
+            (Due::After(secs(5)), 20, true),
+        ] {
+            assert_eq!(due.replaces(secs(planned), secs(20)), replaced, "{due:?} {planned}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use self::due::Due;
 use super::pods::{BY_NODE, NODE_INDEX, on_node};
 use crate::cache::Lister;
-use crate::client::{Client, Delete, Patch};
+use crate::client::{self, Client, Delete, Patch};
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, Queue};
 use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
@@ -26,6 +26,8 @@ use crate::objects::{
 /// Pods that are deleted at once. Upstream has no limit but the client's.
 const EVICTIONS: usize = 16;
 const REASON: &str = "DeletionByTaintManager";
+/// How often the deletion of a pod may be refused. Upstream: `retries`, for every failure.
+const REFUSALS: u32 = 5;
 
 metrics! {
     fn register;
@@ -124,6 +126,8 @@ struct Planned {
     due: Duration,
     /// The deletion has begun: it is not announced again, and its end is not announced.
     begun: bool,
+    /// How often the API server has refused it.
+    refusals: u32,
 }
 
 impl TaintEviction {
@@ -183,15 +187,15 @@ impl TaintEviction {
         if uid.is_some_and(|uid| uid != pod.meta.uid) {
             self.cancel(&key);
         }
-        let after = match due::of(taints, &pod.spec.shape.tolerations, self.comparison) {
+        let due = due::of(taints, &pod.spec.shape.tolerations, self.comparison);
+        let after = match due {
             Due::Never => return self.cancel(&key),
             Due::Now => Duration::ZERO,
             Due::After(after) => after,
         };
         let known = self.planned.lock().get(&key).map(|known| (known.begun, known.created));
         let created = match known {
-            // Other tolerations do not move an eviction that waits, as upstream.
-            Some((begun, created)) if begun || !after.is_zero() && created < now => return,
+            Some((begun, created)) if begun || !due.replaces(created, now) => return,
             Some(_) => {
                 self.cancel(&key);
                 now
@@ -203,6 +207,7 @@ impl TaintEviction {
             created,
             due: now + after,
             begun: after.is_zero(),
+            refusals: 0,
         };
         self.planned.lock().insert(key.clone(), planned);
         if after.is_zero() {
@@ -257,18 +262,39 @@ impl TaintEviction {
         };
         let is_gone = |error: &Error| error.api().is_some_and(|error| error.is_not_found());
         match result {
-            Err(error) if !is_gone(&error) => return Err(error),
+            Err(error) if !is_gone(&error) => return self.failed(&key, &uid, error),
             Err(_) | Ok(false) => {}
             Ok(true) => {
                 DELETIONS.inc();
                 LATENCY.observe((self.clock.monotonic() - due).as_secs_f64());
             }
         }
-        let mut planned = self.planned.lock();
-        if planned.get(&key).is_some_and(|planned| planned.uid == uid) {
-            planned.remove(&key);
-        }
+        self.forget(&key, &uid);
         Ok(Next::Done)
+    }
+
+    fn forget(&self, key: &ObjectKey, uid: &Uid) {
+        let mut planned = self.planned.lock();
+        if planned.get(key).is_some_and(|planned| planned.uid == *uid) {
+            planned.remove(key);
+        }
+    }
+
+    /// A pod whose deletion is refused stays, until taints or tolerations change. Upstream gives up on
+    /// every failure; here those that may pass, as an API server that restarts, are retried.
+    fn failed(&self, key: &ObjectKey, uid: &Uid, error: Error) -> SyncResult {
+        if !is_refusal(&error) {
+            return Err(error);
+        }
+        let refusals = self.planned.lock().get_mut(key).map_or(REFUSALS, |planned| {
+            planned.refusals += 1;
+            planned.refusals
+        });
+        if refusals < REFUSALS {
+            return Err(error);
+        }
+        self.forget(key, uid);
+        Err(Error::Terminal(Box::new(error)))
     }
 
     /// The condition comes first: owners and disruption budgets read it. Upstream:
@@ -281,6 +307,13 @@ impl TaintEviction {
         }
         Ok(self.client.delete::<Pod>(&key, Delete::new().uid(pod.meta.uid.clone())).await?)
     }
+}
+
+/// The API server has understood the request, and does not carry it out: an admission webhook or
+/// policy denies it, or the manager lacks the right.
+fn is_refusal(error: &Error) -> bool {
+    let code = error.api().and_then(client::Error::code);
+    code.is_some_and(|code| (400..500).contains(&code) && ![401, 408, 409, 429].contains(&code))
 }
 
 /// The patch of the condition DisruptionTarget; `None` when the pod has it for this reason.

@@ -1,0 +1,64 @@
+//! What a manager's process and its requests cost from one moment to another.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::Duration;
+
+use super::Row;
+use super::process::Process;
+use crate::api::traffic::Count;
+
+/// The first part of every manager's user agent.
+pub const PROGRAM: &str = "kube-controller-manager";
+
+/// Requests by verb; `None` unless the API server is the embedded one.
+pub type Requests = Option<BTreeMap<&'static str, Count>>;
+
+/// Where a phase began.
+pub struct Mark {
+    at: Duration,
+    cpu_seconds: f64,
+    wakeups: u64,
+    requests: Requests,
+}
+
+impl Mark {
+    /// `process`: absent before it was started.
+    pub fn new(at: Duration, process: Option<&Process>, requests: Requests) -> io::Result<Mark> {
+        let (cpu_seconds, wakeups) = match process {
+            None => (0.0, 0),
+            Some(process) => {
+                process.forget_peak();
+                (process.read()?.cpu_seconds, process.wakeups()?)
+            }
+        };
+        Ok(Mark { at, cpu_seconds, wakeups, requests })
+    }
+
+    /// The row of a phase that ends at `at`.
+    pub fn row(
+        self,
+        phase: &str,
+        at: Duration,
+        process: &Process,
+        requests: Requests,
+    ) -> io::Result<Row> {
+        let now = process.read()?;
+        let before = self.requests.unwrap_or_default();
+        let new = |(verb, count): (&'static str, Count)| {
+            let count = count.since(before.get(verb).copied().unwrap_or_default());
+            (count != Count::default()).then_some((verb, count))
+        };
+        Ok(Row {
+            phase: phase.to_owned(),
+            seconds: (at - self.at).as_secs_f64(),
+            cpu_seconds: now.cpu_seconds - self.cpu_seconds,
+            resident_bytes: now.resident_bytes as u64,
+            peak_bytes: now.peak_bytes as u64,
+            threads: now.threads as u64,
+            wakeups: process.wakeups()?.saturating_sub(self.wakeups),
+            requests: requests.map(|requests| requests.into_iter().filter_map(new).collect()),
+            skipped: None,
+        })
+    }
+}

@@ -1,0 +1,493 @@
+//! A large cluster at rest, and then a part of its nodes dies at once.
+//!
+//! The nodes are only written, not played: their leases and statuses are replaced in the store at
+//! their periods, and their pods are put there, bound and running. So the server has time for the
+//! manager, and the manager's figures are those of a cluster that no pod is started on.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::measure::{Mark, PROGRAM, Requests};
+use super::process::Process;
+use super::report::write_rows;
+use super::{NAMESPACE, Result, Row, namespace, objects};
+use crate::api::Api;
+use crate::api::object::{is_deleting, list, text};
+use crate::cluster::{Manager, ManagerProgram};
+use crate::{Sandbox, SandboxOptions};
+use kube_controller_manager::clock::{SharedClock, SystemClock};
+use kube_controller_manager::task::{self, StopToken};
+
+const NODES: &str = "nodes";
+const PODS: &str = "pods";
+const LEASES: &str = "leases.coordination.k8s.io";
+const LEASE_NAMESPACE: &str = "kube-node-lease";
+/// The periods of a kubelet: `nodeLeaseDurationSeconds / 4`, `nodeStatusReportFrequency`.
+const RENEWAL: Duration = Duration::from_secs(10);
+const STATUS: Duration = Duration::from_secs(300);
+/// One node of this number dies.
+const DYING: usize = 3;
+const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+/// At the default rate the last of 1,667 nodes would be tainted after an hour and a half.
+const RATE: &str = "--node-eviction-rate=100";
+/// A pod of each kind, in turn: what it tolerates, in seconds. Only the first has to leave within
+/// the time of the load.
+const TOLERATED: [Option<i64>; 3] = [Some(10), None, Some(3600)];
+const LOOK: Duration = Duration::from_secs(1);
+/// How many looks without new memory end the start.
+const QUIET_LOOKS: usize = 8;
+const QUIET_WITHIN: Duration = Duration::from_secs(180);
+
+/// How many nodes: `nodes=5000,pods-per-node=30`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nodes {
+    pub nodes: usize,
+    pub pods_per_node: usize,
+}
+
+impl FromStr for Nodes {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Nodes, String> {
+        let mut size = Nodes { nodes: 5000, pods_per_node: 30 };
+        for part in text.split(',').filter(|part| !part.is_empty()) {
+            let fault = || format!("{part:?} is not nodes=N or pods-per-node=N");
+            let (name, number) = part.split_once('=').ok_or_else(fault)?;
+            let number = number.parse().map_err(|_| fault())?;
+            match name {
+                "nodes" => size.nodes = number,
+                "pods-per-node" => size.pods_per_node = number,
+                _ => return Err(fault()),
+            }
+        }
+        Ok(size)
+    }
+}
+
+/// The load.
+pub struct Outage {
+    pub sandbox: SandboxOptions,
+    pub size: Nodes,
+    /// How long to look at the manager at rest, and once more after the evictions.
+    pub idle: Duration,
+    pub manager: ManagerProgram,
+    pub manager_flags: Vec<String>,
+    /// How long a phase may take.
+    pub patience: Duration,
+}
+
+/// What it costs, and what the manager did.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OutageReport {
+    pub manager: String,
+    pub nodes: usize,
+    pub pods_per_node: usize,
+    pub rows: Vec<Row>,
+    pub found: Found,
+}
+
+/// What the nodes and pods say in the end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Found {
+    pub dead: usize,
+    /// Dead nodes with the taint that evicts, and living ones.
+    pub tainted: usize,
+    pub tainted_wrongly: usize,
+    /// Pods that have to leave dead nodes.
+    pub leaving: usize,
+    /// Of these, those that are being deleted, and others that are.
+    pub evicted: usize,
+    pub evicted_wrongly: usize,
+    /// Requests that delete a pod.
+    pub deletions: u64,
+    /// Pods of dead nodes that are marked as not ready, and others that are.
+    pub not_ready: usize,
+    pub not_ready_wrongly: usize,
+}
+
+impl Found {
+    fn is_tainted(&self) -> bool {
+        self.tainted >= self.dead
+    }
+
+    fn is_evicted(&self) -> bool {
+        self.evicted >= self.leaving
+    }
+}
+
+impl fmt::Display for OutageReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let OutageReport { manager, nodes, pods_per_node, rows, found } = self;
+        writeln!(f, "manager {manager}\n{nodes} nodes with {pods_per_node} pods each\n")?;
+        write_rows(f, rows)?;
+        for row in rows {
+            let per_minute = row.cpu_seconds / row.seconds * 60.0;
+            writeln!(f, "{}: {per_minute:.2} s of CPU a minute", row.phase)?;
+        }
+        writeln!(
+            f,
+            "\nnodes: {} dead, {} of them tainted, {} others",
+            found.dead, found.tainted, found.tainted_wrongly
+        )?;
+        writeln!(
+            f,
+            "pods: {} have to leave, {} of them deleted, {} others, by {} requests",
+            found.leaving, found.evicted, found.evicted_wrongly, found.deletions
+        )?;
+        let all = found.dead * pods_per_node;
+        writeln!(
+            f,
+            "pods of dead nodes: {all}, {} not ready, {} others",
+            found.not_ready, found.not_ready_wrongly
+        )
+    }
+}
+
+impl Outage {
+    /// Runs every phase, with a line on stderr as each begins.
+    ///
+    /// # Errors
+    /// What could not be started, or a phase that did not end in time.
+    pub async fn run(self, stop: StopToken) -> Result<OutageReport> {
+        let sandbox = Sandbox::start(self.sandbox).await?;
+        let manager = match &self.manager {
+            ManagerProgram::Embedded => "embedded".to_owned(),
+            ManagerProgram::Path(path) => path.display().to_string(),
+        };
+        let Nodes { nodes, pods_per_node } = self.size;
+        let report = OutageReport { manager, nodes, pods_per_node, ..OutageReport::default() };
+        let mut flags = vec!["--leader-elect=false".to_owned(), RATE.to_owned()];
+        // Not to measure the client's own limits.
+        flags.extend(["--kube-api-qps=2000", "--kube-api-burst=4000"].map(str::to_owned));
+        flags.extend(self.manager_flags);
+        let kubeconfig = sandbox.kubeconfig_for("system:kube-controller-manager", &[])?;
+        let mut run = Run {
+            api: sandbox.api().clone(),
+            clock: SystemClock::shared(),
+            size: self.size,
+            patience: self.patience,
+            stop: stop.clone(),
+            report,
+        };
+        run.phase("nodes and pods");
+        run.fill()?;
+        let beats = Arc::new(Heartbeats {
+            api: run.api.clone(),
+            clock: run.clock.clone(),
+            nodes,
+            has_died: AtomicBool::new(false),
+        });
+        let (beating, until) = (beats.clone(), stop.child());
+        let ends = until.clone();
+        let beat = task::spawn(async move { ends.unless_stopped(beating.beat()).await });
+        let manager = Manager::spawn(&self.manager, &kubeconfig, "manager", &flags)?;
+        let process = Process::new(manager.id());
+        let mut working = Working { manager, process, sandbox: &sandbox };
+        let ended = run.phases(&mut working, &beats, self.idle).await;
+        let report = run.report;
+        let stopped = working.manager.stop(&SystemClock::shared(), Duration::from_secs(30)).await;
+        until.stop();
+        beat.await;
+        sandbox.stop().await;
+        ended?;
+        stopped?;
+        Ok(report)
+    }
+}
+
+struct Run {
+    api: Arc<Api>,
+    clock: SharedClock,
+    size: Nodes,
+    patience: Duration,
+    stop: StopToken,
+    report: OutageReport,
+}
+
+/// A manager at work.
+struct Working<'a> {
+    manager: Manager,
+    process: Process,
+    sandbox: &'a Sandbox,
+}
+
+impl Working<'_> {
+    fn requests(&self) -> Requests {
+        Some(self.sandbox.traffic().of(PROGRAM))
+    }
+}
+
+impl Run {
+    fn phase(&self, name: &str) {
+        eprintln!("{:>7.1} s  {name} ...", self.clock.monotonic().as_secs_f64());
+    }
+
+    fn fill(&self) -> Result<()> {
+        let made = self.api.create_value("", "namespaces", namespace(NAMESPACE));
+        made.map_err(|error| error.message)?;
+        let now = self.clock.now();
+        let failed = |what: &str, name: &str| format!("{what} {name} is there already");
+        for n in 0..self.size.nodes {
+            let name = objects::node_name(n);
+            let node = objects::node(n, &now.to_string());
+            let create = |table: &str, key: &str, value| {
+                let made = self.api.store.create(table, key, value);
+                made.map(drop).map_err(|_| failed(table, key))
+            };
+            create(NODES, &name, node)?;
+            let key = format!("{LEASE_NAMESPACE}/{name}");
+            create(LEASES, &key, objects::lease(n, &now.to_micro_string()))?;
+            for p in 0..self.size.pods_per_node {
+                let at = n * self.size.pods_per_node + p;
+                let pod = objects::bound_pod(at, n, NAMESPACE, TOLERATED[p % TOLERATED.len()]);
+                let key = format!("{NAMESPACE}/{}", text(&pod, "/metadata/name"));
+                create(PODS, &key, pod)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn phases(
+        &mut self,
+        working: &mut Working<'_>,
+        beats: &Heartbeats,
+        idle: Duration,
+    ) -> Result<()> {
+        self.phase("start");
+        // The first mark is the process's start.
+        let mark = Mark::new(self.clock.monotonic(), None, None)?;
+        self.quiet(working).await?;
+        self.row("started", working, mark)?;
+
+        self.phase("rest");
+        let mark = self.mark(working)?;
+        self.rest(idle).await?;
+        self.row("at rest", working, mark)?;
+
+        self.phase("a third of the nodes dies");
+        let mark = self.mark(working)?;
+        beats.has_died.store(true, Ordering::SeqCst);
+        self.until(working, "dead nodes are tainted", Found::is_tainted).await?;
+        self.row("dead nodes tainted", working, mark)?;
+        let mark = self.mark(working)?;
+        self.until(working, "pods are evicted", Found::is_evicted).await?;
+        self.row("pods evicted", working, mark)?;
+
+        self.phase("rest");
+        let mark = self.mark(working)?;
+        self.rest(idle).await?;
+        self.row("at rest again", working, mark)?;
+        self.report.found = self.look(working);
+        Ok(())
+    }
+
+    async fn rest(&self, idle: Duration) -> Result<()> {
+        let rested = self.stop.unless_stopped(self.clock.sleep(idle)).await;
+        rested.ok_or_else(|| "stopped".into())
+    }
+
+    fn mark(&self, working: &Working<'_>) -> Result<Mark> {
+        let (at, process) = (self.clock.monotonic(), &working.process);
+        Ok(Mark::new(at, Some(process), working.requests())?)
+    }
+
+    fn row(&mut self, phase: &str, working: &Working<'_>, mark: Mark) -> Result<()> {
+        let now = self.clock.monotonic();
+        self.report.rows.push(mark.row(phase, now, &working.process, working.requests())?);
+        Ok(())
+    }
+
+    /// An error when the manager is gone or a signal came.
+    fn alive(&self, working: &mut Working<'_>) -> Result<()> {
+        if self.stop.is_stopped() {
+            return Err("stopped".into());
+        }
+        match working.manager.ended()? {
+            None => Ok(()),
+            Some(status) => {
+                let log = working.manager.log.display();
+                Err(format!("the manager ended early ({status}), see {log}").into())
+            }
+        }
+    }
+
+    /// Waits until the manager has listed everything and its memory stays as it is.
+    async fn quiet(&self, working: &mut Working<'_>) -> Result<()> {
+        let give_up = self.clock.monotonic() + QUIET_WITHIN;
+        let (mut quiet, mut before) = (0, working.process.read()?);
+        while quiet < QUIET_LOOKS && self.clock.monotonic() < give_up {
+            self.clock.sleep(LOOK).await;
+            self.alive(working)?;
+            let now = working.process.read()?;
+            let grown = (now.resident_bytes - before.resident_bytes).abs();
+            let is_busy = now.cpu_seconds - before.cpu_seconds > LOOK.as_secs_f64() / 2.0;
+            let is_quiet = grown < before.resident_bytes / 50.0 && !is_busy;
+            quiet = if is_quiet { quiet + 1 } else { 0 };
+            before = now;
+        }
+        Ok(())
+    }
+
+    async fn until(
+        &self,
+        working: &mut Working<'_>,
+        what: &str,
+        done: impl Fn(&Found) -> bool,
+    ) -> Result<()> {
+        let give_up = self.clock.monotonic() + self.patience;
+        loop {
+            self.alive(working)?;
+            let found = self.look(working);
+            if done(&found) {
+                return Ok(());
+            }
+            if self.clock.monotonic() > give_up {
+                return Err(format!("{what}: not after {:?}: {found:?}", self.patience).into());
+            }
+            self.clock.sleep(LOOK).await;
+        }
+    }
+
+    fn look(&self, working: &Working<'_>) -> Found {
+        let mut found =
+            Found { deletions: working.sandbox.faults().count("delete", PODS), ..Found::default() };
+        let store = &self.api.store;
+        for n in 0..self.size.nodes {
+            let node = store.get(NODES, &objects::node_name(n));
+            let is_tainted = node.is_some_and(|node| evicts(&node.value));
+            found.dead += usize::from(dies(n));
+            match dies(n) {
+                true => found.tainted += usize::from(is_tainted),
+                false => found.tainted_wrongly += usize::from(is_tainted),
+            }
+            for p in 0..self.size.pods_per_node {
+                let at = n * self.size.pods_per_node + p;
+                let pod = store.get(PODS, &format!("{NAMESPACE}/{}", objects::pod_name(at)));
+                let leaves = dies(n) && TOLERATED[p % TOLERATED.len()] == TOLERATED[0];
+                found.leaving += usize::from(leaves);
+                let is_gone = pod.as_ref().is_none_or(|pod| is_deleting(&pod.value));
+                match leaves {
+                    true => found.evicted += usize::from(is_gone),
+                    false => found.evicted_wrongly += usize::from(is_gone),
+                }
+                let is_unready = pod.is_some_and(|pod| !is_ready(&pod.value));
+                match dies(n) {
+                    true => found.not_ready += usize::from(is_unready),
+                    false => found.not_ready_wrongly += usize::from(is_unready),
+                }
+            }
+        }
+        found
+    }
+}
+
+/// The third of each zone's nodes that dies.
+fn dies(n: usize) -> bool {
+    n.is_multiple_of(DYING)
+}
+
+fn evicts(node: &Value) -> bool {
+    list(node, "/spec/taints")
+        .iter()
+        .any(|taint| taint["key"] == UNREACHABLE && taint["effect"] == "NoExecute")
+}
+
+fn is_ready(pod: &Value) -> bool {
+    list(pod, "/status/conditions")
+        .iter()
+        .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+}
+
+/// Renews the leases and writes the statuses of all nodes, evenly spread over their periods.
+struct Heartbeats {
+    api: Arc<Api>,
+    clock: SharedClock,
+    nodes: usize,
+    has_died: AtomicBool,
+}
+
+impl Heartbeats {
+    async fn beat(self: Arc<Self>) {
+        let start = self.clock.monotonic();
+        let nodes = self.nodes.max(1) as u64;
+        let rounds = STATUS.as_secs() / RENEWAL.as_secs();
+        for turn in 0_u64.. {
+            let due = start + Duration::from_nanos(RENEWAL.as_nanos() as u64 / nodes * turn);
+            let now = self.clock.monotonic();
+            if due > now {
+                self.clock.sleep(due - now).await;
+            }
+            let (round, node) = (turn / nodes, turn % nodes);
+            if self.has_died.load(Ordering::SeqCst) && dies(node as usize) {
+                continue;
+            }
+            let name = objects::node_name(node as usize);
+            self.renew(&name);
+            if (round + node).is_multiple_of(rounds) {
+                self.report(&name);
+            }
+        }
+    }
+
+    fn renew(&self, node: &str) {
+        let now = self.clock.now().to_micro_string();
+        self.change(LEASES, &format!("{LEASE_NAMESPACE}/{node}"), |lease| {
+            lease["spec"]["renewTime"] = now.into();
+        });
+    }
+
+    fn report(&self, node: &str) {
+        let now = self.clock.now().to_string();
+        self.change(NODES, node, |node| {
+            let conditions = node["status"]["conditions"].as_array_mut();
+            for condition in conditions.into_iter().flatten() {
+                condition["lastHeartbeatTime"] = now.as_str().into();
+            }
+        });
+    }
+
+    /// A write that loses against the manager's is left to the next period.
+    fn change(&self, table: &str, key: &str, change: impl FnOnce(&mut Value)) {
+        let Some(stored) = self.api.store.get(table, key) else { return };
+        let mut value = stored.value.clone();
+        change(&mut value);
+        let _ = self.api.store.replace(table, key, stored.version, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn sizes_are_read() {
+        let size = |nodes, pods_per_node| Ok(Nodes { nodes, pods_per_node });
+        assert_eq!("nodes=7,pods-per-node=2".parse(), size(7, 2));
+        assert_eq!("nodes=7".parse(), size(7, 30));
+        assert!("nodes=x".parse::<Nodes>().is_err());
+        assert!("pods=1".parse::<Nodes>().is_err());
+    }
+
+    #[test]
+    fn a_dead_third_is_found() {
+        let sound = json!({ "spec": {} });
+        let other =
+            json!({ "spec": { "taints": [{ "key": UNREACHABLE, "effect": "NoSchedule" }] } });
+        let dead = json!({ "spec": { "taints": [
+            { "key": UNREACHABLE, "effect": "NoSchedule" },
+            { "key": UNREACHABLE, "effect": "NoExecute" },
+        ] } });
+        assert_eq!([sound, other, dead].map(|node| evicts(&node)), [false, false, true]);
+        assert_eq!((0..9).filter(|n| dies(*n)).count(), 3);
+    }
+}

@@ -1,0 +1,116 @@
+//! The kinds of certificates.k8s.io that are behind gates: requests of pods, and bundles of trust.
+
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use kube_controller_manager::client::{Delete, Patch};
+use kube_controller_manager::clock::{Clock, FakeClock};
+use kube_controller_manager::objects::{ObjectKey, PodCertificateRequest, Resource, ResourceType};
+use kube_controller_manager::options::Options;
+use kube_controller_manager::task::spawn;
+use rcgen::{CertificateParams, KeyPair};
+use serde_json::{Value, json};
+
+use crate::env::*;
+use crate::kinds::*;
+
+const BUNDLES: ResourceType = ResourceType::fixed(
+    "certificates.k8s.io",
+    "v1beta1",
+    "ClusterTrustBundle",
+    "clustertrustbundles",
+    false,
+);
+const SERVED: &str = "--runtime-config=certificates.k8s.io/v1beta1=true";
+
+#[test]
+fn the_api_servers_authority_is_published_and_kept_as_it_is() {
+    const GATE: &str = "--feature-gates=ClusterTrustBundle=true";
+    on_real_server("trust-bundle", &[GATE, SERVED], async |env| {
+        const SIGNER: &str = "kubernetes.io/kube-apiserver-serving";
+        const PREFIX: &str = "kubernetes.io:kube-apiserver-serving:";
+        let ca = std::fs::read_to_string(env.kubeconfig.with_file_name("ca.crt")).expect("the CA");
+        let bundle = |name: &str, signer: Option<&str>| {
+            let mut spec = json!({ "trustBundle": ca });
+            if let Some(signer) = signer {
+                spec["signerName"] = signer.into();
+            }
+            json!({
+                "apiVersion": BUNDLES.api_version(), "kind": BUNDLES.kind,
+                "metadata": { "name": name }, "spec": spec,
+            })
+        };
+        let bundles = env.client.resource(&BUNDLES);
+        let old = ObjectKey::cluster(&format!("{PREFIX}old"));
+        for made in [bundle(&old.name, Some(SIGNER)), bundle("foreign", None)] {
+            bundles.create::<Value>("", &made).await.expect("create");
+        }
+        let _manager = env.manager("manager", &[GATE]);
+        goes(env, &BUNDLES, &old).await;
+        let all = bundles.list::<Value>(None, &Default::default()).await.expect("list").items;
+        let ours = all.iter().filter(|bundle| bundle["spec"]["signerName"] == SIGNER);
+        let ours: Vec<&Value> = ours.collect();
+        assert_eq!(ours.len(), 1, "{ours:#?}");
+        let first = ours[0];
+        assert_eq!(first["spec"]["trustBundle"], *ca);
+        let name = first["metadata"]["name"].as_str().unwrap().to_owned();
+        assert!(name.starts_with(PREFIX), "{name}");
+
+        // Changed and deleted bundles are put right.
+        let key = ObjectKey::cluster(name.as_str());
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let other = params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem();
+        let edit = Patch::Merge(json!({ "spec": { "trustBundle": format!("{ca}{other}") } }));
+        bundles.patch::<Value>(&key, &edit).await.expect("patch");
+        comes(env, &BUNDLES, &key, |bundle| bundle["spec"]["trustBundle"] == *ca).await;
+        bundles.delete(&key, Delete::new()).await.expect("delete");
+        comes(env, &BUNDLES, &key, |bundle| bundle["spec"]["trustBundle"] == *ca).await;
+        let foreign = ObjectKey::cluster("foreign");
+        assert!(bundles.get::<Value>(&foreign).await.is_ok());
+    });
+}
+
+#[test]
+fn requests_of_pods_are_deleted_after_a_quarter_of_an_hour() {
+    const GATE: &str = "--feature-gates=PodCertificateRequest=true";
+    on_real_server("pod-certificates", &[GATE, SERVED], async |env| {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        let stub = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
+        let request = json!({
+            "metadata": { "name": "r", "namespace": "default" },
+            "spec": {
+                "signerName": "example.com/signer", "podName": "p", "podUID": "u1",
+                "serviceAccountName": "default", "serviceAccountUID": "u2", "nodeName": "n",
+                "nodeUID": "u3", "maxExpirationSeconds": 86400,
+                "stubPKCS10Request": STANDARD.encode(stub.der()),
+            },
+        });
+        let requests = env.client.resource(&PodCertificateRequest::RESOURCE);
+        requests.create::<Value>("default", &request).await.expect("create");
+        let clock = FakeClock::new(env.clock.now());
+        let InProcess { cx, factory, stop } =
+            InProcess::new(env, clock.clone(), Options::default());
+        let controller = made("podcertificaterequest-cleaner-controller", &cx);
+        factory.start(&stop);
+        let running = spawn(controller.run(stop.clone()));
+        let start = clock.monotonic();
+        let key = ObjectKey::new("default", "r");
+        eventually(&env.clock, "the request goes", || async {
+            match requests.get::<Value>(&key).await {
+                Err(error) if error.is_not_found() => Ok(()),
+                _ => {
+                    clock.advance(Duration::from_secs(100));
+                    Err("it is there".to_owned())
+                }
+            }
+        })
+        .await;
+        assert!(clock.monotonic() - start >= Duration::from_secs(15 * 60));
+        stop.stop();
+        running.await;
+        factory.shutdown().await;
+    });
+}
