@@ -160,11 +160,12 @@ mod tests {
         std::fs::write(&kubeconfig, config.to_string()).expect("written");
         let kubeconfig = kubeconfig.to_str().expect("UTF-8");
         let connection = connect(&Target { kubeconfig, ..Target::default() }).expect("it is whole");
-        assert!(connection.client_with_tokens("controller", Arc::new(None)).is_ok());
         std::fs::remove_file(&authority).expect("it is there");
         let error = connection.client_with_tokens("controller", Arc::new(None)).err();
         let error = error.expect("the file is gone");
         assert!(error.contains("client controller") && error.contains("ca.crt"), "{error}");
+        std::fs::write(&authority, made.cert.pem()).expect("written");
+        assert!(connection.client_with_tokens("controller", Arc::new(None)).is_ok());
         std::fs::remove_dir_all(&folder).expect("it is there");
     }
 }

@@ -54,7 +54,7 @@ impl Client {
         answer.read_to_end(&mut body).await.map_err(|error| broken(call, error))?;
         self.count_response(call, body.len());
         if trace::is_on() && call.method != "GET" {
-            written(&body, self.inner.clock.monotonic());
+            written(call, &body, self.inner.clock.monotonic());
         }
         Ok(body)
     }
@@ -216,7 +216,7 @@ fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Opt
 
 /// What an answer says of the object that was written, for the trace.
 #[cold]
-fn written(body: &[u8], now: Duration) {
+fn written(call: &Call, body: &[u8], now: Duration) {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Answer {
@@ -236,7 +236,12 @@ fn written(body: &[u8], now: Duration) {
         let message = protobuf::open(body).map(Encoded::protobuf);
         if let Ok(Ok(object)) = message.map(|object| object.decode::<PartialObjectMetadata>()) {
             let Meta { uid, resource_version, .. } = &object.meta;
-            trace::wrote(protobuf::kind(body), &object.meta.key(), uid, *resource_version, now);
+            let kind = match protobuf::kind(body) {
+                // The answer to a create that asks for metadata alone.
+                "PartialObjectMetadata" => &kind_sent(call),
+                kind => kind,
+            };
+            trace::wrote(kind, &object.meta.key(), uid, *resource_version, now);
         }
         return;
     }
@@ -247,10 +252,21 @@ fn written(body: &[u8], now: Duration) {
             trace::wrote(&details.kind, &key, &details.uid, 0, now);
         }
         _ if !metadata.uid.is_empty() => {
+            let kind = if kind == "PartialObjectMetadata" { kind_sent(call) } else { kind };
             trace::wrote(&kind, &metadata.key(), &metadata.uid, metadata.resource_version, now);
         }
         _ => (),
     }
+}
+
+/// The kind of the object in the request's body.
+fn kind_sent(call: &Call) -> String {
+    #[derive(Deserialize)]
+    struct Sent {
+        kind: String,
+    }
+    let sent = call.content.as_ref().and_then(|(_, body)| serde_json::from_slice(body).ok());
+    sent.map_or_else(String::new, |Sent { kind }| kind)
 }
 
 pub(super) fn broken(call: &impl fmt::Display, error: std::io::Error) -> Error {

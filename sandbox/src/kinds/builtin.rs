@@ -114,6 +114,7 @@ pub fn behind_gates() -> Vec<Kind> {
         &[],
         false,
     );
+    let candidates = kind("coordination.k8s.io", "LeaseCandidate", "leasecandidates", &[], true);
     let groups = kind("scheduling.k8s.io", "PodGroup", "podgroups", &[], true);
     vec![
         of(
@@ -124,7 +125,7 @@ pub fn behind_gates() -> Vec<Kind> {
         ),
         of("v1alpha3", requests.status(more::without_status)),
         of("v1beta1", migrations.status(workloads::no_status)),
-        of("v1beta1", kind("coordination.k8s.io", "LeaseCandidate", "leasecandidates", &[], true)),
+        of("v1beta1", candidates.check(more::check_key, more::update_key)),
         of("v1alpha2", groups.generation().status(workloads::no_status)),
     ]
 }

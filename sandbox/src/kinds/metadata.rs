@@ -15,6 +15,8 @@ pub enum NameRule {
     Dns1035,
     /// RBAC: anything that can be one part of a path.
     PathSegment,
+    /// LeaseCandidates: what may be a key of a ConfigMap.
+    Key,
 }
 
 const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric \
@@ -34,6 +36,9 @@ const LABEL_VALUE: &str = "a valid label must be an empty string or consist of a
     characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. \
     'MyValue',  or 'my_value',  or '12345', regex used for validation is \
     '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
+const KEY: &str = "a valid config map key must consist of alphanumeric characters, '-', '_' or '.' \
+    (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is \
+    '[-._a-zA-Z0-9]+')";
 const ANNOTATION_BYTES: usize = 256 * 1024;
 
 fn is_label(text: &str) -> bool {
@@ -76,6 +81,11 @@ pub fn name_fault(rule: NameRule, name: &str) -> Option<String> {
         }
         NameRule::PathSegment if name == "." || name == ".." => {
             Some(format!("may not be '{name}'"))
+        }
+        NameRule::Key => {
+            let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+            let sound = !name.is_empty() && name.len() <= 253 && name.chars().all(good);
+            (!sound || name == "." || name.starts_with("..")).then(|| KEY.to_owned())
         }
         NameRule::PathSegment => ["/", "%"]
             .into_iter()
@@ -245,6 +255,9 @@ mod tests {
             (NameRule::Dns1035, "a9", true),
             (NameRule::PathSegment, "system:Node", true),
             (NameRule::PathSegment, "a/b", false),
+            (NameRule::Key, "host_0f-1", true),
+            (NameRule::Key, "a/b", false),
+            (NameRule::Key, "..a", false),
         ] {
             assert_eq!(name_fault(rule, name).is_none(), valid, "{rule:?} {name}");
         }

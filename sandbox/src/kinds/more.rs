@@ -37,6 +37,16 @@ pub fn update_path(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
+pub fn check_key(object: &Value) -> Vec<Cause> {
+    metadata::check(object, NameRule::Key)
+}
+
+pub fn update_key(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut faults = metadata::check_update(new, old);
+    faults.extend(check_key(new));
+    faults
+}
+
 pub fn default_slice(slice: &mut Value) {
     drop_nulls(slice);
     for port in list_mut(slice, "/ports") {

@@ -225,9 +225,17 @@ mod tests {
     use serde_json::json;
 
     fn bytes(number: u8, of: &[u8]) -> Vec<u8> {
-        let mut field = vec![number << 3 | 2, u8::try_from(of.len()).unwrap()];
-        field.extend_from_slice(of);
-        field
+        [vec![number << 3 | 2], varint(of.len()), of.to_vec()].concat()
+    }
+
+    fn varint(mut number: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while number > 0x7f {
+            bytes.push((number & 0x7f) as u8 | 0x80);
+            number >>= 7;
+        }
+        bytes.push(number as u8);
+        bytes
     }
 
     fn envelope(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
@@ -284,10 +292,8 @@ mod tests {
         let count = [bytes(5, b"integer"), number(11, 1.0), number(9, 2.5)].concat();
         let property = [bytes(1, b"count"), bytes(2, &count)].concat();
         // Of a number above 15.
-        let field = |number: u64, of: &[u8]| {
-            let tag = number << 3 | 2;
-            let tag = [(tag & 0x7f) as u8 | 0x80, (tag >> 7) as u8];
-            [&tag[..], &[u8::try_from(of.len()).unwrap()], of].concat()
+        let field = |number: usize, of: &[u8]| {
+            [varint(number << 3 | 2), varint(of.len()), of.to_vec()].concat()
         };
         let any = [bytes(1, b"any"), bytes(2, &field(30, &[8, 1]))].concat();
         let items = field(24, &bytes(1, &bytes(5, b"string")));

@@ -119,12 +119,13 @@ pub fn gvk(kind: &Kind) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::builtin;
+    use crate::kinds::{behind_gates, builtin};
     use crate::types::marks::FIELDS;
 
     #[test]
     fn every_field_of_the_table_is_one() {
-        let kinds = builtin();
+        let mut kinds = builtin();
+        kinds.extend(behind_gates());
         let mut known: HashMap<&str, Arc<Types>> = HashMap::new();
         for kind in &kinds {
             known.entry(&kind.resource.group).or_insert_with(|| types_of(kind));

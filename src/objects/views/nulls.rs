@@ -379,6 +379,8 @@ fn a_null_field_is_an_absent_one() {
         },
     }));
     check::<Lease>(json!({"spec": {"renewTime": "2026-01-01T00:00:00.000001Z"}}));
+    let time = "2026-01-01T00:00:00.000001Z";
+    check::<LeaseCandidate>(json!({"spec": {"pingTime": time, "renewTime": time}}));
     check::<PersistentVolumeClaim>(json!({
         "spec": {
             "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "s",

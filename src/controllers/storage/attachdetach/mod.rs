@@ -289,19 +289,24 @@ impl AttachDetach {
     /// Upstream: `populateActualStateOfWorld`, `populateDesiredStateOfWorld`.
     fn populate(&self) {
         let mut world = self.world.lock();
-        for node in self.nodes.list() {
+        let nodes = self.nodes.list();
+        for node in &nodes {
             let name = Istr::new(&node.meta.name);
             for volume in &node.status.volumes_attached {
                 let path = volume.device_path.clone();
                 world.add_attached(&volume.name, None, &name, path, true);
             }
-            world.set_in_use(&name, &node.status.volumes_in_use);
             if node.meta.annotations.contains_key(MANAGED) {
                 world.manage(&name);
             }
         }
         for attachment in self.attachments.list() {
             self.populate_attachment(&mut world, &attachment);
+        }
+        // After all that is attached, the uncertain as well: what its node does not use is detached
+        // before another node gets it.
+        for node in &nodes {
+            world.set_in_use(&Istr::new(&node.meta.name), &node.status.volumes_in_use);
         }
         drop(world);
         for pod in self.pods.list() {
