@@ -127,7 +127,7 @@ impl Log for Klog {
 
     fn log(&self, record: &Record<'_>) {
         if trace::is_on() && said_in_a_span(record) {
-            // What a traced sync or handler logs is its decision, whatever the level.
+            // What a traced sync or handler logs is its decision, at any level.
             let (span, args) = (trace::current(), record.args());
             self.write(
                 &Record::builder()

@@ -93,7 +93,7 @@ mod tests {
     fn items_come_in_order_until_the_queue_is_closed() {
         let backlog = Backlog::default();
         let next = || block_on(poll_once(backlog.next()));
-        assert_eq!(next(), None, "there is none yet");
+        assert_eq!(next(), None, "nothing has come yet");
         (1..=3).for_each(|n| backlog.push(n));
         assert_eq!((next(), next(), backlog.len()), (Some(Some(1)), Some(Some(2)), 1));
         assert_eq!(next(), Some(Some(3)));

@@ -79,7 +79,7 @@ impl Selector {
         !self.nothing && self.terms.is_empty()
     }
 
-    /// It matches nothing, whatever the labels.
+    /// It matches no labels.
     pub fn is_nothing(&self) -> bool {
         self.nothing
     }
