@@ -436,7 +436,7 @@ fn refused_writes_of_claims_are_retried() {
         // The test's own writes come first, without the manager.
         let owner = make::<Pod>(env, pod("user", from_template(), "exit")).await;
         faults.next(1, "patch", "pods/status", Fault::code(500, None));
-        let manager = env.manager("manager", &["--leader-elect=false"]);
+        let manager = env.manager("manager", &[]);
         let claim = claim_of::<Pod>(env, "user").await;
         drop(manager);
         eventually(&env.clock, "the device is allocated", || async {
@@ -457,7 +457,7 @@ fn refused_writes_of_claims_are_retried() {
         for resource in ["resourceclaims/status", "resourceclaims"] {
             refusals.iter().for_each(|fault| faults.next(1, "patch", resource, fault.clone()));
         }
-        let _manager = env.manager("second-manager", &["--leader-elect=false"]);
+        let _manager = env.manager("second-manager", &[]);
         bind(env, "user").await;
         goes(env, &ResourceClaim::RESOURCE, &claim).await;
         eventually(&env.clock, "every fault has hit", || async {

@@ -62,9 +62,9 @@ fn killed_leader_is_replaced_during_a_rollout() {
     block_on(async {
         let env = Env::new("killed").await;
         let (client, clock) = (&env.client, &env.clock);
-        let first = env.manager("first", &[]);
+        let first = env.candidate("first", &[]);
         let leader = new_holder(&env, "").await;
-        let second = env.manager("second", &[]);
+        let second = env.candidate("second", &[]);
         create(client, deployment("web", 6, "web:1")).await;
         rolled_out(client, clock, "web").await;
 
@@ -93,9 +93,9 @@ fn suspended_leader_ends_without_writing() {
     block_on(async {
         let env = Env::new("stopped").await;
         let (client, clock) = (&env.client, &env.clock);
-        let mut first = env.manager("first", &[]);
+        let mut first = env.candidate("first", &[]);
         let leader = new_holder(&env, "").await;
-        let second = env.manager("second", &[]);
+        let second = env.candidate("second", &[]);
         create(client, deployment("web", 6, "web:1")).await;
         rolled_out(client, clock, "web").await;
 
@@ -121,7 +121,7 @@ fn leader_without_an_api_server_ends_and_its_successor_continues() {
         let env = Env::new("cutoff").await;
         let (client, clock) = (&env.client, &env.clock);
         let faults = env.cluster.sandbox.faults();
-        let mut first = env.manager("first", &[]);
+        let mut first = env.candidate("first", &[]);
         create(client, deployment("web", 3, "web:1")).await;
         rolled_out(client, clock, "web").await;
         faults.go_away();
@@ -130,7 +130,7 @@ fn leader_without_an_api_server_ends_and_its_successor_continues() {
         let log = std::fs::read_to_string(&first.log).unwrap();
         assert!(log.contains("leaderelection lost"), "{log}");
         faults.come_back();
-        let second = env.manager("second", &[]);
+        let second = env.candidate("second", &[]);
         merge::<Deployment>(client, "web", json!({ "spec": { "replicas": 5 } })).await;
         rolled_out(client, clock, "web").await;
         assert_eq!(births(&env).await, [5]);
@@ -156,7 +156,7 @@ fn leader_that_cannot_renew_ends_before_another_may_lead() {
         for (name, refusal) in refusals {
             let env = Env::new(name).await;
             let lease = format!("--leader-elect-lease-duration={}s", LEASE.as_secs());
-            let manager = env.manager("manager", &[&lease]);
+            let manager = env.candidate("manager", &[&lease]);
             sites.push((env, manager, refusal));
         }
         for (env, _, refusal) in &sites {
@@ -213,9 +213,9 @@ fn both_leases_of_a_migration_are_held_by_one_manager() {
             .await
         };
 
-        let mut first = env.manager("first", &flags);
+        let mut first = env.candidate("first", &flags);
         let leader = both().await;
-        let mut second = env.manager("second", &flags);
+        let mut second = env.candidate("second", &flags);
         // Deployments are synced under one lease, their ReplicaSets under the other.
         create(client, deployment("web", 2, "web:1")).await;
         rolled_out(client, clock, "web").await;
@@ -252,7 +252,7 @@ const COORDINATING: [&str; 2] = [
 const COORDINATED: &str = "--feature-gates=CoordinatedLeaderElection=true";
 /// Longer than an API server waits for candidates that do not answer.
 const COORDINATED_ELECTION: [&str; 3] = [
-    "--leader-elect-lease-duration=6s",
+    "--leader-elect-lease-duration=8s",
     "--leader-elect-renew-deadline=4s",
     "--leader-elect-retry-period=500ms",
 ];
@@ -285,7 +285,7 @@ fn coordinated_election_prefers_the_oldest_emulated_version() {
         let (client, clock) = (&site.client, &site.clock);
         let flags =
             |more: &[&'static str]| [&[COORDINATED][..], &COORDINATED_ELECTION, more].concat();
-        let mut first = site.manager("first", &flags(&[]));
+        let mut first = site.candidate("first", &flags(&[]));
         let led = lease_that(site, "the first manager leads", |spec| !held_by(spec).is_empty());
         let led = led.await;
         assert_eq!(led["strategy"], "OldestEmulationVersion");
@@ -299,7 +299,7 @@ fn coordinated_election_prefers_the_oldest_emulated_version() {
         rolled_out(client, clock, "web").await;
 
         // The term of the first manager ends: it is asked to, and does not renew.
-        let second = site.manager("second", &flags(&["--emulated-version=1.35"]));
+        let second = site.candidate("second", &flags(&["--emulated-version=1.35"]));
         let next = lease_that(site, "the second manager leads", |spec| {
             let holder = held_by(spec);
             !holder.is_empty() && holder != leader

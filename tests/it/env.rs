@@ -27,13 +27,16 @@ use serde_json::{Value, json};
 use crate::{kinds, real};
 
 /// How long a condition may take before the test fails. Not a measure of speed.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     async_std::task::block_on(future)
 }
 
-/// A folder that belongs to one test; removed on drop.
+/// The last lines of a log that a failed test shows.
+const SHOWN_LINES: usize = 60;
+
+/// A folder that belongs to one test; removed on drop. A test that fails shows the logs in it.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -46,8 +49,27 @@ impl Folder {
     }
 }
 
+impl Folder {
+    fn show_logs(&self) {
+        for entry in std::fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.extension().is_none_or(|extension| extension != "log") {
+                continue;
+            }
+            let log = std::fs::read(&path).unwrap_or_default();
+            let log = String::from_utf8_lossy(&log);
+            let skipped = log.lines().count().saturating_sub(SHOWN_LINES);
+            println!("{}, without its first {skipped} lines:", path.display());
+            log.lines().skip(skipped).for_each(|line| println!("{line}"));
+        }
+    }
+}
+
 impl Drop for Folder {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.show_logs();
+        }
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -59,8 +81,8 @@ pub fn manager_program() -> ManagerProgram {
 /// The manager's flags for leader election in seconds rather than minutes.
 pub fn quick_election() -> Vec<String> {
     [
-        "--leader-elect-lease-duration=3s",
-        "--leader-elect-renew-deadline=2s",
+        "--leader-elect-lease-duration=8s",
+        "--leader-elect-renew-deadline=7s",
         "--leader-elect-retry-period=500ms",
     ]
     .map(str::to_owned)
@@ -93,9 +115,18 @@ const UNREACHABLE: &str = "Internal error occurred: failed calling webhook \"ref
     dial tcp 127.0.0.1:1: connect: connection refused";
 
 impl Site {
-    /// Starts the built binary as a manager that logs to a file. It is killed on drop.
+    /// Starts the built binary as a manager that logs to a file. It is killed on drop. It stands in
+    /// no election: on a slow machine it would lose its lease.
     pub fn manager(&self, name: &str, extra: &[&str]) -> Manager {
-        let mut flags = quick_election();
+        self.spawn(name, vec!["--leader-elect=false".into()], extra)
+    }
+
+    /// As [`Site::manager`], with a lease.
+    pub fn candidate(&self, name: &str, extra: &[&str]) -> Manager {
+        self.spawn(name, quick_election(), extra)
+    }
+
+    fn spawn(&self, name: &str, mut flags: Vec<String>, extra: &[&str]) -> Manager {
         flags.extend(extra.iter().map(|flag| flag.to_string()));
         Manager::spawn(&manager_program(), &self.kubeconfig, name, &flags)
             .expect("the manager starts")

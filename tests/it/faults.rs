@@ -172,7 +172,10 @@ fn failing_writes(name: &str, faults: &[Fault], trouble: impl Fn(&Env)) {
         })
         .await;
         assert_eq!(births.counts(), [6, 6]);
-        assert_eq!(env.cluster.sandbox.faults().pending(), [], "every fault has hit");
+        // Those of watches may be more than there are watches to meet them.
+        let mut pending = env.cluster.sandbox.faults().pending();
+        pending.retain(|target| target.verb != "watch");
+        assert_eq!(pending, [], "every fault of a write has hit");
     });
 }
 
@@ -216,7 +219,7 @@ fn repeated_and_reordered_events_do_no_harm() {
 #[test]
 fn the_manager_catches_up_after_an_outage_of_the_api_server() {
     Env::run("away", async |env| {
-        let mut manager = env.manager("manager", &["--leader-elect=false"]);
+        let mut manager = env.manager("manager", &[]);
         let (client, clock) = (&env.client, &env.clock);
         let sandbox = &env.cluster.sandbox;
         let (store, faults) = (&sandbox.api().store, sandbox.faults());
@@ -386,7 +389,7 @@ fn every_controller_retries_refused_writes() {
                 }
             }
         }
-        let _manager = env.manager("manager", &["--leader-elect=false"]);
+        let _manager = env.manager("manager", &[]);
         env.client
             .resource(&PersistentVolume::RESOURCE)
             .create::<Value>("", &volume())

@@ -29,8 +29,7 @@ impl Phase {
     /// `IdleTimeout` of `SecureServingInfo.Serve`.
     fn limit(self) -> Option<Duration> {
         match self {
-            Phase::Handshake => Some(Duration::from_secs(10)),
-            Phase::Head => Some(Duration::from_secs(32)),
+            Phase::Handshake | Phase::Head => Some(Duration::from_secs(32)),
             Phase::Response => None,
             Phase::Idle => Some(Duration::from_secs(90)),
         }
