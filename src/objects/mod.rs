@@ -10,6 +10,7 @@ mod values;
 mod views;
 pub mod wire;
 
+pub use values::address::parse_ip;
 pub use values::intern::{Interned, Istr, Labels};
 pub use values::key::{ObjectKey, ObjectName, Uid};
 pub use values::meta::{Meta, PartialObjectMetadata, WholeMeta};
@@ -65,7 +66,7 @@ pub use views::persistent_volume_claim::{
 pub use views::pod::{
     ClaimSource, ClaimVolume, ContainerRequests, InlineVolume, NamedPort, Pod, PodCondition,
     PodPhase, PodResourceClaim, PodShape, PodSpec, PodStatus, RareStatus, ReadyCondition,
-    ResourceClaimStatus, Sidecar, Terminated, parse_ip,
+    ResourceClaimStatus, Sidecar, Terminated,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;
 pub use views::pod_disruption_budget::{

@@ -1,5 +1,6 @@
 //! The vocabulary of objects: keys, labels and selectors, quantities, times, templates, metadata.
 
+pub mod address;
 pub mod intern;
 pub mod key;
 pub mod meta;

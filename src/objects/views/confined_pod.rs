@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use super::pod::{KeptVolume, WirePod, WireVolume};
+use super::pod::{WirePod, WireVolume, kept};
 use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::{
     ClaimVolume, InlineVolume, Istr, Meta, Object, Pod, PodPhase, Resource, ResourceType,
@@ -121,26 +121,20 @@ impl From<WirePod<WireSpec, WireStatus>> for ConfinedPod {
                 labels.extend(own.clone().or_else(|| of_pod.clone()));
             }
         }
-        let (mut claims, mut inline_volumes) = (Vec::new(), Vec::new());
-        for volume in spec.volumes.into_iter().flatten().filter_map(WireVolume::kept) {
-            match volume {
-                KeptVolume::Claim(claim) => claims.push(claim),
-                KeptVolume::Inline(volume) => inline_volumes.push(volume),
-            }
-        }
+        let (claims, inline_volumes) = kept(spec.volumes);
         // The others have no labels of their own.
-        let kept = |volume: &Istr| {
+        let is_kept = |volume: &Istr| {
             claims.iter().any(|claim| claim.volume == *volume)
                 || inline_volumes.iter().any(|inline| inline.name == *volume)
         };
         let mounts = mounts
             .into_iter()
-            .filter(|(volume, _)| kept(volume))
+            .filter(|(volume, _)| is_kept(volume))
             .map(|(volume, labels)| ConfinedMount { volume, labels: labels.into_iter().collect() })
             .collect();
         let shape = ConfinedShape {
-            claims: claims.into(),
-            inline_volumes: inline_volumes.into(),
+            claims,
+            inline_volumes,
             mounts,
             change_policy: context.se_linux_change_policy,
         };

@@ -1,0 +1,311 @@
+//! The lean view of a Pod.
+
+mod spec;
+mod status;
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+
+pub(super) use self::spec::{
+    WireAffinity, WireContainer, WireResources, WireSpec, WireTerm, WireVolume, kept,
+};
+pub(super) use self::status::WireStatus;
+use crate::objects::values::intern::Interned;
+use crate::objects::views::volume_source::VolumeSource;
+use crate::objects::{
+    Istr, Meta, PodQuota, ResourceList, Timestamp, Toleration, null_as_default, resource,
+};
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(from = "WirePod<WireSpec, WireStatus>")]
+pub struct Pod {
+    pub meta: Meta,
+    pub spec: PodSpec,
+    pub status: PodStatus,
+    /// Of spec and status.
+    pub quota: Interned<PodQuota>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodSpec {
+    pub node_name: Istr,
+    pub hostname: Istr,
+    /// The node that a required node affinity names by `metadata.name`; empty without one.
+    /// Upstream: `daemon/util.GetTargetNodeName`.
+    pub target_node: Istr,
+    pub shape: Interned<PodShape>,
+}
+
+/// What pods of one template have in common; one copy for all that are alike.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PodShape {
+    pub subdomain: Istr,
+    /// Those with a name of all containers, in their order.
+    pub ports: Box<[NamedPort]>,
+    pub containers: Box<[ContainerRequests]>,
+    /// The init containers that run as long as the pod does.
+    pub sidecars: Box<[Sidecar]>,
+    /// What the pod requests by its spec alone, with its overhead; empty unless it names requests
+    /// as a whole. Upstream: `PodRequests`, `IsPodLevelRequestsSet`.
+    pub requests: ResourceList,
+    pub tolerations: Box<[Toleration]>,
+    /// The volumes that are PersistentVolumeClaims, in their order.
+    pub claims: Box<[ClaimVolume]>,
+    /// The volumes that name what is attached to the node themselves, in their order.
+    pub inline_volumes: Box<[InlineVolume]>,
+    pub resource_claims: Box<[PodResourceClaim]>,
+    /// The PodGroup that the pod is scheduled with; empty without one.
+    pub pod_group: Istr,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ContainerRequests {
+    pub name: Istr,
+    pub requests: ResourceList,
+}
+
+/// A volume that is a PersistentVolumeClaim.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ClaimVolume {
+    /// The volume's name.
+    pub volume: Istr,
+    pub claim: ClaimSource,
+    pub read_only: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ClaimSource {
+    /// The claim of this name.
+    Existing(Istr),
+    /// The claim is made for the pod and owned by it.
+    Ephemeral,
+}
+
+impl ClaimVolume {
+    /// The name of the claim, if the volume is one of `pod`.
+    /// Upstream: `ephemeral.VolumeClaimName`.
+    pub fn claim_of(&self, pod: &Meta) -> Istr {
+        match &self.claim {
+            ClaimSource::Existing(name) => name.clone(),
+            ClaimSource::Ephemeral => format!("{}-{}", pod.name, self.volume).into(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InlineVolume {
+    pub name: Istr,
+    pub source: VolumeSource,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodResourceClaim {
+    pub name: Istr,
+    pub resource_claim_name: Option<Istr>,
+    pub resource_claim_template_name: Option<Istr>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Sidecar {
+    pub name: Istr,
+    pub requests: ResourceList,
+    /// Those with a name, in their order.
+    pub ports: Box<[NamedPort]>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NamedPort {
+    pub name: Istr,
+    pub protocol: Istr,
+    pub number: i32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodStatus {
+    pub phase: PodPhase,
+    /// When the Ready condition last changed, and whether it is true now. `None`: no such condition.
+    pub ready: Option<ReadyCondition>,
+    /// All of them, in their order. Pods in one state share one copy.
+    pub conditions: Interned<[PodCondition]>,
+    pub start_time: Option<Timestamp>,
+    /// Failed because the kubelet evicted it.
+    pub evicted: bool,
+    /// In the order of the pod's families; what is not an address is left out.
+    pub ips: Box<[IpAddr]>,
+    /// Every container that has a status waits or has terminated.
+    pub nothing_runs: bool,
+    /// Of any container. Upstream: `maxContainerRestarts`.
+    pub max_restarts: i32,
+    /// Of any sidecar. Upstream: `maxContainerRestarts`.
+    pub max_sidecar_restarts: i32,
+    /// `None` when all of it is empty.
+    pub rare: Option<Box<RareStatus>>,
+}
+
+/// What few pods have.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RareStatus {
+    /// The containers that have terminated, init containers behind the others.
+    pub terminated: Box<[Terminated]>,
+    /// The end of the last container or sidecar; `None` while one has not terminated or does not say
+    /// when. Upstream: `getFinishTimeFromContainers`.
+    pub finished_at: Option<Timestamp>,
+    /// Of all containers and init containers together.
+    pub restarts: i32,
+    pub resource_claims: Box<[ResourceClaimStatus]>,
+    /// When the condition DisruptionTarget last changed.
+    pub disruption_target_since: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terminated {
+    pub name: Istr,
+    pub is_init: bool,
+    pub exit_code: i32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ResourceClaimStatus {
+    pub name: Istr,
+    /// `None` when no claim is needed.
+    pub resource_claim_name: Option<Istr>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PodCondition {
+    pub r#type: Istr,
+    pub status: Istr,
+    pub reason: Istr,
+}
+
+impl PodCondition {
+    pub fn is_true(&self) -> bool {
+        self.status == "True"
+    }
+}
+
+impl PodStatus {
+    pub fn condition(&self, name: &str) -> Option<&PodCondition> {
+        self.conditions.iter().find(|condition| condition.r#type == *name)
+    }
+
+    /// The pod is being disrupted, or was.
+    pub fn is_disruption_target(&self) -> bool {
+        self.condition("DisruptionTarget").is_some_and(PodCondition::is_true)
+    }
+
+    /// How often containers and init containers were restarted, all together.
+    pub fn restarts(&self) -> i32 {
+        self.rare.as_ref().map_or(0, |rare| rare.restarts)
+    }
+
+    /// The statuses of the pod's resource claims.
+    pub fn resource_claims(&self) -> &[ResourceClaimStatus] {
+        self.rare.as_ref().map_or(&[], |rare| &rare.resource_claims)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum PodPhase {
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+    /// Absent, or not known to this build.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReadyCondition {
+    pub is_true: bool,
+    pub last_transition_time: Option<Timestamp>,
+}
+
+resource!(Pod, "", "v1", "pods", namespaced, POD);
+
+impl Pod {
+    /// Upstream: `podutil.IsPodReady`.
+    pub fn is_ready(&self) -> bool {
+        self.status.ready.as_ref().is_some_and(|ready| ready.is_true)
+    }
+
+    /// Ready for at least `min_ready_seconds` at `now`. Upstream: `podutil.IsPodAvailable`.
+    pub fn is_available(&self, min_ready_seconds: i32, now: Timestamp) -> bool {
+        let Some(ReadyCondition { is_true: true, last_transition_time }) = &self.status.ready
+        else {
+            return false;
+        };
+        let period = std::time::Duration::from_secs(u64::try_from(min_ready_seconds).unwrap_or(0));
+        min_ready_seconds <= 0 || last_transition_time.is_some_and(|since| since + period <= now)
+    }
+
+    /// Upstream: `podutil.IsPodTerminal`.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self.status.phase, PodPhase::Failed | PodPhase::Succeeded)
+    }
+
+    /// No container runs any more, nor will. Upstream: `volumeutil.IsPodTerminated`.
+    pub fn is_terminated(&self) -> bool {
+        self.is_terminal() || self.meta.is_being_deleted() && self.status.nothing_runs
+    }
+
+    /// The claims of the pod's volumes: the name, and whether the claim is made for the pod.
+    pub fn claims(&self) -> impl Iterator<Item = (Istr, bool)> + '_ {
+        self.spec.shape.claims.iter().map(|ClaimVolume { volume, claim, .. }| match claim {
+            ClaimSource::Existing(name) => (name.clone(), false),
+            ClaimSource::Ephemeral => (self.ephemeral_claim(volume), true),
+        })
+    }
+
+    /// The name of the claim for an ephemeral volume. Upstream: `ephemeral.VolumeClaimName`.
+    pub fn ephemeral_claim(&self, volume: &str) -> Istr {
+        Istr::new(&format!("{}-{volume}", self.meta.name))
+    }
+
+    /// Neither finished nor being deleted. Upstream: `controller.IsPodActive`.
+    pub fn is_active(&self) -> bool {
+        !self.is_terminal() && !self.meta.is_being_deleted()
+    }
+
+    /// Being deleted and not finished yet. Upstream: `controller.IsPodTerminating`.
+    pub fn is_terminating(&self) -> bool {
+        !self.is_terminal() && self.meta.is_being_deleted()
+    }
+
+    /// The number of the first port that containers, or else sidecars, call `name`.
+    pub fn port(&self, name: &str, protocol: &str) -> Option<i32> {
+        let PodShape { ports, sidecars, .. } = &*self.spec.shape;
+        let mut all = ports.iter().chain(sidecars.iter().flat_map(|sidecar| &sidecar.ports));
+        Some(all.find(|port| port.name == *name && port.protocol == *protocol)?.number)
+    }
+}
+
+/// A pod as it comes, with all that a view is computed from.
+#[derive(Default, Deserialize)]
+#[serde(
+    default,
+    bound(deserialize = "S: Default + Deserialize<'de>, T: Default + Deserialize<'de>")
+)]
+pub(super) struct WirePod<S, T> {
+    #[serde(deserialize_with = "null_as_default")]
+    pub metadata: Meta,
+    #[serde(deserialize_with = "null_as_default")]
+    pub spec: S,
+    #[serde(deserialize_with = "null_as_default")]
+    pub status: T,
+}
+
+impl From<WirePod<WireSpec, WireStatus>> for Pod {
+    fn from(wire: WirePod<WireSpec, WireStatus>) -> Pod {
+        let WirePod { metadata: meta, spec, status } = wire;
+        let quota = PodQuota::of(&spec, &status);
+        let spec = PodSpec::from(spec);
+        let status = PodStatus::of(status, &spec.shape.sidecars);
+        Pod { meta, spec, status, quota }
+    }
+}
