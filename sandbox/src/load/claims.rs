@@ -10,7 +10,8 @@ use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::StopToken;
 use serde_json::{Value, json};
 
-use super::{NAMESPACE, POLL, Result, Run, Working};
+use super::working::Working;
+use super::{NAMESPACE, POLL, Result, Run};
 use crate::nodes::DRIVER;
 
 /// The class of the volumes that are there already, and of those that the driver makes.

@@ -5,7 +5,6 @@
 //! manager, and the manager's figures are those of a cluster that no pod is started on.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,12 +13,13 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::measure::{Mark, PROGRAM, Requests};
-use super::process::Process;
 use super::report::write_rows;
+use super::size::Nodes;
+use super::working::{FLAGS, Rest, Working};
 use super::{NAMESPACE, Result, Row, namespace, objects};
 use crate::api::Api;
 use crate::api::object::{is_deleting, list, text};
-use crate::cluster::{Manager, ManagerProgram};
+use crate::cluster::ManagerProgram;
 use crate::{Sandbox, SandboxOptions};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::task::{self, StopToken};
@@ -40,35 +40,9 @@ const RATE: &str = "--node-eviction-rate=100";
 /// the time of the load.
 const TOLERATED: [Option<i64>; 3] = [Some(10), None, Some(3600)];
 const LOOK: Duration = Duration::from_secs(1);
-/// How many looks without new memory end the start.
-const QUIET_LOOKS: usize = 8;
-const QUIET_WITHIN: Duration = Duration::from_secs(180);
-
-/// How many nodes: `nodes=5000,pods-per-node=30`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Nodes {
-    pub nodes: usize,
-    pub pods_per_node: usize,
-}
-
-impl FromStr for Nodes {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Nodes, String> {
-        let mut size = Nodes { nodes: 5000, pods_per_node: 30 };
-        for part in text.split(',').filter(|part| !part.is_empty()) {
-            let fault = || format!("{part:?} is not nodes=N or pods-per-node=N");
-            let (name, number) = part.split_once('=').ok_or_else(fault)?;
-            let number = number.parse().map_err(|_| fault())?;
-            match name {
-                "nodes" => size.nodes = number,
-                "pods-per-node" => size.pods_per_node = number,
-                _ => return Err(fault()),
-            }
-        }
-        Ok(size)
-    }
-}
+/// The manager has listed everything.
+const STARTED: Rest =
+    Rest { look: LOOK, looks: 8, at_most: Duration::from_secs(180), memory: 0.02, cpu: 0.5 };
 
 /// The load.
 pub struct Outage {
@@ -164,12 +138,12 @@ impl Outage {
         };
         let Nodes { nodes, pods_per_node } = self.size;
         let report = OutageReport { manager, nodes, pods_per_node, ..OutageReport::default() };
-        let mut flags = vec!["--leader-elect=false".to_owned(), RATE.to_owned()];
-        // Not to measure the client's own limits.
-        flags.extend(["--kube-api-qps=2000", "--kube-api-burst=4000"].map(str::to_owned));
+        let mut flags = FLAGS.map(str::to_owned).to_vec();
+        flags.push(RATE.to_owned());
         flags.extend(self.manager_flags);
         let kubeconfig = sandbox.kubeconfig_for("system:kube-controller-manager", &[])?;
         let mut run = Run {
+            sandbox: &sandbox,
             api: sandbox.api().clone(),
             clock: SystemClock::shared(),
             size: self.size,
@@ -188,12 +162,10 @@ impl Outage {
         let (beating, until) = (beats.clone(), stop.child());
         let ends = until.clone();
         let beat = task::spawn(async move { ends.unless_stopped(beating.beat()).await });
-        let manager = Manager::spawn(&self.manager, &kubeconfig, "manager", &flags)?;
-        let process = Process::new(manager.id());
-        let mut working = Working { manager, process, sandbox: &sandbox };
+        let mut working = Working::start(&self.manager, &kubeconfig, "manager", &flags)?;
         let ended = run.phases(&mut working, &beats, self.idle).await;
         let report = run.report;
-        let stopped = working.manager.stop(&SystemClock::shared(), Duration::from_secs(30)).await;
+        let stopped = working.end(&run.clock).await;
         until.stop();
         beat.await;
         sandbox.stop().await;
@@ -203,7 +175,8 @@ impl Outage {
     }
 }
 
-struct Run {
+struct Run<'a> {
+    sandbox: &'a Sandbox,
     api: Arc<Api>,
     clock: SharedClock,
     size: Nodes,
@@ -212,20 +185,11 @@ struct Run {
     report: OutageReport,
 }
 
-/// A manager at work.
-struct Working<'a> {
-    manager: Manager,
-    process: Process,
-    sandbox: &'a Sandbox,
-}
-
-impl Working<'_> {
+impl Run<'_> {
     fn requests(&self) -> Requests {
         Some(self.sandbox.traffic().of(PROGRAM))
     }
-}
 
-impl Run {
     fn phase(&self, name: &str) {
         eprintln!("{:>7.1} s  {name} ...", self.clock.monotonic().as_secs_f64());
     }
@@ -257,14 +221,14 @@ impl Run {
 
     async fn phases(
         &mut self,
-        working: &mut Working<'_>,
+        working: &mut Working,
         beats: &Heartbeats,
         idle: Duration,
     ) -> Result<()> {
         self.phase("start");
         // The first mark is the process's start.
         let mark = Mark::new(self.clock.monotonic(), None, None)?;
-        self.quiet(working).await?;
+        working.settled(&STARTED, &self.clock, &self.stop).await?;
         self.row("started", working, mark)?;
 
         self.phase("rest");
@@ -285,7 +249,7 @@ impl Run {
         let mark = self.mark(working)?;
         self.rest(idle).await?;
         self.row("at rest again", working, mark)?;
-        self.report.found = self.look(working);
+        self.report.found = self.look();
         Ok(())
     }
 
@@ -294,58 +258,27 @@ impl Run {
         rested.ok_or_else(|| "stopped".into())
     }
 
-    fn mark(&self, working: &Working<'_>) -> Result<Mark> {
+    fn mark(&self, working: &Working) -> Result<Mark> {
         let (at, process) = (self.clock.monotonic(), &working.process);
-        Ok(Mark::new(at, Some(process), working.requests())?)
+        Ok(Mark::new(at, Some(process), self.requests())?)
     }
 
-    fn row(&mut self, phase: &str, working: &Working<'_>, mark: Mark) -> Result<()> {
+    fn row(&mut self, phase: &str, working: &Working, mark: Mark) -> Result<()> {
         let now = self.clock.monotonic();
-        self.report.rows.push(mark.row(phase, now, &working.process, working.requests())?);
-        Ok(())
-    }
-
-    /// An error when the manager is gone or a signal came.
-    fn alive(&self, working: &mut Working<'_>) -> Result<()> {
-        if self.stop.is_stopped() {
-            return Err("stopped".into());
-        }
-        match working.manager.ended()? {
-            None => Ok(()),
-            Some(status) => {
-                let log = working.manager.log.display();
-                Err(format!("the manager ended early ({status}), see {log}").into())
-            }
-        }
-    }
-
-    /// Waits until the manager has listed everything and its memory stays as it is.
-    async fn quiet(&self, working: &mut Working<'_>) -> Result<()> {
-        let give_up = self.clock.monotonic() + QUIET_WITHIN;
-        let (mut quiet, mut before) = (0, working.process.read()?);
-        while quiet < QUIET_LOOKS && self.clock.monotonic() < give_up {
-            self.clock.sleep(LOOK).await;
-            self.alive(working)?;
-            let now = working.process.read()?;
-            let grown = (now.resident_bytes - before.resident_bytes).abs();
-            let is_busy = now.cpu_seconds - before.cpu_seconds > LOOK.as_secs_f64() / 2.0;
-            let is_quiet = grown < before.resident_bytes / 50.0 && !is_busy;
-            quiet = if is_quiet { quiet + 1 } else { 0 };
-            before = now;
-        }
+        self.report.rows.push(mark.row(phase, now, &working.process, self.requests())?);
         Ok(())
     }
 
     async fn until(
         &self,
-        working: &mut Working<'_>,
+        working: &mut Working,
         what: &str,
         done: impl Fn(&Found) -> bool,
     ) -> Result<()> {
         let give_up = self.clock.monotonic() + self.patience;
         loop {
-            self.alive(working)?;
-            let found = self.look(working);
+            working.alive(&self.stop)?;
+            let found = self.look();
             if done(&found) {
                 return Ok(());
             }
@@ -356,9 +289,9 @@ impl Run {
         }
     }
 
-    fn look(&self, working: &Working<'_>) -> Found {
+    fn look(&self) -> Found {
         let mut found =
-            Found { deletions: working.sandbox.faults().count("delete", PODS), ..Found::default() };
+            Found { deletions: self.sandbox.faults().count("delete", PODS), ..Found::default() };
         let store = &self.api.store;
         for n in 0..self.size.nodes {
             let node = store.get(NODES, &objects::node_name(n));
@@ -468,15 +401,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn sizes_are_read() {
-        let size = |nodes, pods_per_node| Ok(Nodes { nodes, pods_per_node });
-        assert_eq!("nodes=7,pods-per-node=2".parse(), size(7, 2));
-        assert_eq!("nodes=7".parse(), size(7, 30));
-        assert!("nodes=x".parse::<Nodes>().is_err());
-        assert!("pods=1".parse::<Nodes>().is_err());
-    }
 
     #[test]
     fn a_dead_third_is_found() {

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::objects::template;
-use super::{NAMESPACE, POLL, Result, Run, Working};
+use super::working::Working;
+use super::{NAMESPACE, POLL, Result, Run};
 use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{DaemonSet, Job, ObjectKey, Resource, ResourceType};
 

@@ -1,0 +1,62 @@
+//! The deletion of the namespace with all that is in it.
+
+use std::time::Duration;
+
+use super::working::Working;
+use super::{NAMESPACE, NAMESPACES, POLL, Result, Row, Run};
+use kube_controller_manager::client::{Delete, ListOptions};
+use kube_controller_manager::objects::{
+    Deployment, ObjectKey, PartialObjectMetadata, Pod, Resource,
+};
+
+/// When nothing of a namespace is deleted within this time, no manager empties it.
+const DELETION_STARTS_WITHIN: Duration = Duration::from_secs(20);
+
+impl Run {
+    pub(super) async fn delete_namespace(&mut self, working: &mut Working) -> Result<()> {
+        const PHASE: &str = "namespace deleted";
+        let mark = self.mark(Some(working))?;
+        let key = ObjectKey::cluster(NAMESPACE);
+        let namespaces = self.client.resource(&NAMESPACES);
+        namespaces.delete(&key, Delete::new()).await?;
+        let begun = self.clock.monotonic();
+        let mut touched = false;
+        loop {
+            self.alive(working)?;
+            match namespaces.get::<PartialObjectMetadata>(&key).await {
+                Err(error) if error.is_not_found() => break,
+                Err(error) => return Err(error.into()),
+                Ok(_) => {}
+            }
+            let waited = self.clock.monotonic() - begun;
+            if !touched && waited > Duration::from_secs(1) {
+                touched = self.is_being_emptied().await?;
+            }
+            if !touched && waited > DELETION_STARTS_WITHIN {
+                let why = "the manager runs no namespace controller: nothing was deleted";
+                self.report.rows.push(Row::skipped(PHASE, why));
+                return Ok(());
+            }
+            if waited > self.patience {
+                return Err(format!("{PHASE}: not after {:?}", self.patience).into());
+            }
+            self.clock.sleep(POLL * 2).await;
+        }
+        self.row(PHASE, working, mark)?;
+        let mark = self.mark(Some(working))?;
+        self.settled(working).await?;
+        self.row("settled, empty again", working, mark)
+    }
+
+    /// Some Deployment or pod of the namespace has been deleted.
+    async fn is_being_emptied(&self) -> Result<bool> {
+        let options = ListOptions { limit: Some(1), ..ListOptions::default() };
+        let pods = self.client.resource(&Pod::RESOURCE).metadata_only();
+        let page = pods.list_page(Some(NAMESPACE), &options, None).await?;
+        let first: Option<PartialObjectMetadata> = page.first().await?;
+        let deployments: Vec<Deployment> =
+            self.client.list(Some(NAMESPACE), &ListOptions::default()).await?;
+        let fewer = deployments.len() < self.size.deployments;
+        Ok(fewer || first.is_none_or(|pod| pod.meta.is_being_deleted()))
+    }
+}
