@@ -222,7 +222,8 @@ mod tests {
     }
 
     #[test]
-    fn page_is_small() {
-        assert!(PAGE.style.len() + PAGE.script.len() < 12_000);
+    fn page_is_sixteen_kilobytes_at_most() {
+        let bytes = PAGE.html().len();
+        assert!(bytes < 16_384, "{bytes} bytes");
     }
 }

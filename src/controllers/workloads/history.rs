@@ -15,7 +15,7 @@ use crate::cache::Lister;
 use crate::client::{Client, Delete};
 use crate::clock::Clock;
 use crate::controllers::Error;
-use crate::controllers::workloads::ref_manager::owned_or_orphaned;
+use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned};
 use crate::objects::golang::{
     Numbers, complete_pod_template, pod_template_dump, pod_template_patch,
 };
@@ -222,8 +222,21 @@ pub fn revisions_of(
     found
 }
 
+/// Those of `found` that the owner controls, adopted ones included; oldest first.
+pub async fn claimed<O: Object + Resource>(
+    client: &Client,
+    owner: &Meta,
+    selector: &Selector,
+    found: Vec<Arc<ControllerRevision>>,
+) -> Result<Vec<Arc<ControllerRevision>>, Error> {
+    let manager = ControllerRefManager::new::<O>(client, owner, selector);
+    let mut claimed = manager.claim::<O, _>(found, |_| true).await?;
+    sort(&mut claimed);
+    Ok(claimed)
+}
+
 /// Oldest first: by number, then age, then name. Upstream: `SortControllerRevisions`.
-pub fn sort(revisions: &mut [Arc<ControllerRevision>]) {
+fn sort(revisions: &mut [Arc<ControllerRevision>]) {
     revisions.sort_by(|one, other| {
         let order = |revision: &ControllerRevision| {
             (revision.revision, revision.meta.creation_timestamp.map(|at| at.as_secs()))

@@ -12,7 +12,7 @@ use crate::controllers::Error;
 use crate::controllers::workloads::history::{
     self, Created, Limit, NewRevision, REVISION_LABEL, beyond_limit, next_revision, renumber,
 };
-use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned};
+use crate::controllers::workloads::ref_manager::owned_or_orphaned;
 use crate::objects::{ControllerRevision, DaemonSet, Pod, Resource, Selector};
 
 /// Upstream keeps as many when the API server did not set the default.
@@ -42,7 +42,9 @@ impl DaemonSets {
         };
         let wanted = made(0)?;
         let (mut current, mut old) = (Vec::new(), Vec::new());
-        for revision in self.claimed_revisions(set, selector).await? {
+        let found = owned_or_orphaned(&self.revisions, &set.meta);
+        let claimed = history::claimed::<DaemonSet>(&self.client, &set.meta, selector, found);
+        for revision in claimed.await? {
             let revision = self.labelled(revision).await?;
             let of_version = if wanted.is_equal(&revision) { &mut current } else { &mut old };
             of_version.push(revision);
@@ -59,19 +61,6 @@ impl DaemonSets {
             }
         };
         Ok(Revisions { hash: hash(&current).to_owned(), old })
-    }
-
-    /// Those that the set controls, adopted ones included; oldest first.
-    async fn claimed_revisions(
-        &self,
-        set: &Arc<DaemonSet>,
-        selector: &Selector,
-    ) -> Result<Vec<Arc<ControllerRevision>>, Error> {
-        let candidates = owned_or_orphaned(&self.revisions, &set.meta);
-        let manager = ControllerRefManager::new::<DaemonSet>(&self.client, &set.meta, selector);
-        let mut claimed = manager.claim::<DaemonSet, _>(candidates, |_| true).await?;
-        history::sort(&mut claimed);
-        Ok(claimed)
     }
 
     /// A revision of a manager that did not label them gets its name as label.

@@ -92,10 +92,7 @@ impl StatefulSets {
         {
             return Ok(found);
         }
-        let manager = ControllerRefManager::new::<StatefulSet>(&self.client, &set.meta, selector);
-        let mut claimed = manager.claim::<StatefulSet, _>(found, |_| true).await?;
-        history::sort(&mut claimed);
-        Ok(claimed)
+        history::claimed::<StatefulSet>(&self.client, &set.meta, selector, found).await
     }
 
     /// Upstream: `getPodsForStatefulSet`.
