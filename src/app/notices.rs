@@ -12,7 +12,10 @@ const WITHOUT_EFFECT: &[&str] = &[
     "ClientsAllowCBOR",
     "ClientsAllowTLSCacheGC",
     "ClientsPreferCBOR",
+    "ContextualLogging",
+    "InOrderInformersBatchProcess",
     "NativeHistograms",
+    "UnauthenticatedHTTP2DOSMitigation",
     "UnlockWhileProcessingFIFO",
 ];
 
@@ -95,7 +98,8 @@ mod tests {
 
     /// Gates that upstream's manager reads, its libraries included, where they are not locked, and
     /// those that turn a controller on or off. From the calls of `Enabled` under
-    /// `cmd/kube-controller-manager`, `pkg/controller`, `pkg/quota` and `client-go`.
+    /// `cmd/kube-controller-manager`, `pkg/controller`, `pkg/quota`, `client-go`, `component-base`
+    /// and the parts of `apiserver` that serve the secure port.
     const READ_UPSTREAM: &[&str] = &[
         "APIServerIdentity",
         "AllowParsingUserUIDFromCertAuth",
@@ -108,6 +112,7 @@ mod tests {
         "ClusterTrustBundle",
         "ComponentFlagz",
         "ComponentStatusz",
+        "ContextualLogging",
         "ControllerManagerReleaseLeaderElectionLockOnExit",
         "CoordinatedLeaderElection",
         "DRADeviceTaintRules",
@@ -120,25 +125,32 @@ mod tests {
         "GenericWorkload",
         "HPAConfigurableTolerance",
         "HPAScaleToZero",
+        "InOrderInformersBatchProcess",
         "InformerResourceVersion",
         "LoggingAlphaOptions",
+        "LoggingBetaOptions",
         "MaxUnavailableStatefulSet",
+        "MutableSchedulingDirectivesForSuspendedJobs",
         "NativeHistograms",
         "PersistentVolumeClaimUnusedSinceTime",
         "PodCertificateRequest",
         "PodDeletionCost",
         "PodLevelResources",
+        "RemoteRequestHeaderUID",
         "SELinuxChangePolicy",
         "SeparateTaintEvictionController",
         "StaleControllerConsistencyDaemonSet",
+        "StaleControllerConsistencyJob",
         "StaleControllerConsistencyReplicaSet",
         "StaleControllerConsistencyStatefulSet",
         "StatefulSetSemanticRevisionComparison",
         "StorageVersionAPI",
         "StorageVersionMigrator",
         "TaintTolerationComparisonOperators",
+        "UnauthenticatedHTTP2DOSMitigation",
         "UnlockWhileProcessingFIFO",
         "WatchListClient",
+        "WorkloadWithJob",
     ];
 
     /// The text below `folder`, without tests, this file and those of the gates.
@@ -150,7 +162,7 @@ mod tests {
                 source(&path, text);
             } else if !tables.iter().any(|name| path.ends_with(name)) {
                 let file = std::fs::read_to_string(&path).expect("a source file");
-                text.push_str(file.split("#[cfg(test)]\nmod tests").next().unwrap_or_default());
+                text.push_str(file.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default());
             }
         }
     }

@@ -309,6 +309,10 @@ fn logging(o: &Options, faults: &mut Faults) {
         format!("--logging-format: Invalid value: {:?}: Unsupported log format", o.logging_format),
     );
     faults.refuse(
+        o.logging_format == "json" && !o.feature_gates.enabled("LoggingBetaOptions"),
+        "--logging-format: Forbidden: Log format json is disabled, see LoggingBetaOptions feature",
+    );
+    faults.refuse(
         o.log_flush_frequency.is_zero(),
         "--log-flush-frequency: Invalid value: 0s: Must be greater than zero",
     );
@@ -504,6 +508,14 @@ mod tests {
             (
                 |o| o.log_text_split_stream = true,
                 "--log-text-split-stream: Forbidden: Feature LoggingAlphaOptions is disabled",
+            ),
+            (
+                |o| {
+                    o.logging_format = "json".into();
+                    o.feature_gates.0.push(("LoggingBetaOptions".into(), false));
+                },
+                "--logging-format: Forbidden: Log format json is disabled, see LoggingBetaOptions \
+                 feature",
             ),
         ];
         for (change, expected) in table {
