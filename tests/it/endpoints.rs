@@ -1,11 +1,16 @@
 //! Endpoints and EndpointSlices of Services.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use kube_controller_manager::client::Delete;
+use kube_controller_manager::client::{Delete, ListOptions};
+use kube_controller_manager::clock::FakeClock;
 use kube_controller_manager::objects::{
-    Deployment, EndpointSlice, Endpoints, ObjectKey, Pod, Resource, Service,
+    Deployment, EndpointSlice, Endpoints, ObjectKey, Pod, Resource, ResourceType, Service,
 };
+use kube_controller_manager::options::Options;
+use kube_controller_manager::task::spawn;
+use sandbox::faults::Fault;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -253,4 +258,101 @@ fn endpoints_of_a_service_without_a_selector_are_mirrored() {
         client.delete::<Service>(&key, Delete::new()).await.unwrap();
         nothing_left(env, "outside").await;
     });
+}
+
+#[test]
+fn a_sync_neither_computes_nor_writes_while_its_cache_lags_and_retries_ever_later() {
+    Env::run("lagging", async |env| {
+        lagging(env, "endpoints-controller", &Endpoints::RESOURCE).await;
+        lagging(env, "endpointslice-controller", &EndpointSlice::RESOURCE).await;
+    });
+}
+
+/// Runs a controller whose watch of `resource`, which it writes, is silent for a minute.
+async fn lagging(env: &Env, controller: &str, resource: &ResourceType) {
+    let clock = FakeClock::new(env.clock.now());
+    let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), Options::default());
+    let controller = made(controller, &cx);
+    let watcher = controller.watcher();
+    factory.start(&stop);
+    let ran = spawn(controller.run(stop.clone()));
+    let (faults, plural) = (env.cluster.sandbox.faults(), &*resource.plural);
+    let writes = || ["create", "update", "patch", "delete"].map(|verb| faults.count(verb, plural));
+    let written = async || -> Result<Value, String> {
+        let all = env.client.resource(resource);
+        let all = all.list::<Value>(Some("default"), &ListOptions::default()).await;
+        let all = all.map_err(|error| error.to_string())?.items;
+        let of =
+            |object: &Value| object["metadata"]["name"].as_str().map(|n| n.starts_with(plural));
+        all.into_iter().find(|object| of(object) == Some(true)).ok_or("none".to_owned())
+    };
+    let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
+    let spec = json!({ "selector": { "app": plural }, "ports": [{ "port": 80 }] });
+    create(&env.client, service(plural, spec)).await;
+    let empty = eventually(&env.clock, "the service has an object", &written).await;
+
+    let watches = faults.count("watch", plural);
+    faults.next(usize::MAX, "watch", plural, Fault::Hold);
+    faults.cut_watches();
+    eventually(&env.clock, "the watch is silent", || async {
+        let count = faults.count("watch", plural);
+        if count > watches { Ok(()) } else { Err(count.to_string()) }
+    })
+    .await;
+    let pod = async |name: &str| {
+        let name = format!("{plural}-{name}");
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": name, "namespace": "default", "labels": { "app": plural } },
+            "spec": { "containers": [{ "name": "main", "image": "web:1" }] },
+        });
+        create(&env.client, pod).await;
+        eventually(&env.clock, &format!("{name} is ready"), || async {
+            let pod: Pod = get(env, &name).await?;
+            if pod.is_ready() { Ok(()) } else { Err(format!("{:?}", pod.status)) }
+        })
+        .await;
+        name
+    };
+    let first = pod("first").await;
+    let shown = eventually(&env.clock, "the first pod is written", || async {
+        let object = written().await?;
+        if version(&object) == version(&empty) { Err(object.to_string()) } else { Ok(object) }
+    })
+    .await;
+    assert!(shown.to_string().contains(&first), "{shown}");
+    let before = writes();
+    let second = pod("second").await;
+    // Each sync from now on finds that its cache lags: nothing of it is written.
+    let syncs = || watcher.status().queues[0].syncs;
+    let at_first = syncs();
+    for _ in 0..300 {
+        clock.advance(Duration::from_millis(200));
+        env.clock.sleep(Duration::from_millis(2)).await;
+    }
+    // 100 ms, doubled to 5 s.
+    let in_a_minute = syncs() - at_first;
+    assert!(in_a_minute < 20, "{in_a_minute} syncs in a minute");
+    eventually(&env.clock, "the service is synced again and again", || async {
+        clock.advance(Duration::from_secs(5));
+        let count = syncs() - at_first;
+        if count >= 5 { Ok(()) } else { Err(count.to_string()) }
+    })
+    .await;
+    assert_eq!(writes(), before);
+
+    faults.clear();
+    let all = eventually(&env.clock, "the second pod is written", || async {
+        clock.advance(Duration::from_secs(1));
+        let object = written().await?;
+        if object.to_string().contains(&second) { Ok(object) } else { Err(object.to_string()) }
+    })
+    .await;
+    // It is computed with the first sync that sees a change, and then not again.
+    let changed =
+        &all["metadata"]["annotations"]["endpoints.kubernetes.io/last-change-trigger-time"];
+    assert!(changed.is_string(), "a sync on an old cache has computed: {all}");
+    stop.stop();
+    ran.await;
+    factory.shutdown().await;
 }

@@ -56,7 +56,7 @@ fn only_probes_are_served_without_credentials() {
             "--controllers=*,bootstrapsigner,tokencleaner".into(),
         ];
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        let manager = site.manager("manager", &flags);
+        let manager = site.candidate("manager", &flags);
         let caller = |credentials| {
             let mut config = Config::new(format!("https://127.0.0.1:{port}"));
             config.tls.insecure = true;
