@@ -42,9 +42,8 @@ fn file(pem: &Option<Pem>) -> &Path {
 
 #[test]
 fn a_new_certificate_is_used_at_once_when_it_is_complete() {
-    block_on(async {
-        let env = Env::new("rotation").await;
-        let (config, next) = (user(&env, "first"), user(&env, "second"));
+    Env::run("rotation", async |env| {
+        let (config, next) = (user(env, "first"), user(env, "second"));
         let client = Client::new(config.clone(), env.clock.clone()).unwrap();
         assert_eq!(who(&client).await.unwrap(), "first");
         std::fs::copy(file(&next.tls.certificate), file(&config.tls.certificate)).unwrap();
@@ -55,20 +54,18 @@ fn a_new_certificate_is_used_at_once_when_it_is_complete() {
             "second",
             "the first user's connection is not used"
         );
-        env.stop().await;
     });
 }
 
 #[test]
 fn a_plugin_may_issue_a_certificate() {
-    block_on(async {
-        let env = Env::new("plugin").await;
+    Env::run("plugin", async |env| {
         let folder = Folder::new("plugin");
         let answer = folder.0.join("answer.json");
         let version = "client.authentication.k8s.io/v1";
         // Always expired: the plugin runs for each request.
         let issue = |name: &str| {
-            let tls = user(&env, name).tls;
+            let tls = user(env, name).tls;
             let text = |pem: &Option<Pem>| std::fs::read_to_string(file(pem)).unwrap();
             let credential = json!({
                 "apiVersion": version, "kind": "ExecCredential", "status": {
@@ -79,7 +76,7 @@ fn a_plugin_may_issue_a_certificate() {
             });
             std::fs::write(&answer, credential.to_string()).unwrap();
         };
-        let mut config = user(&env, "unused");
+        let mut config = user(env, "unused");
         (config.tls.certificate, config.tls.key) = (None, None);
         config.credentials = Credentials::Exec(Box::new(Exec {
             api_version: version.to_owned(),
@@ -94,14 +91,12 @@ fn a_plugin_may_issue_a_certificate() {
             issue(name);
             assert_eq!(who(&client.named("other name")).await.unwrap(), name);
         }
-        env.stop().await;
     });
 }
 
 #[test]
 fn a_refused_token_is_replaced_and_the_request_repeated() {
-    block_on(async {
-        let env = Env::new("refused").await;
+    Env::run("refused", async |env| {
         let account = json!({
             "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "robot" },
         });
@@ -124,7 +119,6 @@ fn a_refused_token_is_replaced_and_the_request_repeated() {
         let client = env.client.with_tokens("robot", provider).unwrap();
         assert_eq!(who(&client).await.unwrap(), "system:serviceaccount:default:robot");
         assert_eq!(*asked.lock().unwrap(), [None, Some("bad".to_owned())]);
-        env.stop().await;
     });
 }
 
@@ -156,10 +150,9 @@ async fn proxy(listener: &TcpListener, answer: &str) -> String {
 
 #[test]
 fn a_proxy_is_asked_for_a_tunnel() {
-    block_on(async {
-        let env = Env::new("proxy").await;
+    Env::run("proxy", async |env| {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut config = user(&env, "first");
+        let mut config = user(env, "first");
         let target = config.host.strip_prefix("https://").unwrap().to_owned();
         config.proxy = Some(format!("http://u:p@{}", listener.local_addr().unwrap()));
         let client = Client::new(config, env.clock.clone()).unwrap();
@@ -170,7 +163,6 @@ fn a_proxy_is_asked_for_a_tunnel() {
         let (head, found) = zip(proxy(&listener, "200 OK"), who(&client)).await;
         assert!(head.starts_with(&format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n")));
         assert_eq!(found.unwrap(), "first");
-        env.stop().await;
     });
 }
 
@@ -296,10 +288,9 @@ fn strange_tls() -> TlsAcceptor {
 
 #[test]
 fn a_proxy_with_tls_is_trusted_as_the_server_is() {
-    block_on(async {
-        let env = Env::new("tls-proxy").await;
+    Env::run("tls-proxy", async |env| {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut config = user(&env, "first");
+        let mut config = user(env, "first");
         let target = config.host.strip_prefix("https://").unwrap().to_owned();
         config.proxy = Some(format!("https://{}", listener.local_addr().unwrap()));
         let acceptor = strange_tls();
@@ -337,16 +328,14 @@ fn a_proxy_with_tls_is_trusted_as_the_server_is() {
         let (head, found) = zip(serve, who(&client)).await;
         assert!(head.starts_with(&format!("CONNECT {target} HTTP/1.1\r\n")), "{head}");
         assert_eq!(found.unwrap(), "first");
-        env.stop().await;
     });
 }
 
 #[test]
 fn a_socks_proxy_is_asked_for_a_connection() {
-    block_on(async {
-        let env = Env::new("socks-proxy").await;
+    Env::run("socks-proxy", async |env| {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut config = user(&env, "first");
+        let mut config = user(env, "first");
         let target = config.host.strip_prefix("https://").unwrap().to_owned();
         config.proxy = Some(format!("socks5://{}", listener.local_addr().unwrap()));
         let client = Client::new(config, env.clock.clone()).unwrap();
@@ -365,7 +354,6 @@ fn a_socks_proxy_is_asked_for_a_connection() {
         let (request, found) = zip(serve, who(&client)).await;
         assert_eq!(request[..8], [5, 1, 0, 1, 127, 0, 0, 1]);
         assert_eq!(found.unwrap(), "first");
-        env.stop().await;
     });
 }
 
@@ -428,10 +416,9 @@ async fn ends(mut watch: WatchStream, clock: &SharedClock) -> bool {
 
 #[test]
 fn a_watch_ends_with_the_certificate_that_it_was_started_with() {
-    block_on(async {
-        let env = Env::new("watch-rotation").await;
+    Env::run("watch-rotation", async |env| {
         let clock = FakeClock::new(env.clock.now());
-        let (config, next) = (user(&env, "first"), user(&env, "second"));
+        let (config, next) = (user(env, "first"), user(env, "second"));
         let client = Client::new(config.clone(), clock.clone()).unwrap();
         let rotate = |to: &Config| {
             for (from, to) in
@@ -453,7 +440,7 @@ fn a_watch_ends_with_the_certificate_that_it_was_started_with() {
         assert_eq!(who(&client).await.unwrap(), "second");
         let more = futures_lite::future::poll_once(watch.next()).await;
         assert!(more.is_none(), "the certificate is the same");
-        rotate(&user(&env, "third"));
+        rotate(&user(env, "third"));
         let time_passes = async {
             loop {
                 clock.advance(Duration::from_secs(5 * 60));
@@ -462,6 +449,5 @@ fn a_watch_ends_with_the_certificate_that_it_was_started_with() {
         };
         assert!(ends(watch, &env.clock).or(time_passes).await, "the files have changed");
         assert_eq!(who(&client).await.unwrap(), "third");
-        env.stop().await;
     });
 }

@@ -59,11 +59,10 @@ async fn births(env: &Env) -> Vec<usize> {
 
 #[test]
 fn killed_leader_is_replaced_during_a_rollout() {
-    block_on(async {
-        let env = Env::new("killed").await;
+    Env::run("killed", async |env| {
         let (client, clock) = (&env.client, &env.clock);
         let first = env.candidate("first", &[]);
-        let leader = new_holder(&env, "").await;
+        let leader = new_holder(env, "").await;
         let second = env.candidate("second", &[]);
         create(client, deployment("web", 6, "web:1")).await;
         rolled_out(client, clock, "web").await;
@@ -71,30 +70,28 @@ fn killed_leader_is_replaced_during_a_rollout() {
         env.cluster.steering.hold(true);
         merge::<Deployment>(client, "web", set_image("web:2")).await;
         eventually(clock, "the rollout has begun", || async {
-            let counts = births(&env).await;
+            let counts = births(env).await;
             if counts.len() == 2 { Ok(()) } else { Err(format!("{counts:?}")) }
         })
         .await;
         drop(first);
         env.cluster.steering.hold(false);
-        new_holder(&env, &leader).await;
+        new_holder(env, &leader).await;
         rolled_out(client, clock, "web").await;
-        assert_eq!(births(&env).await, [6, 6]);
+        assert_eq!(births(env).await, [6, 6]);
 
         let status = second.stop(clock, PATIENCE).await.unwrap();
         assert!(status.success(), "{status}");
-        assert_eq!(holder(&env).await.unwrap(), "", "the lease is released");
-        env.stop().await;
+        assert_eq!(holder(env).await.unwrap(), "", "the lease is released");
     });
 }
 
 #[test]
 fn suspended_leader_ends_without_writing() {
-    block_on(async {
-        let env = Env::new("stopped").await;
+    Env::run("stopped", async |env| {
         let (client, clock) = (&env.client, &env.clock);
         let mut first = env.candidate("first", &[]);
-        let leader = new_holder(&env, "").await;
+        let leader = new_holder(env, "").await;
         let second = env.candidate("second", &[]);
         create(client, deployment("web", 6, "web:1")).await;
         rolled_out(client, clock, "web").await;
@@ -102,30 +99,28 @@ fn suspended_leader_ends_without_writing() {
         // The process resumes later, in the middle of its work.
         signal(&first, "-STOP");
         merge::<Deployment>(client, "web", set_image("web:2")).await;
-        new_holder(&env, &leader).await;
+        new_holder(env, &leader).await;
         merge::<Deployment>(client, "web", json!({ "spec": { "replicas": 4 } })).await;
         signal(&first, "-CONT");
-        let status = ended(&env, &mut first).await;
+        let status = ended(env, &mut first).await;
         assert!(!status.success(), "a manager that lost its lease fails: {status}");
         rolled_out(client, clock, "web").await;
-        let counts = births(&env).await;
+        let counts = births(env).await;
         assert!(counts[0] <= 6 && counts[1] == 6, "{counts:?}");
         drop(second);
-        env.stop().await;
     });
 }
 
 #[test]
 fn leader_without_an_api_server_ends_and_its_successor_continues() {
-    block_on(async {
-        let env = Env::new("cutoff").await;
+    Env::run("cutoff", async |env| {
         let (client, clock) = (&env.client, &env.clock);
         let faults = env.cluster.sandbox.faults();
         let mut first = env.candidate("first", &[]);
         create(client, deployment("web", 3, "web:1")).await;
         rolled_out(client, clock, "web").await;
         faults.go_away();
-        let status = ended(&env, &mut first).await;
+        let status = ended(env, &mut first).await;
         assert!(!status.success(), "{status}");
         let log = std::fs::read_to_string(&first.log).unwrap();
         assert!(log.contains("leaderelection lost"), "{log}");
@@ -133,33 +128,29 @@ fn leader_without_an_api_server_ends_and_its_successor_continues() {
         let second = env.candidate("second", &[]);
         merge::<Deployment>(client, "web", json!({ "spec": { "replicas": 5 } })).await;
         rolled_out(client, clock, "web").await;
-        assert_eq!(births(&env).await, [5]);
+        assert_eq!(births(env).await, [5]);
         drop(second);
-        env.stop().await;
     });
 }
 
 #[test]
 fn leader_that_cannot_renew_ends_before_another_may_lead() {
     const LEASE: Duration = Duration::from_secs(60);
-    block_on(async {
-        // Each API server fails renewals in its own way, and serves all other requests but in the
-        // last case.
-        let refusals: [(&str, Option<Fault>); 5] = [
-            ("refused", Some(Fault::code(500, None))),
-            ("conflict", Some(Fault::code(409, None))),
-            ("unheard", Some(Fault::Cut)),
-            ("unanswered", Some(Fault::Hold)),
-            ("away", None),
-        ];
-        let mut sites = Vec::new();
-        for (name, refusal) in refusals {
-            let env = Env::new(name).await;
-            let lease = format!("--leader-elect-lease-duration={}s", LEASE.as_secs());
-            let manager = env.candidate("manager", &[&lease]);
-            sites.push((env, manager, refusal));
-        }
-        for (env, _, refusal) in &sites {
+    // Each API server fails renewals in its own way, and serves all other requests but in the last
+    // case.
+    let refusals: [(&str, Option<Fault>); 5] = [
+        ("refused", Some(Fault::code(500, None))),
+        ("conflict", Some(Fault::code(409, None))),
+        ("unheard", Some(Fault::Cut)),
+        ("unanswered", Some(Fault::Hold)),
+        ("away", None),
+    ];
+    let names = refusals.each_ref().map(|(name, _)| *name);
+    Env::run_several(&names, async |sites| {
+        let lease = format!("--leader-elect-lease-duration={}s", LEASE.as_secs());
+        let managers = sites.iter().map(|env| env.candidate("manager", &[&lease]));
+        let managers: Vec<Manager> = managers.collect();
+        for (env, (_, refusal)) in sites.iter().zip(&refusals) {
             new_holder(env, "").await;
             let faults = env.cluster.sandbox.faults();
             match refusal {
@@ -167,8 +158,8 @@ fn leader_that_cannot_renew_ends_before_another_may_lead() {
                 None => faults.go_away(),
             }
         }
-        for (env, mut manager, refusal) in sites {
-            let status = ended(&env, &mut manager).await;
+        for ((env, mut manager), (_, refusal)) in sites.iter().zip(managers).zip(&refusals) {
+            let status = ended(env, &mut manager).await;
             let now = env.clock.now();
             assert_eq!(status.code(), Some(1), "{refusal:?}");
             let log = std::fs::read_to_string(&manager.log).unwrap();
@@ -183,15 +174,13 @@ fn leader_that_cannot_renew_ends_before_another_may_lead() {
             let renewed = lease["spec"]["renewTime"].as_str().expect("a time");
             let renewed: Timestamp = renewed.parse().expect("a time");
             assert!(now < renewed + LEASE, "{refusal:?}: {now:?}, renewed {renewed:?}");
-            env.stop().await;
         }
     });
 }
 
 #[test]
 fn both_leases_of_a_migration_are_held_by_one_manager() {
-    block_on(async {
-        let env = Env::new("migration").await;
+    Env::run("migration", async |env| {
         let (client, clock) = (&env.client, &env.clock);
         let file = env.kubeconfig.with_file_name("migration.yaml");
         let configuration = "apiVersion: controllermanager.config.k8s.io/v1\n\
@@ -205,8 +194,8 @@ fn both_leases_of_a_migration_are_held_by_one_manager() {
         let flags = ["--enable-leader-migration", flag.as_str()];
         let both = async || {
             eventually(clock, "one manager holds both leases", || async {
-                let main = holder(&env).await?;
-                let moving = holder_of(&env, "moving").await?;
+                let main = holder(env).await?;
+                let moving = holder_of(env, "moving").await?;
                 let one = !main.is_empty() && main == moving;
                 if one { Ok(main) } else { Err(format!("{main:?} and {moving:?}")) }
             })
@@ -221,7 +210,7 @@ fn both_leases_of_a_migration_are_held_by_one_manager() {
         rolled_out(client, clock, "web").await;
 
         signal(&first, "-TERM");
-        assert!(ended(&env, &mut first).await.success());
+        assert!(ended(env, &mut first).await.success());
         let next = both().await;
         assert_ne!(next, leader);
         merge::<Deployment>(client, "web", set_image("web:2")).await;
@@ -232,8 +221,7 @@ fn both_leases_of_a_migration_are_held_by_one_manager() {
         let stolen = json!({ "spec": { "holderIdentity": "thief" } });
         let leases = client.resource(&LEASES);
         leases.patch::<Value>(&key, &Patch::Merge(stolen)).await.unwrap();
-        assert_eq!(ended(&env, &mut second).await.code(), Some(1));
-        env.stop().await;
+        assert_eq!(ended(env, &mut second).await.code(), Some(1));
     });
 }
 

@@ -286,12 +286,26 @@ impl Env {
         block_on(async { Env::start(name, how).await.finish(scenario).await });
     }
 
+    /// [`Env::run`] on several clusters at once, one for each name.
+    pub fn run_several(names: &[&str], scenario: impl AsyncFn(&[Env])) {
+        block_on(async {
+            let mut all = Vec::new();
+            for name in names {
+                all.push(Env::new(name).await);
+            }
+            scenario(&all).await;
+            for env in all {
+                env.stop().await;
+            }
+        });
+    }
+
     async fn finish(self, scenario: impl AsyncFn(&Env)) {
         scenario(&self).await;
         self.stop().await;
     }
 
-    pub async fn new(name: &str) -> Env {
+    async fn new(name: &str) -> Env {
         Env::start(name, Setup::default()).await
     }
 
@@ -315,7 +329,7 @@ impl Env {
         Env { cluster, site }
     }
 
-    pub async fn stop(self) {
+    async fn stop(self) {
         self.cluster.stop().await;
         drop(self.site);
     }

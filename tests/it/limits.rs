@@ -50,11 +50,10 @@ async fn define(env: &Site, index: usize) {
 #[test]
 fn lease_and_health_checks_go_on_when_watches_use_up_the_open_files() {
     const HARD: u32 = 200;
-    block_on(async {
-        let env = Env::new("open-files").await;
+    Env::run("open-files", async |env| {
         let folder = Folder::new("open-files-script");
         for index in 0..HARD as usize {
-            define(&env, index).await;
+            define(env, index).await;
         }
         let program = limited(&folder.0, 64, HARD);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -94,6 +93,5 @@ fn lease_and_health_checks_go_on_when_watches_use_up_the_open_files() {
         assert_eq!(manager.ended().unwrap(), None);
         let stopped = manager.stop(&env.clock, Duration::from_secs(30)).await.unwrap();
         assert!(stopped.success(), "{stopped}");
-        env.stop().await;
     });
 }
