@@ -62,6 +62,9 @@ struct Args {
     /// port of the API server (any free one)
     #[argh(option, default = "0")]
     port: u16,
+    /// serve the kinds behind gates and --runtime-config as well
+    #[argh(switch)]
+    all_versions: bool,
     /// a controller manager to run instead of the embedded one
     #[argh(option)]
     manager: Option<PathBuf>,
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
     });
     let mut sandbox = SandboxOptions::new(dir);
     sandbox.address.set_port(args.port);
+    sandbox.all_versions = args.all_versions;
     let manager = args.manager.map_or(ManagerProgram::Embedded, ManagerProgram::Path);
     let nodes =
         move |count| NodeOptions { count: args.nodes.unwrap_or(count), ..NodeOptions::default() };

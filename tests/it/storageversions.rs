@@ -1,5 +1,5 @@
 //! What API servers store and how objects are moved to another version, and the groups that pods
-//! are scheduled in: kinds behind gates of the API server.
+//! are scheduled in: kinds behind gates of the API server, which the sandbox serves as well.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ fn a_pod_group_stays_while_its_pods_run() {
         "--feature-gates=GenericWorkload=true",
         "--runtime-config=scheduling.k8s.io/v1alpha2=true",
     ];
-    on_real_server("podgroups", gates, async |env| {
+    everywhere_with_gates("podgroups", gates, async |env| {
         let _manager = env.manager("manager", &["--feature-gates=GenericWorkload=true"]);
         let group = json!({
             "metadata": { "name": "crew", "namespace": "default" },
@@ -105,7 +105,7 @@ fn storage_versions_lose_servers_that_are_gone() {
         "--feature-gates=APIServerIdentity=true,StorageVersionAPI=true",
         "--runtime-config=internal.apiserver.k8s.io/v1alpha1=true",
     ];
-    on_real_server("storage-versions", gates, async |env| {
+    everywhere_with_gates("storage-versions", gates, async |env| {
         let _manager = env
             .manager("manager", &["--feature-gates=APIServerIdentity=true,StorageVersionAPI=true"]);
         let identity = eventually(&env.clock, "the API server has its lease", || async {
@@ -322,7 +322,7 @@ fn a_migration_of_what_is_not_served_fails_after_a_minute() {
 
 #[test]
 fn objects_are_migrated_to_the_storage_version() {
-    on_real_server("migrations", &MIGRATIONS, async |env| {
+    everywhere_with_gates("migrations", &MIGRATIONS, async |env| {
         let _manager = env.manager("manager", &[MIGRATOR]);
         // A built-in resource, and two migrations of it.
         make(env, &CONFIG_MAPS, json!({ "metadata": { "name": "kept" }, "data": { "a": "b" } }))

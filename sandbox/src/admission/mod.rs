@@ -1,8 +1,9 @@
 //! Admission plugins and allocators that act on new objects: pod priorities, cluster IPs,
-//! classes of claims, quotas.
+//! classes of claims, the protection of PodGroups, quotas.
 
 pub mod accounts;
 mod cluster_ip;
+pub mod pod_group;
 mod priority;
 mod quota;
 mod storage_class;

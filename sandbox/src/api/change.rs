@@ -129,7 +129,7 @@ impl Api {
                 causes.push(failures::forbidden_field("metadata.finalizers", &why));
             }
         }
-        if part == Part::Main || part == Part::Status && kind.is_custom() {
+        if part == Part::Main || part == Part::Status && kind.checks_status {
             for cause in (kind.validate_update)(&new, old) {
                 if !causes.iter().any(|known| known.field == cause.field) {
                     causes.push(cause);

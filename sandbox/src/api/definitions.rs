@@ -8,6 +8,18 @@ use crate::api::status::ApiResult;
 use crate::api::{Api, failures};
 use crate::kinds::{self, Kind};
 
+/// The versions that objects have been stored in so far.
+fn stored_versions(definition: &Value) -> Vec<Value> {
+    let mut stored = list(definition, "/status/storedVersions").to_vec();
+    let versions = list(definition, "/spec/versions").iter();
+    for version in versions.filter(|version| version["storage"] == true) {
+        if !stored.contains(&version["name"]) {
+            stored.push(version["name"].clone());
+        }
+    }
+    stored
+}
+
 impl Api {
     /// Serves the kinds of a CustomResourceDefinition and says so in its status.
     pub fn establish(&self, definition: &mut Value) -> ApiResult<()> {
@@ -23,11 +35,7 @@ impl Api {
         if names["singular"].is_null() {
             names["singular"] = text(&names, "/kind").to_lowercase().into();
         }
-        let stored: Vec<&Value> = list(definition, "/spec/versions")
-            .iter()
-            .filter(|version| version["storage"] == true)
-            .map(|version| &version["name"])
-            .collect();
+        let stored = stored_versions(definition);
         let condition = |r#type: &str, reason: &str, message: &str| json!({ "type": r#type, "status": "True", "lastTransitionTime": now, "reason": reason, "message": message });
         let known = definition.pointer("/status/conditions").cloned();
         let conditions = known.filter(|known| !list(known, "").is_empty()).unwrap_or_else(|| {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::admission::accounts;
+use crate::admission::{accounts, pod_group};
 use crate::api::call::{Call, Warnings};
 use crate::api::failures;
 use crate::api::object::{
@@ -108,6 +108,7 @@ impl Api {
         }
         self.prioritize(kind, &mut object)?;
         self.classify(kind, &mut object);
+        pod_group::protect(kind, &mut object);
         self.check_cluster_ip(kind, &object)?;
         (kind.prepare_create)(&mut object);
         let mut causes = (kind.validate_create)(&object);
@@ -134,6 +135,7 @@ impl Api {
         if let Some(account) = account {
             accounts::equip(&mut object, &account.value);
         }
+        kind.encode(&mut object);
         let table = call.table();
         if dry_run {
             self.charge(call, &object, true)?;
@@ -339,9 +341,11 @@ impl Api {
                 let now = self.clock.now().to_string();
                 apply::update(&call.kind, Some(&shown), &mut new, &call.writer(&now));
             }
-            if new == *shown {
+            // An object of an earlier storage version is written again.
+            if new == *shown && call.kind.is_encoded(&old.value) {
                 return Ok(old);
             }
+            call.kind.encode(&mut new);
             let goes = goes_now(&call.kind, &new);
             if dry_run {
                 return Ok(Arc::new(unversioned(new)));

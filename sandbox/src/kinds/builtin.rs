@@ -3,6 +3,8 @@
 use serde_json::Value;
 
 use super::json::drop_nulls;
+use super::metadata::NameRule;
+use super::rules::Rules;
 use super::{Kind, Subresource, columns, core, more, pod, pod_rules, rbac, views, workloads};
 use crate::api::status::Cause;
 use kube_controller_manager::objects::ResourceType;
@@ -12,7 +14,7 @@ fn no_field(_: &Value, _: &str) -> Option<String> {
 }
 
 /// A kind of plain rules: nulls dropped, metadata checked.
-fn kind(
+pub(super) fn kind(
     group: &'static str,
     kind: &'static str,
     plural: &'static str,
@@ -31,23 +33,26 @@ fn kind(
         default: Box::new(drop_nulls),
         prepare_create: Box::new(|_| {}),
         prepare_update: Box::new(|_, _| {}),
-        validate_create: Box::new(more::check_subdomain),
-        validate_update: Box::new(more::update_subdomain),
+        validate_create: Box::new(|_| Vec::new()),
+        validate_update: Box::new(|_, _| Vec::new()),
+        checks_status: false,
         field: no_field,
         columns: columns::of(group, plural),
         schema: None,
+        storage_version: None,
         view: None,
     }
+    .rules(Rules::named(NameRule::Subdomain))
 }
 
 impl Kind {
-    fn category(mut self, name: &str) -> Kind {
+    pub(super) fn category(mut self, name: &str) -> Kind {
         self.categories.push(name.to_owned());
         self
     }
 
     /// A status of its own, which the main endpoint leaves alone.
-    fn status(mut self, new: fn(&mut Value)) -> Kind {
+    pub(super) fn status(mut self, new: fn(&mut Value)) -> Kind {
         self.subresources.push(Subresource::Status);
         self.prepare_create = Box::new(new);
         self.prepare_update = Box::new(workloads::keep_status);
@@ -72,7 +77,7 @@ impl Kind {
         }])
     }
 
-    fn generation(mut self) -> Kind {
+    pub(super) fn generation(mut self) -> Kind {
         self.has_generation = true;
         self
     }
@@ -92,42 +97,16 @@ impl Kind {
         self
     }
 
+    pub(super) fn rules(mut self, rules: Rules) -> Kind {
+        self.validate_create = Box::new(move |object| rules.check_new(object));
+        self.validate_update = Box::new(move |new, old| rules.check_change(new, old));
+        self
+    }
+
     fn fields(mut self, field: fn(&Value, &str) -> Option<String>) -> Kind {
         self.field = field;
         self
     }
-}
-
-/// Kinds of versions that a server serves only if its flags ask for them.
-pub fn behind_gates() -> Vec<Kind> {
-    let of = |version: &'static str, mut kind: Kind| {
-        kind.resource.version = version.into();
-        kind
-    };
-    const DEVICES: &str = "resource.k8s.io";
-    let requests =
-        kind(DEVICES, "ResourcePoolStatusRequest", "resourcepoolstatusrequests", &[], false);
-    let migrations = kind(
-        "storagemigration.k8s.io",
-        "StorageVersionMigration",
-        "storageversionmigrations",
-        &[],
-        false,
-    );
-    let candidates = kind("coordination.k8s.io", "LeaseCandidate", "leasecandidates", &[], true);
-    let groups = kind("scheduling.k8s.io", "PodGroup", "podgroups", &[], true);
-    vec![
-        of(
-            "v1beta2",
-            kind(DEVICES, "DeviceTaintRule", "devicetaintrules", &[], false)
-                .generation()
-                .status(workloads::no_status),
-        ),
-        of("v1alpha3", requests.status(more::without_status)),
-        of("v1beta1", migrations.status(workloads::no_status)),
-        of("v1beta1", candidates.check(more::check_key, more::update_key)),
-        of("v1alpha2", groups.generation().status(workloads::no_status)),
-    ]
 }
 
 /// All built-in kinds, in the order in which discovery shows them within each group.
@@ -162,7 +141,7 @@ fn core_kinds() -> Vec<Kind> {
     let mut namespaces = kind(G, "Namespace", "namespaces", &["ns"], false)
         .status(core::prepare_namespace)
         .default(core::default_namespace)
-        .check(more::check_label, more::update_label)
+        .rules(Rules::named(NameRule::Label))
         .fields(core::namespace_field)
         .sub([Subresource::Finalize]);
     namespaces.prepare_update = Box::new(core::prepare_namespace_update);
@@ -193,7 +172,7 @@ fn core_kinds() -> Vec<Kind> {
         kind(G, "Node", "nodes", &["no"], false)
             .status(core::prepare_node)
             .default(core::default_node)
-            .check(more::check_subdomain, core::update_node)
+            .check(core::check_node, core::update_node)
             .fields(core::node_field)
             .sub([Subresource::Connect("proxy")]),
         kind(G, "PersistentVolumeClaim", "persistentvolumeclaims", &["pvc"], true)
@@ -203,7 +182,7 @@ fn core_kinds() -> Vec<Kind> {
         kind(G, "PersistentVolume", "persistentvolumes", &["pv"], false)
             .status(core::prepare_volume)
             .default(core::default_volume)
-            .check(core::check_volume, more::update_subdomain),
+            .check(core::check_volume, core::update_volume),
         pods,
         kind(G, "PodTemplate", "podtemplates", &[], true)
             .generation()
@@ -235,7 +214,7 @@ fn workload_kinds() -> Vec<Kind> {
     let selector = Some(".spec.selector");
     vec![
         kind("apps", "ControllerRevision", "controllerrevisions", &[], true)
-            .check(more::check_subdomain, more::update_revision),
+            .rules(Rules::named(NameRule::Subdomain).fixed(&["/data"])),
         workload("apps", "DaemonSet", "daemonsets", &["ds"])
             .status(workloads::prepare_daemon_set)
             .on_update(workloads::prepare_daemon_set_update)
@@ -287,7 +266,7 @@ fn workload_kinds() -> Vec<Kind> {
         kind("policy", "PodDisruptionBudget", "poddisruptionbudgets", &["pdb"], true)
             .generation()
             .status(more::budget_status)
-            .check(more::check_budget, more::update_budget),
+            .rules(Rules::of(more::budget_faults)),
     ]
 }
 
@@ -330,7 +309,7 @@ fn cluster_kinds() -> Vec<Kind> {
         kind(NET, "Ingress", "ingresses", &["ing"], true)
             .generation()
             .status(more::ingress_status)
-            .check(more::check_ingress, more::update_ingress),
+            .rules(Rules::of(more::ingress_faults)),
         kind(NET, "IPAddress", "ipaddresses", &["ip"], false),
         kind(NET, "NetworkPolicy", "networkpolicies", &["netpol"], true)
             .generation()
@@ -345,9 +324,9 @@ fn cluster_kinds() -> Vec<Kind> {
         kind("discovery.k8s.io", "EndpointSlice", "endpointslices", &[], true)
             .generation()
             .default(more::default_slice)
-            .check(more::check_slice, more::update_slice),
+            .rules(Rules::of(more::slice_faults).fixed(&["/addressType"])),
         kind("coordination.k8s.io", "Lease", "leases", &[], true)
-            .check(more::check_lease, more::update_lease),
+            .rules(Rules::of(more::lease_faults)),
         binding("ClusterRoleBinding", "clusterrolebindings", false),
         role("ClusterRole", "clusterroles", false),
         binding("RoleBinding", "rolebindings", true),
@@ -357,13 +336,18 @@ fn cluster_kinds() -> Vec<Kind> {
         kind(STORAGE, "CSIStorageCapacity", "csistoragecapacities", &[], true),
         kind(STORAGE, "StorageClass", "storageclasses", &["sc"], false)
             .default(more::default_storage_class)
-            .check(more::check_storage_class, more::update_storage_class),
+            .rules(Rules::of(more::class_faults).fixed(&[
+                "/provisioner",
+                "/parameters",
+                "/reclaimPolicy",
+                "/volumeBindingMode",
+            ])),
         kind(STORAGE, "VolumeAttachment", "volumeattachments", &[], false)
             .status(more::attachment_status),
         kind("scheduling.k8s.io", "PriorityClass", "priorityclasses", &["pc"], false)
             .generation()
             .default(more::default_priority_class)
-            .check(more::check_subdomain, more::update_priority_class),
+            .rules(Rules::named(NameRule::Subdomain).fixed(&["/value", "/preemptionPolicy"])),
         kind(STORAGE, "VolumeAttributesClass", "volumeattributesclasses", &["vac"], false),
         kind(FLOW, "FlowSchema", "flowschemas", &[], false)
             .generation()
@@ -415,12 +399,17 @@ fn cluster_kinds() -> Vec<Kind> {
         )
         .status(more::accept_crd)
         .default(more::default_crd)
-        .check(more::check_crd, more::update_crd),
+        .rules(Rules::of(more::crd_faults).fixed(&[
+            "/spec/group",
+            "/spec/scope",
+            "/spec/names/plural",
+            "/spec/names/kind",
+        ])),
         {
             let mut services =
                 kind("apiregistration.k8s.io", "APIService", "apiservices", &[], false)
                     .category("api-extensions")
-                    .check(more::check_path, more::update_path)
+                    .rules(Rules::named(NameRule::PathSegment))
                     .status(workloads::no_status);
             services.default = Box::new(drop_nulls);
             services

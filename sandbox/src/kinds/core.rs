@@ -10,6 +10,7 @@ use super::json::{
 };
 use super::metadata::{self, NameRule};
 use super::quantity::canonicalize;
+use super::rules::Rules;
 use crate::api::status::Cause;
 
 /// The next free cluster address, counted up from 10.96.0.10 (below are the fixed ones).
@@ -246,9 +247,14 @@ pub fn default_node(node: &mut Value) {
     }
 }
 
+const NAMED: Rules = Rules::named(NameRule::Subdomain);
+
+pub fn check_node(node: &Value) -> Vec<Cause> {
+    NAMED.check_new(node)
+}
+
 pub fn update_node(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check_update(new, old);
-    faults.extend(metadata::check(new, NameRule::Subdomain));
+    let mut faults = NAMED.check_change(new, old);
     let cidr = |node: &Value| node.pointer("/spec/podCIDRs").cloned();
     if cidr(old).is_some_and(|had| Some(&had) != cidr(new).as_ref()) {
         let detail = "node updates may not change podCIDR except from \"\" to valid";
@@ -457,6 +463,11 @@ pub fn prepare_volume(volume: &mut Value) {
         set(object(volume, "status"), "lastPhaseTransitionTime", created);
     }
     add_finalizer(volume, "kubernetes.io/pv-protection");
+}
+
+/// What is required of a new volume is not of a change.
+pub fn update_volume(new: &Value, old: &Value) -> Vec<Cause> {
+    NAMED.check_change(new, old)
 }
 
 pub fn check_volume(volume: &Value) -> Vec<Cause> {

@@ -134,6 +134,9 @@ fn kind(crd: &Value, version: &Value) -> Kind {
         plural: owned("/spec/names/plural"),
         namespaced: text(crd, "/spec/scope") == "Namespaced",
     };
+    let stored = list(crd, "/spec/versions").iter().find(|version| truth(version, "/storage"));
+    let storage_version =
+        stored.map(|version| format!("{}/{}", resource.group, text(version, "/name")));
     let singular = match text(crd, "/spec/names/singular") {
         "" => resource.kind.to_lowercase(),
         given => given.to_owned(),
@@ -176,6 +179,7 @@ fn kind(crd: &Value, version: &Value) -> Kind {
                 restore(new, old, "status");
             }
         }),
+        checks_status: true,
         validate_create: Box::new(move |object| {
             let mut faults = metadata::check(object, NameRule::Subdomain);
             faults.extend(schema_rules::check(&of_create, object, None));
@@ -190,6 +194,7 @@ fn kind(crd: &Value, version: &Value) -> Kind {
         field: |_, _| None,
         columns: printer_columns(version),
         schema: Some(given),
+        storage_version,
         view: None,
     }
 }

@@ -17,6 +17,8 @@ pub enum NameRule {
     PathSegment,
     /// LeaseCandidates: what may be a key of a ConfigMap.
     Key,
+    /// StorageVersions: a resource and its group.
+    GroupResource,
 }
 
 const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric \
@@ -81,6 +83,17 @@ pub fn name_fault(rule: NameRule, name: &str) -> Option<String> {
         }
         NameRule::PathSegment if name == "." || name == ".." => {
             Some(format!("may not be '{name}'"))
+        }
+        NameRule::GroupResource => {
+            let Some((group, resource)) = name.rsplit_once('.') else {
+                return Some("name must be in the form of <group>.<resource>".to_owned());
+            };
+            let group = subdomain_fault(group).map(|fault| format!("the group segment {fault}"));
+            let resource = || {
+                let fault = name_fault(NameRule::Dns1035, resource)?;
+                Some(format!("the resource segment {fault}"))
+            };
+            group.or_else(resource)
         }
         NameRule::Key => {
             let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -258,6 +271,10 @@ mod tests {
             (NameRule::Key, "host_0f-1", true),
             (NameRule::Key, "a/b", false),
             (NameRule::Key, "..a", false),
+            (NameRule::GroupResource, "apps.deployments", true),
+            (NameRule::GroupResource, "pods", false),
+            (NameRule::GroupResource, "Apps.deployments", false),
+            (NameRule::GroupResource, "apps.9", false),
         ] {
             assert_eq!(name_fault(rule, name).is_none(), valid, "{rule:?} {name}");
         }

@@ -7,6 +7,7 @@ mod core;
 mod custom;
 mod fault;
 mod formats;
+mod gated;
 mod json;
 mod metadata;
 mod more;
@@ -14,13 +15,15 @@ mod pod;
 mod pod_rules;
 mod quantity;
 mod rbac;
+mod rules;
 pub mod schema;
 mod schema_rules;
 pub mod views;
 mod workloads;
 
-pub use builtin::{behind_gates, builtin};
+pub use builtin::builtin;
 pub use custom::from_crd;
+pub use gated::behind_gates;
 pub use json::drop_nulls;
 pub use metadata::{label_key_fault, label_value_fault, subdomain_fault};
 pub use views::View;
@@ -69,6 +72,8 @@ pub struct Kind {
     pub validate_create: Check,
     /// The new object, the old one.
     pub validate_update: CheckFrom,
+    /// Whether `validate_update` is asked about writes of the status as well.
+    pub checks_status: bool,
     /// Field selectors beyond metadata.name and metadata.namespace: path to value. `None`: not a
     /// field one can select by.
     pub field: fn(&Value, &str) -> Option<String>,
@@ -76,6 +81,8 @@ pub struct Kind {
     pub columns: Vec<Column>,
     /// For CustomResourceDefinitions: the OpenAPI schema of the kind.
     pub schema: Option<Value>,
+    /// For CustomResourceDefinitions: the `apiVersion` in which objects are stored.
+    pub storage_version: Option<String>,
     /// For a kind whose objects are stored as another's.
     pub view: Option<View>,
 }
@@ -124,6 +131,18 @@ impl Kind {
     /// `true` for a kind that a CustomResourceDefinition brought.
     pub fn is_custom(&self) -> bool {
         self.schema.is_some()
+    }
+
+    /// Gives an object the version in which it is stored.
+    pub fn encode(&self, object: &mut Value) {
+        if let Some(version) = &self.storage_version {
+            json::set(object, "apiVersion", version.as_str());
+        }
+    }
+
+    /// Whether a stored object has the version in which objects are stored now.
+    pub fn is_encoded(&self, stored: &Value) -> bool {
+        self.storage_version.as_ref().is_none_or(|version| stored["apiVersion"] == **version)
     }
 
     /// The verbs of the resource itself, sorted, as in discovery.

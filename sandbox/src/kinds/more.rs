@@ -2,50 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::fault::{immutable, invalid, required, unsupported};
+use super::fault::{invalid, required, unsupported};
 use super::json::{drop_nulls, fill, list, list_mut, object, set, text};
-use super::metadata::{self, NameRule};
+use super::rules::Rules;
 use crate::api::status::Cause;
-
-pub fn check_subdomain(object: &Value) -> Vec<Cause> {
-    metadata::check(object, NameRule::Subdomain)
-}
-
-pub fn update_subdomain(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check_update(new, old);
-    faults.extend(check_subdomain(new));
-    faults
-}
-
-pub fn check_label(object: &Value) -> Vec<Cause> {
-    metadata::check(object, NameRule::Label)
-}
-
-pub fn update_label(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check_update(new, old);
-    faults.extend(check_label(new));
-    faults
-}
-
-pub fn check_path(object: &Value) -> Vec<Cause> {
-    metadata::check(object, NameRule::PathSegment)
-}
-
-pub fn update_path(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check_update(new, old);
-    faults.extend(check_path(new));
-    faults
-}
-
-pub fn check_key(object: &Value) -> Vec<Cause> {
-    metadata::check(object, NameRule::Key)
-}
-
-pub fn update_key(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check_update(new, old);
-    faults.extend(check_key(new));
-    faults
-}
 
 pub fn default_slice(slice: &mut Value) {
     drop_nulls(slice);
@@ -64,8 +24,8 @@ pub fn default_slice(slice: &mut Value) {
     }
 }
 
-pub fn check_slice(slice: &Value) -> Vec<Cause> {
-    let mut faults = check_subdomain(slice);
+pub fn slice_faults(slice: &Value) -> Vec<Cause> {
+    let mut faults = Vec::new();
     let kinds = ["FQDN", "IPv4", "IPv6"];
     let kind = slice.get("addressType").unwrap_or(&Value::Null);
     if kind.is_null() {
@@ -79,13 +39,6 @@ pub fn check_slice(slice: &Value) -> Vec<Cause> {
             faults.push(required(format!("endpoints[{n}].addresses"), detail));
         }
     }
-    faults
-}
-
-pub fn update_slice(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check_update(new, old);
-    faults.extend(check_slice(new));
-    faults.extend(immutable("addressType", new.get("addressType"), old.get("addressType")));
     faults
 }
 
@@ -106,7 +59,7 @@ pub fn default_hpa(hpa: &mut Value) {
 }
 
 pub fn check_new_hpa(hpa: &Value) -> Vec<Cause> {
-    let mut faults = check_hpa(hpa);
+    let mut faults = HPA.check_new(hpa);
     faults.extend(wrong_target(hpa));
     faults
 }
@@ -120,8 +73,10 @@ fn wrong_target(hpa: &Value) -> Option<Cause> {
     wrong.then(|| invalid("spec.scaleTargetRef.apiVersion", &version.into(), detail))
 }
 
-fn check_hpa(hpa: &Value) -> Vec<Cause> {
-    let mut faults = check_subdomain(hpa);
+const HPA: Rules = Rules::of(hpa_faults);
+
+fn hpa_faults(hpa: &Value) -> Vec<Cause> {
+    let mut faults = Vec::new();
     let of =
         |part: &str| hpa.pointer(&format!("/spec/{part}")).and_then(Value::as_i64).unwrap_or(0);
     let (least, most) = (of("minReplicas"), of("maxReplicas"));
@@ -150,8 +105,7 @@ fn check_hpa(hpa: &Value) -> Vec<Cause> {
 }
 
 pub fn update_hpa(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check_update(new, old);
-    faults.extend(check_hpa(new));
+    let mut faults = HPA.check_change(new, old);
     let target =
         |hpa: &Value, part: &str| hpa.pointer(&format!("/spec/scaleTargetRef/{part}")).cloned();
     if ["apiVersion", "kind"].into_iter().any(|part| target(new, part) != target(old, part)) {
@@ -178,41 +132,26 @@ pub fn budget_status(budget: &mut Value) {
     set(budget, "status", zero);
 }
 
-pub fn check_budget(budget: &Value) -> Vec<Cause> {
-    let mut faults = check_subdomain(budget);
+pub fn budget_faults(budget: &Value) -> Vec<Cause> {
     let of = |part: &str| budget.pointer(&format!("/spec/{part}"));
-    if of("minAvailable").is_some() && of("maxUnavailable").is_some() {
-        let spec = budget.get("spec").unwrap_or(&Value::Null);
-        let detail = "minAvailable and maxUnavailable cannot be both set";
-        faults.push(invalid("spec", spec, detail));
+    if of("minAvailable").is_none() || of("maxUnavailable").is_none() {
+        return Vec::new();
     }
-    faults
-}
-
-pub fn update_budget(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check_update(new, old);
-    faults.extend(check_budget(new));
-    faults
+    let spec = budget.get("spec").unwrap_or(&Value::Null);
+    vec![invalid("spec", spec, "minAvailable and maxUnavailable cannot be both set")]
 }
 
 pub fn ingress_status(ingress: &mut Value) {
     set(ingress, "status", json!({ "loadBalancer": {} }));
 }
 
-pub fn check_ingress(ingress: &Value) -> Vec<Cause> {
-    let mut faults = check_subdomain(ingress);
+pub fn ingress_faults(ingress: &Value) -> Vec<Cause> {
     let spec = |part: &str| ingress.pointer(&format!("/spec/{part}"));
-    if spec("defaultBackend").is_none() && list(ingress, "/spec/rules").is_empty() {
-        let detail = "either `defaultBackend` or `rules` must be specified";
-        faults.push(invalid("spec", &Value::Null, detail));
+    if spec("defaultBackend").is_some() || !list(ingress, "/spec/rules").is_empty() {
+        return Vec::new();
     }
-    faults
-}
-
-pub fn update_ingress(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check_update(new, old);
-    faults.extend(check_ingress(new));
-    faults
+    let detail = "either `defaultBackend` or `rules` must be specified";
+    vec![invalid("spec", &Value::Null, detail)]
 }
 
 pub fn default_policy(policy: &mut Value) {
@@ -235,21 +174,9 @@ pub fn default_storage_class(class: &mut Value) {
     fill(class, "volumeBindingMode", "Immediate");
 }
 
-pub fn check_storage_class(class: &Value) -> Vec<Cause> {
-    let mut faults = check_subdomain(class);
-    if text(class, "/provisioner").is_empty() {
-        faults.push(required("provisioner", ""));
-    }
-    faults
-}
-
-pub fn update_storage_class(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check_update(new, old);
-    faults.extend(check_storage_class(new));
-    for field in ["provisioner", "parameters", "reclaimPolicy", "volumeBindingMode"] {
-        faults.extend(immutable(field, new.get(field), old.get(field)));
-    }
-    faults
+pub fn class_faults(class: &Value) -> Vec<Cause> {
+    let is_missing = text(class, "/provisioner").is_empty();
+    is_missing.then(|| required("provisioner", "")).into_iter().collect()
 }
 
 pub fn default_csi_driver(driver: &mut Value) {
@@ -273,14 +200,6 @@ pub fn default_priority_class(class: &mut Value) {
     fill(class, "value", 0);
 }
 
-pub fn update_priority_class(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = update_subdomain(new, old);
-    for field in ["value", "preemptionPolicy"] {
-        faults.extend(immutable(field, new.get(field), old.get(field)));
-    }
-    faults
-}
-
 pub fn default_webhooks(config: &mut Value) {
     drop_nulls(config);
     let mutating = text(config, "/kind").starts_with("Mutating");
@@ -302,31 +221,17 @@ pub fn default_webhooks(config: &mut Value) {
     }
 }
 
-pub fn check_lease(lease: &Value) -> Vec<Cause> {
-    let mut faults = check_subdomain(lease);
-    let spec = |part: &str| lease.pointer(&format!("/spec/{part}"));
-    for (part, detail) in [("leaseDurationSeconds", "must be greater than 0")] {
-        if let Some(value) = spec(part).filter(|v| v.as_i64().is_some_and(|n| n <= 0)) {
-            faults.push(invalid(format!("spec.{part}"), value, detail));
-        }
-    }
-    if let Some(value) = spec("leaseTransitions").filter(|v| v.as_i64().is_some_and(|n| n < 0)) {
-        let detail = "must be greater than or equal to 0";
-        faults.push(invalid("spec.leaseTransitions", value, detail));
-    }
-    faults
-}
-
-pub fn update_lease(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check_update(new, old);
-    faults.extend(check_lease(new));
-    faults
-}
-
-pub fn update_revision(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = update_subdomain(new, old);
-    faults.extend(immutable("data", new.get("data"), old.get("data")));
-    faults
+pub fn lease_faults(lease: &Value) -> Vec<Cause> {
+    let below = |part: &str, least: i64, detail: &str| {
+        let value = lease.pointer(&format!("/spec/{part}"))?;
+        let is_below = value.as_i64().is_some_and(|n| n < least);
+        is_below.then(|| invalid(format!("spec.{part}"), value, detail))
+    };
+    let faults = [
+        below("leaseDurationSeconds", 1, "must be greater than 0"),
+        below("leaseTransitions", 0, "must be greater than or equal to 0"),
+    ];
+    faults.into_iter().flatten().collect()
 }
 
 pub fn default_csr(csr: &mut Value) {
@@ -380,19 +285,20 @@ pub fn accept_crd(crd: &mut Value) {
     set(crd, "status", status);
 }
 
-pub fn check_crd(crd: &Value) -> Vec<Cause> {
-    let mut faults = check_subdomain(crd);
-    faults.extend(super::custom::from_crd(crd).err().unwrap_or_default());
-    faults
-}
-
-pub fn update_crd(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = metadata::check_update(new, old);
-    faults.extend(check_crd(new));
-    for field in ["group", "scope", "names/plural", "names/kind"] {
-        let at = format!("/spec/{field}");
-        let name = format!("spec.{}", field.replace('/', "."));
-        faults.extend(immutable(&name, new.pointer(&at), old.pointer(&at)));
+pub fn crd_faults(crd: &Value) -> Vec<Cause> {
+    let mut faults = super::custom::from_crd(crd).err().unwrap_or_default();
+    let versions = list(crd, "/spec/versions");
+    for (n, stored) in list(crd, "/status/storedVersions").iter().enumerate() {
+        if versions.iter().any(|version| version.get("name") == Some(stored)) {
+            continue;
+        }
+        let name = stored.as_str().unwrap_or_default();
+        let detail = format!(
+            "missing from spec.versions; {name} was previously a storage version, and must remain \
+             in spec.versions until a storage migration ensures no data remains persisted in \
+             {name} and removes {name} from status.storedVersions"
+        );
+        faults.push(invalid(format!("status.storedVersions[{n}]"), stored, &detail));
     }
     faults
 }

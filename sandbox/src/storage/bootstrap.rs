@@ -4,6 +4,7 @@ use serde_json::json;
 
 use crate::api::Api;
 use crate::api::call::Call;
+use crate::api::object::uuid;
 use crate::api::status::ApiResult;
 use crate::api::write::Part;
 use crate::nodes::DRIVER;
@@ -32,6 +33,9 @@ const LOCAL: [(&str, &str, i32, i32); 21] = [
     ("storage.k8s.io", "v1", 16_800, 15),
     ("autoscaling", "v2", 17_500, 30),
 ];
+
+/// The API server's own name.
+const SERVER: &str = "apiserver-sandbox";
 
 impl Api {
     /// Upstream: `pkg/apis/scheduling/v1.SystemPriorityClasses`.
@@ -71,7 +75,29 @@ impl Api {
         self.local_services()?;
         self.first_subnet()?;
         self.first_classes()?;
-        Ok(())
+        self.identity()
+    }
+
+    /// By its lease a server is known to live whose storage versions are on record; here it is not
+    /// renewed. Upstream: `pkg/controlplane/apiserver.Server`.
+    fn identity(&self) -> ApiResult<()> {
+        if self.registry.find("internal.apiserver.k8s.io", "v1alpha1", "storageversions").is_none()
+        {
+            return Ok(());
+        }
+        let now = self.clock.now().to_micro_string();
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {
+                "name": SERVER, "namespace": "kube-system",
+                "labels": { "apiserver.kubernetes.io/identity": "kube-apiserver" },
+            },
+            "spec": {
+                "holderIdentity": format!("{SERVER}_{}", uuid()), "leaseDurationSeconds": 3600,
+                "renewTime": now,
+            },
+        });
+        self.create_value("coordination.k8s.io", "leases", lease).map(drop)
     }
 
     /// Other servers of the control plane authenticate their clients with it.

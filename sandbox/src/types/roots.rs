@@ -60,6 +60,7 @@ pub fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<S
         "resource.k8s.io", "DeviceTaintRule" => api::resource::v1beta2::DeviceTaintRule;
         "resource.k8s.io", "ResourcePoolStatusRequest" => api::resource::v1alpha3::ResourcePoolStatusRequest;
         "storagemigration.k8s.io", "StorageVersionMigration" => api::storagemigration::v1beta1::StorageVersionMigration;
+        "internal.apiserver.k8s.io", "StorageVersion" => api::apiserverinternal::v1alpha1::StorageVersion;
         "scheduling.k8s.io", "PodGroup" => api::scheduling::v1alpha2::PodGroup;
         "resource.k8s.io", "DeviceClass" => api::resource::v1::DeviceClass;
         "resource.k8s.io", "ResourceClaim" => api::resource::v1::ResourceClaim;

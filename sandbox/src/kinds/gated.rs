@@ -1,0 +1,143 @@
+//! Kinds of versions that a server serves only if its flags ask for them.
+
+use serde_json::Value;
+
+use super::builtin::kind;
+use super::fault::{duplicate, invalid};
+use super::json::{list, text};
+use super::metadata::{self, NameRule, subdomain_fault};
+use super::rules::Rules;
+use super::{Kind, more, workloads};
+use crate::api::status::Cause;
+
+pub fn behind_gates() -> Vec<Kind> {
+    let of = |version: &'static str, mut kind: Kind| {
+        kind.resource.version = version.into();
+        kind
+    };
+    const DEVICES: &str = "resource.k8s.io";
+    const MIGRATION: &str = "storagemigration.k8s.io";
+    const SERVERS: &str = "internal.apiserver.k8s.io";
+    let requests =
+        kind(DEVICES, "ResourcePoolStatusRequest", "resourcepoolstatusrequests", &[], false);
+    let migrations =
+        kind(MIGRATION, "StorageVersionMigration", "storageversionmigrations", &[], false);
+    let candidates = kind("coordination.k8s.io", "LeaseCandidate", "leasecandidates", &[], true);
+    let groups = kind("scheduling.k8s.io", "PodGroup", "podgroups", &[], true);
+    let mut versions = kind(SERVERS, "StorageVersion", "storageversions", &[], false)
+        .status(workloads::no_status)
+        .rules(Rules { check: version_faults, ..Rules::named(NameRule::GroupResource) });
+    versions.checks_status = true;
+    vec![
+        of(
+            "v1beta2",
+            kind(DEVICES, "DeviceTaintRule", "devicetaintrules", &[], false)
+                .generation()
+                .status(workloads::no_status),
+        ),
+        of("v1alpha3", requests.status(more::without_status)),
+        of("v1beta1", migrations.status(workloads::no_status)),
+        of("v1beta1", candidates.rules(Rules::named(NameRule::Key))),
+        of("v1alpha2", groups.generation().status(workloads::no_status)),
+        of("v1alpha1", versions),
+    ]
+}
+
+/// Faults of a StorageVersion's status. Upstream: `validateStorageVersionStatus`.
+fn version_faults(version: &Value) -> Vec<Cause> {
+    let mut faults = Vec::new();
+    let servers = list(version, "/status/storageVersions");
+    for (n, server) in servers.iter().enumerate() {
+        let at = |field: &str| format!("status.storageVersions[{n}].{field}");
+        let id = text(server, "/apiServerID");
+        if servers[..n].iter().any(|earlier| text(earlier, "/apiServerID") == id) {
+            faults.push(duplicate(at("apiServerID"), &id.into()));
+        }
+        faults.extend(subdomain_fault(id).map(|why| invalid(at("apiServerID"), &id.into(), &why)));
+        let encoding = text(server, "/encodingVersion");
+        let decodable = list(server, "/decodableVersions");
+        if !decodable.iter().any(|version| version == encoding) {
+            let detail = format!("decodableVersions must include encodingVersion {encoding}");
+            faults.push(invalid(at("decodableVersions"), &decodable.into(), &detail));
+        }
+    }
+    faults.extend(wrong_common_version(version));
+    let conditions = list(version, "/status/conditions");
+    for (n, condition) in conditions.iter().enumerate() {
+        for field in ["reason", "message"] {
+            if text(condition, &format!("/{field}")).is_empty() {
+                faults.push(super::fault::required(format!("status[{n}].{field}"), ""));
+            }
+        }
+        let kind = text(condition, "/type");
+        if let Some(fault) = metadata::qualified_fault(kind) {
+            faults.push(invalid(format!("status[{n}].type"), &kind.into(), &fault));
+        }
+    }
+    faults
+}
+
+/// The common version is that of all servers, if they agree. Upstream: `validateCommonVersion`.
+fn wrong_common_version(version: &Value) -> Option<Cause> {
+    let mut all = list(version, "/status/storageVersions")
+        .iter()
+        .map(|server| text(server, "/encodingVersion"));
+    let first = all.next();
+    let common = first.filter(|first| all.all(|other| other == *first));
+    let given = version.pointer("/status/commonEncodingVersion").unwrap_or(&Value::Null);
+    let detail = match (common, given.as_str()) {
+        (None, None) => return None,
+        (Some(common), Some(given)) if common == given => return None,
+        (None, Some(_)) => {
+            "should be nil if servers do not agree on the same encoding version, or if there is no \
+             server reporting the supported versions yet"
+                .to_owned()
+        }
+        (Some(common), None) => format!("the common encoding version is {common}"),
+        (Some(common), Some(_)) => format!("the actual common encoding version is {common}"),
+    };
+    Some(invalid("status.commonEncodingVersion", given, &detail))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_status_of_a_storage_version_names_each_server_once_and_what_they_agree_on() {
+        let server = |id: &str, version: &str| {
+            json!({
+                "apiServerID": id, "encodingVersion": version, "decodableVersions": [version],
+            })
+        };
+        let odd =
+            json!({ "apiServerID": "a", "encodingVersion": "v2", "decodableVersions": ["v1"] });
+        for (servers, common, fields) in [
+            (vec![], Value::Null, vec![]),
+            (vec![], "v1".into(), vec!["status.commonEncodingVersion"]),
+            (vec![server("a", "v1"), server("b", "v1")], "v1".into(), vec![]),
+            (vec![server("a", "v1"), server("b", "v2")], Value::Null, vec![]),
+            (
+                vec![server("a", "v1"), server("b", "v2")],
+                "v1".into(),
+                vec!["status.commonEncodingVersion"],
+            ),
+            (vec![server("a", "v1")], Value::Null, vec!["status.commonEncodingVersion"]),
+            (
+                vec![server("a", "v1"), server("a", "v1")],
+                "v1".into(),
+                vec!["status.storageVersions[1].apiServerID"],
+            ),
+            (vec![odd], "v2".into(), vec!["status.storageVersions[0].decodableVersions"]),
+        ] {
+            let version = json!({
+                "status": { "storageVersions": servers, "commonEncodingVersion": common },
+            });
+            let found = version_faults(&version);
+            let found: Vec<&str> = found.iter().map(|fault| &*fault.field).collect();
+            assert_eq!(found, fields, "{version}");
+        }
+    }
+}
