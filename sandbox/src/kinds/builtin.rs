@@ -5,7 +5,9 @@ use serde_json::Value;
 use super::json::drop_nulls;
 use super::metadata::NameRule;
 use super::rules::Rules;
-use super::{Kind, Subresource, columns, core, more, pod, pod_rules, rbac, views, workloads};
+use super::{
+    Kind, Subresource, columns, core, devices, more, pod, pod_rules, rbac, views, workloads,
+};
 use crate::api::status::Cause;
 use kube_controller_manager::objects::ResourceType;
 
@@ -82,7 +84,7 @@ impl Kind {
         self
     }
 
-    fn default(mut self, default: fn(&mut Value)) -> Kind {
+    pub(super) fn default(mut self, default: fn(&mut Value)) -> Kind {
         self.default = Box::new(default);
         self
     }
@@ -358,7 +360,9 @@ fn cluster_kinds() -> Vec<Kind> {
         kind(DEVICES, "DeviceClass", "deviceclasses", &[], false).generation(),
         kind(DEVICES, "ResourceClaim", "resourceclaims", &[], true).status(workloads::no_status),
         kind(DEVICES, "ResourceClaimTemplate", "resourceclaimtemplates", &[], true),
-        kind(DEVICES, "ResourceSlice", "resourceslices", &[], false).generation(),
+        kind(DEVICES, "ResourceSlice", "resourceslices", &[], false)
+            .generation()
+            .default(devices::default_slice),
         kind(AUTHN, "SelfSubjectReview", "selfsubjectreviews", &[], false),
         kind(AUTHN, "TokenReview", "tokenreviews", &[], false),
         kind(AUTHZ, "LocalSubjectAccessReview", "localsubjectaccessreviews", &[], true),

@@ -7,7 +7,7 @@ use super::fault::{duplicate, invalid};
 use super::json::{list, text};
 use super::metadata::{self, NameRule, subdomain_fault};
 use super::rules::Rules;
-use super::{Kind, more, workloads};
+use super::{Kind, devices, more, workloads};
 use crate::api::status::Cause;
 
 pub fn behind_gates() -> Vec<Kind> {
@@ -33,7 +33,8 @@ pub fn behind_gates() -> Vec<Kind> {
             "v1beta2",
             kind(DEVICES, "DeviceTaintRule", "devicetaintrules", &[], false)
                 .generation()
-                .status(workloads::no_status),
+                .status(workloads::no_status)
+                .default(devices::default_taint_rule),
         ),
         of("v1alpha3", requests.status(more::without_status)),
         of("v1beta1", migrations.status(workloads::no_status)),

@@ -5,6 +5,7 @@ mod cells;
 mod columns;
 mod core;
 mod custom;
+mod devices;
 mod fault;
 mod formats;
 mod gated;
