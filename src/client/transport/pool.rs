@@ -15,13 +15,14 @@ use super::connect::Connection;
 use crate::clock::SharedClock;
 use crate::task;
 
-/// Idle connections kept, and requests under way before a further one prefers to wait: a TLS
-/// handshake costs both sides more than many requests.
+/// Requests under way before a further one prefers to wait: a TLS handshake costs both sides more
+/// than many requests.
 const POOL_SIZE: usize = 32;
 /// How long a request waits for one of the first [`POOL_SIZE`] to end, so that slow answers hold up
 /// no other request.
 const WAIT_FOR_CONNECTION: Duration = Duration::from_millis(500);
-/// Requests that may be under way beyond [`POOL_SIZE`], once they have waited.
+/// Requests that may be under way beyond [`POOL_SIZE`], once they have waited. Their connections are
+/// kept too: a burst of requests at a slow server is often followed by the next.
 const OVERFLOW: usize = 96;
 /// Shorter than the 90 s after which the API server closes an idle connection.
 const IDLE_LIFETIME: Duration = Duration::from_secs(75);
@@ -86,7 +87,7 @@ impl Pool {
     /// Keeps a connection, if there is room.
     pub fn put(self: &Arc<Self>, connection: Connection) {
         let mut idle = self.idle.lock();
-        if connection.io.buffer().is_empty() && idle.connections.len() < POOL_SIZE {
+        if connection.io.buffer().is_empty() && idle.connections.len() < POOL_SIZE + OVERFLOW {
             idle.connections.push((connection, self.clock.monotonic()));
             if !std::mem::replace(&mut idle.is_reaped, true) {
                 task::spawn(reap(Arc::downgrade(self), self.clock.clone()));
