@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 
 use futures_lite::io::{AsyncBufRead, AsyncRead};
 
-/// Read at once.
-const SIZE: usize = 4 << 10;
+/// Read at once, on the stack: most attempts find nothing.
+const SIZE: usize = 16 << 10;
 
 /// As `BufReader`, for connections that are silent most of the time: there is one for each watch,
 /// and a silent one holds no memory.
@@ -51,15 +51,11 @@ impl<R: AsyncRead + Unpin> AsyncBufRead for Buffered<R> {
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.get_mut();
         if this.at == this.bytes.len() {
-            let mut bytes = std::mem::take(&mut this.bytes);
-            this.at = 0;
-            bytes.resize(SIZE, 0);
+            (this.bytes, this.at) = (Vec::new(), 0);
+            let mut found = [0; SIZE];
             let count =
-                std::task::ready!(Pin::new(&mut this.inner).poll_read(context, &mut bytes))?;
-            if count > 0 {
-                bytes.truncate(count);
-                this.bytes = bytes;
-            }
+                std::task::ready!(Pin::new(&mut this.inner).poll_read(context, &mut found))?;
+            this.bytes = found[..count].to_vec();
         }
         Poll::Ready(Ok(this.buffer()))
     }

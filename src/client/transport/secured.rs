@@ -18,12 +18,10 @@ use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, UnbufferedStatus, WriteTraffic,
 };
 
-/// Read at once, unless the record under way needs more.
-const READ_SIZE: usize = 4 << 10;
+/// Read at once, on the stack: most attempts find nothing.
+const READ_SIZE: usize = 16 << 10;
 /// The most that one record of TLS carries.
 const RECORD_SIZE: usize = 16 << 10;
-/// The type, version and length of a record, before its content.
-const RECORD_HEADER: usize = 5;
 
 /// The client's end of a TLS connection over `io`.
 pub(super) struct Secured<IO> {
@@ -193,21 +191,10 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
 
     /// Reads bytes from the server into `incoming`.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut incoming = std::mem::take(&mut self.incoming);
-        let there = incoming.len();
-        let missing = match incoming[..] {
-            [_, _, _, high, low, ..] => {
-                let content = usize::from(u16::from_be_bytes([high, low]));
-                (RECORD_HEADER + content).saturating_sub(there)
-            }
-            _ => 0,
-        };
-        incoming.resize(there + missing.max(READ_SIZE), 0);
-        let received = Pin::new(&mut self.io).poll_read(context, &mut incoming[there..]);
-        let count = if let Poll::Ready(Ok(count)) = received { count } else { 0 };
-        incoming.truncate(there + count);
-        if !incoming.is_empty() {
-            self.incoming = incoming;
+        let mut found = [0; READ_SIZE];
+        let received = Pin::new(&mut self.io).poll_read(context, &mut found);
+        if let Poll::Ready(Ok(count)) = received {
+            self.incoming.extend_from_slice(&found[..count]);
         }
         match ready!(received)? {
             0 => Poll::Ready(Err(io::Error::new(
