@@ -1,4 +1,4 @@
-//! Injected time. Only this file reads the system's clocks or sleeps.
+//! Injected time. Only this file reads the system's clocks or sleeps; `task` waits for it.
 //! Upstream: `k8s.io/utils/clock`.
 
 use parking_lot::Mutex;
@@ -11,6 +11,7 @@ use event_listener::Event;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::objects::Timestamp;
+use crate::task::Timer;
 
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -51,9 +52,8 @@ impl Clock for SystemClock {
         )
     }
 
-    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
     fn sleep(&self, duration: Duration) -> Sleep {
-        Box::pin(async_std::task::sleep(duration))
+        Box::pin(Timer::after(duration))
     }
 }
 

@@ -12,7 +12,8 @@ const GROUND: &[&str] = &["cel", "clock", "jwt", "task", "objects", "metrics", "
 /// What a room may use beside itself; `None`: it is not in the list.
 fn below(room: &str) -> Option<Vec<&'static str>> {
     let above: &[&str] = match room {
-        "clock" | "task" | "objects" => return Some(vec!["objects"]),
+        "clock" => return Some(vec!["objects", "task"]),
+        "task" | "objects" => return Some(vec!["objects"]),
         "metrics" | "options" | "cel" | "jwt" => return Some(vec![]),
         "trace" => return Some(vec!["objects", "options"]),
         "client" | "cache" | "workqueue" => &[],
