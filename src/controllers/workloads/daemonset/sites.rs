@@ -1,8 +1,9 @@
 //! The nodes with the pods that a DaemonSet has there, and the order of these pods.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
 use std::sync::Arc;
+
+use hashbrown::HashMap;
 
 use super::fit::Fit;
 use crate::controllers::workloads::history::REVISION_LABEL;

@@ -8,7 +8,9 @@ use super::fit::{Fit, tolerated};
 use super::manage::{self, Situation};
 use super::revisions::Revisions;
 use super::rolling::{self, Limits, is_rolling_update};
-use super::sites::{Availability, GENERATION_ANNOTATION, GENERATION_LABEL, Version, group};
+use super::sites::{
+    Availability, GENERATION_ANNOTATION, GENERATION_LABEL, Site, Version, group,
+};
 use super::status::Counts;
 use super::{BURST_REPLICAS, DaemonSets};
 use crate::controllers::workloads::history::REVISION_LABEL;
@@ -35,10 +37,18 @@ struct Work {
     nodes: Vec<(Arc<str>, Fit)>,
     /// Those of the set, as the cache had them when they were last claimed.
     pods: Vec<Arc<Pod>>,
+    /// The nodes with these pods.
+    sites: Vec<Site>,
     revisions: Revisions,
 }
 
 impl Work {
+    /// Takes the pods as they are after some were written.
+    fn see(&mut self, pods: Vec<Arc<Pod>>) {
+        self.sites = group(&self.nodes, &pods);
+        self.pods = pods;
+    }
+
     fn version(&self) -> Version<'_> {
         let annotation = self.set.meta.annotations.get(GENERATION_ANNOTATION);
         let generation = annotation.and_then(|text| text.parse().ok());
@@ -72,12 +82,13 @@ impl DaemonSets {
             self.consistency.ensure_ready(&key)?;
         }
         let fit = |node: &Arc<_>| self.fit(node, &set);
-        let nodes = self.nodes.list().iter().map(fit).collect();
+        let nodes: Vec<_> = self.nodes.list().iter().map(fit).collect();
         let pods = self.claimed_pods(&set, &selector).await?;
         let doing = "failed to construct revisions of DaemonSet";
         let revisions = self.revisions(&set, &selector, &pods).await;
         let revisions = revisions.map_err(|error| Error::during(doing, error))?;
-        let mut work = Work { set, key, selector, nodes, pods, revisions };
+        let sites = group(&nodes, &pods);
+        let mut work = Work { set, key, selector, nodes, pods, sites, revisions };
 
         if !self.expectations.satisfied(&work.key) {
             // This generation was not acted on.
@@ -119,31 +130,30 @@ impl DaemonSets {
         let availability = self.availability(&work.set);
         let hash = &*work.revisions.hash;
         let situation = Situation { hash, surges: rolling::surges(&strategy), availability };
-        let mut sites = group(&work.nodes, &work.pods);
-        let plan = manage::plan(&sites, &situation, |node| self.wait(&work.set, node));
+        let plan = manage::plan(&work.sites, &situation, |node| self.wait(&work.set, node));
         for (pod, node) in &plan.ended {
             self.report_end(&work.set, pod, node);
         }
         if !plan.create.is_empty() || !plan.delete.is_empty() {
             self.write(work, plan.create, plan.delete).await?;
             // The cache may have seen some of it.
-            work.pods = self.claimed_pods(&work.set, &work.selector).await?;
-            sites = group(&work.nodes, &work.pods);
+            work.see(self.claimed_pods(&work.set, &work.selector).await?);
         }
         if self.expectations.satisfied(&work.key) && is_rolling_update(&strategy) {
             let failed = |error| Error::other(format!("couldn't get unavailable numbers: {error}"));
+            let sites = &work.sites;
             let desired = sites.iter().filter(|site| site.should_run()).count();
             let desired = i32::try_from(desired).unwrap_or(i32::MAX);
             let limits = Limits::of(&strategy, desired).map_err(failed)?;
             let (version, availability) = (work.version(), self.availability(&work.set));
             let rolling::Plan { delete, create } = match limits.max_surge {
-                0 => rolling::replace(&sites, &version, availability, limits.max_unavailable),
-                max_surge => rolling::surge(&sites, &version, availability, max_surge)
+                0 => rolling::replace(sites, &version, availability, limits.max_unavailable),
+                max_surge => rolling::surge(sites, &version, availability, max_surge)
                     .map_err(Error::other)?,
             };
             if !create.is_empty() || !delete.is_empty() {
                 self.write(work, create, delete).await?;
-                work.pods = self.claimed_pods(&work.set, &work.selector).await?;
+                work.see(self.claimed_pods(&work.set, &work.selector).await?);
             }
         }
         let doing = "failed to clean up revisions of DaemonSet";
@@ -244,8 +254,7 @@ impl DaemonSets {
     /// set's generation. Returns when to look again at pods that are not ready for long enough.
     async fn update_status(&self, work: &Work, acted: bool) -> Result<Option<Duration>, Error> {
         let Work { set, key, .. } = work;
-        let sites = group(&work.nodes, &work.pods);
-        let counts = Counts::of(&sites, &work.version(), self.availability(set));
+        let counts = Counts::of(&work.sites, &work.version(), self.availability(set));
         let generation = acted.then_some(set.meta.generation);
         let status = counts.put_into(&set.status, generation);
         if status != set.status {
