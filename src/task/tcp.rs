@@ -154,9 +154,7 @@ mod tests {
         assert_eq!(found, b"last");
         assert!(!one.is_silent(), "the end can be read");
         drop(other);
-        block_on(async {
-            while one.write_all(b"nobody reads this").await.is_ok() {}
-        });
+        block_on(async { while one.write_all(b"nobody reads this").await.is_ok() {} });
     }
 
     #[test]

@@ -8,9 +8,7 @@ use super::fit::{Fit, tolerated};
 use super::manage::{self, Situation};
 use super::revisions::Revisions;
 use super::rolling::{self, Limits, is_rolling_update};
-use super::sites::{
-    Availability, GENERATION_ANNOTATION, GENERATION_LABEL, Site, Version, group,
-};
+use super::sites::{Availability, GENERATION_ANNOTATION, GENERATION_LABEL, Site, Version, group};
 use super::status::Counts;
 use super::{BURST_REPLICAS, DaemonSets};
 use crate::controllers::workloads::history::REVISION_LABEL;
