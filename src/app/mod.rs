@@ -2,6 +2,7 @@
 //! and run the controllers under it. Upstream: `cmd/kube-controller-manager/app`.
 
 pub mod client_builder;
+mod code;
 mod component_metrics;
 mod configz;
 pub mod connect;
@@ -134,6 +135,8 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         Some(served) => served.map_err(|error| vec![error])?,
         None => return Ok(()),
     }
+
+    tasks.spawn(code::give_back(clock.clone(), serving.clone()));
 
     let client = connection.client(&user_agent("leader-election")).urgent();
     let started = Started {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::header::{CONTENT_DISPOSITION, LOCATION};
-use profiler::{Counted, Profile, Sampler, Symbols, mappings};
+use process::{Counted, Profile, Sampler, Symbols, mappings};
 
 use super::http::Method;
 use super::routes::Routes;

@@ -1,0 +1,22 @@
+//! What needs the kernel's C interfaces about the own process.
+//!
+//! CPU profiles: a timer of the kernel interrupts the running threads 100 times a second of CPU
+//! time, a signal handler records their stacks, and the counts are written in pprof's format, which
+//! `go tool pprof` reads. Nothing runs and no memory is held before the first profile.
+//!
+//! Memory: the code that only the start needed is given back to the kernel.
+//!
+//! Linux only.
+
+mod cfi;
+mod maps;
+mod pprof;
+mod sampler;
+mod symbols;
+mod text;
+
+pub use maps::{Mapping, mappings};
+pub use pprof::{Counted, Frame, Profile};
+pub use sampler::{Busy, PERIOD, Sampler, Stacks};
+pub use symbols::Symbols;
+pub use text::release_code;
