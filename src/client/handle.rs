@@ -91,6 +91,11 @@ impl Client {
         })
     }
 
+    /// The same, for another controller under this name: with a limiter and counts of its own.
+    pub fn apart(&self) -> Client {
+        self.derive(|derived| derived.writes = Arc::default())
+    }
+
     /// The same, with a limiter of its own: the rate and the burst are multiplied by these factors.
     pub fn hastened(&self, qps_times: f64, burst_times: u32) -> Client {
         self.derive(|derived| {

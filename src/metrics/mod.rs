@@ -148,25 +148,33 @@ pub fn text(families: &[MetricFamily]) -> Vec<u8> {
 /// Upper bounds of buckets as Go writes them. They are labels: `1e-08` and `0.00000001` would be
 /// two series, and a graph over a swap of managers would break.
 fn with_gos_bounds(text: &str) -> String {
-    const SMALL: &str = "le=\"0.0000";
+    const BOUND: &str = "le=\"";
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some(at) = rest.find(SMALL) {
-        let (before, from) = rest.split_at(at + "le=\"".len());
+    while let Some(at) = rest.find(BOUND) {
+        let (before, from) = rest.split_at(at + BOUND.len());
         let (number, after) = from.split_once('"').unwrap_or((from, ""));
         out.push_str(before);
-        match number.parse::<f64>().map(|bound| format!("{bound:e}")) {
-            Ok(short) => match short.split_once("e-") {
-                Some((digits, power)) => out.push_str(&format!("{digits}e-{power:0>2}")),
-                None => out.push_str(&short),
-            },
-            Err(_) => out.push_str(number),
-        }
+        out.push_str(&gos_exponent(number).unwrap_or_else(|| number.to_owned()));
         out.push('"');
         rest = after;
     }
     out.push_str(rest);
     out
+}
+
+/// The number with an exponent, if Go writes it with one.
+fn gos_exponent(number: &str) -> Option<String> {
+    let bound = number.parse::<f64>().ok().filter(|bound| bound.is_finite() && *bound != 0.0)?;
+    if (1e-4..1e6).contains(&bound.abs()) {
+        return None;
+    }
+    let short = format!("{bound:e}");
+    let (digits, power) = short.split_once('e')?;
+    Some(match power.strip_prefix('-') {
+        Some(power) => format!("{digits}e-{power:0>2}"),
+        None => format!("{digits}e+{power:0>2}"),
+    })
 }
 
 #[cfg(test)]
@@ -195,11 +203,13 @@ mod tests {
     }
 
     #[test]
-    fn small_bounds_are_written_as_go_writes_them() {
+    fn bounds_are_written_as_go_writes_them() {
         let text = "a{le=\"0.00000001\"} 0\na{x=\"y\",le=\"0.00009999999999999999\"} 1\n\
-                    a{le=\"0.0001\"} 0.00001\na{le=\"+Inf\"} 2\n";
+                    a{le=\"0.0001\"} 0.00001\na{le=\"262144\"} 0\na{le=\"1048576\"} 0\n\
+                    a{le=\"0\"} 0\na{le=\"+Inf\"} 2\n";
         let gos = "a{le=\"1e-08\"} 0\na{x=\"y\",le=\"9.999999999999999e-05\"} 1\n\
-                   a{le=\"0.0001\"} 0.00001\na{le=\"+Inf\"} 2\n";
+                   a{le=\"0.0001\"} 0.00001\na{le=\"262144\"} 0\na{le=\"1.048576e+06\"} 0\n\
+                   a{le=\"0\"} 0\na{le=\"+Inf\"} 2\n";
         assert_eq!(with_gos_bounds(text), gos);
     }
 }

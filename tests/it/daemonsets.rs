@@ -208,6 +208,47 @@ fn each_node_that_suits_has_one_pod() {
 }
 
 #[test]
+fn a_duplicate_of_the_revision_goes_and_restarts_no_pod() {
+    everywhere("daemon-duplicate", async |env| {
+        let _manager = env.manager("manager", &[CONTROLLERS]);
+        create(&env.client, daemon_set(rolling(1, 0))).await;
+        counts(env, "all nodes have one", [3, 3, 0, 3, 3]).await;
+        let uids = async || {
+            let mut uids: Vec<_> = env.pods().await.into_iter().map(|pod| pod.meta.uid).collect();
+            uids.sort();
+            uids
+        };
+        let before = uids().await;
+        let revisions = env.client.resource(&ControllerRevision::RESOURCE);
+        let found: Vec<Value> = revisions
+            .list::<Value>(Some("default"), &Default::default())
+            .await
+            .expect("list")
+            .items;
+        let mut twin = found[0].clone();
+        let meta = twin["metadata"].as_object_mut().unwrap();
+        for own in ["resourceVersion", "uid", "creationTimestamp", "managedFields"] {
+            meta.remove(own);
+        }
+        twin["metadata"]["name"] = json!("agent-twin");
+        twin["metadata"]["labels"][REVISION] = json!("twin");
+        twin["revision"] = json!(7);
+        revisions.create::<Value>("default", &twin).await.expect("create");
+        eventually(&env.clock, "the newest alone is kept, and the pods are its own", || async {
+            let all = self::revisions(env).await;
+            let hashes: Vec<String> = all.iter().map(|(_, hash, _)| hash.clone()).collect();
+            let pods = env.pods().await;
+            let is_twin = |pod: &Pod| pod.meta.labels.get(REVISION) == Some("twin");
+            let done = hashes == ["twin"] && pods.len() == 3 && pods.iter().all(is_twin);
+            if done { Ok(()) } else { Err(format!("{hashes:?}")) }
+        })
+        .await;
+        counts(env, "all are up to date", [3, 3, 0, 3, 3]).await;
+        assert_eq!(uids().await, before);
+    });
+}
+
+#[test]
 fn affinity_chooses_nodes_and_a_cordon_keeps_no_daemon_away() {
     everywhere("daemon-affinity", async |env| {
         let _manager = env.manager("manager", &[CONTROLLERS]);

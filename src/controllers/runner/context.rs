@@ -61,14 +61,14 @@ impl ControllerContext {
         Arc::new(ControllerContext { options, factory, builder, clock, clients, broadcasters })
     }
 
-    /// The same client for the same name, rate limit included.
-    pub(super) fn client(&self, name: &str) -> Result<Client, String> {
+    /// A client with a rate limit of its own. Those of one account share their credentials.
+    pub(super) fn client(&self, account: &str) -> Result<Client, String> {
         let mut clients = self.clients.lock();
-        if let Some(client) = clients.get(name) {
-            return Ok(client.clone());
+        if let Some(client) = clients.get(account) {
+            return Ok(client.apart());
         }
-        let client = self.builder.client(name)?;
-        clients.insert(name.to_owned(), client.clone());
+        let client = self.builder.client(account)?;
+        clients.insert(account.to_owned(), client.clone());
         Ok(client)
     }
 
@@ -76,7 +76,7 @@ impl ControllerContext {
         self.builder.root_client(name)
     }
 
-    /// Events of `component`, sent with `client`, which has this name.
+    /// Events of `component`, which the controller of this name sends with `client`.
     pub(super) fn recorder(&self, name: &str, client: Client, component: &str) -> Recorder {
         self.broadcasters
             .lock()

@@ -166,8 +166,8 @@ impl Controller {
 
     /// Records events of this controller.
     pub fn recorder(&self) -> Recorder {
-        let Profile { account, event_source, .. } = self.profile;
-        self.context.recorder(account, self.client(), event_source)
+        let Profile { name, event_source, .. } = self.profile;
+        self.context.recorder(name, self.client(), event_source)
     }
 }
 

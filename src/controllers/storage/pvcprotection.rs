@@ -154,8 +154,10 @@ impl PvcProtection {
         }
         let claims = self.client.resource(&PersistentVolumeClaim::RESOURCE);
         let mut live: Value = claims.get(&claim.meta().key()).await?;
-        if live["metadata"]["uid"] != claim.meta.uid.to_string() {
-            return Ok(());
+        let version = claim.meta.resource_version.to_string();
+        if live["metadata"]["resourceVersion"] != version {
+            // It may be another claim by now, or have the condition.
+            return Err(Error::Stale(format!("the claim {} has changed", claim.meta.key())));
         }
         set_condition(&mut live["status"], unused_condition(unused, self.clock.now()));
         claims.subresource("status").update::<Value>(&claim.meta.key(), &live).await?;

@@ -122,14 +122,15 @@ impl From<WirePod<WireSpec, WireStatus>> for ConfinedPod {
             }
         }
         let (claims, inline_volumes) = kept(spec.volumes);
-        // The others have no labels of their own.
-        let is_kept = |volume: &Istr| {
-            claims.iter().any(|claim| claim.volume == *volume)
+        // The others have no labels of their own; several are a fault of the pod.
+        let is_kept = |volume: &Istr, labels: &BTreeSet<Istr>| {
+            labels.len() > 1
+                || claims.iter().any(|claim| claim.volume == *volume)
                 || inline_volumes.iter().any(|inline| inline.name == *volume)
         };
         let mounts = mounts
             .into_iter()
-            .filter(|(volume, _)| is_kept(volume))
+            .filter(|(volume, labels)| is_kept(volume, labels))
             .map(|(volume, labels)| ConfinedMount { volume, labels: labels.into_iter().collect() })
             .collect();
         let shape = ConfinedShape {
@@ -153,6 +154,7 @@ mod tests {
     fn mounts_carry_the_labels_of_their_containers() {
         let level = |level: &str| json!({ "seLinuxOptions": { "level": level } });
         let mount = json!([{ "name": "data" }, { "name": "config" }]);
+        let all = json!([{ "name": "data" }, { "name": "config" }, { "name": "token" }]);
         let pod: ConfinedPod = serde_json::from_value(json!({ "spec": {
             "securityContext": {
                 "seLinuxOptions": { "level": "s0:c1" }, "seLinuxChangePolicy": "MountOption",
@@ -160,17 +162,21 @@ mod tests {
             "volumes": [
                 { "name": "data", "persistentVolumeClaim": { "claimName": "c" } },
                 { "name": "config", "configMap": {} },
+                { "name": "token", "projected": {} },
             ],
             "initContainers": [{ "volumeMounts": mount, "securityContext": level("s0:c2") }],
             "containers": [
-                { "volumeMounts": mount },
+                { "volumeMounts": all },
                 { "volumeMounts": mount, "securityContext": { "privileged": true } },
             ],
         } }))
         .unwrap();
-        let [mount] = &*pod.shape.mounts else { panic!("{:?}", pod.shape) };
-        assert_eq!(mount.volume, "data");
-        assert_eq!(*mount.labels, [Istr::new(":::s0:c1"), Istr::new(":::s0:c2")]);
+        // A volume without labels of its own counts where it is mounted with several.
+        let [config, data] = &*pod.shape.mounts else { panic!("{:?}", pod.shape) };
+        assert_eq!((&*config.volume, &*data.volume), ("config", "data"));
+        for mount in [config, data] {
+            assert_eq!(*mount.labels, [Istr::new(":::s0:c1"), Istr::new(":::s0:c2")]);
+        }
         assert_eq!(pod.shape.change_policy.as_deref(), Some("MountOption"));
         let plain: ConfinedPod = serde_json::from_value(json!({ "spec": {
             "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": "c" } }],

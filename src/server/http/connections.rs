@@ -250,7 +250,7 @@ mod tests {
         let slot = connections.admit(address("::1"), Phase::Handshake);
         let progress = &slot.progress;
         let left = || Some(progress.deadline()?.saturating_sub(clock.monotonic()).as_secs());
-        assert_eq!(left(), Some(10));
+        assert_eq!(left(), Some(32));
         progress.enter(Phase::Head);
         clock.advance(SECOND);
         progress.received();

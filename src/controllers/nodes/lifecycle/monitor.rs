@@ -278,10 +278,14 @@ impl NodeLifecycle {
     /// and does not count in its zone.
     async fn tend(&self, mut node: Arc<Node>, mut look: Look, counts: &Mutex<Counts>) {
         let key = node.meta.key();
+        if look.write.is_some() {
+            // Others had their turns first: the node may have given a sign of life meanwhile.
+            look = self.look(&mut self.state.lock(), &node);
+        }
         let mut attempts = 0;
         while let Some(conditions) = look.write.take() {
             let Err(error) = self.write_conditions(&node, &conditions).await else {
-                self.wrote_unknown(&node.meta.name);
+                self.wrote_unknown(&node);
                 break;
             };
             log::error!("Error updating node {}: {error}", node.meta.name);
@@ -353,11 +357,12 @@ impl NodeLifecycle {
         statuses.patch::<PartialObjectMetadata>(&node.meta.key(), &patch).await.map(drop)
     }
 
-    fn wrote_unknown(&self, node: &str) {
+    fn wrote_unknown(&self, node: &Node) {
         let mut state = self.state.lock();
-        let health = state.known.get_mut(node).and_then(|known| known.health.as_mut());
-        if let Some(health) = health {
-            let heartbeat = health.ready.and_then(|(heartbeat, _)| heartbeat);
+        let known = state.known.get_mut(&node.meta.name);
+        if let Some(health) = known.and_then(|known| known.health.as_mut()) {
+            let written = node.meta.creation_timestamp;
+            let heartbeat = health.ready.map_or(written, |(heartbeat, _)| heartbeat);
             health.ready = Some((heartbeat, Ready::Unknown));
         }
     }

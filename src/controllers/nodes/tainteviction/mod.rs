@@ -124,8 +124,10 @@ struct Planned {
     /// When it was planned, and when it is due, on the monotonic clock.
     created: Duration,
     due: Duration,
-    /// The deletion has begun: it is not announced again, and its end is not announced.
+    /// The deletion is announced, and not announced again.
     begun: bool,
+    /// The deletion is under way: its end is not announced.
+    running: bool,
     /// How often the API server has refused it.
     refusals: u32,
 }
@@ -207,6 +209,7 @@ impl TaintEviction {
             created,
             due: now + after,
             begun: after.is_zero(),
+            running: false,
             refusals: 0,
         };
         self.planned.lock().insert(key.clone(), planned);
@@ -219,7 +222,7 @@ impl TaintEviction {
     /// Upstream: `cancelWorkWithEvent`.
     fn cancel(&self, key: &ObjectKey) {
         let cancelled = self.planned.lock().remove(key);
-        if cancelled.is_some_and(|planned| !planned.begun) {
+        if cancelled.is_some_and(|planned| !planned.running) {
             self.queue.cancel_timer(key);
             self.announce(key, "Cancelling deletion of Pod");
         }
@@ -251,6 +254,7 @@ impl TaintEviction {
                 return Ok(Next::Done);
             }
             let begins = !std::mem::replace(&mut planned.begun, true);
+            planned.running = true;
             (planned.uid.clone(), planned.due, begins)
         };
         if begins {
@@ -262,7 +266,12 @@ impl TaintEviction {
         };
         let is_gone = |error: &Error| error.api().is_some_and(|error| error.is_not_found());
         match result {
-            Err(error) if !is_gone(&error) => return self.failed(&key, &uid, error),
+            Err(error) if !is_gone(&error) => {
+                if let Some(planned) = self.planned.lock().get_mut(&key) {
+                    planned.running = false;
+                }
+                return self.failed(&key, &uid, error);
+            }
             Err(_) | Ok(false) => {}
             Ok(true) => {
                 DELETIONS.inc();

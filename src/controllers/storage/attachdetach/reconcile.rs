@@ -88,6 +88,16 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Detaches without a look at the driver's answer where the node may not have unmounted.
+    fn detach(&mut self, node: &Istr, timed_out: bool, out_of_service: bool) {
+        let verify = !timed_out && !out_of_service;
+        if !verify {
+            let reason = if timed_out { "timeout" } else { "out-of-service" };
+            self.acts.push(Act::CountForcedDetach(reason));
+        }
+        self.acts.push(Act::Detach { node: node.clone(), verify });
+    }
+
     fn wake(&mut self, at: Duration) {
         self.wake_at = Some(self.wake_at.map_or(at, |before| before.min(at)));
     }
@@ -253,8 +263,8 @@ impl World {
                     return;
                 }
                 operation.stage = Stage::Requesting;
-                let verify = !timed_out && !health.out_of_service;
-                plan.acts.push(Act::Detach { node: node.clone(), verify });
+                operation.started = now;
+                plan.detach(node, timed_out, health.out_of_service);
             }
             return;
         }
@@ -285,15 +295,10 @@ impl World {
             log::warn!("no plugin can detach volume {name} from node {node}");
             return plan.wake(now + DRIVER_PATIENCE);
         }
-        let verify = !timed_out && !health.out_of_service;
-        if !verify {
-            let reason = if timed_out { "timeout" } else { "out-of-service" };
-            plan.acts.push(Act::CountForcedDetach(reason));
-        }
         let change = self.unreport(name, node);
         let stage = match change <= self.nodes.get(node).map_or(0, |node| node.written) {
             true => {
-                plan.acts.push(Act::Detach { node: node.clone(), verify });
+                plan.detach(node, timed_out, health.out_of_service);
                 Stage::Requesting
             }
             false => Stage::Reporting(change),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::cache::{IndexValue, Lister};
-use crate::objects::{Object, ObjectKey};
+use crate::objects::{Object, ObjectKey, Uid};
 
 /// A binding is several writes to two objects. With this a sync sees those that were made, and does
 /// not take a volume that has just been given to another claim.
@@ -29,6 +29,14 @@ impl<T: Object> Latest<T> {
             self.own.lock().insert(written.meta().key(), written.clone());
         }
         written
+    }
+
+    /// The object of this uid is gone, though the cache may count its version later.
+    pub fn forget(&self, key: &ObjectKey, uid: &Uid) {
+        let mut own = self.own.lock();
+        if own.get(key).is_some_and(|written| written.meta().uid == *uid) {
+            own.remove(key);
+        }
     }
 
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
@@ -99,6 +107,13 @@ mod tests {
         indexer.insert(Arc::new(volume(4, "Released")));
         indexer.set_seen_version(4);
         assert_eq!((phase().as_deref(), all()), (Some("Released"), 1));
+        // A deletion is seen before its version counts.
+        latest.keep(volume(5, "Failed"));
+        indexer.remove(&key);
+        latest.forget(&key, &"another".into());
+        assert_eq!((phase().as_deref(), all()), (Some("Failed"), 1));
+        latest.forget(&key, &Uid::default());
+        assert_eq!((phase(), all()), (None, 0));
         // The answer to a write comes after the deletion.
         latest.keep(volume(5, "Failed"));
         indexer.remove(&key);

@@ -147,7 +147,9 @@ impl Binder {
         };
         match change {
             Change::Deleted(last) => {
-                self.timestamps.ended(&last.object().meta.name, true);
+                let meta = &last.object().meta;
+                self.volumes.forget(&meta.key(), &meta.uid);
+                self.timestamps.ended(&meta.name, true);
                 self.shelves.lock().remove(&last.object().meta.name);
                 wake_claim(last.object());
                 return;
@@ -176,7 +178,8 @@ impl Binder {
     ) {
         let key = change.object().meta.key();
         let follows = match &change {
-            Change::Deleted(_) => {
+            Change::Deleted(last) => {
+                self.claims.forget(&key, &last.object().meta.uid);
                 self.timestamps.forget(&key.to_string());
                 true
             }

@@ -127,13 +127,12 @@ impl SelinuxWarning {
         };
         let mut errors = Vec::new();
         for mount in &pod.shape.mounts {
-            let spec = match self.spec(&pod, &mount.volume) {
-                Some(Ok(spec)) => spec,
-                Some(Err(error)) => {
+            let spec = match self.spec(&pod, &mount.volume).transpose() {
+                Ok(spec) => spec,
+                Err(error) => {
                     errors.push(error);
                     continue;
                 }
-                None => continue,
             };
             if mount.labels.len() > 1 && self.mounts_labels {
                 let text = format!(
@@ -144,6 +143,7 @@ impl SelinuxWarning {
                 errors.push(Error::NotYet(text));
                 continue;
             }
+            let Some(spec) = spec else { continue };
             let label = mount.labels.first().cloned().unwrap_or_default();
             let used = decide(label, pod.shape.change_policy.as_ref(), self.supports_mount(&spec));
             let driver = spec.csi.as_ref().map_or("", |csi| &csi.driver);

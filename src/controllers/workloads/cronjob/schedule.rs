@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use jiff::civil::DateTime;
-use jiff::tz::TimeZone;
+use jiff::tz::{TimeZone, TimeZoneDatabase};
 
 use crate::objects::Timestamp;
 use crate::options::parse_duration;
@@ -70,8 +70,15 @@ pub fn time_zone(name: &str) -> Result<TimeZone, String> {
         "Local" => return Ok(TimeZone::system()),
         _ => {}
     }
-    let zone = TimeZone::get(name).ok().filter(|zone| zone.iana_name() == Some(name));
+    // The system may lack single zones. Upstream: `time.LoadLocation`, with `time/tzdata`.
+    let zone = zone_of([jiff::tz::db(), &TimeZoneDatabase::bundled()], name);
     zone.ok_or_else(|| format!("unknown time zone {name}"))
+}
+
+/// The zone of exactly this name, from the first that has it.
+fn zone_of(databases: [&TimeZoneDatabase; 2], name: &str) -> Option<TimeZone> {
+    let mut found = databases.into_iter().filter_map(|zones| zones.get(name).ok());
+    found.find(|zone| zone.iana_name() == Some(name))
 }
 
 impl Schedule {
@@ -433,6 +440,21 @@ mod tests {
             ("@never", "unrecognized descriptor: @never"),
         ] {
             assert_eq!(parse(text).unwrap_err(), why, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_zone_that_the_system_lacks_is_a_bundled_one() {
+        let (none, bundled) = (TimeZoneDatabase::none(), TimeZoneDatabase::bundled());
+        for (databases, name, known) in [
+            ([&none, &bundled], "US/Pacific", true),
+            ([&bundled, &none], "US/Pacific", true),
+            ([&none, &bundled], "us/pacific", false),
+            ([&none, &none], "US/Pacific", false),
+        ] {
+            let zone = zone_of(databases, name);
+            assert_eq!(zone.is_some(), known, "{name}");
+            assert!(zone.is_none_or(|zone| zone.iana_name() == Some(name)));
         }
     }
 

@@ -28,12 +28,12 @@ pub(super) struct Revisions {
 
 impl DaemonSets {
     /// Claims the revisions of `set` and sees to it that the current one is there, once, and is the
-    /// newest. `pods`: those of the set.
+    /// newest. `pods`: those of the set, which may get another label here.
     pub(super) async fn revisions(
         &self,
         set: &Arc<DaemonSet>,
         selector: &Selector,
-        pods: &[Arc<Pod>],
+        pods: &mut [Arc<Pod>],
     ) -> Result<Revisions, Error> {
         let collisions = set.status.collision_count;
         let made = |number| {
@@ -118,7 +118,7 @@ impl DaemonSets {
         &self,
         kept: &ControllerRevision,
         others: &[Arc<ControllerRevision>],
-        pods: &[Arc<Pod>],
+        pods: &mut [Arc<Pod>],
     ) -> Result<(), Error> {
         if others.is_empty() {
             return Ok(());
@@ -130,7 +130,7 @@ impl DaemonSets {
             let patch = json!({"metadata": {
                 "uid": pod.meta.uid, "labels": {REVISION_LABEL: hash(kept)},
             }});
-            self.client.patch::<Pod>(&pod.meta.key(), &Patch::Merge(patch)).await?;
+            *pod = Arc::new(self.client.patch::<Pod>(&pod.meta.key(), &Patch::Merge(patch)).await?);
         }
         for other in others {
             history::delete(&self.client, other).await?;

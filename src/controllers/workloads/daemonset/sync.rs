@@ -81,9 +81,9 @@ impl DaemonSets {
         }
         let fit = |node: &Arc<_>| self.fit(node, &set);
         let nodes: Vec<_> = self.nodes.list().iter().map(fit).collect();
-        let pods = self.claimed_pods(&set, &selector).await?;
+        let mut pods = self.claimed_pods(&set, &selector).await?;
         let doing = "failed to construct revisions of DaemonSet";
-        let revisions = self.revisions(&set, &selector, &pods).await;
+        let revisions = self.revisions(&set, &selector, &mut pods).await;
         let revisions = revisions.map_err(|error| Error::during(doing, error))?;
         let sites = group(&nodes, &pods);
         let mut work = Work { set, key, selector, nodes, pods, sites, revisions };

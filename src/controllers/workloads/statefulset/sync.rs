@@ -27,6 +27,10 @@ metrics! {
     static UNAVAILABLE_REPLICAS: GaugeVec["statefulset_namespace", "statefulset_name", "pod_management_policy"] =
         "statefulset_controller_statefulset_unavailable_replicas",
         "[ALPHA] Current number of unavailable pods in StatefulSet";
+}
+
+metrics! {
+    // Upstream declares it and does not serve it; here it is served once it counts.
     static STALE_SYNC_SKIPS: IntCounterVec["group", "resource"] =
         "statefulset_controller_stale_sync_skips_total",
         "[ALPHA] Total number of StatefulSet syncs skipped due to a stale watch cache.";
@@ -87,10 +91,15 @@ impl StatefulSets {
         selector: &Selector,
     ) -> Result<Vec<Arc<ControllerRevision>>, Error> {
         let found = history::revisions_of(&self.revisions, &set.meta, selector);
-        if set.meta.is_being_deleted()
-            || found.iter().all(|found| found.meta.controller().is_some())
-        {
+        if found.iter().all(|found| found.meta.controller().is_some()) {
             return Ok(found);
+        }
+        if set.meta.is_being_deleted() {
+            // Its pods and revisions are being orphaned: nothing more can be said of them.
+            let key = set.meta.key();
+            return Err(Error::Stale(format!(
+                "can't adopt ControllerRevisions: StatefulSet {key} has just been deleted"
+            )));
         }
         history::claimed::<StatefulSet>(&self.client, &set.meta, selector, found).await
     }
