@@ -1,4 +1,4 @@
-//! Injected time. Only this file reads the system's clocks or sleeps; `task` waits for it.
+//! Injected time. Only this file reads the system's clocks or sleeps.
 //! Upstream: `k8s.io/utils/clock`.
 
 use parking_lot::Mutex;
@@ -11,7 +11,6 @@ use event_listener::Event;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::objects::Timestamp;
-use crate::task::Timer;
 
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -52,8 +51,9 @@ impl Clock for SystemClock {
         )
     }
 
+    #[expect(clippy::disallowed_methods, reason = "this is the clock")]
     fn sleep(&self, duration: Duration) -> Sleep {
-        Box::pin(Timer::after(duration))
+        Box::pin(async_std::task::sleep(duration))
     }
 }
 

@@ -2,9 +2,6 @@
 //! Upstream: `context.Context` cancellation and `sync.WaitGroup`.
 
 mod census;
-mod executor;
-mod reactor;
-mod tcp;
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
@@ -13,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll};
 
+use async_global_executor::GlobalExecutorConfig;
 use event_listener::Event;
 use futures_lite::future::block_on;
 use parking_lot::Mutex;
@@ -20,30 +18,35 @@ use pin_project::pin_project;
 
 use census::Counted;
 pub use census::{Place, running};
-pub use executor::Task;
-pub(crate) use reactor::Timer;
-pub use tcp::Tcp;
+
+/// A running task. Dropping it lets the task go on; `await` joins it.
+pub type Task<T> = async_std::task::JoinHandle<T>;
 
 #[track_caller]
 pub fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Task<T> {
-    Task::spawn(Counted::new(future, Location::caller()))
+    async_std::task::spawn(Counted::new(future, Location::caller()))
 }
 
 /// Runs a program's future on `threads` threads to its end, and all that it spawns beside it;
 /// `ASYNC_STD_THREAD_COUNT` in the environment overrides the number.
 ///
-/// The calling thread only waits.
+/// The calling thread only waits: were it to poll too, it would take every other event of the
+/// sockets away from the thread whose tasks wait for it, and then have to wake that one.
 pub fn run<T: Send + 'static>(
     threads: usize,
     future: impl Future<Output = T> + Send + 'static,
 ) -> T {
-    executor::set_threads(threads);
+    let config = GlobalExecutorConfig::default()
+        .with_env_var("ASYNC_STD_THREAD_COUNT")
+        .with_min_threads(threads)
+        .with_thread_name_fn(|| "executor".to_owned());
+    async_global_executor::init_with_config(config);
     block_on(spawn(future))
 }
 
 /// Runs blocking work (files, child processes) away from the executor's threads.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    blocking::unblock(work).await
+    async_std::task::spawn_blocking(work).await
 }
 
 /// Opens once and stays open; any number of tasks wait for it. Cheap to clone.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_lock::Mutex;
+use async_std::sync::Mutex;
 use futures_lite::future::Boxed;
 use serde_json::{Value, json};
 

@@ -12,8 +12,7 @@ const GROUND: &[&str] = &["cel", "clock", "jwt", "task", "objects", "metrics", "
 /// What a room may use beside itself; `None`: it is not in the list.
 fn below(room: &str) -> Option<Vec<&'static str>> {
     let above: &[&str] = match room {
-        "clock" => return Some(vec!["objects", "task"]),
-        "task" | "objects" => return Some(vec!["objects"]),
+        "clock" | "task" | "objects" => return Some(vec!["objects"]),
         "metrics" | "options" | "cel" | "jwt" => return Some(vec![]),
         "trace" => return Some(vec!["objects", "options"]),
         "client" | "cache" | "workqueue" => &[],

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_std::net::TcpStream;
 use futures_lite::io::{AsyncRead, AsyncWrite};
 use http_client::http_types::Url;
 use rustix::net::sockopt;
@@ -18,7 +19,6 @@ use super::tls::TlsSource;
 use super::tunnel;
 use crate::client::buffered::Buffered;
 use crate::clock::SharedClock;
-use crate::task::Tcp;
 
 /// A connection that is silent for the first of these is probed, and is dead when a number of
 /// probes has no answer: 45 s in all, as client-go's pings.
@@ -35,8 +35,6 @@ pub(super) struct Connection {
     /// What it was made with; `None`: without TLS. The current configuration may have another
     /// client certificate.
     pub tls: Option<Arc<ClientConfig>>,
-    /// Under all that `io` is made of.
-    pub socket: Tcp,
     #[expect(dead_code, reason = "held for its drop")]
     pub place: Place,
 }
@@ -68,11 +66,11 @@ impl Connector {
         };
         let place = self.sockets.take(purpose)?;
         let tcp = dial(peer, peer_port, &self.clock).await?;
-        tcp.get_ref().set_nodelay(true)?;
+        tcp.set_nodelay(true)?;
         if let Err(error) = probe_when_silent(&tcp) {
             log::debug!("{peer}:{peer_port}: no keep-alive: {error}");
         }
-        let mut stream = Box::new(tcp.clone()) as Box<dyn ReadWrite>;
+        let mut stream = Box::new(tcp) as Box<dyn ReadWrite>;
         if let Some(proxy) = &self.proxy {
             if proxy.kind == Kind::Https {
                 // The proxy sees the client certificate and is trusted as the server is: client-go
@@ -91,7 +89,7 @@ impl Connector {
             Some(config) => self.secure(config, stream, host, port).await?,
             None => stream,
         };
-        Ok(Connection { io: Buffered::new(stream), tls, socket: tcp, place })
+        Ok(Connection { io: Buffered::new(stream), tls, place })
     }
 
     /// TLS with the peer at the other end of `stream`.
@@ -112,7 +110,7 @@ impl Connector {
     }
 }
 
-fn probe_when_silent(tcp: &Tcp) -> rustix::io::Result<()> {
+fn probe_when_silent(tcp: &TcpStream) -> rustix::io::Result<()> {
     sockopt::set_socket_keepalive(tcp, true)?;
     sockopt::set_tcp_keepidle(tcp, KEEP_ALIVE_AFTER)?;
     sockopt::set_tcp_keepintvl(tcp, KEEP_ALIVE_EVERY)?;
@@ -124,9 +122,9 @@ pub(super) mod testing {
     use super::*;
 
     /// A connection without TLS.
-    pub fn plain(socket: Tcp) -> Connection {
+    pub fn plain(stream: TcpStream) -> Connection {
         let place = Sockets::shared().take(Purpose::Request).unwrap();
-        Connection { io: Buffered::new(Box::new(socket.clone())), tls: None, socket, place }
+        Connection { io: Buffered::new(Box::new(stream)), tls: None, place }
     }
 }
 
@@ -138,7 +136,7 @@ mod tests {
     fn a_silent_peer_is_probed() {
         async_std::task::block_on(async {
             let listener = async_std::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let tcp = Tcp::connect(listener.local_addr().unwrap()).await.unwrap();
+            let tcp = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
             probe_when_silent(&tcp).unwrap();
             assert!(sockopt::socket_keepalive(&tcp).unwrap());
             let times = [sockopt::tcp_keepidle(&tcp), sockopt::tcp_keepintvl(&tcp)];

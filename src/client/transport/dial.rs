@@ -2,15 +2,15 @@
 //! `net.Dialer`.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use async_std::net::{TcpStream, ToSocketAddrs};
 use futures_lite::future::poll_fn;
 
 use crate::clock::{SharedClock, Sleep};
-use crate::task::{self, Tcp};
 
 /// How long an address has before the next one is tried beside it.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -23,20 +23,12 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 ///
 /// # Errors
 /// That of the address that failed first, when all have failed.
-pub(super) async fn dial(host: &str, port: u16, clock: &SharedClock) -> io::Result<Tcp> {
+pub(super) async fn dial(host: &str, port: u16, clock: &SharedClock) -> io::Result<TcpStream> {
     let fault = |error: io::Error| {
         io::Error::new(error.kind(), format!("connect to {host}:{port}: {error}"))
     };
-    let found = addresses_of(host, port).await.map_err(fault)?;
-    race(interleaved(found), clock, Tcp::connect).await.map_err(fault)
-}
-
-async fn addresses_of(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    if let Ok(address) = host.parse::<IpAddr>() {
-        return Ok(vec![(address, port).into()]);
-    }
-    let name = (host.to_owned(), port);
-    task::blocking(move || Ok(name.to_socket_addrs()?.collect())).await
+    let found = (host, port).to_socket_addrs().await.map_err(fault)?;
+    race(interleaved(found.collect()), clock, TcpStream::connect).await.map_err(fault)
 }
 
 /// Both families in turn, beginning with that of the first address.
@@ -198,9 +190,9 @@ mod tests {
             let port = listener.local_addr().unwrap().port();
             let clock = crate::clock::SystemClock::shared();
             let stream = dial("127.0.0.1", port, &clock).await.unwrap();
-            assert_eq!(stream.get_ref().peer_addr().unwrap().port(), port);
+            assert_eq!(stream.peer_addr().unwrap().port(), port);
             drop(listener);
-            let error = dial("127.0.0.1", port, &clock).await.err().expect("nobody listens");
+            let error = dial("127.0.0.1", port, &clock).await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
             assert!(error.to_string().contains(&format!("connect to 127.0.0.1:{port}")), "{error}");
         });

@@ -1,11 +1,14 @@
 //! Connections that are used again, and how many requests are under way at once.
 
 use parking_lot::Mutex;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use async_lock::{Semaphore, SemaphoreGuardArc};
 use futures_lite::FutureExt;
+use futures_lite::io::AsyncBufRead;
 use rustls::ClientConfig;
 
 use super::connect::Connection;
@@ -71,9 +74,14 @@ impl Pool {
             };
             same && now < *since + IDLE_LIFETIME
         });
-        // Anything to be read now is the server's goodbye.
-        std::iter::from_fn(|| Some(idle.connections.pop()?.0))
-            .find(|connection| connection.socket.is_silent())
+        while let Some((mut connection, _)) = idle.connections.pop() {
+            // Anything to be read now is the server's goodbye.
+            let mut context = Context::from_waker(Waker::noop());
+            if Pin::new(&mut connection.io).poll_fill_buf(&mut context).is_pending() {
+                return Some(connection);
+            }
+        }
+        None
     }
 
     /// Keeps a connection, if there is room.
@@ -106,7 +114,7 @@ async fn reap(pool: Weak<Pool>, clock: SharedClock) {
 
 #[cfg(test)]
 mod tests {
-    use async_std::net::TcpListener;
+    use async_std::net::{TcpListener, TcpStream};
     use futures_lite::AsyncReadExt;
     use futures_lite::future::{block_on, poll_once, yield_now};
 
@@ -114,7 +122,6 @@ mod tests {
     use super::*;
     use crate::clock::FakeClock;
     use crate::objects::Timestamp;
-    use crate::task::Tcp;
 
     #[test]
     fn an_idle_connection_is_closed_without_a_request() {
@@ -122,7 +129,7 @@ mod tests {
             let clock = FakeClock::new(Timestamp::from_secs(0));
             let pool = Arc::new(Pool::new(clock.clone()));
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let stream = Tcp::connect(listener.local_addr().unwrap()).await.unwrap();
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
             let mut server = listener.accept().await.unwrap().0;
             pool.put(plain(stream));
             let found = pool.take(None).expect("it was put there");
