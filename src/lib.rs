@@ -23,6 +23,7 @@ pub mod leaderelection;
 
 pub mod controllers;
 pub mod server;
+pub mod shadow;
 
 pub mod app;
 pub mod options;

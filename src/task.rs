@@ -2,6 +2,7 @@
 //! Upstream: `context.Context` cancellation and `sync.WaitGroup`.
 
 mod census;
+mod run;
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
@@ -18,13 +19,22 @@ use pin_project::pin_project;
 
 use census::Counted;
 pub use census::{Place, running};
+pub use run::{Run, current_run, in_run};
 
 /// A running task. Dropping it lets the task go on; `await` joins it.
 pub type Task<T> = async_std::task::JoinHandle<T>;
 
+/// A task that is spawned in a [`Run`] belongs to it.
 #[track_caller]
 pub fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Task<T> {
-    async_std::task::spawn(Counted::new(future, Location::caller()))
+    let place = Location::caller();
+    match current_run() {
+        None => async_std::task::spawn(Counted::new(future, place)),
+        Some(run) => {
+            let future = in_run(run.child(), Box::pin(future));
+            async_std::task::spawn(Counted::new(future, place))
+        }
+    }
 }
 
 /// Runs a program's future on `threads` threads to its end, and all that it spawns beside it;

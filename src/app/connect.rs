@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures_lite::future::Boxed;
 
 use crate::cache::Source;
-use crate::client::{Client, Config, Guard};
+use crate::client::{Client, Config, Guard, Interceptor};
 use crate::clock::SystemClock;
 use crate::objects::{Form, protobuf};
 use crate::options::{PROGRAM, git_version, platform};
@@ -34,6 +34,8 @@ pub trait Connection: Send + Sync + 'static {
     ) -> Result<Client, String>;
     /// The same connection, which writes only what `guard` allows.
     fn guarded(&self, guard: Guard) -> Arc<dyn Connection>;
+    /// The same connection, whose writes `interceptor` answers.
+    fn intercepted(&self, interceptor: Arc<dyn Interceptor>) -> Arc<dyn Connection>;
     /// The caches' source that reads through `client`.
     /// `streams`: lists come as watches that begin with all objects.
     fn source(&self, client: Client, streams: bool) -> Arc<dyn Source>;
@@ -54,6 +56,8 @@ pub struct Target<'a> {
     pub burst: i32,
     /// The media type of objects; types other than JSON and protobuf count as JSON.
     pub content_type: &'a str,
+    /// Requests that may change something are refused.
+    pub read_only: bool,
 }
 
 /// Makes a [`Connection`]. `Err`: one line naming the fault.
@@ -83,6 +87,7 @@ pub fn connect(target: &Target<'_>) -> Result<Arc<dyn Connection>, String> {
         if target.content_type == protobuf::MEDIA_TYPE {
             config.form = Form::Protobuf;
         }
+        config.read_only = target.read_only;
         Client::new(config, SystemClock::shared())
     };
     let client = load().map_err(|error: crate::client::Error| error.to_string())?;
@@ -110,6 +115,10 @@ impl Connection for ApiServer {
 
     fn guarded(&self, guard: Guard) -> Arc<dyn Connection> {
         Arc::new(ApiServer { client: self.client.guarded(guard) })
+    }
+
+    fn intercepted(&self, interceptor: Arc<dyn Interceptor>) -> Arc<dyn Connection> {
+        Arc::new(ApiServer { client: self.client.intercepted(interceptor) })
     }
 
     fn source(&self, client: Client, streams: bool) -> Arc<dyn Source> {

@@ -15,11 +15,16 @@ use crate::task;
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 
 /// A client for reviews; `None` without a kubeconfig.
-fn reviewing(connect: Connect, kubeconfig: &str, flag: &str) -> Result<Option<Client>, String> {
+fn reviewing(
+    connect: Connect,
+    options: &Options,
+    kubeconfig: &str,
+    flag: &str,
+) -> Result<Option<Client>, String> {
     if kubeconfig.is_empty() {
         return Ok(None);
     }
-    let target = Target { kubeconfig, qps: -1.0, ..Target::default() };
+    let target = Target { kubeconfig, qps: -1.0, read_only: options.shadow, ..Target::default() };
     let connection = connect(&target).map_err(|error| format!("--{flag}: {error}"))?;
     Ok(Some(connection.client(&user_agent("delegated-auth"))))
 }
@@ -34,7 +39,7 @@ pub(super) async fn auth_config(
     lookup: &Lookup,
 ) -> Result<AuthConfig, String> {
     let authorization =
-        reviewing(connect, &options.authorization_kubeconfig, "authorization-kubeconfig")?;
+        reviewing(connect, options, &options.authorization_kubeconfig, "authorization-kubeconfig")?;
     let trust = match lookup.trust().await {
         Err(error) if options.authentication_tolerate_lookup_failure => {
             log::warn!("Error looking up in-cluster authentication configuration: {error}");
@@ -62,7 +67,7 @@ pub(super) struct Lookup {
 impl Lookup {
     pub fn new(options: Arc<Options>, connect: Connect) -> Result<Lookup, String> {
         let kubeconfig = &options.authentication_kubeconfig;
-        let client = reviewing(connect, kubeconfig, "authentication-kubeconfig")?;
+        let client = reviewing(connect, &options, kubeconfig, "authentication-kubeconfig")?;
         Ok(Lookup { options, client })
     }
 

@@ -16,6 +16,7 @@ mod notices;
 mod open_files;
 pub mod pipeline;
 pub mod serving;
+mod shadow;
 mod signals;
 pub mod start;
 mod traces;
@@ -30,6 +31,7 @@ use crate::clock::SystemClock;
 use crate::leaderelection::{Ended, HealthzAdaptor, new_identity};
 use crate::options::{self, Options, validate};
 use crate::server::health::HealthChecks;
+use crate::shadow::Shadow;
 use crate::task::{Latch, StopToken, TaskGroup, caught};
 
 use connect::{Connect, Target, user_agent};
@@ -97,6 +99,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     if !options.trace_object.0.is_empty() {
         traces::set(options.trace_object.0.clone(), &verbosity);
     }
+    let options = if options.shadow { shadow::options(options) } else { options };
     let stop = signals::stop_on_signal().map_err(|error| vec![format!("signals: {error}")])?;
     let options = Arc::new(options);
     let migration = LeaderMigration::of(&options).map_err(|error| vec![error])?;
@@ -107,11 +110,21 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         qps: options.kube_api_qps,
         burst: options.kube_api_burst,
         content_type: &options.kube_api_content_type,
+        read_only: options.shadow,
     };
     let connection = connect(&target).map_err(|error| match options.kubeconfig.as_str() {
         "" => vec![error],
         _ => vec![format!("--kubeconfig: {error}")],
     })?;
+
+    let mut connection = connection;
+    let shadow = options.shadow.then(|| {
+        let reader = connection.client(&user_agent("shadow"));
+        Shadow::new(&reader, clock.clone(), options.shadow_grace)
+    });
+    if let Some(shadow) = &shadow {
+        connection = connection.intercepted(shadow.interceptor());
+    }
 
     let health = HealthChecks::new();
     let checked = |name: &str| {
@@ -128,6 +141,9 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     routes.add_unlisted("/debug/pipeline", pipeline.handler(&clock));
     if options.profiling {
         routes.add_unlisted(traces::PATH, traces::handler(&pipeline, &verbosity));
+    }
+    if let Some(shadow) = &shadow {
+        routes.add_unlisted("/debug/shadow", shadow::served(shadow));
     }
     let served = serving::serve(&options, &routes, connect, clock.clone(), &tasks, &serving);
     // It sends requests to the API server, which may not answer.
@@ -149,12 +165,19 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         migration: migration.clone(),
         lease: Lease::Main,
         running: Latch::new(),
+        shadow: shadow.clone(),
     };
     let Some(main) = main else {
-        let ended = run_controllers(started, stop).await;
+        let stop = stop.child();
+        let timed = shadow::ends(&options, shadow.as_ref(), &clock, &stop);
+        let ended = future::or(run_controllers(started, stop.clone()), timed).await;
         serving.stop();
         tasks.join().await;
-        return ended.map_err(|error| vec![error]);
+        let ended = ended.map_err(|error| vec![error]);
+        return match shadow.filter(Shadow::has_begun) {
+            Some(shadow) => shadow::conclude(&options, &shadow, ended),
+            None => ended,
+        };
     };
 
     // Stops with the signal, and when the work ends by itself.

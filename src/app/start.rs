@@ -25,11 +25,14 @@ use crate::options::{Options, show_duration};
 use crate::server::health::HealthChecks;
 use crate::server::routes::Routes;
 use crate::server::{Handler, Request, Response, handler};
+use crate::shadow::Shadow;
 use crate::task::{Failure, Latch, StopToken, TaskGroup, caught};
 
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 const API_SERVER_RETRY: Duration = Duration::from_secs(1);
 const DISCOVERY_RESET: Duration = Duration::from_secs(30);
+/// Shadow mode does not wait longer for caches that a server may never fill.
+const SHADOW_PATIENCE: Duration = Duration::from_secs(30);
 /// A controller starts after the start interval and up to as much again.
 const START_JITTER: f64 = 1.0;
 
@@ -49,6 +52,8 @@ pub struct Started {
     pub lease: Lease,
     /// Opens when controllers have been started under the main lease.
     pub running: Latch,
+    /// In shadow mode: what compares this manager with the one in charge.
+    pub shadow: Option<Shadow>,
 }
 
 impl Started {
@@ -76,6 +81,10 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
     tasks.spawn(reset_discovery(connection.clone(), clock.clone(), stop.clone()));
     let streams = options.feature_gates.enabled("WatchListClient");
     let source = connection.source(connection.client(&user_agent("shared-informers")), streams);
+    let source = match &started.shadow {
+        Some(shadow) => shadow.tap(source),
+        None => source,
+    };
     let factory = SharedInformerFactory::with_resync(source, clock.clone(), resync_period(options));
     let context = ControllerContext::new(ControllerContextParts {
         options: options.clone(),
@@ -84,6 +93,9 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
         clock: clock.clone(),
     });
 
+    if let Some(shadow) = &started.shadow {
+        context.supervise(shadow.supervisor());
+    }
     let rows = CONTROLLERS.iter().filter(|row| started.runs(row));
     let controllers = build(rows, options, &context)?;
     for controller in &controllers {
@@ -100,6 +112,16 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
     }
     if started.lease == Lease::Main {
         started.running.open();
+    }
+    if let Some(shadow) = started.shadow.clone() {
+        let (synced, clock, stop) = (factory.clone(), clock.clone(), stop.clone());
+        tasks.spawn(async move {
+            let synced = synced.wait_for_cache_sync().or(clock.sleep(SHADOW_PATIENCE));
+            if stop.unless_stopped(synced).await.is_some() {
+                shadow.begin();
+                shadow.run(&stop).await;
+            }
+        });
     }
     let informers = async { failure.report(factory.failed().await) };
     stop.unless_stopped(failure.reported().or(informers)).await;
@@ -289,7 +311,7 @@ mod tests {
     use super::*;
     use crate::app::connect::TokenSource;
     use crate::cache::Source;
-    use crate::client::{Client, Guard};
+    use crate::client::{Client, Guard, Interceptor};
     use crate::clock::FakeClock;
     use crate::controllers::DebugAnswer;
     use crate::objects::Timestamp;
@@ -305,6 +327,9 @@ mod tests {
             unreachable!("health is asked without a client")
         }
         fn guarded(&self, _: Guard) -> Arc<dyn Connection> {
+            unreachable!("health is asked without a client")
+        }
+        fn intercepted(&self, _: Arc<dyn Interceptor>) -> Arc<dyn Connection> {
             unreachable!("health is asked without a client")
         }
         fn source(&self, _: Client, _: bool) -> Arc<dyn Source> {
@@ -352,6 +377,9 @@ mod tests {
         fn guarded(&self, _: Guard) -> Arc<dyn Connection> {
             panic!("as the test asks")
         }
+        fn intercepted(&self, _: Arc<dyn Interceptor>) -> Arc<dyn Connection> {
+            panic!("as the test asks")
+        }
         fn source(&self, _: Client, _: bool) -> Arc<dyn Source> {
             panic!("as the test asks")
         }
@@ -373,6 +401,7 @@ mod tests {
             migration: None,
             lease: Lease::Main,
             running: Latch::new(),
+            shadow: None,
         };
         let ended = block_on(crate::app::run_controllers(started, StopToken::new()));
         let expected = "the start of the controllers panicked: as the test asks";

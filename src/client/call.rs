@@ -57,6 +57,11 @@ impl Call {
         }
     }
 
+    /// The type and the bytes of its body.
+    pub fn content(&self) -> Option<(&'static str, &[u8])> {
+        self.content.as_ref().map(|(content_type, bytes)| (*content_type, bytes.as_slice()))
+    }
+
     /// The same, with a JSON body.
     pub fn body(mut self, content_type: &'static str, body: &impl Serialize) -> Result<Call> {
         let bytes = serde_json::to_vec(body).map_err(|source| Error::Request {

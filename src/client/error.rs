@@ -71,6 +71,8 @@ pub enum Error {
     Request { request: String, source: Cause },
     /// The client's guard did not pass the request: no byte of it was sent.
     HeldBack { request: String },
+    /// The client may only read: no byte of the request was sent.
+    Shadowed { request: String },
     /// There are no credentials to show.
     Credentials(Cause),
     /// A kubeconfig, a certificate or the Pod's environment is incomplete or malformed.
@@ -258,6 +260,11 @@ impl Error {
         self.is_timeout() || matches!(self, Error::Transport { .. } | Error::Decode { .. })
     }
 
+    /// The client only reads, and the request was a write.
+    pub fn is_shadowed(&self) -> bool {
+        matches!(self, Error::Shadowed { .. })
+    }
+
     /// The HTTP status code, when the server answered.
     pub fn code(&self) -> Option<u16> {
         self.failure().map(|failure| failure.code)
@@ -314,6 +321,7 @@ impl fmt::Display for Error {
             Error::HeldBack { request } => {
                 write!(f, "{request}: not sent: the lease is no longer held")
             }
+            Error::Shadowed { request } => write!(f, "{request}: not sent: shadow mode only reads"),
             Error::Credentials(source) => write!(f, "credentials: {source}"),
             Error::Config(what) => f.write_str(what),
         }
@@ -328,7 +336,10 @@ impl std::error::Error for Error {
             | Error::Request { source, .. }
             | Error::Decode { source, .. }
             | Error::Credentials(source) => source.source(),
-            Error::Status(_) | Error::HeldBack { .. } | Error::Config(_) => None,
+            Error::Status(_)
+            | Error::HeldBack { .. }
+            | Error::Shadowed { .. }
+            | Error::Config(_) => None,
         }
     }
 }

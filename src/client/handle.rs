@@ -9,6 +9,7 @@ use http_client::http_types::headers::{HeaderName, HeaderValue};
 use super::api::Discovery;
 use super::config::{Config, Credentials, Pem, Tls};
 use super::credentials::{Auth, Plugin, TokenProvider, impersonation};
+use super::interceptor::Interceptor;
 use super::kept::Kept;
 use super::rate::Bucket;
 use super::transport::Transport;
@@ -38,6 +39,7 @@ pub(super) struct Inner {
     pub config: Config,
     pub clock: SharedClock,
     pub guard: Option<Guard>,
+    pub interceptor: Option<Arc<dyn Interceptor>>,
     /// Requests do not wait for the pool.
     pub is_urgent: bool,
     pub discovery: Arc<Kept<Arc<Discovery>>>,
@@ -75,6 +77,7 @@ impl Client {
             config,
             clock,
             guard: None,
+            interceptor: None,
             is_urgent: false,
             discovery: Arc::default(),
             anonymous: Arc::default(),
@@ -107,6 +110,12 @@ impl Client {
     /// The same, but no write passes once `guard` says no. This holds for clients derived from it.
     pub fn guarded(&self, guard: Guard) -> Client {
         self.derive(|derived| derived.guard = Some(guard))
+    }
+
+    /// The same, but `interceptor` sees all reads and answers all writes. This holds for clients
+    /// derived from it.
+    pub fn intercepted(&self, interceptor: Arc<dyn Interceptor>) -> Client {
+        self.derive(|derived| derived.interceptor = Some(interceptor))
     }
 
     /// The same, for the leader election: requests do not wait for others, and find a descriptor
@@ -142,7 +151,17 @@ impl Client {
         let limiter =
             |config: &Config| Bucket::new(config.qps, config.burst, self.inner.clock.clone());
         let Inner {
-            http, base, host, auth, impersonation, config, clock, guard, is_urgent, ..
+            http,
+            base,
+            host,
+            auth,
+            impersonation,
+            config,
+            clock,
+            guard,
+            interceptor,
+            is_urgent,
+            ..
         } = &*self.inner;
         let mut derived = Inner {
             http: http.clone(),
@@ -154,6 +173,7 @@ impl Client {
             config: config.clone(),
             clock: clock.clone(),
             guard: guard.clone(),
+            interceptor: interceptor.clone(),
             is_urgent: *is_urgent,
             discovery: self.inner.discovery.clone(),
             anonymous: self.inner.anonymous.clone(),

@@ -13,7 +13,7 @@ use super::call::Call;
 use super::credentials::{Shown, header_value};
 use super::metrics::{DURATION, LIMITED, REQUEST_SIZE, REQUESTS, RESPONSE_SIZE, RETRIES};
 use super::stream::undecoded;
-use super::transport::{AskBefore, HeldBack, Purpose};
+use super::transport::{AskBefore, HeldBack, Purpose, WriteRefused, is_read};
 use super::{Client, Error, Result};
 use crate::objects::{Encoded, Meta, Object, ObjectKey, PartialObjectMetadata, Uid, protobuf};
 use crate::trace;
@@ -85,6 +85,15 @@ impl Client {
 
     /// The body of an answer that is not a failure, to be read as it arrives.
     pub async fn open(&self, call: &Call) -> Result<http_types::Body> {
+        if let Some(interceptor) = &self.inner.interceptor {
+            match is_read(call.method, &call.path) {
+                true => interceptor.sees(call),
+                false => {
+                    let answer = interceptor.answers(call, &self.inner.config.user_agent).await?;
+                    return Ok(http_types::Body::from_bytes(answer));
+                }
+            }
+        }
         let mut tries = 0;
         let mut renewed = false;
         loop {
@@ -136,6 +145,9 @@ impl Client {
         DURATION.with_label_values(&labels).observe((inner.clock.monotonic() - sent).as_secs_f64());
         let answer = answer.map_err(|error| match error.into_inner().downcast::<io::Error>() {
             Ok(error) if error.get_ref().is_some_and(|inner| inner.is::<HeldBack>()) => held_back(),
+            Ok(error) if error.get_ref().is_some_and(|inner| inner.is::<WriteRefused>()) => {
+                Error::Shadowed { request: call.to_string() }
+            }
             // Kept as it is, so that callers can ask for its kind.
             Ok(error) => broken(call, error),
             Err(other) => Error::Transport { request: call.to_string(), source: other.into() },
@@ -143,6 +155,7 @@ impl Client {
         let code = match &answer {
             Ok(answer) => u16::from(answer.status()).to_string(),
             Err(Error::HeldBack { .. }) => return Err(held_back()),
+            Err(error) if error.is_shadowed() => return Err(error.clone()),
             Err(_) => "<error>".to_owned(),
         };
         REQUESTS.with_label_values(&[code.as_str(), call.method, inner.host.as_str()]).inc();

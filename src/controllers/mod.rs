@@ -13,5 +13,6 @@ pub mod workloads;
 
 pub use runner::{
     Change, ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugAnswer,
-    DebugHandler, DebugRequest, Error, Next, Profile, Queue, Retries, SyncResult, Workers, keys,
+    DebugHandler, DebugRequest, Error, Next, Profile, Queue, Retries, Supervisor, SyncResult,
+    Workers, keys,
 };

@@ -141,6 +141,15 @@ flags! {
         /// File with the LeaderMigrationConfiguration; empty: the default one.
         leader_migration_config: String = String::new();
     }
+    "Shadow" {
+        /// Only read: work beside the manager in charge and compare what it writes with what this
+        /// one would write.
+        shadow: bool = false;
+        /// Print a report and end after this long with --shadow; 0: run until stopped.
+        shadow_for: Duration = Duration::ZERO;
+        /// How long the manager in charge may take for a write before --shadow reports it.
+        shadow_grace: Duration = minutes(1);
+    }
     "Generic" {
         /// Give each Node a range of Pod addresses. Needs --cluster-cidr.
         allocate_node_cidrs: bool = false;

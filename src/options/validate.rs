@@ -55,6 +55,11 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
     let mut faults = Faults(options.feature_gates.problems());
     faults.0.extend(version_problems(options));
     elections(options, &mut faults);
+    faults.refuse(!options.shadow && !options.shadow_for.is_zero(), "--shadow-for needs --shadow");
+    faults.refuse(
+        options.shadow && options.shadow_grace < Duration::from_secs(1),
+        "--shadow-grace must be at least one second",
+    );
     controllers(options, known_controller, &mut faults);
     workers(options, &mut faults);
     serving(options, &mut faults);

@@ -35,9 +35,9 @@ const CONTROLLERS: ResourceType =
     ResourceType::fixed("", "v1", "ReplicationController", "replicationcontrollers", true);
 
 /// The namespace of what only shows that a manager works.
-const PROBES: &str = "probes";
+pub const PROBES: &str = "probes";
 
-fn other_program() -> ManagerProgram {
+pub fn other_program() -> ManagerProgram {
     let beside = real::assets().map(|assets| assets.join("kube-controller-manager"));
     beside.filter(|path| path.exists()).map_or_else(manager_program, ManagerProgram::Path)
 }
@@ -128,7 +128,7 @@ pub async fn populate(env: &Site) {
 }
 
 /// What [`populate`] made has come to rest.
-async fn settled(env: &Site) {
+pub async fn settled(env: &Site) {
     let at = |name: &str| ObjectKey::new("default", name);
     for name in ["web", "half"] {
         comes(env, &DEPLOYMENTS, &at(name), |d| d["status"]["availableReplicas"] == 2).await;
@@ -143,13 +143,16 @@ async fn settled(env: &Site) {
     comes(env, &JOBS, &at("work"), |j| j["status"]["ready"] == 2).await;
     comes(env, &BUDGETS, &at("web"), |b| b["status"]["currentHealthy"] == 2).await;
     comes(env, &CLAIMS, &at("disk"), |c| c["status"]["phase"] == "Bound").await;
+    // Pods that were created at the same time as the quota are counted with its next change.
+    let more = Patch::Merge(json!({ "spec": { "hard": { "pods": "101" } } }));
+    env.client.resource(&QUOTAS).patch::<Value>(&at("limits"), &more).await.expect("patch");
     let pods = env.pods().await.len().to_string();
     comes(env, &QUOTAS, &at("limits"), |q| q["status"]["used"]["pods"] == *pods).await;
 }
 
 /// Waits until the manager in charge has brought new workloads to their end and cleaned up after
 /// them, by when it has looked at all that was there before.
-async fn works(env: &Site, round: usize) {
+pub async fn works(env: &Site, round: usize) {
     let name = format!("probe-{round}");
     let at = ObjectKey::new(PROBES, &name);
 
@@ -242,7 +245,7 @@ async fn start(env: &Site, program: &ManagerProgram, round: usize) -> Manager {
     manager.expect("the manager starts")
 }
 
-async fn end(env: &Site, manager: Manager) {
+pub async fn end(env: &Site, manager: Manager) {
     // Whether it ends well is another test's matter: the Go manager always exits with a failure.
     let _ = manager.stop(&env.clock, Duration::from_secs(30)).await;
 }

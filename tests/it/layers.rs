@@ -21,6 +21,7 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
         "leaderelection" => &["client", "events"],
         "controllers" => &["client", "cache", "workqueue", "events"],
         "server" => &["client"],
+        "shadow" => &["client", "cache", "controllers"],
         "app" => &[
             "client",
             "cache",
@@ -30,6 +31,7 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
             "leaderelection",
             "controllers",
             "server",
+            "shadow",
         ],
         "bin" => return Some(vec!["app", "options", "task"]),
         _ => return None,

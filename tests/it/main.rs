@@ -47,6 +47,7 @@ mod resync;
 mod rollouts;
 mod servicecidrs;
 mod serving;
+mod shadow;
 mod statefulsets;
 mod storage;
 mod storageversions;

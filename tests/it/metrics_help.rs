@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Metrics that upstream does not have.
-const OWN: [&str; 9] = [
+const OWN: [&str; 11] = [
     "controller_panics_total",
     "informer_handler_backlog",
     "informer_handler_panics_total",
@@ -11,6 +11,8 @@ const OWN: [&str; 9] = [
     "reflector_lists_total",
     "reflector_short_watches_total",
     "reflector_watches_total",
+    "shadow_incumbent_writes",
+    "shadow_intentions",
     // Of the macro's own documentation and tests.
     "pods_deleted_total",
     "sync_seconds",

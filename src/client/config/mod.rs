@@ -135,6 +135,8 @@ pub struct Config {
     pub form: Form,
     /// For an answer, and between two pieces of its body; not for a watch's body.
     pub timeout: Duration,
+    /// The transport refuses every request that may change something.
+    pub read_only: bool,
 }
 
 impl Config {
@@ -151,6 +153,7 @@ impl Config {
             proxy: None,
             form: Form::Json,
             timeout: Duration::from_secs(75),
+            read_only: false,
         }
     }
 

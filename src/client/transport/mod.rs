@@ -10,6 +10,7 @@ mod dial;
 mod head;
 mod pool;
 mod proxy;
+mod reads;
 mod rotation;
 mod secured;
 mod sockets;
@@ -33,6 +34,7 @@ use self::connect::Connector;
 use self::head::{Framing, head_of, read_head};
 use self::pool::Pool;
 pub(super) use self::proxy::Proxy;
+pub(super) use self::reads::{WriteRefused, is_read};
 use self::rotation::UntilRotated;
 pub(super) use self::sockets::Purpose;
 use self::sockets::Sockets;
@@ -78,6 +80,8 @@ struct Shared {
     timeout: Duration,
     /// A task looks at the files of the client certificate.
     looked_at: AtomicBool,
+    /// Only reads pass, of paths below this one.
+    only_reads_below: Option<String>,
 }
 
 impl fmt::Debug for Transport {
@@ -105,7 +109,9 @@ impl Transport {
         let connector = Connector { tls, proxy, sockets, clock: clock.clone() };
         let pool = Arc::new(Pool::new(clock.clone()));
         let (timeout, looked_at) = (config.timeout, AtomicBool::new(false));
-        let shared = Shared { connector, pool, timeout, looked_at };
+        let prefix = base.path().trim_end_matches('/');
+        let only_reads_below = config.read_only.then(|| prefix.to_owned());
+        let shared = Shared { connector, pool, timeout, looked_at, only_reads_below };
         Ok(Transport { shared: Arc::new(shared), config: http_client::Config::default() })
     }
 }
@@ -149,6 +155,12 @@ impl Shared {
     }
 
     async fn exchange(self: Arc<Self>, mut request: Request) -> io::Result<Response> {
+        if let Some(prefix) = &self.only_reads_below {
+            let path = request.url().path().strip_prefix(prefix.as_str());
+            if !path.is_some_and(|path| is_read(request.method().as_ref(), path)) {
+                return Err(io::Error::other(WriteRefused));
+            }
+        }
         let purpose = request.ext().get::<Purpose>().copied().unwrap_or(Purpose::Request);
         let (tls, proxy) = (&self.connector.tls, self.connector.proxy.as_ref());
         let body = request.take_body().into_bytes().await.map_err(io::Error::other)?;

@@ -2,8 +2,9 @@
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use super::Supervisor;
 use crate::cache::{MetadataInformer, SharedInformerFactory};
 use crate::client::Client;
 use crate::clock::SharedClock;
@@ -52,13 +53,31 @@ pub struct ControllerContext {
     builder: Arc<dyn ClientBuilder>,
     clients: Mutex<HashMap<String, Client>>,
     broadcasters: Mutex<HashMap<String, EventBroadcaster>>,
+    supervisor: OnceLock<Arc<dyn Supervisor>>,
 }
 
 impl ControllerContext {
     pub fn new(parts: ControllerContextParts) -> Arc<ControllerContext> {
         let ControllerContextParts { options, factory, clients: builder, clock } = parts;
-        let (clients, broadcasters) = (Mutex::default(), Mutex::default());
-        Arc::new(ControllerContext { options, factory, builder, clock, clients, broadcasters })
+        Arc::new(ControllerContext {
+            options,
+            factory,
+            builder,
+            clock,
+            clients: Mutex::default(),
+            broadcasters: Mutex::default(),
+            supervisor: OnceLock::new(),
+        })
+    }
+
+    /// Lets `supervisor` stand around the work of controllers that are made from now on.
+    pub fn supervise(&self, supervisor: Arc<dyn Supervisor>) {
+        // A second one is a mistake of the program; the first stays.
+        let _ = self.supervisor.set(supervisor);
+    }
+
+    pub(super) fn supervisor(&self) -> Option<Arc<dyn Supervisor>> {
+        self.supervisor.get().cloned()
     }
 
     /// A client with a rate limit of its own. Those of one account share their credentials.

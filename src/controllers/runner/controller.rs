@@ -319,7 +319,13 @@ impl Controller {
         Fut: Future<Output = SyncResult> + Send + 'static,
     {
         let name = self.profile.name;
-        let sync: BoxSync<K> = Arc::new(move |key| Box::pin(sync(key)));
+        let sync: BoxSync<K> = match self.context.supervisor() {
+            None => Arc::new(move |key| Box::pin(sync(key))),
+            Some(supervisor) => Arc::new(move |key| {
+                let shown = key.to_string();
+                supervisor.sync(name, shown, Box::pin(sync(key)))
+            }),
+        };
         for _ in 0..workers {
             let (queue, sync) = (queue.clone(), sync.clone());
             self.workers.push(Box::new(move |stop| Box::pin(queue.work(name, sync, stop.clone()))));
@@ -333,11 +339,18 @@ impl Controller {
         Fut: Future<Output = Result<(), Error>> + Send + 'static,
     {
         let (name, clock) = (self.profile.name, self.clock());
+        let supervisor = self.context.supervisor();
         self.workers.push(Box::new(move |stop| {
             let stop = stop.clone();
             Box::pin(async move {
                 loop {
-                    log_job(name, caught(name, async { job().await }).await);
+                    let done = async {
+                        match &supervisor {
+                            None => job().await,
+                            Some(supervisor) => supervisor.job(name, period, Box::pin(job())).await,
+                        }
+                    };
+                    log_job(name, caught(name, done).await);
                     if stop.unless_stopped(clock.sleep(period)).await.is_none() {
                         return;
                     }
@@ -364,7 +377,14 @@ impl Controller {
         F: FnOnce(StopToken) -> Fut + Send + 'static,
         Fut: Future<Output = ()> + Send + 'static,
     {
-        self.backgrounds.push(Box::new(move |stop| Box::pin(task(stop.clone()))));
+        let (name, supervisor) = (self.profile.name, self.context.supervisor());
+        self.backgrounds.push(Box::new(move |stop| {
+            let work: Work = Box::pin(task(stop.clone()));
+            match supervisor {
+                None => work,
+                Some(supervisor) => supervisor.background(name, work),
+            }
+        }));
     }
 
     /// Answers requests below `/debug/controllers/NAME`.

@@ -9,6 +9,7 @@ mod error;
 pub mod keys;
 mod profile;
 mod queue;
+mod supervisor;
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ pub use controller::{Controller, ControllerStatus, OptionalCache, Watcher};
 pub use error::{Error, Next, SyncResult};
 pub use profile::{Profile, Workers};
 pub use queue::{LastError, Queue, Retries, SyncStatus};
+pub use supervisor::Supervisor;
 
 /// A request below `/debug/controllers/NAME`.
 pub struct DebugRequest<'a> {

@@ -1,0 +1,75 @@
+//! Shadow mode: the manager only reads, beside the one in charge.
+
+use std::io::Write;
+use std::time::Duration;
+
+use crate::clock::SharedClock;
+use crate::options::Options;
+use crate::server::Handler;
+use crate::server::page::Page;
+use crate::shadow::Shadow;
+use crate::task::StopToken;
+
+/// Volumes are looked at this often, so that a binding is wanted here while it is held back.
+const BINDER_PERIOD: Duration = Duration::from_secs(5);
+
+/// The flags as shadow mode has them: no lease is taken, no token is requested, and objects come in
+/// JSON, whose metadata says who wrote them.
+pub fn options(options: Options) -> Options {
+    Options {
+        leader_elect: false,
+        enable_leader_migration: false,
+        use_service_account_credentials: false,
+        kube_api_content_type: "application/json".into(),
+        pvclaimbinder_sync_period: options.pvclaimbinder_sync_period.min(BINDER_PERIOD),
+        ..options
+    }
+}
+
+/// `/debug/shadow`: a page for people, JSON for programs.
+pub fn served(shadow: &Shadow) -> Handler {
+    let shadow = shadow.clone();
+    let page = Page {
+        title: "Shadow mode",
+        style: ".scroll{overflow-x:auto}\n",
+        script: include_str!("../shadow/page.js"),
+    };
+    page.handler(move |_| serde_json::to_value(shadow.report()).unwrap_or_default())
+}
+
+/// Stops the controllers after `--shadow-for`. Never resolves.
+pub async fn ends<T>(
+    options: &Options,
+    shadow: Option<&Shadow>,
+    clock: &SharedClock,
+    stop: &StopToken,
+) -> T {
+    if let Some(shadow) = shadow.filter(|_| !options.shadow_for.is_zero()) {
+        shadow.begun().await;
+        clock.sleep(options.shadow_for).await;
+        // What is late is compared once more.
+        shadow.look().await;
+        shadow.close();
+        stop.stop();
+    }
+    std::future::pending().await
+}
+
+/// Prints the report. `Err`: with `--shadow-for`, when it is not clean. `ended`: how the controllers
+/// ended, which does not matter once the time is over, because nothing is under way.
+pub fn conclude(
+    options: &Options,
+    shadow: &Shadow,
+    ended: Result<(), Vec<String>>,
+) -> Result<(), Vec<String>> {
+    let report = shadow.report();
+    let text = report.to_string();
+    let mut out = std::io::stdout();
+    // A reader that closes early is not an error.
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match (options.shadow_for.is_zero() || report.is_clean(), shadow.is_closed()) {
+        (false, _) => Err(Vec::new()),
+        (true, true) => Ok(()),
+        (true, false) => ended,
+    }
+}

@@ -1,0 +1,31 @@
+//! Work of controllers that something else watches over.
+
+use std::time::Duration;
+
+use super::{Error, SyncResult};
+use crate::cache::BoxFuture;
+
+/// Stands around the syncs and jobs of all controllers. It may replace their results.
+pub trait Supervisor: Send + Sync + 'static {
+    fn sync(
+        &self,
+        controller: &'static str,
+        key: String,
+        work: BoxFuture<'static, SyncResult>,
+    ) -> BoxFuture<'static, SyncResult>;
+
+    /// A job that is done again this long after its end.
+    fn job(
+        &self,
+        controller: &'static str,
+        period: Duration,
+        work: BoxFuture<'static, Result<(), Error>>,
+    ) -> BoxFuture<'static, Result<(), Error>>;
+
+    /// Work that lasts as long as the controller.
+    fn background(
+        &self,
+        controller: &'static str,
+        work: BoxFuture<'static, ()>,
+    ) -> BoxFuture<'static, ()>;
+}

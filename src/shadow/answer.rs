@@ -1,0 +1,205 @@
+//! Answers to writes that are not sent.
+
+use futures_lite::future::Boxed;
+use serde_json::Value;
+use std::sync::Arc;
+
+use super::ledger::{Kind, Place, Wish, kind_of};
+use super::request::{Effect, Refusal, Request};
+use super::target::Target;
+use super::{Inner, Shadow};
+use crate::client::{Call, Details, Error, Failure, Interceptor, Result, Status, StatusCause};
+use crate::task::{Run, current_run};
+
+/// Pages of a collection that is to be deleted: one shows whether there is anything.
+const PAGE: &str = "500";
+
+/// A write on its way.
+struct Asked {
+    call: Call,
+    /// What asked, where it is no controller's work.
+    agent: String,
+    run: Option<Arc<Run>>,
+}
+
+impl Interceptor for Shadow {
+    fn sees(&self, call: &Call) {
+        let target = Target::of(&call.path).filter(|target| !target.name.is_empty());
+        let Some(target) = target.filter(|_| !call.is_watch) else { return };
+        let place =
+            Place { resource: target.resource(), namespace: target.namespace, name: target.name };
+        let run = current_run();
+        self.inner.claim(&place, Kind::Look, run.map_or("", |run| run.controller));
+    }
+
+    fn answers(&self, call: &Call, agent: &str) -> Boxed<Result<Vec<u8>>> {
+        let asked = Asked { call: call.clone(), agent: agent.to_owned(), run: current_run() };
+        let shadow = self.inner.clone();
+        Box::pin(async move { shadow.answer(asked).await })
+    }
+}
+
+impl Asked {
+    fn shadowed(&self) -> Error {
+        Error::Shadowed { request: self.call.to_string() }
+    }
+
+    /// The controller; of other work the part of the program that the User-Agent names.
+    fn controller(&self) -> String {
+        let named = || self.agent.rsplit('/').next().unwrap_or_default();
+        self.run.as_ref().map_or_else(named, |run| run.controller).to_owned()
+    }
+
+    /// What the write addresses, with the name that a creation has in its body.
+    fn place(&self, target: &Target, body: &Value) -> Place {
+        let metadata = &body["metadata"];
+        let text = |field: &str| metadata[field].as_str().unwrap_or_default();
+        let name = match (target.name.as_str(), text("name"), text("generateName")) {
+            ("", "", prefix) if self.call.method == "POST" && !prefix.is_empty() => {
+                format!("{prefix}*")
+            }
+            ("", name, _) if self.call.method == "POST" => name.to_owned(),
+            (name, ..) => name.to_owned(),
+        };
+        Place { resource: target.resource(), namespace: target.namespace.clone(), name }
+    }
+
+    fn refused(&self, refusal: Refusal, place: &Place) -> Error {
+        let (code, reason, what) = refusal.answer();
+        let mut details = Details::default();
+        if refusal == Refusal::NamespaceTerminating {
+            let reason = "NamespaceTerminating".to_owned();
+            details.causes.push(StatusCause { reason, ..StatusCause::default() });
+        }
+        let status = Status {
+            message: format!("{} {:?}: {what}", place.resource, place.name),
+            reason: reason.to_owned(),
+            code,
+            details,
+        };
+        let request = self.call.to_string();
+        Error::Status(Box::new(Failure { request, code, retry_after: None, status }))
+    }
+}
+
+impl Inner {
+    async fn answer(&self, asked: Asked) -> Result<Vec<u8>> {
+        let Some(target) = Target::of(&asked.call.path) else { return Err(asked.shadowed()) };
+        let (content_type, bytes) = asked.call.content().unwrap_or_default();
+        // Events are not compared: each manager counts and gathers its own.
+        if target.plural == "events" {
+            return Ok(bytes.to_vec());
+        }
+        let body: Value = serde_json::from_slice(bytes).unwrap_or_default();
+        let place = asked.place(&target, &body);
+        let object_path = object_path(&target, &place);
+        let request = Request {
+            method: asked.call.method,
+            content_type,
+            subresource: target.subresource.clone(),
+            body,
+            object_path,
+            collection: collection(&asked.call, &place),
+        };
+        let controller = asked.controller();
+        self.claim(&place, kind_of(&request), &controller);
+        // A sync wants the first of several objects; the others are its siblings.
+        let owners = request.body["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+        let owner = owners.filter_map(|owner| owner["uid"].as_str()).next();
+        if let Some(owner) = owner.filter(|_| request.is_create()) {
+            self.claim(&place.of_owner(owner), Kind::Create, &controller);
+        }
+        let run = asked.run.as_deref();
+        let in_sync = run.is_some_and(|run| !run.key.is_empty() && !run.has_ended());
+        if in_sync && run.is_some_and(Run::is_derailed) {
+            // What a sync does after a failed write is not what it would do.
+            return Err(asked.shadowed());
+        }
+        let mut wish = Wish {
+            controller,
+            key: if in_sync { run.map_or("", |run| &*run.key).to_owned() } else { String::new() },
+            patience: run.map(|run| run.period).unwrap_or_default(),
+            place,
+            request,
+            changes: Vec::new(),
+        };
+        let is_made = wish.request.is_create() && self.is_made(&wish);
+        let (request, place) = (&wish.request, &wish.place);
+        if let Some(path) = &request.object_path {
+            match self.read(path).await {
+                Ok(live) => {
+                    if let Some(refusal) = request.refusal(live.as_ref()) {
+                        self.refused(&wish, refusal, live.as_ref());
+                        return Err(asked.refused(refusal, place));
+                    }
+                    if let Some(live) = live {
+                        match request.effect(&live) {
+                            Effect::Nothing => {
+                                return Ok(serde_json::to_vec(&live).unwrap_or_default());
+                            }
+                            Effect::Changes(found) => wish.changes = found,
+                            Effect::Unknown => {}
+                        }
+                    }
+                }
+                Err(error) => log::warn!("shadow: {place}: {error}"),
+            }
+        } else if let Some(list) = &request.collection {
+            match self.has_items(list).await {
+                Ok(false) => return Ok(b"{}".to_vec()),
+                Ok(true) => {}
+                Err(error) => log::warn!("shadow: {place}: {error}"),
+            }
+        }
+        if !is_made {
+            if let Some(refusal) = self.namespace_refusal(&wish).await {
+                self.refused(&wish, refusal, None);
+                return Err(asked.refused(refusal, place));
+            }
+            self.wish(wish);
+        }
+        if let Some(run) = run {
+            run.derail();
+        }
+        Err(asked.shadowed())
+    }
+
+    /// Why no object can be created in a namespace.
+    async fn namespace_refusal(&self, wish: &Wish) -> Option<Refusal> {
+        let namespace = &wish.place.namespace;
+        if !wish.request.is_create() || namespace.is_empty() {
+            return None;
+        }
+        let found = self.read(&format!("/api/v1/namespaces/{namespace}")).await;
+        Request::namespace_refusal(found.ok()?.as_ref())
+    }
+
+    /// Whether a list holds objects that are not being deleted.
+    pub async fn has_items(&self, list: &Call) -> Result<bool> {
+        let items: Value = self.reader.fetch(list).await?;
+        let mut items = items["items"].as_array().into_iter().flatten();
+        Ok(items.any(|item| item["metadata"]["deletionTimestamp"].is_null()))
+    }
+}
+
+/// Lists the collection that a call deletes; `None`: it does another thing.
+fn collection(call: &Call, place: &Place) -> Option<Call> {
+    (call.method == "DELETE" && place.name.is_empty()).then(|| {
+        let mut list = Call::new("GET", call.path.clone());
+        list.query = call.query.clone();
+        list.query("limit", PAGE);
+        list
+    })
+}
+
+/// Where the object is that a write changes or creates; `None`: it has no name yet.
+fn object_path(target: &Target, place: &Place) -> Option<String> {
+    if place.name.is_empty() || place.name.ends_with('*') {
+        return None;
+    }
+    Some(match (target.name.as_str(), target.subresource.as_str()) {
+        ("", _) => format!("{}/{}", target.object_path.trim_end_matches('/'), place.name),
+        (_, "scale") => format!("{}/scale", target.object_path),
+        _ => target.object_path.clone(),
+    })
+}

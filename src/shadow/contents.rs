@@ -1,0 +1,279 @@
+//! What creations say. Most objects are compared by the updates that each manager wants of them;
+//! those that are written once are compared when they are created.
+
+use serde_json::{Map, Value};
+
+use super::diff::{Change, identity, same};
+
+/// Resources that are written once, with the fields that both managers must agree on. The annotations
+/// of ReplicaSets are written again with each revision.
+const WRITTEN_ONCE: &[(&str, &[&str])] = &[
+    ("configmaps", &["metadata.annotations", "data"]),
+    ("controllerrevisions.apps", &["metadata.labels", "metadata.ownerReferences", "data"]),
+    ("jobs.batch", &["metadata.annotations", "metadata.ownerReferences", "spec"]),
+    ("persistentvolumeclaims", &["metadata.labels", "metadata.ownerReferences", "spec"]),
+    (
+        "pods",
+        &[
+            "metadata.generateName",
+            "metadata.labels",
+            "metadata.annotations",
+            "metadata.finalizers",
+            "metadata.ownerReferences",
+            "spec",
+        ],
+    ),
+    (
+        "replicasets.apps",
+        &[
+            "metadata.labels",
+            "metadata.ownerReferences",
+            "spec.selector",
+            "spec.template",
+            "spec.minReadySeconds",
+        ],
+    ),
+    (
+        "resourceclaims.resource.k8s.io",
+        &["metadata.annotations", "metadata.ownerReferences", "spec"],
+    ),
+];
+
+/// Resources whose labels, annotations and finalizers only their controllers write.
+const NOTHING_ADDED: [&str; 3] = ["controllerrevisions.apps", "pods", "replicasets.apps"];
+
+/// Conditions that end an object's life: a manager that finds one has nothing left to write.
+const FINAL: &[(&str, &[&str])] =
+    &[("jobs.batch", &["Complete", "Failed", "FailureTarget", "SuccessCriteriaMet"])];
+
+/// The Node that a Pod of a DaemonSet is for: a batch begins with any of them.
+const CHOSEN: &str = "matchFields";
+
+/// Members of containers that admission changes: by registries' mirrors and by autoscalers.
+const ADMITTED: [&str; 3] = ["image", "imagePullPolicy", "resources"];
+
+/// The part of a created object that is compared, by the paths of its fields; `None`: its kind is
+/// not.
+pub fn part(resource: &str, object: &Value) -> Option<Value> {
+    let (_, fields) = WRITTEN_ONCE.iter().find(|(name, _)| *name == resource)?;
+    let mut part = Map::new();
+    for field in *fields {
+        let value = field.split('.').fold(object, |value, name| &value[name]).clone();
+        part.insert((*field).to_owned(), value);
+    }
+    Some(part.into())
+}
+
+/// In what a created object differs from what this manager would have created, both as [`part`]
+/// has them. The API server and its admission may have added to it.
+pub fn differences(resource: &str, wanted: &Value, created: &Value) -> Vec<Change> {
+    let mut found = Vec::new();
+    contained("", wanted, created, &mut found);
+    let of = |field: &str| (&wanted[field], &created[field]);
+    let (ours, theirs) = of("metadata.ownerReferences");
+    if list(ours).len() < list(theirs).len() {
+        push("metadata.ownerReferences", ours, theirs, &mut found);
+    }
+    if !NOTHING_ADDED.contains(&resource) {
+        return found;
+    }
+    for field in ["metadata.labels", "metadata.annotations"] {
+        let (ours, theirs) = of(field);
+        for (key, value) in theirs.as_object().into_iter().flatten() {
+            let is_plain = field == "metadata.labels" && !key.contains('/');
+            if ours.get(key).is_none() && (is_plain || is_of_a_controller(key)) {
+                push(&format!("{field}.{key}"), &Value::Null, value, &mut found);
+            }
+        }
+    }
+    let (ours, theirs) = of("metadata.finalizers");
+    for finalizer in list(theirs) {
+        if finalizer.as_str().is_some_and(is_of_a_controller) && !list(ours).contains(finalizer) {
+            push("metadata.finalizers", &Value::Null, finalizer, &mut found);
+        }
+    }
+    found
+}
+
+/// Final conditions that this manager wants where `live` has others: those of the one in charge,
+/// which was faster.
+pub fn other_verdicts(resource: &str, wanted: &Value, live: &Value) -> Vec<Change> {
+    let Some((_, types)) = FINAL.iter().find(|(name, _)| *name == resource) else {
+        return Vec::new();
+    };
+    let of = |object: &'_ Value| -> Vec<(String, Value)> {
+        let is_final = |condition: &&Value| {
+            condition["status"] == "True"
+                && condition["type"].as_str().is_some_and(|name| types.contains(&name))
+        };
+        list(&object["status"]["conditions"])
+            .iter()
+            .filter(is_final)
+            .map(|condition| {
+                let name = condition["type"].as_str().unwrap_or_default();
+                (format!("status.conditions[type={name}].reason"), condition["reason"].clone())
+            })
+            .collect()
+    };
+    let (ours, theirs) = (of(wanted), of(live));
+    if theirs.is_empty() {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for (path, reason) in ours {
+        let other = theirs.iter().find(|(other, _)| *other == path);
+        let other = other.map_or(Value::Null, |(_, reason)| reason.clone());
+        if other != reason {
+            push(&path, &reason, &other, &mut found);
+        }
+    }
+    found
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Whether a name's domain is that of a controller; admission uses others.
+fn is_of_a_controller(name: &str) -> bool {
+    let domain = name.split_once('/').map_or("", |(domain, _)| domain);
+    domain.ends_with(".kubernetes.io") && !domain.starts_with("kubectl.")
+}
+
+fn push(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Change>) {
+    into.push(Change { path: path.to_owned(), old: created.clone(), new: wanted.clone() });
+}
+
+/// Finds what `wanted` names and `created` lacks or has otherwise.
+fn contained(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Change>) {
+    if same(wanted, created) {
+        return;
+    }
+    match (wanted, created) {
+        (Value::Null, _) => {}
+        (Value::Object(wanted), _) if wanted.is_empty() => {}
+        (Value::Array(wanted), _) if wanted.is_empty() => {}
+        (Value::Object(wanted), Value::Object(created)) => {
+            let is_container = path.contains("ontainers[");
+            for (key, value) in wanted {
+                if key == CHOSEN || (is_container && ADMITTED.contains(&key.as_str())) {
+                    continue;
+                }
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                contained(&path, value, created.get(key).unwrap_or(&Value::Null), into);
+            }
+        }
+        (Value::Array(wanted), Value::Array(created)) => match identity(wanted, created) {
+            Some(key) => {
+                for item in wanted {
+                    let other = created.iter().find(|other| other.get(key) == item.get(key));
+                    let id = item[key].as_str().unwrap_or_default();
+                    let path = format!("{path}[{key}={id}]");
+                    contained(&path, item, other.unwrap_or(&Value::Null), into);
+                }
+            }
+            None => {
+                for (index, item) in wanted.iter().enumerate() {
+                    let has = |other: &Value| {
+                        let mut found = Vec::new();
+                        contained(path, item, other, &mut found);
+                        found.is_empty()
+                    };
+                    if !created.iter().any(has) {
+                        let other = created.get(index).unwrap_or(&Value::Null);
+                        push(&format!("{path}[{index}]"), item, other, into);
+                    }
+                }
+            }
+        },
+        _ => push(path, wanted, created, into),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(more: Value) -> Value {
+        let mut pod = json!({
+            "metadata": { "generateName": "web-", "labels": { "app": "web" } },
+            "spec": {
+                "containers": [{ "name": "main", "image": "one", "env": [{ "name": "A" }] }],
+                "tolerations": [{ "key": "a", "operator": "Exists" }],
+            },
+        });
+        for (pointer, value) in more.as_object().into_iter().flatten() {
+            *pod.pointer_mut(pointer).expect("a field") = value.clone();
+        }
+        pod
+    }
+
+    #[test]
+    fn a_created_object_may_have_more_but_not_less() {
+        for (created, paths) in [
+            (json!({}), vec![]),
+            (
+                json!({ "/metadata/labels": { "app": "web", "mesh.example.com/on": "true" } }),
+                vec![],
+            ),
+            (
+                json!({ "/metadata/labels": { "app": "web", "hash": "1" } }),
+                vec!["metadata.labels.hash"],
+            ),
+            (json!({ "/metadata/labels": { "app": "other" } }), vec!["metadata.labels.app"]),
+            (
+                json!({ "/spec/tolerations": [{ "key": "b" }, { "key": "a", "operator": "Exists" }] }),
+                vec![],
+            ),
+            (json!({ "/spec/tolerations": [{ "key": "b" }] }), vec!["spec.tolerations[0]"]),
+            (json!({ "/spec/containers/0/image": "mirror/one" }), vec![]),
+            (
+                json!({ "/spec/containers/0/env": [] }),
+                vec!["spec.containers[name=main].env[name=A]"],
+            ),
+        ] {
+            let (wanted, made) = (part("pods", &pod(json!({}))), part("pods", &pod(created)));
+            let found = differences("pods", &wanted.expect("compared"), &made.expect("compared"));
+            let found: Vec<&str> = found.iter().map(|change| change.path.as_str()).collect();
+            assert_eq!(found, paths);
+        }
+        assert_eq!(part("endpointslices.discovery.k8s.io", &json!({})), None);
+    }
+
+    #[test]
+    fn a_final_condition_of_another_kind_is_another_verdict() {
+        let job = |name: &str, reason: &str| {
+            let condition = json!({ "type": name, "status": "True", "reason": reason });
+            json!({ "status": { "conditions": [condition] } })
+        };
+        for (wanted, live, count) in [
+            (job("Failed", "DeadlineExceeded"), job("Failed", "DeadlineExceeded"), 0),
+            (job("Failed", "DeadlineExceeded"), job("Failed", "BackoffLimitExceeded"), 1),
+            (job("Complete", "CompletionsReached"), job("Failed", "BackoffLimitExceeded"), 1),
+            (job("Suspended", "JobSuspended"), job("Failed", "BackoffLimitExceeded"), 0),
+            (job("Failed", "DeadlineExceeded"), json!({}), 0),
+        ] {
+            let found = other_verdicts("jobs.batch", &wanted, &live);
+            assert_eq!(found.len(), count, "{wanted} {live}");
+            assert!(other_verdicts("pods", &wanted, &live).is_empty());
+        }
+    }
+
+    #[test]
+    fn finalizers_of_controllers_are_all_wanted() {
+        let object = |finalizers: Value| json!({ "metadata": { "finalizers": finalizers } });
+        for (wanted, created, count) in [
+            (json!(["batch.kubernetes.io/a"]), json!(["batch.kubernetes.io/a"]), 0),
+            (json!(null), json!(["batch.kubernetes.io/a"]), 1),
+            (json!(null), json!(["kubernetes.io/protection"]), 0),
+            (json!(["a"]), json!(null), 1),
+            (json!(["a"]), json!(["b"]), 1),
+        ] {
+            let of = |finalizers: Value| part("pods", &object(finalizers)).expect("compared");
+            let found = differences("pods", &of(wanted), &of(created));
+            assert_eq!(found.len(), count, "{found:?}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! What both managers write once: the content that this one wanted against the content that came.
+//! No I/O: time is an argument.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::contents::{differences, part};
+use super::diff::Change;
+use super::ledger::{Place, Wish};
+
+/// A creation of the one in charge is compared with what this manager wants up to so much later.
+const RECENT: Duration = Duration::from_secs(15);
+
+/// Of one place: how many recent creations are kept.
+const KEPT: usize = 50;
+
+/// What this manager wanted otherwise.
+pub struct Differing {
+    pub wish: Wish,
+    /// With what came instead as the old value.
+    pub changes: Vec<Change>,
+    /// What it wanted.
+    part: Value,
+    pub since: Duration,
+    pub times: u64,
+}
+
+struct Made {
+    part: Value,
+    at: Duration,
+}
+
+#[derive(Default)]
+pub struct Creations {
+    /// Of the one in charge.
+    recent: HashMap<Place, Vec<Made>>,
+    differing: Vec<Differing>,
+}
+
+impl Creations {
+    /// The one in charge has created an object.
+    pub fn made(&mut self, now: Duration, place: &Place, object: &Value) {
+        let Some(part) = part(&place.resource, object) else { return };
+        self.differing.retain(|differing| {
+            differing.wish.place != *place
+                || !differences(&place.resource, &differing.part, &part).is_empty()
+        });
+        let recent = self.recent.entry(place.clone()).or_default();
+        if recent.len() == KEPT {
+            recent.remove(0);
+        }
+        recent.push(Made { part, at: now });
+    }
+
+    /// Whether the one in charge has made what this manager wants to create. `None`: it has lately
+    /// created nothing there, or objects of this kind are not compared. One content of those that
+    /// share a name's prefix is enough: a batch begins with any of them.
+    pub fn agrees(&mut self, now: Duration, wish: &Wish) -> Option<bool> {
+        let wanted = part(&wish.place.resource, &wish.request.body)?;
+        let is_recent = |made: &&Made| now.saturating_sub(made.at) < RECENT;
+        let recent = self.recent.get(&wish.place)?.iter().filter(is_recent);
+        let closest = recent
+            .map(|made| differences(&wish.place.resource, &wanted, &made.part))
+            .min_by_key(|changes| changes.len())?;
+        let of_wish = |known: &Differing| {
+            known.wish.place == wish.place && known.wish.controller == wish.controller
+        };
+        if closest.is_empty() {
+            self.differing.retain(|known| !of_wish(known));
+            return Some(true);
+        }
+        self.differs(now, wish, closest, wanted);
+        Some(false)
+    }
+
+    /// What is at a place differs for good from what this manager wants.
+    pub fn differs(&mut self, now: Duration, wish: &Wish, changes: Vec<Change>, part: Value) {
+        let known = self.differing.iter_mut().find(|known| {
+            known.wish.place == wish.place && known.wish.controller == wish.controller
+        });
+        match known {
+            Some(known) => known.times += 1,
+            None => self.differing.push(Differing {
+                wish: wish.clone(),
+                changes,
+                part,
+                since: now,
+                times: 1,
+            }),
+        }
+    }
+
+    pub fn differing(&self) -> impl Iterator<Item = &Differing> {
+        self.differing.iter()
+    }
+
+    /// Forgets what is no longer recent.
+    pub fn tick(&mut self, now: Duration) {
+        self.recent.retain(|_, made| {
+            made.retain(|made| now.saturating_sub(made.at) < RECENT);
+            !made.is_empty()
+        });
+    }
+}

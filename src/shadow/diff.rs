@@ -1,0 +1,195 @@
+//! Which fields differ between two states of an object.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::objects::Timestamp;
+
+/// Times of two managers differ by this much, in seconds, and count as the same.
+const SAME_TIME_SECONDS: i64 = 60;
+
+/// Fields of `metadata` that the API server sets.
+const SET_BY_SERVER: [&str; 6] =
+    ["creationTimestamp", "generation", "managedFields", "resourceVersion", "selfLink", "uid"];
+
+/// One field that a write changes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Change {
+    /// `status.conditions[type=Ready].status`
+    pub path: String,
+    pub old: Value,
+    pub new: Value,
+}
+
+/// The fields in which `new` differs from `old`.
+pub fn changes(old: &Value, new: &Value) -> Vec<Change> {
+    let mut changes = Vec::new();
+    compare("", old, new, &mut changes);
+    changes
+}
+
+/// As [`changes`], of whole objects, without what the server sets.
+pub fn object_changes(old: &Value, new: &Value) -> Vec<Change> {
+    let mut changes = changes(old, new);
+    changes.retain(|change| {
+        !matches!(change.path.as_str(), "kind" | "apiVersion")
+            && !SET_BY_SERVER.iter().any(|field| {
+                let below = change.path.strip_prefix("metadata.");
+                below
+                    .and_then(|below| below.strip_prefix(field))
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+            })
+    });
+    changes
+}
+
+/// Whether two values of a field mean the same: an empty one equals an absent one, as in Go's
+/// types, and times need not be exact.
+pub fn same(a: &Value, b: &Value) -> bool {
+    let mut found = Vec::new();
+    compare("", a, b, &mut found);
+    found.is_empty()
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(members) => members.values().all(is_empty),
+    }
+}
+
+fn same_plain(a: &Value, b: &Value) -> bool {
+    if a == b || (is_empty(a) && is_empty(b)) {
+        return true;
+    }
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
+        (Value::String(a), Value::String(b)) => {
+            let seconds = |text: &str| {
+                let looks_like_time = text.len() >= 20 && text.as_bytes()[4] == b'-';
+                looks_like_time.then(|| text.parse::<Timestamp>().ok()).flatten()
+            };
+            match (seconds(a), seconds(b)) {
+                (Some(a), Some(b)) => {
+                    (a.as_micros() - b.as_micros()).abs() <= SAME_TIME_SECONDS * 1_000_000
+                }
+                _ => false,
+            }
+        }
+        _ => false,
+    }
+}
+
+/// The member that identifies the items of both lists, if one does.
+pub fn identity<'a>(a: &[Value], b: &[Value]) -> Option<&'a str> {
+    ["type", "uid", "name", "ip"].into_iter().find(|key| {
+        let identifies = |items: &[Value]| {
+            let ids: Option<Vec<&str>> =
+                items.iter().map(|item| item.get(*key).and_then(Value::as_str)).collect();
+            ids.is_some_and(|mut ids| {
+                ids.sort_unstable();
+                ids.windows(2).all(|pair| pair[0] != pair[1])
+            })
+        };
+        identifies(a) && identifies(b)
+    })
+}
+
+fn compare(path: &str, old: &Value, new: &Value, changes: &mut Vec<Change>) {
+    const NULL: &Value = &Value::Null;
+    if same_plain(old, new) {
+        return;
+    }
+    let below = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+    match (old, new) {
+        (Value::Object(old), Value::Object(new)) => {
+            for (key, value) in old {
+                compare(&below(key), value, new.get(key).unwrap_or(NULL), changes);
+            }
+            for (key, value) in new.iter().filter(|(key, _)| !old.contains_key(*key)) {
+                compare(&below(key), NULL, value, changes);
+            }
+            return;
+        }
+        (Value::Array(before), Value::Array(after)) => {
+            if let Some(key) = identity(before, after) {
+                let of = |items: &[Value], id: &Value| {
+                    items.iter().find(|item| item.get(key) == Some(id)).cloned()
+                };
+                let ids = before.iter().chain(after.iter()).filter_map(|item| item.get(key));
+                let mut seen: Vec<&Value> = Vec::new();
+                for id in ids {
+                    if seen.contains(&id) {
+                        continue;
+                    }
+                    seen.push(id);
+                    let path = format!("{path}[{key}={}]", id.as_str().unwrap_or_default());
+                    let (old, new) = (of(before, id), of(after, id));
+                    compare(
+                        &path,
+                        old.as_ref().unwrap_or(NULL),
+                        new.as_ref().unwrap_or(NULL),
+                        changes,
+                    );
+                }
+                return;
+            }
+            if before.len() == after.len() {
+                for (index, (old, new)) in before.iter().zip(after).enumerate() {
+                    compare(&format!("{path}[{index}]"), old, new, changes);
+                }
+                return;
+            }
+        }
+        _ => {}
+    }
+    changes.push(Change { path: path.to_owned(), old: old.clone(), new: new.clone() });
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn differing_fields_are_named_by_their_paths() {
+        for (old, new, paths) in [
+            (json!({"a": {"b": 1}}), json!({"a": {"b": 2}}), vec!["a.b"]),
+            (json!({}), json!({"a": 0, "b": "", "c": [], "d": {"e": false}}), vec![]),
+            (json!({"l": [1, 2]}), json!({"l": [1, 3]}), vec!["l[1]"]),
+            (json!({"l": [1, 2]}), json!({"l": [1]}), vec!["l"]),
+            (
+                json!({"c": [{"type": "A", "status": "True"}, {"type": "B", "status": "True"}]}),
+                json!({"c": [{"type": "B", "status": "False"}, {"type": "A", "status": "True"}]}),
+                vec!["c[type=B].status"],
+            ),
+            (json!({"at": "2026-01-01T00:00:00Z"}), json!({"at": "2026-01-01T00:00:59Z"}), vec![]),
+            (
+                json!({"at": "2026-01-01T00:00:00Z"}),
+                json!({"at": "2026-01-01T00:02:00Z"}),
+                vec!["at"],
+            ),
+            (json!({"n": 1}), json!({"n": 1.0}), vec![]),
+            (json!({"a": {"b": 1}}), json!({}), vec!["a"]),
+        ] {
+            let found = changes(&old, &new);
+            let found: Vec<&str> = found.iter().map(|change| change.path.as_str()).collect();
+            assert_eq!(found, paths, "{old} {new}");
+            assert_eq!(same(&old, &new), paths.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_the_server_sets_is_left_out() {
+        let old = json!({"metadata": {"uid": "a", "resourceVersion": "1", "labels": {"a": "b"}}});
+        let new = json!({"kind": "Pod", "metadata": {"resourceVersion": "2", "generation": 4}});
+        let found = object_changes(&old, &new);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].path, "metadata.labels");
+    }
+}

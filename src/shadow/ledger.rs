@@ -1,0 +1,714 @@
+//! What this manager would write, and what the one in charge wrote. No I/O: time is an argument.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::contents::other_verdicts;
+use super::creations::Creations;
+use super::diff::{Change, same};
+use super::report::{Item, Outcome, Report, Row, Unexpected};
+use super::request::{Effect, Request};
+
+/// A write of the one in charge is expected when this manager wanted one of the same place and kind
+/// so long before, without a wait.
+const CLAIM_WINDOW: Duration = Duration::from_secs(10);
+
+/// An intention that is not repeated for so long is dropped: it was the only try.
+const REPEATED_WITHIN: Duration = Duration::from_secs(3 * 60);
+
+/// An intention whose content changes all the time is late after this many times the grace period.
+const RESTLESS: u32 = 4;
+
+/// The first and the longest wait of a key whose sync wanted to write.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(15);
+
+/// Of unexpected writes, and of intentions that were met: how many are kept to be shown.
+const SHOWN: usize = 1000;
+const SHOWN_MET: usize = 20;
+
+/// An object, or what a name is generated for: then the name ends with `*`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// `deployments.apps`
+    pub resource: String,
+    pub namespace: String,
+    /// Empty: the collection.
+    pub name: String,
+}
+
+impl Place {
+    /// Stands for all objects of this kind with the same first owner.
+    pub fn of_owner(&self, uid: &str) -> Place {
+        Place { name: format!("{uid}/*"), ..self.clone() }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place { resource, namespace, name } = self;
+        match (namespace.as_str(), name.as_str()) {
+            ("", "") => f.write_str(resource),
+            ("", name) => write!(f, "{resource} {name}"),
+            (namespace, "") => write!(f, "{resource} in {namespace}"),
+            (namespace, name) => write!(f, "{resource} {namespace}/{name}"),
+        }
+    }
+}
+
+/// A write that this manager would have made.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    pub controller: String,
+    /// The key whose sync wanted it; empty: none.
+    pub key: String,
+    /// How much longer than the grace period the one in charge may take: it may look at a later time.
+    pub patience: Duration,
+    pub place: Place,
+    pub request: Request,
+    /// Empty for creations and deletions.
+    pub changes: Vec<Change>,
+}
+
+/// A kind of write, to compare what both managers do at one place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Create,
+    /// Of a subresource, or of the object itself (empty).
+    Change(String),
+    /// The object was read, most likely to write it.
+    Look,
+}
+
+/// A write of the manager in charge.
+#[derive(Clone, Debug)]
+pub struct Write {
+    pub place: Place,
+    /// The place of its generated name.
+    pub generated: Option<Place>,
+    /// The place of all that its owner has.
+    pub siblings: Option<Place>,
+    pub kind: Kind,
+    pub version: String,
+    /// The fields that it owns since.
+    pub fields: Vec<String>,
+}
+
+/// What happened to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    Present,
+    Gone,
+}
+
+struct Intention {
+    wish: Wish,
+    /// Wanted with this content since.
+    first: Duration,
+    /// Wanted with any content since.
+    since: Duration,
+    last: Duration,
+    times: u64,
+    /// The one in charge has written to the place since.
+    touched: bool,
+    /// It has written other values than wanted to a field that is to change.
+    rewritten: bool,
+    /// When the live object was last compared, after the grace period.
+    checked: Option<Duration>,
+    /// When it was last found that the one in charge tries too and is refused.
+    refused: Option<Duration>,
+}
+
+struct Claim {
+    kind: Kind,
+    controller: String,
+    last: Duration,
+}
+
+/// How an intention ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Met,
+    Dropped,
+    /// The one in charge has created an object with another content.
+    Differs,
+}
+
+impl End {
+    fn met_if(is_met: bool) -> End {
+        if is_met { End::Met } else { End::Dropped }
+    }
+}
+
+struct Suspect {
+    write: Write,
+    at: Duration,
+}
+
+#[derive(Default)]
+struct Counts {
+    expected: u64,
+    met: u64,
+    dropped: u64,
+}
+
+/// What an intention is compared with after its grace period.
+pub struct Check {
+    pub place: Place,
+    pub controller: String,
+    pub key: String,
+    /// How long ago it was first wanted.
+    pub age: Duration,
+    pub request: Request,
+}
+
+/// What there is at the place of a [`Check`].
+#[derive(Clone, Copy, Debug)]
+pub enum Live<'a> {
+    Object(&'a Value),
+    /// Nothing, or nothing that stays.
+    Absent,
+    /// As absent, and the one in charge says that it could not create it.
+    Refused,
+    Unknown,
+}
+
+pub struct Ledger {
+    grace: Duration,
+    begun: Duration,
+    open: HashMap<Place, Vec<Intention>>,
+    claims: HashMap<Place, Vec<Claim>>,
+    suspects: Vec<Suspect>,
+    /// The last write at a place that was judged: another watch may see it too.
+    judged: HashMap<Place, (String, Duration)>,
+    unexpected: Vec<Unexpected>,
+    unexpected_count: u64,
+    expected: u64,
+    met: VecDeque<Item>,
+    counts: BTreeMap<String, Counts>,
+    creations: Creations,
+}
+
+impl Intention {
+    fn allowed(&self, grace: Duration) -> Duration {
+        grace + self.wish.patience
+    }
+
+    fn is_late(&self, grace: Duration, now: Duration) -> bool {
+        let allowed = self.allowed(grace);
+        now.saturating_sub(self.first) >= allowed
+            || now.saturating_sub(self.since) >= allowed * RESTLESS
+    }
+
+    fn outcome(&self, grace: Duration, now: Duration) -> Outcome {
+        let is_refused = self.refused.is_some();
+        match (self.is_late(grace, now) && self.checked.is_some(), self.rewritten) {
+            (false, _) => Outcome::Pending,
+            (true, _) if is_refused => Outcome::Refused,
+            (true, false) => Outcome::Outstanding,
+            (true, true) => Outcome::Contradicted,
+        }
+    }
+
+    fn is_same(&self, wish: &Wish) -> bool {
+        self.wish.controller == wish.controller
+            && self.wish.request.method == wish.request.method
+            && self.wish.request.subresource == wish.request.subresource
+    }
+
+    fn item(&self, outcome: Outcome, now: Duration) -> Item {
+        item(&self.wish, outcome, now.saturating_sub(self.since), self.times)
+    }
+
+    /// Compares with the object as it is. Returns whether the write would change nothing.
+    fn compare(&mut self, live: &Value, by_incumbent: bool) -> bool {
+        let found = match self.wish.request.effect(live) {
+            Effect::Nothing => return true,
+            Effect::Unknown => return false,
+            Effect::Changes(found) => found,
+        };
+        for now in found {
+            let wanted = self.wish.changes.iter_mut().find(|wanted| wanted.path == now.path);
+            let Some(wanted) = wanted.filter(|wanted| !same(&wanted.old, &now.old)) else {
+                continue;
+            };
+            match by_incumbent {
+                true => self.rewritten = true,
+                // Someone else's value is what the one in charge finds.
+                false => wanted.old = now.old,
+            }
+        }
+        false
+    }
+}
+
+impl Ledger {
+    /// `now`: from when on writes of the one in charge are judged.
+    pub fn new(grace: Duration, now: Duration) -> Ledger {
+        Ledger {
+            grace,
+            begun: now,
+            open: HashMap::new(),
+            claims: HashMap::new(),
+            suspects: Vec::new(),
+            judged: HashMap::new(),
+            unexpected: Vec::new(),
+            unexpected_count: 0,
+            expected: 0,
+            met: VecDeque::new(),
+            counts: BTreeMap::new(),
+            creations: Creations::default(),
+        }
+    }
+
+    fn count(&mut self, controller: &str) -> &mut Counts {
+        self.counts.entry(controller.to_owned()).or_default()
+    }
+
+    fn close(&mut self, intention: &Intention, end: End, now: Duration) {
+        let counts = self.count(&intention.wish.controller);
+        match end {
+            End::Differs => return,
+            End::Dropped => {
+                counts.dropped += 1;
+                return;
+            }
+            End::Met => counts.met += 1,
+        }
+        self.met.push_front(intention.item(Outcome::Met, now));
+        self.met.truncate(SHOWN_MET);
+    }
+
+    /// Closes the intentions at `place` for which `judge` returns how they end.
+    fn settle(
+        &mut self,
+        place: &Place,
+        now: Duration,
+        mut judge: impl FnMut(&mut Intention) -> Option<End>,
+    ) {
+        let Some(mut intentions) = self.open.remove(place) else { return };
+        let mut closed = Vec::new();
+        intentions = intentions
+            .into_iter()
+            .filter_map(|mut intention| match judge(&mut intention) {
+                None => Some(intention),
+                Some(end) => {
+                    closed.push((intention, end));
+                    None
+                }
+            })
+            .collect();
+        for (intention, end) in closed {
+            self.close(&intention, end, now);
+        }
+        if !intentions.is_empty() {
+            self.open.insert(place.clone(), intentions);
+        }
+    }
+
+    /// This manager would have made a write.
+    pub fn wish(&mut self, now: Duration, wish: Wish) {
+        self.claim(now, &wish.place, kind_of(&wish.request), &wish.controller);
+        let intentions = self.open.entry(wish.place.clone()).or_default();
+        let Some(known) = intentions.iter_mut().find(|known| known.is_same(&wish)) else {
+            intentions.push(Intention {
+                wish,
+                first: now,
+                since: now,
+                last: now,
+                times: 1,
+                touched: false,
+                rewritten: false,
+                checked: None,
+                refused: None,
+            });
+            return;
+        };
+        let is_unchanged = known.wish.changes.len() == wish.changes.len()
+            && wish.changes.iter().all(|change| {
+                let former = known.wish.changes.iter().find(|former| former.path == change.path);
+                former.is_some_and(|former| same(&former.new, &change.new))
+            });
+        let mut wish = wish;
+        for change in &mut wish.changes {
+            let former = known.wish.changes.iter().find(|former| former.path == change.path);
+            if let Some(former) = former {
+                // What it was before any of both wrote.
+                known.rewritten |= known.touched && !same(&former.old, &change.old);
+                change.old = former.old.clone();
+            }
+        }
+        if !is_unchanged {
+            known.first = now;
+            known.rewritten = false;
+        }
+        known.last = now;
+        known.times += 1;
+        known.wish = wish;
+    }
+
+    /// This manager would have made a write of this kind, or has found it made.
+    pub fn claim(&mut self, now: Duration, place: &Place, kind: Kind, controller: &str) {
+        let claims = self.claims.entry(place.clone()).or_default();
+        match claims.iter_mut().find(|c| c.kind == kind && c.controller == controller) {
+            Some(claim) => claim.last = now,
+            None => claims.push(Claim { kind, controller: controller.to_owned(), last: now }),
+        }
+    }
+
+    /// Whether the one in charge has lately made what this manager wants to create, be its content
+    /// the same or not.
+    pub fn is_made(&mut self, now: Duration, wish: &Wish) -> bool {
+        let agrees = self.creations.agrees(now, wish);
+        if agrees == Some(true) {
+            self.count(&wish.controller).met += 1;
+        }
+        agrees.is_some()
+    }
+
+    /// The one in charge was faster, and what this manager wants is no longer possible. `live`: the
+    /// object as it is.
+    pub fn overtaken(&mut self, now: Duration, wish: &Wish, live: &Value) {
+        let changes = other_verdicts(&wish.place.resource, &wish.request.body, live);
+        if !changes.is_empty() {
+            self.creations.differs(now, wish, changes, Value::Null);
+        }
+    }
+
+    /// The one in charge has created an object.
+    pub fn made(&mut self, now: Duration, write: &Write, object: &Value) {
+        let mut creations = std::mem::take(&mut self.creations);
+        for place in write.generated.iter().chain([&write.place]) {
+            creations.made(now, place, object);
+            self.settle(place, now, |intention| {
+                let is_create = intention.wish.request.is_create();
+                let agrees = is_create.then(|| creations.agrees(now, &intention.wish)).flatten();
+                agrees.map(|agrees| if agrees { End::Met } else { End::Differs })
+            });
+        }
+        self.creations = creations;
+    }
+
+    /// The sync of a key has ended that began at `began`. `is_whole`: it reached its end and wanted no
+    /// write. Returns when it is to be called again if it wanted one.
+    pub fn run_ended(
+        &mut self,
+        now: Duration,
+        controller: &str,
+        key: &str,
+        began: Duration,
+        is_whole: bool,
+    ) -> Duration {
+        let of_key = |intention: &Intention| {
+            intention.wish.controller == controller && intention.wish.key == key
+        };
+        let places: Vec<Place> = self
+            .open
+            .iter()
+            .filter(|(_, intentions)| intentions.iter().any(of_key))
+            .map(|(place, _)| place.clone())
+            .collect();
+        if !is_whole {
+            // What comes after the first write is not reached: only the object can say.
+            let ages = places.iter().flat_map(|place| &self.open[place]).filter(|i| of_key(i));
+            let youngest = ages.map(|intention| now.saturating_sub(intention.since)).min();
+            return (youngest.unwrap_or_default() / 4).clamp(FIRST_RETRY, LAST_RETRY);
+        }
+        for place in places {
+            self.settle(&place, now, |intention| {
+                (of_key(intention) && intention.last < began)
+                    .then(|| End::met_if(intention.touched))
+            });
+        }
+        FIRST_RETRY
+    }
+
+    /// The API server would refuse a write that this manager wants. `is_met`: it is done already.
+    pub fn refused(&mut self, now: Duration, wish: &Wish, is_met: bool) {
+        self.settle(&wish.place, now, |intention| {
+            intention.is_same(wish).then(|| End::met_if(is_met))
+        });
+    }
+
+    /// An object was seen in a watch. `raw`: called when it counts; `by_incumbent`: the one in charge
+    /// wrote this state.
+    pub fn saw(
+        &mut self,
+        now: Duration,
+        place: &Place,
+        generated: Option<&Place>,
+        seen: Seen,
+        by_incumbent: bool,
+        raw: impl FnOnce() -> Option<Value>,
+    ) {
+        if let Some(generated) = generated.filter(|_| seen == Seen::Present) {
+            self.settle(generated, now, |intention| {
+                intention.wish.request.is_create().then_some(End::Met)
+            });
+        }
+        if !self.open.contains_key(place) {
+            return;
+        }
+        let live = raw();
+        self.settle(place, now, |intention| {
+            intention.touched |= by_incumbent;
+            match (seen, &live) {
+                (Seen::Gone, _) => Some(End::met_if(intention.wish.request.is_delete())),
+                (Seen::Present, Some(live)) => {
+                    intention.compare(live, by_incumbent).then_some(End::Met)
+                }
+                (Seen::Present, None) => None,
+            }
+        });
+    }
+
+    /// Whether this manager wanted such a write lately. Then it is expected.
+    pub fn expects(&mut self, now: Duration, write: &Write) -> bool {
+        let since = now.saturating_sub(CLAIM_WINDOW);
+        let Some(controller) = self.claimed_since(since, write).map(str::to_owned) else {
+            return false;
+        };
+        if self.is_news(now, write) {
+            self.expected_by(&controller);
+        }
+        true
+    }
+
+    fn expected_by(&mut self, controller: &str) {
+        self.expected += 1;
+        self.count(controller).expected += 1;
+    }
+
+    /// Whether no other watch has seen the write before.
+    fn is_news(&mut self, now: Duration, write: &Write) -> bool {
+        let former = self.judged.insert(write.place.clone(), (write.version.clone(), now));
+        former.is_none_or(|(version, _)| version != write.version)
+    }
+
+    /// The controller that wanted such a write.
+    fn claimed_since(&self, since: Duration, write: &Write) -> Option<&str> {
+        let claims = |place: &Place| self.claims.get(place).into_iter().flatten();
+        let related = write.generated.iter().chain(&write.siblings).flat_map(claims);
+        claims(&write.place)
+            .filter(|claim| claim.kind == write.kind || claim.kind == Kind::Look)
+            .chain(related.filter(|claim| claim.kind == Kind::Create))
+            .filter(|claim| claim.last >= since)
+            // One that only read it is the last to be asked.
+            .min_by_key(|claim| claim.kind == Kind::Look)
+            .map(|claim| claim.controller.as_str())
+    }
+
+    /// A write of the one in charge that this manager has not wanted yet.
+    pub fn suspect(&mut self, now: Duration, write: Write) {
+        if self.is_news(now, &write) {
+            self.suspects.push(Suspect { write, at: now });
+        }
+    }
+
+    /// Intentions that are late and whose live object is to be read.
+    pub fn due(&self, now: Duration) -> Vec<Check> {
+        let grace = self.grace;
+        let late = self.open.values().flatten().filter(|intention| {
+            intention.is_late(grace, now)
+                && intention.checked.is_none_or(|at| now.saturating_sub(at) >= grace)
+        });
+        let check = |intention: &Intention| Check {
+            place: intention.wish.place.clone(),
+            controller: intention.wish.controller.clone(),
+            key: intention.wish.key.clone(),
+            age: now.saturating_sub(intention.since),
+            request: intention.wish.request.clone(),
+        };
+        late.map(check).collect()
+    }
+
+    /// What was found for a [`Check`].
+    pub fn checked(&mut self, now: Duration, check: &Check, live: Live<'_>) {
+        self.settle(&check.place, now, |intention| {
+            if intention.wish.controller != check.controller
+                || intention.wish.request.method != check.request.method
+                || intention.wish.request.subresource != check.request.subresource
+            {
+                return None;
+            }
+            intention.checked = Some(now);
+            intention.refused = matches!(live, Live::Refused).then_some(now);
+            match live {
+                Live::Object(live) => {
+                    intention.compare(live, intention.touched).then_some(End::Met)
+                }
+                Live::Absent if !intention.wish.request.is_create() => {
+                    Some(End::met_if(intention.wish.request.is_delete()))
+                }
+                Live::Absent | Live::Refused | Live::Unknown => None,
+            }
+        });
+    }
+
+    /// Judges what time decides.
+    pub fn tick(&mut self, now: Duration) {
+        let grace = self.grace;
+        let forgotten: Vec<Place> = self
+            .open
+            .iter()
+            .filter(|(_, intentions)| {
+                intentions.iter().any(|i| now.saturating_sub(i.last) > repeated(i, grace))
+            })
+            .map(|(place, _)| place.clone())
+            .collect();
+        for place in forgotten {
+            self.settle(&place, now, |i| {
+                (now.saturating_sub(i.last) > repeated(i, grace)).then_some(End::Dropped)
+            });
+        }
+        let suspects = std::mem::take(&mut self.suspects);
+        for suspect in suspects {
+            let since = suspect.at.saturating_sub(grace);
+            if let Some(controller) = self.claimed_since(since, &suspect.write) {
+                let controller = controller.to_owned();
+                self.expected_by(&controller);
+                continue;
+            }
+            match now.saturating_sub(suspect.at) >= grace {
+                true => self.accuse(suspect.write),
+                false => self.suspects.push(suspect),
+            }
+        }
+        self.creations.tick(now);
+        let kept = grace.max(CLAIM_WINDOW) * 3;
+        self.judged.retain(|_, (_, at)| now.saturating_sub(*at) < kept);
+        self.claims.retain(|_, claims| {
+            claims.retain(|claim| now.saturating_sub(claim.last) < kept);
+            !claims.is_empty()
+        });
+    }
+
+    fn accuse(&mut self, write: Write) {
+        self.unexpected_count += 1;
+        let (verb, subresource) = match write.kind {
+            Kind::Create => ("create", String::new()),
+            Kind::Change(subresource) => ("update", subresource),
+            Kind::Look => return,
+        };
+        let Place { resource, namespace, name } = write.place;
+        let has_room = self.unexpected.len() < SHOWN;
+        let known = self.unexpected.iter_mut().find(|known| {
+            known.resource == resource
+                && known.namespace == namespace
+                && known.name == name
+                && known.verb == verb
+                && known.subresource == subresource
+        });
+        match known {
+            Some(known) => {
+                known.times += 1;
+                known.resource_version = write.version;
+            }
+            None if has_room => self.unexpected.push(Unexpected {
+                verb,
+                resource,
+                subresource,
+                namespace,
+                name,
+                resource_version: write.version,
+                times: 1,
+                fields: write.fields,
+            }),
+            None => {}
+        }
+    }
+
+    pub fn report(&self, now: Duration) -> Report {
+        let mut items: Vec<Item> = self
+            .open
+            .values()
+            .flatten()
+            .map(|intention| intention.item(intention.outcome(self.grace, now), now))
+            .collect();
+        items.extend(self.creations.differing().map(|differing| {
+            let age = now.saturating_sub(differing.since);
+            // Another one of a batch may follow that agrees.
+            let is_late = age >= self.grace;
+            let outcome = if is_late { Outcome::Contradicted } else { Outcome::Pending };
+            let wish = Wish { changes: differing.changes.clone(), ..differing.wish.clone() };
+            item(&wish, outcome, age, differing.times)
+        }));
+        items.sort_by(|a, b| {
+            (&a.controller, &a.resource, &a.namespace, &a.name).cmp(&(
+                &b.controller,
+                &b.resource,
+                &b.namespace,
+                &b.name,
+            ))
+        });
+        let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
+        for (controller, counts) in &self.counts {
+            let row = rows.entry(controller).or_default();
+            (row.expected, row.met, row.dropped) = (counts.expected, counts.met, counts.dropped);
+        }
+        for item in &items {
+            let row = rows.entry(&item.controller).or_default();
+            *match item.outcome {
+                Outcome::Outstanding => &mut row.outstanding,
+                Outcome::Contradicted => &mut row.contradicted,
+                Outcome::Pending | Outcome::Refused | Outcome::Met => &mut row.pending,
+            } += 1;
+        }
+        let rows = rows
+            .into_iter()
+            .map(|(controller, row)| Row { controller: controller.to_owned(), ..row })
+            .collect();
+        let pick = |outcome: Outcome| {
+            items.iter().filter(|item| item.outcome == outcome).cloned().collect::<Vec<_>>()
+        };
+        Report {
+            seconds: now.saturating_sub(self.begun).as_secs(),
+            grace_seconds: self.grace.as_secs(),
+            outstanding: pick(Outcome::Outstanding),
+            contradicted: pick(Outcome::Contradicted),
+            pending: pick(Outcome::Pending),
+            refused: pick(Outcome::Refused),
+            unexpected: self.unexpected.clone(),
+            unexpected_writes: self.unexpected_count,
+            expected_writes: self.expected,
+            undecided_writes: self.suspects.len() as u64,
+            controllers: rows,
+            met: self.met.iter().cloned().collect(),
+        }
+    }
+}
+
+fn item(wish: &Wish, outcome: Outcome, wanted_for: Duration, tries: u64) -> Item {
+    let Wish { controller, key, place, request, changes, .. } = wish;
+    Item {
+        controller: controller.clone(),
+        key: key.clone(),
+        verb: request.verb(!place.name.is_empty()),
+        resource: place.resource.clone(),
+        subresource: request.subresource.clone(),
+        namespace: place.namespace.clone(),
+        name: place.name.clone(),
+        outcome,
+        wanted_for_seconds: wanted_for.as_secs(),
+        tries,
+        changes: changes.clone(),
+    }
+}
+
+fn repeated(intention: &Intention, grace: Duration) -> Duration {
+    REPEATED_WITHIN.max(intention.allowed(grace) * 2)
+}
+
+/// The kind of a write that is not sent.
+pub fn kind_of(request: &Request) -> Kind {
+    match request.is_create() {
+        true => Kind::Create,
+        false => Kind::Change(request.subresource.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

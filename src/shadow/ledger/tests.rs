@@ -1,0 +1,336 @@
+use serde_json::json;
+
+use super::*;
+
+const GRACE: Duration = Duration::from_secs(60);
+
+fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn place(name: &str) -> Place {
+    Place { resource: "deployments.apps".into(), namespace: "a".into(), name: name.into() }
+}
+
+fn request(method: &'static str, body: Value) -> Request {
+    Request {
+        method,
+        content_type: "application/merge-patch+json",
+        subresource: String::new(),
+        body,
+        object_path: Some("/apis/apps/v1/namespaces/a/deployments/x".into()),
+        collection: None,
+    }
+}
+
+fn scaled(replicas: i64) -> Value {
+    json!({ "spec": { "replicas": replicas } })
+}
+
+/// A wish to scale from `old` to `new`.
+fn scale(old: i64, new: i64) -> Wish {
+    let request = request("PATCH", scaled(new));
+    let Effect::Changes(changes) = request.effect(&scaled(old)) else { panic!("it changes") };
+    Wish {
+        controller: "c".into(),
+        key: "a/x".into(),
+        patience: Duration::ZERO,
+        place: place("x"),
+        request,
+        changes,
+    }
+}
+
+fn without_fields(method: &'static str, name: &str) -> Wish {
+    let (place, request) = (place(name), request(method, Value::Null));
+    Wish { place, request, changes: Vec::new(), ..scale(1, 2) }
+}
+
+fn write(name: &str, kind: Kind) -> Write {
+    Write {
+        place: place(name),
+        generated: None,
+        siblings: None,
+        kind,
+        version: "7".into(),
+        fields: Vec::new(),
+    }
+}
+
+fn ledger() -> Ledger {
+    Ledger::new(GRACE, at(0))
+}
+
+/// Met, dropped, pending, outstanding, contradicted.
+fn counts(ledger: &Ledger, now: u64) -> [u64; 5] {
+    let report = ledger.report(at(now));
+    report.controllers.iter().fold([0; 5], |sum, row| {
+        let row = [row.met, row.dropped, row.pending, row.outstanding, row.contradicted];
+        std::array::from_fn(|i| sum[i] + row[i])
+    })
+}
+
+/// Reads the live object of all that is late.
+fn check(ledger: &mut Ledger, now: u64, live: Option<&Value>) {
+    let live = live.map_or(Live::Absent, Live::Object);
+    for check in ledger.due(at(now)) {
+        ledger.checked(at(now), &check, live);
+    }
+}
+
+#[test]
+fn an_intention_is_met_by_a_state_that_it_would_not_change() {
+    let mut ledger = ledger();
+    ledger.wish(at(1), scale(1, 3));
+    assert_eq!(counts(&ledger, 1), [0, 0, 1, 0, 0]);
+    ledger.saw(at(2), &place("x"), None, Seen::Present, true, || Some(scaled(2)));
+    assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0]);
+    ledger.saw(at(3), &place("x"), None, Seen::Present, true, || Some(scaled(3)));
+    assert_eq!(counts(&ledger, 3), [1, 0, 0, 0, 0]);
+}
+
+#[test]
+fn an_intention_is_met_by_a_sync_that_no_longer_wants_it() {
+    for (touched, expected) in [(true, [1, 0, 0, 0, 0]), (false, [0, 1, 0, 0, 0])] {
+        let mut ledger = ledger();
+        ledger.wish(at(1), scale(1, 3));
+        ledger.saw(at(2), &place("x"), None, Seen::Present, touched, || Some(scaled(2)));
+        ledger.run_ended(at(3), "c", "a/y", at(3), true);
+        ledger.run_ended(at(3), "c", "a/x", at(3), false);
+        ledger.run_ended(at(3), "c", "a/x", at(0), true);
+        assert_eq!(counts(&ledger, 3), [0, 0, 1, 0, 0], "none began later and reached its end");
+        ledger.run_ended(at(4), "c", "a/x", at(3), true);
+        assert_eq!(counts(&ledger, 4), expected);
+    }
+}
+
+#[test]
+fn what_stays_wanted_is_outstanding_after_the_grace_period() {
+    let mut ledger = ledger();
+    ledger.wish(at(1), scale(1, 3));
+    ledger.wish(at(60), scale(1, 3));
+    check(&mut ledger, 60, Some(&scaled(1)));
+    assert_eq!(counts(&ledger, 60), [0, 0, 1, 0, 0]);
+    check(&mut ledger, 61, Some(&scaled(1)));
+    assert_eq!(counts(&ledger, 61), [0, 0, 0, 1, 0]);
+    assert!(!ledger.report(at(61)).is_clean());
+    ledger.wish(at(121), scale(1, 3));
+    check(&mut ledger, 121, Some(&scaled(3)));
+    assert_eq!(counts(&ledger, 121), [1, 0, 0, 0, 0], "met late");
+    assert!(ledger.report(at(121)).is_clean());
+}
+
+#[test]
+fn another_value_of_the_one_in_charge_contradicts() {
+    let mut ledger = ledger();
+    ledger.wish(at(1), scale(1, 3));
+    ledger.saw(at(2), &place("x"), None, Seen::Present, true, || Some(scaled(2)));
+    ledger.wish(at(3), scale(2, 3));
+    check(&mut ledger, 61, Some(&scaled(2)));
+    assert_eq!(counts(&ledger, 61), [0, 0, 0, 0, 1]);
+    let report = ledger.report(at(61));
+    assert_eq!(report.contradicted[0].changes[0].old, json!(1), "as it was at first");
+}
+
+#[test]
+fn a_value_that_the_one_in_charge_restores_contradicts() {
+    let mut ledger = ledger();
+    ledger.wish(at(1), scale(1, 3));
+    ledger.saw(at(2), &place("x"), None, Seen::Present, false, || Some(scaled(9)));
+    check(&mut ledger, 61, Some(&scaled(9)));
+    assert_eq!(counts(&ledger, 61), [0, 0, 0, 1, 0]);
+    ledger.saw(at(62), &place("x"), None, Seen::Present, true, || Some(scaled(1)));
+    ledger.wish(at(63), scale(1, 3));
+    assert_eq!(counts(&ledger, 63), [0, 0, 0, 0, 1]);
+}
+
+#[test]
+fn a_changed_content_begins_a_new_grace_period_a_few_times() {
+    let mut ledger = ledger();
+    for second in (0..240).step_by(30) {
+        ledger.wish(at(second), scale(1, 2 + second as i64));
+        check(&mut ledger, second, Some(&scaled(1)));
+        assert_eq!(counts(&ledger, second), [0, 0, 1, 0, 0], "{second}");
+    }
+    ledger.wish(at(241), scale(1, 999));
+    check(&mut ledger, 241, Some(&scaled(1)));
+    assert_eq!(counts(&ledger, 241), [0, 0, 0, 1, 0]);
+}
+
+#[test]
+fn what_is_not_repeated_is_dropped() {
+    let mut ledger = ledger();
+    ledger.wish(at(1), scale(1, 3));
+    check(&mut ledger, 100, Some(&scaled(1)));
+    assert_eq!(counts(&ledger, 100), [0, 0, 0, 1, 0]);
+    ledger.tick(at(182));
+    assert_eq!(counts(&ledger, 182), [0, 1, 0, 0, 0]);
+}
+
+#[test]
+fn generated_names_are_met_by_any_object_of_the_prefix() {
+    let mut ledger = ledger();
+    ledger.wish(at(1), without_fields("POST", "web-*"));
+    ledger.saw(at(2), &place("web-abc"), Some(&place("web-*")), Seen::Present, true, || None);
+    assert_eq!(counts(&ledger, 2), [1, 0, 0, 0, 0]);
+    ledger.wish(at(3), without_fields("POST", "web-*"));
+    check(&mut ledger, 63, None);
+    assert_eq!(counts(&ledger, 63), [1, 0, 0, 1, 0]);
+}
+
+#[test]
+fn deletions_are_met_by_an_object_that_goes() {
+    let going = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } });
+    for (seen, live) in [(Seen::Gone, None), (Seen::Present, Some(going))] {
+        let mut ledger = ledger();
+        ledger.wish(at(1), without_fields("DELETE", "x"));
+        ledger.wish(at(1), scale(1, 3));
+        ledger.saw(at(2), &place("x"), None, seen, false, || live);
+        let open = if seen == Seen::Gone { [1, 1, 0, 0, 0] } else { [1, 0, 1, 0, 0] };
+        assert_eq!(counts(&ledger, 2), open);
+    }
+}
+
+#[test]
+fn a_write_that_was_never_wanted_is_unexpected() {
+    let change = || Kind::Change("status".to_owned());
+    for (claim, claimed_at, expected) in [
+        (Some(change()), 5, true),
+        (Some(change()), 95, true),
+        (Some(Kind::Look), 95, true),
+        (Some(Kind::Create), 95, false),
+        (Some(Kind::Change(String::new())), 95, false),
+        (None, 0, false),
+    ] {
+        let mut ledger = ledger();
+        if let Some(claim) = claim.clone().filter(|_| claimed_at < 50) {
+            ledger.claim(at(claimed_at), &place("x"), claim, "c");
+        }
+        ledger.suspect(at(50), write("x", change()));
+        if let Some(claim) = claim.clone().filter(|_| claimed_at > 50) {
+            ledger.claim(at(claimed_at), &place("x"), claim, "c");
+        }
+        ledger.tick(at(109));
+        ledger.tick(at(110));
+        let report = ledger.report(at(110));
+        assert_eq!(
+            (report.is_clean(), report.expected_writes),
+            (expected, expected.into()),
+            "{claim:?}"
+        );
+    }
+}
+
+#[test]
+fn unexpected_writes_of_one_place_are_one_line() {
+    let mut ledger = ledger();
+    // Two watches see the second one.
+    for (name, version) in [("x", "7"), ("y", "8"), ("y", "8"), ("x", "9")] {
+        ledger.suspect(at(1), Write { version: version.into(), ..write(name, Kind::Create) });
+    }
+    ledger.tick(at(61));
+    let report = ledger.report(at(61));
+    assert_eq!((report.unexpected_writes, report.unexpected.len()), (3, 2));
+    let text = report.to_string();
+    assert!(text.contains("\nunexpected:\n  create deployments.apps a/x (2 times)\n"), "{text}");
+    assert!(text.ends_with("\nresult: not clean\n"));
+}
+
+#[test]
+fn a_claim_counts_for_what_comes_soon_after() {
+    let mut ledger = ledger();
+    ledger.claim(at(1), &place("web-*"), Kind::Create, "c");
+    let generated = Some(place("web-*"));
+    let created = Write { generated, ..write("web-abc", Kind::Create) };
+    assert!(ledger.expects(at(11), &created));
+    ledger.claim(at(11), &place("web-1").of_owner("u"), Kind::Create, "c");
+    let sibling =
+        Write { siblings: Some(place("web-2").of_owner("u")), ..write("web-2", Kind::Create) };
+    assert!(ledger.expects(at(12), &sibling));
+    assert!(!ledger.expects(at(12), &write("web-2", Kind::Create)));
+    assert!(!ledger.expects(at(12), &created));
+    assert!(!ledger.expects(at(2), &write("web-abc", Kind::Create)));
+    assert_eq!(ledger.report(at(12)).controllers[0].expected, 2);
+}
+
+#[test]
+fn keys_are_tried_again_less_and_less_often() {
+    let mut ledger = ledger();
+    ledger.wish(at(0), scale(1, 3));
+    for (now, expected) in [(0, 1), (4, 1), (20, 5), (600, 15)] {
+        assert_eq!(ledger.run_ended(at(now), "c", "a/x", at(0), false), at(expected), "{now}");
+    }
+}
+
+#[test]
+fn what_is_written_once_is_compared_when_it_is_created() {
+    let pods = |name: &str| Place { resource: "pods".into(), ..place(name) };
+    let pod = |node: &str, hash: &str| {
+        json!({
+            "metadata": { "generateName": "agent-", "labels": { "hash": hash } },
+            "spec": { "nodeName": node },
+        })
+    };
+    let wish = |node: &str| Wish {
+        place: pods("agent-*"),
+        request: request("POST", pod(node, "1")),
+        changes: Vec::new(),
+        ..scale(1, 2)
+    };
+    let made = |ledger: &mut Ledger, now: u64, pod: Value| {
+        let generated = Some(pods("agent-*"));
+        let write = Write { place: pods("agent-x"), generated, ..write("x", Kind::Create) };
+        ledger.made(at(now), &write, &pod);
+    };
+
+    // The other begins with another Pod of the batch.
+    let mut ledger = ledger();
+    ledger.wish(at(1), wish("a"));
+    made(&mut ledger, 2, pod("b", "1"));
+    assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0]);
+    made(&mut ledger, 3, pod("a", "1"));
+    assert_eq!(counts(&ledger, 100), [0; 5]);
+    assert!(ledger.is_made(at(4), &wish("b")), "it came before the wish");
+    assert_eq!(counts(&ledger, 100), [1, 0, 0, 0, 0]);
+    assert!(!ledger.is_made(at(30), &wish("b")), "a later one is another Pod");
+
+    // All that it creates has another label.
+    for node in ["a", "b"] {
+        made(&mut ledger, 40, pod(node, "2"));
+    }
+    assert!(ledger.is_made(at(41), &wish("a")));
+    assert_eq!(counts(&ledger, 100), [1, 0, 1, 0, 0]);
+    assert_eq!(counts(&ledger, 101), [1, 0, 0, 0, 1]);
+    let report = ledger.report(at(101));
+    assert_eq!(report.contradicted[0].changes[0].path, "metadata.labels.hash");
+    assert!(!report.is_clean());
+}
+
+#[test]
+fn what_the_server_refuses_is_no_intention() {
+    for (method, is_met, expected) in
+        [("POST", false, [0, 1, 0, 0, 0]), ("DELETE", true, [1, 0, 0, 0, 0])]
+    {
+        let mut ledger = ledger();
+        ledger.wish(at(1), without_fields(method, "x"));
+        ledger.refused(at(2), &scale(1, 2), false);
+        assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0], "another write");
+        ledger.refused(at(2), &without_fields(method, "x"), is_met);
+        assert_eq!(counts(&ledger, 2), expected);
+    }
+}
+
+#[test]
+fn what_is_refused_to_both_is_not_outstanding() {
+    let mut ledger = ledger();
+    ledger.wish(at(1), without_fields("POST", "web-*"));
+    let judge = |ledger: &mut Ledger, now: u64, live: Live<'_>| {
+        for check in ledger.due(at(now)) {
+            ledger.checked(at(now), &check, live);
+        }
+        let report = ledger.report(at(now));
+        (report.is_clean(), report.refused.len())
+    };
+    assert_eq!(judge(&mut ledger, 61, Live::Refused), (true, 1));
+    assert_eq!(judge(&mut ledger, 121, Live::Absent), (false, 0), "the other tries no longer");
+}

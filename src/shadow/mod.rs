@@ -1,0 +1,231 @@
+//! Shadow mode: this manager works beside the one in charge and writes nothing. Each write that a
+//! controller asks for is recorded as an intention, and compared with what the other manager writes.
+//!
+//! No controller knows of it. Below all of them, [`Shadow`] answers writes in place of the API server
+//! (`answer`): as the server would where it would refuse or change nothing, else with
+//! [`client::Error::Shadowed`](crate::client::Error::Shadowed), which a sync treats as any failed
+//! write. Around them it sees each sync (`supervisor`), and before the caches each object that comes
+//! in a watch (`tap`). What it sees goes into the [`ledger`].
+
+mod answer;
+mod author;
+mod contents;
+mod creations;
+mod diff;
+mod ledger;
+mod patch;
+mod report;
+mod request;
+mod supervisor;
+mod tap;
+mod target;
+mod tried;
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use event_listener::Event;
+use serde_json::Value;
+
+use self::author::{Authors, Metadata};
+use self::ledger::{Kind, Ledger, Live, Place, Wish, Write};
+pub use self::report::Report;
+use self::request::Refusal;
+use crate::cache::{Scope, Source};
+use crate::client::{Call, Client, Interceptor};
+use crate::clock::SharedClock;
+use crate::controllers::Supervisor;
+use crate::task::{Latch, StopToken};
+
+/// How often time alone decides about intentions.
+const TICK: Duration = Duration::from_secs(1);
+
+/// The rate of the reads that compare live objects, in requests a second, as a multiple of that of a
+/// controller.
+const READS: f64 = 10.0;
+
+/// Compares two managers. Cheap to clone.
+#[derive(Clone)]
+pub struct Shadow {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    ledger: Mutex<Ledger>,
+    /// A watch for each scope: each holds back the writes that it sees.
+    authors: Mutex<HashMap<Scope, Authors>>,
+    /// Notified with each new claim.
+    claimed: Event,
+    /// When a write of the one in charge was last let pass without a claim.
+    last_suspect: Mutex<Duration>,
+    is_judging: AtomicBool,
+    begun: Latch,
+    /// The report as it was at the end.
+    last: Mutex<Option<Report>>,
+    /// Reads live objects; it is not intercepted.
+    reader: Client,
+    clock: SharedClock,
+    grace: Duration,
+}
+
+impl Shadow {
+    /// `reader`: a client that is not intercepted.
+    pub fn new(reader: &Client, clock: SharedClock, grace: Duration) -> Shadow {
+        let inner = Inner {
+            ledger: Mutex::new(Ledger::new(grace, clock.monotonic())),
+            authors: Mutex::default(),
+            claimed: Event::new(),
+            last_suspect: Mutex::default(),
+            is_judging: AtomicBool::new(false),
+            begun: Latch::new(),
+            last: Mutex::default(),
+            reader: reader.hastened(READS, 10),
+            clock,
+            grace,
+        };
+        Shadow { inner: Arc::new(inner) }
+    }
+
+    /// What answers the writes of all clients.
+    pub fn interceptor(&self) -> Arc<dyn Interceptor> {
+        Arc::new(self.clone())
+    }
+
+    /// What stands around the controllers' work.
+    pub fn supervisor(&self) -> Arc<dyn Supervisor> {
+        Arc::new(self.clone())
+    }
+
+    /// `source`, whose objects are seen on their way into the caches.
+    pub fn tap(&self, source: Arc<dyn Source>) -> Arc<dyn Source> {
+        tap::Tap::new(source, self.inner.clone())
+    }
+
+    /// From now on writes of the one in charge are judged: the controllers run.
+    pub fn begin(&self) {
+        let now = self.inner.clock.monotonic();
+        *self.inner.ledger.lock() = Ledger::new(self.inner.grace, now);
+        self.inner.is_judging.store(true, Ordering::Relaxed);
+        log::info!("shadow: comparing with the manager in charge");
+        self.inner.begun.open();
+    }
+
+    /// Resolves once writes are judged.
+    pub async fn begun(&self) {
+        self.inner.begun.opened().await;
+    }
+
+    pub fn has_begun(&self) -> bool {
+        self.inner.is_judging.load(Ordering::Relaxed)
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.inner.last.lock().is_some()
+    }
+
+    /// The report stays as it is now.
+    pub fn close(&self) {
+        let report = self.report();
+        *self.inner.last.lock() = Some(report);
+    }
+
+    /// Judges what time decides, until stopped.
+    pub async fn run(&self, stop: &StopToken) {
+        let Inner { clock, .. } = &*self.inner;
+        while stop.unless_stopped(clock.sleep(TICK)).await.is_some() {
+            if stop.unless_stopped(self.look()).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Compares the live objects of intentions that are late.
+    pub async fn look(&self) {
+        let Inner { ledger, clock, .. } = &*self.inner;
+        let due = ledger.lock().due(clock.monotonic());
+        for check in due {
+            let found = match (&check.request.object_path, &check.request.collection) {
+                (Some(path), _) => self.inner.read(path).await.map(|live| (live, true)),
+                (None, Some(list)) => {
+                    self.inner.has_items(list).await.map(|has_items| (None, !has_items))
+                }
+                (None, None) => Ok((None, false)),
+            };
+            let live = match &found {
+                Ok((Some(live), _)) => Live::Object(live),
+                Ok((None, _)) if self.inner.was_tried(&check).await => Live::Refused,
+                Ok((None, true)) => Live::Absent,
+                Ok((None, false)) => Live::Unknown,
+                // It stays as it is until it can be read.
+                Err(error) => {
+                    log::warn!("shadow: {}: {error}", check.place);
+                    continue;
+                }
+            };
+            ledger.lock().checked(clock.monotonic(), &check, live);
+        }
+        let now = clock.monotonic();
+        ledger.lock().tick(now);
+        self.report().publish();
+    }
+
+    pub fn report(&self) -> Report {
+        if let Some(last) = &*self.inner.last.lock() {
+            return last.clone();
+        }
+        self.inner.ledger.lock().report(self.inner.clock.monotonic())
+    }
+}
+
+impl Inner {
+    /// The live object at `path`; `None`: there is none.
+    async fn read(&self, path: &str) -> crate::client::Result<Option<Value>> {
+        match self.reader.fetch(&Call::new("GET", path)).await {
+            Ok(live) => Ok(Some(live)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn observe(&self, scope: &Scope, meta: &Metadata) -> Option<Write> {
+        let mut authors = self.authors.lock();
+        if !authors.contains_key(scope) {
+            authors.insert(scope.clone(), Authors::default());
+        }
+        authors.get_mut(scope)?.observe(&scope.resource.to_string(), meta)
+    }
+
+    fn claim(&self, place: &Place, kind: Kind, controller: &str) {
+        self.ledger.lock().claim(self.clock.monotonic(), place, kind, controller);
+        self.claimed.notify(usize::MAX);
+    }
+
+    /// Whether the one in charge has lately made what is to be created.
+    fn is_made(&self, wish: &Wish) -> bool {
+        self.ledger.lock().is_made(self.clock.monotonic(), wish)
+    }
+
+    /// The API server would refuse it: it is no longer an intention.
+    fn refused(&self, wish: &Wish, refusal: Refusal, live: Option<&Value>) {
+        let now = self.clock.monotonic();
+        let is_met = match refusal {
+            Refusal::Conflict => {
+                let live = live.unwrap_or(&Value::Null);
+                return self.ledger.lock().overtaken(now, wish, live);
+            }
+            Refusal::NotFound => wish.request.is_delete(),
+            Refusal::AlreadyExists => true,
+            Refusal::NoNamespace | Refusal::NamespaceTerminating => false,
+        };
+        self.ledger.lock().refused(now, wish, is_met);
+    }
+
+    fn wish(&self, wish: Wish) {
+        log::debug!("shadow: {}: {} {}", wish.controller, wish.request.method, wish.place);
+        self.ledger.lock().wish(self.clock.monotonic(), wish);
+        self.claimed.notify(usize::MAX);
+    }
+}

@@ -1,0 +1,191 @@
+//! What an object is after a patch, without the types of its kind: lists merge by the names of
+//! their fields.
+
+use serde_json::{Map, Value};
+
+const DIRECTIVE: &str = "$patch";
+const DELETE_PRIMITIVES: &str = "$deleteFromPrimitiveList/";
+
+/// How the lists merge that controllers patch: the field, and the member that identifies an item,
+/// empty for lists of plain values. Other lists are replaced.
+const LISTS: &[(&str, &str)] = &[
+    ("addresses", "type"),
+    ("conditions", "type"),
+    ("finalizers", ""),
+    ("ownerReferences", "uid"),
+    ("podCIDRs", ""),
+    ("reservedFor", "uid"),
+    ("resourceClaimStatuses", "name"),
+    ("secrets", "name"),
+];
+
+/// `object` after `patch`; `None` for a type that no controller sends.
+pub fn patched(content_type: &str, object: &Value, patch: &Value) -> Option<Value> {
+    let mut result = object.clone();
+    match content_type {
+        "application/merge-patch+json" => merge(&mut result, patch),
+        "application/strategic-merge-patch+json" | "application/apply-patch+yaml" => {
+            merge_strategically(&mut result, patch);
+        }
+        _ => return None,
+    }
+    Some(result)
+}
+
+/// RFC 7386.
+fn merge(object: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *object = patch.clone();
+        return;
+    };
+    let members = members(object);
+    for (key, value) in patch {
+        match value {
+            Value::Null => {
+                members.remove(key);
+            }
+            value => merge(members.entry(key).or_insert(Value::Null), value),
+        }
+    }
+}
+
+/// The members of `object`, which becomes an object if it is something else.
+fn members(object: &mut Value) -> &mut Map<String, Value> {
+    if !object.is_object() {
+        *object = Value::Object(Map::new());
+    }
+    object.as_object_mut().expect("it is an object by now")
+}
+
+fn directive(patch: &Value) -> Option<&str> {
+    patch.get(DIRECTIVE)?.as_str()
+}
+
+fn merge_strategically(object: &mut Value, patch: &Value) {
+    let Value::Object(changes) = patch else {
+        *object = patch.clone();
+        return;
+    };
+    match directive(patch) {
+        Some("replace") => *object = Value::Object(Map::new()),
+        Some("delete") => {
+            *object = Value::Null;
+            return;
+        }
+        _ => {}
+    }
+    let members = members(object);
+    for (key, value) in changes {
+        if let Some(field) = key.strip_prefix(DELETE_PRIMITIVES) {
+            if let (Some(Value::Array(items)), Some(gone)) =
+                (members.get_mut(field), value.as_array())
+            {
+                items.retain(|item| !gone.contains(item));
+            }
+            continue;
+        }
+        if key.starts_with('$') {
+            continue;
+        }
+        let rule = LISTS.iter().find(|(field, _)| field == key);
+        match (value, rule) {
+            (Value::Null, _) => {
+                members.remove(key);
+            }
+            (Value::Array(items), Some((_, id))) => {
+                merge_list(members.entry(key).or_insert(Value::Null), items, id);
+            }
+            (value, _) => {
+                merge_strategically(members.entry(key).or_insert(Value::Null), value);
+                if members.get(key).is_some_and(Value::is_null) {
+                    members.remove(key);
+                }
+            }
+        }
+    }
+}
+
+fn merge_list(list: &mut Value, changes: &[Value], id: &str) {
+    if !list.is_array() || changes.iter().any(|change| directive(change) == Some("replace")) {
+        *list = Value::Array(Vec::new());
+    }
+    let Some(items) = list.as_array_mut() else { return };
+    for change in changes {
+        let is_same = |item: &Value| match id {
+            "" => item == change,
+            id => item.get(id).is_some() && item.get(id) == change.get(id),
+        };
+        match directive(change) {
+            Some("delete") => items.retain(|item| !is_same(item)),
+            Some(_) => {}
+            None => match items.iter_mut().find(|item| is_same(item)) {
+                Some(item) => merge_strategically(item, change),
+                None => {
+                    let mut item = Value::Null;
+                    merge_strategically(&mut item, change);
+                    items.push(item);
+                }
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn patches_apply() {
+        const MERGE: &str = "application/merge-patch+json";
+        const STRATEGIC: &str = "application/strategic-merge-patch+json";
+        let owners = |uids: &[&str]| {
+            let owners: Vec<Value> = uids.iter().map(|uid| json!({ "uid": uid })).collect();
+            json!({ "metadata": { "ownerReferences": owners } })
+        };
+        for (content_type, object, patch, expected) in [
+            (
+                MERGE,
+                json!({"a": 1, "b": {"c": 1}}),
+                json!({"a": null, "b": {"d": 2}}),
+                json!({"b": {"c": 1, "d": 2}}),
+            ),
+            (MERGE, json!({"l": [1, 2]}), json!({"l": [3]}), json!({"l": [3]})),
+            (
+                STRATEGIC,
+                json!({"status": {"conditions": [{"type": "A", "status": "True", "reason": "r"}]}}),
+                json!({"status": {"conditions": [{"type": "A", "status": "False"}, {"type": "B"}]}}),
+                json!({"status": {"conditions": [{"type": "A", "status": "False", "reason": "r"}, {"type": "B"}]}}),
+            ),
+            (STRATEGIC, owners(&["1"]), owners(&["2"]), owners(&["1", "2"])),
+            (
+                STRATEGIC,
+                owners(&["1", "2"]),
+                json!({"metadata": {"ownerReferences": [{"$patch": "delete", "uid": "1"}]}}),
+                owners(&["2"]),
+            ),
+            (
+                STRATEGIC,
+                json!({"metadata": {"finalizers": ["a", "b"]}}),
+                json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"]}}),
+                json!({"metadata": {"finalizers": ["b"]}}),
+            ),
+            (
+                STRATEGIC,
+                json!({"l": [1], "m": {"a": 1}}),
+                json!({"l": [2], "m": null}),
+                json!({"l": [2]}),
+            ),
+            (
+                STRATEGIC,
+                json!({"m": {"a": 1}}),
+                json!({"m": {"$patch": "replace", "b": 2}}),
+                json!({"m": {"b": 2}}),
+            ),
+        ] {
+            assert_eq!(patched(content_type, &object, &patch), Some(expected), "{patch}");
+        }
+        assert_eq!(patched("application/json-patch+json", &json!({}), &json!([])), None);
+    }
+}

@@ -1,0 +1,252 @@
+//! What shadow mode has found: as JSON, as text, as metrics.
+
+use std::fmt::{self, Write as _};
+
+use serde::Serialize;
+
+use super::diff::Change;
+use crate::metrics::metrics;
+
+metrics! {
+    static INTENTIONS: IntGaugeVec["controller", "state"] = "shadow_intentions",
+        "Writes that this manager would have made in shadow mode, by what became of them.";
+    static WRITES: IntGaugeVec["state"] = "shadow_incumbent_writes",
+        "Writes of the manager in charge that were seen in shadow mode.";
+}
+
+/// The longest value of a field in the text, in bytes.
+const VALUE_BYTES: usize = 120;
+/// How many fields of a write the text names.
+const FIELDS: usize = 12;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// Wanted for less than the grace period.
+    Pending,
+    /// The one in charge tries too, and the API server refuses it.
+    Refused,
+    Met,
+    Outstanding,
+    Contradicted,
+}
+
+/// A write that this manager would have made.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Item {
+    pub controller: String,
+    /// The key that was synced.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub key: String,
+    pub verb: &'static str,
+    pub resource: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub subresource: String,
+    pub namespace: String,
+    pub name: String,
+    pub outcome: Outcome,
+    pub wanted_for_seconds: u64,
+    pub tries: u64,
+    pub changes: Vec<Change>,
+}
+
+/// A write of the manager in charge that this one never wanted.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Unexpected {
+    pub verb: &'static str,
+    pub resource: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub subresource: String,
+    pub namespace: String,
+    pub name: String,
+    /// Of the last such write.
+    pub resource_version: String,
+    pub times: u64,
+    /// The fields that the manager in charge owned after the first one.
+    pub fields: Vec<String>,
+}
+
+/// The intentions of one controller.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Row {
+    pub controller: String,
+    /// Writes of the one in charge that it wanted too.
+    pub expected: u64,
+    pub met: u64,
+    /// No longer wanted, without a write of the one in charge.
+    pub dropped: u64,
+    pub pending: u64,
+    pub outstanding: u64,
+    pub contradicted: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// How long writes have been compared.
+    pub seconds: u64,
+    pub grace_seconds: u64,
+    pub outstanding: Vec<Item>,
+    pub contradicted: Vec<Item>,
+    pub unexpected: Vec<Unexpected>,
+    pub unexpected_writes: u64,
+    pub expected_writes: u64,
+    /// Seen for less than the grace period.
+    pub undecided_writes: u64,
+    pub pending: Vec<Item>,
+    /// Creations that the API server refuses to the manager in charge as well.
+    pub refused: Vec<Item>,
+    pub controllers: Vec<Row>,
+    /// The last ones.
+    pub met: Vec<Item>,
+}
+
+impl Report {
+    /// Nothing is outstanding, contradicted or unexpected.
+    pub fn is_clean(&self) -> bool {
+        self.outstanding.is_empty() && self.contradicted.is_empty() && self.unexpected_writes == 0
+    }
+
+    pub fn publish(&self) {
+        for row in &self.controllers {
+            for (state, count) in [
+                ("met", row.met),
+                ("dropped", row.dropped),
+                ("pending", row.pending),
+                ("outstanding", row.outstanding),
+                ("contradicted", row.contradicted),
+            ] {
+                INTENTIONS.with_label_values(&[&row.controller, state]).set(count as i64);
+            }
+        }
+        for (state, count) in [
+            ("expected", self.expected_writes),
+            ("unexpected", self.unexpected_writes),
+            ("undecided", self.undecided_writes),
+        ] {
+            WRITES.with_label_values(&[state]).set(count as i64);
+        }
+    }
+}
+
+/// `deployments.apps/status default/web`
+fn place(resource: &str, subresource: &str, namespace: &str, name: &str) -> String {
+    let mut text = resource.to_owned();
+    if !subresource.is_empty() {
+        let _ = write!(text, "/{subresource}");
+    }
+    match (namespace, name) {
+        ("", "") => {}
+        ("", name) => {
+            let _ = write!(text, " {name}");
+        }
+        (namespace, "") => {
+            let _ = write!(text, " in {namespace}");
+        }
+        (namespace, name) => {
+            let _ = write!(text, " {namespace}/{name}");
+        }
+    }
+    text
+}
+
+impl Item {
+    fn place(&self) -> String {
+        place(&self.resource, &self.subresource, &self.namespace, &self.name)
+    }
+}
+
+impl Unexpected {
+    fn place(&self) -> String {
+        place(&self.resource, &self.subresource, &self.namespace, &self.name)
+    }
+}
+
+/// A field's value in a line; absent ones as `-`.
+fn shown(value: &serde_json::Value) -> String {
+    if value.is_null() {
+        return "-".to_owned();
+    }
+    let mut text = value.to_string();
+    if text.len() > VALUE_BYTES {
+        let mut end = VALUE_BYTES;
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Item { controller, verb, wanted_for_seconds, .. } = self;
+        writeln!(f, "  {controller}: {verb} {} (for {wanted_for_seconds}s)", self.place())?;
+        for change in self.changes.iter().take(FIELDS) {
+            let (old, new) = (shown(&change.old), shown(&change.new));
+            writeln!(f, "      {}: {old} -> {new}", change.path)?;
+        }
+        match self.changes.len().saturating_sub(FIELDS) {
+            0 => Ok(()),
+            more => writeln!(f, "      and {more} more fields"),
+        }
+    }
+}
+
+impl fmt::Display for Unexpected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Unexpected { verb, times, fields, .. } = self;
+        let often = if *times > 1 { format!(" ({times} times)") } else { String::new() };
+        writeln!(f, "  {verb} {}{often}", self.place())?;
+        if fields.is_empty() {
+            return Ok(());
+        }
+        let more = if fields.len() > FIELDS { ", …" } else { "" };
+        let fields = fields.iter().take(FIELDS).map(String::as_str).collect::<Vec<_>>().join(", ");
+        writeln!(f, "      {fields}{more}")
+    }
+}
+
+/// As `--shadow-for` prints it.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Report { seconds, grace_seconds, .. } = self;
+        writeln!(f, "Shadow report after {seconds}s, grace period {grace_seconds}s")?;
+        writeln!(f)?;
+        writeln!(
+            f,
+            "{:<48} {:>8} {:>8} {:>8} {:>8} {:>12} {:>13}",
+            "controller", "expected", "met", "dropped", "pending", "outstanding", "contradicted"
+        )?;
+        for row in &self.controllers {
+            let Row { controller, expected, met, dropped, pending, outstanding, contradicted } =
+                row;
+            writeln!(
+                f,
+                "{controller:<48} {expected:>8} {met:>8} {dropped:>8} {pending:>8} {outstanding:>12} {contradicted:>13}"
+            )?;
+        }
+        writeln!(f)?;
+        writeln!(
+            f,
+            "writes of the manager in charge: {} expected, {} unexpected, {} undecided",
+            self.expected_writes, self.unexpected_writes, self.undecided_writes
+        )?;
+        for (title, items) in
+            [("outstanding", &self.outstanding), ("contradicted", &self.contradicted)]
+        {
+            if !items.is_empty() {
+                writeln!(f, "\n{title}:")?;
+                items.iter().try_for_each(|item| item.fmt(f))?;
+            }
+        }
+        if !self.unexpected.is_empty() {
+            writeln!(f, "\nunexpected:")?;
+            self.unexpected.iter().try_for_each(|write| write.fmt(f))?;
+        }
+        writeln!(f, "\nresult: {}", if self.is_clean() { "clean" } else { "not clean" })
+    }
+}

@@ -1,0 +1,310 @@
+//! The watches of shadow mode. Writes of the manager in charge wait here until this one has wanted
+//! them too, so that each manager decides on the same state: without the other's answer to it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_lite::future::FutureExt;
+use futures_lite::stream::{self, Boxed as BoxStream, StreamExt};
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use super::Inner;
+use super::author::{Head, Metadata, owned_fields};
+use super::ledger::{Kind, Seen, Write};
+use crate::cache::{Answer, Error, ListRequest, Scope, Source, WatchRequest};
+use crate::objects::{Encoded, Form, ListPart, Uid, WatchEvent};
+
+/// How long a write of the one in charge waits to be wanted here.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A write that follows from one that was let pass gets this much longer, up to a limit.
+const MORE_PATIENCE: Duration = Duration::from_secs(1);
+const LONGEST_PATIENCE: Duration = Duration::from_secs(10);
+/// Resources on which controllers work at times of their own: how long their writes wait.
+const PERIODS: [(&str, Duration); 3] = [
+    ("nodes", Duration::from_secs(7)),
+    ("persistentvolumeclaims", Duration::from_secs(7)),
+    ("persistentvolumes", Duration::from_secs(7)),
+];
+
+type Event = WatchEvent<Encoded>;
+type Events = BoxStream<Result<Event, Error>>;
+
+pub struct Tap {
+    source: Arc<dyn Source>,
+    shadow: Arc<Inner>,
+    /// What watches held that were dropped half-way; their successors begin after it.
+    left: Arc<Mutex<HashMap<Scope, VecDeque<Event>>>>,
+}
+
+impl Tap {
+    #[expect(clippy::new_ret_no_self, reason = "callers want the trait object")]
+    pub fn new(source: Arc<dyn Source>, shadow: Arc<Inner>) -> Arc<dyn Source> {
+        Arc::new(Tap { source, shadow, left: Arc::default() })
+    }
+}
+
+impl Source for Tap {
+    fn list<'a>(
+        &'a self,
+        scope: &'a Scope,
+        best: Form,
+        request: ListRequest,
+    ) -> Answer<'a, ListPart<Encoded>> {
+        self.left.lock().remove(scope);
+        Box::pin(async move {
+            let parts = self.source.list(scope, best, request).await?;
+            let (shadow, scope) = (self.shadow.clone(), scope.clone());
+            let seen = parts.inspect(move |part| {
+                if let Ok(ListPart::Item(object)) = part
+                    && let Some(meta) = metadata(object)
+                {
+                    shadow.observe(&scope, &meta);
+                }
+            });
+            Ok(seen.boxed() as BoxStream<_>)
+        })
+    }
+
+    fn watch<'a>(
+        &'a self,
+        scope: &'a Scope,
+        best: Form,
+        request: WatchRequest,
+    ) -> Answer<'a, Event> {
+        Box::pin(async move {
+            let is_initial = request.send_initial_events;
+            let events = self.source.watch(scope, best, request).await?;
+            let left = self.left.lock().remove(scope).unwrap_or_default();
+            let flow = Flow {
+                events,
+                end: None,
+                ready: if is_initial { VecDeque::new() } else { left },
+                held: Vec::new(),
+                is_initial,
+                resource: scope.resource.to_string(),
+                patience: patience(&scope.resource.to_string()),
+                scope: scope.clone(),
+                left: self.left.clone(),
+                shadow: self.shadow.clone(),
+            };
+            let events = stream::unfold(flow, |mut flow| async move {
+                let event = flow.next().await?;
+                Some((event, flow))
+            });
+            Ok(events.boxed() as BoxStream<_>)
+        })
+    }
+
+    fn pace(&self, scope: &Scope) -> Duration {
+        self.source.pace(scope)
+    }
+}
+
+/// An event that waits, or one of the same object after it.
+struct Held {
+    event: Event,
+    uid: Uid,
+    write: Option<Write>,
+    since: Duration,
+}
+
+/// One watch.
+struct Flow {
+    events: Events,
+    /// How it ended.
+    end: Option<Option<Error>>,
+    ready: VecDeque<Event>,
+    held: Vec<Held>,
+    is_initial: bool,
+    resource: String,
+    patience: Duration,
+    scope: Scope,
+    left: Arc<Mutex<HashMap<Scope, VecDeque<Event>>>>,
+    shadow: Arc<Inner>,
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        let mut left = std::mem::take(&mut self.ready);
+        left.extend(self.held.drain(..).map(|held| held.event));
+        if !left.is_empty() && !self.is_initial {
+            self.left.lock().entry(self.scope.clone()).or_default().extend(left);
+        }
+    }
+}
+
+impl Flow {
+    async fn next(&mut self) -> Option<Result<Event, Error>> {
+        loop {
+            let listening = (!self.held.is_empty()).then(|| self.shadow.claimed.listen());
+            let due = self.release();
+            if let Some(event) = self.ready.pop_front() {
+                return Some(Ok(event));
+            }
+            if let Some(end) = &mut self.end {
+                return end.take().map(Err);
+            }
+            let clock = self.shadow.clock.clone();
+            let arrived = match due.zip(listening) {
+                None => self.events.next().await,
+                Some((wait, listening)) => {
+                    let arrives = async { Some(self.events.next().await) };
+                    let waited = async {
+                        clock.sleep(wait).or(listening).await;
+                        None
+                    };
+                    match arrives.or(waited).await {
+                        Some(arrived) => arrived,
+                        None => continue,
+                    }
+                }
+            };
+            match arrived {
+                Some(Ok(event)) => self.take(event),
+                Some(Err(error)) => self.finish(Some(error)),
+                None => self.finish(None),
+            }
+        }
+    }
+
+    /// The watch has ended: nothing waits any more.
+    fn finish(&mut self, error: Option<Error>) {
+        self.end = Some(error);
+        self.ready.extend(self.held.drain(..).map(|held| held.event));
+    }
+
+    fn take(&mut self, event: Event) {
+        let (object, seen) = match &event {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, Seen::Present),
+            WatchEvent::Deleted(object) => (object, Seen::Gone),
+            WatchEvent::Bookmark(bookmark) => {
+                self.is_initial &= !bookmark.initial_events_end;
+                self.ready.push_back(event);
+                return;
+            }
+        };
+        let Some(meta) = metadata(object) else {
+            self.ready.push_back(event);
+            return;
+        };
+        let shadow = &self.shadow;
+        let now = shadow.clock.monotonic();
+        let write = match seen {
+            Seen::Present => shadow.observe(&self.scope, &meta),
+            Seen::Gone => {
+                if let Some(authors) = shadow.authors.lock().get_mut(&self.scope) {
+                    authors.forget(&meta.uid);
+                }
+                None
+            }
+        };
+        let by_incumbent = write.is_some();
+        let is_new = matches!(event, WatchEvent::Added(_)) && !self.is_initial;
+        let generated = if is_new { meta.generated(&self.resource) } else { None };
+        let is_judged = !self.is_initial && shadow.is_judging.load(Ordering::Relaxed);
+        let mut write = write.filter(|_| is_judged);
+        // What becomes an object of its own is a creation, also where it was not the first write.
+        if let Some(write) = write.as_mut().filter(|_| !is_new)
+            && write.kind == Kind::Create
+        {
+            write.kind = Kind::Change(String::new());
+        }
+        if let Some(write) = write.as_ref().filter(|write| write.kind == Kind::Create)
+            && !self.scope.metadata_only
+            && let Some(object) = whole(object)
+        {
+            shadow.ledger.lock().made(now, write, &object);
+        }
+        shadow.ledger.lock().saw(
+            now,
+            &meta.place(&self.resource),
+            generated.as_ref(),
+            seen,
+            by_incumbent,
+            || whole(object),
+        );
+        if write.is_none() && !self.held.iter().any(|held| held.uid == meta.uid) {
+            self.ready.push_back(event);
+            return;
+        }
+        self.held.push(Held { event, uid: meta.uid, write, since: now });
+    }
+
+    /// Lets pass what was wanted or has waited for too long. Returns how long the next one waits.
+    fn release(&mut self) -> Option<Duration> {
+        if self.held.is_empty() {
+            return None;
+        }
+        let shadow = &self.shadow;
+        let now = shadow.clock.monotonic();
+        let mut ledger = shadow.ledger.lock();
+        let mut last_suspect = shadow.last_suspect.lock();
+        let mut waiting: Vec<Uid> = Vec::new();
+        let mut next: Option<Duration> = None;
+        let mut kept = Vec::new();
+        for mut held in self.held.drain(..) {
+            let more = (*last_suspect + MORE_PATIENCE).min(held.since + LONGEST_PATIENCE);
+            let until = (held.since + self.patience).max(more);
+            let is_behind = waiting.contains(&held.uid);
+            match &mut held.write {
+                _ if is_behind => {}
+                None => {
+                    self.ready.push_back(held.event);
+                    continue;
+                }
+                Some(write) if ledger.expects(now, write) => {
+                    self.ready.push_back(held.event);
+                    continue;
+                }
+                Some(write) if now >= until => {
+                    write.fields = fields_of(&held.event, &write.kind);
+                    *last_suspect = now;
+                    ledger.suspect(now, write.clone());
+                    self.ready.push_back(held.event);
+                    continue;
+                }
+                Some(_) => {
+                    let wait = until.saturating_sub(now);
+                    next = Some(next.map_or(wait, |next| next.min(wait)));
+                }
+            }
+            waiting.push(held.uid.clone());
+            kept.push(held);
+        }
+        self.held = kept;
+        next
+    }
+}
+
+fn patience(resource: &str) -> Duration {
+    let period = PERIODS.iter().find(|(of, _)| *of == resource);
+    period.map_or(PATIENCE, |(_, period)| *period)
+}
+
+fn metadata(object: &Encoded) -> Option<Metadata> {
+    match object.form {
+        Form::Json => serde_json::from_slice(&object.bytes).ok().map(|head: Head| head.metadata),
+        Form::Protobuf => None,
+    }
+}
+
+fn whole(object: &Encoded) -> Option<Value> {
+    match object.form {
+        Form::Json => serde_json::from_slice(&object.bytes).ok(),
+        Form::Protobuf => None,
+    }
+}
+
+fn fields_of(event: &Event, kind: &Kind) -> Vec<String> {
+    let (WatchEvent::Added(object) | WatchEvent::Modified(object)) = event else {
+        return Vec::new();
+    };
+    let subresource = match kind {
+        Kind::Change(subresource) => subresource.as_str(),
+        Kind::Create | Kind::Look => "",
+    };
+    whole(object).map(|object| owned_fields(&object, subresource)).unwrap_or_default()
+}

@@ -1,0 +1,139 @@
+//! What a request addresses, from its path. Upstream: `RequestInfoFactory.NewRequestInfo`.
+
+/// A resource, an object of it, or a subresource of that.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Target {
+    /// Empty for the core group.
+    pub group: String,
+    pub plural: String,
+    pub namespace: String,
+    /// Empty: the collection.
+    pub name: String,
+    pub subresource: String,
+    /// The path without the subresource.
+    pub object_path: String,
+}
+
+impl Target {
+    /// `None` for a path that is not of the API's resources.
+    pub fn of(path: &str) -> Option<Target> {
+        let mut segments = path.trim_matches('/').split('/');
+        let group = match segments.next()? {
+            "api" => String::new(),
+            "apis" => segments.next()?.to_owned(),
+            _ => return None,
+        };
+        segments.next()?;
+        let rest: Vec<String> = segments.map(unescape).collect();
+        let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
+        let (namespace, rest) = match &rest[..] {
+            ["namespaces", _, "status" | "finalize", ..] => ("", &rest[..]),
+            ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
+            rest => ("", rest),
+        };
+        let (plural, name, subresource) = match *rest {
+            [plural] => (plural, "", String::new()),
+            [plural, name] => (plural, name, String::new()),
+            [plural, name, ref below @ ..] => (plural, name, below.join("/")),
+            [] => return None,
+        };
+        let object_path = match subresource.is_empty() {
+            true => path.to_owned(),
+            false => {
+                let below = subresource.matches('/').count() + 1;
+                let end = path.trim_end_matches('/').rmatch_indices('/').nth(below - 1)?.0;
+                path[..end].to_owned()
+            }
+        };
+        Some(Target {
+            group,
+            plural: plural.to_owned(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            subresource,
+            object_path,
+        })
+    }
+
+    /// `deployments.apps`, as upstream's GroupResource prints.
+    pub fn resource(&self) -> String {
+        match self.group.as_str() {
+            "" => self.plural.clone(),
+            group => format!("{}.{group}", self.plural),
+        }
+    }
+}
+
+fn unescape(segment: &str) -> String {
+    let mut bytes = Vec::with_capacity(segment.len());
+    let mut rest = segment.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let coded = tail.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
+        match coded.and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(|_| *first == b'%') {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &tail[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_taken_apart() {
+        for (path, resource, namespace, name, subresource, object_path) in [
+            ("/api/v1/pods", "pods", "", "", "", "/api/v1/pods"),
+            ("/api/v1/namespaces/a/pods", "pods", "a", "", "", "/api/v1/namespaces/a/pods"),
+            (
+                "/api/v1/namespaces/a/pods/b/status",
+                "pods",
+                "a",
+                "b",
+                "status",
+                "/api/v1/namespaces/a/pods/b",
+            ),
+            ("/api/v1/namespaces/a", "namespaces", "", "a", "", "/api/v1/namespaces/a"),
+            (
+                "/api/v1/namespaces/a/finalize",
+                "namespaces",
+                "",
+                "a",
+                "finalize",
+                "/api/v1/namespaces/a",
+            ),
+            (
+                "/apis/apps/v1/namespaces/a/deployments/b",
+                "deployments.apps",
+                "a",
+                "b",
+                "",
+                "/apis/apps/v1/namespaces/a/deployments/b",
+            ),
+            (
+                "/apis/rbac.authorization.k8s.io/v1/clusterroles/system%3Anode%2Fx",
+                "clusterroles.rbac.authorization.k8s.io",
+                "",
+                "system:node/x",
+                "",
+                "/apis/rbac.authorization.k8s.io/v1/clusterroles/system%3Anode%2Fx",
+            ),
+        ] {
+            let target = Target::of(path).unwrap_or_else(|| panic!("{path}"));
+            let found =
+                (target.resource(), &*target.namespace, &*target.name, &*target.subresource);
+            assert_eq!(found, (resource.to_owned(), namespace, name, subresource), "{path}");
+            assert_eq!(target.object_path, object_path);
+        }
+        for path in ["/healthz", "/api", "/api/v1", "/apis/apps/v1", "/"] {
+            assert_eq!(Target::of(path), None, "{path}");
+        }
+    }
+}

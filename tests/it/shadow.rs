@@ -1,0 +1,296 @@
+//! Shadow mode beside a manager in charge: the Go one where its binary is at hand, else this one in
+//! another process.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::Duration;
+
+use kube_controller_manager::client::{Client, Config, Delete, ListOptions, Patch};
+use kube_controller_manager::objects::{ObjectKey, ResourceType};
+use sandbox::cluster::Manager;
+use serde_json::{Value, json};
+
+use crate::env::*;
+use crate::handover::{PROBES, end, other_program, populate, settled, works};
+use crate::kinds::{BINDINGS, comes, goes};
+
+const ROLES: ResourceType =
+    ResourceType::fixed("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", false);
+const BUDGETS: ResourceType =
+    ResourceType::fixed("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true);
+const QUOTAS: ResourceType = ResourceType::fixed("", "v1", "ResourceQuota", "resourcequotas", true);
+const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
+const NAMESPACES: ResourceType = ResourceType::fixed("", "v1", "Namespace", "namespaces", false);
+const REPLICA_SETS: ResourceType =
+    ResourceType::fixed("apps", "v1", "ReplicaSet", "replicasets", true);
+
+/// A shadow, and the way to its report.
+struct Watcher {
+    manager: Manager,
+    caller: Client,
+}
+
+/// Starts a shadow that answers at `/debug/shadow` and waits until it compares.
+async fn shadow(env: &Site, flags: &[&str]) -> Watcher {
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": { "name": "shadow" },
+        "rules": [{ "apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"] }],
+    });
+    env.client.resource(&ROLES).create::<Value>("", &role).await.expect("a role");
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+        "metadata": { "name": "shadow" },
+        "subjects": [{
+            "apiGroup": "rbac.authorization.k8s.io", "kind": "User",
+            "name": "system:kube-controller-manager",
+        }],
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "shadow",
+        },
+    });
+    env.client.resource(&BINDINGS).create::<Value>("", &binding).await.expect("a binding");
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let port = listener.local_addr().expect("its number").port();
+    drop(listener);
+    let ca = env.kubeconfig.with_file_name("ca.crt");
+    let own = [
+        "--shadow".to_owned(),
+        "--shadow-grace=5s".to_owned(),
+        format!("--secure-port={port}"),
+        format!("--client-ca-file={}", ca.display()),
+        format!("--requestheader-client-ca-file={}", ca.display()),
+        "--authorization-always-allow-paths=/debug/shadow".to_owned(),
+    ];
+    let flags: Vec<&str> = own.iter().map(String::as_str).chain(flags.iter().copied()).collect();
+    let manager = env.manager("shadow", &flags);
+    let mut config = Config::new(format!("https://127.0.0.1:{port}"));
+    config.tls.insecure = true;
+    let caller = Client::new(config, env.clock.clone()).expect("a client");
+    let watcher = Watcher { manager, caller };
+    eventually(&env.clock, "the shadow compares", || async {
+        let log = std::fs::read_to_string(&watcher.manager.log).unwrap_or_default();
+        match log.contains("shadow: comparing") {
+            true => Ok(()),
+            false => Err(log),
+        }
+    })
+    .await;
+    watcher
+}
+
+impl Watcher {
+    async fn report(&self) -> Result<Value, String> {
+        let body = self.caller.get_path("/debug/shadow").await.map_err(|e| e.to_string())?;
+        serde_json::from_slice(&body).map_err(|error| error.to_string())
+    }
+
+    /// Waits for a report of which `is_wanted` holds.
+    async fn reports(&self, env: &Site, what: &str, is_wanted: impl Fn(&Value) -> bool) -> Value {
+        eventually(&env.clock, what, || async {
+            let report = self.report().await?;
+            if is_wanted(&report) { Ok(report) } else { Err(format!("{report:#}")) }
+        })
+        .await
+    }
+
+    /// Waits until nothing is pending or undecided.
+    async fn decides(&self, env: &Site) -> Value {
+        self.reports(env, "all is decided", |report| {
+            count(report, "pending") == 0 && report["undecidedWrites"] == 0
+        })
+        .await
+    }
+}
+
+fn count(report: &Value, what: &str) -> usize {
+    report[what].as_array().map_or(0, Vec::len)
+}
+
+fn is_clean(report: &Value) -> bool {
+    ["outstanding", "contradicted", "unexpected"].iter().all(|what| count(report, what) == 0)
+}
+
+/// Starts the manager in charge and waits until it has made what each namespace has.
+async fn incumbent(env: &Site, flags: &[&str]) -> Manager {
+    let mut all = vec!["--leader-elect=false".to_owned()];
+    all.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let manager = Manager::spawn(&other_program(), &env.kubeconfig, "incumbent", &all);
+    let namespaces = env.client.resource(&NAMESPACES);
+    let namespaces = namespaces.list::<Value>(None, &ListOptions::default()).await.expect("list");
+    for namespace in &namespaces.items {
+        let name = namespace["metadata"]["name"].as_str().expect("a name");
+        let key = ObjectKey::new(name, "kube-root-ca.crt");
+        comes(env, &CONFIG_MAPS, &key, |map| map["data"]["ca.crt"].is_string()).await;
+    }
+    manager.expect("it starts")
+}
+
+/// A ReplicaSet whose second Pod a quota refuses.
+async fn over_quota(env: &Site) {
+    make_namespace(&env.client, "tight").await;
+    let quota = json!({
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "one" },
+        "spec": { "hard": { "pods": "1" } },
+    });
+    env.client.resource(&QUOTAS).create::<Value>("tight", &quota).await.expect("create");
+    let one = ObjectKey::new("tight", "one");
+    comes(env, &QUOTAS, &one, |quota| quota["status"]["used"]["pods"] == "0").await;
+    let template = json!({
+        "metadata": { "labels": { "app": "over" } },
+        "spec": { "containers": [{ "name": "main", "image": "one" }] },
+    });
+    let set = json!({
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": { "name": "over" },
+        "spec": {
+            "replicas": 2, "selector": { "matchLabels": { "app": "over" } }, "template": template,
+        },
+    });
+    env.client.resource(&REPLICA_SETS).create::<Value>("tight", &set).await.expect("create");
+}
+
+#[test]
+fn a_report_beside_a_manager_that_does_the_same_is_clean() {
+    everywhere("shadow-clean", async |env| {
+        make_namespace(&env.client, PROBES).await;
+        let manager = incumbent(env, &[]).await;
+        let watcher = shadow(env, &[]).await;
+        populate(env).await;
+        settled(env).await;
+        works(env, 0).await;
+        over_quota(env).await;
+        let report = watcher
+            .reports(env, "what is refused to both", |report| count(report, "refused") > 0)
+            .await;
+        assert_eq!(report["refused"][0]["name"], "over-*");
+        env.client
+            .resource(&NAMESPACES)
+            .delete(&ObjectKey::cluster("tight"), Delete::new())
+            .await
+            .expect("delete");
+        goes(env, &NAMESPACES, &ObjectKey::cluster("tight")).await;
+        let report = watcher.decides(env).await;
+        assert!(is_clean(&report), "{report:#}");
+        assert!(report["expectedWrites"].as_u64() > Some(20), "{report:#}");
+        let ended = watcher.manager.stop(&env.clock, Duration::from_secs(30)).await;
+        assert!(ended.expect("it ends").success());
+        end(env, manager).await;
+    });
+}
+
+#[test]
+fn a_controller_that_the_one_in_charge_lacks_is_named() {
+    everywhere("shadow-outstanding", async |env| {
+        let manager = incumbent(env, &["--controllers=*,-disruption-controller"]).await;
+        let watcher = shadow(env, &["--shadow-for=20s"]).await;
+        let budget = json!({
+            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": { "name": "web" },
+            "spec": { "minAvailable": 1, "selector": { "matchLabels": { "app": "web" } } },
+        });
+        env.client.resource(&BUDGETS).create::<Value>("default", &budget).await.expect("create");
+        create(&env.client, deployment("web", 2, "one")).await;
+        let report = watcher
+            .reports(env, "an outstanding intention", |report| count(report, "outstanding") > 0)
+            .await;
+        let found = &report["outstanding"][0];
+        assert_eq!(count(&report, "outstanding"), 1, "{report:#}");
+        assert_eq!(found["controller"], "disruption-controller");
+        assert_eq!((&found["name"], &found["subresource"]), (&json!("web"), &json!("status")));
+        assert_eq!((count(&report, "contradicted"), count(&report, "unexpected")), (0, 0));
+
+        let Watcher { manager: mut shadow, .. } = watcher;
+        let status = eventually(&env.clock, "the shadow ends", || {
+            let ended = shadow.ended().expect("its status");
+            async move { ended.ok_or_else(|| "it runs".to_owned()) }
+        })
+        .await;
+        assert_eq!(status.code(), Some(1));
+        let log = std::fs::read_to_string(&shadow.log).expect("its output");
+        let line = "disruption-controller: update poddisruptionbudgets.policy/status default/web";
+        assert!(log.contains(line) && log.contains("\nresult: not clean\n"), "{log}");
+        end(env, manager).await;
+    });
+}
+
+#[test]
+fn a_controller_that_the_shadow_lacks_is_seen_by_its_writes() {
+    everywhere("shadow-unexpected", async |env| {
+        let manager = incumbent(env, &[]).await;
+        let off = "--controllers=*,-root-ca-certificate-publisher-controller";
+        let watcher = shadow(env, &[off]).await;
+        make_namespace(&env.client, "new").await;
+        let report = watcher
+            .reports(env, "an unexpected write", |report| count(report, "unexpected") > 0)
+            .await;
+        let found = &report["unexpected"][0];
+        assert_eq!((&found["verb"], &found["resource"]), (&json!("create"), &json!("configmaps")));
+        assert_eq!(
+            (&found["namespace"], &found["name"]),
+            (&json!("new"), &json!("kube-root-ca.crt"))
+        );
+        assert_eq!(count(&report, "unexpected"), 1, "{report:#}");
+        assert_eq!((count(&report, "outstanding"), count(&report, "contradicted")), (0, 0));
+        end(env, watcher.manager).await;
+        end(env, manager).await;
+    });
+}
+
+#[test]
+fn a_value_that_the_one_in_charge_writes_otherwise_is_named() {
+    everywhere("shadow-contradicted", async |env| {
+        let manager = incumbent(env, &[]).await;
+        let key = ObjectKey::new("default", "kube-root-ca.crt");
+        let other = env.kubeconfig.with_file_name("other.crt");
+        let text = std::fs::read_to_string(env.kubeconfig.with_file_name("ca.crt")).expect("read");
+        std::fs::write(&other, format!("{text}\n{text}")).expect("written");
+        let watcher = shadow(env, &[&format!("--root-ca-file={}", other.display())]).await;
+        let of_default = |item: &&Value| item["namespace"] == "default";
+        let find = |report: &Value, what: &str| {
+            report[what].as_array().into_iter().flatten().find(of_default).cloned()
+        };
+        let report = watcher
+            .reports(env, "an outstanding intention", |report| {
+                find(report, "outstanding").is_some()
+            })
+            .await;
+        let found = find(&report, "outstanding").expect("found");
+        assert_eq!(found["controller"], "root-ca-certificate-publisher-controller");
+        assert_eq!(found["changes"][0]["path"], "data.ca.crt");
+        let patch = Patch::Merge(json!({ "data": { "ca.crt": "damaged" } }));
+        env.client.resource(&CONFIG_MAPS).patch::<Value>(&key, &patch).await.expect("patch");
+        watcher
+            .reports(env, "a contradicted intention", |report| {
+                find(report, "contradicted").is_some()
+            })
+            .await;
+        end(env, watcher.manager).await;
+        end(env, manager).await;
+    });
+}
+
+#[test]
+fn a_shadow_alone_sends_no_write() {
+    Env::run("shadow-alone", async |env| {
+        let watcher = shadow(env, &[]).await;
+        create(&env.client, deployment("web", 2, "one")).await;
+        let report = watcher
+            .reports(env, "the Deployment's ReplicaSet is wanted", |report| {
+                report["outstanding"].as_array().into_iter().flatten().any(|item| {
+                    item["controller"] == "deployment-controller"
+                        && item["verb"] == "create"
+                        && item["resource"] == "replicasets.apps"
+                })
+            })
+            .await;
+        assert_eq!(count(&report, "unexpected"), 0, "{report:#}");
+        let sets = env.client.resource(&REPLICA_SETS);
+        let sets = sets.list::<Value>(None, &ListOptions::default()).await.expect("list");
+        assert!(sets.items.is_empty());
+        let sent = env.cluster.sandbox.traffic().of("kube-controller-manager");
+        for (verb, count) in &sent {
+            let reads = ["get", "list", "watch"].contains(verb);
+            assert!(reads, "{verb}: {count:?}");
+        }
+        assert!(sent.contains_key("watch"), "{sent:?}");
+        end(env, watcher.manager).await;
+    });
+}
