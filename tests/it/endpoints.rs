@@ -289,12 +289,19 @@ async fn lagging(env: &Env, controller: &str, resource: &ResourceType) {
     let version = |object: &Value| object["metadata"]["resourceVersion"].clone();
     let spec = json!({ "selector": { "app": plural }, "ports": [{ "port": 80 }] });
     create(&env.client, service(plural, spec)).await;
-    let empty = eventually(&env.clock, "the service has an object", &written).await;
+    // What waits for a time goes on.
+    let passes = || clock.advance(Duration::from_millis(100));
+    let empty = eventually(&env.clock, "the service has an object", || async {
+        passes();
+        written().await
+    })
+    .await;
 
     let watches = faults.count("watch", plural);
     faults.next(usize::MAX, "watch", plural, Fault::Hold);
     faults.cut_watches();
     eventually(&env.clock, "the watch is silent", || async {
+        passes();
         let count = faults.count("watch", plural);
         if count > watches { Ok(()) } else { Err(count.to_string()) }
     })
@@ -316,6 +323,7 @@ async fn lagging(env: &Env, controller: &str, resource: &ResourceType) {
     };
     let first = pod("first").await;
     let shown = eventually(&env.clock, "the first pod is written", || async {
+        passes();
         let object = written().await?;
         if version(&object) == version(&empty) { Err(object.to_string()) } else { Ok(object) }
     })
