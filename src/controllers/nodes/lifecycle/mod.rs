@@ -210,13 +210,24 @@ impl NodeLifecycle {
                 Some(Turn::Node(node)) => node,
             };
             let outcome = self.taint(&node).await;
-            let mut state = self.state.lock();
-            let Some(tainter) = state.tainters.get_mut(&zone) else { continue };
-            match outcome {
-                Ok(()) => tainter.done(&node),
-                Err(wait) => tainter.retry(&node, self.clock.monotonic() + wait),
+            if self.settle(&zone, &node, outcome)
+                && let Ok(live) = self.client.get::<Node>(&ObjectKey::cluster(&node)).await
+            {
+                self.mark_reachable(&live).await;
             }
         }
+    }
+
+    /// Takes note of the end of a node's turn. `true`: evictions have stopped meanwhile, so the taint
+    /// has to go.
+    fn settle(&self, zone: &Istr, node: &Arc<str>, outcome: Result<(), Duration>) -> bool {
+        let mut state = self.state.lock();
+        let Some(tainter) = state.tainters.get_mut(zone) else { return false };
+        match outcome {
+            Ok(()) => tainter.done(node),
+            Err(wait) => tainter.retry(node, self.clock.monotonic() + wait),
+        }
+        outcome.is_ok() && tainter.is_stopped()
     }
 
     /// `Err`: how long until it should be tried again. Not ready and unreachable exclude each other, as

@@ -368,7 +368,7 @@ impl NodeLifecycle {
     }
 
     /// Upstream: `markNodeAsReachable`.
-    async fn mark_reachable(&self, node: &Node) {
+    pub(super) async fn mark_reachable(&self, node: &Node) {
         let remove = vec![taints::UNREACHABLE, taints::NOT_READY];
         let swap = Swap { effect: NO_EXECUTE, add: Vec::new(), remove };
         if is_tainted(node)
@@ -380,6 +380,17 @@ impl NodeLifecycle {
         if let Some(tainter) = self.state.lock().tainters.get_mut(&zone_of(node)) {
             tainter.remove(&node.meta.name);
         }
+    }
+
+    /// The node as it is, if this pass may have tainted it. Upstream takes it as it was when the pass
+    /// began, so that the taint stays.
+    async fn newest(&self, node: Arc<Node>) -> Arc<Node> {
+        let is_member = |tainter: &Tainter| tainter.has(&node.meta.name);
+        let may_be = self.state.lock().tainters.get(&zone_of(&node)).is_some_and(is_member);
+        if !may_be {
+            return node;
+        }
+        self.client.get::<Node>(&node.meta.key()).await.map_or(node, Arc::new)
     }
 
     async fn handle_disruption(self: &Arc<Self>, counts: &Counts, nodes: &[Arc<Node>]) {
@@ -399,9 +410,13 @@ impl NodeLifecycle {
             }
             Disruption::Stop => {
                 log::info!("No Node is ready: evictions stop");
+                self.state.lock().tainters.values().for_each(|tainter| tainter.set_rate(0.0));
                 let nodes = nodes.to_vec();
-                self.each(nodes, |this, node| async move { this.mark_reachable(&node).await })
-                    .await;
+                self.each(nodes, |this, node| async move {
+                    let node = this.newest(node).await;
+                    this.mark_reachable(&node).await;
+                })
+                .await;
                 let zones = self.state.lock().zones.keys().cloned().collect::<Vec<_>>();
                 (zones.into_iter().map(|zone| (zone, 0.0)).collect(), false)
             }
