@@ -109,12 +109,18 @@ impl Migrator {
                 Err(error) if error.is_not_found() => return Ok(()),
                 live => live?,
             };
+            let mut status = status(&live, self.clock.now());
+            // What an apply does not name again, it removes.
+            let stored = &live["status"]["storedVersions"];
+            if status["storedVersions"].is_null() && !stored.is_null() {
+                status["storedVersions"] = stored.clone();
+            }
             let body = json!({
                 "apiVersion": DEFINITIONS.api_version(), "kind": DEFINITIONS.kind,
                 "metadata": {
                     "name": key.name, "resourceVersion": live["metadata"]["resourceVersion"],
                 },
-                "status": status(&live, self.clock.now()),
+                "status": status,
             });
             let patch = Patch::Apply { manager: NAME.to_owned(), force: true, body };
             let written: Result<Value, _> =
