@@ -9,6 +9,6 @@ pub trait Interceptor: Send + Sync + 'static {
     /// A read, before it is sent.
     fn sees(&self, call: &Call);
 
-    /// The body of the answer to a write, or why there is none. `agent`: the client's User-Agent.
+    /// The body of the answer to a write, or the error. `agent`: the client's User-Agent.
     fn answers(&self, call: &Call, agent: &str) -> Boxed<Result<Vec<u8>>>;
 }

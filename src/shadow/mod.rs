@@ -181,7 +181,7 @@ impl Shadow {
 }
 
 impl Inner {
-    /// The live object at `path`; `None`: there is none.
+    /// The live object at `path`; `None`: the object does not exist.
     async fn read(&self, path: &str) -> crate::client::Result<Option<Value>> {
         match self.reader.fetch(&Call::new("GET", path)).await {
             Ok(live) => Ok(Some(live)),
