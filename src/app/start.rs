@@ -19,7 +19,7 @@ use crate::cache::SharedInformerFactory;
 use crate::clock::SharedClock;
 use crate::controllers::{
     ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugHandler,
-    DebugRequest,
+    DebugRequest, Watcher,
 };
 use crate::options::{Options, show_duration};
 use crate::server::health::HealthChecks;
@@ -31,8 +31,8 @@ use crate::task::{Failure, Latch, StopToken, TaskGroup, caught};
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 const API_SERVER_RETRY: Duration = Duration::from_secs(1);
 const DISCOVERY_RESET: Duration = Duration::from_secs(30);
-/// Shadow mode does not wait longer for caches that a server may never fill.
-const SHADOW_PATIENCE: Duration = Duration::from_secs(30);
+/// Shadow mode does not wait longer for controllers whose caches a server may never fill.
+const SHADOW_PATIENCE: Duration = Duration::from_secs(60);
 /// A controller starts after the start interval and up to as much again.
 const START_JITTER: f64 = 1.0;
 
@@ -103,8 +103,8 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
             routes.add_debug(controller.name(), served(debug));
         }
     }
-    let watchers = controllers.iter().map(Controller::watcher).collect();
-    let _shown = started.pipeline.show(&factory, watchers);
+    let watchers: Vec<Watcher> = controllers.iter().map(Controller::watcher).collect();
+    let _shown = started.pipeline.show(&factory, watchers.clone());
     factory.start(&stop);
     let running = Arc::new(Mutex::new(BTreeSet::new()));
     for controller in controllers {
@@ -114,11 +114,16 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
         started.running.open();
     }
     if let Some(shadow) = started.shadow.clone() {
-        let (synced, clock, stop) = (factory.clone(), clock.clone(), stop.clone());
+        let (clock, stop) = (clock.clone(), stop.clone());
         tasks.spawn(async move {
-            let synced = synced.wait_for_cache_sync().or(clock.sleep(SHADOW_PATIENCE));
-            if stop.unless_stopped(synced).await.is_some() {
-                shadow.begin();
+            // A write that comes before the monitors of the collector watch is not seen.
+            let run = async {
+                for watcher in &watchers {
+                    watcher.runs().await;
+                }
+            };
+            if stop.unless_stopped(run.or(clock.sleep(SHADOW_PATIENCE))).await.is_some() {
+                shadow.begin(watchers);
                 shadow.run(&stop).await;
             }
         });

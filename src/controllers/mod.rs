@@ -14,5 +14,5 @@ pub mod workloads;
 pub use runner::{
     Change, ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugAnswer,
     DebugHandler, DebugRequest, Error, Next, Profile, Queue, Retries, Supervisor, SyncResult,
-    Workers, keys,
+    Watcher, Workers, keys,
 };

@@ -37,7 +37,7 @@ use self::request::Refusal;
 use crate::cache::{Scope, Source};
 use crate::client::{Call, Client, Interceptor};
 use crate::clock::SharedClock;
-use crate::controllers::Supervisor;
+use crate::controllers::{Supervisor, Watcher};
 use crate::task::{Latch, StopToken};
 
 /// How often time alone decides about intentions.
@@ -63,6 +63,8 @@ struct Inner {
     last_suspect: Mutex<Duration>,
     is_judging: AtomicBool,
     begun: Latch,
+    /// The controllers, once they run.
+    watchers: Mutex<Vec<Watcher>>,
     /// The report as it was at the end.
     last: Mutex<Option<Report>>,
     /// Reads live objects; it is not intercepted.
@@ -81,6 +83,7 @@ impl Shadow {
             last_suspect: Mutex::default(),
             is_judging: AtomicBool::new(false),
             begun: Latch::new(),
+            watchers: Mutex::default(),
             last: Mutex::default(),
             reader: reader.hastened(READS, 10),
             clock,
@@ -104,8 +107,10 @@ impl Shadow {
         tap::Tap::new(source, self.inner.clone())
     }
 
-    /// From now on writes of the one in charge are judged: the controllers run.
-    pub fn begin(&self) {
+    /// From now on writes of the one in charge are judged: the controllers, of which `watchers` know,
+    /// run.
+    pub fn begin(&self, watchers: Vec<Watcher>) {
+        *self.inner.watchers.lock() = watchers;
         let now = self.inner.clock.monotonic();
         *self.inner.ledger.lock() = Ledger::new(self.inner.grace, now);
         self.inner.is_judging.store(true, Ordering::Relaxed);
@@ -196,6 +201,11 @@ impl Inner {
             authors.insert(scope.clone(), Authors::default());
         }
         authors.get_mut(scope)?.observe(&scope.resource.to_string(), meta)
+    }
+
+    /// Whether the controllers have done all that they had to do so long ago.
+    fn has_caught_up(&self, ago: Duration) -> bool {
+        self.watchers.lock().iter().all(|watcher| watcher.backlog() < ago)
     }
 
     fn claim(&self, place: &Place, kind: Kind, controller: &str) {

@@ -17,11 +17,14 @@ use super::ledger::{Kind, Seen, Write};
 use crate::cache::{Answer, Error, ListRequest, Scope, Source, WatchRequest};
 use crate::objects::{Encoded, Form, ListPart, Uid, WatchEvent};
 
-/// How long a write of the one in charge waits to be wanted here.
+/// How long a write of the one in charge waits to be wanted here, and longer while a controller
+/// still works on what came before it.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// A write that follows from one that was let pass gets this much longer, up to a limit.
 const MORE_PATIENCE: Duration = Duration::from_secs(1);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(10);
+/// How often a write that waits for a controller is looked at.
+const LOOK: Duration = Duration::from_millis(250);
 /// Resources on which controllers work at times of their own: how long their writes wait.
 const PERIODS: [(&str, Duration); 3] = [
     ("nodes", Duration::from_secs(7)),
@@ -246,7 +249,8 @@ impl Flow {
         let mut next: Option<Duration> = None;
         let mut kept = Vec::new();
         for mut held in self.held.drain(..) {
-            let more = (*last_suspect + MORE_PATIENCE).min(held.since + LONGEST_PATIENCE);
+            let (age, longest) = (now - held.since, held.since + LONGEST_PATIENCE);
+            let more = (*last_suspect + MORE_PATIENCE).min(longest);
             let until = (held.since + self.patience).max(more);
             let is_behind = waiting.contains(&held.uid);
             match &mut held.write {
@@ -259,7 +263,7 @@ impl Flow {
                     self.ready.push_back(held.event);
                     continue;
                 }
-                Some(write) if now >= until => {
+                Some(write) if now >= until && (now >= longest || shadow.has_caught_up(age)) => {
                     write.fields = fields_of(&held.event, &write.kind);
                     *last_suspect = now;
                     ledger.suspect(now, write.clone());
@@ -267,7 +271,7 @@ impl Flow {
                     continue;
                 }
                 Some(_) => {
-                    let wait = until.saturating_sub(now);
+                    let wait = until.saturating_sub(now).max(LOOK);
                     next = Some(next.map_or(wait, |next| next.min(wait)));
                 }
             }

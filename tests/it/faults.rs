@@ -2,15 +2,15 @@
 //! no pod was created twice.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_lite::FutureExt;
 use kube_controller_manager::client::{Client, Config, Delete, Patch};
-use kube_controller_manager::clock::{Clock, FakeClock};
+use kube_controller_manager::clock::{Clock, Sleep, SystemClock};
 use kube_controller_manager::objects::{
     DaemonSet, Deployment, Namespace, ObjectKey, PersistentVolume, Pod, ReplicaSet, Resource,
+    Timestamp,
 };
 use sandbox::faults::{Fault, Faults};
 use sandbox::store::Store;
@@ -285,34 +285,53 @@ fn failed_reads_are_repeated() {
     });
 }
 
+/// The system's clock, but waits of exactly these lengths pass at once; it counts them.
+struct Hurried {
+    waits: [Duration; 3],
+    passed: Mutex<Vec<Duration>>,
+}
+
+impl Clock for Hurried {
+    fn now(&self) -> Timestamp {
+        SystemClock.now()
+    }
+
+    fn monotonic(&self) -> Duration {
+        SystemClock.monotonic() + self.passed.lock().unwrap().iter().sum::<Duration>()
+    }
+
+    fn sleep(&self, duration: Duration) -> Sleep {
+        if !self.waits.contains(&duration) {
+            return SystemClock.sleep(duration);
+        }
+        self.passed.lock().unwrap().push(duration);
+        Box::pin(std::future::ready(()))
+    }
+}
+
 #[test]
 fn retry_after_is_honoured() {
     Env::run("retry-after", async |env| {
         let faults = env.cluster.sandbox.faults();
-        let clock = FakeClock::new(env.clock.now());
+        let cases = [(429, 7), (503, 20), (500, 1)];
+        let waits = cases.map(|(_, after)| Duration::from_secs(after));
+        let clock = Arc::new(Hurried { waits, passed: Mutex::default() });
         let admin = env.cluster.kubeconfig();
         let config = Config::from_kubeconfig(&admin, None, None).unwrap();
         let client = Client::new(config, clock.clone()).unwrap();
-        for (code, after) in [(429, 7), (503, 20), (500, 1)] {
+        for (code, after) in cases {
             faults.next(2, "create", "configmaps", Fault::code(code, Some(after)));
-            let (asked, begun) = (faults.count("create", "configmaps"), clock.monotonic());
+            let asked = faults.count("create", "configmaps");
+            let waited = clock.passed.lock().unwrap().len();
             let name = format!("after-{after}");
             let body = json!({
                 "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name },
             });
-            let verbs = client.resource(&CONFIG_MAPS);
-            let made = verbs.create::<Value>("default", &body);
-            let passing = async {
-                loop {
-                    let asked = faults.count("create", "configmaps") - asked;
-                    let passed = (clock.monotonic() - begun).as_secs();
-                    assert!(passed >= asked.saturating_sub(1) * after, "{asked} in {passed} s");
-                    env.clock.sleep(Duration::from_millis(5)).await;
-                    clock.advance(Duration::from_millis(500));
-                }
-            };
-            made.or(passing).await.expect("the third try succeeds");
+            let made = client.resource(&CONFIG_MAPS).create::<Value>("default", &body).await;
+            made.expect("the third try succeeds");
             assert_eq!(faults.count("create", "configmaps") - asked, 3);
+            let passed = &clock.passed.lock().unwrap()[waited..];
+            assert_eq!(passed, [Duration::from_secs(after); 2]);
         }
         // Without Retry-After the client returns the error; the queue retries.
         faults.next(1, "create", "configmaps", Fault::code(500, None));

@@ -89,6 +89,20 @@ impl Watcher {
             writes: self.client.writes(),
         }
     }
+
+    /// Resolves once the workers have started.
+    pub async fn runs(&self) {
+        self.running.opened().await;
+    }
+
+    /// For how long the oldest key has waited or been worked on: what was added before that time is
+    /// done.
+    pub fn backlog(&self) -> Duration {
+        let statuses = self.queues.iter().filter_map(|ask| ask());
+        let ages = statuses.flat_map(|SyncStatus { queue, .. }| [queue.oldest, queue.longest]);
+        let seconds = ages.flatten().map(|(_, age)| age).fold(0.0, f64::max);
+        Duration::from_secs_f64(seconds)
+    }
 }
 
 /// Shuts the queues down when dropped: no queue outlives its controller.
