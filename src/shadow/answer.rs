@@ -4,6 +4,7 @@ use futures_lite::future::Boxed;
 use serde_json::Value;
 use std::sync::Arc;
 
+use super::author::bound_to;
 use super::ledger::{Kind, Place, Wish, kind_of};
 use super::request::{Effect, Refusal, Request};
 use super::target::Target;
@@ -108,6 +109,9 @@ impl Inner {
         let owner = owners.filter_map(|owner| owner["uid"].as_str()).next();
         if let Some(owner) = owner.filter(|_| request.is_create()) {
             self.claim(&place.of_owner(owner), Kind::Create, &controller);
+        }
+        if let Some(claim) = bound_to(&place.resource, &request.body) {
+            self.claim(&place.of_owner(claim), kind_of(&request), &controller);
         }
         let run = asked.run.as_deref();
         let in_sync = run.is_some_and(|run| !run.key.is_empty() && !run.has_ended());

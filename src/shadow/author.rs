@@ -140,6 +140,12 @@ impl Authors {
     }
 }
 
+/// What a volume is bound to stands for its owner: of several volumes that fit equally well the
+/// managers may take different ones.
+pub fn bound_to<'a>(resource: &str, object: &'a Value) -> Option<&'a str> {
+    object["spec"]["claimRef"]["uid"].as_str().filter(|_| resource == "persistentvolumes")
+}
+
 /// The fields that the manager in charge owns in `object` by a subresource: paths to the leaves.
 pub fn owned_fields(object: &Value, of: &str) -> Vec<String> {
     let entries = object["metadata"]["managedFields"].as_array();
@@ -219,6 +225,14 @@ mod tests {
         assert!(authors.observe("leases.coordination.k8s.io", &write).is_none());
         let write = authors.observe("pods", &write).expect("a later write");
         assert_eq!(write.generated.expect("it has one").name, "web-*");
+    }
+
+    #[test]
+    fn a_volume_belongs_to_its_claim() {
+        let object = json!({ "spec": { "claimRef": { "uid": "u" } } });
+        assert_eq!(bound_to("persistentvolumes", &object), Some("u"));
+        assert_eq!(bound_to("pods", &object), None);
+        assert_eq!(bound_to("persistentvolumes", &json!({ "spec": {} })), None);
     }
 
     #[test]

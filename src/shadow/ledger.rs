@@ -89,7 +89,7 @@ pub struct Write {
     pub place: Place,
     /// The place of its generated name.
     pub generated: Option<Place>,
-    /// The place of all that its owner has.
+    /// The place of all that its owner has, or that its claim may be bound to.
     pub siblings: Option<Place>,
     pub kind: Kind,
     pub version: String,
@@ -494,7 +494,7 @@ impl Ledger {
         let related = write.generated.iter().chain(&write.siblings).flat_map(claims);
         claims(&write.place)
             .filter(|claim| claim.kind == write.kind || claim.kind == Kind::Look)
-            .chain(related.filter(|claim| claim.kind == Kind::Create))
+            .chain(related.filter(|claim| claim.kind == Kind::Create || claim.kind == write.kind))
             .filter(|claim| claim.last >= since)
             // One that only read it is the last to be asked.
             .min_by_key(|claim| claim.kind == Kind::Look)

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::Inner;
-use super::author::{Head, Metadata, owned_fields};
+use super::author::{Head, Metadata, bound_to, owned_fields};
 use super::ledger::{Kind, Seen, Write};
 use crate::cache::{Answer, Error, ListRequest, Scope, Source, WatchRequest};
 use crate::objects::{Encoded, Form, ListPart, Uid, WatchEvent};
@@ -214,6 +214,12 @@ impl Flow {
             && write.kind == Kind::Create
         {
             write.kind = Kind::Change(String::new());
+        }
+        if let Some(write) = write.as_mut().filter(|_| self.resource == "persistentvolumes")
+            && let Some(object) = whole(object)
+            && let Some(claim) = bound_to(&self.resource, &object)
+        {
+            write.siblings = Some(write.place.of_owner(claim));
         }
         if let Some(write) = write.as_ref().filter(|write| write.kind == Kind::Create)
             && !self.scope.metadata_only

@@ -251,6 +251,14 @@ fn a_claim_counts_for_what_comes_soon_after() {
     assert!(!ledger.expects(at(12), &created));
     assert!(!ledger.expects(at(2), &write("web-abc", Kind::Create)));
     assert_eq!(ledger.report(at(12)).controllers[0].expected, 2);
+    let change = || Kind::Change(String::new());
+    ledger.claim(at(12), &place("volume-1").of_owner("claim"), change(), "c");
+    let bound = |kind: Kind| Write {
+        siblings: Some(place("volume-2").of_owner("claim")),
+        ..write("volume-2", kind)
+    };
+    assert!(ledger.expects(at(12), &bound(change())));
+    assert!(!ledger.expects(at(12), &bound(Kind::Change("status".to_owned()))));
 }
 
 #[test]
