@@ -89,7 +89,7 @@ fn attachment(handle: &str, driver: &str, node: &str) -> ObjectKey {
 }
 
 /// Waits until the driver has answered the attachment.
-async fn attached(env: &Site, handle: &str, node: &str) -> Value {
+pub async fn attached(env: &Site, handle: &str, node: &str) -> Value {
     let key = attachment(handle, DRIVER, node);
     let done = |object: &Value| object["status"]["attached"] == true;
     comes(env, &VolumeAttachment::RESOURCE, &key, done).await

@@ -71,6 +71,13 @@ impl Cluster {
         })
     }
 
+    /// The volumes of the claim of this uid.
+    pub fn volumes_of(&self, claim: &Value) -> Vec<&Value> {
+        let of_claim =
+            |object: &&Value| claim.is_string() && object["spec"]["claimRef"]["uid"] == *claim;
+        self.objects.iter().filter(of_claim).collect()
+    }
+
     /// The objects, pods not included, that the object of this name controls.
     pub fn owned_by(&self, name: &str) -> Vec<&Value> {
         let owner = |object: &&Value| object["metadata"]["ownerReferences"][0]["name"] == name;
@@ -91,10 +98,17 @@ struct Manager {
 }
 
 impl Manager {
-    fn start(env: &Env, clock: &Arc<FakeClock>, program: &str, controllers: &[&str]) -> Manager {
+    fn start(
+        env: &Env,
+        clock: &Arc<FakeClock>,
+        program: &str,
+        scenario: &Scenario<'_>,
+        options: &Options,
+    ) -> Manager {
         let client = env.client.named(program);
-        let process = InProcess::with_client(env, client, clock.clone(), Options::default());
-        let made = controllers.iter().map(|name| made(name, &process.cx)).collect::<Vec<_>>();
+        let process = InProcess::with_client(env, client, clock.clone(), options.clone());
+        let made =
+            scenario.controllers.iter().map(|name| made(name, &process.cx)).collect::<Vec<_>>();
         process.factory.start(&process.stop);
         let run = |controller: kube_controller_manager::controllers::Controller| {
             spawn(controller.run(StopToken::clone(&process.stop)))
@@ -115,6 +129,15 @@ impl Manager {
 /// with one that dies at its second, and so on, until one lives to the end. Every run must end as
 /// the last. Returns the number of writes of the last.
 pub async fn survives_every_write(env: &Env, scenario: &Scenario<'_>) -> usize {
+    survives_every_write_with(env, scenario, &Options::default()).await
+}
+
+/// [`survives_every_write`] with options of all managers.
+pub async fn survives_every_write_with(
+    env: &Env,
+    scenario: &Scenario<'_>,
+    options: &Options,
+) -> usize {
     let faults = env.cluster.sandbox.faults();
     let clock = FakeClock::new(env.clock.now());
     let kinds: Vec<ResourceType> = (scenario.objects)("x").iter().map(resource_of).collect();
@@ -129,7 +152,7 @@ pub async fn survives_every_write(env: &Env, scenario: &Scenario<'_>) -> usize {
         }
         let end = async || (scenario.end)(&name, &Cluster::read(env, &kinds).await);
         if let Some(change) = &scenario.change {
-            let first = Manager::start(env, &clock, "first", scenario.controllers);
+            let first = Manager::start(env, &clock, "first", scenario, options);
             eventually(&env.clock, &format!("{name} before its change"), || async {
                 clock.advance(Duration::from_secs(1));
                 end().await
@@ -145,7 +168,7 @@ pub async fn survives_every_write(env: &Env, scenario: &Scenario<'_>) -> usize {
                 verbs.patch::<Value>(&key, &patch).await.expect("patch");
             }
         }
-        let manager = Manager::start(env, &clock, &mortal, scenario.controllers);
+        let manager = Manager::start(env, &clock, &mortal, scenario, options);
         eventually(&env.clock, &format!("{mortal} dies, or reaches the end"), || async {
             clock.advance(Duration::from_secs(1));
             if faults.has_died(&mortal) { Ok(()) } else { end().await.map(drop) }
@@ -153,8 +176,8 @@ pub async fn survives_every_write(env: &Env, scenario: &Scenario<'_>) -> usize {
         .await;
         let died = faults.has_died(&mortal);
         manager.drop_dead().await;
-        let heir = died
-            .then(|| Manager::start(env, &clock, &format!("heir-{writes}"), scenario.controllers));
+        let heir =
+            died.then(|| Manager::start(env, &clock, &format!("heir-{writes}"), scenario, options));
         let what = format!("the end after a crash behind {writes} writes");
         let reached = eventually(&env.clock, &what, || async {
             clock.advance(Duration::from_secs(1));

@@ -229,6 +229,26 @@ fn top_shows_the_usage_that_annotations_say() {
 }
 
 #[test]
+fn the_claims_of_a_stateful_set_are_shown_as_bound() {
+    Env::run("kubectl-claims", async |env| {
+        let home = Folder::new("kubectl-home");
+        let Some(kubectl) = Kubectl::new(&env.cluster.kubeconfig(), &home.0) else {
+            return;
+        };
+        let _manager = env.manager("manager", &[]);
+        let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/statefulset.yaml");
+        kubectl.run(&["apply", "-f", demo]).await;
+        kubectl.run(&["rollout", "status", "statefulset/db", "--timeout=100s"]).await;
+        let claims = kubectl.run(&["get", "pvc"]).await;
+        has(&claims, &["STATUS", "VOLUME", "CAPACITY", "STORAGECLASS", "data-db-0", "data-db-2"]);
+        assert_eq!(claims.matches("Bound").count(), 3, "{claims}");
+        let volumes = kubectl.run(&["get", "pv"]).await;
+        has(&volumes, &["RECLAIM POLICY", "default/data-db-1"]);
+        assert_eq!(volumes.matches("Bound").count(), 3, "{volumes}");
+    });
+}
+
+#[test]
 fn delete_cascades_as_requested() {
     Env::run("kubectl-delete", async |env| {
         let home = Folder::new("kubectl-home");

@@ -96,19 +96,20 @@ fn series(line: &str) -> Option<(&str, Vec<(&str, &str)>)> {
 }
 
 /// A manager that serves its metrics to anybody.
-struct Serving {
+pub struct Serving {
     manager: Manager,
     client: Client,
 }
 
 impl Serving {
-    fn start(site: &Site, name: &str, program: &ManagerProgram) -> Serving {
+    pub fn start(site: &Site, name: &str, program: &ManagerProgram, extra: &[&str]) -> Serving {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let port = listener.local_addr().expect("its number").port();
         drop(listener);
         let mut flags = quick_election();
         flags.push(format!("--secure-port={port}"));
         flags.push("--authorization-always-allow-paths=/healthz,/metrics".into());
+        flags.extend(extra.iter().map(|flag| flag.to_string()));
         let manager = Manager::spawn(program, &site.kubeconfig, name, &flags).expect("it starts");
         let mut config = Config::new(format!("https://127.0.0.1:{port}"));
         config.tls.insecure = true;
@@ -117,7 +118,7 @@ impl Serving {
     }
 
     /// The metrics once `is` holds of their text.
-    async fn metrics(&self, site: &Site, what: &str, is: impl Fn(&str) -> bool) -> String {
+    pub async fn metrics(&self, site: &Site, what: &str, is: impl Fn(&str) -> bool) -> String {
         let is = &is;
         eventually(&site.clock, what, || async {
             let text = self.client.get_path("/metrics").await.map_err(|error| error.to_string())?;
@@ -137,7 +138,7 @@ fn worked(text: &str, queue: &str) -> bool {
 #[test]
 fn dashboards_find_every_series_and_label() {
     Env::run("dashboards", async |site| {
-        let serving = Serving::start(site, "manager", &manager_program());
+        let serving = Serving::start(site, "manager", &manager_program(), &[]);
         create(&site.client, deployment("web", 1, "web:1")).await;
         rolled_out(&site.client, &site.clock, "web").await;
         let text = serving.metrics(site, "work is measured", |text| worked(text, "deployment"));
@@ -164,7 +165,7 @@ fn metrics_are_those_of_the_go_manager() {
         populate(site).await;
         let mut scraped = Vec::new();
         for (name, program) in [("go", ManagerProgram::Path(go)), ("ours", manager_program())] {
-            let serving = Serving::start(site, name, &program);
+            let serving = Serving::start(site, name, &program, &[]);
             let queues = ["deployment", "statefulset", "daemonset", "job", "disruption", "volumes"];
             let text = serving.metrics(site, "all have worked", |text| {
                 queues.iter().all(|queue| worked(text, queue))

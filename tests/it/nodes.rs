@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 use crate::env::*;
 use crate::kinds::{EVENTS, goes};
 
-const LEASES: ResourceType =
+pub const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
-const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+pub const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 
 /// Leases are renewed far more often than the grace period asks for.
-fn lively() -> NodeOptions {
+pub fn lively() -> NodeOptions {
     NodeOptions { heartbeat: Duration::from_secs(1), ..quick_nodes() }
 }
 
-const QUICK: [&str; 4] = [
+pub const QUICK: [&str; 4] = [
     // All nodes that go silent together do so in one pass.
     "--node-monitor-period=2s",
     "--node-monitor-grace-period=10s",
@@ -29,7 +29,7 @@ const QUICK: [&str; 4] = [
 ];
 
 /// Null before it exists.
-async fn node(env: &Site, name: &str) -> Value {
+pub async fn node(env: &Site, name: &str) -> Value {
     let nodes = env.client.resource(&Node::RESOURCE);
     match nodes.get(&ObjectKey::cluster(name)).await {
         Err(error) if error.is_not_found() => Value::Null,
@@ -37,13 +37,13 @@ async fn node(env: &Site, name: &str) -> Value {
     }
 }
 
-async fn pod(env: &Site, name: &str) -> Value {
+pub async fn pod(env: &Site, name: &str) -> Value {
     let pods = env.client.resource(&Pod::RESOURCE);
     pods.get(&ObjectKey::new("default", name)).await.expect("get")
 }
 
 /// `key:effect` of each taint.
-fn taints(node: &Value) -> Vec<String> {
+pub fn taints(node: &Value) -> Vec<String> {
     let taints = node["spec"]["taints"].as_array().cloned().unwrap_or_default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut taints: Vec<String> = taints
@@ -54,13 +54,13 @@ fn taints(node: &Value) -> Vec<String> {
     taints
 }
 
-fn condition(object: &Value, name: &str) -> Value {
+pub fn condition(object: &Value, name: &str) -> Value {
     let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
     conditions.into_iter().find(|condition| condition["type"] == name).unwrap_or_default()
 }
 
 /// A pod on a node; it tolerates an unreachable node for a number of seconds, or for ever.
-fn tolerant(name: &str, node: &str, seconds: Option<i64>) -> Value {
+pub fn tolerant(name: &str, node: &str, seconds: Option<i64>) -> Value {
     let toleration = |key: &str| {
         let mut toleration = json!({ "key": key, "operator": "Exists", "effect": "NoExecute" });
         if let Some(seconds) = seconds {
@@ -81,12 +81,17 @@ fn tolerant(name: &str, node: &str, seconds: Option<i64>) -> Value {
 
 /// What a kubelet writes: its lease, and that it is ready.
 async fn live(env: &Site, name: &str) {
+    says(env, name, "True").await;
+}
+
+/// What a kubelet writes: its lease, and whether it is ready.
+pub async fn says(env: &Site, name: &str, ready: &str) {
     let now = env.clock.now();
     let lease = Patch::Merge(json!({ "spec": { "renewTime": now.to_micro_string() } }));
     let key = ObjectKey::new("kube-node-lease", name);
     env.client.resource(&LEASES).patch::<Value>(&key, &lease).await.expect("patch");
     let condition = json!({
-        "type": "Ready", "status": "True", "reason": "KubeletReady",
+        "type": "Ready", "status": ready, "reason": "Kubelet",
         "lastHeartbeatTime": now, "lastTransitionTime": now,
     });
     let status = Patch::StrategicMerge(json!({ "status": { "conditions": [condition] } }));
@@ -335,6 +340,38 @@ fn nodes_get_ranges_and_leave_them_to_others() {
         body["metadata"]["name"] = "late".into();
         env.client.resource(&Node::RESOURCE).create::<Value>("", &body).await.expect("create");
         assert_eq!(assigned("late").await[0], given[2][0]);
+    });
+}
+
+#[test]
+fn a_range_that_cannot_be_written_is_an_event_and_is_tried_again() {
+    Env::run("nodes-unassigned", async |env| {
+        let faults = env.cluster.sandbox.faults();
+        let flags = [
+            "--controllers=node-ipam-controller",
+            "--allocate-node-cidrs",
+            "--cluster-cidr=10.40.0.0/22",
+        ];
+        let _manager = env.manager("manager", &flags);
+        let ranges = async |name: &str| {
+            eventually(&env.clock, &format!("{name} has a range"), || async {
+                let node = node(env, name).await;
+                cidrs(&node).pop().ok_or_else(|| format!("{node:#}"))
+            })
+            .await
+        };
+        let mut given = Vec::new();
+        for name in ["node-0", "node-1", "node-2"] {
+            given.push(ranges(name).await);
+        }
+        // All attempts of the first try.
+        faults.next(3, "patch", "nodes", Fault::code(500, None));
+        env.steering.kill("extra");
+        let body = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "extra" } });
+        env.client.resource(&Node::RESOURCE).create::<Value>("", &body).await.expect("create");
+        let message = "Node extra status is now: CIDRAssignmentFailed";
+        has_event(env, "extra", "CIDRAssignmentFailed", message).await;
+        assert!(!given.contains(&ranges("extra").await));
     });
 }
 

@@ -73,6 +73,46 @@ fn the_api_servers_authority_is_published_and_kept_as_it_is() {
 }
 
 #[test]
+fn the_older_version_is_used_where_it_alone_is_served() {
+    const GATE: &str = "--feature-gates=ClusterTrustBundle=true";
+    const OLDER: &str = "--runtime-config=certificates.k8s.io/v1alpha1=true";
+    on_real_server("trust-bundle-alpha", &[GATE, OLDER], async |env| {
+        let resource = ResourceType { version: "v1alpha1".into(), ..BUNDLES };
+        let bundles = env.client.resource(&resource);
+        let ca = std::fs::read_to_string(env.kubeconfig.with_file_name("ca.crt")).expect("the CA");
+        let _manager = env.manager("manager", &[GATE]);
+        eventually(&env.clock, "the bundle is published", || async {
+            let all = bundles.list::<Value>(None, &Default::default()).await;
+            let all = all.map_err(|error| error.to_string())?.items;
+            match &all[..] {
+                [bundle] if bundle["spec"]["trustBundle"] == *ca => Ok(()),
+                _ => Err(format!("{all:#?}")),
+            }
+        })
+        .await;
+        let newer = env.client.resource(&BUNDLES).list::<Value>(None, &Default::default()).await;
+        assert!(newer.is_err_and(|error| error.is_not_found()));
+    });
+}
+
+#[test]
+fn nothing_is_published_without_an_authority() {
+    const NAME: &str = "kube-apiserver-serving-clustertrustbundle-publisher-controller";
+    Env::run("trust-bundle-none", async |env| {
+        let folder = Folder::new("authority");
+        let file = folder.0.join("ca.crt");
+        let authority = rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap().cert.pem();
+        std::fs::write(&file, authority).unwrap();
+        for (root_ca_file, is_idle) in [(String::new(), true), (file.display().to_string(), false)]
+        {
+            let options = Options { root_ca_file, ..Options::default() };
+            let InProcess { cx, .. } = InProcess::new(env, env.clock.clone(), options);
+            assert_eq!(made(NAME, &cx).is_idle(), is_idle);
+        }
+    });
+}
+
+#[test]
 fn requests_of_pods_are_deleted_after_a_quarter_of_an_hour() {
     const GATE: &str = "--feature-gates=PodCertificateRequest=true";
     on_real_server("pod-certificates", &[GATE, SERVED], async |env| {

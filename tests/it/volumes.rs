@@ -42,7 +42,7 @@ pub async fn make(client: &Client, volume: &Value) -> Value {
     client.resource(&PersistentVolume::RESOURCE).create("", volume).await.expect("create")
 }
 
-async fn make_class(client: &Client, name: &str, provisioner: &str, mode: &str) {
+pub async fn make_class(client: &Client, name: &str, provisioner: &str, mode: &str) {
     let class = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": name },
         "provisioner": provisioner, "volumeBindingMode": mode, "allowVolumeExpansion": true,
@@ -85,7 +85,7 @@ async fn gone<T: Resource>(env: &Site, key: &ObjectKey) {
     .await;
 }
 
-async fn delete_claim(env: &Site, name: &str) {
+pub async fn delete_claim(env: &Site, name: &str) {
     let key = claim_key(name);
     env.client.delete::<PersistentVolumeClaim>(&key, Delete::new()).await.expect("delete");
     gone::<PersistentVolumeClaim>(env, &key).await;

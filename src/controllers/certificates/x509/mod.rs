@@ -4,6 +4,7 @@ mod authority;
 mod der;
 mod request;
 mod signature;
+mod uri;
 
 pub use authority::{Authority, Template};
 pub use request::{AlternativeNames, CertificateRequest, Subject};

@@ -6,6 +6,7 @@ use rustls::pki_types::pem::{self, SectionKind};
 
 use super::der::{self, Malformed, Reader};
 use super::signature;
+use super::uri::normal_form;
 
 /// What a certificate request asks for.
 #[derive(Debug)]
@@ -40,6 +41,7 @@ pub struct AlternativeNames {
     pub emails: Vec<String>,
     /// Of 4 bytes or 16.
     pub ips: Vec<Vec<u8>>,
+    /// In the form in which Go writes them.
     pub uris: Vec<String>,
 }
 
@@ -260,7 +262,13 @@ impl AlternativeNames {
             match name.tag {
                 EMAIL => found.emails.push(ascii("rfc822Name")?),
                 DNS => found.dns.push(ascii("dNSName")?),
-                URI => found.uris.push(ascii("uniformResourceIdentifier")?),
+                URI => {
+                    let given = ascii("uniformResourceIdentifier")?;
+                    let form = normal_form(&given);
+                    found.uris.push(
+                        form.map_err(|why| format!("x509: cannot parse URI {given:?}: {why}"))?,
+                    );
+                }
                 IP => match name.content.len() {
                     4 | 16 => found.ips.push(name.content.to_vec()),
                     n => return Err(format!("x509: cannot parse IP address of length {n}")),
@@ -356,7 +364,7 @@ mod tests {
     fn alternative_names_are_sorted_by_kind() {
         let name = der::element;
         let given = der::sequence(&[
-            name(URI, b"spiffe://td"),
+            name(URI, b"SPIFFE://td/a b"),
             name(IP, &[1, 2, 3, 4]),
             name(EMAIL, b"a@b"),
             name(DNS, b"x"),
@@ -369,12 +377,13 @@ mod tests {
             name(EMAIL, b"a@b"),
             name(IP, &[1, 2, 3, 4]),
             name(IP, &[5, 6, 7, 8]),
-            name(URI, b"spiffe://td"),
+            name(URI, b"spiffe://td/a%20b"),
         ]);
         assert_eq!(names.to_der(), wanted);
         for (bad, why) in [
             (name(IP, &[1]), "x509: cannot parse IP address of length 1"),
             (name(DNS, b"\xff"), "x509: SAN dNSName is malformed"),
+            (name(URI, b":"), "x509: cannot parse URI \":\": parse \":\": missing protocol scheme"),
             (vec![DNS], "x509: invalid subject alternative name"),
         ] {
             let read = AlternativeNames::read(&der::sequence(&[bad]));

@@ -44,6 +44,10 @@ impl Config {
                 }
             }
         }
+        // The check of the flags accepts an empty type.
+        if o.cidr_allocator_type != "RangeAllocator" {
+            return Err(format!("invalid CIDR allocator type: {}", o.cidr_allocator_type));
+        }
         Ok(Config { clusters: sized, services })
     }
 }
@@ -150,6 +154,28 @@ mod tests {
                 let services = services.iter().map(|cidr| format!("not {cidr}"));
                 clusters.chain(services).collect::<Vec<_>>().join(" ")
             }
+        }
+    }
+
+    #[test]
+    fn only_the_range_allocator_is_built_in() {
+        for (kind, expected) in [
+            ("RangeAllocator", None),
+            ("", Some("invalid CIDR allocator type: ")),
+            (
+                "CloudAllocator",
+                Some(
+                    "--cidr-allocator-type is set to 'CloudAllocator' but cloud provider is not \
+                     configured",
+                ),
+            ),
+        ] {
+            let options = Options {
+                cluster_cidr: "10.0.0.0/16".into(),
+                cidr_allocator_type: kind.into(),
+                ..Options::default()
+            };
+            assert_eq!(Config::of(&options).err().as_deref(), expected, "{kind:?}");
         }
     }
 

@@ -5,6 +5,7 @@
 //! it is renewed. Without nodes there are no passes.
 
 mod health;
+mod look;
 mod monitor;
 mod pods;
 mod reconcile;

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use super::health::{Health, Ready, unknown_conditions};
+use super::look::Look;
 use super::tainter::Tainter;
 use super::zones::{Count, Disruption, update, zone_of};
 use super::{
@@ -31,50 +32,6 @@ const ATTEMPTS: usize = 5;
 const RETRY_DELAY: Duration = Duration::from_millis(20);
 /// A node with this label does not count in its zone.
 const NOT_COUNTED: &str = "node.kubernetes.io/exclude-disruption";
-
-/// What a pass finds out about a node.
-struct Look {
-    /// The condition Ready as the node has it; Unknown without one.
-    observed: Ready,
-    /// The same after the pass; `None`: none.
-    current: Option<Ready>,
-    /// The conditions to write first.
-    write: Option<Vec<NodeCondition>>,
-    /// Nothing was heard of the node for its grace period.
-    is_silent: bool,
-}
-
-impl Look {
-    /// The node was ready until this pass.
-    fn is_lost(&self) -> bool {
-        self.observed == Ready::True && self.current.is_some_and(|ready| ready != Ready::True)
-    }
-
-    /// The pods of a node may be ready without it. A node that is alive says itself that it is not
-    /// ready: its pods are left to it.
-    fn has_ready_pods(&self, unmarked: Unmarked) -> bool {
-        let waits = match unmarked {
-            Unmarked::No => false,
-            Unmarked::Failed => true,
-            Unmarked::Inherited => self.is_silent,
-        };
-        let is_unready = self.current.is_some_and(|ready| ready != Ready::True);
-        self.is_lost() || waits && is_unready && self.observed != Ready::True
-    }
-
-    /// The taint that the node has and must not have, if any, with what comes in its place.
-    fn swap(&self, node: &Node) -> Option<Swap<'static>> {
-        let has = |key: &&'static str| taints::has(node, key, NO_EXECUTE);
-        let (add, remove) = match self.current? {
-            Ready::True => (None, vec![taints::UNREACHABLE, taints::NOT_READY]),
-            Ready::False => (Some(taints::NOT_READY), vec![taints::UNREACHABLE]),
-            Ready::Unknown => (Some(taints::UNREACHABLE), vec![taints::NOT_READY]),
-        };
-        let remove: Vec<&str> = remove.into_iter().filter(has).collect();
-        let add = add.into_iter().collect();
-        (!remove.is_empty()).then_some(Swap { effect: NO_EXECUTE, add, remove })
-    }
-}
 
 type Counts = HashMap<Istr, Count>;
 
@@ -481,30 +438,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_are_marked_when_their_node_is_lost_and_not_when_it_reports_by_itself() {
-        use Ready::{False, True, Unknown};
-        use Unmarked::{Failed, Inherited, No};
-        for (observed, current, is_silent, unmarked, marked) in [
-            (True, Some(True), false, No, false),
-            (True, Some(Unknown), true, No, true),
-            (Unknown, Some(Unknown), true, No, false),
-            // A kubelet that says that it is not ready, under a new manager too.
-            (False, Some(False), false, No, false),
-            (False, Some(False), false, Inherited, false),
-            // Lost under another manager, which may have died before it marked the pods.
-            (Unknown, Some(Unknown), true, Inherited, true),
-            (Unknown, Some(Unknown), false, Inherited, false),
-            (Unknown, Some(Unknown), true, Failed, true),
-            (False, Some(False), false, Failed, true),
-            (True, Some(True), false, Failed, false),
-            (Unknown, None, false, Failed, false),
-        ] {
-            let look = Look { observed, current, write: None, is_silent };
-            assert_eq!(
-                look.has_ready_pods(unmarked),
-                marked,
-                "{observed:?} {current:?} {is_silent} {unmarked:?}"
-            );
+    fn a_node_that_is_excluded_does_not_count_in_its_zone() {
+        let zone = Istr::new("z");
+        let mut counts = Counts::new();
+        let labels = [json!({}), json!({ NOT_COUNTED: "" }), json!({ NOT_COUNTED: "false" })];
+        for labels in labels {
+            let node: Node =
+                serde_json::from_value(json!({ "metadata": { "labels": labels } })).unwrap();
+            for ready in [Some(Ready::True), Some(Ready::False), Some(Ready::Unknown), None] {
+                count(&mut counts, &node, &zone, ready);
+            }
         }
+        let expected = Count { ready: 1, not_ready: 3 };
+        assert_eq!(counts, Counts::from([(zone, expected)]));
     }
 }

@@ -1,0 +1,113 @@
+//! What a pass finds out about a node, and what follows from it.
+
+use super::Unmarked;
+use super::health::Ready;
+use crate::controllers::nodes::taints::{self, Swap};
+use crate::objects::{NO_EXECUTE, Node, NodeCondition};
+
+/// What a pass finds out about a node.
+pub struct Look {
+    /// The condition Ready as the node has it; Unknown without one.
+    pub observed: Ready,
+    /// The same after the pass; `None`: none.
+    pub current: Option<Ready>,
+    /// The conditions to write first.
+    pub write: Option<Vec<NodeCondition>>,
+    /// Nothing was heard of the node for its grace period.
+    pub is_silent: bool,
+}
+
+impl Look {
+    /// The node was ready until this pass.
+    pub fn is_lost(&self) -> bool {
+        self.observed == Ready::True && self.current.is_some_and(|ready| ready != Ready::True)
+    }
+
+    /// The pods of a node may be ready without it. A node that is alive says itself that it is not
+    /// ready: its pods are left to it.
+    pub(super) fn has_ready_pods(&self, unmarked: Unmarked) -> bool {
+        let waits = match unmarked {
+            Unmarked::No => false,
+            Unmarked::Failed => true,
+            Unmarked::Inherited => self.is_silent,
+        };
+        let is_unready = self.current.is_some_and(|ready| ready != Ready::True);
+        self.is_lost() || waits && is_unready && self.observed != Ready::True
+    }
+
+    /// The taint that the node has and must not have, if any, with what comes in its place.
+    pub fn swap(&self, node: &Node) -> Option<Swap<'static>> {
+        let has = |key: &&'static str| taints::has(node, key, NO_EXECUTE);
+        let (add, remove) = match self.current? {
+            Ready::True => (None, vec![taints::UNREACHABLE, taints::NOT_READY]),
+            Ready::False => (Some(taints::NOT_READY), vec![taints::UNREACHABLE]),
+            Ready::Unknown => (Some(taints::UNREACHABLE), vec![taints::NOT_READY]),
+        };
+        let remove: Vec<&str> = remove.into_iter().filter(has).collect();
+        let add = add.into_iter().collect();
+        (!remove.is_empty()).then_some(Swap { effect: NO_EXECUTE, add, remove })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_taint_for_eviction_is_swapped_when_the_condition_changes() {
+        use Ready::{False, True, Unknown};
+        let (not_ready, unreachable) = (taints::NOT_READY, taints::UNREACHABLE);
+        for (current, has, add, remove) in [
+            (Some(True), &[][..], &[][..], &[][..]),
+            (Some(True), &[not_ready], &[], &[not_ready]),
+            (Some(True), &[not_ready, unreachable], &[], &[unreachable, not_ready]),
+            (Some(False), &[unreachable], &[not_ready], &[unreachable]),
+            (Some(Unknown), &[not_ready], &[unreachable], &[not_ready]),
+            // The queue of the zone adds these.
+            (Some(False), &[], &[], &[]),
+            (Some(Unknown), &[], &[], &[]),
+            (Some(False), &[not_ready], &[], &[]),
+            (Some(Unknown), &[unreachable], &[], &[]),
+            (None, &[not_ready], &[], &[]),
+        ] {
+            let of = |key: &&str| json!({ "key": key, "effect": NO_EXECUTE });
+            let taints: Vec<Value> = has.iter().map(of).collect();
+            let node: Node =
+                serde_json::from_value(json!({ "spec": { "taints": taints } })).unwrap();
+            let look = Look { observed: Unknown, current, write: None, is_silent: false };
+            let (add, remove) = (add.to_vec(), remove.to_vec());
+            let expected = (!remove.is_empty()).then_some(Swap { effect: NO_EXECUTE, add, remove });
+            assert_eq!(look.swap(&node), expected, "{current:?} {has:?}");
+        }
+    }
+
+    #[test]
+    fn pods_are_marked_when_their_node_is_lost_and_not_when_it_reports_by_itself() {
+        use Ready::{False, True, Unknown};
+        use Unmarked::{Failed, Inherited, No};
+        for (observed, current, is_silent, unmarked, marked) in [
+            (True, Some(True), false, No, false),
+            (True, Some(Unknown), true, No, true),
+            (Unknown, Some(Unknown), true, No, false),
+            // A kubelet that says that it is not ready, under a new manager too.
+            (False, Some(False), false, No, false),
+            (False, Some(False), false, Inherited, false),
+            // Lost under another manager, which may have died before it marked the pods.
+            (Unknown, Some(Unknown), true, Inherited, true),
+            (Unknown, Some(Unknown), false, Inherited, false),
+            (Unknown, Some(Unknown), true, Failed, true),
+            (False, Some(False), false, Failed, true),
+            (True, Some(True), false, Failed, false),
+            (Unknown, None, false, Failed, false),
+        ] {
+            let look = Look { observed, current, write: None, is_silent };
+            assert_eq!(
+                look.has_ready_pods(unmarked),
+                marked,
+                "{observed:?} {current:?} {is_silent} {unmarked:?}"
+            );
+        }
+    }
+}
