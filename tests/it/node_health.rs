@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kube_controller_manager::client::Patch;
-use kube_controller_manager::clock::{Clock, FakeClock};
+use kube_controller_manager::clock::FakeClock;
 use kube_controller_manager::controllers::{Controller, Profile};
 use kube_controller_manager::objects::{Lease, Node, ObjectKey, Pod, Resource, Timestamp};
 use kube_controller_manager::options::Options;
@@ -59,10 +59,18 @@ fn a_node_that_gives_a_sign_of_life_before_its_turn_is_not_marked() {
             InProcess::new(env, clock.clone(), Options::default());
         let controller = made("node-lifecycle-controller", &cx);
         let mut observer = Controller::new(Profile::new("observer"), &cx).expect("a controller");
-        let seen = observer.lister::<Lease>();
+        let (seen, nodes) = (observer.lister::<Lease>(), observer.lister::<Node>());
         factory.start(&stop);
         let running = spawn(controller.run(stop.clone()));
 
+        // The API server taints new nodes. The controller writes to a version that it has seen.
+        eventually(&env.clock, "the nodes are known without taints", || async {
+            clock.advance(Duration::from_millis(100));
+            let known = nodes.list();
+            let free = known.iter().filter(|node| node.spec.taints.is_empty()).count();
+            if free == names.len() { Ok(()) } else { Err(format!("{free} of {}", known.len())) }
+        })
+        .await;
         let statuses = || faults.count("patch", "nodes/status");
         let before = statuses();
         faults.next(usize::MAX, "patch", "nodes/status", Fault::Hold);
