@@ -138,6 +138,15 @@ impl<'a> Profile<'a> {
             message.number(7, self.named.into());
             out.message(3, &message);
         }
+        if self.mappings.is_empty() {
+            // Addresses mean nothing here: given a binary, a reader would look them up in it.
+            let mut message = Message::default();
+            message.number(1, 1);
+            for has_functions_files_and_lines in 7..=9 {
+                message.number(has_functions_files_and_lines, 1);
+            }
+            out.message(3, &message);
+        }
         let mut functions: HashMap<(&str, &str), u64> = HashMap::new();
         let mut named = Vec::new();
         for (id, frame) in (1..).zip(found) {
@@ -146,7 +155,8 @@ impl<'a> Profile<'a> {
             let within = |mapping: &Mapping| {
                 (mapping.start as u64..mapping.end as u64).contains(&frame.address)
             };
-            if let Some(at) = self.mappings.iter().position(within) {
+            let at = self.mappings.iter().position(within);
+            if let Some(at) = at.or_else(|| self.mappings.is_empty().then_some(0)) {
                 location.number(2, at as u64 + 1);
             }
             location.number(3, frame.address);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::connect::{Connect, Target, user_agent};
-use crate::client::Client;
+use crate::client::{Client, is_in_cluster};
 use crate::objects::{ObjectKey, ResourceType};
 use crate::options::Options;
 use crate::server::auth::{ApiReviewer, AuthConfig, Authorities, RequestHeader, Trust};
@@ -14,19 +14,26 @@ use crate::task;
 
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 
-/// A client for reviews; `None` without a kubeconfig.
+/// A client for reviews: by the kubeconfig, or as the Pod that the manager runs in. `None` without
+/// either.
 fn reviewing(
     connect: Connect,
     options: &Options,
     kubeconfig: &str,
     flag: &str,
 ) -> Result<Option<Client>, String> {
-    if kubeconfig.is_empty() {
+    if kubeconfig.is_empty() && !is_in_cluster() {
         return Ok(None);
     }
     let target = Target { kubeconfig, qps: -1.0, read_only: options.shadow, ..Target::default() };
-    let connection = connect(&target).map_err(|error| format!("--{flag}: {error}"))?;
-    Ok(Some(connection.client(&user_agent("delegated-auth"))))
+    match connect(&target) {
+        Ok(connection) => Ok(Some(connection.client(&user_agent("delegated-auth")))),
+        Err(error) if kubeconfig.is_empty() => {
+            log::warn!("failed to read in-cluster kubeconfig in place of --{flag}: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(format!("--{flag}: {error}")),
+    }
 }
 
 /// The configuration of authentication and authorization.

@@ -26,7 +26,7 @@ pub use api::{
 };
 pub use call::Call;
 pub use chunks::{BadChunk, ChunkDecoder, Piece};
-pub use config::{Config, Credentials, Exec, ExecEnv, Impersonation, Pem, Tls};
+pub use config::{Config, Credentials, Exec, ExecEnv, Impersonation, Pem, Tls, is_in_cluster};
 pub use credentials::TokenProvider;
 pub use error::{Details, Error, Failure, Result, Status, StatusCause};
 pub use handle::{Client, Guard};

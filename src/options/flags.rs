@@ -245,7 +245,7 @@ flags! {
         tls_sni_cert_key: CertKeys = CertKeys::default();
     }
     "Authentication" {
-        /// Kubeconfig with which tokens are reviewed; empty: tokens count as anonymous.
+        /// Kubeconfig with which tokens are reviewed; empty: the Pod's own, else all are anonymous.
         authentication_kubeconfig: String = String::new();
         /// Don't read missing authentication settings from the cluster.
         authentication_skip_lookup: bool = false;
@@ -271,7 +271,7 @@ flags! {
     "Authorization" {
         /// Paths that need no authorization.
         authorization_always_allow_paths: Vec<String> = list(&["/healthz", "/readyz", "/livez"]);
-        /// Kubeconfig with which access is reviewed; empty: all that needs it is forbidden.
+        /// Kubeconfig with which access is reviewed; empty: the Pod's own, else it is refused.
         authorization_kubeconfig: String = String::new();
         /// How long a yes is kept.
         authorization_webhook_cache_authorized_ttl: Duration = secs(10);

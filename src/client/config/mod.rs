@@ -170,9 +170,7 @@ impl Config {
     /// From the files and variables that a Pod has. Upstream: `rest.InClusterConfig`.
     pub fn in_cluster() -> Result<Config> {
         const FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let place = (variable("KUBERNETES_SERVICE_HOST"), variable("KUBERNETES_SERVICE_PORT"));
-        let (Some(host), Some(port)) = place else {
+        let Some((host, port)) = address_in_pod() else {
             return Err(Error::Config(
                 "unable to load in-cluster configuration, KUBERNETES_SERVICE_HOST and \
                  KUBERNETES_SERVICE_PORT must be defined"
@@ -191,6 +189,17 @@ impl Config {
         }
         Ok(config)
     }
+}
+
+/// Whether the environment is that of a Pod. Upstream: `rest.ErrNotInCluster` where it is not.
+pub fn is_in_cluster() -> bool {
+    address_in_pod().is_some()
+}
+
+/// Host and port of the API server as a Pod's environment has them.
+fn address_in_pod() -> Option<(String, String)> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    Some((variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?))
 }
 
 fn address(host: &str) -> String {
