@@ -14,6 +14,8 @@ pub(super) enum Reason {
     Delay,
     /// The key's timer. The latest call wins.
     Timer,
+    /// The key was added while it rests.
+    Rest,
 }
 
 /// Keys with the times at which they fall due, in one heap. Never waits.
@@ -25,6 +27,8 @@ pub(super) struct Delayed<K> {
     heap: BinaryHeap<Reverse<Entry<K>>>,
     delays: HashMap<K, Due>,
     timers: HashMap<K, Due>,
+    /// How many keys rest. None of them is moved or cancelled, so they need no map.
+    rests: usize,
     sequence: u64,
 }
 
@@ -66,6 +70,7 @@ impl<K: Key> Delayed<K> {
             heap: BinaryHeap::new(),
             delays: HashMap::new(),
             timers: HashMap::new(),
+            rests: 0,
             sequence: 0,
         }
     }
@@ -88,6 +93,12 @@ impl<K: Key> Delayed<K> {
         self.push(key, Reason::Timer, at)
     }
 
+    /// Lets `key`, which does not rest yet, rest until `at`. Returns whether
+    /// [`next`](Delayed::next) is now earlier than it was.
+    pub fn rest(&mut self, key: K, at: Duration) -> bool {
+        self.push(key, Reason::Rest, at)
+    }
+
     /// Stops the timer of `key`. Returns whether it was running.
     pub fn cancel(&mut self, key: &K) -> bool {
         let was_set = self.timers.remove(key).is_some();
@@ -101,17 +112,14 @@ impl<K: Key> Delayed<K> {
         let sooner = self.next().is_none_or(|next| at < next);
         self.sequence += 1;
         let due = Due { at, sequence: self.sequence };
-        self.times(reason).insert(key.clone(), due);
+        match reason {
+            Reason::Delay => _ = self.delays.insert(key.clone(), due),
+            Reason::Timer => _ = self.timers.insert(key.clone(), due),
+            Reason::Rest => self.rests += 1,
+        }
         self.heap.push(Reverse(Entry { due, reason, key }));
         self.tidy();
         sooner
-    }
-
-    fn times(&mut self, reason: Reason) -> &mut HashMap<K, Due> {
-        match reason {
-            Reason::Delay => &mut self.delays,
-            Reason::Timer => &mut self.timers,
-        }
     }
 
     /// Drops stale entries once they outnumber the others, and all memory once nothing waits.
@@ -121,15 +129,15 @@ impl<K: Key> Delayed<K> {
                 self.clear();
             }
             self.heap.clear();
-        } else if self.heap.len() > 2 * (self.delays.len() + self.timers.len()) + 64 {
+        } else if self.heap.len() > 2 * (self.delays.len() + self.timers.len() + self.rests) + 64 {
             let (delays, timers) = (&self.delays, &self.timers);
             self.heap.retain(|Reverse(entry)| entry.is_current(delays, timers));
         }
     }
 
-    /// How many keys wait for a delay, and how many for a timer.
+    /// How many keys wait for a delay or rest, and how many wait for a timer.
     pub fn counts(&self) -> (usize, usize) {
-        (self.delays.len(), self.timers.len())
+        (self.delays.len() + self.rests, self.timers.len())
     }
 
     /// When the next key is due.
@@ -143,17 +151,21 @@ impl<K: Key> Delayed<K> {
         None
     }
 
-    /// Takes the earliest key that is due at `now`, and says when it was due.
-    pub fn pop_due(&mut self, now: Duration) -> Option<(K, Duration)> {
+    /// Takes the earliest key that is due at `now`, and says when it was due and why it waited.
+    pub fn pop_due(&mut self, now: Duration) -> Option<(K, Duration, Reason)> {
         let at = self.next().filter(|at| *at <= now)?;
         let Reverse(Entry { key, reason, .. }) = self.heap.pop()?;
-        self.times(reason).remove(&key);
+        match reason {
+            Reason::Delay => _ = self.delays.remove(&key),
+            Reason::Timer => _ = self.timers.remove(&key),
+            Reason::Rest => self.rests -= 1,
+        }
         self.tidy();
-        Some((key, at))
+        Some((key, at, reason))
     }
 
     pub fn is_empty(&self) -> bool {
-        self.delays.is_empty() && self.timers.is_empty()
+        self.delays.is_empty() && self.timers.is_empty() && self.rests == 0
     }
 
     /// Forgets all, and gives the memory back.
@@ -167,6 +179,7 @@ impl<K: Key> Entry<K> {
         let times = match self.reason {
             Reason::Delay => delays,
             Reason::Timer => timers,
+            Reason::Rest => return true,
         };
         times.get(&self.key) == Some(&self.due)
     }
@@ -188,7 +201,7 @@ mod tests {
     }
 
     fn pop(delayed: &mut Delayed<char>, now: u64) -> String {
-        std::iter::from_fn(|| delayed.pop_due(secs(now))).map(|(key, _)| key).collect()
+        std::iter::from_fn(|| delayed.pop_due(secs(now))).map(|(key, ..)| key).collect()
     }
 
     #[test]
@@ -214,6 +227,7 @@ mod tests {
         enum Do {
             Insert(char, u64),
             Set(char, u64),
+            Rest(char, u64),
             Cancel(char, bool),
             /// The time, and the keys that are due then.
             Pop(u64, &'static str),
@@ -246,6 +260,14 @@ mod tests {
                 &[Set('a', 5), Insert('a', 10), Cancel('a', true), Pop(99, "a")],
             ),
             (
+                "a rest moves neither a delay nor the timer",
+                &[Insert('a', 20), Set('a', 30), Rest('a', 10), Pop(10, "a"), Pop(30, "aa")],
+            ),
+            (
+                "a rest outlasts a delay and a timer",
+                &[Insert('a', 5), Set('a', 6), Rest('a', 10), Pop(9, "aa"), Pop(10, "a")],
+            ),
+            (
                 "a delay does not stop the timer",
                 &[Set('a', 5), Insert('a', 3), Pop(4, "a"), Pop(5, "a")],
             ),
@@ -256,6 +278,7 @@ mod tests {
                 match step {
                     Insert(key, at) => _ = delayed.insert(*key, secs(*at)),
                     Set(key, at) => _ = delayed.set(*key, secs(*at)),
+                    Rest(key, at) => _ = delayed.rest(*key, secs(*at)),
                     Cancel(key, was_set) => assert_eq!(delayed.cancel(key), *was_set, "{name}"),
                     Pop(now, keys) => assert_eq!(pop(&mut delayed, *now), *keys, "{name}"),
                 }
@@ -299,7 +322,7 @@ mod tests {
             operations += 1;
         }
         let mut last = Duration::ZERO;
-        while let Some((key, at)) = delayed.pop_due(secs(2_000_000)) {
+        while let Some((key, at, _)) = delayed.pop_due(secs(2_000_000)) {
             assert!(key % 2 == 1 && at >= last);
             last = at;
             operations += 1;

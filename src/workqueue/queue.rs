@@ -10,13 +10,15 @@ use super::metrics::{InProgress, QueueMetrics};
 /// After a burst, capacity above this is freed once nothing is queued.
 const KEPT_CAPACITY: usize = 256;
 
-/// First in, first out, each key once, and no key taken twice before it is done.
-/// Never waits: times are passed in, since the clock's start.
+/// First in, first out, each key once, and no key taken twice before it is done, nor while it
+/// rests. Never waits: times are passed in, since the clock's start.
 pub(super) struct Queue<K> {
-    /// Keys that are dirty and not in progress, each once.
+    /// Keys that are dirty, not in progress and do not rest, each once.
     order: VecDeque<K>,
-    /// Every key that is dirty, in progress, or both.
+    /// Every key that is dirty, in progress or resting.
     keys: HashMap<K, Work>,
+    /// Keys that may be resting, in the order in which they were done.
+    resting: VecDeque<K>,
     in_progress: usize,
     shutting_down: bool,
     metrics: Option<QueueMetrics>,
@@ -28,6 +30,25 @@ struct Work {
     added: Duration,
     /// When it was taken, while it is in progress.
     started: Option<Duration>,
+    /// Until when it rests. Zero: it does not.
+    rests_until: Duration,
+}
+
+/// What adding or ending a key leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Added {
+    /// There is one more key to take now.
+    Ready,
+    /// The key rests: call [`Queue::rested`] at this time.
+    Rests(Duration),
+    /// Nothing changes.
+    No,
+}
+
+impl Work {
+    fn is_idle(&self) -> bool {
+        !self.dirty && self.started.is_none()
+    }
 }
 
 impl<K: Key> Queue<K> {
@@ -35,35 +56,53 @@ impl<K: Key> Queue<K> {
         Queue {
             order: VecDeque::new(),
             keys: HashMap::new(),
+            resting: VecDeque::new(),
             in_progress: 0,
             shutting_down: false,
             metrics,
         }
     }
 
-    /// Whether there is one more key to take now.
-    pub fn add(&mut self, key: K, now: Duration) -> bool {
+    pub fn add(&mut self, key: K, now: Duration) -> Added {
         if self.shutting_down {
-            return false;
+            return Added::No;
         }
-        let to_take = match self.keys.entry(key) {
-            hash_map::Entry::Occupied(known) if known.get().dirty => return false,
-            hash_map::Entry::Occupied(mut working) => {
-                let work = working.get_mut();
+        let added = match self.keys.entry(key) {
+            hash_map::Entry::Occupied(known) if known.get().dirty => return Added::No,
+            hash_map::Entry::Occupied(mut known) => {
+                let work = known.get_mut();
                 work.dirty = true;
                 work.added = now;
-                false
+                if work.started.is_some() {
+                    Added::No
+                } else if work.rests_until > now {
+                    Added::Rests(work.rests_until)
+                } else {
+                    work.rests_until = Duration::ZERO;
+                    self.order.push_back(known.key().clone());
+                    Added::Ready
+                }
             }
             hash_map::Entry::Vacant(new) => {
                 self.order.push_back(new.key().clone());
-                new.insert(Work { dirty: true, added: now, started: None });
-                true
+                let rests_until = Duration::ZERO;
+                new.insert(Work { dirty: true, added: now, started: None, rests_until });
+                Added::Ready
             }
         };
         if let Some(metrics) = &self.metrics {
             metrics.added();
         }
-        to_take
+        added
+    }
+
+    /// The rest of a key is over that was added meanwhile. Returns whether there is one more key
+    /// to take now.
+    pub fn rested(&mut self, key: K) -> bool {
+        let Some(work) = self.keys.get_mut(&key) else { return false };
+        work.rests_until = Duration::ZERO;
+        self.order.push_back(key);
+        true
     }
 
     /// The next key, which is in progress until [`done`](Queue::done).
@@ -80,25 +119,53 @@ impl<K: Key> Queue<K> {
         Some(key)
     }
 
-    /// Whether there is one more key to take now, as `key` was added while in progress. Does
-    /// nothing when `key` is not in progress.
-    pub fn done(&mut self, key: &K, now: Duration) -> bool {
-        let Some(work) = self.keys.get_mut(key) else { return false };
-        let Some(started) = work.started.take() else { return false };
+    /// Ends the work on `key`, which rests for `rest` from now. A key that was added while in
+    /// progress comes again. Does nothing when `key` is not in progress.
+    pub fn done(&mut self, key: &K, now: Duration, rest: Duration) -> Added {
+        self.forget_rested(now);
+        let Some(work) = self.keys.get_mut(key) else { return Added::No };
+        let Some(started) = work.started.take() else { return Added::No };
         self.in_progress -= 1;
         if let Some(metrics) = &self.metrics {
             metrics.done(now.saturating_sub(started));
         }
+        if !rest.is_zero() {
+            work.rests_until = now.saturating_add(rest);
+            if work.dirty {
+                return Added::Rests(work.rests_until);
+            }
+            self.resting.push_back(key.clone());
+            return Added::No;
+        }
         if work.dirty {
             self.order.push_back(key.clone());
-            return true;
+            return Added::Ready;
         }
         self.keys.remove(key);
+        self.shrink();
+        Added::No
+    }
+
+    /// Forgets keys that have rested and were not added meanwhile. A short rest behind a long one
+    /// is forgotten with it.
+    fn forget_rested(&mut self, now: Duration) {
+        while let Some(key) = self.resting.front() {
+            match self.keys.get(key) {
+                Some(work) if work.is_idle() && work.rests_until > now => return,
+                Some(work) if work.is_idle() => _ = self.keys.remove(key),
+                _ => {}
+            }
+            self.resting.pop_front();
+            self.shrink();
+        }
+    }
+
+    fn shrink(&mut self) {
         if self.keys.is_empty() && self.keys.capacity() > KEPT_CAPACITY {
             self.keys.shrink_to(KEPT_CAPACITY);
             self.order.shrink_to(KEPT_CAPACITY);
+            self.resting.shrink_to(KEPT_CAPACITY);
         }
-        false
     }
 
     /// How many keys wait to be taken.
@@ -148,6 +215,7 @@ mod tests {
     use super::*;
 
     const NOW: Duration = Duration::ZERO;
+    const NO_REST: Duration = Duration::ZERO;
 
     enum Do {
         /// The key, and whether it can be taken now.
@@ -225,9 +293,15 @@ mod tests {
             let mut queue = Queue::new(None);
             for (at, step) in steps.iter().enumerate() {
                 match step {
-                    Add(key, expect) => assert_eq!(queue.add(*key, NOW), *expect, "{name}: {at}"),
+                    Add(key, expect) => {
+                        let added = queue.add(*key, NOW);
+                        assert_eq!(added == Added::Ready, *expect, "{name}: {at}");
+                    }
                     Take(expect) => assert_eq!(queue.take(NOW), *expect, "{name}: {at}"),
-                    Done(key, expect) => assert_eq!(queue.done(key, NOW), *expect, "{name}: {at}"),
+                    Done(key, expect) => {
+                        let again = queue.done(key, NOW, NO_REST);
+                        assert_eq!(again == Added::Ready, *expect, "{name}: {at}");
+                    }
                     ShutDown => queue.shut_down(),
                 }
                 let started = queue.keys.values().filter(|work| work.started.is_some()).count();
@@ -256,8 +330,55 @@ mod tests {
             queue.add(key, NOW);
         }
         while let Some(key) = queue.take(NOW) {
-            queue.done(&key, NOW);
+            queue.done(&key, NOW, NO_REST);
         }
         assert!(queue.keys.capacity() < 1_000 && queue.order.capacity() < 1_000);
+    }
+
+    #[test]
+    fn a_key_that_rests_is_taken_once_it_has_rested() {
+        let at = Duration::from_millis;
+        let worked = |rest| {
+            let mut queue = Queue::new(None);
+            queue.add('k', at(0));
+            queue.take(at(0));
+            assert_eq!(queue.done(&'k', at(10), at(rest)), Added::No);
+            queue
+        };
+        let mut queue = worked(40);
+        assert_eq!(queue.add('k', at(20)), Added::Rests(at(50)));
+        assert_eq!(queue.add('k', at(30)), Added::No, "it is added already");
+        assert_eq!(queue.add('o', at(30)), Added::Ready);
+        assert_eq!(queue.take(at(30)), Some('o'));
+        assert_eq!(queue.take(at(30)), None);
+        assert!(queue.rested('k'));
+        assert_eq!(queue.take(at(50)), Some('k'));
+        assert_eq!(queue.add('k', at(60)), Added::No, "in progress");
+        assert_eq!(queue.done(&'k', at(70), at(40)), Added::Rests(at(110)));
+        assert_eq!(queue.take(at(80)), None);
+        assert!(queue.rested('k'));
+        assert_eq!(queue.take(at(110)), Some('k'));
+        assert_eq!(queue.done(&'k', at(110), NO_REST), Added::No);
+        assert_eq!(queue.add('k', at(111)), Added::Ready, "its last work was followed by no rest");
+
+        let mut queue = worked(40);
+        assert_eq!(queue.add('k', at(50)), Added::Ready, "it has rested");
+    }
+
+    #[test]
+    fn keys_that_have_rested_are_forgotten() {
+        let mut queue = Queue::new(None);
+        for key in 0..1_000u64 {
+            let now = Duration::from_millis(key);
+            queue.add(key, now);
+            queue.take(now);
+            queue.done(&key, now, Duration::from_millis(20));
+        }
+        assert!(queue.keys.len() <= 20 && queue.resting.len() <= 20);
+        queue.add(7, Duration::from_secs(2));
+        queue.take(Duration::from_secs(2));
+        queue.done(&7, Duration::from_secs(2), NO_REST);
+        assert!(queue.keys.is_empty() && queue.resting.is_empty());
+        assert!(queue.keys.capacity() < 1_000);
     }
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use event_listener::{Event, IntoNotification};
 use futures_lite::FutureExt;
 
-use super::delaying::Delayed;
+use super::delaying::{Delayed, Reason};
 use super::metrics::{HasProgress, InProgress, QueueMetrics, report_progress};
-use super::queue::Queue;
+use super::queue::{Added, Queue};
 use super::{Key, RateLimiter};
 use crate::clock::SharedClock;
 use crate::trace::{self, How};
@@ -25,6 +25,9 @@ use crate::trace::{self, How};
 /// twice, and one that is in progress comes again after `done`. A timer fires once. Firing takes
 /// place no earlier than the time set; it does not say why, so a sync compares its own deadlines
 /// with the clock.
+///
+/// A key may rest after its work ([`done_resting`](Self::done_resting)): added meanwhile, by
+/// whatever of the above, it is queued when it has rested.
 ///
 /// An idle queue costs nothing: there is no task and no ticker. While keys wait for their time,
 /// one of the waiting workers (the timekeeper) also waits for the clock; a worker that comes from
@@ -62,7 +65,7 @@ pub struct QueueStatus {
     pub depth: usize,
     /// Keys that are worked on.
     pub in_progress: usize,
-    /// Keys that wait for a delay, most of them after a failure.
+    /// Keys that wait for a delay, most of them after a failure, or that rest.
     pub delayed: usize,
     /// Keys with a timer.
     pub timers: usize,
@@ -116,7 +119,7 @@ impl<K: Key> RateLimitingQueue<K> {
             self.inner.traced(&state, &key, How::Now);
         }
         let now = self.inner.clock.monotonic();
-        let ready = state.queue_due(now) + usize::from(state.queue.add(key, now));
+        let ready = state.queue_due(now) + self.inner.queue_now(&mut state, key, now);
         drop(state);
         self.inner.notify_ready(ready);
     }
@@ -135,7 +138,7 @@ impl<K: Key> RateLimitingQueue<K> {
         }
         let now = self.inner.clock.monotonic();
         if after.is_zero() {
-            let ready = state.queue_due(now) + usize::from(state.queue.add(key, now));
+            let ready = state.queue_due(now) + self.inner.queue_now(&mut state, key, now);
             drop(state);
             return self.inner.notify_ready(ready);
         }
@@ -158,7 +161,7 @@ impl<K: Key> RateLimitingQueue<K> {
         let now = self.inner.clock.monotonic();
         if after.is_zero() {
             state.delayed.cancel(&key);
-            let ready = state.queue_due(now) + usize::from(state.queue.add(key, now));
+            let ready = state.queue_due(now) + self.inner.queue_now(&mut state, key, now);
             drop(state);
             return self.inner.notify_ready(ready);
         }
@@ -233,11 +236,17 @@ impl<K: Key> RateLimitingQueue<K> {
 
     /// Ends the work on `key`, which `get` returned.
     pub fn done(&self, key: &K) {
+        self.done_resting(key, Duration::ZERO);
+    }
+
+    /// As [`done`](Self::done), and `get` does not return `key` again before `rest` has passed.
+    pub fn done_resting(&self, key: &K, rest: Duration) {
         let mut state = self.inner.lock();
-        let again = state.queue.done(key, self.inner.clock.monotonic());
+        let again = state.queue.done(key, self.inner.clock.monotonic(), rest);
+        let again = self.inner.follow(&mut state, again, || key.clone());
         let idle = state.queue.in_progress() == 0;
         drop(state);
-        self.inner.notify_ready(usize::from(again));
+        self.inner.notify_ready(again);
         if idle {
             self.inner.idle.notify(usize::MAX);
         }
@@ -331,6 +340,22 @@ impl<K> Inner<K> {
 }
 
 impl<K: Key> Inner<K> {
+    /// Adds `key`; returns how many more keys can be taken.
+    fn queue_now(&self, state: &mut State<K>, key: K, now: Duration) -> usize {
+        let added = state.queue.add(key.clone(), now);
+        self.follow(state, added, || key)
+    }
+
+    /// Lets a key rest that was added while it rests; returns how many more keys can be taken.
+    fn follow(&self, state: &mut State<K>, added: Added, key: impl FnOnce() -> K) -> usize {
+        if let Added::Rests(until) = added
+            && state.delayed.rest(key(), until)
+        {
+            self.wake_timekeeper(state);
+        }
+        usize::from(added == Added::Ready)
+    }
+
     fn traced(&self, state: &State<K>, key: &K, how: How) {
         let queue = (std::ptr::from_ref(self).addr(), &*self.name);
         trace::key_queued(queue, key, how, state.queue.len(), self.clock.monotonic());
@@ -352,8 +377,17 @@ impl<K: Key> State<K> {
     /// Queues what has fallen due; returns how many more keys can be taken.
     fn queue_due(&mut self, now: Duration) -> usize {
         let mut ready = 0;
-        while let Some((key, at)) = self.delayed.pop_due(now) {
-            ready += usize::from(self.queue.add(key, at));
+        while let Some((key, at, reason)) = self.delayed.pop_due(now) {
+            ready += usize::from(match reason {
+                Reason::Rest => self.queue.rested(key),
+                Reason::Delay | Reason::Timer => match self.queue.add(key.clone(), at) {
+                    Added::Rests(until) => {
+                        self.delayed.rest(key, until);
+                        false
+                    }
+                    added => added == Added::Ready,
+                },
+            });
         }
         ready
     }
@@ -584,6 +618,63 @@ mod tests {
         assert!(queue.cancel_timer(&'a'), "the retry has not stopped it");
         clock.advance(secs(30));
         assert_eq!(block_on(queue.get()), Some('a'), "a cancelled timer leaves the retry");
+    }
+
+    #[test]
+    fn a_key_is_not_taken_while_it_rests_whatever_adds_it() {
+        type Add = fn(&RateLimitingQueue<char>);
+        let table: [(&str, Add); 5] = [
+            ("added", |queue| queue.add('a')),
+            ("added after a delay", |queue| queue.add_after('a', secs(1))),
+            ("retried", |queue| queue.add_rate_limited('a')),
+            ("its timer", |queue| queue.set_timer_after('a', secs(1))),
+            ("its timer, stopped", |queue| queue.set_timer_after('a', Duration::ZERO)),
+        ];
+        for (name, add) in table {
+            for in_progress in [true, false] {
+                let (clock, queue) = queue("");
+                queue.add('a');
+                assert_eq!(block_on(queue.get()), Some('a'));
+                let mut waits: Get = Box::pin(queue.get());
+                assert!(poll(&mut waits).is_pending());
+                if in_progress {
+                    add(&queue);
+                }
+                queue.done_resting(&'a', secs(4));
+                if !in_progress {
+                    assert!(poll(&mut waits).is_pending());
+                    assert_eq!(clock.sleepers(), 0, "{name}: a rest alone needs no timer");
+                    add(&queue);
+                }
+                for _ in 0..3 {
+                    clock.advance(secs(1));
+                    assert!(poll(&mut waits).is_pending(), "{name}");
+                }
+                assert_eq!(clock.sleepers(), 1, "{name}");
+                clock.advance(secs(1));
+                assert_eq!(poll(&mut waits), Poll::Ready(Some('a')), "{name}");
+                queue.done(&'a');
+                assert!(poll(&mut Box::pin(queue.get())).is_pending(), "{name}: once");
+            }
+        }
+    }
+
+    #[test]
+    fn a_rest_leaves_later_times_of_the_key_alone() {
+        let (clock, queue) = queue("");
+        queue.add('a');
+        assert_eq!(block_on(queue.get()), Some('a'));
+        queue.add_after('a', secs(10));
+        queue.set_timer_after('a', secs(20));
+        queue.done_resting(&'a', secs(1));
+        queue.add('a');
+        // The rest, the delay and the timer.
+        for wait in [1, 9, 10] {
+            assert!(poll(&mut Box::pin(queue.get())).is_pending());
+            clock.advance(secs(wait));
+            assert_eq!(block_on(queue.get()), Some('a'));
+            queue.done(&'a');
+        }
     }
 
     #[test]

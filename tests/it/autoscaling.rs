@@ -266,6 +266,37 @@ fn behavior_limits_the_rate_and_a_pod_has_one_autoscaler() {
 }
 
 #[test]
+fn an_autoscaler_may_have_a_tolerance_of_its_own() {
+    Env::run("autoscaler-tolerance", async |env| {
+        // The gate, and the replicas of a target that uses a fifth too much with a large tolerance,
+        // and of one that uses a twelfth too much with a small one.
+        for (gate, loose, tight) in [(true, 1, 2), (false, 2, 1)] {
+            let flag = format!("--feature-gates=HPAConfigurableTolerance={gate}");
+            let flags = [&FLAGS[..], &[&flag]].concat();
+            let manager = env.manager(&format!("manager-{gate}"), &flags);
+            for (name, percent, tolerance, replicas) in
+                [("loose", 60, "0.3", loose), ("tight", 54, "0.05", tight)]
+            {
+                let name = format!("{name}-{gate}");
+                let usage = json!({ "sandbox/cpu": format!("{percent}m") });
+                create(&env.client, target(&name, 1, usage)).await;
+                let mut autoscaler = autoscaler(&name, &name, [1, 2], cpu(50));
+                autoscaler["spec"]["behavior"] = json!({ "scaleUp": { "tolerance": tolerance } });
+                create(&env.client, autoscaler).await;
+                let measured = |status: &Value| {
+                    let current = &status["currentMetrics"][0]["resource"]["current"];
+                    current["averageUtilization"] == percent
+                };
+                let status = has_status(env, &name, measured).await;
+                assert_eq!(status["desiredReplicas"], replicas, "{name}");
+                scales(env, &name, replicas, measured).await;
+            }
+            drop(manager);
+        }
+    });
+}
+
+#[test]
 fn a_custom_resource_is_brought_between_its_limits_by_its_scale() {
     everywhere("autoscaler-scale", async |env| {
         serve_caches(env).await;

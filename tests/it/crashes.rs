@@ -331,6 +331,110 @@ fn a_job_with_a_deadline_survives_a_crash_at_every_write() {
     );
 }
 
+#[test]
+fn a_job_with_a_success_policy_survives_a_crash_at_every_write() {
+    let status = json!({
+        "conditions": [
+            ["SuccessCriteriaMet", "True", "SuccessPolicy"], ["Complete", "True", "SuccessPolicy"],
+        ],
+        "startTime": true, "completionTime": true, "succeeded": 1, "ready": 0, "terminating": 0,
+        "completedIndexes": "0", "uncountedTerminatedPods": {},
+    });
+    job_survives(
+        "crash-success",
+        json!({
+            "completions": 2, "parallelism": 2, "completionMode": "Indexed",
+            "successPolicy": { "rules": [{ "succeededIndexes": "0" }] },
+        }),
+        json!({ "sandbox/run": "sleep inf", "sandbox/run.index-0": "exit 0" }),
+        json!({ "status": status, "pods": ["\"Succeeded\""] }),
+        7,
+    );
+}
+
+#[test]
+fn jobs_with_a_pod_failure_policy_survive_a_crash_at_every_write() {
+    let exits = |action: &str| {
+        json!({ "rules": [
+            { "action": action, "onExitCodes": { "operator": "In", "values": [42] } },
+        ] })
+    };
+    let fails = |reason: &str| {
+        json!([["FailureTarget", "True", reason], ["Failed", "True", reason]])
+    };
+    let (done, failed) = ("\"Succeeded\"", "\"Failed\"");
+    job_survives(
+        "crash-fail-job",
+        json!({ "podFailurePolicy": exits("FailJob") }),
+        json!({ "sandbox/run": "exit 42" }),
+        json!({
+            "status": {
+                "conditions": fails("PodFailurePolicy"), "startTime": true,
+                "completionTime": false, "failed": 1, "ready": 0, "terminating": 0,
+                "uncountedTerminatedPods": {},
+            },
+            "pods": [failed],
+        }),
+        5,
+    );
+    job_survives(
+        "crash-fail-index",
+        json!({
+            "completions": 2, "parallelism": 2, "completionMode": "Indexed",
+            "backoffLimitPerIndex": 3, "podFailurePolicy": exits("FailIndex"),
+        }),
+        json!({ "sandbox/run": "exit 0", "sandbox/run.index-1": "exit 42" }),
+        json!({
+            "status": {
+                "conditions": fails("FailedIndexes"), "startTime": true, "completionTime": false,
+                "succeeded": 1, "failed": 1, "ready": 0, "terminating": 0, "completedIndexes": "0",
+                "failedIndexes": "1", "uncountedTerminatedPods": {},
+            },
+            "pods": [failed, done],
+        }),
+        7,
+    );
+}
+
+#[test]
+fn a_job_that_is_suspended_or_resumed_survives_a_crash_at_every_write() {
+    let end = |name: &str, cluster: &Cluster| {
+        let job = cluster.object(name)?;
+        let (status, pods) = (&job["status"], cluster.pods_of(name));
+        let suspended = job["spec"]["suspend"] == true;
+        let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+        let says = |condition: &Value| {
+            let is = if suspended { "True" } else { "False" };
+            condition["type"] == "Suspended" && condition["status"] == is
+        };
+        let said = conditions.iter().any(says) || !suspended && conditions.is_empty();
+        let (ready, count) = if suspended { (0, 0) } else { (2, 2) };
+        let settled = status["ready"] == ready && status["terminating"] == 0;
+        if !said || !settled || pods.len() != count {
+            return Err(format!("{job} {pods:#?}"));
+        }
+        Ok(json!({
+            "startTime": !status["startTime"].is_null(), "active": status["active"],
+            "failed": status["failed"], "uncounted": status["uncountedTerminatedPods"],
+            "conditions": conditions.len(),
+        }))
+    };
+    for (test, suspended) in [("crash-suspend", false), ("crash-resume", true)] {
+        Env::run(test, async |env| {
+            let spec = json!({ "completions": 2, "parallelism": 2, "suspend": suspended });
+            let runs = json!({ "sandbox/run": "sleep inf" });
+            let scenario = Scenario {
+                controllers: &["job-controller"],
+                objects: &|name| vec![job(name, spec.clone(), runs.clone())],
+                change: Some(json!({ "spec": { "suspend": !suspended } })),
+                end: &end,
+            };
+            let writes = survives_every_write(env, &scenario).await;
+            assert!(writes >= 4, "{test}: {writes} writes");
+        });
+    }
+}
+
 /// An object of `kind` whose pods run one container.
 fn set_of_pods(kind: &str, name: &str, spec: Value) -> Value {
     let mut spec = spec;

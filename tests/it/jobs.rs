@@ -383,6 +383,42 @@ fn a_job_of_another_controller_is_left_alone() {
 }
 
 #[test]
+fn with_the_policy_failed_a_pod_is_replaced_once_it_has_failed() {
+    everywhere("replaced-failed", async |env| {
+        let _manager = env.manager("manager", &[]);
+        for policy in ["TerminatingOrFailed", "Failed"] {
+            let name = policy.to_lowercase();
+            let spec = json!({ "podReplacementPolicy": policy });
+            let mut object = job(&name, "=exit 0", spec);
+            // No node runs its pods, and something holds them when they are deleted.
+            let template = &mut object["spec"]["template"];
+            template["spec"]["nodeSelector"] = json!({ "kubernetes.io/hostname": "none" });
+            template["metadata"]["finalizers"] = json!(["example.com/hold"]);
+            create(&env.client, object).await;
+            status(env, &name, "has a pod", |status| status["active"] == 1).await;
+            let first = pods_of(env, &name).await.remove(0);
+            env.client.delete::<Pod>(&first.meta.key(), Delete::new()).await.expect("delete");
+            let waits = status(env, &name, "sees it", |status| status["terminating"] == 1).await;
+            let others = async || {
+                let mut pods = pods_of(env, &name).await;
+                pods.retain(|pod| pod.meta.uid != first.meta.uid);
+                pods.len()
+            };
+            if policy == "Failed" {
+                assert_eq!((&waits["active"], &waits["failed"]), (&Value::Null, &Value::Null));
+                assert_eq!(others().await, 0);
+                let failed = Patch::Merge(json!({ "status": { "phase": "Failed" } }));
+                let pods = env.client.resource(&Pod::RESOURCE).subresource("status");
+                pods.patch::<Value>(&first.meta.key(), &failed).await.expect("patch");
+            }
+            let counted = |status: &Value| status["active"] == 1 && status["failed"] == 1;
+            status(env, &name, "has another pod", counted).await;
+            assert_eq!(others().await, 1, "{policy}");
+        }
+    });
+}
+
+#[test]
 fn pods_that_are_being_deleted_are_replaced_at_once_or_when_they_have_failed() {
     everywhere("replacement", async |env| {
         let _manager = env.manager("manager", &[]);

@@ -31,17 +31,23 @@ metrics! {
 const STALE_RETRY: Duration = Duration::from_millis(100);
 const MAX_STALE_RETRY: Duration = Duration::from_secs(5);
 
-/// How a queue retries the keys that failed.
+/// A key of a paced queue rests after a sync for this many times as long as the sync took, so no
+/// key takes more than a fifth of the time, and what happens meanwhile is handled by one sync.
+const REST_FACTOR: u32 = 4;
+const MAX_REST: Duration = Duration::from_millis(500);
+
+/// How a queue retries the keys that failed, and whether it paces those that did not.
 pub struct Retries<K = ObjectKey> {
     limiter: Option<Arc<dyn RateLimiter<K>>>,
     max: Option<u32>,
     level: log::Level,
+    paced: bool,
 }
 
 impl<K: Key> Default for Retries<K> {
     /// With `DefaultTypedControllerRateLimiter`, without end, logged as errors.
     fn default() -> Retries<K> {
-        Retries { limiter: None, max: None, level: log::Level::Error }
+        Retries { limiter: None, max: None, level: log::Level::Error, paced: false }
     }
 }
 
@@ -54,6 +60,12 @@ impl<K: Key> Retries<K> {
     /// After the delays of another limiter.
     pub fn limited_by(self, limiter: Arc<dyn RateLimiter<K>>) -> Retries<K> {
         Retries { limiter: Some(limiter), ..self }
+    }
+
+    /// Lets keys rest between their syncs, the longer the more a sync takes. For controllers whose
+    /// objects have many dependents that change one by one, where each sync looks at all of them.
+    pub fn paced(self) -> Retries<K> {
+        Retries { paced: true, ..self }
     }
 
     /// Logs a failure that is retried at `level`. Where conflicts are routine, upstream logs as
@@ -77,6 +89,7 @@ struct Shared<K> {
     /// `None`: no end.
     max_retries: Option<u32>,
     retry_level: log::Level,
+    paced: bool,
 }
 
 /// A queue that is not kept alive.
@@ -142,12 +155,13 @@ impl<K: Key> Queue<K> {
         retries: Retries<K>,
         clock: SharedClock,
     ) -> Queue<K> {
-        let Retries { limiter, max: max_retries, level: retry_level } = retries;
+        let Retries { limiter, max: max_retries, level: retry_level, paced } = retries;
         let limiter = limiter.unwrap_or_else(|| default_controller_rate_limiter(clock.clone()));
         let queue = RateLimitingQueue::new(name, clock.clone(), limiter);
         let stale = ItemExponentialFailureRateLimiter::new(STALE_RETRY, MAX_STALE_RETRY);
         let syncs = Syncs::default();
-        Queue { shared: Arc::new(Shared { queue, clock, syncs, stale, max_retries, retry_level }) }
+        let shared = Shared { queue, clock, syncs, stale, max_retries, retry_level, paced };
+        Queue { shared: Arc::new(shared) }
     }
 
     fn inner(&self) -> &RateLimitingQueue<K> {
@@ -208,6 +222,7 @@ impl<K: Key> Queue<K> {
     /// One worker: takes keys until the queue is shut down.
     pub(super) async fn work(self, controller: &'static str, sync: BoxSync<K>, stop: StopToken) {
         while let Some(key) = self.inner().get().await {
+            let mut rest = Duration::ZERO;
             // Keys that are still queued at the stop are left to the next leader.
             if !stop.is_stopped() {
                 let began = self.shared.clock.monotonic();
@@ -219,7 +234,12 @@ impl<K: Key> Queue<K> {
                 let work = Traced::new(span, async { sync(key.clone()).await });
                 let result = caught(controller, work).await;
                 let now = self.shared.clock.monotonic();
-                self.shared.syncs.ended(now.saturating_sub(began));
+                let took = now.saturating_sub(began);
+                self.shared.syncs.ended(took);
+                // The time until a retry is the limiter's business.
+                if self.shared.paced && matches!(result, Some(Ok(_))) {
+                    rest = took.saturating_mul(REST_FACTOR).min(MAX_REST);
+                }
                 if let Some(sync) = traced {
                     trace::sync_ends(&sync, controller, &key, &describe(&result), now);
                 }
@@ -227,7 +247,7 @@ impl<K: Key> Queue<K> {
                 let _entered = trace::enter(span);
                 self.settle(controller, &key, result);
             }
-            self.inner().done(&key);
+            self.inner().done_resting(&key, rest);
         }
     }
 
@@ -382,6 +402,45 @@ mod tests {
         assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
         wait_millis(Some(Ok(Next::After(Duration::from_secs(1)))));
         assert_eq!(wait_millis(Some(Err(stale()))), 100, "reset by a sync that was not stale");
+    }
+
+    #[test]
+    fn a_paced_key_rests_after_a_sync_in_proportion_to_it() {
+        let paced = || Retries::default().paced();
+        for (retries, fails, took, rest) in [
+            (paced(), false, 0, 0),
+            (paced(), false, 5, 20),
+            (paced(), false, 100, 400),
+            (paced(), false, 9_000, 500),
+            (paced(), true, 1, 0),
+            (Retries::default(), false, 100, 0),
+        ] {
+            let clock = FakeClock::new(Timestamp::from_secs(0));
+            let queue: Queue<String> = Queue::new("", retries, clock.clone());
+            let (time, syncs) = (clock.clone(), Arc::new(AtomicU64::new(0)));
+            let count = syncs.clone();
+            let sync: BoxSync<String> = Arc::new(move |_| {
+                time.advance(Duration::from_millis(took));
+                count.fetch_add(1, Ordering::Relaxed);
+                Box::pin(async move { if fails { Err(Error::other("no")) } else { Ok(Next::Done) } })
+            });
+            let work = queue.clone().work("c", sync, StopToken::new());
+            let mut work = std::pin::pin!(work);
+            let mut run = || {
+                let ended = futures_lite::future::block_on(futures_lite::future::poll_once(&mut work));
+                assert!(ended.is_none());
+                syncs.swap(0, Ordering::Relaxed)
+            };
+            queue.add("k".to_owned());
+            assert_eq!(run(), 1, "the first sync waits for nothing");
+            queue.add("k".to_owned());
+            if rest > 0 {
+                clock.advance(Duration::from_millis(rest - 1));
+                assert_eq!(run(), 0, "after {took} ms");
+                clock.advance(Duration::from_millis(1));
+            }
+            assert_eq!(run(), 1, "after {took} ms");
+        }
     }
 
     #[test]

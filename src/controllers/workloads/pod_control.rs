@@ -159,6 +159,22 @@ pub(super) mod testing {
         fn record(&self, _: &ObjectReference, _: EventType, _: &str, _: String) {}
     }
 
+    /// Keeps all events, as `Normal Reason message`.
+    #[derive(Default)]
+    pub struct Heard(parking_lot::Mutex<Vec<String>>);
+
+    impl Heard {
+        pub fn take(&self) -> Vec<String> {
+            std::mem::take(&mut self.0.lock())
+        }
+    }
+
+    impl EventSink for Heard {
+        fn record(&self, _: &ObjectReference, kind: EventType, reason: &str, message: String) {
+            self.0.lock().push(format!("{kind:?} {reason} {message}"));
+        }
+    }
+
     /// A client of a server that leaves the first `unanswered` requests for each path without an
     /// answer and answers the others with 404; and the number of requests it received.
     pub async fn forgetful(unanswered: usize) -> (Client, Arc<AtomicUsize>) {

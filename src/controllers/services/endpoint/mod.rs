@@ -52,7 +52,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         replaced: Mutex::default(),
     });
     let period = c.options().endpoint_updates_batch_period;
-    let queue = c.queue(Retries::at_most(MAX_RETRIES).logged_as(log::Level::Debug));
+    let retries = Retries::at_most(MAX_RETRIES).logged_as(log::Level::Debug);
+    let queue = c.queue(retries.paced());
     c.watch(&services, &queue, keys::of_object());
     c.watch(&pods, &queue, of_pods(services.clone(), period));
     c.watch(&endpoints, &queue, |change, wake| {

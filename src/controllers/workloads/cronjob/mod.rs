@@ -5,6 +5,7 @@ mod schedule;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::tz::TimeZone;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -43,13 +44,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.watch(&cron_jobs, &queue, move |change, wake| {
         let key = change.object().meta.key();
         match change {
-            Change::Updated { old, new } if rescheduled(old, new) => match planned(new) {
-                Ok(schedule) => wake.add_after(key, due::wait(new, &schedule, clock.now())),
-                Err(_) => {
-                    let text = format!("unparseable schedule for cronjob: {}", new.spec.schedule);
-                    recorder.warning(&**new, "UnParseableCronJobSchedule", &text);
+            Change::Updated { old, new } if rescheduled(old, new) => {
+                if let Some(wait) = wait(new, clock.now(), &recorder) {
+                    wake.add_after(key, wait);
                 }
-            },
+            }
             _ => wake.add(key),
         }
     });
@@ -57,6 +56,18 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let this = Arc::new(CronJobs { client, clock, recorder, cron_jobs, jobs });
     c.sync(queue, move |key| this.clone().sync(key));
     Ok(())
+}
+
+/// How long until the next start of a CronJob whose schedule was changed.
+fn wait(cron_job: &CronJob, now: Timestamp, recorder: &Recorder) -> Option<Duration> {
+    match planned(cron_job) {
+        Ok(schedule) => Some(due::wait(cron_job, &schedule, now)),
+        Err(_) => {
+            let text = format!("unparseable schedule for cronjob: {}", cron_job.spec.schedule);
+            recorder.warning(cron_job, "UnParseableCronJobSchedule", &text);
+            None
+        }
+    }
 }
 
 fn rescheduled(old: &CronJob, new: &CronJob) -> bool {
@@ -284,7 +295,7 @@ impl CronJobs {
     ) -> Result<Started, Error> {
         let spec = &run.cron_job.spec;
         let deadline = spec.starting_deadline_seconds.and_then(|seconds| seconds.try_into().ok());
-        if deadline.is_some_and(|seconds| time + std::time::Duration::from_secs(seconds) < now) {
+        if deadline.is_some_and(|seconds| time + Duration::from_secs(seconds) < now) {
             let time = time.to_jiff().strftime("%a, %d %b %Y %H:%M:%S +0000");
             let text = format!("Missed scheduled time to start a job: {time}");
             self.recorder.warning(&run.cron_job, "MissSchedule", &text);
@@ -435,81 +446,4 @@ fn reference(job: &Job) -> ObjectReference {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn jobs_are_made_from_the_template_and_named_by_their_time() {
-        let cron_job: CronJob = serde_json::from_str(
-            r#"{
-                "metadata": { "namespace": "ns", "name": "backup", "uid": "u" },
-                "spec": {
-                    "timeZone": "Asia/Kolkata",
-                    "jobTemplate": {
-                        "metadata": { "labels": { "a": "b" }, "annotations": { "note": "x" } },
-                        "spec": { "parallelism": 2, "future": { "ratio": 1.50 } }
-                    }
-                }
-            }"#,
-        )
-        .unwrap();
-        let time: Timestamp = "2026-05-19T10:07:00Z".parse().unwrap();
-        let name = job_name(&cron_job, time);
-        assert_eq!(name, "backup-29653087");
-        let job = job_for(&cron_job, &name, time).unwrap();
-        let spec = r#"{ "parallelism": 2, "future": { "ratio": 1.50 } }"#;
-        assert_eq!(job.spec.as_ref().unwrap().get(), spec, "each byte is kept");
-        assert_eq!(
-            serde_json::to_value(job).unwrap(),
-            json!({
-                "apiVersion": "batch/v1", "kind": "Job",
-                "metadata": {
-                    "name": "backup-29653087", "namespace": "ns", "labels": { "a": "b" },
-                    "annotations": { "note": "x", SCHEDULED: "2026-05-19T15:37:00+05:30" },
-                    "ownerReferences": [{
-                        "apiVersion": "batch/v1", "kind": "CronJob", "name": "backup", "uid": "u",
-                        "controller": true, "blockOwnerDeletion": true,
-                    }],
-                },
-                "spec": { "parallelism": 2, "future": { "ratio": 1.50 } },
-            })
-        );
-        let utc: CronJob = serde_json::from_str("{}").unwrap();
-        let job = job_for(&utc, "j", time).unwrap();
-        assert_eq!(job.metadata["annotations"][SCHEDULED], "2026-05-19T10:07:00Z");
-    }
-
-    #[test]
-    fn the_oldest_finished_jobs_are_too_many() {
-        let job = |name: &str, condition: &str, started: Value| -> Arc<Job> {
-            let job = json!({
-                "metadata": { "name": name },
-                "status": {
-                    "startTime": started,
-                    "conditions": [{ "type": condition, "status": "True" }],
-                },
-            });
-            Arc::new(serde_json::from_value(job).unwrap())
-        };
-        let at = |second: i64| json!(Timestamp::from_secs(second));
-        let jobs = [
-            job("never", "Complete", json!(null)),
-            job("b", "Complete", at(2)),
-            job("c", "Complete", at(1)),
-            job("a", "Complete", at(2)),
-            job("failed", "Failed", at(0)),
-            job("runs", "Suspended", at(0)),
-        ];
-        for (condition, limit, gone) in [
-            ("Complete", 4, &[] as &[&str]),
-            ("Complete", 2, &["c", "a"]),
-            ("Complete", 0, &["c", "a", "b", "never"]),
-            ("Failed", 0, &["failed"]),
-            ("Failed", 1, &[]),
-        ] {
-            let found = surplus(&jobs, condition, limit);
-            let names: Vec<&str> = found.iter().map(|job| &*job.meta.name).collect();
-            assert_eq!(names, gone, "{condition} {limit}");
-        }
-    }
-}
+mod tests;

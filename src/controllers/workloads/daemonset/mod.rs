@@ -73,7 +73,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     };
     let consistency = Arc::new(consistency);
     let expectations = Arc::new(Expectations::new(c.clock()));
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(Retries::default().paced());
     let node_queue = c.queue_named("daemonset-node-updates", Retries::default());
     let this = Arc::new(DaemonSets {
         client: c.client(),

@@ -279,3 +279,63 @@ impl DaemonSets {
 fn next(after: Option<Duration>) -> Next {
     after.map_or(Next::Done, Next::After)
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::block_on;
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::cache::{Indexer, Lister};
+    use crate::clock::FakeClock;
+    use crate::controllers::Retries;
+    use crate::controllers::runner::Queue;
+    use crate::controllers::workloads::consistency::Consistency;
+    use crate::controllers::workloads::expectations::Expectations;
+    use crate::controllers::workloads::pod_control::PodControl;
+    use crate::controllers::workloads::pod_control::testing::{Heard, answering};
+    use crate::events::Recorder;
+    use crate::objects::{Object, Timestamp};
+
+    fn empty<T: Object>() -> Lister<T> {
+        Lister::new(Arc::new(Indexer::new()))
+    }
+
+    #[test]
+    fn a_set_that_selects_all_pods_is_reported_and_left_alone() {
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let heard_requests = requests.clone();
+        let client = block_on(answering(move |line| {
+            heard_requests.lock().push(line.to_owned());
+            (404, serde_json::json!({}))
+        }));
+        let set: DaemonSet = serde_json::from_value(serde_json::json!({
+            "metadata": { "namespace": "ns", "name": "d", "uid": "u" },
+            "spec": { "selector": {} },
+        }))
+        .unwrap();
+        let sets = Arc::new(Indexer::new());
+        sets.insert(Arc::new(set));
+        let (heard, clock) = (Arc::new(Heard::default()), FakeClock::new(Timestamp::from_secs(0)));
+        let recorder = Recorder::to_sink(heard.clone());
+        let this = Arc::new(DaemonSets {
+            pod_control: PodControl::new(client.clone(), recorder.clone(), clock.clone()),
+            client,
+            recorder,
+            sets: Lister::new(sets),
+            pods: empty(),
+            nodes: empty(),
+            revisions: empty(),
+            queue: Queue::new("", Retries::default(), clock.clone()),
+            expectations: Arc::new(Expectations::new(clock.clone())),
+            consistency: Arc::new(Consistency::default()),
+            backoff: Mutex::default(),
+            clock,
+            comparison: false,
+        });
+        assert!(matches!(block_on(this.sync(ObjectKey::new("ns", "d"))), Ok(Next::Done)));
+        let message = "This daemon set is selecting all pods. A non-empty selector is required.";
+        assert_eq!(heard.take(), [format!("Warning SelectingAll {message}")]);
+        assert!(requests.lock().is_empty());
+    }
+}

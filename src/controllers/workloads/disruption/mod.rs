@@ -40,7 +40,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         controllers: c.lister(),
     });
     let stale = Arc::new(Stale { client: c.client(), clock: c.clock(), pods: pods.clone() });
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(Retries::default().paced());
     let stale_queue = c.queue_named("stale_pod_disruption", Retries::default());
     c.watch(&budgets, &queue, keys::of_object());
     let (of_pod, timers, stale_pods) = (this.clone(), stale_queue.clone(), stale.clone());

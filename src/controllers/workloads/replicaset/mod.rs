@@ -107,7 +107,7 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
         .again_after(|old: &Pod, new: &Pod, set: &S| {
             becomes_available(old, new, set.spec().min_ready_seconds)
         });
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(Retries::default().paced());
     c.watch(&sets, &queue, move |change, wake| {
         let meta = change.object().meta();
         let key = meta.key();

@@ -293,14 +293,14 @@ impl Scene<'_> {
         usize::try_from(self.set.replicas()).unwrap_or(0).saturating_sub(available.count())
     }
 
-    /// Up to `count` pods that are not up to date, the highest first.
-    /// Upstream: `updateStatefulSetAfterInvariantEstablished`.
+    /// Up to `count` pods that are not up to date, the highest first. A finished one is among them,
+    /// though it is deleted already. Upstream: `updateStatefulSetAfterInvariantEstablished`.
     fn updates(&self, count: usize) -> Vec<Arc<Pod>> {
-        let outdated = |pod: &&Arc<Pod>| !pod.is_terminal() && self.is_outdated(pod);
         if count == 0 {
             return Vec::new();
         }
-        self.targets().flatten().filter(outdated).take(count).cloned().collect()
+        let outdated = self.targets().flatten().filter(|pod| self.is_outdated(pod));
+        outdated.take(count).filter(|pod| !pod.is_terminal()).cloned().collect()
     }
 }
 

@@ -232,6 +232,35 @@ fn as_many_pods_as_may_be_unavailable_are_updated() {
         ),
         (vec!["web-0 ok old", "web-1 unready old", "web-2 ok old", "web-3 ok"], 1, 0, 1, vec![]),
         (vec!["web-0 ok old", "web-1 ok old", "web-2 going old"], 3, 0, 2, vec!["delete web-1"]),
+        // An outdated pod that has failed takes a place, wherever it stands among the others.
+        (
+            vec!["web-0 ok old", "web-1 ok old", "web-2 ok old", "web-3 failed old"],
+            3,
+            0,
+            1,
+            vec!["delete web-2"],
+        ),
+        (
+            vec!["web-0 ok old", "web-1 ok old", "web-2 ok old", "web-3 failed old"],
+            2,
+            0,
+            1,
+            vec![],
+        ),
+        (
+            vec!["web-0 failed old", "web-1 ok old", "web-2 ok old", "web-3 ok old"],
+            2,
+            0,
+            1,
+            vec!["delete web-3"],
+        ),
+        (
+            vec!["web-0 ok old", "web-1 ok old", "web-2 ok old", "web-3 failed"],
+            2,
+            0,
+            1,
+            vec!["delete web-2"],
+        ),
     ] {
         let plan = plan(&parallel(partition), &pods, &[], Some(most));
         assert_eq!(steps(&plan.update), update, "{pods:?} {most} {partition}");
