@@ -340,6 +340,9 @@ fn a_suspended_job_has_no_pods_and_may_be_changed() {
             .map(|pod| pod.meta.generate_name.as_str())
             .collect();
         assert_eq!(names, ["s-0-"]);
+        let larger = json!({ "spec": { "completions": 4, "parallelism": 4 } });
+        merge::<Job>(&env.client, "s", larger).await;
+        status(env, "s", "is larger", |status| status["ready"] == 4).await;
     });
 }
 

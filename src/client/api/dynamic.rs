@@ -211,7 +211,11 @@ impl Dynamic {
         namespace: &str,
         body: &(impl Serialize + Sync),
     ) -> Result<PartialObjectMetadata> {
-        let mut call = Call::new("POST", self.path(namespace, None)).body(JSON, body)?;
+        let call = Call::new("POST", self.path(namespace, None)).body(JSON, body)?;
+        self.fetch_metadata(call).await
+    }
+
+    async fn fetch_metadata(&self, mut call: Call) -> Result<PartialObjectMetadata> {
         call.accept = match self.client.speaks_protobuf() {
             true => ONE_METADATA_PROTOBUF,
             false => ONE_METADATA,
@@ -237,21 +241,34 @@ impl Dynamic {
     }
 
     pub async fn patch<O: DeserializeOwned>(&self, key: &ObjectKey, patch: &Patch) -> Result<O> {
+        self.client.fetch(&self.patching(key, patch)?).await
+    }
+
+    /// As [`Self::patch`], but the answer holds only the object's metadata, in protobuf where the
+    /// configuration lets it. For built-in kinds of which many are patched.
+    pub async fn patch_for_metadata(
+        &self,
+        key: &ObjectKey,
+        patch: &Patch,
+    ) -> Result<PartialObjectMetadata> {
+        self.fetch_metadata(self.patching(key, patch)?).await
+    }
+
+    fn patching(&self, key: &ObjectKey, patch: &Patch) -> Result<Call> {
         let call = self.call("PATCH", key);
-        let call = match patch {
-            Patch::Json(body) => call.body("application/json-patch+json", body)?,
-            Patch::Merge(body) => call.body("application/merge-patch+json", body)?,
+        match patch {
+            Patch::Json(body) => call.body("application/json-patch+json", body),
+            Patch::Merge(body) => call.body("application/merge-patch+json", body),
             Patch::StrategicMerge(body) => {
-                call.body("application/strategic-merge-patch+json", body)?
+                call.body("application/strategic-merge-patch+json", body)
             }
             Patch::Apply { manager, force, body } => {
                 let mut call = call.body("application/apply-patch+yaml", body)?;
                 call.query("fieldManager", manager);
                 call.query("force", &force.to_string());
-                call
+                Ok(call)
             }
-        };
-        self.client.fetch(&call).await
+        }
     }
 
     pub async fn delete(&self, key: &ObjectKey, delete: Delete) -> Result<()> {

@@ -15,7 +15,7 @@ use crate::controllers::runner::batch::together;
 use crate::controllers::workloads::new_pod::{EnvSource, NewPod};
 use crate::controllers::workloads::pod_batch::create_expected;
 use crate::controllers::workloads::pod_control::{is_gone, is_not_found, is_seen_to_go};
-use crate::objects::{Job, Meta, ObjectKey, PartialObjectMetadata, Pod, PodGroup, Resource};
+use crate::objects::{Job, Meta, ObjectKey, Pod, PodGroup, Resource};
 
 const INDEX_VARIABLE: &str = "JOB_COMPLETION_INDEX";
 const INDEX_FIELD: &str = "metadata.labels['batch.kubernetes.io/job-completion-index']";
@@ -138,8 +138,8 @@ impl Jobs {
             // The API server refuses a pod of another uid, with a conflict.
             "uid": pod.meta.uid, "$deleteFromPrimitiveList/finalizers": [TRACKING],
         } }));
-        let pods = self.client.resource(&Pod::RESOURCE).metadata_only();
-        let released = pods.patch::<PartialObjectMetadata>(&pod.meta.key(), &patch).await?;
+        let pods = self.client.resource(&Pod::RESOURCE);
+        let released = pods.patch_for_metadata(&pod.meta.key(), &patch).await?;
         Ok(Some(released.meta))
     }
 
