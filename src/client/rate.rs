@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use crate::clock::SharedClock;
 
+/// Requests that wait go on at multiples of this time, so that a burst wakes the thread once for
+/// several of them. It changes nothing of the rate.
+const GRID: Duration = Duration::from_millis(10);
+
 pub(super) struct Bucket {
     qps: f64,
     burst: f64,
@@ -38,9 +42,16 @@ impl Bucket {
     pub async fn take(&self) {
         let wait = self.reserve();
         if !wait.is_zero() {
-            self.clock.sleep(wait).await;
+            self.clock.sleep(on_grid(self.clock.monotonic(), wait)).await;
         }
     }
+}
+
+/// The wait from `now` until the first time on the grid that is not before `now + wait`.
+fn on_grid(now: Duration, wait: Duration) -> Duration {
+    let at = now.saturating_add(wait).as_nanos();
+    let late = (GRID.as_nanos() - at % GRID.as_nanos()) % GRID.as_nanos();
+    wait.saturating_add(Duration::from_nanos(u64::try_from(late).unwrap_or(0)))
 }
 
 #[cfg(test)]
@@ -48,6 +59,16 @@ mod tests {
     use super::*;
     use crate::clock::FakeClock;
     use crate::objects::Timestamp;
+
+    #[test]
+    fn requests_that_wait_go_on_together() {
+        let millis = Duration::from_millis;
+        for (now, wait, expected) in [(0, 1, 10), (0, 10, 10), (3, 4, 7), (3, 7, 7), (3, 8, 17)] {
+            assert_eq!(on_grid(millis(now), millis(wait)), millis(expected), "{now} {wait}");
+        }
+        let nanos = Duration::from_nanos;
+        assert_eq!(on_grid(nanos(1), nanos(1)), millis(10) - nanos(1));
+    }
 
     #[test]
     fn a_burst_and_then_the_rate() {
