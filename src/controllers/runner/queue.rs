@@ -422,12 +422,15 @@ mod tests {
             let sync: BoxSync<String> = Arc::new(move |_| {
                 time.advance(Duration::from_millis(took));
                 count.fetch_add(1, Ordering::Relaxed);
-                Box::pin(async move { if fails { Err(Error::other("no")) } else { Ok(Next::Done) } })
+                Box::pin(
+                    async move { if fails { Err(Error::other("no")) } else { Ok(Next::Done) } },
+                )
             });
             let work = queue.clone().work("c", sync, StopToken::new());
             let mut work = std::pin::pin!(work);
             let mut run = || {
-                let ended = futures_lite::future::block_on(futures_lite::future::poll_once(&mut work));
+                let ended =
+                    futures_lite::future::block_on(futures_lite::future::poll_once(&mut work));
                 assert!(ended.is_none());
                 syncs.swap(0, Ordering::Relaxed)
             };
