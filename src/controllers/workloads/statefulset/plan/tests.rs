@@ -240,13 +240,7 @@ fn as_many_pods_as_may_be_unavailable_are_updated() {
             1,
             vec!["delete web-2"],
         ),
-        (
-            vec!["web-0 ok old", "web-1 ok old", "web-2 ok old", "web-3 failed old"],
-            2,
-            0,
-            1,
-            vec![],
-        ),
+        (vec!["web-0 ok old", "web-1 ok old", "web-2 ok old", "web-3 failed old"], 2, 0, 1, vec![]),
         (
             vec!["web-0 failed old", "web-1 ok old", "web-2 ok old", "web-3 ok old"],
             2,
