@@ -63,11 +63,10 @@ impl Cluster {
 
     /// The objects of a kind that go by this name.
     pub fn find(&self, kind: &str, name: &str) -> Option<&Value> {
-        // Lists leave the kind out; only volumes have no namespace.
-        let is_volume = kind == "PersistentVolume";
+        // Lists leave the kind out.
         self.objects.iter().find(|object| {
             object["metadata"]["name"] == name
-                && object["metadata"]["namespace"].is_null() == is_volume
+                && object["metadata"]["namespace"].is_string() == is_namespaced(kind)
         })
     }
 
@@ -92,23 +91,22 @@ impl Cluster {
 }
 
 /// Controllers in the test's process, under a name that the API server knows them by.
-struct Manager {
+pub struct Manager {
     process: InProcess,
     running: Vec<Task<()>>,
 }
 
 impl Manager {
-    fn start(
-        env: &Env,
+    pub fn start(
+        env: &Site,
         clock: &Arc<FakeClock>,
         program: &str,
-        scenario: &Scenario<'_>,
+        controllers: &[&str],
         options: &Options,
     ) -> Manager {
         let client = env.client.named(program);
         let process = InProcess::with_client(env, client, clock.clone(), options.clone());
-        let made =
-            scenario.controllers.iter().map(|name| made(name, &process.cx)).collect::<Vec<_>>();
+        let made = controllers.iter().map(|name| made(name, &process.cx)).collect::<Vec<_>>();
         process.factory.start(&process.stop);
         let run = |controller: kube_controller_manager::controllers::Controller| {
             spawn(controller.run(StopToken::clone(&process.stop)))
@@ -118,7 +116,7 @@ impl Manager {
     }
 
     /// Ends it without waiting for syncs under way.
-    async fn drop_dead(self) {
+    pub async fn drop_dead(self) {
         self.process.stop.stop();
         drop(self.running);
         self.process.factory.shutdown().await;
@@ -152,7 +150,7 @@ pub async fn survives_every_write_with(
         }
         let end = async || (scenario.end)(&name, &Cluster::read(env, &kinds).await);
         if let Some(change) = &scenario.change {
-            let first = Manager::start(env, &clock, "first", scenario, options);
+            let first = Manager::start(env, &clock, "first", scenario.controllers, options);
             eventually(&env.clock, &format!("{name} before its change"), || async {
                 clock.advance(Duration::from_secs(1));
                 end().await
@@ -168,7 +166,7 @@ pub async fn survives_every_write_with(
                 verbs.patch::<Value>(&key, &patch).await.expect("patch");
             }
         }
-        let manager = Manager::start(env, &clock, &mortal, scenario, options);
+        let manager = Manager::start(env, &clock, &mortal, scenario.controllers, options);
         eventually(&env.clock, &format!("{mortal} dies, or reaches the end"), || async {
             clock.advance(Duration::from_secs(1));
             if faults.has_died(&mortal) { Ok(()) } else { end().await.map(drop) }
@@ -176,8 +174,10 @@ pub async fn survives_every_write_with(
         .await;
         let died = faults.has_died(&mortal);
         manager.drop_dead().await;
-        let heir =
-            died.then(|| Manager::start(env, &clock, &format!("heir-{writes}"), scenario, options));
+        let heir = died.then(|| {
+            let name = format!("heir-{writes}");
+            Manager::start(env, &clock, &name, scenario.controllers, options)
+        });
         let what = format!("the end after a crash behind {writes} writes");
         let reached = eventually(&env.clock, &what, || async {
             clock.advance(Duration::from_secs(1));
@@ -212,7 +212,7 @@ fn resource_of(object: &Value) -> ResourceType {
         group: group.to_owned().into(),
         version: version.to_owned().into(),
         plural: format!("{}s", kind.to_lowercase()).into(),
-        namespaced: kind != "PersistentVolume",
+        namespaced: is_namespaced(&kind),
         kind: kind.into(),
     }
 }

@@ -13,31 +13,31 @@ use crate::crashes::{Cluster, Scenario, survives_every_write};
 use crate::env::*;
 use crate::kinds::{comes, goes};
 
-const DRIVER: &str = "gpu.example.com";
-const POOL: &str = "pool-a";
+pub const DRIVER: &str = "gpu.example.com";
+pub const POOL: &str = "pool-a";
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
-fn key(name: &str) -> ObjectKey {
+pub fn key(name: &str) -> ObjectKey {
     ObjectKey::new("default", name)
 }
 
-async fn make<T: Resource>(env: &Site, mut object: Value) -> Value {
+pub async fn make<T: Resource>(env: &Site, mut object: Value) -> Value {
     object["apiVersion"] = json!(T::RESOURCE.api_version());
     object["kind"] = json!(T::RESOURCE.kind);
     env.client.resource(&T::RESOURCE).create("default", &object).await.expect("create")
 }
 
 /// What a claim asks for: one device of the class "gpu".
-fn one_device() -> Value {
+pub fn one_device() -> Value {
     let exactly = json!({ "deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1 });
     json!({ "devices": { "requests": [{ "name": "r", "exactly": exactly }] } })
 }
 
-async fn class(env: &Site) {
+pub async fn class(env: &Site) {
     make::<DeviceClass>(env, json!({ "metadata": { "name": "gpu" }, "spec": {} })).await;
 }
 
-async fn template(env: &Site) {
+pub async fn template(env: &Site) {
     let template = json!({
         "metadata": { "name": "gpu" },
         "spec": {
@@ -50,7 +50,7 @@ async fn template(env: &Site) {
 
 /// A pod that the stand-in scheduler leaves alone. A `behavior` of "exit" ends it once it has a
 /// node.
-fn pod(name: &str, entry: Value, behavior: &str) -> Value {
+pub fn pod(name: &str, entry: Value, behavior: &str) -> Value {
     json!({
         "metadata": { "name": name, "annotations": { "sandbox/behavior": behavior } },
         "spec": {
@@ -60,12 +60,12 @@ fn pod(name: &str, entry: Value, behavior: &str) -> Value {
     })
 }
 
-fn from_template() -> Value {
+pub fn from_template() -> Value {
     json!({ "name": "gpu", "resourceClaimTemplateName": "gpu" })
 }
 
 /// A pod with a node from the start: the scheduler does not see it.
-fn placed(name: &str, claim: &str, behavior: &str) -> Value {
+pub fn placed(name: &str, claim: &str, behavior: &str) -> Value {
     let entry = json!({ "name": "gpu", "resourceClaimName": claim });
     let mut pod = pod(name, entry, behavior);
     pod["spec"]["nodeName"] = json!("node-0");
@@ -73,7 +73,7 @@ fn placed(name: &str, claim: &str, behavior: &str) -> Value {
 }
 
 /// The name of the claim that the status of a pod or a PodGroup gives.
-async fn claim_of<T: Resource>(env: &Site, name: &str) -> ObjectKey {
+pub async fn claim_of<T: Resource>(env: &Site, name: &str) -> ObjectKey {
     let named = |object: &Value| {
         let name = &object["status"]["resourceClaimStatuses"][0]["resourceClaimName"];
         name.as_str().map(key)
@@ -83,11 +83,11 @@ async fn claim_of<T: Resource>(env: &Site, name: &str) -> ObjectKey {
 }
 
 /// Allocates a device to a claim, as the scheduler does, for `consumers`.
-async fn allocate(env: &Site, claim: &ObjectKey, device: &str, consumers: &[Value]) {
+pub async fn allocate(env: &Site, claim: &ObjectKey, device: &str, consumers: &[Value]) {
     allocate_tolerating(env, claim, device, consumers, json!([])).await;
 }
 
-async fn allocate_tolerating(
+pub async fn allocate_tolerating(
     env: &Site,
     claim: &ObjectKey,
     device: &str,
@@ -108,12 +108,12 @@ async fn allocate_tolerating(
     claims.subresource("status").patch::<Value>(claim, &status).await.expect("patch");
 }
 
-fn consumer(pod: &Value) -> Value {
+pub fn consumer(pod: &Value) -> Value {
     let metadata = &pod["metadata"];
     json!({ "resource": "pods", "name": metadata["name"], "uid": metadata["uid"] })
 }
 
-async fn bind(env: &Site, pod: &str) {
+pub async fn bind(env: &Site, pod: &str) {
     let binding = json!({
         "apiVersion": "v1", "kind": "Binding", "metadata": { "name": pod },
         "target": { "apiVersion": "v1", "kind": "Node", "name": "node-0" },
@@ -132,11 +132,11 @@ fn users(claim: &Value) -> Vec<String> {
     users.filter_map(|user| Some(user["name"].as_str()?.to_owned())).collect()
 }
 
-async fn is_used_by(env: &Site, claim: &ObjectKey, wanted: &[&str]) -> Value {
+pub async fn is_used_by(env: &Site, claim: &ObjectKey, wanted: &[&str]) -> Value {
     comes(env, &ResourceClaim::RESOURCE, claim, |claim| users(claim) == wanted).await
 }
 
-async fn claims(env: &Site) -> Vec<Value> {
+pub async fn claims(env: &Site) -> Vec<Value> {
     let claims = env.client.resource(&ResourceClaim::RESOURCE);
     claims.list(Some("default"), &ListOptions::default()).await.expect("list").items
 }
@@ -469,7 +469,7 @@ fn refused_writes_of_claims_are_retried() {
 }
 
 /// A slice of devices d0 to d2, with taints of effect NoExecute on those of `tainted`.
-fn slice(env: &Site, tainted: &[&str]) -> Value {
+pub fn slice(env: &Site, tainted: &[&str]) -> Value {
     let devices: Vec<Value> = ["d0", "d1", "d2"]
         .iter()
         .map(|name| match tainted.contains(name) {
@@ -491,7 +491,7 @@ fn slice(env: &Site, tainted: &[&str]) -> Value {
     })
 }
 
-async fn set_taints(env: &Site, tainted: &[&str]) {
+pub async fn set_taints(env: &Site, tainted: &[&str]) {
     let devices = json!({ "spec": { "devices": slice(env, tainted)["spec"]["devices"] } });
     let slices = env.client.resource(&ResourceSlice::RESOURCE);
     let key = ObjectKey::cluster("slice");
@@ -499,7 +499,7 @@ async fn set_taints(env: &Site, tainted: &[&str]) {
 }
 
 /// A pod that uses a device by a claim of its own; its claim's name is that of the device.
-async fn user_of(env: &Site, device: &str, tolerations: Value) {
+pub async fn user_of(env: &Site, device: &str, tolerations: Value) {
     let claim = json!({ "metadata": { "name": device }, "spec": one_device() });
     make::<ResourceClaim>(env, claim).await;
     allocate_tolerating(env, &key(device), device, &[], tolerations).await;
@@ -507,7 +507,7 @@ async fn user_of(env: &Site, device: &str, tolerations: Value) {
     is_used_by(env, &key(device), &[&format!("on-{device}")]).await;
 }
 
-const RULE_GATE: &str = "--feature-gates=DRADeviceTaintRules=true";
+pub const RULE_GATE: &str = "--feature-gates=DRADeviceTaintRules=true";
 
 #[test]
 fn device_taints_evict_the_pods_that_do_not_tolerate_them() {
@@ -572,7 +572,7 @@ fn device_taints_evict_the_pods_that_do_not_tolerate_them() {
 }
 
 #[test]
-fn a_request_for_the_status_of_pools_is_answered_and_removed() {
+fn a_request_for_the_status_of_pools_is_answered() {
     const GATE: &str = "--feature-gates=DRAResourcePoolStatus=true";
     let flags = [GATE, "--runtime-config=resource.k8s.io/v1alpha3=true"];
     everywhere_with_gates("pool-status", &flags, async |env| {

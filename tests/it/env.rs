@@ -300,6 +300,12 @@ impl Env {
         });
     }
 
+    /// [`Env::run`] with the kinds that are behind gates.
+    pub fn run_with_gates(name: &str, scenario: impl AsyncFn(&Env)) {
+        let how = Setup { all_versions: true, ..Setup::default() };
+        block_on(async { Env::start(name, how).await.finish(scenario).await });
+    }
+
     async fn finish(self, scenario: impl AsyncFn(&Env)) {
         scenario(&self).await;
         self.stop().await;
@@ -438,6 +444,19 @@ pub fn deployment(name: &str, replicas: i32, image: &str) -> Value {
     })
 }
 
+/// Of the kinds that [`create`] makes.
+pub fn is_namespaced(kind: &str) -> bool {
+    const OF_CLUSTER: [&str; 6] = [
+        "DeviceTaintRule",
+        "PersistentVolume",
+        "ResourcePoolStatusRequest",
+        "ResourceSlice",
+        "StorageVersion",
+        "StorageVersionMigration",
+    ];
+    !OF_CLUSTER.contains(&kind)
+}
+
 pub async fn create(client: &Client, object: Value) -> Value {
     let (group, version) =
         object["apiVersion"].as_str().unwrap().rsplit_once('/').unwrap_or(("", "v1"));
@@ -447,7 +466,7 @@ pub async fn create(client: &Client, object: Value) -> Value {
         version: version.to_owned().into(),
         kind: kind.to_owned().into(),
         plural: format!("{}s", kind.to_lowercase()).into(),
-        namespaced: kind != "PersistentVolume",
+        namespaced: is_namespaced(kind),
     };
     client.resource(&resource).create("default", &object).await.expect("create")
 }

@@ -15,17 +15,10 @@ use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
 use crate::env::*;
-use crate::kinds::CONFIG_MAPS;
+use crate::kinds::{ACCOUNTS, CONFIG_MAPS, DEFINITIONS, WIDGETS, comes};
 
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
-const DEFINITIONS: ResourceType = ResourceType::fixed(
-    "apiextensions.k8s.io",
-    "v1",
-    "CustomResourceDefinition",
-    "customresourcedefinitions",
-    false,
-);
 
 async fn read(env: &Site, resource: &ResourceType, key: &ObjectKey) -> Result<Value, String> {
     env.client.resource(resource).get(key).await.map_err(|error| error.to_string())
@@ -99,6 +92,22 @@ fn a_pod_group_stays_while_its_pods_run() {
     });
 }
 
+/// The name of the API server's lease.
+pub async fn identity(env: &Site) -> String {
+    eventually(&env.clock, "the API server has its lease", || async {
+        let options = ListOptions {
+            label_selector: Some("apiserver.kubernetes.io/identity=kube-apiserver".into()),
+            ..ListOptions::default()
+        };
+        let leases = env.client.resource(&LEASES);
+        let found = leases.list::<Value>(Some("kube-system"), &options).await;
+        let found = found.map_err(|error| error.to_string())?.items;
+        let name = found.first().and_then(|lease| lease["metadata"]["name"].as_str());
+        name.map(str::to_owned).ok_or_else(|| "none".to_owned())
+    })
+    .await
+}
+
 #[test]
 fn storage_versions_lose_servers_that_are_gone() {
     let gates = &[
@@ -108,18 +117,7 @@ fn storage_versions_lose_servers_that_are_gone() {
     everywhere_with_gates("storage-versions", gates, async |env| {
         let _manager = env
             .manager("manager", &["--feature-gates=APIServerIdentity=true,StorageVersionAPI=true"]);
-        let identity = eventually(&env.clock, "the API server has its lease", || async {
-            let options = ListOptions {
-                label_selector: Some("apiserver.kubernetes.io/identity=kube-apiserver".into()),
-                ..ListOptions::default()
-            };
-            let leases = env.client.resource(&LEASES);
-            let found = leases.list::<Value>(Some("kube-system"), &options).await;
-            let found = found.map_err(|error| error.to_string())?.items;
-            let name = found.first().and_then(|lease| lease["metadata"]["name"].as_str());
-            name.map(str::to_owned).ok_or_else(|| "none".to_owned())
-        })
-        .await;
+        let identity = identity(env).await;
         let entry = |server: &str, version: &str| {
             json!({
                 "apiServerID": server, "encodingVersion": version, "decodableVersions": [version],
@@ -348,55 +346,167 @@ fn objects_are_migrated_to_the_storage_version() {
         );
 
         // A custom resource whose storage version changes.
-        let definition = |stored: &str| {
-            let version = |name: &str| {
-                json!({
-                    "name": name, "served": true, "storage": name == stored,
-                    "schema": { "openAPIV3Schema": {
-                        "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
-                })
-            };
-            json!({
-                "metadata": { "name": "widgets.example.com" },
-                "spec": {
-                    "group": "example.com", "scope": "Namespaced",
-                    "names": { "plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList" },
-                    "versions": [version("v1"), version("v2")],
-                },
-            })
-        };
-        make(env, &DEFINITIONS, definition("v1")).await;
-        let widgets = ResourceType::fixed("example.com", "v1", "Widget", "widgets", true);
-        eventually(&env.clock, "widgets are served", || async {
-            let widget = json!({
-                "apiVersion": "example.com/v1", "kind": "Widget", "metadata": { "name": "w" },
-            });
-            let made = env.client.resource(&widgets).create::<Value>("default", &widget).await;
-            made.map(drop).map_err(|error| error.to_string())
-        })
-        .await;
+        store_two_versions(env).await;
         let w = ObjectKey::new("default", "w");
-        let before = read(env, &widgets, &w).await.unwrap();
-        let key = ObjectKey::cluster("widgets.example.com");
-        let switch = Patch::Merge(json!({ "spec": definition("v2")["spec"] }));
-        env.client.resource(&DEFINITIONS).patch::<Value>(&key, &switch).await.expect("patch");
-        eventually(&env.clock, "both versions are stored", || async {
-            let stored = &read(env, &DEFINITIONS, &key).await?["status"]["storedVersions"];
-            if *stored == json!(["v1", "v2"]) { Ok(()) } else { Err(stored.to_string()) }
-        })
-        .await;
+        let before = read(env, &WIDGETS, &w).await.unwrap();
         let widgets_done = migration(env, "widgets", ["example.com", "widgets"], None).await;
         migration_ends(env, &widgets_done, "Succeeded").await;
-        let definition = read(env, &DEFINITIONS, &key).await.unwrap();
-        assert_eq!(definition["status"]["storedVersions"], json!(["v2"]), "{definition}");
-        let conditions = definition["status"]["conditions"].as_array().unwrap();
-        let migrating =
-            conditions.iter().find(|known| known["type"] == "StorageMigrating").unwrap();
+        let (stored, migrating) = stored_and_migrating(env).await;
+        assert_eq!(stored, json!(["v2"]));
         assert_eq!(
             (&migrating["status"], &migrating["reason"]),
             (&json!("False"), &json!("MigrationSucceeded"))
         );
-        let after = read(env, &widgets, &w).await.unwrap();
+        let after = read(env, &WIDGETS, &w).await.unwrap();
         assert_ne!(after["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"]);
+    });
+}
+
+/// The definition of widgets, stored in one of two versions.
+fn stored_in(stored: &str) -> Value {
+    let version = |name: &str| {
+        json!({
+            "name": name, "served": true, "storage": name == stored,
+            "schema": { "openAPIV3Schema": {
+                "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
+        })
+    };
+    json!({
+        "metadata": { "name": "widgets.example.com" },
+        "spec": {
+            "group": "example.com", "scope": "Namespaced",
+            "names": { "plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList" },
+            "versions": [version("v1"), version("v2")],
+        },
+    })
+}
+
+fn widgets_definition() -> ObjectKey {
+    ObjectKey::cluster("widgets.example.com")
+}
+
+/// Changes the version that widgets are stored in, and waits until `both` may be stored.
+async fn store_in(env: &Site, stored: &str, both: [&str; 2]) {
+    let switch = Patch::Merge(json!({ "spec": stored_in(stored)["spec"] }));
+    let definitions = env.client.resource(&DEFINITIONS);
+    definitions.patch::<Value>(&widgets_definition(), &switch).await.expect("patch");
+    comes(env, &DEFINITIONS, &widgets_definition(), |definition| {
+        definition["status"]["storedVersions"] == json!(both)
+    })
+    .await;
+}
+
+/// Defines widgets, makes one, `w`, and changes the version that they are stored in from v1 to v2.
+async fn store_two_versions(env: &Site) {
+    make(env, &DEFINITIONS, stored_in("v1")).await;
+    eventually(&env.clock, "widgets are served", || async {
+        let widget = json!({
+            "apiVersion": "example.com/v1", "kind": "Widget", "metadata": { "name": "w" },
+        });
+        let made = env.client.resource(&WIDGETS).create::<Value>("default", &widget).await;
+        made.map(drop).map_err(|error| error.to_string())
+    })
+    .await;
+    store_in(env, "v2", ["v1", "v2"]).await;
+}
+
+/// The versions in which widgets may be stored, and the condition that shows a migration of them.
+async fn stored_and_migrating(env: &Site) -> (Value, Value) {
+    let definition = read(env, &DEFINITIONS, &widgets_definition()).await.unwrap();
+    let conditions = definition["status"]["conditions"].as_array().unwrap();
+    let migrating = conditions.iter().find(|known| known["type"] == "StorageMigrating");
+    (definition["status"]["storedVersions"].clone(), migrating.cloned().unwrap_or_default())
+}
+
+#[test]
+fn a_migration_that_fails_keeps_the_stored_versions() {
+    everywhere_with_gates("migrations-two", &MIGRATIONS, async |env| {
+        let _manager = env.manager("manager", &[MIGRATOR]);
+        let widgets = ["example.com", "widgets"];
+        store_two_versions(env).await;
+        let first = migration(env, "first", widgets, None).await;
+        migration_ends(env, &first, "Succeeded").await;
+        assert_eq!(stored_and_migrating(env).await.0, json!(["v2"]));
+        let Some(faults) = &env.faults else { return };
+
+        store_in(env, "v1", ["v2", "v1"]).await;
+        faults.next(1, "patch", "widgets", Fault::code(403, None));
+        let second = migration(env, "second", widgets, None).await;
+        migration_ends(env, &second, "Failed").await;
+        let (stored, migrating) = stored_and_migrating(env).await;
+        assert_eq!(stored, json!(["v2", "v1"]), "a widget may be stored in both");
+        assert_eq!(
+            (&migrating["status"], &migrating["reason"]),
+            (&json!("False"), &json!("MigrationFailed"))
+        );
+
+        let third = migration(env, "third", widgets, None).await;
+        migration_ends(env, &third, "Succeeded").await;
+        assert_eq!(stored_and_migrating(env).await.0, json!(["v1"]));
+    });
+}
+
+#[test]
+fn a_definition_that_changed_meanwhile_keeps_its_stored_versions() {
+    everywhere_with_gates("migrations-changed", &MIGRATIONS, async |env| {
+        store_two_versions(env).await;
+        let (key, definitions) = (widgets_definition(), env.client.resource(&DEFINITIONS));
+        let definition = read(env, &DEFINITIONS, &key).await.unwrap();
+        // A migration has begun before the definition changed.
+        let generation = definition["metadata"]["generation"].as_i64().unwrap();
+        let migrating = json!({
+            "type": "StorageMigrating", "status": "True", "reason": "MigrationRunning",
+            "message": "Migration begun is running", "lastTransitionTime": env.clock.now(),
+            "observedGeneration": generation - 1,
+        });
+        let body = json!({
+            "apiVersion": DEFINITIONS.api_version(), "kind": DEFINITIONS.kind,
+            "metadata": { "name": key.name },
+            "status": { "conditions": [migrating], "storedVersions": ["v1", "v2"] },
+        });
+        let manager = "migration-runner-controller".to_owned();
+        let begun = Patch::Apply { manager, force: true, body };
+        definitions.subresource("status").patch::<Value>(&key, &begun).await.expect("patch");
+        let w = read(env, &WIDGETS, &ObjectKey::new("default", "w")).await.unwrap();
+        let version = w["metadata"]["resourceVersion"].as_str();
+        let migration = migration(env, "begun", ["example.com", "widgets"], version).await;
+        if let Some(faults) = &env.faults {
+            // Of the two writes to the migration the last one fails, behind that to the definition.
+            let writes = ["update", "storageversionmigrations/status"];
+            faults.next(1, writes[0], writes[1], Fault::Delay(Duration::ZERO));
+            faults.next(2, writes[0], writes[1], Fault::code(500, None));
+        }
+        let _manager = env.manager("manager", &[MIGRATOR]);
+        migration_ends(env, &migration, "Succeeded").await;
+        let (stored, migrating) = stored_and_migrating(env).await;
+        assert_eq!(stored, json!(["v1", "v2"]));
+        assert_eq!(
+            migrating["message"],
+            "The migration has succeeded but the stored versions have not been updated due to a \
+             generation mismatch"
+        );
+        if let Some(faults) = &env.faults {
+            assert_eq!(faults.pending(), []);
+        }
+    });
+}
+
+#[test]
+fn no_migration_runs_without_the_versions_of_informers() {
+    const OFF: &str = "--feature-gates=StorageVersionMigrator=true,InformerResourceVersion=false";
+    everywhere_with_gates("migrations-off", &MIGRATIONS, async |env| {
+        let manager = env.manager("off", &[OFF]);
+        make(env, &CONFIG_MAPS, json!({ "metadata": { "name": "kept" } })).await;
+        let key = migration(env, "waits", ["", "configmaps"], None).await;
+        // Other controllers are at work.
+        comes(env, &ACCOUNTS, &ObjectKey::new("default", "default"), |_| true).await;
+        let log = std::fs::read_to_string(&manager.log).expect("a log");
+        let skipped = "Warning: skipping controller: storage-version-migrator-controller";
+        assert!(log.contains(skipped), "{log}");
+        let waits = read(env, &StorageVersionMigration::RESOURCE, &key).await.unwrap();
+        assert!(waits["status"]["conditions"].is_null(), "{waits}");
+        drop(manager);
+        let _manager = env.manager("on", &[MIGRATOR]);
+        migration_ends(env, &key, "Succeeded").await;
     });
 }

@@ -84,7 +84,7 @@ impl Migrator {
         }
         if let Some(migration) = next {
             let name = &*migration.meta.name;
-            self.mark(&resource, |definition, now| started(definition, name, now)).await?;
+            self.mark(&resource, |definition, now| Some(started(definition, name, now))).await?;
             let message = "The migration is running";
             let now = self.clock.now();
             let status =
@@ -95,11 +95,12 @@ impl Migrator {
     }
 
     /// Applies to the definition of `resource`, if it is a custom one, the status that `status` makes
-    /// of it. The version keeps it from being written into another state; a conflict is retried.
+    /// of it, if any. The version keeps it from being written into another state; a conflict is
+    /// retried.
     async fn mark(
         &self,
         resource: &GroupResource,
-        status: impl Fn(&Value, Timestamp) -> Value,
+        status: impl Fn(&Value, Timestamp) -> Option<Value>,
     ) -> Result<(), Error> {
         let key = ObjectKey::cluster(&format!("{}.{}", resource.resource, resource.group));
         let definitions = self.client.resource(&DEFINITIONS);
@@ -109,7 +110,7 @@ impl Migrator {
                 Err(error) if error.is_not_found() => return Ok(()),
                 live => live?,
             };
-            let mut status = status(&live, self.clock.now());
+            let Some(mut status) = status(&live, self.clock.now()) else { return Ok(()) };
             // What an apply does not name again, it removes.
             let stored = &live["status"]["storedVersions"];
             if status["storedVersions"].is_null() && !stored.is_null() {
@@ -159,11 +160,15 @@ fn started(definition: &Value, migration: &str, now: Timestamp) -> Value {
     json!({"conditions": [condition(definition, true, "MigrationRunning", &message, now)]})
 }
 
-/// After a success on an unchanged definition, its storage version is the only one stored.
-/// Upstream: `finishCRDMigration`.
-fn finished(definition: &Value, success: bool, now: Timestamp) -> Value {
+/// After a success on an unchanged definition, its storage version is the only one stored. `None`:
+/// the end is noted already, and the write behind it has failed. The condition then observes the
+/// definition of the end, not of the beginning. Upstream: `finishCRDMigration`.
+fn finished(definition: &Value, success: bool, now: Timestamp) -> Option<Value> {
     let conditions = definition["status"]["conditions"].as_array();
     let known = conditions.into_iter().flatten().find(|known| known["type"] == MIGRATING);
+    if known.is_some_and(|known| known["status"] == "False") {
+        return None;
+    }
     let generation = definition["metadata"]["generation"].as_i64().unwrap_or(0);
     let observed = known.map(|known| known["observedGeneration"].as_i64().unwrap_or(0));
     let is_unchanged = observed == Some(generation);
@@ -185,7 +190,7 @@ fn finished(definition: &Value, success: bool, now: Timestamp) -> Value {
     if let Some(stored) = stored.filter(|_| success && is_unchanged) {
         status["storedVersions"] = json!([stored["name"]]);
     }
-    status
+    Some(status)
 }
 
 #[cfg(test)]
@@ -267,7 +272,7 @@ mod tests {
             (Value::Null, true, "MigrationSucceeded", Value::Null),
             (json!(3), false, "MigrationFailed", Value::Null),
         ] {
-            let status = finished(&definition(observed), success, now);
+            let status = finished(&definition(observed), success, now).unwrap();
             let condition = &status["conditions"][0];
             assert_eq!(
                 (&condition["status"], &condition["reason"]),
@@ -275,5 +280,8 @@ mod tests {
             );
             assert_eq!(status["storedVersions"], stored);
         }
+        let mut ended = definition(json!(3));
+        ended["status"]["conditions"][0]["status"] = json!("False");
+        assert_eq!(finished(&ended, true, now), None, "its end is noted once");
     }
 }
