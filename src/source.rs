@@ -1,12 +1,14 @@
 //! The client as the caches' [`Source`]: the one place that knows both.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use futures_lite::stream::{self, Boxed as BoxStream, StreamExt};
+use futures_lite::stream::{self, Boxed as BoxStream, Stream, StreamExt};
 
 use crate::cache::{Answer, DecodeError, Error, ListRequest, Scope, Source, WatchRequest};
-use crate::client::{self, Client, Dynamic, ListOptions};
+use crate::client::{self, Client, Dynamic, ListOptions, WatchStream};
 use crate::objects::{Encoded, Form, Lease, ListPart, Pod, Resource, WatchEvent};
 
 /// Lists and watches through a [`Client`].
@@ -79,6 +81,24 @@ const PODS: Duration = Duration::from_millis(50);
 /// looked at every few seconds.
 const LEASES: Duration = Duration::from_millis(250);
 
+/// The events of a watch, up to the first error. As an `unfold` it would be stored twice.
+struct Events(Option<WatchStream>);
+
+impl Stream for Events {
+    type Item = Result<WatchEvent<Encoded>, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Some(watch) = &mut self.0 else { return Poll::Ready(None) };
+        // The future may be dropped at any time: what it has read is in the watch.
+        let event = ready!(pin!(watch.next()).poll(context));
+        let event = event.map(|event| event.map_err(translate_watch));
+        if !matches!(event, Some(Ok(_))) {
+            self.0 = None;
+        }
+        Poll::Ready(event)
+    }
+}
+
 impl Source for ClientSource {
     fn list<'a>(
         &'a self,
@@ -122,13 +142,7 @@ impl Source for ClientSource {
                 Some(400 | 422) if initial => Error::Unsupported,
                 _ => translate_watch(error),
             })?;
-            let events = stream::unfold(Some(watch), |watch| async move {
-                let mut watch = watch?;
-                let event = watch.next().await?.map_err(translate_watch);
-                let goes_on = event.is_ok();
-                Some((event, goes_on.then_some(watch)))
-            });
-            Ok(events.boxed() as BoxStream<_>)
+            Ok(Events(Some(watch)).boxed() as BoxStream<_>)
         })
     }
 

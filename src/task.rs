@@ -7,7 +7,7 @@ mod run;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll};
 
@@ -59,6 +59,16 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     async_std::task::spawn_blocking(work).await
 }
 
+/// Wakes all that listen. `Event::notify` would make a list for them where none do, and there are
+/// several events for each watched resource.
+pub fn notify_all(event: &Event) {
+    // One who listens from now on sees what was changed before.
+    fence(Ordering::SeqCst);
+    if event.total_listeners() > 0 {
+        event.notify(usize::MAX);
+    }
+}
+
 /// Opens once and stays open; any number of tasks wait for it. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Latch {
@@ -74,7 +84,7 @@ struct LatchState {
 impl LatchState {
     fn open(&self) {
         self.open.store(true, Ordering::SeqCst);
-        self.opened.notify(usize::MAX);
+        notify_all(&self.opened);
     }
 
     fn is_open(&self) -> bool {
@@ -280,7 +290,7 @@ struct Member(Arc<Running>);
 impl Drop for Member {
     fn drop(&mut self) {
         if self.0.count.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.0.ended.notify(usize::MAX);
+            notify_all(&self.0.ended);
         }
     }
 }

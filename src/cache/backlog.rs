@@ -1,4 +1,4 @@
-//! What waits for one handler.
+//! What waits for one handler, and the handler itself while nothing does.
 
 use std::collections::VecDeque;
 use std::task::{Poll, Waker};
@@ -6,67 +6,77 @@ use std::task::{Poll, Waker};
 use futures_lite::future::poll_fn;
 use parking_lot::Mutex;
 
-/// An unbounded queue with one reader. It holds no memory while it is empty, as most are for most
-/// of the time: a watched resource has several.
-pub struct Backlog<T> {
-    state: Mutex<State<T>>,
+/// An unbounded queue with one reader, which rests in it while the queue is empty. Most are, for
+/// most of the time: a watched resource has several, and an empty one has no buffer and no task.
+pub struct Backlog<T, R> {
+    state: Mutex<State<T, R>>,
 }
 
-struct State<T> {
+struct State<T, R> {
     waiting: VecDeque<T>,
+    /// At rest.
+    reader: Option<R>,
     is_closed: bool,
-    reader: Option<Waker>,
+    /// Of the task that waits for the end.
+    watcher: Option<Waker>,
 }
 
-impl<T> Default for Backlog<T> {
-    fn default() -> Backlog<T> {
-        let state = State { waiting: VecDeque::new(), is_closed: false, reader: None };
+impl<T, R> Backlog<T, R> {
+    pub fn new(reader: R) -> Backlog<T, R> {
+        let (waiting, reader) = (VecDeque::new(), Some(reader));
+        let state = State { waiting, reader, is_closed: false, watcher: None };
         Backlog { state: Mutex::new(state) }
     }
-}
 
-impl<T> Backlog<T> {
     /// After [`Self::close`] it does nothing.
     pub fn push(&self, item: T) {
         let mut state = self.state.lock();
-        if state.is_closed {
-            return;
+        if !state.is_closed {
+            state.waiting.push_back(item);
         }
-        state.waiting.push_back(item);
-        let reader = state.reader.take();
-        drop(state);
-        reader.into_iter().for_each(Waker::wake);
     }
 
     pub fn len(&self) -> usize {
         self.state.lock().waiting.len()
     }
 
-    /// Drops all that waits, and ends the reader.
+    /// Drops all that waits, and the reader. One that is under way is dropped by [`Self::next`].
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.is_closed = true;
-        let (dropped, reader) = (std::mem::take(&mut state.waiting), state.reader.take());
+        let dropped = (std::mem::take(&mut state.waiting), state.reader.take());
+        let watcher = state.watcher.take();
         drop(state);
         drop(dropped);
-        reader.into_iter().for_each(Waker::wake);
+        watcher.into_iter().for_each(Waker::wake);
     }
 
-    /// The next item, in order; `None` once closed. May be dropped at any time.
-    pub async fn next(&self) -> Option<T> {
-        poll_fn(|context| {
-            let mut state = self.state.lock();
-            let next = state.waiting.pop_front();
-            if state.waiting.is_empty() {
-                state.waiting = VecDeque::new();
+    /// The reader, if it rests and something waits: the caller takes it to [`Self::next`], again and
+    /// again.
+    pub fn rouse(&self) -> Option<R> {
+        let mut state = self.state.lock();
+        if state.waiting.is_empty() { None } else { state.reader.take() }
+    }
+
+    /// The next item, in order, for the reader. `None`: the reader rests, or the queue is closed.
+    pub fn next(&self, reader: R) -> Option<(T, R)> {
+        let mut state = self.state.lock();
+        if state.is_closed {
+            drop(state);
+            drop(reader);
+            return None;
+        }
+        let next = state.waiting.pop_front();
+        if state.waiting.is_empty() {
+            state.waiting = VecDeque::new();
+        }
+        match next {
+            Some(item) => Some((item, reader)),
+            None => {
+                state.reader = Some(reader);
+                None
             }
-            if next.is_none() && !state.is_closed {
-                state.reader = Some(context.waker().clone());
-                return Poll::Pending;
-            }
-            Poll::Ready(next)
-        })
-        .await
+        }
     }
 
     /// Resolves once closed. For the reader alone.
@@ -76,7 +86,7 @@ impl<T> Backlog<T> {
             if state.is_closed {
                 return Poll::Ready(());
             }
-            state.reader = Some(context.waker().clone());
+            state.watcher = Some(context.waker().clone());
             Poll::Pending
         })
         .await;
@@ -85,42 +95,55 @@ impl<T> Backlog<T> {
 
 #[cfg(test)]
 mod tests {
-    use futures_lite::future::{block_on, poll_once};
+    use std::sync::Arc;
+
+    use futures_lite::future::block_on;
 
     use super::*;
 
     #[test]
-    fn items_come_in_order_until_the_queue_is_closed() {
-        let backlog = Backlog::default();
-        let next = || block_on(poll_once(backlog.next()));
-        assert_eq!(next(), None, "nothing has come yet");
+    fn the_reader_takes_items_in_order_and_rests_behind_the_last() {
+        let backlog = Backlog::new("reader");
+        assert_eq!(backlog.rouse(), None, "nothing has come yet");
         (1..=3).for_each(|n| backlog.push(n));
-        assert_eq!((next(), next(), backlog.len()), (Some(Some(1)), Some(Some(2)), 1));
-        assert_eq!(next(), Some(Some(3)));
+        let reader = backlog.rouse().expect("it rested");
+        assert_eq!(backlog.rouse(), None, "it is under way");
+        let next = || backlog.next(reader).map(|(item, _)| item);
+        assert_eq!((next(), next(), backlog.len()), (Some(1), Some(2), 1));
+        assert_eq!((next(), next()), (Some(3), None));
         assert_eq!(backlog.state.lock().waiting.capacity(), 0, "an empty queue holds no memory");
         backlog.push(4);
-        backlog.close();
-        backlog.push(5);
-        assert_eq!((next(), backlog.len()), (Some(None), 0));
+        assert_eq!(backlog.rouse(), Some("reader"));
     }
 
     #[test]
-    fn the_reader_is_woken_by_an_item_and_by_the_end() {
-        let backlog = Backlog::default();
-        std::thread::scope(|scope| {
-            let reader = scope.spawn(|| {
-                block_on(async {
-                    let first = backlog.next().await;
-                    backlog.closed().await;
-                    (first, backlog.next().await)
-                })
-            });
+    fn the_end_drops_what_waits_and_the_reader() {
+        for is_under_way in [false, true] {
+            let reader = Arc::new(());
+            let backlog = Backlog::new(reader.clone());
             backlog.push(1);
-            while backlog.len() > 0 {
+            let roused = is_under_way.then(|| backlog.rouse().expect("it rested"));
+            backlog.close();
+            backlog.push(2);
+            assert_eq!(backlog.len(), 0);
+            if let Some(roused) = roused {
+                assert!(backlog.next(roused).is_none());
+            }
+            assert!(backlog.rouse().is_none());
+            assert_eq!(Arc::strong_count(&reader), 1);
+        }
+    }
+
+    #[test]
+    fn the_end_is_awaited() {
+        let backlog = Backlog::<u8, ()>::new(());
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| block_on(backlog.closed()));
+            while backlog.state.lock().watcher.is_none() {
                 std::thread::yield_now();
             }
             backlog.close();
-            assert_eq!(reader.join().expect("no panic"), (Some(1), None));
+            waits.join().expect("no panic");
         });
     }
 }

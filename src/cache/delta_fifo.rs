@@ -169,6 +169,11 @@ impl DeltaFifo {
         self.changed.notify(usize::MAX);
     }
 
+    /// Wakes those who wait for a change.
+    pub fn look_again(&self) {
+        self.changed.notify(usize::MAX);
+    }
+
     /// Resolves at the next change: something to pop, synced, closed. Take it before the check.
     pub fn changed(&self) -> EventListener {
         self.changed.listen()

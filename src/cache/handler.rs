@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use event_listener::Event;
 
+use crate::task::notify_all;
+
 /// Handles an informer's events, one call at a time and in the order in which the changes reached
 /// the cache. When a call is made, the Lister shows that change or a later one.
 /// Upstream: `ResourceEventHandler`.
@@ -78,7 +80,7 @@ impl Registration {
 
     pub(super) fn set_synced(&self) {
         self.state.synced.store(true, Ordering::Release);
-        self.state.changed.notify(usize::MAX);
+        notify_all(&self.state.changed);
     }
 
     pub(super) fn is(&self, other: &Registration) -> bool {

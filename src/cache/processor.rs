@@ -4,7 +4,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use event_listener::EventListener;
 use futures_lite::FutureExt;
 use futures_lite::future::yield_now;
 use parking_lot::{Mutex, MutexGuard};
@@ -15,6 +14,7 @@ use super::handler::{Deleted, Registration};
 use super::metrics::Count;
 use super::source::BoxFuture;
 use crate::clock::SharedClock;
+use crate::objects::Istr;
 use crate::task::TaskGroup;
 use crate::trace;
 
@@ -49,19 +49,20 @@ pub trait AnyHandler: Send {
 
 /// The handlers of one informer. While [`Processor::lock`] is held, no handler is added and no
 /// event is sent: the cache changes, and its events are sent, under one lock.
+///
+/// A handler has a task of its own while notifications wait for it.
 pub struct Processor {
     listeners: Mutex<Listeners>,
-    /// Notified when a handler with a resync period is added.
-    resync_changed: event_listener::Event,
-    tasks: TaskGroup,
-    clock: SharedClock,
-    informer: Arc<str>,
+    tasks: Arc<TaskGroup>,
 }
 
 pub struct Listeners {
     all: Vec<Listener>,
     state: State,
     synced: bool,
+    tasks: Arc<TaskGroup>,
+    clock: SharedClock,
+    informer: Arc<str>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -73,17 +74,17 @@ enum State {
 
 struct Listener {
     inbox: Arc<Inbox>,
-    registration: Registration,
-    resync: Option<Resync>,
-    /// Before the informer runs.
-    task: Option<BoxFuture<'static, ()>>,
+    /// Few have one.
+    resync: Option<Box<Resync>>,
 }
 
 /// What a handler's task shares with the informer.
 struct Inbox {
-    handler: Box<str>,
+    /// The name.
+    handler: Istr,
+    registration: Registration,
     /// Unbounded, so that a slow handler delays no other; its length is a metric.
-    notifications: Backlog<Notification>,
+    notifications: Backlog<Notification, Box<dyn AnyHandler>>,
     panics: Count,
 }
 
@@ -111,12 +112,8 @@ impl Listener {
             name: self.inbox.handler.to_string(),
             backlog: self.inbox.notifications.len(),
             panics: self.inbox.panics.get(),
-            synced: self.registration.has_synced(),
+            synced: self.inbox.registration.has_synced(),
         }
-    }
-
-    fn send(&self, notification: Notification) {
-        self.inbox.notifications.push(notification);
     }
 }
 
@@ -132,10 +129,30 @@ impl Listeners {
         });
         let Some(mut listener) = receivers.next() else { return };
         for next in receivers {
-            listener.send(notification.clone());
+            self.send_to(listener, notification.clone());
             listener = next;
         }
-        listener.send(notification);
+        self.send_to(listener, notification);
+    }
+
+    fn send_to(&self, listener: &Listener, notification: Notification) {
+        listener.inbox.notifications.push(notification);
+        self.rouse(listener);
+    }
+
+    /// Starts the handler's task if it has none and something waits.
+    fn rouse(&self, listener: &Listener) {
+        if self.state != State::Running {
+            return;
+        }
+        if let Some(handler) = listener.inbox.notifications.rouse() {
+            let delivery = Delivery {
+                inbox: listener.inbox.clone(),
+                informer: self.informer.clone(),
+                clock: self.clock.clone(),
+            };
+            self.tasks.spawn(delivery.run(handler));
+        }
     }
 
     pub fn set_synced(&mut self) {
@@ -148,14 +165,16 @@ impl Listeners {
 
 impl Processor {
     pub fn new(informer: Arc<str>, clock: SharedClock) -> Processor {
-        let listeners = Listeners { all: Vec::new(), state: State::NotYet, synced: false };
-        Processor {
-            listeners: Mutex::new(listeners),
-            resync_changed: event_listener::Event::new(),
-            tasks: TaskGroup::new(),
+        let tasks = Arc::new(TaskGroup::new());
+        let listeners = Listeners {
+            all: Vec::new(),
+            state: State::NotYet,
+            synced: false,
+            tasks: tasks.clone(),
             clock,
             informer,
-        }
+        };
+        Processor { listeners: Mutex::new(listeners), tasks }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Listeners> {
@@ -163,7 +182,7 @@ impl Processor {
     }
 
     /// The handler first gets an `Add` for each object that `for_each` visits; no event is sent
-    /// meanwhile.
+    /// meanwhile. The next resync may be due earlier now.
     pub fn add(
         &self,
         name: &str,
@@ -172,53 +191,42 @@ impl Processor {
         for_each: impl FnOnce(&mut dyn FnMut(Arc<dyn AnyObject>)),
     ) -> Registration {
         let registration = Registration::default();
+        let mut listeners = self.lock();
+        if listeners.state == State::Ended {
+            log::warn!("{name} of {}: not added, the informer has ended", listeners.informer);
+            return registration;
+        }
         let inbox = Arc::new(Inbox {
-            handler: name.into(),
-            notifications: Backlog::default(),
+            handler: Istr::new(name),
+            registration: registration.clone(),
+            notifications: Backlog::new(handler),
             panics: Count::default(),
         });
         let resync = resync.filter(|period| !period.is_zero()).map(|period| {
             let period = period.max(MINIMUM_RESYNC);
-            Resync { period, next: self.clock.monotonic() + period, syncing: false }
+            let next = listeners.clock.monotonic() + period;
+            Box::new(Resync { period, next, syncing: false })
         });
-        let mut listeners = self.lock();
-        if listeners.state == State::Ended {
-            log::warn!("{name} of {}: not added, the informer has ended", self.informer);
-            return registration;
-        }
-        let delivery = Delivery {
-            inbox: inbox.clone(),
-            informer: self.informer.clone(),
-            handler,
-            registration: registration.clone(),
-            clock: self.clock.clone(),
-        };
-        let mut listener =
-            Listener { inbox, registration: registration.clone(), resync, task: None };
         for_each(&mut |object| {
-            listener.send(Notification::Event(Event::Add { object, initial: true }));
+            let event = Event::Add { object, initial: true };
+            inbox.notifications.push(Notification::Event(event));
         });
         if listeners.synced {
-            listener.send(Notification::Synced);
+            inbox.notifications.push(Notification::Synced);
         }
-        let task = Box::pin(delivery.run());
-        match listeners.state {
-            State::Running => self.tasks.spawn_boxed(task),
-            _ => listener.task = Some(task),
-        }
+        let listener = Listener { inbox, resync };
+        listeners.rouse(&listener);
+        listeners.all.reserve_exact(1);
         listeners.all.push(listener);
-        drop(listeners);
-        self.resync_changed.notify(usize::MAX);
         registration
     }
 
     /// Waiting notifications of the handler are dropped. Upstream: `RemoveEventHandler`.
     pub fn remove(&self, registration: &Registration) {
-        let mut listeners = self.lock();
-        let removed = |listener: &mut Listener| listener.registration.is(registration);
-        for listener in listeners.all.extract_if(.., removed) {
-            listener.inbox.notifications.close();
-        }
+        let is_it = |listener: &mut Listener| listener.inbox.registration.is(registration);
+        // Handlers are dropped without the lock.
+        let removed: Vec<Listener> = self.lock().all.extract_if(.., is_it).collect();
+        removed.iter().for_each(|listener| listener.inbox.notifications.close());
     }
 
     /// Starts to call the handlers. Returns `false` when it was started before.
@@ -228,11 +236,7 @@ impl Processor {
             return false;
         }
         listeners.state = State::Running;
-        for listener in &mut listeners.all {
-            if let Some(task) = listener.task.take() {
-                self.tasks.spawn_boxed(task);
-            }
-        }
+        listeners.all.iter().for_each(|listener| listeners.rouse(listener));
         true
     }
 
@@ -252,10 +256,6 @@ impl Processor {
     /// Each handler. Handlers may have the same name.
     pub fn handlers(&self) -> Vec<HandlerStatus> {
         self.lock().all.iter().map(Listener::status).collect()
-    }
-
-    pub fn resync_changed(&self) -> EventListener {
-        self.resync_changed.listen()
     }
 
     /// When, on the monotonic clock, the next resync of a handler is due.
@@ -282,8 +282,6 @@ impl Processor {
 struct Delivery {
     inbox: Arc<Inbox>,
     informer: Arc<str>,
-    handler: Box<dyn AnyHandler>,
-    registration: Registration,
     clock: SharedClock,
 }
 
@@ -300,18 +298,19 @@ impl Delivery {
         trace::handled(object.meta(), name, handler, self.inbox.notifications.len())
     }
 
-    async fn run(mut self) {
+    /// Until nothing waits.
+    async fn run(self, mut resting: Box<dyn AnyHandler>) {
         let mut in_a_row = 0_u32;
-        while let Some(notification) = self.inbox.notifications.next().await {
+        while let Some((notification, mut handler)) = self.inbox.notifications.next(resting) {
             let event = match notification {
                 Notification::Event(event) => event,
                 Notification::Synced => {
-                    self.registration.set_synced();
+                    self.inbox.registration.set_synced();
+                    resting = handler;
                     continue;
                 }
             };
             let span = if trace::is_on() { self.traced(&event) } else { 0 };
-            let handler = &mut self.handler;
             // The handler's state is its own business: it is called again with its next event.
             let call = AssertUnwindSafe(|| {
                 let _entered = trace::enter(span);
@@ -326,6 +325,7 @@ impl Delivery {
                 );
                 self.pause().await;
             }
+            resting = handler;
             in_a_row = in_a_row.wrapping_add(1);
             if in_a_row.is_multiple_of(BATCH) {
                 yield_now().await;

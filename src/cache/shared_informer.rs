@@ -19,7 +19,7 @@ use super::processor::{AnyHandler, Event, HandlerStatus, Listeners, Processor};
 use super::progress::{Progress, ReflectorStatus};
 use super::reflector::{Backoff, Decoder, Reflector};
 use super::source::{Scope, Source};
-use crate::clock::SharedClock;
+use crate::clock::{SharedClock, Sleep};
 use crate::objects::{Meta, Object};
 use crate::task::{Failure, Latch, StopToken, caught};
 use crate::trace;
@@ -34,8 +34,8 @@ const PANIC_PERIOD: Duration = Duration::from_secs(10 * 60);
 /// One cache of one scope, and its handlers. Cheap to clone.
 ///
 /// A change is in the cache before any handler is called for it. Every handler is called for all
-/// changes of one object in order; each has a task and a buffer of its own, so none waits for
-/// another. Objects are shared by all: one decode and one allocation each, never a copy.
+/// changes of one object in order; each has a buffer, and a task while something is in it, so none
+/// waits for another. Objects are shared by all: one decode and one allocation each, never a copy.
 ///
 /// A panic while an object is decoded or indexed is logged and counted; after a pause the informer
 /// lists again. When it repeats, the informer reports a failure.
@@ -248,7 +248,12 @@ impl Informer {
         handler: Box<dyn AnyHandler>,
         resync: Option<Duration>,
     ) -> Registration {
-        self.processor.add(name, handler, resync, |visit| self.indexer.for_each(visit))
+        let added =
+            self.processor.add(name, handler, resync, |visit| self.indexer.for_each(visit));
+        if resync.is_some() {
+            self.fifo.look_again();
+        }
+        added
     }
 
     pub fn remove_handler(&self, registration: &Registration) {
@@ -291,7 +296,7 @@ impl Informer {
         let mut backoff = Backoff::new(self.clock.monotonic(), fastrand::Rng::new());
         let mut panics = Vec::new();
         loop {
-            let work = zip(reflector.run(), zip(self.process(), self.resync()));
+            let work = zip(reflector.run(), self.process());
             let Err(message) = caught(work).await else { return };
             let now = self.clock.monotonic();
             panics.retain(|at| now.saturating_sub(*at) < PANIC_PERIOD);
@@ -337,9 +342,12 @@ impl Informer {
         [name, &resource.group, &resource.version, &resource.plural]
     }
 
-    /// Moves changes from the queue into the cache and to the handlers. Upstream: `processLoop`.
+    /// Moves changes from the queue into the cache and to the handlers. While none wait, passes all
+    /// objects again to each handler whose resync is due. Upstream: `processLoop`.
     async fn process(&self) {
         let mut in_a_row = 0_u32;
+        // Of the next resync, and when that is due.
+        let mut timer: Option<(Duration, Sleep)> = None;
         loop {
             let changed = self.fifo.changed();
             let popped = self.fifo.try_pop(|deltas, initial| self.apply(deltas, initial));
@@ -355,10 +363,41 @@ impl Informer {
                         yield_now().await;
                     }
                 }
-                Popped::Empty => changed.await,
+                Popped::Empty => match self.next_resync(&mut timer) {
+                    None => changed.await,
+                    Some(sleep) => {
+                        let fires = async {
+                            sleep.await;
+                            true
+                        };
+                        let changes = async {
+                            changed.await;
+                            false
+                        };
+                        if fires.or(changes).await {
+                            timer = None;
+                        }
+                    }
+                },
                 Popped::Closed => return,
             }
         }
+    }
+
+    /// Waits for the next resync, if a handler has one. Queues all objects when it is due.
+    fn next_resync<'a>(&self, timer: &'a mut Option<(Duration, Sleep)>) -> Option<&'a mut Sleep> {
+        let now = self.clock.monotonic();
+        let mut due = self.processor.next_resync()?;
+        if due <= now {
+            if self.processor.begin_resync(now) && self.fifo.has_synced() {
+                self.fifo.resync();
+            }
+            due = self.processor.next_resync()?;
+        }
+        if timer.as_ref().is_none_or(|(at, _)| *at != due) {
+            *timer = Some((due, self.clock.sleep(due.saturating_sub(now))));
+        }
+        timer.as_mut().map(|(_, sleep)| sleep)
     }
 
     /// Upstream: `processDeltas`.
@@ -403,23 +442,6 @@ impl Informer {
                 self.indexer.insert(object.clone());
                 traced(&object, "added");
                 listeners.distribute(Event::Add { object, initial }, false);
-            }
-        }
-    }
-
-    /// Passes all objects again to each handler whose resync is due.
-    async fn resync(&self) {
-        loop {
-            let changed = self.processor.resync_changed();
-            let now = self.clock.monotonic();
-            match self.processor.next_resync() {
-                None => changed.await,
-                Some(due) if due > now => self.clock.sleep(due - now).or(changed).await,
-                Some(_) => {
-                    if self.processor.begin_resync(now) && self.fifo.has_synced() {
-                        self.fifo.resync();
-                    }
-                }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Watches, by metadata, the resources that discovery names, as they come and go.
 //! Upstream: `GarbageCollector.Sync`, `QuotaMonitor`.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::time::Duration;
 
 use futures_lite::FutureExt;
@@ -29,13 +29,19 @@ pub struct Monitors {
     caches: MetadataCaches,
     wanted: fn(&ApiResource) -> bool,
     errors: Option<IntCounter>,
-    running: HashMap<ResourceType, Monitored>,
+    running: Vec<Monitored>,
 }
 
 /// A resource that is watched.
 struct Monitored {
     informer: MetadataInformer,
     registration: Registration,
+}
+
+impl Monitored {
+    fn resource(&self) -> &ResourceType {
+        &self.informer.scope().resource
+    }
 }
 
 impl Monitors {
@@ -48,7 +54,7 @@ impl Monitors {
             caches: c.metadata_caches(),
             wanted,
             errors: None,
-            running: HashMap::new(),
+            running: Vec::new(),
         }
     }
 
@@ -83,7 +89,7 @@ impl Monitors {
 
     async fn wait(&self, stop: &StopToken) {
         let synced = async {
-            for monitored in self.running.values() {
+            for monitored in &self.running {
                 monitored.registration.synced().await;
             }
             true
@@ -109,39 +115,39 @@ impl Monitors {
                 return false;
             }
         };
-        let wanted: Vec<ResourceType> = found
-            .preferred()
-            .filter(|found| (self.wanted)(found))
-            .map(|found| found.resource.clone())
-            .collect();
+        let wanted = found.preferred().filter(|found| (self.wanted)(found));
+        let mut fresh: Vec<&ResourceType> = wanted.map(|found| &found.resource).collect();
+        let wanted: HashSet<&ResourceType> = fresh.iter().copied().collect();
         if wanted.is_empty() {
             self.warn("no resources reported by discovery");
             return false;
         }
         // Discovery of the group failed: its resources that have synced stay.
-        let kept = |known: &ResourceType, monitored: &Monitored| {
-            wanted.contains(known)
-                || (found.failures.contains_key(&known.api_version())
-                    && monitored.registration.has_synced())
+        let is_gone = |monitored: &mut Monitored| {
+            let known = monitored.resource();
+            let failed = || found.failures.contains_key(&known.api_version());
+            !wanted.contains(known) && !(monitored.registration.has_synced() && failed())
         };
-        let gone: Vec<(ResourceType, Monitored)> =
-            self.running.extract_if(|known, monitored| !kept(known, monitored)).collect();
-        let fresh: Vec<ResourceType> =
-            wanted.into_iter().filter(|resource| !self.running.contains_key(resource)).collect();
+        let gone: Vec<Monitored> = self.running.extract_if(.., is_gone).collect();
+        {
+            let known: HashSet<_> = self.running.iter().map(Monitored::resource).collect();
+            fresh.retain(|resource| !known.contains(*resource));
+        }
         if gone.is_empty() && fresh.is_empty() {
             return false;
         }
         self.client.reset_discovery();
-        for (resource, Monitored { informer, registration }) in gone {
-            log::info!("{}: {resource} is served no longer", self.name);
-            informer.remove_metadata_handler(&registration);
-            self.caches.release(&informer);
+        for monitored in gone {
+            log::info!("{}: {} is served no longer", self.name, monitored.resource());
+            monitored.informer.remove_metadata_handler(&monitored.registration);
+            self.caches.release(&monitored.informer);
         }
+        self.running.reserve_exact(fresh.len());
         for resource in fresh {
-            let informer = self.caches.informer(&resource);
-            let handler = monitor(&resource, &informer);
+            let informer = self.caches.informer(resource);
+            let handler = monitor(resource, &informer);
             let registration = informer.add_metadata_handler(self.name, handler);
-            self.running.insert(resource, Monitored { informer, registration });
+            self.running.push(Monitored { informer, registration });
         }
         self.caches.start(stop);
         true

@@ -2,7 +2,7 @@
 
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::cache::{Lister, MetadataInformer};
 use crate::controllers::Error;
@@ -73,44 +73,47 @@ where
 }
 
 /// Any objects, counted. Upstream: `objectCountEvaluator`.
-struct Count {
-    resource: ResourceType,
-    informer: MetadataInformer,
-    /// What quotas call the count: `count/deployments.apps`, and what the first ones called it.
-    names: Vec<Istr>,
-}
+struct Count(MetadataInformer);
 
 impl Count {
-    fn new(resource: &ResourceType, informer: MetadataInformer) -> Count {
-        const OLD_NAMES: [&str; 4] =
-            ["configmaps", "resourcequotas", "replicationcontrollers", "secrets"];
-        let mut names = vec![format!("count/{resource}").into()];
-        if resource.group.is_empty() && OLD_NAMES.contains(&&*resource.plural) {
-            names.push(Istr::new(&resource.plural));
-        }
-        Count { resource: resource.clone(), informer, names }
+    fn resource(&self) -> &ResourceType {
+        &self.0.scope().resource
     }
+}
+
+/// What quotas call the number of objects of a resource: `count/deployments.apps`, and what they
+/// called the first ones.
+fn names(resource: &ResourceType) -> impl Iterator<Item = Istr> {
+    const OLD_NAMES: [&str; 4] =
+        ["configmaps", "resourcequotas", "replicationcontrollers", "secrets"];
+    let is_old = resource.group.is_empty() && OLD_NAMES.contains(&&*resource.plural);
+    let old = is_old.then(|| Istr::new(&resource.plural));
+    [Istr::from(format!("count/{resource}"))].into_iter().chain(old)
 }
 
 impl Evaluator for Count {
     fn measures(&self, name: &str) -> bool {
-        self.names.iter().any(|known| known == name)
+        // Each watched resource has such a count: its names are made when they may be asked for.
+        let plural = name.strip_prefix("count/").unwrap_or(name);
+        plural.starts_with(&*self.resource().plural)
+            && names(self.resource()).any(|known| known == *name)
     }
 
     fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error> {
-        if !self.informer.has_synced() {
-            return Err(not_synced(&self.resource));
+        if !self.0.has_synced() {
+            return Err(not_synced(self.resource()));
         }
-        let count = if scopes.is_empty() { self.informer.count_in(namespace) } else { 0 };
+        let count = if scopes.is_empty() { self.0.count_in(namespace) } else { 0 };
         let count = Quantity::new(i64::try_from(count).unwrap_or(i64::MAX));
-        Ok(self.names.iter().map(|name| (name.clone(), count)).collect())
+        Ok(names(self.resource()).map(|name| (name, count)).collect())
     }
 }
 
-/// The evaluators, each under the resource it looks at. Upstream: `quota.Registry`.
+/// The evaluators: the built-in ones under the resources they look at. Upstream: `quota.Registry`.
 pub struct Registry {
     built_in: BTreeMap<String, Arc<dyn Evaluator>>,
-    counts: RwLock<BTreeMap<String, Arc<dyn Evaluator>>>,
+    /// They go with the handlers of their resources.
+    counts: RwLock<Vec<Weak<dyn Evaluator>>>,
 }
 
 impl Registry {
@@ -128,15 +131,19 @@ impl Registry {
         if let Some(built_in) = self.built_in(resource) {
             return built_in.clone();
         }
-        let count: Arc<dyn Evaluator> = Arc::new(Count::new(resource, informer.clone()));
+        let count: Arc<dyn Evaluator> = Arc::new(Count(informer.clone()));
         let mut counts = self.counts.write();
-        counts.insert(resource.to_string(), count.clone());
+        if counts.len() == counts.capacity() {
+            counts.retain(|count| count.strong_count() > 0);
+        }
+        counts.push(Arc::downgrade(&count));
         count
     }
 
     fn list(&self) -> Vec<Arc<dyn Evaluator>> {
         let counts = self.counts.read();
-        self.built_in.values().chain(counts.values()).cloned().collect()
+        let counts = counts.iter().filter_map(Weak::upgrade);
+        self.built_in.values().cloned().chain(counts).collect()
     }
 
     /// Whether any measures the resource `name` of quotas.
@@ -182,6 +189,9 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::SharedInformerFactory;
+    use crate::cache::testing::Script;
+    use crate::clock::SystemClock;
 
     struct Fixed(&'static [(&'static str, i64)], bool);
 
@@ -196,6 +206,31 @@ mod tests {
             let known = self.0.iter().filter(|(_, count)| *count > 0);
             Ok(known.map(|(name, count)| (*name, Quantity::new(*count))).collect())
         }
+    }
+
+    #[test]
+    fn a_count_goes_with_its_resource() {
+        let factory = SharedInformerFactory::new(Script::new(), SystemClock::shared());
+        let registry = Registry::new([]);
+        let of = |group: &'static str, plural: &'static str| {
+            let resource = ResourceType::fixed(group, "v1", "X", plural, true);
+            registry.of(&resource, &factory.metadata(&resource))
+        };
+        let things = of("example.com", "things");
+        let maps = of("", "configmaps");
+        let measured = || {
+            ["count/things.example.com", "count/things", "things", "count/configmaps", "configmaps"]
+                .map(|name| registry.measures(name))
+        };
+        assert_eq!(measured(), [true, false, false, true, true]);
+        drop(things);
+        assert_eq!(measured(), [false, false, false, true, true]);
+        drop(maps);
+        let capacity = registry.counts.read().capacity();
+        for _ in 0..=capacity {
+            drop(of("example.com", "things"));
+        }
+        assert_eq!(registry.counts.read().capacity(), capacity, "nothing stays of what is gone");
     }
 
     #[test]
