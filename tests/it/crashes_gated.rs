@@ -148,7 +148,7 @@ fn the_end_of_an_api_server_survives_a_crash_at_every_write() {
             let version = |name: String| {
                 of_kind::<StorageVersion>(json!({ "metadata": { "name": name }, "spec": {} }))
             };
-            vec![version(name.to_owned()), version(format!("{name}.mixed"))]
+            vec![version(format!("{name}.gone")), version(format!("{name}.mixed"))]
         };
         let scenario = Scenario {
             controllers: &["storageversion-garbage-collector-controller"],
@@ -157,7 +157,7 @@ fn the_end_of_an_api_server_survives_a_crash_at_every_write() {
             end: &|name, cluster| {
                 let mixed = &cluster.object(&format!("{name}.mixed"))?["status"];
                 let servers = mixed["storageVersions"].as_array().cloned().unwrap_or_default();
-                let is_over = cluster.object(name).is_err()
+                let is_over = cluster.object(&format!("{name}.gone")).is_err()
                     && servers.len() == 1
                     && servers[0]["apiServerID"] == json!(living);
                 let end = || json!([mixed["commonEncodingVersion"], servers]);
