@@ -155,8 +155,9 @@ fn idle_informer(source: Arc<dyn Source>) -> (i64, i64) {
 fn an_idle_informer_costs_a_few_kilobytes() {
     let (bytes, blocks) = idle_informer(Arc::new(Silent));
     println!("an idle informer: {bytes} bytes in {blocks} blocks");
-    // Unoptimized futures are larger than those of a release.
-    assert!(bytes < 9_500, "{bytes} bytes");
+    // With the tasks of both handlers, which end on another thread. Unoptimized futures are larger
+    // than those of a release.
+    assert!(bytes < 5_000, "{bytes} bytes");
 }
 
 /// The watch of a CRD without objects: an informer, and a connection with TLS of its own.
@@ -171,7 +172,7 @@ fn an_idle_watch_costs_ten_kilobytes() {
     let (bytes, blocks) = idle_informer(ClientSource::new(client));
     println!("an idle watch: {bytes} bytes in {blocks} blocks");
     stop.stop();
-    assert!(bytes < 10_000, "{bytes} bytes");
+    assert!(bytes < 9_700, "{bytes} bytes");
 }
 
 /// Which way of listing a server supports.
