@@ -248,8 +248,7 @@ impl Informer {
         handler: Box<dyn AnyHandler>,
         resync: Option<Duration>,
     ) -> Registration {
-        let added =
-            self.processor.add(name, handler, resync, |visit| self.indexer.for_each(visit));
+        let added = self.processor.add(name, handler, resync, |visit| self.indexer.for_each(visit));
         if resync.is_some() {
             self.fifo.look_again();
         }

@@ -67,7 +67,8 @@ fn an_eviction_by_a_device_taint_survives_a_crash_at_every_write() {
             objects: &objects,
             change: None,
             end: &|name, cluster| {
-                let condition = &cluster.object(&format!("{name}-rule"))?["status"]["conditions"][0];
+                let condition =
+                    &cluster.object(&format!("{name}-rule"))?["status"]["conditions"][0];
                 if cluster.object(name).is_ok() || condition["status"] != "False" {
                     return Err(format!("the pod stays, or is waited for: {condition}"));
                 }
@@ -132,7 +133,11 @@ fn an_answer_about_pools_survives_a_crash_at_every_write() {
             change: None,
             end: &|name, cluster| {
                 let status = &cluster.object(name)?["status"];
-                if status["poolCount"] == 1 { Ok(status["pools"].clone()) } else { Err("no".into()) }
+                if status["poolCount"] == 1 {
+                    Ok(status["pools"].clone())
+                } else {
+                    Err("no".into())
+                }
             },
         };
         let writes = survives_every_write(env, &scenario).await;
@@ -280,7 +285,8 @@ fn a_new_manager_writes_nothing_where_all_is_settled() {
             versions.patch::<Value>(&key, &status).await.expect("patch");
         };
         reports("example.com.kept", &living).await;
-        let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "kept" } });
+        let map =
+            json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "kept" } });
         env.client.resource(&CONFIG_MAPS).create::<Value>("default", &map).await.expect("create");
 
         let group = |name: &str| {
@@ -296,9 +302,8 @@ fn a_new_manager_writes_nothing_where_all_is_settled() {
                 "spec": { "deviceSelector": { "driver": DRIVER }, "taint": taint },
             })
         };
-        let request = |name: &str| {
-            json!({ "metadata": { "name": name }, "spec": { "driver": DRIVER } })
-        };
+        let request =
+            |name: &str| json!({ "metadata": { "name": name }, "spec": { "driver": DRIVER } });
         let migration = |name: &str| {
             let resource = json!({ "group": "", "resource": "configmaps" });
             json!({ "metadata": { "name": name }, "spec": { "resource": resource } })
