@@ -9,6 +9,7 @@
 //! | `protobuf` | the binary form of objects |
 //! | `kinds` | defaults, rules and columns of each kind |
 //! | `admission` | plugins that act on new objects |
+//! | `cel` | evaluates expressions of policies and schemas |
 //! | `auth` | certificates, tokens, RBAC |
 //! | `storage` | objects with their history, and those that the server itself keeps |
 //! | `nodes` | the scheduler and the kubelet |
@@ -20,6 +21,7 @@ mod admission;
 mod api;
 mod apply;
 mod auth;
+mod cel;
 pub mod cluster;
 pub mod demo;
 pub mod front;

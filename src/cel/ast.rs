@@ -1,4 +1,5 @@
-//! The tree of a parsed expression, with macros expanded.
+//! The tree of a parsed expression, with macros expanded. The type checker reads it; an
+//! evaluator may.
 
 /// Identifies a node: the index of its position and of its type.
 pub type Id = u32;
@@ -35,15 +36,14 @@ pub enum Node {
     Comprehension(Box<Comprehension>),
 }
 
-/// The type of a literal, with its value where the checker needs it.
 #[derive(Clone, Debug)]
 pub enum Literal {
     Null,
-    Bool,
-    Int,
-    Uint,
-    Double,
-    Bytes,
+    Bool(bool),
+    Int(i64),
+    Uint(u64),
+    Double(f64),
+    Bytes(Vec<u8>),
     String(String),
 }
 

@@ -67,11 +67,11 @@ impl<'a> Checker<'a> {
         let found = match &expr.node {
             Node::Literal(literal) => match literal {
                 Literal::Null => Type::Null,
-                Literal::Bool => Type::Bool,
-                Literal::Int => Type::Int,
-                Literal::Uint => Type::Uint,
-                Literal::Double => Type::Double,
-                Literal::Bytes => Type::Bytes,
+                Literal::Bool(_) => Type::Bool,
+                Literal::Int(_) => Type::Int,
+                Literal::Uint(_) => Type::Uint,
+                Literal::Double(_) => Type::Double,
+                Literal::Bytes(_) => Type::Bytes,
                 Literal::String(_) => Type::String,
             },
             Node::Ident(name) => match self.lookup(name) {

@@ -11,7 +11,7 @@ pub enum Token {
     Uint(String),
     Double(String),
     String(String),
-    Bytes,
+    Bytes(Vec<u8>),
     End,
 }
 
@@ -157,23 +157,37 @@ impl Lexer {
         let closing: String = std::iter::repeat_n(quote, if triple { 3 } else { 1 }).collect();
         self.at += closing.len();
         let mut text = String::new();
+        let mut octets = Vec::new();
         while !self.starts_with(&closing) {
             let Some(&character) = self.source.get(self.at) else { return Err(OPEN) };
             if !triple && matches!(character, '\n' | '\r') {
                 return Err(OPEN);
             }
             self.at += 1;
-            match character {
-                '\\' if !raw => text.push(self.escaped(bytes)?),
-                '\r' => {
-                    text.push('\n');
-                    self.at += usize::from(self.peek(0) == '\n');
+            let character = match character {
+                '\\' if !raw => {
+                    let escaped = self.escaped(bytes)?;
+                    if bytes {
+                        // An escape stands for an octet, any other character for its UTF-8.
+                        octets.push(escaped as u32 as u8);
+                        continue;
+                    }
+                    escaped
                 }
-                other => text.push(other),
+                '\r' => {
+                    self.at += usize::from(self.peek(0) == '\n');
+                    '\n'
+                }
+                other => other,
+            };
+            if bytes {
+                octets.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
+            } else {
+                text.push(character);
             }
         }
         self.at += closing.len();
-        Ok(if bytes { Token::Bytes } else { Token::String(text) })
+        Ok(if bytes { Token::Bytes(octets) } else { Token::String(text) })
     }
 
     /// Reads the escape sequence after a backslash.
@@ -235,7 +249,14 @@ mod tests {
             ),
             ("0x1F", &[Token::Int("0x1F".into())]),
             (r#"'a\'\x41\u00e9\101'"#, &[Token::String("a'A\u{e9}A".into())]),
-            (r#"r'\d' b"x" br'\'"#, &[Token::String("\\d".into()), Token::Bytes, Token::Bytes]),
+            (
+                r#"r'\d' b"x\xff" br'\'"#,
+                &[
+                    Token::String("\\d".into()),
+                    Token::Bytes(b"x\xff".to_vec()),
+                    Token::Bytes(b"\\".to_vec()),
+                ],
+            ),
             ("'''a'\nb'''", &[Token::String("a'\nb".into())]),
             (
                 "in inn true",

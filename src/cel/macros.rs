@@ -80,7 +80,7 @@ impl Make<'_> {
         let (init, condition, step, result);
         match kind {
             "all" => {
-                init = self.literal(Literal::Bool);
+                init = self.literal(Literal::Bool(true));
                 let accu = self.accu();
                 condition = self.call("@not_strictly_false", vec![accu]);
                 let accu = self.accu();
@@ -88,7 +88,7 @@ impl Make<'_> {
                 result = self.accu();
             }
             "exists" => {
-                init = self.literal(Literal::Bool);
+                init = self.literal(Literal::Bool(false));
                 let accu = self.accu();
                 let not = self.call("!_", vec![accu]);
                 condition = self.call("@not_strictly_false", vec![not]);
@@ -97,12 +97,12 @@ impl Make<'_> {
                 result = self.accu();
             }
             _ => {
-                init = self.literal(Literal::Int);
-                condition = self.literal(Literal::Bool);
-                let (accu, one) = (self.accu(), self.literal(Literal::Int));
+                init = self.literal(Literal::Int(0));
+                condition = self.literal(Literal::Bool(true));
+                let (accu, one) = (self.accu(), self.literal(Literal::Int(1)));
                 let more = self.call("_+_", vec![accu, one]);
                 step = self.when(Some(body), more);
-                let (accu, one) = (self.accu(), self.literal(Literal::Int));
+                let (accu, one) = (self.accu(), self.literal(Literal::Int(1)));
                 result = self.call("_==_", vec![accu, one]);
             }
         }
@@ -208,7 +208,7 @@ impl Make<'_> {
     /// `body` with `value` bound to `name`.
     fn bind(&mut self, name: String, value: Expr, body: Expr) -> Expr {
         let range = self.node(Node::List(Vec::new()));
-        let condition = self.literal(Literal::Bool);
+        let condition = self.literal(Literal::Bool(false));
         let step = self.node(Node::Ident(name.clone()));
         self.comprehension(Comprehension {
             range,
@@ -224,7 +224,7 @@ impl Make<'_> {
 
     /// A comprehension over all elements whose result is the accumulator.
     fn gather(&mut self, range: Expr, (var, var2): Variables, init: Expr, step: Expr) -> Expr {
-        let (condition, result) = (self.literal(Literal::Bool), self.accu());
+        let (condition, result) = (self.literal(Literal::Bool(true)), self.accu());
         let accu = ACCUMULATOR.to_owned();
         self.comprehension(Comprehension { range, var, var2, accu, init, condition, step, result })
     }

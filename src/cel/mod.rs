@@ -1,12 +1,12 @@
-//! The type checker of the Common Expression Language. It takes an expression and the types of its
-//! variables, and returns the type of the whole or the issues with cel-go's text. It evaluates
-//! nothing. Upstream: cel-go's `cel.Env.Compile`.
+//! The parser and type checker of the Common Expression Language. It takes an expression and the
+//! types of its variables, and returns the type of the whole or the issues with cel-go's text. It
+//! evaluates nothing: the sandbox does. Upstream: cel-go's `cel.Env.Compile`.
 //!
 //! The parser is our own because the positions of nodes and the expanded macros must be those of
 //! cel-go. The crate `cel` lacks comprehensions of two variables and optional mapping, and depends
 //! on a runtime for generated parsers.
 
-mod ast;
+pub mod ast;
 mod checker;
 mod issues;
 mod lexer;
@@ -48,6 +48,13 @@ impl Environment {
         }
         Ok(types.of(&parsed.expr).clone())
     }
+}
+
+/// Parses `source` and expands its macros; types are not checked. Recursive: see
+/// [`on_deep_stack`]. Errors: the issue, as a text.
+pub fn parse(source: &str) -> Result<ast::Expr, String> {
+    let parsed = parser::parse(source).map_err(|issue| issues::display(source, vec![issue]))?;
+    Ok(parsed.expr)
 }
 
 /// Runs `work` on a thread whose stack is large enough for the deepest expression that the parser

@@ -193,7 +193,7 @@ impl Parser {
             Token::Ident(text) | Token::Int(text) | Token::Uint(text) | Token::Double(text) => {
                 text.clone()
             }
-            Token::String(_) | Token::Bytes => "string".to_owned(),
+            Token::String(_) | Token::Bytes(_) => "string".to_owned(),
         };
         self.fail(self.offset(), format!("Syntax error: unexpected '{found}'"))
     }
@@ -387,25 +387,29 @@ impl Parser {
                     None => (text.as_str(), 10),
                 };
                 let sign = if negative { "-" } else { "" };
-                if i64::from_str_radix(&format!("{sign}{text}"), radix).is_err() {
-                    return self.fail(offset, "invalid int literal".to_owned());
+                match i64::from_str_radix(&format!("{sign}{text}"), radix) {
+                    Ok(number) => Literal::Int(number),
+                    Err(_) => return self.fail(offset, "invalid int literal".to_owned()),
                 }
-                Literal::Int
             }
-            Token::Double(_) => Literal::Double,
+            Token::Double(text) => {
+                let number: f64 = text.parse().unwrap_or(f64::NAN);
+                Literal::Double(if negative { -number } else { number })
+            }
             Token::Uint(text) if !negative => {
                 let parsed = match text.strip_prefix("0x") {
                     Some(digits) => u64::from_str_radix(digits, 16),
                     None => text.parse(),
                 };
-                if parsed.is_err() {
-                    return self.fail(offset, "invalid uint literal".to_owned());
+                match parsed {
+                    Ok(number) => Literal::Uint(number),
+                    Err(_) => return self.fail(offset, "invalid uint literal".to_owned()),
                 }
-                Literal::Uint
             }
             Token::String(text) if !negative => Literal::String(text),
-            Token::Bytes if !negative => Literal::Bytes,
-            Token::Symbol("true" | "false") if !negative => Literal::Bool,
+            Token::Bytes(bytes) if !negative => Literal::Bytes(bytes),
+            Token::Symbol("true") if !negative => Literal::Bool(true),
+            Token::Symbol("false") if !negative => Literal::Bool(false),
             Token::Symbol("null") if !negative => Literal::Null,
             _ => return self.unexpected(),
         };

@@ -1,9 +1,10 @@
 //! Admission plugins and allocators that act on new objects: pod priorities, cluster IPs,
-//! classes of claims, the protection of PodGroups, quotas.
+//! classes of claims, the protection of PodGroups, quotas; and policies, which look at every change.
 
 pub mod accounts;
 mod cluster_ip;
 pub mod pod_group;
+pub mod policies;
 mod priority;
 mod quota;
 mod storage_class;

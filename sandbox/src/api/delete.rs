@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::admission::policies::Request;
 use crate::api::call::Call;
 use crate::api::failures;
 use crate::api::object::{is_deleting, list, text};
@@ -316,6 +317,13 @@ impl Api {
                 let why = "this namespace may not be deleted";
                 return Err(failures::forbidden(&kind.resource, &call.name, why));
             }
+            self.admit_by_policies(&Request {
+                call,
+                operation: "DELETE",
+                object: None,
+                old: Some(&old.value),
+                dry_run: options.dry_run,
+            })?;
             let definition = is_definition(kind) && !is_deleting(&old.value);
             let step = match definition {
                 true => Step::Mark(condemned(&old.value, &self.clock.now().to_string())),
@@ -367,6 +375,7 @@ impl Api {
             let one = Call {
                 query: call.query.clone(),
                 form: call.form,
+                user: call.user.clone(),
                 ..Call::of(call.kind.clone(), at("/metadata/namespace"), at("/metadata/name"))
             };
             match self.delete_object(&one, &options) {

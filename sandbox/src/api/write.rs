@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::admission::policies::Request;
 use crate::admission::{accounts, pod_group};
 use crate::api::call::{Call, Warnings};
 use crate::api::failures;
@@ -135,6 +136,13 @@ impl Api {
         if let Some(account) = account {
             accounts::equip(&mut object, &account.value);
         }
+        self.admit_by_policies(&Request {
+            call,
+            operation: "CREATE",
+            object: Some(&object),
+            old: None,
+            dry_run,
+        })?;
         kind.encode(&mut object);
         let table = call.table();
         if dry_run {
@@ -340,6 +348,12 @@ impl Api {
             if track == Track::Update {
                 let now = self.clock.now().to_string();
                 apply::update(&call.kind, Some(&shown), &mut new, &call.writer(&now));
+            }
+            // A Scale is what policies would see of it, and is not here.
+            if part != Part::Raw && call.subresource != "scale" {
+                let (object, old) = (Some(&new), Some(&*shown));
+                let operation = "UPDATE";
+                self.admit_by_policies(&Request { call, operation, object, old, dry_run })?;
             }
             // An object of an earlier storage version is written again.
             if new == *shown && call.kind.is_encoded(&old.value) {

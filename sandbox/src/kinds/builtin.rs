@@ -380,13 +380,16 @@ fn cluster_kinds() -> Vec<Kind> {
         extension(ADMISSION, "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", &[])
             .default(more::default_webhooks),
         extension(ADMISSION, "ValidatingAdmissionPolicy", "validatingadmissionpolicies", &[])
-            .status(workloads::no_status),
+            .status(workloads::no_status)
+            .default(more::default_policy)
+            .check(more::policy_faults, |new, _| more::policy_faults(new)),
         extension(
             ADMISSION,
             "ValidatingAdmissionPolicyBinding",
             "validatingadmissionpolicybindings",
             &[],
-        ),
+        )
+        .default(more::default_policy_binding),
         extension(
             ADMISSION,
             "ValidatingWebhookConfiguration",

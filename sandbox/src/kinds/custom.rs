@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::fault::{invalid, required, unsupported};
 use super::json::{list, restore, text, truth};
 use super::metadata::{self, NameRule};
-use super::{Column, Kind, Subresource, columns, schema, schema_rules};
+use super::{Column, Kind, Subresource, columns, schema, schema_expressions, schema_rules};
 use crate::api::status::Cause;
 use crate::api::table::human_duration;
 use kube_controller_manager::objects::{ResourceType, Timestamp};
@@ -86,7 +86,7 @@ fn check(crd: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Faults: unknown types and invalid patterns.
+/// Faults: unknown types, invalid patterns and rules with wrong syntax.
 fn check_structure(schema: &Value, at: &str, faults: &mut Vec<Cause>) {
     const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
     let kind = text(schema, "/type");
@@ -111,6 +111,7 @@ fn check_structure(schema: &Value, at: &str, faults: &mut Vec<Cause>) {
             format!("must be a valid regular expression, but isn't: error parsing regexp: {error}");
         faults.push(invalid(format!("{at}.pattern"), &pattern.into(), &detail));
     }
+    faults.extend(schema_expressions::syntax(schema, at));
     for (name, member) in super::json::members(schema, "/properties") {
         check_structure(member, &format!("{at}.properties[{name}]"), faults);
     }
@@ -156,6 +157,7 @@ fn kind(crd: &Value, version: &Value) -> Kind {
     }
     let given = version.pointer("/schema/openAPIV3Schema").cloned().unwrap_or_else(|| json!({}));
     let shared = Arc::new(given.clone());
+    let has_rules = schema_expressions::any(&given);
     let (of_default, of_create, of_update) = (shared.clone(), shared.clone(), shared);
     Kind {
         resource,
@@ -183,12 +185,18 @@ fn kind(crd: &Value, version: &Value) -> Kind {
         validate_create: Box::new(move |object| {
             let mut faults = metadata::check(object, NameRule::Subdomain);
             faults.extend(schema_rules::check(&of_create, object, None));
+            if has_rules && faults.is_empty() {
+                faults = schema_expressions::check(&of_create, object, None);
+            }
             faults
         }),
         validate_update: Box::new(move |new, old| {
             let mut faults = metadata::check_update(new, old);
             faults.extend(metadata::check(new, NameRule::Subdomain));
             faults.extend(schema_rules::check(&of_update, new, Some(old)));
+            if has_rules && faults.is_empty() {
+                faults = schema_expressions::check(&of_update, new, Some(old));
+            }
             faults
         }),
         field: |_, _| None,

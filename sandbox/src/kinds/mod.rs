@@ -18,6 +18,7 @@ mod quantity;
 mod rbac;
 mod rules;
 pub mod schema;
+mod schema_expressions;
 mod schema_rules;
 pub mod views;
 mod workloads;

@@ -6,6 +6,7 @@ use super::fault::{invalid, required, unsupported};
 use super::json::{drop_nulls, fill, list, list_mut, object, set, text};
 use super::rules::Rules;
 use crate::api::status::Cause;
+use kube_controller_manager::cel::{on_deep_stack, parse};
 
 pub fn default_slice(slice: &mut Value) {
     drop_nulls(slice);
@@ -219,6 +220,57 @@ pub fn default_webhooks(config: &mut Value) {
             fill(rule, "scope", "*");
         }
     }
+}
+
+/// Upstream: `pkg/apis/admissionregistration/v1/defaults.go`.
+pub fn default_policy(policy: &mut Value) {
+    fill(&mut policy["spec"], "failurePolicy", "Fail");
+    if policy["spec"]["matchConstraints"].is_object() {
+        default_match(&mut policy["spec"]["matchConstraints"]);
+    }
+}
+
+pub fn default_policy_binding(binding: &mut Value) {
+    if binding["spec"]["matchResources"].is_object() {
+        default_match(&mut binding["spec"]["matchResources"]);
+    }
+}
+
+fn default_match(matched: &mut Value) {
+    fill(matched, "matchPolicy", "Equivalent");
+    fill(matched, "namespaceSelector", json!({}));
+    fill(matched, "objectSelector", json!({}));
+    for rules in ["/resourceRules", "/excludeResourceRules"] {
+        for rule in list_mut(matched, rules) {
+            fill(rule, "scope", "*");
+        }
+    }
+}
+
+/// Expressions whose syntax is wrong. Their types are not checked.
+pub fn policy_faults(policy: &Value) -> Vec<Cause> {
+    let parts = [
+        ("validations", "expression"),
+        ("validations", "messageExpression"),
+        ("variables", "expression"),
+        ("matchConditions", "expression"),
+        ("auditAnnotations", "valueExpression"),
+    ];
+    let mut faults = Vec::new();
+    for (list_of, key) in parts {
+        for (n, item) in list(policy, &format!("/spec/{list_of}")).iter().enumerate() {
+            let source = text(item, &format!("/{key}"));
+            if source.is_empty() {
+                continue;
+            }
+            let parsed = on_deep_stack(|| parse(source).map(drop));
+            if let Ok(Err(issue)) = parsed {
+                let field = format!("spec.{list_of}[{n}].{key}");
+                faults.push(invalid(field, &source.into(), &format!("compilation failed: {issue}")));
+            }
+        }
+    }
+    faults
 }
 
 pub fn lease_faults(lease: &Value) -> Vec<Cause> {

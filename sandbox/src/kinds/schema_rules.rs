@@ -1,4 +1,4 @@
-//! Validates objects against structural schemas, without CEL rules.
+//! Validates objects against structural schemas; `schema_expressions` has their rules in CEL.
 //! Upstream: `kube-openapi/pkg/validation/validate`, `apiextensions-apiserver/pkg/apiserver`.
 
 use regex_lite::Regex;

@@ -25,6 +25,8 @@ const INDEX: &str = "batch.kubernetes.io/job-completion-index";
 /// The delay before the second restart in a row; it doubles up to [`LONGEST_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(10);
+/// Why a container without an image waits.
+const NOT_PULLED: &str = "ImagePullBackOff";
 /// The exit code of a container that is killed.
 pub const KILLED: i32 = 137;
 
@@ -37,9 +39,35 @@ pub struct Container {
     command: Vec<String>,
     args: Vec<String>,
     restart_policy: Option<Istr>,
+    readiness_probe: Option<Probe>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Probe {
+    exec: Option<Exec>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Exec {
+    command: Vec<String>,
 }
 
 impl Container {
+    /// There is no registry: an image is missing when its name says so.
+    fn has_image(&self) -> bool {
+        let missing = ["nonexistent", "non-existent", "invalid"];
+        !self.image.ends_with(":404") && missing.iter().all(|word| !self.image.contains(word))
+    }
+
+    /// Whether the readiness probe succeeds, where it is a command that is understood.
+    fn passes_probe(&self) -> bool {
+        let command = self.readiness_probe.as_ref().and_then(|probe| probe.exec.as_ref());
+        let script = command.and_then(|exec| Script::of_command(&exec.command));
+        !matches!(script, Some(Script::Ends { code, .. }) if code != 0)
+    }
+
     fn is_sidecar(&self) -> bool {
         self.restart_policy.as_ref().is_some_and(|policy| *policy == "Always")
     }
@@ -193,8 +221,11 @@ impl Run {
                 self.restarts += 1;
                 self.state = State::Running(now);
             }
+            (State::Waiting(_), Script::NotPulled) => {
+                self.state = State::Waiting(NOT_PULLED);
+            }
             (State::Waiting(_), _) => self.state = State::Running(now),
-            (State::Running(_), Script::Forever) => return None,
+            (State::Running(_), Script::Forever | Script::NotPulled) => return None,
             (State::Running(since), Script::Ends { after, code }) => {
                 let due = since + after;
                 if now < due {
@@ -270,6 +301,9 @@ impl Rules<'_> {
     /// What `container` does after `restarts`. A container without a command that is understood
     /// runs on; an init container ends at once.
     fn script(&self, container: &Container, restarts: u32, is_init: bool) -> Script {
+        if !container.has_image() {
+            return Script::NotPulled;
+        }
         if !self.holds(LIVE, container) {
             return Script::Ends { after: Duration::ZERO, code: KILLED };
         }
@@ -292,6 +326,7 @@ impl Rules<'_> {
     fn is_ready(&self, container: &Container) -> bool {
         self.annotations.get(BEHAVIOR).is_none_or(|it| it != "never-ready" && it != "crash")
             && self.holds(READY, container)
+            && container.passes_probe()
             && self.holds(STARTED, container)
     }
 }
@@ -339,6 +374,9 @@ impl Containers {
             Some(true) if self.main.iter().all(over) => {
                 let clean = |run: &Run| matches!(run.state, State::Ended(Ended { code: 0, .. }));
                 if self.main.iter().all(clean) { Phase::Succeeded } else { Phase::Failed }
+            }
+            Some(true) if self.main.iter().any(|run| run.state == State::Waiting(NOT_PULLED)) => {
+                Phase::Pending
             }
             Some(true) => Phase::Running,
         };
@@ -530,6 +568,27 @@ mod tests {
         let mut scene = Scene::new(spec, json!({ "sandbox/run.first": "exit 4" }));
         scene.expect(0, Phase::Pending, &[proxy, "runs 0", waits, waits], None);
         scene.expect(0, Phase::Failed, &["ended 0 0", "ended 4 0", waits, waits], None);
+    }
+
+    #[test]
+    fn missing_images_and_failing_commands_hold_a_pod_up() {
+        let spec = json!({ "containers": [
+            { "name": "a", "image": "web:404" }, { "name": "b", "image": "web:1" },
+        ] });
+        let mut scene = Scene::new(spec, json!({}));
+        scene.expect(0, Phase::Pending, &["waits 0", "runs ready 0"], None);
+        scene.expect(9, Phase::Pending, &["waits 0", "runs ready 0"], None);
+
+        let probe = |command: &str| {
+            json!({ "containers": [{ "name": "a", "readinessProbe": {
+                "exec": { "command": [command] } } }] })
+        };
+        for (command, state) in
+            [("/bin/false", "runs 0"), ("/bin/true", "runs ready 0"), ("ls", "runs ready 0")]
+        {
+            let mut scene = Scene::new(probe(command), json!({}));
+            scene.expect(0, Phase::Running, &[state], None);
+        }
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub enum Script {
         after: Duration,
         code: i32,
     },
+    /// Never starts: its image cannot be pulled.
+    NotPulled,
 }
 
 impl Script {

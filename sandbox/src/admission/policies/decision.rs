@@ -1,0 +1,203 @@
+//! What a policy says about a request, with one set of parameters.
+//! Upstream: `admission/plugin/policy/validating.validator`.
+
+use serde_json::Value as Json;
+
+use crate::api::object::{list, text};
+use crate::cel::{Authorize, Program, Value, Variables};
+
+/// The longest message that an expression may make. Upstream:
+/// `MaxEvaluatedMessageExpressionSizeBytes`.
+const MAX_MESSAGE_BYTES: usize = 5 * 1024;
+
+/// Why a request is refused.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refusal {
+    /// The status reason that the validation names.
+    pub reason: &'static str,
+    pub message: String,
+}
+
+impl Refusal {
+    /// What a failure of the policy itself is.
+    pub fn invalid(message: String) -> Refusal {
+        Refusal { reason: "Invalid", message }
+    }
+}
+
+/// Refusals of the request, whose variables are `values`.
+pub fn decide(
+    policy: &Json,
+    values: &[(&'static str, Value)],
+    authorize: &dyn Authorize,
+) -> Vec<Refusal> {
+    let spec = &policy["spec"];
+    let own: Vec<(&str, Result<Program, String>)> = list(spec, "/variables")
+        .iter()
+        .map(|variable| (text(variable, "/name"), compiled(text(variable, "/expression"))))
+        .collect();
+    let mut variables = Variables::new(authorize);
+    for (name, value) in values {
+        variables.set(name, value.clone());
+    }
+    for (name, program) in &own {
+        variables.add_lazy(name, program.as_ref().map_err(String::clone));
+    }
+    judge(spec, &variables)
+}
+
+fn judge(spec: &Json, variables: &Variables<'_>) -> Vec<Refusal> {
+    let fails = text(spec, "/failurePolicy") != "Ignore";
+    let failed = |message: String| -> Vec<Refusal> {
+        if fails { vec![Refusal::invalid(message)] } else { Vec::new() }
+    };
+    match conditions_hold(spec, variables) {
+        Ok(true) => {}
+        Ok(false) => return Vec::new(),
+        Err(error) => return failed(error),
+    }
+    let mut refusals = Vec::new();
+    for validation in list(spec, "/validations") {
+        match evaluate(text(validation, "/expression"), variables) {
+            Ok(Value::Bool(true)) => {}
+            Ok(_) => refusals.push(Refusal {
+                reason: reason(text(validation, "/reason")),
+                message: message(validation, variables),
+            }),
+            Err(error) => refusals.extend(failed(error)),
+        }
+    }
+    refusals
+}
+
+fn compiled(source: &str) -> Result<Program, String> {
+    Program::parse(source).map_err(|error| format!("compilation error: {error}"))
+}
+
+fn evaluate(source: &str, variables: &Variables<'_>) -> Result<Value, String> {
+    compiled(source)?
+        .evaluate(variables)
+        .map_err(|error| format!("expression '{source}' resulted in error: {error}"))
+}
+
+/// Upstream: `matchconditions.Matcher`: one that is false decides, whatever fails.
+fn conditions_hold(spec: &Json, variables: &Variables<'_>) -> Result<bool, String> {
+    let mut errors = Vec::new();
+    for condition in list(spec, "/matchConditions") {
+        match evaluate(text(condition, "/expression"), variables) {
+            Ok(Value::Bool(false)) => return Ok(false),
+            Ok(_) => {}
+            Err(error) => errors.push(error),
+        }
+    }
+    match errors.as_slice() {
+        [] => Ok(true),
+        [one] => Err(one.clone()),
+        _ => Err(format!("[{}]", errors.join(", "))),
+    }
+}
+
+fn message(validation: &Json, variables: &Variables<'_>) -> String {
+    let source = text(validation, "/messageExpression");
+    let made = match source {
+        "" => None,
+        _ => evaluate(source, variables).ok(),
+    };
+    let made = made.as_ref().and_then(Value::as_str).unwrap_or_default().trim();
+    if !made.is_empty() && made.len() <= MAX_MESSAGE_BYTES && !made.contains('\n') {
+        return made.to_owned();
+    }
+    match text(validation, "/message").trim() {
+        "" => format!("failed expression: {}", text(validation, "/expression").trim()),
+        given => given.to_owned(),
+    }
+}
+
+fn reason(given: &str) -> &'static str {
+    match given {
+        "Unauthorized" => "Unauthorized",
+        "Forbidden" => "Forbidden",
+        "RequestEntityTooLarge" => "RequestEntityTooLarge",
+        _ => "Invalid",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::Access;
+    use serde_json::json;
+
+    struct Nothing;
+
+    impl Authorize for Nothing {
+        fn authorize(&self, _: Option<&(String, String)>, _: &Access) -> Result<String, String> {
+            Err("no".to_owned())
+        }
+    }
+
+    fn refusals(spec: Json) -> Vec<(&'static str, String)> {
+        let object = json!({ "spec": { "replicas": 7 } });
+        let values = [("object", Value::from(&object)), ("params", Value::Null)];
+        let found = decide(&json!({ "spec": spec }), &values, &Nothing);
+        found.into_iter().map(|refusal| (refusal.reason, refusal.message)).collect()
+    }
+
+    #[test]
+    fn a_policy_refuses_what_its_validations_do() {
+        let few = json!({ "expression": "object.spec.replicas <= 5" });
+        let with = |more: Json| {
+            let mut validation = few.clone();
+            validation.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+            json!({ "validations": [validation] })
+        };
+        let by_default = "failed expression: object.spec.replicas <= 5";
+        for (spec, expected) in [
+            (json!({ "validations": [{ "expression": "object.spec.replicas > 5" }] }), vec![]),
+            (json!({ "validations": [few] }), vec![("Invalid", by_default)]),
+            (with(json!({ "message": " few! " })), vec![("Invalid", "few!")]),
+            (with(json!({ "reason": "Forbidden" })), vec![("Forbidden", by_default)]),
+            (
+                with(json!({ "messageExpression": "'not ' + string(object.spec.replicas)" })),
+                vec![("Invalid", "not 7")],
+            ),
+            // The message stands in for an expression that fails or says nothing.
+            (
+                with(json!({ "messageExpression": "object.nope", "message": "few" })),
+                vec![("Invalid", "few")],
+            ),
+            (with(json!({ "messageExpression": "' '", "message": "few" })), vec![("Invalid", "few")]),
+            (
+                json!({ "variables": [{ "name": "n", "expression": "object.spec.replicas" }],
+                    "validations": [{ "expression": "variables.n < 3", "message": "m" }] }),
+                vec![("Invalid", "m")],
+            ),
+            // A condition that is false decides, whatever fails.
+            (
+                json!({ "validations": [few], "matchConditions": [
+                    { "name": "a", "expression": "object.nope" },
+                    { "name": "b", "expression": "object.spec.replicas > 10" },
+                ] }),
+                vec![],
+            ),
+            (
+                json!({ "validations": [few], "matchConditions": [
+                    { "name": "a", "expression": "object.nope" },
+                ] }),
+                vec![("Invalid", "expression 'object.nope' resulted in error: no such key: nope")],
+            ),
+            (
+                json!({ "validations": [{ "expression": "object.nope" }] }),
+                vec![("Invalid", "expression 'object.nope' resulted in error: no such key: nope")],
+            ),
+            (
+                json!({ "failurePolicy": "Ignore", "validations": [{ "expression": "object.nope" }] }),
+                vec![],
+            ),
+        ] {
+            let expected: Vec<_> =
+                expected.into_iter().map(|(reason, message)| (reason, message.to_owned())).collect();
+            assert_eq!(refusals(spec.clone()), expected, "{spec}");
+        }
+    }
+}

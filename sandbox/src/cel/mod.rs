@@ -1,0 +1,60 @@
+//! Evaluates expressions of the Common Expression Language, as policies and schemas have them. The
+//! library parses them and expands their macros. Upstream: cel-go's `cel.Program`, with the
+//! functions of Kubernetes' `apiserver/pkg/cel/library`.
+//!
+//! Objects are untyped: a field is looked up when it is used, and a function looks at the values
+//! that it is given. Costs are counted in steps.
+
+mod authorizer;
+mod evaluate;
+mod formats;
+mod functions;
+mod kubernetes;
+mod lists;
+mod net;
+mod operators;
+mod strings;
+mod times;
+mod value;
+
+pub use self::authorizer::{Authorize, Question};
+pub use self::evaluate::Variables;
+pub use self::times::parse_duration;
+pub use self::value::{Key, Value};
+
+use kube_controller_manager::cel;
+use kube_controller_manager::cel::ast::{Expr, Node};
+
+/// Why there is no value, with cel-go's text.
+pub type Result<T> = std::result::Result<T, String>;
+
+/// An expression that is ready to be evaluated.
+#[derive(Debug)]
+pub struct Program {
+    expr: Expr,
+}
+
+impl Program {
+    /// Errors: where the syntax is wrong.
+    pub fn parse(source: &str) -> Result<Program> {
+        Ok(Program { expr: cel::parse(source)? })
+    }
+
+    /// Whether the expression names this variable.
+    pub fn uses(&self, variable: &str) -> bool {
+        fn names(expr: &Expr, variable: &str) -> bool {
+            let mut found = matches!(&expr.node, Node::Ident(name) if name == variable);
+            expr.node.children(&mut |child| found = found || names(child, variable));
+            found
+        }
+        names(&self.expr, variable)
+    }
+
+    /// The value of the expression. Recursive: see [`cel::on_deep_stack`].
+    pub fn evaluate(&self, variables: &Variables<'_>) -> Result<Value> {
+        evaluate::evaluate(&self.expr, variables)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,263 @@
+//! Functions of strings. Upstream: cel-go's `ext.Strings`, Kubernetes' `library.Regex`.
+
+use regex_lite::Regex;
+
+use super::value::{Key, Value, double};
+use super::{Result, times};
+
+pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
+    if let ("join", [Value::List(items), separator @ ..]) = (name, args) {
+        return Some(join(items, separator.first().and_then(Value::as_str).unwrap_or_default()));
+    }
+    let (text, rest) = match args {
+        [Value::String(text), rest @ ..] => (&**text, rest),
+        _ => return None,
+    };
+    Some(match (name, rest) {
+        ("contains", [Value::String(other)]) => Ok(text.contains(&**other).into()),
+        ("startsWith", [Value::String(other)]) => Ok(text.starts_with(&**other).into()),
+        ("endsWith", [Value::String(other)]) => Ok(text.ends_with(&**other).into()),
+        ("matches", [Value::String(pattern)]) => {
+            regex(pattern).map(|regex| regex.is_match(text).into())
+        }
+        ("find", [Value::String(pattern)]) => regex(pattern)
+            .map(|regex| regex.find(text).map_or("", |found| found.as_str()).into()),
+        ("findAll", [Value::String(pattern)]) => find_all(text, pattern, -1),
+        ("findAll", [Value::String(pattern), Value::Int(limit)]) => {
+            find_all(text, pattern, *limit)
+        }
+        ("charAt", [Value::Int(at)]) => match char_range(text, *at, *at) {
+            Some((start, _)) => Ok(text[start..].chars().next().map_or(String::new(), String::from).into()),
+            None => Err(format!("index out of range: {at}")),
+        },
+        ("indexOf", [Value::String(part)]) => Ok(index_of(text, part, 0)),
+        ("indexOf", [Value::String(part), Value::Int(from)]) => {
+            match char_range(text, *from, *from) {
+                Some((start, _)) => Ok(index_of(text, part, start)),
+                None => Err(format!("index out of range: {from}")),
+            }
+        }
+        ("lastIndexOf", [Value::String(part)]) => Ok(last_index_of(text, part, text.len())),
+        ("lastIndexOf", [Value::String(part), Value::Int(from)]) => {
+            match char_range(text, *from, *from) {
+                Some((start, _)) => {
+                    let end = (start + part.len()).min(text.len());
+                    Ok(last_index_of(text, part, text.ceil_char_boundary(end)))
+                }
+                None => Err(format!("index out of range: {from}")),
+            }
+        }
+        ("lowerAscii", []) => Ok(text.to_ascii_lowercase().into()),
+        ("upperAscii", []) => Ok(text.to_ascii_uppercase().into()),
+        ("replace", [Value::String(from), Value::String(to)]) => Ok(text.replace(&**from, to).into()),
+        ("replace", [Value::String(from), Value::String(to), Value::Int(count)]) => {
+            Ok(match usize::try_from(*count) {
+                Ok(count) => text.replacen(&**from, to, count),
+                Err(_) => text.replace(&**from, to),
+            }
+            .into())
+        }
+        ("split", [Value::String(separator)]) => Ok(split(text, separator, -1)),
+        ("split", [Value::String(separator), Value::Int(limit)]) => {
+            Ok(split(text, separator, *limit))
+        }
+        ("substring", [Value::Int(from)]) => {
+            let end = i64::try_from(text.chars().count()).unwrap_or(i64::MAX);
+            substring(text, *from, end)
+        }
+        ("substring", [Value::Int(from), Value::Int(to)]) => substring(text, *from, *to),
+        ("trim", []) => Ok(text.trim().into()),
+        ("format", [Value::List(values)]) => format(text, values),
+        ("strings.quote", []) => Ok(quote(text).into()),
+        _ => return None,
+    })
+}
+
+pub fn regex(pattern: &str) -> Result<Regex> {
+    Regex::new(pattern).map_err(|error| format!("error parsing regexp: {error}"))
+}
+
+fn find_all(text: &str, pattern: &str, limit: i64) -> Result<Value> {
+    let regex = regex(pattern)?;
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let found = regex.find_iter(text).take(limit).map(|found| found.as_str().into());
+    Ok(Value::list(found.collect()))
+}
+
+/// The bytes from one character to another. `None`: there are fewer.
+fn char_range(text: &str, from: i64, to: i64) -> Option<(usize, usize)> {
+    let at = |index: i64| {
+        let index = usize::try_from(index).ok()?;
+        let mut starts = text.char_indices().map(|(at, _)| at).chain([text.len()]);
+        starts.nth(index)
+    };
+    Some((at(from)?, at(to)?))
+}
+
+fn characters(text: &str) -> Value {
+    Value::int(text.chars().count())
+}
+
+fn index_of(text: &str, part: &str, start: usize) -> Value {
+    let found = text[start..].find(part).map(|at| characters(&text[..start + at]));
+    found.unwrap_or(Value::Int(-1))
+}
+
+fn last_index_of(text: &str, part: &str, end: usize) -> Value {
+    text[..end].rfind(part).map_or(Value::Int(-1), |at| characters(&text[..at]))
+}
+
+fn substring(text: &str, from: i64, to: i64) -> Result<Value> {
+    if from > to {
+        return Err(format!("invalid substring range. start: {from}, end: {to}"));
+    }
+    match char_range(text, from, to) {
+        Some((start, end)) => Ok(text[start..end].into()),
+        None => Err(format!("index out of range: {from}")),
+    }
+}
+
+/// Upstream: Go's `strings.SplitN`.
+fn split(text: &str, separator: &str, limit: i64) -> Value {
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let parts: Vec<Value> = match limit {
+        0 => Vec::new(),
+        _ if separator.is_empty() => {
+            let mut parts: Vec<String> = text.chars().map(String::from).collect();
+            if parts.len() > limit {
+                let rest: String = parts.drain(limit - 1..).collect();
+                parts.push(rest);
+            }
+            parts.into_iter().map(Value::from).collect()
+        }
+        _ => text.splitn(limit, separator).map(Value::from).collect(),
+    };
+    Value::list(parts)
+}
+
+fn join(items: &[Value], separator: &str) -> Result<Value> {
+    let texts: Option<Vec<&str>> = items.iter().map(Value::as_str).collect();
+    texts.map(|texts| texts.join(separator).into()).ok_or_else(|| "no such overload".to_owned())
+}
+
+fn quote(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '\u{7}' => quoted.push_str("\\a"),
+            '\u{8}' => quoted.push_str("\\b"),
+            '\u{c}' => quoted.push_str("\\f"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            '\u{b}' => quoted.push_str("\\v"),
+            '\\' => quoted.push_str("\\\\"),
+            '"' => quoted.push_str("\\\""),
+            other => quoted.push(other),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// `'%s: %.2f'.format([…])`. Upstream: `ext.stringFormat`.
+fn format(pattern: &str, values: &[Value]) -> Result<Value> {
+    let mut text = String::new();
+    let mut used = 0;
+    let mut rest = pattern.chars().peekable();
+    while let Some(character) = rest.next() {
+        if character != '%' {
+            text.push(character);
+            continue;
+        }
+        if rest.next_if_eq(&'%').is_some() {
+            text.push('%');
+            continue;
+        }
+        let mut precision = None;
+        if rest.next_if_eq(&'.').is_some() {
+            let mut digits = String::new();
+            while let Some(digit) = rest.next_if(char::is_ascii_digit) {
+                digits.push(digit);
+            }
+            precision = digits.parse::<usize>().ok();
+        }
+        let clause = rest.next().ok_or("unexpected end of string")?;
+        let value = values.get(used).ok_or_else(|| format!("index {used} out of range"))?;
+        used += 1;
+        text.push_str(&clause_text(clause, precision.unwrap_or(6).min(100), value)?);
+    }
+    Ok(text.into())
+}
+
+fn clause_text(clause: char, precision: usize, value: &Value) -> Result<String> {
+    let wrong = |clause: &str| {
+        Err(format!(
+            "error during formatting: {clause} clause can only be used on numbers, was given {}",
+            value.type_name()
+        ))
+    };
+    Ok(match (clause, value) {
+        ('s', _) => shown(value),
+        ('d', Value::Int(_) | Value::Uint(_)) => value.text().unwrap_or_default(),
+        ('f', Value::Double(number)) => format!("{number:.precision$}"),
+        ('e', Value::Double(number)) => {
+            let text = format!("{number:.precision$e}");
+            let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+            match exponent.strip_prefix('-') {
+                Some(exponent) => format!("{digits}e-{exponent:0>2}"),
+                None => format!("{digits}e+{exponent:0>2}"),
+            }
+        }
+        ('b', Value::Int(number)) => signed(*number, &format!("{:b}", number.unsigned_abs())),
+        ('b', Value::Uint(number)) => format!("{number:b}"),
+        ('b', Value::Bool(value)) => u8::from(*value).to_string(),
+        ('o', Value::Int(number)) => signed(*number, &format!("{:o}", number.unsigned_abs())),
+        ('o', Value::Uint(number)) => format!("{number:o}"),
+        ('x', Value::Int(number)) => signed(*number, &format!("{:x}", number.unsigned_abs())),
+        ('X', Value::Int(number)) => signed(*number, &format!("{:X}", number.unsigned_abs())),
+        ('x', Value::Uint(number)) => format!("{number:x}"),
+        ('X', Value::Uint(number)) => format!("{number:X}"),
+        ('x', Value::String(text)) => hexadecimal(text.as_bytes()),
+        ('x', Value::Bytes(bytes)) => hexadecimal(bytes),
+        ('X', Value::String(text)) => hexadecimal(text.as_bytes()).to_uppercase(),
+        ('X', Value::Bytes(bytes)) => hexadecimal(bytes).to_uppercase(),
+        ('d', _) => return wrong("decimal"),
+        ('f', _) => return wrong("fixed-point"),
+        ('e', _) => return wrong("scientific"),
+        ('b' | 'o' | 'x' | 'X', _) => return wrong("integer"),
+        _ => {
+            return Err(format!("error during formatting: unrecognized formatting clause {clause:?}"));
+        }
+    })
+}
+
+fn signed(number: i64, digits: &str) -> String {
+    if number < 0 { format!("-{digits}") } else { digits.to_owned() }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A value as `%s` shows it.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Double(number) => double(*number),
+        Value::Duration(duration) => times::duration_text(*duration),
+        Value::Type(name) => name.to_string(),
+        Value::List(items) => {
+            let items: Vec<String> = items.iter().map(shown).collect();
+            format!("[{}]", items.join(", "))
+        }
+        Value::Map(members) => {
+            let one = |(key, value): (&Key, &Value)| {
+                format!("{}: {}", shown(&key.value()), shown(value))
+            };
+            let members: Vec<String> = members.iter().map(one).collect();
+            format!("{{{}}}", members.join(", "))
+        }
+        other => other.text().unwrap_or_else(|| other.type_name().to_owned()),
+    }
+}
