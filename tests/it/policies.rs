@@ -2,7 +2,7 @@
 
 use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{
-    ExpressionWarning, ObjectKey, Resource, TypeChecking, ValidatingAdmissionPolicy,
+    ExpressionWarning, ObjectKey, Resource, ResourceType, TypeChecking, ValidatingAdmissionPolicy,
 };
 use sandbox::faults::Fault;
 use serde_json::{Value, json};
@@ -207,5 +207,188 @@ fn warnings_are_those_of_the_go_manager() {
             }
         }
         assert!(different.is_empty(), "{}", different.join("\n\n"));
+    });
+}
+
+const DEPLOYMENTS: ResourceType =
+    ResourceType::fixed("apps", "v1", "Deployment", "deployments", true);
+const WIDGETS: ResourceType =
+    ResourceType::fixed("example.com", "v1", "Widget", "widgets", true);
+
+fn deployment(name: &str, replicas: u32) -> Value {
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": name },
+        "spec": {
+            "replicas": replicas, "selector": { "matchLabels": { "app": name } },
+            "template": {
+                "metadata": { "labels": { "app": name } },
+                "spec": { "containers": [{ "name": "c", "image": "i" }] },
+            },
+        },
+    })
+}
+
+/// Creates an object. `Err`: the code and the message of the refusal.
+async fn creates(
+    env: &Site,
+    resource: &ResourceType,
+    namespace: &str,
+    object: &Value,
+) -> Result<Value, (u16, String)> {
+    let created = env.client.resource(resource).create(namespace, object).await;
+    created.map_err(|error| {
+        let message = error.message().map_or_else(|| error.to_string(), str::to_owned);
+        (error.code().unwrap_or_default(), message)
+    })
+}
+
+#[test]
+fn policies_are_evaluated_at_admission() {
+    everywhere("policies-admission", async |env| {
+        let config_maps = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
+        let limits = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "limits" },
+            "data": { "most": "3" },
+        });
+        creates(env, &config_maps, "default", &limits).await.expect("limits");
+        let spec = json!({
+            "paramKind": { "apiVersion": "v1", "kind": "ConfigMap" },
+            "matchConstraints": { "resourceRules": [{
+                "apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"],
+                "resources": ["deployments"],
+            }] },
+            "matchConditions": [
+                { "name": "not-free", "expression": "!object.metadata.name.startsWith('free-')" },
+            ],
+            "variables": [{ "name": "most", "expression": "int(params.data.most)" }],
+            "validations": [{
+                "expression": "object.spec.replicas <= variables.most",
+                "messageExpression": "'at most ' + string(variables.most) + ' replicas in ' \
+                    + namespaceObject.metadata.name",
+                "reason": "Forbidden",
+            }, {
+                "expression": "oldObject == null || oldObject.spec.replicas <= object.spec.replicas",
+                "message": "replicas may only grow",
+            }],
+        });
+        create_policy(env, "replicas", &spec).await;
+        let bindings = ResourceType::fixed(
+            "admissionregistration.k8s.io",
+            "v1",
+            "ValidatingAdmissionPolicyBinding",
+            "validatingadmissionpolicybindings",
+            false,
+        );
+        let binding = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicyBinding", "metadata": { "name": "few" },
+            "spec": {
+                "policyName": "replicas", "validationActions": ["Deny"],
+                "paramRef": {
+                    "name": "limits", "namespace": "default", "parameterNotFoundAction": "Deny",
+                },
+            },
+        });
+        creates(env, &bindings, "", &binding).await.expect("binding");
+
+        let mut tries = 0;
+        let refused = std::cell::RefCell::new(None);
+        eventually(&env.clock, "the policy is in force", || {
+            tries += 1;
+            let object = deployment(&format!("many-{tries}"), 5);
+            let refused = &refused;
+            async move {
+                match creates(env, &DEPLOYMENTS, "default", &object).await {
+                    Err(error) => {
+                        *refused.borrow_mut() = Some((text(&object, "name"), error));
+                        Ok(())
+                    }
+                    Ok(_) => Err("the Deployment was created".to_owned()),
+                }
+            }
+        })
+        .await;
+        let (name, (code, message)) = refused.into_inner().expect("refusal");
+        let denied = format!(
+            "deployments.apps {name:?} is forbidden: ValidatingAdmissionPolicy 'replicas' with \
+             binding 'few' denied request: "
+        );
+        assert_eq!((code, message), (403, format!("{denied}at most 3 replicas in default")));
+
+        // What a condition leaves out is created, and so is what the validations accept.
+        for (name, replicas) in [("free-many", 5), ("few", 2)] {
+            creates(env, &DEPLOYMENTS, "default", &deployment(name, replicas)).await.expect(name);
+        }
+        let key = ObjectKey::new("default", "few");
+        let less = Patch::Merge(json!({ "spec": { "replicas": 1 } }));
+        let refused = env.client.resource(&DEPLOYMENTS).patch::<Value>(&key, &less).await;
+        let error = refused.expect_err("fewer replicas");
+        assert_eq!(error.code(), Some(422));
+        let message = error.message().unwrap_or_default();
+        assert!(message.ends_with("denied request: replicas may only grow"), "{message}");
+
+        let broken = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+            "metadata": { "name": "broken" },
+            "spec": {
+                "matchConstraints": spec["matchConstraints"],
+                "validations": [{ "expression": "object." }],
+            },
+        });
+        let refused = creates(env, &ValidatingAdmissionPolicy::RESOURCE, "", &broken).await;
+        let (code, message) = refused.expect_err("broken");
+        assert_eq!(code, 422);
+        assert!(message.contains("compilation failed: ERROR: <input>:1:8: Syntax error"), "{message}");
+    });
+}
+
+fn text(object: &Value, key: &str) -> String {
+    object["metadata"][key].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn rules_of_custom_resources_are_evaluated() {
+    everywhere("policies-rules", async |env| {
+        let schema = json!({ "type": "object", "properties": { "spec": {
+            "type": "object",
+            "properties": {
+                "low": { "type": "integer" }, "high": { "type": "integer" },
+                "kind": { "type": "string", "x-kubernetes-validations": [
+                    { "rule": "self == oldSelf", "message": "kind is fixed" },
+                ] },
+                "sizes": { "type": "array", "maxItems": 9, "items": {
+                    "type": "integer", "x-kubernetes-validations": [{ "rule": "self < 100" }],
+                } },
+            },
+            "x-kubernetes-validations": [{
+                "rule": "!has(self.low) || !has(self.high) || self.low <= self.high",
+                "messageExpression": "'low is ' + string(self.low)",
+            }],
+        } } });
+        kinds::serve_widgets_like(env, schema).await;
+        let widget = |name: &str, spec: Value| {
+            json!({
+                "apiVersion": "example.com/v1", "kind": "Widget", "metadata": { "name": name },
+                "spec": spec,
+            })
+        };
+        for (spec, expected) in [
+            (json!({ "low": 3, "high": 2 }), "spec: Invalid value: low is 3"),
+            (json!({ "sizes": [1, 200] }), "spec.sizes[1]: Invalid value: 200: failed rule: self < 100"),
+        ] {
+            let refused = creates(env, &WIDGETS, "default", &widget("wrong", spec)).await;
+            let expected = format!("Widget.example.com \"wrong\" is invalid: {expected}");
+            assert_eq!(refused.expect_err("wrong"), (422, expected));
+        }
+        let fine = widget("fine", json!({ "low": 1, "high": 2, "kind": "a", "sizes": [99] }));
+        creates(env, &WIDGETS, "default", &fine).await.expect("fine");
+        let key = ObjectKey::new("default", "fine");
+        let other = Patch::Merge(json!({ "spec": { "kind": "b" } }));
+        let refused = env.client.resource(&WIDGETS).patch::<Value>(&key, &other).await;
+        let error = refused.expect_err("kind is fixed");
+        let message = error.message().unwrap_or_default();
+        let expected = "Widget.example.com \"fine\" is invalid: spec.kind: Invalid value: \"b\": \
+                        kind is fixed";
+        assert_eq!(message, expected);
     });
 }

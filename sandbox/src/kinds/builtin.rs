@@ -381,7 +381,7 @@ fn cluster_kinds() -> Vec<Kind> {
             .default(more::default_webhooks),
         extension(ADMISSION, "ValidatingAdmissionPolicy", "validatingadmissionpolicies", &[])
             .status(workloads::no_status)
-            .default(more::default_policy)
+            .default(more::default_admission_policy)
             .check(more::policy_faults, |new, _| more::policy_faults(new)),
         extension(
             ADMISSION,
@@ -389,7 +389,7 @@ fn cluster_kinds() -> Vec<Kind> {
             "validatingadmissionpolicybindings",
             &[],
         )
-        .default(more::default_policy_binding),
+        .default(more::default_admission_policy_binding),
         extension(
             ADMISSION,
             "ValidatingWebhookConfiguration",

@@ -223,14 +223,14 @@ pub fn default_webhooks(config: &mut Value) {
 }
 
 /// Upstream: `pkg/apis/admissionregistration/v1/defaults.go`.
-pub fn default_policy(policy: &mut Value) {
+pub fn default_admission_policy(policy: &mut Value) {
     fill(&mut policy["spec"], "failurePolicy", "Fail");
     if policy["spec"]["matchConstraints"].is_object() {
         default_match(&mut policy["spec"]["matchConstraints"]);
     }
 }
 
-pub fn default_policy_binding(binding: &mut Value) {
+pub fn default_admission_policy_binding(binding: &mut Value) {
     if binding["spec"]["matchResources"].is_object() {
         default_match(&mut binding["spec"]["matchResources"]);
     }
