@@ -212,8 +212,7 @@ fn warnings_are_those_of_the_go_manager() {
 
 const DEPLOYMENTS: ResourceType =
     ResourceType::fixed("apps", "v1", "Deployment", "deployments", true);
-const WIDGETS: ResourceType =
-    ResourceType::fixed("example.com", "v1", "Widget", "widgets", true);
+const WIDGETS: ResourceType = ResourceType::fixed("example.com", "v1", "Widget", "widgets", true);
 
 fn deployment(name: &str, replicas: u32) -> Value {
     json!({
@@ -338,7 +337,10 @@ fn policies_are_evaluated_at_admission() {
         let refused = creates(env, &ValidatingAdmissionPolicy::RESOURCE, "", &broken).await;
         let (code, message) = refused.expect_err("broken");
         assert_eq!(code, 422);
-        assert!(message.contains("compilation failed: ERROR: <input>:1:8: Syntax error"), "{message}");
+        assert!(
+            message.contains("compilation failed: ERROR: <input>:1:8: Syntax error"),
+            "{message}"
+        );
     });
 }
 
@@ -374,7 +376,10 @@ fn rules_of_custom_resources_are_evaluated() {
         };
         for (spec, expected) in [
             (json!({ "low": 3, "high": 2 }), "spec: Invalid value: low is 3"),
-            (json!({ "sizes": [1, 200] }), "spec.sizes[1]: Invalid value: 200: failed rule: self < 100"),
+            (
+                json!({ "sizes": [1, 200] }),
+                "spec.sizes[1]: Invalid value: 200: failed rule: self < 100",
+            ),
         ] {
             let refused = creates(env, &WIDGETS, "default", &widget("wrong", spec)).await;
             let expected = format!("Widget.example.com \"wrong\" is invalid: {expected}");

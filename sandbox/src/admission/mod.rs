@@ -6,7 +6,7 @@ mod cluster_ip;
 pub mod pod_group;
 pub mod policies;
 mod priority;
-mod quota;
+pub mod quota;
 mod storage_class;
 mod usage;
 

@@ -19,9 +19,16 @@ const REQUIRED: [&str; 6] =
     ["cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"];
 
 impl Api {
-    /// Charges a new object to the quotas of its namespace, as their status stands. A quota without
-    /// a status limits nothing yet. Errors: 403.
-    pub fn charge(&self, call: &Call, object: &Value, dry_run: bool) -> ApiResult<()> {
+    /// Charges an object to the quotas of its namespace, as their status stands. A quota without a
+    /// status limits nothing yet. `before`: the object before an update; the quotas that counted it
+    /// then are not charged again. Errors: 403.
+    pub fn charge(
+        &self,
+        call: &Call,
+        object: &Value,
+        before: Option<&Value>,
+        dry_run: bool,
+    ) -> ApiResult<()> {
         if call.namespace.is_empty() {
             return Ok(());
         }
@@ -29,6 +36,9 @@ impl Api {
         let Ok(quotas) = quotas else { return Ok(()) };
         let quota_kind = self.registry.find("", "v1", QUOTAS).filter(|_| !dry_run);
         for stored in quotas.items {
+            if before.is_some_and(|before| is_counted(&call.kind, before, &stored.value)) {
+                continue;
+            }
             let charged = charge_one(&call.kind, object, &stored.value)?;
             let (Some(_), Some(kind)) = (charged, quota_kind.clone()) else { continue };
             let name = text(&stored.value, "/metadata/name");
@@ -50,6 +60,19 @@ impl Api {
         }
         Ok(())
     }
+}
+
+/// Whether an update brings a pod into the scope of other quotas. Upstream: `podEvaluator.Handles`.
+pub fn changes_scope(kind: &Kind, new: &Value, old: &Value) -> bool {
+    let ends =
+        |pod: &Value| pod["spec"]["activeDeadlineSeconds"].as_i64().is_some_and(|it| it >= 0);
+    is_pod(kind) && ends(new) != ends(old)
+}
+
+fn is_counted(kind: &Kind, object: &Value, quota: &Value) -> bool {
+    let Ok(quota) = serde_json::from_value::<ResourceQuota>(quota.clone()) else { return false };
+    let evaluator = Evaluator::new(kind, object);
+    quota.scopes().iter().all(|scope| evaluator.is_in_scope(scope))
 }
 
 /// The new usage of the resources that the object is charged for; `None` when the quota does not

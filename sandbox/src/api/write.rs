@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::admission::policies::Request;
-use crate::admission::{accounts, pod_group};
+use crate::admission::{accounts, pod_group, quota};
 use crate::api::call::{Call, Warnings};
 use crate::api::failures;
 use crate::api::object::{
@@ -146,10 +146,10 @@ impl Api {
         kind.encode(&mut object);
         let table = call.table();
         if dry_run {
-            self.charge(call, &object, true)?;
+            self.charge(call, &object, None, true)?;
             return Ok(Arc::new(unversioned(object)));
         }
-        self.charge(call, &object, false)?;
+        self.charge(call, &object, None, false)?;
         let mut attempt = name;
         for _ in 0..8 {
             match self.store.create(&table, &call.key(&attempt), object.clone()) {
@@ -358,6 +358,9 @@ impl Api {
             // An object of an earlier storage version is written again.
             if new == *shown && call.kind.is_encoded(&old.value) {
                 return Ok(old);
+            }
+            if part == Part::Main && quota::changes_scope(&call.kind, &new, &shown) {
+                self.charge(call, &new, Some(&shown), dry_run)?;
             }
             call.kind.encode(&mut new);
             let goes = goes_now(&call.kind, &new);

@@ -44,11 +44,19 @@ pub struct Answer {
 impl Question {
     /// About a resource: `authorizer.requestResource`.
     pub fn of_resource(access: Access) -> Value {
-        Value::Question(Arc::new(Question { access, stage: Stage::Resource, ..Question::default() }))
+        Value::Question(Arc::new(Question {
+            access,
+            stage: Stage::Resource,
+            ..Question::default()
+        }))
     }
 }
 
-pub fn call(name: &str, args: &[Value], authorize: Option<&dyn Authorize>) -> Option<Result<Value>> {
+pub fn call(
+    name: &str,
+    args: &[Value],
+    authorize: Option<&dyn Authorize>,
+) -> Option<Result<Value>> {
     let (question, words) = match args {
         [Value::Answer(answer)] => return answer.part(name).map(Ok),
         [Value::Question(question), words @ ..] => (question, words),
@@ -83,8 +91,7 @@ pub fn call(name: &str, args: &[Value], authorize: Option<&dyn Authorize>) -> Op
         ("check", Stage::Path | Stage::Resource, [verb]) => {
             asked.access.verb.clone_from(verb);
             if !asked.subresource.is_empty() {
-                asked.access.resource =
-                    format!("{}/{}", asked.access.resource, asked.subresource);
+                asked.access.resource = format!("{}/{}", asked.access.resource, asked.subresource);
             }
             let Some(authorize) = authorize else {
                 return Some(Err("there is no authorizer".to_owned()));

@@ -106,8 +106,7 @@ impl Walk<'_> {
         if let Some(value) = self.variables.values.get(name) {
             return Ok(value.clone());
         }
-        functions::type_named(name)
-            .ok_or_else(|| format!("no such attribute(s): {name}"))
+        functions::type_named(name).ok_or_else(|| format!("no such attribute(s): {name}"))
     }
 
     fn is_variable(&self, name: &str) -> bool {
@@ -125,15 +124,12 @@ impl Walk<'_> {
         if let Some(found) = &*lazy.found.borrow() {
             return found.clone();
         }
-        let mut walk = Walk {
-            variables: self.variables,
-            known: at,
-            locals: Vec::new(),
-            steps: self.steps,
-        };
-        let found = lazy.expr.clone().and_then(|expr| walk.value(expr)).map_err(|error| {
-            format!("composited variable {name:?} fails to evaluate: {error}")
-        });
+        let mut walk =
+            Walk { variables: self.variables, known: at, locals: Vec::new(), steps: self.steps };
+        let found =
+            lazy.expr.clone().and_then(|expr| walk.value(expr)).map_err(|error| {
+                format!("composited variable {name:?} fails to evaluate: {error}")
+            });
         *lazy.found.borrow_mut() = Some(found.clone());
         found
     }
@@ -243,9 +239,7 @@ impl Walk<'_> {
     fn comprehension(&mut self, c: &Comprehension) -> Result<Value> {
         let range = self.value(&c.range)?;
         let items: Vec<(Value, Option<Value>)> = match (&range, c.var2.is_some()) {
-            (Value::List(items), false) => {
-                items.iter().map(|item| (item.clone(), None)).collect()
-            }
+            (Value::List(items), false) => items.iter().map(|item| (item.clone(), None)).collect(),
             (Value::List(items), true) => {
                 let items = items.iter().enumerate();
                 items.map(|(at, item)| (Value::int(at), Some(item.clone()))).collect()
@@ -285,8 +279,10 @@ impl Walk<'_> {
 fn optional(value: Value) -> Result<Option<Value>> {
     match value {
         Value::Optional(value) => Ok(value.map(|value| (*value).clone())),
-        other => Err(format!("cannot initialize optional entry from non-optional value {}",
-            other.type_name())),
+        other => Err(format!(
+            "cannot initialize optional entry from non-optional value {}",
+            other.type_name()
+        )),
     }
 }
 

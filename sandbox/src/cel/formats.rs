@@ -61,7 +61,8 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
         (_, []) => Value::Format(named(name.strip_prefix("format.")?)?),
         ("validate", [Value::Format(format), Value::String(text)]) => {
             let faults = faults(format, text);
-            let faults = faults.map(|faults| Value::list(faults.into_iter().map(Value::from).collect()));
+            let faults =
+                faults.map(|faults| Value::list(faults.into_iter().map(Value::from).collect()));
             faults.into()
         }
         _ => return None,

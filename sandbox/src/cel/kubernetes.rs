@@ -169,10 +169,12 @@ impl Semver {
             }
             *number = part.parse().ok()?;
         }
-        let pre_release: Vec<String> =
-            pre_release.map(|text| text.split('.').map(str::to_owned).collect()).unwrap_or_default();
+        let pre_release: Vec<String> = pre_release
+            .map(|text| text.split('.').map(str::to_owned).collect())
+            .unwrap_or_default();
         let fine = |part: &String| {
-            !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+            !part.is_empty()
+                && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
         };
         pre_release.iter().all(fine).then_some(Semver { numbers, pre_release })
     }

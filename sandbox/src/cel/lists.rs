@@ -58,7 +58,9 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
         }
         ("sort", [Value::List(items)]) => sorted(items, items),
         ("@sortByAssociatedKeys", [Value::List(items), Value::List(keys)]) => sorted(items, keys),
-        ("lists.range", [Value::Int(count)]) => Ok(Value::list((0..*count).map(Value::Int).collect())),
+        ("lists.range", [Value::Int(count)]) => {
+            Ok(Value::list((0..*count).map(Value::Int).collect()))
+        }
         ("reverse", [Value::List(items)]) => Ok(Value::list(items.iter().rev().cloned().collect())),
         ("distinct", [Value::List(items)]) => {
             let mut found: Vec<Value> = Vec::new();

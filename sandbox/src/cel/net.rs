@@ -103,9 +103,7 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
         }
         ("containsCIDR", [Value::Cidr(of, bits), Value::String(text)]) => {
             let found = parse_cidr(text);
-            return Some(
-                found.map(|(ip, more)| (more >= *bits && holds((*of, *bits), ip)).into()),
-            );
+            return Some(found.map(|(ip, more)| (more >= *bits && holds((*of, *bits), ip)).into()));
         }
         ("prefixLength", [Value::Cidr(_, bits)]) => Value::Int(i64::from(*bits)),
         ("masked", [Value::Cidr(ip, bits)]) => Value::Cidr(masked(*ip, *bits), *bits),

@@ -65,7 +65,9 @@ fn ordered(a: &Value, b: &Value, holds: fn(Ordering) -> bool) -> Result<Value> {
 fn contains(item: &Value, of: &Value) -> Result<Value> {
     match of {
         Value::List(items) => Ok(items.contains(item).into()),
-        Value::Map(members) => Ok(Key::of(item).is_some_and(|key| members.contains_key(&key)).into()),
+        Value::Map(members) => {
+            Ok(Key::of(item).is_some_and(|key| members.contains_key(&key)).into())
+        }
         _ => no_overload(),
     }
 }
@@ -73,7 +75,9 @@ fn contains(item: &Value, of: &Value) -> Result<Value> {
 fn index(of: &Value, at: &Value) -> Result<Option<Value>> {
     match of {
         Value::List(items) => match Key::of(at) {
-            Some(Key::Int(at)) => Ok(usize::try_from(at).ok().and_then(|at| items.get(at)).cloned()),
+            Some(Key::Int(at)) => {
+                Ok(usize::try_from(at).ok().and_then(|at| items.get(at)).cloned())
+            }
             _ => no_overload(),
         },
         Value::Map(members) => match Key::of(at) {
@@ -126,7 +130,8 @@ fn subtract(a: &Value, b: &Value) -> Result<Value> {
 }
 
 fn scale(function: &str, a: &Value, b: &Value) -> Result<Value> {
-    let zero = || (if function == "_/_" { "division by zero" } else { "modulus by zero" }).to_owned();
+    let zero =
+        || (if function == "_/_" { "division by zero" } else { "modulus by zero" }).to_owned();
     Ok(match (function, a, b) {
         ("_*_", Value::Int(a), Value::Int(b)) => Value::Int(a.checked_mul(*b).ok_or(OVERFLOW)?),
         ("_*_", Value::Uint(a), Value::Uint(b)) => {
@@ -178,7 +183,9 @@ pub fn unary(function: &str, of: &Value) -> Option<Result<Value>> {
             Value::Double(_) => Ok(of.clone()),
             Value::Int(value) => Ok(Value::Double(*value as f64)),
             Value::Uint(value) => Ok(Value::Double(*value as f64)),
-            Value::String(text) => text.parse().map(Value::Double).or_else(|_| conversion(of, "double")),
+            Value::String(text) => {
+                text.parse().map(Value::Double).or_else(|_| conversion(of, "double"))
+            }
             _ => no_overload(),
         },
         ("string", _) => of.text().map(Value::from).ok_or_else(|| NO_OVERLOAD.to_owned()),
@@ -212,9 +219,9 @@ fn to_int(of: &Value) -> Result<Value> {
         Value::Double(_) => Err(OVERFLOW.to_owned()),
         Value::String(text) => text.parse().map(Value::Int).or_else(|_| conversion(of, "int")),
         Value::Timestamp(time) => Ok(Value::Int(time.as_second())),
-        Value::Duration(duration) => i64::try_from(duration.as_nanos())
-            .map(Value::Int)
-            .map_err(|_| OVERFLOW.to_owned()),
+        Value::Duration(duration) => {
+            i64::try_from(duration.as_nanos()).map(Value::Int).map_err(|_| OVERFLOW.to_owned())
+        }
         _ => no_overload(),
     }
 }

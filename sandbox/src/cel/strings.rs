@@ -20,14 +20,15 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
         ("matches", [Value::String(pattern)]) => {
             regex(pattern).map(|regex| regex.is_match(text).into())
         }
-        ("find", [Value::String(pattern)]) => regex(pattern)
-            .map(|regex| regex.find(text).map_or("", |found| found.as_str()).into()),
-        ("findAll", [Value::String(pattern)]) => find_all(text, pattern, -1),
-        ("findAll", [Value::String(pattern), Value::Int(limit)]) => {
-            find_all(text, pattern, *limit)
+        ("find", [Value::String(pattern)]) => {
+            regex(pattern).map(|regex| regex.find(text).map_or("", |found| found.as_str()).into())
         }
+        ("findAll", [Value::String(pattern)]) => find_all(text, pattern, -1),
+        ("findAll", [Value::String(pattern), Value::Int(limit)]) => find_all(text, pattern, *limit),
         ("charAt", [Value::Int(at)]) => match char_range(text, *at, *at) {
-            Some((start, _)) => Ok(text[start..].chars().next().map_or(String::new(), String::from).into()),
+            Some((start, _)) => {
+                Ok(text[start..].chars().next().map_or(String::new(), String::from).into())
+            }
             None => Err(format!("index out of range: {at}")),
         },
         ("indexOf", [Value::String(part)]) => Ok(index_of(text, part, 0)),
@@ -49,7 +50,9 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
         }
         ("lowerAscii", []) => Ok(text.to_ascii_lowercase().into()),
         ("upperAscii", []) => Ok(text.to_ascii_uppercase().into()),
-        ("replace", [Value::String(from), Value::String(to)]) => Ok(text.replace(&**from, to).into()),
+        ("replace", [Value::String(from), Value::String(to)]) => {
+            Ok(text.replace(&**from, to).into())
+        }
         ("replace", [Value::String(from), Value::String(to), Value::Int(count)]) => {
             Ok(match usize::try_from(*count) {
                 Ok(count) => text.replacen(&**from, to, count),
@@ -227,7 +230,9 @@ fn clause_text(clause: char, precision: usize, value: &Value) -> Result<String> 
         ('e', _) => return wrong("scientific"),
         ('b' | 'o' | 'x' | 'X', _) => return wrong("integer"),
         _ => {
-            return Err(format!("error during formatting: unrecognized formatting clause {clause:?}"));
+            return Err(format!(
+                "error during formatting: unrecognized formatting clause {clause:?}"
+            ));
         }
     })
 }
@@ -252,9 +257,8 @@ fn shown(value: &Value) -> String {
             format!("[{}]", items.join(", "))
         }
         Value::Map(members) => {
-            let one = |(key, value): (&Key, &Value)| {
-                format!("{}: {}", shown(&key.value()), shown(value))
-            };
+            let one =
+                |(key, value): (&Key, &Value)| format!("{}: {}", shown(&key.value()), shown(value));
             let members: Vec<String> = members.iter().map(one).collect();
             format!("{{{}}}", members.join(", "))
         }

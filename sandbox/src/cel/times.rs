@@ -37,10 +37,9 @@ pub fn timestamp(of: &Value) -> Result<Value> {
         Value::Int(seconds) => Timestamp::from_second(*seconds)
             .map(Value::Timestamp)
             .map_err(|_| "timestamp overflow".to_owned()),
-        Value::String(text) => text
-            .parse()
-            .map(Value::Timestamp)
-            .map_err(|_| format!("type conversion error from {text:?} to 'google.protobuf.Timestamp'")),
+        Value::String(text) => text.parse().map(Value::Timestamp).map_err(|_| {
+            format!("type conversion error from {text:?} to 'google.protobuf.Timestamp'")
+        }),
         _ => Err("no such overload".to_owned()),
     }
 }
@@ -118,7 +117,9 @@ fn zone(name: &str) -> Result<TimeZone> {
 
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     let (time, zone_name) = match args {
-        [Value::Duration(duration)] => return of_duration(name, *duration).map(|n| Ok(Value::Int(n))),
+        [Value::Duration(duration)] => {
+            return of_duration(name, *duration).map(|n| Ok(Value::Int(n)));
+        }
         [Value::Timestamp(time)] => (*time, "UTC"),
         [Value::Timestamp(time), Value::String(zone)] => (*time, &**zone),
         _ => return None,

@@ -112,9 +112,9 @@ impl From<&Json> for Value {
             Json::String(text) => text.as_str().into(),
             Json::Array(items) => Value::list(items.iter().map(Value::from).collect()),
             Json::Object(members) => {
-                let members = members.iter().map(|(key, value)| {
-                    (Key::String(key.as_str().into()), Value::from(value))
-                });
+                let members = members
+                    .iter()
+                    .map(|(key, value)| (Key::String(key.as_str().into()), Value::from(value)));
                 Value::Map(Arc::new(members.collect()))
             }
         }

@@ -240,7 +240,7 @@ fn workload_kinds() -> Vec<Kind> {
         workload("batch", "CronJob", "cronjobs", &["cj"])
             .status(workloads::no_status)
             .default(workloads::default_cron_job)
-            .check(workloads::check_cron_job, workloads::update_cron_job),
+            .check(workloads::check_new_cron_job, workloads::update_cron_job),
         workload("batch", "Job", "jobs", &[])
             .status(workloads::prepare_job)
             .default(workloads::default_job)

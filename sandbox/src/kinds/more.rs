@@ -266,7 +266,11 @@ pub fn policy_faults(policy: &Value) -> Vec<Cause> {
             let parsed = on_deep_stack(|| parse(source).map(drop));
             if let Ok(Err(issue)) = parsed {
                 let field = format!("spec.{list_of}[{n}].{key}");
-                faults.push(invalid(field, &source.into(), &format!("compilation failed: {issue}")));
+                faults.push(invalid(
+                    field,
+                    &source.into(),
+                    &format!("compilation failed: {issue}"),
+                ));
             }
         }
     }

@@ -234,9 +234,9 @@ fn typed(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
                 midnight.map_or_else(|_| plain(), cel::Value::Timestamp)
             }
             "duration" => parse_duration(given).map_or_else(plain, cel::Value::Duration),
-            "byte" => STANDARD.decode(given).map_or_else(|_| plain(), |bytes| {
-                cel::Value::Bytes(bytes.into())
-            }),
+            "byte" => STANDARD
+                .decode(given)
+                .map_or_else(|_| plain(), |bytes| cel::Value::Bytes(bytes.into())),
             _ => plain(),
         },
         _ => plain(),
@@ -248,9 +248,9 @@ fn own(name: &str, value: &Value) -> cel::Value {
     if name != "metadata" {
         return value.into();
     }
-    let seen = ["name", "generateName"].into_iter().filter_map(|key| {
-        Some((Key::String(key.into()), cel::Value::from(value.get(key)?)))
-    });
+    let seen = ["name", "generateName"]
+        .into_iter()
+        .filter_map(|key| Some((Key::String(key.into()), cel::Value::from(value.get(key)?))));
     cel::Value::Map(Arc::new(seen.collect()))
 }
 
@@ -318,17 +318,31 @@ mod tests {
 
     #[test]
     fn rules_are_evaluated_where_they_stand() {
-        let object = |name: &str, spec: Value| json!({ "metadata": { "name": name }, "spec": spec });
+        let object =
+            |name: &str, spec: Value| json!({ "metadata": { "name": name }, "spec": spec });
         for (spec, expected) in [
             (json!({ "low": 1, "high": 2, "kind": "a", "ratio": 1 }), vec![]),
             (json!({ "low": 3, "high": 2 }), vec!["spec: Invalid value: low is 3"]),
-            (json!({ "low": 3, "high": 200 }), vec!["spec.high: Invalid value: 200: failed rule: self < 100"]),
-            (json!({ "low": 3 }), vec![
-                "spec: Invalid value: \"object\": no such key: high evaluating rule: self.low <= self.high"]),
-            (json!({ "low": 1, "high": 2, "when": "1999-01-01T00:00:00Z" }), vec![
-                "spec.when: Invalid value: \"1999-01-01T00:00:00Z\": failed rule: self.getFullYear() > 2000"]),
-            (json!({ "low": 1, "high": 2, "a-b": { "x": "" } }), vec![
-                "spec.a-b: Invalid value: failed rule: self.all(k, k != 'x')"]),
+            (
+                json!({ "low": 3, "high": 200 }),
+                vec!["spec.high: Invalid value: 200: failed rule: self < 100"],
+            ),
+            (
+                json!({ "low": 3 }),
+                vec![
+                    "spec: Invalid value: \"object\": no such key: high evaluating rule: self.low <= self.high",
+                ],
+            ),
+            (
+                json!({ "low": 1, "high": 2, "when": "1999-01-01T00:00:00Z" }),
+                vec![
+                    "spec.when: Invalid value: \"1999-01-01T00:00:00Z\": failed rule: self.getFullYear() > 2000",
+                ],
+            ),
+            (
+                json!({ "low": 1, "high": 2, "a-b": { "x": "" } }),
+                vec!["spec.a-b: Invalid value: failed rule: self.all(k, k != 'x')"],
+            ),
         ] {
             assert_eq!(faults(&object("a", spec.clone()), None), expected, "{spec}");
         }
@@ -339,17 +353,18 @@ mod tests {
 
     #[test]
     fn rules_with_old_values_run_on_updates() {
-        let object = |kind: &str, ports: Value| {
-            json!({ "spec": { "low": 1, "high": 2, "kind": kind, "ports": ports } })
-        };
+        let object = |kind: &str, ports: Value| json!({ "spec": { "low": 1, "high": 2, "kind": kind, "ports": ports } });
         let old = object("a", json!([{ "name": "p", "n": 2 }, { "name": "q", "n": 2 }]));
         let fine = object("a", json!([{ "name": "q", "n": 3 }, { "name": "r", "n": 0 }]));
         assert_eq!(faults(&fine, Some(&old)), [""; 0]);
         let worse = object("b", json!([{ "name": "q", "n": 1 }]));
-        assert_eq!(faults(&worse, Some(&old)), [
-            "spec.kind: Forbidden: kind is fixed",
-            "spec.ports[0]: Invalid value: failed rule: self.n >= oldSelf.n",
-        ]);
+        assert_eq!(
+            faults(&worse, Some(&old)),
+            [
+                "spec.kind: Forbidden: kind is fixed",
+                "spec.ports[0]: Invalid value: failed rule: self.n >= oldSelf.n",
+            ]
+        );
         // A fault that is not new, in what has not changed, is accepted.
         let bad = json!({ "spec": { "low": 3, "high": 2, "kind": "a" } });
         let mut more = bad.clone();
@@ -359,7 +374,8 @@ mod tests {
 
     #[test]
     fn wrong_syntax_is_found_at_definition() {
-        let schema = json!({ "x-kubernetes-validations": [{ "rule": "self." }, { "rule": "self" }] });
+        let schema =
+            json!({ "x-kubernetes-validations": [{ "rule": "self." }, { "rule": "self" }] });
         let faults = syntax(&schema, "a");
         assert_eq!(faults.len(), 1);
         assert_eq!(faults[0].field, "a.x-kubernetes-validations[0].rule");

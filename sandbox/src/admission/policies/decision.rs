@@ -166,7 +166,10 @@ mod tests {
                 with(json!({ "messageExpression": "object.nope", "message": "few" })),
                 vec![("Invalid", "few")],
             ),
-            (with(json!({ "messageExpression": "' '", "message": "few" })), vec![("Invalid", "few")]),
+            (
+                with(json!({ "messageExpression": "' '", "message": "few" })),
+                vec![("Invalid", "few")],
+            ),
             (
                 json!({ "variables": [{ "name": "n", "expression": "object.spec.replicas" }],
                     "validations": [{ "expression": "variables.n < 3", "message": "m" }] }),
@@ -195,8 +198,10 @@ mod tests {
                 vec![],
             ),
         ] {
-            let expected: Vec<_> =
-                expected.into_iter().map(|(reason, message)| (reason, message.to_owned())).collect();
+            let expected: Vec<_> = expected
+                .into_iter()
+                .map(|(reason, message)| (reason, message.to_owned()))
+                .collect();
             assert_eq!(refusals(spec.clone()), expected, "{spec}");
         }
     }

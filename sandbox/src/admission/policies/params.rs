@@ -52,11 +52,16 @@ pub fn collect(
         let items = page.map(|page| page.items).unwrap_or_default();
         items.into_iter().map(|stored| stored.value.clone()).collect()
     } else {
-        api.store.get(&at.table(), &at.key(name)).map(|stored| stored.value.clone()).into_iter().collect()
+        api.store
+            .get(&at.table(), &at.key(name))
+            .map(|stored| stored.value.clone())
+            .into_iter()
+            .collect()
     };
     if found.is_empty() && text(by, "/parameterNotFoundAction") == "Deny" {
-        return Err("no params found for policy binding with `Deny` parameterNotFoundAction"
-            .to_owned());
+        return Err(
+            "no params found for policy binding with `Deny` parameterNotFoundAction".to_owned()
+        );
     }
     Ok(found)
 }

@@ -1,5 +1,6 @@
 //! Jobs and CronJobs. Upstream: `pkg/apis/batch`, `pkg/registry/batch`.
 
+use jiff::tz::TimeZone;
 use serde_json::{Value, json};
 
 use super::{selector_matches, template_of, update};
@@ -146,7 +147,30 @@ pub fn update_job(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
-pub fn check_cron_job(job: &Value) -> Vec<Cause> {
+pub fn check_new_cron_job(job: &Value) -> Vec<Cause> {
+    let mut faults = check_cron_job(job);
+    faults.extend(wrong_time_zone(job));
+    faults
+}
+
+/// Upstream: `validateTimeZone`.
+fn wrong_time_zone(job: &Value) -> Option<Cause> {
+    let given = job.pointer("/spec/timeZone").filter(|given| !given.is_null())?;
+    let name = given.as_str().unwrap_or_default();
+    let detail = if name.is_empty() {
+        "timeZone must be nil or non-empty string".to_owned()
+    } else if name.eq_ignore_ascii_case("local") {
+        "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones"
+            .to_owned()
+    } else if TimeZone::get(name).is_err() {
+        format!("unknown time zone {name}")
+    } else {
+        return None;
+    };
+    Some(invalid("spec.timeZone", given, &detail))
+}
+
+fn check_cron_job(job: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(job, NameRule::Subdomain);
     let name = text(job, "/metadata/name");
     if name.len() > 52 {
@@ -182,6 +206,9 @@ pub fn check_cron_job(job: &Value) -> Vec<Cause> {
 pub fn update_cron_job(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_cron_job(new));
+    if new.pointer("/spec/timeZone") != old.pointer("/spec/timeZone") {
+        faults.extend(wrong_time_zone(new));
+    }
     faults
 }
 

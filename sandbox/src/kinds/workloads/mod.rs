@@ -16,7 +16,7 @@ pub use self::defaults::{
     prepare_daemon_set, prepare_daemon_set_update, replicas_field, zero_replicas, zero_stateful,
 };
 pub use self::jobs::{
-    check_cron_job, check_job, default_cron_job, default_job, job_field, prepare_job,
+    check_job, check_new_cron_job, default_cron_job, default_job, job_field, prepare_job,
     update_cron_job, update_job,
 };
 use super::fault::{immutable, invalid, required, unsupported};
