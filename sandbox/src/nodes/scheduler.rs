@@ -70,6 +70,27 @@ struct Status {
 #[serde(default)]
 struct Container {
     resources: Resources,
+    ports: Vec<Port>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Port {
+    /// 0: none is asked for.
+    host_port: i32,
+    #[serde(rename = "hostIP")]
+    host_ip: Istr,
+    protocol: Istr,
+}
+
+impl Port {
+    /// Upstream: `framework.HostPortInfo.CheckConflict`.
+    fn conflicts(&self, other: &Port) -> bool {
+        let any = |ip: &str| matches!(ip, "" | "0.0.0.0");
+        self.host_port == other.host_port
+            && self.protocol == other.protocol
+            && (any(&self.host_ip) || any(&other.host_ip) || self.host_ip == other.host_ip)
+    }
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -171,21 +192,35 @@ fn allows(node: &Node, pod: &Unscheduled) -> bool {
         && !(node.spec.unschedulable && kept_off(&[cordon()]))
 }
 
+/// The ports of nodes that a pod asks for.
+fn host_ports(pod: &Unscheduled) -> impl Iterator<Item = &Port> {
+    let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
+    ports.filter(|port| port.host_port != 0)
+}
+
 /// Where pods are, including those that are bound but not yet seen in the cache.
 #[derive(Default)]
 struct Ledger {
     placed: HashMap<ObjectKey, (Istr, Room)>,
     used: HashMap<Istr, Room>,
+    /// The ports that pods take of their nodes. Few do.
+    ports: HashMap<ObjectKey, Vec<Port>>,
 }
 
 impl Ledger {
-    fn place(&mut self, key: ObjectKey, node: &Istr, room: Room) {
+    fn place(&mut self, key: ObjectKey, node: &Istr, pod: &Unscheduled) {
         self.remove(&key);
+        let room = Room::of_pod(pod);
+        let ports: Vec<Port> = host_ports(pod).cloned().collect();
+        if !ports.is_empty() {
+            self.ports.insert(key.clone(), ports);
+        }
         self.used.entry(node.clone()).or_default().take(room, -1);
         self.placed.insert(key, (node.clone(), room));
     }
 
     fn remove(&mut self, key: &ObjectKey) {
+        self.ports.remove(key);
         if let Some((node, room)) = self.placed.remove(key) {
             self.used.entry(node).or_default().take(room, 1);
         }
@@ -197,10 +232,22 @@ impl Ledger {
         free
     }
 
+    /// Whether another pod on the node has one of the ports that the pod asks for.
+    fn lacks_port(&self, node: &Node, pod: &Unscheduled) -> bool {
+        host_ports(pod).any(|wanted| {
+            self.ports.iter().any(|(key, taken)| {
+                self.placed.get(key).is_some_and(|(at, _)| **at == *node.meta.name)
+                    && taken.iter().any(|port| port.conflicts(wanted))
+            })
+        })
+    }
+
     /// The node with the fewest pods among those that can take the pod.
     fn choose(&self, pod: &Unscheduled, nodes: &[Arc<Node>]) -> Option<Istr> {
         let room = Room::of_pod(pod);
-        let fitting = nodes.iter().filter(|node| allows(node, pod) && room.fits(self.free(node)));
+        let fitting = nodes.iter().filter(|node| {
+            allows(node, pod) && room.fits(self.free(node)) && !self.lacks_port(node, pod)
+        });
         let pods = |name: &str| self.used.get(name).map_or(0, |used| used.pods);
         let best = fitting.min_by_key(|node| (pods(&node.meta.name), node.meta.name.clone()))?;
         Some(Istr::new(&best.meta.name))
@@ -289,7 +336,7 @@ impl Scheduler {
             drop(ledger);
             self.wake_waiting();
         } else if !pod.spec.node_name.is_empty() {
-            ledger.place(key, &pod.spec.node_name, Room::of_pod(pod));
+            ledger.place(key, &pod.spec.node_name, pod);
         } else if waits(pod) {
             self.keys.add(key);
         }
@@ -343,7 +390,7 @@ impl Scheduler {
             }
             let chosen = ledger.choose(&pod, &nodes);
             if let Some(node) = &chosen {
-                ledger.place(key.clone(), node, Room::of_pod(&pod));
+                ledger.place(key.clone(), node, &pod);
             }
             chosen
         };
@@ -432,8 +479,7 @@ mod tests {
         assert_eq!(choose(&ledger, asks("2")).as_deref(), Some("big"));
         assert_eq!(choose(&ledger, asks("2001m")), None);
         assert_eq!(choose(&ledger, json!({ "nodeSelector": { "disk": "hdd" } })), None);
-        let room = Room { cpu: 500, memory: 0, pods: 1 };
-        ledger.place(ObjectKey::new("n", "a"), &Istr::new("big"), room);
+        ledger.place(ObjectKey::new("n", "a"), &Istr::new("big"), &pod(asks("500m")));
         assert_eq!(choose(&ledger, asks("1501m")), None);
         assert_eq!(choose(&ledger, asks("1500m")).as_deref(), Some("big"));
         assert_eq!(choose(&ledger, tolerating).as_deref(), Some("kept"));
@@ -447,5 +493,18 @@ mod tests {
         assert_eq!(choose(&ledger, pinned).as_deref(), Some("off"));
         ledger.remove(&ObjectKey::new("n", "a"));
         assert_eq!(choose(&ledger, asks("2")).as_deref(), Some("big"));
+        let port = |host: i32, ip: &str, protocol: &str| {
+            json!({ "containers": [{ "ports": [
+                { "containerPort": 80, "hostPort": host, "hostIP": ip, "protocol": protocol } ] }] })
+        };
+        let key = ObjectKey::new("n", "b");
+        ledger.place(key.clone(), &Istr::new("big"), &pod(port(80, "10.0.0.1", "TCP")));
+        assert_eq!(choose(&ledger, port(80, "10.0.0.1", "TCP")), None);
+        assert_eq!(choose(&ledger, port(80, "", "TCP")), None);
+        for other in [port(80, "10.0.0.2", "TCP"), port(80, "", "UDP"), port(0, "", "TCP")] {
+            assert_eq!(choose(&ledger, other.clone()).as_deref(), Some("big"), "{other}");
+        }
+        ledger.remove(&key);
+        assert_eq!(choose(&ledger, port(80, "", "TCP")).as_deref(), Some("big"));
     }
 }
