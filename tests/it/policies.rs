@@ -355,7 +355,7 @@ fn rules_of_custom_resources_are_evaluated() {
             "type": "object",
             "properties": {
                 "low": { "type": "integer" }, "high": { "type": "integer" },
-                "kind": { "type": "string", "x-kubernetes-validations": [
+                "kind": { "type": "string", "maxLength": 9, "x-kubernetes-validations": [
                     { "rule": "self == oldSelf", "message": "kind is fixed" },
                 ] },
                 "sizes": { "type": "array", "maxItems": 9, "items": {
@@ -364,7 +364,7 @@ fn rules_of_custom_resources_are_evaluated() {
             },
             "x-kubernetes-validations": [{
                 "rule": "!has(self.low) || !has(self.high) || self.low <= self.high",
-                "messageExpression": "'low is ' + string(self.low)",
+                "messageExpression": "has(self.kind) ? 'too low for ' + self.kind : 'too low'",
             }],
         } } });
         kinds::serve_widgets_like(env, schema).await;
@@ -375,7 +375,8 @@ fn rules_of_custom_resources_are_evaluated() {
             })
         };
         for (spec, expected) in [
-            (json!({ "low": 3, "high": 2 }), "spec: Invalid value: low is 3"),
+            (json!({ "low": 3, "high": 2 }), "spec: Invalid value: too low"),
+            (json!({ "low": 3, "high": 2, "kind": "a" }), "spec: Invalid value: too low for a"),
             (
                 json!({ "sizes": [1, 200] }),
                 "spec.sizes[1]: Invalid value: 200: failed rule: self < 100",
