@@ -43,6 +43,9 @@ pub fn cost(args: &[Value]) -> u64 {
     args.iter().map(size).sum::<usize>() as u64
 }
 
+/// The functions of one sort. `None`: it has none of this name for these arguments.
+type Family = fn(&str, &[Value]) -> Option<Result<Value>>;
+
 /// Calls a function; the first argument of a member is what it is called on.
 pub fn call(
     name: &str,
@@ -56,7 +59,7 @@ pub fn call(
         [a, b] if !is_member => operators::binary(name, a, b),
         _ => None,
     };
-    let families: [fn(&str, &[Value]) -> Option<Result<Value>>; 6] =
+    let families: [Family; 6] =
         [lists::call, strings::call, times::call, kubernetes::call, net::call, formats::call];
     found
         .or_else(|| families.iter().find_map(|family| family(name, args)))
