@@ -1,5 +1,5 @@
-//! A manager that dies at any of its writes while a volume is made or recycled: the next one reaches
-//! the same end, and no claim has two volumes.
+//! A manager that dies at any of its writes while a volume is made, recycled or left by its claim: the
+//! next one reaches the same end, no claim has two volumes, and no volume under Retain is deleted.
 
 use kube_controller_manager::client::ListOptions;
 use kube_controller_manager::objects::{PersistentVolume, Resource};
@@ -7,7 +7,7 @@ use kube_controller_manager::options::Options;
 use sandbox::nodes::DRIVER;
 use serde_json::{Value, json};
 
-use crate::crashes::{Cluster, Scenario, survives_every_write_with};
+use crate::crashes::{Cluster, Scenario, survives_every_write, survives_every_write_with};
 use crate::env::*;
 use crate::recycling::recycler_pod;
 use crate::volumes::{claim, make_class, volume};
@@ -96,4 +96,56 @@ fn recycling_survives_a_crash_at_every_write() {
         let writes = survives_every_write_with(env, &scenario, &options).await;
         assert!(writes >= 4, "{writes} writes");
     });
+}
+
+#[test]
+fn a_claim_that_goes_leaves_its_volume_as_its_policy_says_after_a_crash_at_every_write() {
+    for (test, policy, at_least) in [("crash-retain", "Retain", 1), ("crash-release", "Delete", 3)]
+    {
+        Env::run(test, async |env| {
+            let scenario = Scenario {
+                change: Some(Value::Null),
+                controllers: &[
+                    BINDER,
+                    "persistentvolumeclaim-protection-controller",
+                    "persistentvolume-protection-controller",
+                ],
+                objects: &|name| {
+                    let path = format!("/tmp/kcm-release-{}-{name}", std::process::id());
+                    let mut claim = claim(name, "1Gi", Some(""));
+                    claim["spec"]["volumeName"] = json!(name);
+                    vec![claim, volume(name, "1Gi", policy, &path)]
+                },
+                end: &|name, cluster| {
+                    let claim = cluster.find("PersistentVolumeClaim", name);
+                    let volume = cluster.find("PersistentVolume", name);
+                    if let Some(claim) = claim {
+                        if claim["metadata"]["deletionTimestamp"].is_string() {
+                            return Err(claim.to_string());
+                        }
+                        let is_bound = [Some(claim), volume]
+                            .into_iter()
+                            .all(|it| it.is_some_and(|it| it["status"]["phase"] == "Bound"));
+                        return if is_bound { Ok(json!("bound")) } else { Err(claim.to_string()) };
+                    }
+                    match volume {
+                        None => {
+                            assert_eq!(policy, "Delete", "{name} is deleted");
+                            Ok(json!("deleted"))
+                        }
+                        Some(volume)
+                            if policy == "Retain" && volume["status"]["phase"] == "Released" =>
+                        {
+                            let metadata = &volume["metadata"];
+                            assert!(metadata["deletionTimestamp"].is_null(), "{volume:#}");
+                            Ok(json!([metadata["annotations"], "released"]))
+                        }
+                        Some(volume) => Err(volume.to_string()),
+                    }
+                },
+            };
+            let writes = survives_every_write(env, &scenario).await;
+            assert!(writes >= at_least, "{writes} writes");
+        });
+    }
 }
