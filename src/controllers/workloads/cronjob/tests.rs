@@ -87,7 +87,8 @@ fn events_say_what_a_sync_saw_and_what_it_could_not_do() {
     // The CronJob, its Jobs, the requests that the API server refuses or the object that it
     // answers, and the events.
     type Answer = Option<(&'static str, (u16, Value))>;
-    let table: Vec<(&str, Value, Vec<Value>, Answer, Vec<&str>)> = vec![
+    type Case = (&'static str, Value, Vec<Value>, Answer, Vec<&'static str>);
+    let table: Vec<Case> = vec![
         ("nothing is due", cron_job(nothing.clone(), nothing.clone()), vec![], None, vec![]),
         (
             "zone",
