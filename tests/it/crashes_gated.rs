@@ -181,11 +181,15 @@ fn the_end_of_an_api_server_survives_a_crash_at_every_write() {
                 if !name.starts_with("run-") || !version["status"]["storageVersions"].is_null() {
                     continue;
                 }
-                let mut entries = vec![entry("gone", "v1")];
-                if name.ends_with(".mixed") {
-                    entries.push(entry(&living, "v2"));
-                }
-                let status = json!({ "status": { "storageVersions": entries } });
+                let status = match name.ends_with(".mixed") {
+                    true => json!({
+                        "storageVersions": [entry("gone", "v1"), entry(&living, "v2")],
+                    }),
+                    false => json!({
+                        "storageVersions": [entry("gone", "v1")], "commonEncodingVersion": "v1",
+                    }),
+                };
+                let status = json!({ "status": status });
                 let versions = env.client.resource(&StorageVersion::RESOURCE);
                 let versions = versions.subresource("status");
                 let key = ObjectKey::cluster(name);

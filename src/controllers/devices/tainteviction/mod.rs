@@ -23,7 +23,7 @@ use crate::controllers::{Controller, Next, Queue, Retries, SyncResult};
 use crate::events::Recorder;
 use crate::objects::{
     AllocatedDevice, Allocation, DeviceTaint, DeviceTaintRule, Istr, Meta, ObjectKey, Pod,
-    ResourceClaim, ResourceSlice, Uid,
+    ResourceClaim, ResourceSlice, Timestamp, Uid,
 };
 
 /// Slices by the pool that they belong to.
@@ -182,6 +182,8 @@ struct State {
     due: HashMap<Named, Eviction>,
     /// How many pods were evicted for each rule.
     evicted_by: HashMap<Uid, u64>,
+    /// When the condition of each rule was last written, and of which generation.
+    reported: HashMap<Uid, (i64, Timestamp)>,
 }
 
 /// From changes to keys.
@@ -245,7 +247,9 @@ impl TaintEviction {
             // The status first, before pods are evicted.
             Some(rule) => self.queue.add(Key::Rule(Named::of(&rule.meta))),
             None => {
-                self.state.lock().evicted_by.remove(&change.object().meta.uid);
+                let (uid, mut state) = (&change.object().meta.uid, self.state.lock());
+                state.evicted_by.remove(uid);
+                state.reported.remove(uid);
             }
         }
         let rules = || old.iter().chain(&new).filter(|r| r.spec.taint.effect == NO_EXECUTE);

@@ -10,9 +10,7 @@ use super::eviction::{NO_EXECUTE, Reason, newest, selects};
 use super::{Named, TaintEviction};
 use crate::client::Patch;
 use crate::controllers::{Error, Next, SyncResult};
-use crate::objects::{
-    Allocation, DeviceTaintRule, Istr, PartialObjectMetadata, Resource, TaintRuleCondition,
-};
+use crate::objects::{Allocation, DeviceTaintRule, Istr, PartialObjectMetadata, Resource};
 
 /// The shortest time between two updates while pods are evicted. Upstream: `ruleStatusPeriod`.
 pub const PERIOD: Duration = Duration::from_secs(10);
@@ -84,10 +82,14 @@ impl TaintEviction {
         let mut conditions = rule.status.conditions.iter();
         let old = conditions.find(|condition| condition.r#type == IN_PROGRESS);
         // Before anything is counted, which may take long. So "in progress" ends with a delay.
-        if let Some(TaintRuleCondition { last_transition_time: Some(time), .. }) =
-            old.filter(|old| old.observed_generation == rule.meta.generation)
-        {
-            let since = now.duration_since(*time);
+        let generation = rule.meta.generation;
+        let seen = old.filter(|old| old.observed_generation == generation);
+        let seen = seen.and_then(|old| old.last_transition_time);
+        // The cache may lag behind the last write.
+        let reported = self.state.lock().reported.get(&rule.meta.uid).copied();
+        let reported = reported.filter(|(of, _)| *of == generation).map(|(_, time)| time);
+        if let Some(time) = seen.max(reported) {
+            let since = now.duration_since(time);
             if since < PERIOD {
                 return Ok(Next::After(PERIOD - since));
             }
@@ -96,7 +98,6 @@ impl TaintEviction {
         let counts = self.counts(&rule);
         let (in_progress, reason, message) = condition(&rule.spec.taint.effect, counts, evicted);
         let status = if in_progress { "True" } else { "False" };
-        let generation = rule.meta.generation;
         let is_known = old.is_some_and(|old| {
             old.status == status
                 && old.reason == reason
@@ -122,7 +123,10 @@ impl TaintEviction {
         match applied.map(|_: PartialObjectMetadata| ()) {
             Err(error) if error.is_not_found() => Ok(Next::Done),
             Err(error) => Err(Error::during("add condition to DeviceTaintRule status", error)),
-            Ok(()) => Ok(Next::Done),
+            Ok(()) => {
+                self.state.lock().reported.insert(rule.meta.uid.clone(), (generation, now));
+                Ok(Next::Done)
+            }
         }
     }
 
