@@ -245,7 +245,7 @@ flags! {
         tls_sni_cert_key: CertKeys = CertKeys::default();
     }
     "Authentication" {
-        /// Kubeconfig with which tokens are reviewed; empty: the Pod's own, else all are anonymous.
+        /// Kubeconfig with which tokens are reviewed; empty: the Pod's own, else tokens count as anonymous.
         authentication_kubeconfig: String = String::new();
         /// Don't read missing authentication settings from the cluster.
         authentication_skip_lookup: bool = false;

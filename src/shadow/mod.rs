@@ -203,9 +203,9 @@ impl Inner {
         authors.get_mut(scope)?.observe(&scope.resource.to_string(), meta)
     }
 
-    /// Whether the controllers have done all that they had to do so long ago.
-    fn has_caught_up(&self, ago: Duration) -> bool {
-        self.watchers.lock().iter().all(|watcher| watcher.backlog() < ago)
+    /// For how long the oldest key of any controller has waited or been worked on.
+    fn backlog(&self) -> Duration {
+        self.watchers.lock().iter().map(Watcher::backlog).max().unwrap_or_default()
     }
 
     fn claim(&self, place: &Place, kind: Kind, controller: &str) {

@@ -1,6 +1,7 @@
 //! The watches of shadow mode. Writes of the manager in charge wait here until this one has wanted
 //! them too, so that each manager decides on the same state: without the other's answer to it.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -254,6 +255,8 @@ impl Flow {
         let mut waiting: Vec<Uid> = Vec::new();
         let mut next: Option<Duration> = None;
         let mut kept = Vec::new();
+        let backlog = OnceCell::new();
+        let has_caught_up = |ago: Duration| *backlog.get_or_init(|| shadow.backlog()) < ago;
         for mut held in self.held.drain(..) {
             let (age, longest) = (now - held.since, held.since + LONGEST_PATIENCE);
             let more = (*last_suspect + MORE_PATIENCE).min(longest);
@@ -269,7 +272,7 @@ impl Flow {
                     self.ready.push_back(held.event);
                     continue;
                 }
-                Some(write) if now >= until && (now >= longest || shadow.has_caught_up(age)) => {
+                Some(write) if now >= until && (now >= longest || has_caught_up(age)) => {
                     write.fields = fields_of(&held.event, &write.kind);
                     *last_suspect = now;
                     ledger.suspect(now, write.clone());

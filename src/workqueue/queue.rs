@@ -135,13 +135,12 @@ impl<K: Key> Queue<K> {
                 return Added::Rests(work.rests_until);
             }
             self.resting.push_back(key.clone());
-            return Added::No;
-        }
-        if work.dirty {
+        } else if work.dirty {
             self.order.push_back(key.clone());
             return Added::Ready;
+        } else {
+            self.keys.remove(key);
         }
-        self.keys.remove(key);
         self.shrink();
         Added::No
     }
@@ -156,12 +155,12 @@ impl<K: Key> Queue<K> {
                 _ => {}
             }
             self.resting.pop_front();
-            self.shrink();
         }
     }
 
     fn shrink(&mut self) {
-        if self.keys.is_empty() && self.keys.capacity() > KEPT_CAPACITY {
+        let is_calm = self.order.is_empty() && self.keys.len() <= KEPT_CAPACITY / 2;
+        if is_calm && self.keys.capacity() > 2 * KEPT_CAPACITY {
             self.keys.shrink_to(KEPT_CAPACITY);
             self.order.shrink_to(KEPT_CAPACITY);
             self.resting.shrink_to(KEPT_CAPACITY);
@@ -193,10 +192,16 @@ impl<K: Key> Queue<K> {
         ages.fold(InProgress::default(), |sum, started| sum.and(now.saturating_sub(started)))
     }
 
-    /// The key that waits longest to be taken, and since when.
+    /// The key that waits longest, to be taken or for the end of its rest, and since when.
     pub fn oldest(&self) -> Option<(&K, Duration)> {
-        let key = self.order.front()?;
-        Some((key, self.keys.get(key)?.added))
+        let waiting = self.keys.iter().filter(|(_, work)| work.dirty);
+        waiting.map(|(key, work)| (key, work.added)).min_by_key(|(_, added)| *added)
+    }
+
+    /// The time of the oldest key that waits or is in progress.
+    pub fn backlog(&self) -> Option<Duration> {
+        let times = |work: &Work| work.dirty.then_some(work.added).into_iter().chain(work.started);
+        self.keys.values().flat_map(times).min()
     }
 
     /// The key that has been in progress longest, and since when.
@@ -368,17 +373,20 @@ mod tests {
     #[test]
     fn keys_that_have_rested_are_forgotten() {
         let mut queue = Queue::new(None);
-        for key in 0..1_000u64 {
+        let rest = Duration::from_millis(20);
+        let burst = 0..10_000u64;
+        burst.clone().for_each(|key| _ = queue.add(key, Duration::ZERO));
+        for key in burst {
             let now = Duration::from_millis(key);
-            queue.add(key, now);
-            queue.take(now);
-            queue.done(&key, now, Duration::from_millis(20));
+            assert_eq!(queue.take(now), Some(key));
+            queue.done(&key, now, rest);
         }
         assert!(queue.keys.len() <= 20 && queue.resting.len() <= 20);
-        queue.add(7, Duration::from_secs(2));
-        queue.take(Duration::from_secs(2));
-        queue.done(&7, Duration::from_secs(2), NO_REST);
+        assert!(queue.keys.capacity() < 1_000 && queue.order.capacity() < 1_000);
+        let later = Duration::from_secs(20);
+        queue.add(7, later);
+        queue.take(later);
+        queue.done(&7, later, NO_REST);
         assert!(queue.keys.is_empty() && queue.resting.is_empty());
-        assert!(queue.keys.capacity() < 1_000);
     }
 }

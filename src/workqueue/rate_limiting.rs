@@ -293,6 +293,12 @@ impl<K: Key> RateLimitingQueue<K> {
         }
     }
 
+    /// For how long the oldest key has waited or been worked on.
+    pub fn backlog(&self) -> Duration {
+        let oldest = self.inner.lock().queue.backlog();
+        oldest.map_or(Duration::ZERO, |since| self.inner.clock.monotonic().saturating_sub(since))
+    }
+
     /// From now on nothing is added. Workers get what is queued, then `None`; keys whose time has
     /// not come are dropped.
     pub fn shut_down(&self) {

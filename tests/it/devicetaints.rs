@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use kube_controller_manager::client::Delete;
-use kube_controller_manager::clock::FakeClock;
+use kube_controller_manager::clock::{Clock, FakeClock};
 use kube_controller_manager::objects::{
     DeviceTaintRule, ObjectKey, Pod, PodGroup, Resource, ResourceClaim, ResourcePoolStatusRequest,
     ResourceSlice,
@@ -71,7 +71,7 @@ fn a_pod_is_evicted_when_its_toleration_ends() {
         for (device, seconds) in [("d0", 60), ("d1", 36_000), ("d2", 72_000)] {
             user(env, device, seconds).await;
         }
-        let tainted = rule(env, "rule", DRIVER, "NoExecute", json!(env.clock.now())).await;
+        let tainted = rule(env, "rule", DRIVER, "NoExecute", json!(clock.now())).await;
         let condition = async |message: &str, step: Duration| {
             let what = format!("the rule says: {message}");
             eventually(&env.clock, &what, || async {

@@ -177,6 +177,11 @@ fn a_pod_that_comes_to_a_node_that_is_not_ready_is_not_ready() {
         pods.subresource("binding").create_for::<Value>(&key, &binding).await.expect("bound");
         comes(env, &Pod::RESOURCE, &key, |pod| condition(pod, "Ready")["status"] == "False").await;
         has_event(env, "late", "NodeNotReady", "Node is not ready").await;
+        // One that came after it and tolerates the taints for a second is evicted, it is not.
+        create(&env.client, tolerant("leaves", "node-0", Some(1))).await;
+        let leaves = ObjectKey::new("default", "leaves");
+        comes(env, &Pod::RESOURCE, &leaves, |pod| pod["metadata"]["deletionTimestamp"].is_string())
+            .await;
         assert!(pod(env, "late").await["metadata"]["deletionTimestamp"].is_null());
     });
 }

@@ -298,10 +298,12 @@ fn policies_are_evaluated_at_admission() {
             let refused = &refused;
             async move {
                 match creates(env, &DEPLOYMENTS, "default", &object).await {
-                    Err(error) => {
+                    Err(error) if error.0 == 403 => {
                         *refused.borrow_mut() = Some((text(&object, "name"), error));
                         Ok(())
                     }
+                    // Until the parameters have been read.
+                    Err((code, message)) => Err(format!("{code}: {message}")),
                     Ok(_) => Err("the Deployment was created".to_owned()),
                 }
             }

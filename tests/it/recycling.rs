@@ -1,7 +1,5 @@
 //! The flags of the pods that recycle volumes.
 
-use std::time::Duration;
-
 use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{ObjectKey, Pod, Resource};
 use serde_json::{Value, json};
@@ -109,9 +107,11 @@ fn a_template_without_a_volume_ends_the_manager() {
                 if log.contains(&why) { Ok(()) } else { Err(log) }
             })
             .await;
-            while manager.ended().expect("a status").is_none() {
-                env.clock.sleep(Duration::from_millis(50)).await;
-            }
+            eventually(&env.clock, "its process ends", || {
+                let ended = manager.ended().expect("a status");
+                async move { ended.map(drop).ok_or_else(|| "it runs".to_owned()) }
+            })
+            .await;
         }
     });
 }

@@ -349,7 +349,7 @@ impl Api {
                 let now = self.clock.now().to_string();
                 apply::update(&call.kind, Some(&shown), &mut new, &call.writer(&now));
             }
-            // A Scale is what policies would see of it, and is not here.
+            // Policies would see a Scale here, which is not built.
             if part != Part::Raw && call.subresource != "scale" {
                 let (object, old) = (Some(&new), Some(&*shown));
                 let operation = "UPDATE";

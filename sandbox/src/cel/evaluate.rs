@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use super::COST_LIMIT;
 use super::authorizer::Authorize;
 use super::value::{Key, Value};
 use super::{Result, functions, operators};
@@ -60,11 +61,13 @@ struct Walk<'a> {
 const NO_OVERLOAD: &str = "no such overload";
 
 impl Walk<'_> {
+    fn charge(&self, steps: u64) -> Result<()> {
+        self.steps.set(self.steps.get() + steps);
+        if self.steps.get() > MAX_STEPS { Err(COST_LIMIT.to_owned()) } else { Ok(()) }
+    }
+
     fn value(&mut self, expr: &Expr) -> Result<Value> {
-        self.steps.set(self.steps.get() + 1);
-        if self.steps.get() > MAX_STEPS {
-            return Err("operation cancelled: actual cost limit exceeded".to_owned());
-        }
+        self.charge(1)?;
         match &expr.node {
             Node::Literal(literal) => Ok(literal_value(literal)),
             Node::Ident(name) => self.variable(name),
@@ -213,7 +216,7 @@ impl Walk<'_> {
         for arg in target.into_iter().chain(args) {
             values.push(self.value(arg)?);
         }
-        self.steps.set(self.steps.get() + functions::cost(&values));
+        self.charge(functions::cost(&name, &values))?;
         functions::call(&name, target.is_some(), &values, self.variables.authorize)
     }
 

@@ -33,11 +33,15 @@ pub fn type_named(name: &str) -> Option<Value> {
 }
 
 /// The steps that a function is charged for its arguments.
-pub fn cost(args: &[Value]) -> u64 {
+pub fn cost(name: &str, args: &[Value]) -> u64 {
     let size = |value: &Value| match value {
         Value::String(text) => text.len() / 10,
         Value::Bytes(bytes) => bytes.len() / 10,
-        Value::List(items) => items.len(),
+        Value::List(items) => match name {
+            "_[_]" | "size" => 0,
+            "_+_" => items.len() / 16,
+            _ => items.len(),
+        },
         _ => 0,
     };
     args.iter().map(size).sum::<usize>() as u64

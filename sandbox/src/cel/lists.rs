@@ -5,7 +5,10 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::value::{Key, Value};
-use super::{Result, operators};
+use super::{COST_LIMIT, Result, operators};
+
+/// The most items that a function makes out of a number.
+const LONGEST: i64 = 1_000_000;
 
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     Some(match (name, args) {
@@ -58,6 +61,7 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
         }
         ("sort", [Value::List(items)]) => sorted(items, items),
         ("@sortByAssociatedKeys", [Value::List(items), Value::List(keys)]) => sorted(items, keys),
+        ("lists.range", [Value::Int(count)]) if *count > LONGEST => Err(COST_LIMIT.to_owned()),
         ("lists.range", [Value::Int(count)]) => {
             Ok(Value::list((0..*count).map(Value::Int).collect()))
         }

@@ -3,7 +3,10 @@
 use regex_lite::Regex;
 
 use super::value::{Key, Value, double};
-use super::{Result, times};
+use super::{COST_LIMIT, Result, times};
+
+/// The longest text that a function makes out of copies, in bytes.
+const LONGEST_TEXT: usize = 10_000_000;
 
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     if let ("join", [Value::List(items), separator @ ..]) = (name, args) {
@@ -50,6 +53,9 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
         }
         ("lowerAscii", []) => Ok(text.to_ascii_lowercase().into()),
         ("upperAscii", []) => Ok(text.to_ascii_uppercase().into()),
+        ("replace", [_, Value::String(to), ..]) if is_long(text.len() + 1, to.len()) => {
+            Err(COST_LIMIT.to_owned())
+        }
         ("replace", [Value::String(from), Value::String(to)]) => {
             Ok(text.replace(&**from, to).into())
         }
@@ -140,7 +146,16 @@ fn split(text: &str, separator: &str, limit: i64) -> Value {
 
 fn join(items: &[Value], separator: &str) -> Result<Value> {
     let texts: Option<Vec<&str>> = items.iter().map(Value::as_str).collect();
-    texts.map(|texts| texts.join(separator).into()).ok_or_else(|| "no such overload".to_owned())
+    let texts = texts.ok_or_else(|| "no such overload".to_owned())?;
+    match is_long(texts.len(), separator.len()) {
+        true => Err(COST_LIMIT.to_owned()),
+        false => Ok(texts.join(separator).into()),
+    }
+}
+
+/// Whether so many copies of a text of this length are too long.
+fn is_long(copies: usize, length: usize) -> bool {
+    copies.saturating_mul(length) > LONGEST_TEXT
 }
 
 fn quote(text: &str) -> String {

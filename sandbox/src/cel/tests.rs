@@ -45,6 +45,8 @@ fn evaluate(source: &str) -> Result<Value> {
 fn expressions_that_hold() {
     for source in [
         "1 + 2 * 3 == 7 && -7 / 2 == -3 && -7 % 2 == -1",
+        "string(1000000.0) == '1e+06' && string(999999.5) == '999999.5'",
+        "duration('90s').getMilliseconds() == 90000",
         "1 == 1.0 && 1u == 1 && 1 < 1.5 && 2u > 1",
         "1 != 'a' && [1, 2] == [1.0, 2.0] && {'a': 1} == {'a': 1u}",
         "object.spec.replicas >= 3 && object.spec.ratio < 1.0",
@@ -134,7 +136,17 @@ fn errors_have_the_text_of_cel_go() {
 
 #[test]
 fn steps_are_bounded() {
-    let nested = "lists.range(2000).all(a, lists.range(2000).all(b, a + b >= 0))";
-    let found = evaluate(nested).unwrap_err();
-    assert_eq!(found, "operation cancelled: actual cost limit exceeded");
+    let long = "lists.range(9000).map(i, 'abcdefghij').join()";
+    for source in [
+        "lists.range(2000).all(a, lists.range(2000).all(b, a + b >= 0))",
+        "lists.range(10000000000).size() > 0",
+        &format!("{long}.replace('', {long}).size() > 0"),
+        &format!("lists.range(1000).map(i, 'a').join({long}).size() > 0"),
+    ] {
+        assert_eq!(evaluate(source).unwrap_err(), COST_LIMIT, "{source}");
+    }
+    assert_eq!(
+        evaluate("lists.range(3000).map(x, x).filter(x, x >= 0).size()"),
+        Ok(Value::Int(3000))
+    );
 }

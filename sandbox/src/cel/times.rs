@@ -108,7 +108,9 @@ fn zone(name: &str) -> Result<TimeZone> {
         Some((hours, minutes)) => {
             let hours: i32 = hours.parse().map_err(|_| unknown())?;
             let minutes: i32 = minutes.parse().map_err(|_| unknown())?;
-            let offset = Offset::from_seconds(sign * (hours * 3600 + minutes * 60));
+            let seconds = hours.checked_mul(3600).zip(minutes.checked_mul(60));
+            let seconds = seconds.and_then(|(hours, minutes)| hours.checked_add(minutes));
+            let offset = Offset::from_seconds(sign * seconds.ok_or_else(unknown)?);
             Ok(offset.map_err(|_| unknown())?.to_time_zone())
         }
         None => TimeZone::get(name).map_err(|_| unknown()),
@@ -153,7 +155,7 @@ fn of_duration(name: &str, duration: SignedDuration) -> Option<i64> {
         "getHours" => seconds / 3600,
         "getMinutes" => seconds / 60,
         "getSeconds" => seconds,
-        "getMilliseconds" => i64::from(duration.subsec_millis()),
+        "getMilliseconds" => i64::try_from(duration.as_millis()).unwrap_or(i64::MAX),
         _ => return None,
     })
 }

@@ -226,7 +226,7 @@ pub fn double(value: f64) -> String {
         "NaN".to_owned()
     } else if value.is_infinite() {
         (if value > 0.0 { "+Inf" } else { "-Inf" }).to_owned()
-    } else if value != 0.0 && !(1e-4..1e21).contains(&value.abs()) {
+    } else if value != 0.0 && !(1e-4..1e6).contains(&value.abs()) {
         let text = format!("{value:e}");
         let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
         let (sign, exponent) = match exponent.strip_prefix('-') {

@@ -126,7 +126,7 @@ impl Monitors {
         let is_gone = |monitored: &mut Monitored| {
             let known = monitored.resource();
             let failed = || found.failures.contains_key(&known.api_version());
-            !wanted.contains(known) && !(monitored.registration.has_synced() && failed())
+            !(wanted.contains(known) || monitored.registration.has_synced() && failed())
         };
         let gone: Vec<Monitored> = self.running.extract_if(.., is_gone).collect();
         {

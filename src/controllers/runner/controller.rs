@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_lite::FutureExt;
 
 use super::change::Mapped;
-use super::queue::{BoxSync, SyncStatus, caught, log_job};
+use super::queue::{BoxSync, SyncStatus, Watched, caught, log_job};
 use super::{
     ControllerContext, DebugAnswer, DebugHandler, DebugRequest, Error, Mapper, MetadataCaches,
     Profile, Queue, Retries, SyncResult,
@@ -45,12 +45,9 @@ pub struct Controller {
     failure: Failure,
     debug: Option<DebugHandler>,
     /// Of the queues; they do not keep them alive.
-    statuses: Vec<AskQueue>,
+    watched: Vec<Arc<dyn Watched>>,
     running: Latch,
 }
-
-/// `None`: the queue is gone.
-type AskQueue = Arc<dyn Fn() -> Option<SyncStatus> + Send + Sync>;
 
 /// Answers how a controller does, while it runs and after.
 #[derive(Clone)]
@@ -58,7 +55,7 @@ pub struct Watcher {
     profile: Profile,
     workers: usize,
     client: Client,
-    queues: Vec<AskQueue>,
+    queues: Vec<Arc<dyn Watched>>,
     running: Latch,
 }
 
@@ -85,7 +82,7 @@ impl Watcher {
             account: self.profile.account,
             workers: self.workers,
             running: self.running.is_open(),
-            queues: self.queues.iter().filter_map(|ask| ask()).collect(),
+            queues: self.queues.iter().filter_map(|queue| queue.status()).collect(),
             writes: self.client.writes(),
         }
     }
@@ -95,13 +92,10 @@ impl Watcher {
         self.running.opened().await;
     }
 
-    /// For how long the oldest key has waited or been worked on: what was added before that time is
-    /// done.
+    /// For how long the oldest key has waited or been worked on. Keys that wait for a retry do not
+    /// count.
     pub fn backlog(&self) -> Duration {
-        let statuses = self.queues.iter().filter_map(|ask| ask());
-        let ages = statuses.flat_map(|SyncStatus { queue, .. }| [queue.oldest, queue.longest]);
-        let seconds = ages.flatten().map(|(_, age)| age).fold(0.0, f64::max);
-        Duration::from_secs_f64(seconds)
+        self.queues.iter().filter_map(|queue| queue.backlog()).max().unwrap_or_default()
     }
 }
 
@@ -143,7 +137,7 @@ impl Controller {
             queues: ShutDown::default(),
             failure: Failure::new(),
             debug: None,
-            statuses: Vec::new(),
+            watched: Vec::new(),
             running: Latch::new(),
         })
     }
@@ -280,8 +274,7 @@ impl Controller {
         let queue = Queue::new(name, retries, self.clock());
         let handle = queue.clone();
         self.queues.0.push(Box::new(move || handle.shut_down()));
-        let weak = queue.downgrade();
-        self.statuses.push(Arc::new(move || Some(weak.upgrade()?.status())));
+        self.watched.push(Arc::new(queue.downgrade()));
         queue
     }
 
@@ -419,7 +412,7 @@ impl Controller {
             profile: self.profile,
             workers: self.worker_count(),
             client: self.client(),
-            queues: self.statuses.clone(),
+            queues: self.watched.clone(),
             running: self.running.clone(),
         }
     }

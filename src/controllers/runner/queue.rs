@@ -31,8 +31,8 @@ metrics! {
 const STALE_RETRY: Duration = Duration::from_millis(100);
 const MAX_STALE_RETRY: Duration = Duration::from_secs(5);
 
-/// A key of a paced queue rests after a sync for this many times as long as the sync took, so no
-/// key takes more than a fifth of the time, and what happens meanwhile is handled by one sync.
+/// A key of a paced queue rests after a sync for this many times as long as the sync took, up to a
+/// limit, and what happens meanwhile is handled by one sync.
 const REST_FACTOR: u32 = 4;
 const MAX_REST: Duration = Duration::from_millis(500);
 
@@ -98,6 +98,23 @@ pub(super) struct WeakQueue<K>(Weak<Shared<K>>);
 impl<K> WeakQueue<K> {
     pub fn upgrade(&self) -> Option<Queue<K>> {
         Some(Queue { shared: self.0.upgrade()? })
+    }
+}
+
+/// What may be asked about a queue without its keys' type. `None`: the queue is gone.
+pub(super) trait Watched: Send + Sync {
+    fn status(&self) -> Option<SyncStatus>;
+    /// For how long the oldest key has waited or been worked on.
+    fn backlog(&self) -> Option<Duration>;
+}
+
+impl<K: Key> Watched for WeakQueue<K> {
+    fn status(&self) -> Option<SyncStatus> {
+        Some(self.upgrade()?.status())
+    }
+
+    fn backlog(&self) -> Option<Duration> {
+        Some(self.upgrade()?.inner().backlog())
     }
 }
 

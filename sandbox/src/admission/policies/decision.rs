@@ -80,7 +80,7 @@ fn evaluate(source: &str, variables: &Variables<'_>) -> Result<Value, String> {
         .map_err(|error| format!("expression '{source}' resulted in error: {error}"))
 }
 
-/// Upstream: `matchconditions.Matcher`: one that is false decides, whatever fails.
+/// Upstream: `matchconditions.Matcher`: one that is false decides, even if others fail.
 fn conditions_hold(spec: &Json, variables: &Variables<'_>) -> Result<bool, String> {
     let mut errors = Vec::new();
     for condition in list(spec, "/matchConditions") {
@@ -175,7 +175,7 @@ mod tests {
                     "validations": [{ "expression": "variables.n < 3", "message": "m" }] }),
                 vec![("Invalid", "m")],
             ),
-            // A condition that is false decides, whatever fails.
+            // A condition that is false decides, even if others fail.
             (
                 json!({ "validations": [few], "matchConditions": [
                     { "name": "a", "expression": "object.nope" },

@@ -53,7 +53,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let period = c.options().endpoint_updates_batch_period;
     let retries = Retries::at_most(MAX_RETRIES).logged_as(log::Level::Debug);
-    let queue = c.queue(retries.paced());
+    let queue = c.queue(retries);
     c.watch(&services, &queue, keys::of_object());
     c.watch(&pods, &queue, of_pods(services.clone(), period));
     c.watch(&endpoints, &queue, |change, wake| {

@@ -76,7 +76,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let retries = Retries::at_most(MAX_RETRIES)
         .limited_by(slow_retries(MAX_BACKOFF, c.clock()))
         .logged_as(log::Level::Info);
-    let queue = c.queue(retries.paced());
+    let queue = c.queue(retries);
     c.watch(&services, &queue, keys::of_object());
     c.watch(&pods, &queue, of_pods(services, period));
     let delay = MIN_SLICE_DELAY.max(period);
