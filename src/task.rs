@@ -307,7 +307,7 @@ impl TaskGroup {
 
     /// Has one type for all tasks: a task's code is compiled once, and its future is stored once.
     #[track_caller]
-    pub fn spawn_boxed(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
+    fn spawn_boxed(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
         self.running.count.fetch_add(1, Ordering::SeqCst);
         let member = Member(self.running.clone());
         drop(spawn(async move {

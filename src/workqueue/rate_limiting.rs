@@ -26,8 +26,8 @@ use crate::trace::{self, How};
 /// place no earlier than the time set; it does not say why, so a sync compares its own deadlines
 /// with the clock.
 ///
-/// A key may rest after its work ([`done_resting`](Self::done_resting)): added meanwhile, by
-/// whatever of the above, it is queued when it has rested.
+/// A key may rest after its work ([`done_resting`](Self::done_resting)): added meanwhile, in
+/// any of these ways, it is queued when it has rested.
 ///
 /// An idle queue costs nothing: there is no task and no ticker. While keys wait for their time,
 /// one of the waiting workers (the timekeeper) also waits for the clock; a worker that comes from
@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_not_taken_while_it_rests_whatever_adds_it() {
+    fn a_key_is_not_taken_while_it_rests_in_any_way_that_adds_it() {
         type Add = fn(&RateLimitingQueue<char>);
         let table: [(&str, Add); 5] = [
             ("added", |queue| queue.add('a')),

@@ -629,23 +629,34 @@ fn a_request_for_the_status_of_pools_is_answered() {
     });
 }
 
+pub const GROUP_GATES: &str = "--feature-gates=GenericWorkload=true,DRAWorkloadResourceClaims=true";
+pub const GROUPS_SERVED: &str = "--runtime-config=scheduling.k8s.io/v1alpha2=true";
+
+/// A PodGroup with a claim for all its pods.
+pub async fn group_with_claim(env: &Site) -> Value {
+    let group = json!({
+        "metadata": { "name": "group" },
+        "spec": { "schedulingPolicy": { "basic": {} }, "resourceClaims": [from_template()] },
+    });
+    make::<PodGroup>(env, group).await
+}
+
+/// A pod of the group, on a node.
+pub async fn member(env: &Site, name: &str) {
+    let mut member = pod(name, from_template(), "ready");
+    member["spec"]["schedulingGroup"] = json!({ "podGroupName": "group" });
+    member["spec"]["nodeName"] = json!("node-0");
+    make::<Pod>(env, member).await;
+}
+
 #[test]
 fn the_pods_of_a_group_share_a_claim() {
-    const GATES: &str = "--feature-gates=GenericWorkload=true,DRAWorkloadResourceClaims=true";
-    let flags = [GATES, "--runtime-config=scheduling.k8s.io/v1alpha2=true"];
-    everywhere_with_gates("group-claims", &flags, async |env| {
-        let _manager = env.manager("manager", &[GATES]);
+    everywhere_with_gates("group-claims", &[GROUP_GATES, GROUPS_SERVED], async |env| {
+        let _manager = env.manager("manager", &[GROUP_GATES]);
         class(env).await;
         template(env).await;
-        let group = json!({
-            "metadata": { "name": "group" },
-            "spec": { "schedulingPolicy": { "basic": {} }, "resourceClaims": [from_template()] },
-        });
-        let group = make::<PodGroup>(env, group).await;
-        let mut member = pod("member", from_template(), "ready");
-        member["spec"]["schedulingGroup"] = json!({ "podGroupName": "group" });
-        member["spec"]["nodeName"] = json!("node-0");
-        make::<Pod>(env, member).await;
+        let group = group_with_claim(env).await;
+        member(env, "member").await;
         let shared = claim_of::<PodGroup>(env, "group").await;
         assert_eq!(claim_of::<Pod>(env, "member").await, shared);
         let claims = claims(env).await;

@@ -126,24 +126,15 @@ fn a_pod_is_evicted_when_its_toleration_ends() {
 
 #[test]
 fn a_device_taint_evicts_all_pods_of_a_group() {
-    const GATES: &str = "--feature-gates=GenericWorkload=true,DRAWorkloadResourceClaims=true";
-    let flags = [GATES, "--runtime-config=scheduling.k8s.io/v1alpha2=true"];
-    everywhere_with_gates("group-taints", &flags, async |env| {
-        let _manager = env.manager("manager", &[GATES]);
+    everywhere_with_gates("group-taints", &[GROUP_GATES, GROUPS_SERVED], async |env| {
+        let _manager = env.manager("manager", &[GROUP_GATES]);
         class(env).await;
         template(env).await;
         make::<ResourceSlice>(env, slice(env, &[])).await;
-        let group = json!({
-            "metadata": { "name": "group" },
-            "spec": { "schedulingPolicy": { "basic": {} }, "resourceClaims": [from_template()] },
-        });
-        make::<PodGroup>(env, group).await;
+        group_with_claim(env).await;
         let names = ["one", "two"];
         for name in names {
-            let mut member = pod(name, from_template(), "ready");
-            member["spec"]["schedulingGroup"] = json!({ "podGroupName": "group" });
-            member["spec"]["nodeName"] = json!("node-0");
-            make::<Pod>(env, member).await;
+            member(env, name).await;
         }
         let shared = claim_of::<PodGroup>(env, "group").await;
         for name in names {
