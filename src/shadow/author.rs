@@ -38,8 +38,11 @@ pub struct Metadata {
     pub namespace: String,
     pub uid: Uid,
     pub resource_version: String,
+    pub generation: i64,
     #[serde(deserialize_with = "null_as_default")]
     pub creation_timestamp: Option<Timestamp>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub deletion_timestamp: Option<Timestamp>,
     #[serde(deserialize_with = "null_as_default")]
     pub managed_fields: Vec<Entry>,
     #[serde(deserialize_with = "null_as_default")]
@@ -60,11 +63,16 @@ pub struct Entry {
     time: Option<Timestamp>,
 }
 
-/// The last writes of the manager in charge to each object, by subresource.
+/// The last writes of the manager in charge to each object, by subresource, and what users last
+/// asked of it.
 #[derive(Default)]
 pub struct Authors {
     objects: HashMap<Uid, Vec<(String, Timestamp)>>,
+    asked: HashMap<Uid, Asked>,
 }
+
+/// What users change of an object: the generation of its spec, and whether it is to be deleted.
+type Asked = (i64, bool);
 
 impl Metadata {
     pub fn place(&self, resource: &str) -> Place {
@@ -135,8 +143,17 @@ impl Authors {
         })
     }
 
-    pub fn forget(&mut self, uid: &Uid) {
+    /// Whether a state of an object asks for other work than the last one did.
+    pub fn asks(&mut self, meta: &Metadata) -> bool {
+        let asked = (meta.generation, meta.deletion_timestamp.is_some());
+        let former = self.asked.insert(meta.uid.clone(), asked);
+        former.is_some_and(|former| former != asked)
+    }
+
+    /// The object is gone. Returns whether its deletion is news.
+    pub fn forget(&mut self, uid: &Uid) -> bool {
         self.objects.remove(uid);
+        self.asked.remove(uid).is_some_and(|(_, is_deleted)| !is_deleted)
     }
 }
 
@@ -225,6 +242,27 @@ mod tests {
         assert!(authors.observe("leases.coordination.k8s.io", &write).is_none());
         let write = authors.observe("pods", &write).expect("a later write");
         assert_eq!(write.generated.expect("it has one").name, "web-*");
+    }
+
+    #[test]
+    fn users_ask_by_generation_and_deletion() {
+        let mut authors = Authors::default();
+        let mut meta = meta(&[]);
+        for (generation, is_deleted, expected) in [
+            (1, false, false),
+            (1, false, false),
+            (2, false, true),
+            (2, true, true),
+            (2, true, false),
+        ] {
+            meta.generation = generation;
+            meta.deletion_timestamp = meta.creation_timestamp.filter(|_| is_deleted);
+            assert_eq!(authors.asks(&meta), expected, "{generation} {is_deleted}");
+        }
+        assert!(!authors.forget(&meta.uid), "it was to be deleted");
+        meta.deletion_timestamp = None;
+        authors.asks(&meta);
+        assert!(authors.forget(&meta.uid));
     }
 
     #[test]

@@ -23,7 +23,7 @@ const REPEATED_WITHIN: Duration = Duration::from_secs(3 * 60);
 const RESTLESS: u32 = 4;
 
 /// The first and the longest wait of a key whose sync wanted to write.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
+const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(15);
 
 /// Of unexpected writes, and of intentions that were met: how many are kept to be shown.

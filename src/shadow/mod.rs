@@ -20,6 +20,7 @@ mod supervisor;
 mod tap;
 mod target;
 mod tried;
+mod turns;
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -34,10 +35,12 @@ use self::author::{Authors, Metadata};
 use self::ledger::{Kind, Ledger, Live, Place, Wish, Write};
 pub use self::report::Report;
 use self::request::Refusal;
+use self::turns::Turns;
 use crate::cache::{Scope, Source};
 use crate::client::{Call, Client, Interceptor};
 use crate::clock::SharedClock;
 use crate::controllers::{Supervisor, Watcher};
+use crate::objects::Uid;
 use crate::task::{Latch, StopToken};
 
 /// How often time alone decides about intentions.
@@ -57,8 +60,9 @@ struct Inner {
     ledger: Mutex<Ledger>,
     /// A watch for each scope: each holds back the writes that it sees.
     authors: Mutex<HashMap<Scope, Authors>>,
-    /// Notified with each new claim.
-    claimed: Event,
+    /// Notified when an event that waits may pass: with each new claim, and when another one passes.
+    moved: Event,
+    turns: Mutex<Turns>,
     /// When a write of the one in charge was last let pass without a claim.
     last_suspect: Mutex<Duration>,
     is_judging: AtomicBool,
@@ -79,7 +83,8 @@ impl Shadow {
         let inner = Inner {
             ledger: Mutex::new(Ledger::new(grace, clock.monotonic())),
             authors: Mutex::default(),
-            claimed: Event::new(),
+            moved: Event::new(),
+            turns: Mutex::default(),
             last_suspect: Mutex::default(),
             is_judging: AtomicBool::new(false),
             begun: Latch::new(),
@@ -195,12 +200,23 @@ impl Inner {
         }
     }
 
-    fn observe(&self, scope: &Scope, meta: &Metadata) -> Option<Write> {
+    /// The write of the one in charge that made this state of an object, and whether it asks for
+    /// other work than the last one.
+    fn observe(&self, scope: &Scope, meta: &Metadata) -> (Option<Write>, bool) {
         let mut authors = self.authors.lock();
-        if !authors.contains_key(scope) {
-            authors.insert(scope.clone(), Authors::default());
-        }
-        authors.get_mut(scope)?.observe(&scope.resource.to_string(), meta)
+        let authors = authors.entry(scope.clone()).or_default();
+        (authors.observe(&scope.resource.to_string(), meta), authors.asks(meta))
+    }
+
+    /// An object is gone. Returns whether that asks for other work than its last state.
+    fn forget(&self, scope: &Scope, uid: &Uid) -> bool {
+        self.authors.lock().get_mut(scope).is_some_and(|authors| authors.forget(uid))
+    }
+
+    /// When this manager last wanted a write in the namespace of this one.
+    fn last_wanted(&self, write: &Write) -> Option<Duration> {
+        let namespace = &write.place.namespace;
+        self.turns.lock().last_wanted(namespace).filter(|_| !namespace.is_empty())
     }
 
     /// For how long the oldest key of any controller has waited or been worked on.
@@ -210,7 +226,7 @@ impl Inner {
 
     fn claim(&self, place: &Place, kind: Kind, controller: &str) {
         self.ledger.lock().claim(self.clock.monotonic(), place, kind, controller);
-        self.claimed.notify(usize::MAX);
+        self.moved.notify(usize::MAX);
     }
 
     /// Whether the one in charge has lately made what is to be created.
@@ -236,6 +252,6 @@ impl Inner {
     fn wish(&self, wish: Wish) {
         log::debug!("shadow: {}: {} {}", wish.controller, wish.request.method, wish.place);
         self.ledger.lock().wish(self.clock.monotonic(), wish);
-        self.claimed.notify(usize::MAX);
+        self.moved.notify(usize::MAX);
     }
 }

@@ -21,7 +21,8 @@ use crate::objects::{Encoded, Form, ListPart, Uid, WatchEvent};
 /// How long a write of the one in charge waits to be wanted here, and longer while a controller
 /// still works on what came before it.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A write that follows from one that was let pass gets this much longer, up to a limit.
+/// A write that follows from one that was let pass, or is in a namespace where this manager wanted
+/// one, gets this much longer, up to a limit.
 const MORE_PATIENCE: Duration = Duration::from_secs(1);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a write that waits for a controller is looked at.
@@ -107,12 +108,35 @@ impl Source for Tap {
     }
 }
 
-/// An event that waits, or one of the same object after it.
+/// An event that waits.
 struct Held {
     event: Event,
     uid: Uid,
-    write: Option<Write>,
+    waits: Waits,
     since: Duration,
+}
+
+enum Waits {
+    /// A write of the one in charge: until this manager has wanted it.
+    ToBeWanted(Box<Waiting>),
+    /// What others ask of an object: until no write that came before it in its namespace waits.
+    ForItsTurn { namespace: String, number: u64 },
+    /// What comes after an event of the same object that waits.
+    Behind,
+}
+
+/// A write that waits; what comes after it in its namespace knows of it.
+struct Waiting {
+    write: Write,
+    number: u64,
+    shadow: Arc<Inner>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.shadow.turns.lock().passes(&self.write.place.namespace, self.number);
+        self.shadow.moved.notify(usize::MAX);
+    }
 }
 
 /// One watch.
@@ -143,7 +167,7 @@ impl Drop for Flow {
 impl Flow {
     async fn next(&mut self) -> Option<Result<Event, Error>> {
         loop {
-            let listening = (!self.held.is_empty()).then(|| self.shadow.claimed.listen());
+            let listening = (!self.held.is_empty()).then(|| self.shadow.moved.listen());
             let due = self.release();
             if let Some(event) = self.ready.pop_front() {
                 return Some(Ok(event));
@@ -196,14 +220,9 @@ impl Flow {
         };
         let shadow = &self.shadow;
         let now = shadow.clock.monotonic();
-        let write = match seen {
+        let (write, asks) = match seen {
             Seen::Present => shadow.observe(&self.scope, &meta),
-            Seen::Gone => {
-                if let Some(authors) = shadow.authors.lock().get_mut(&self.scope) {
-                    authors.forget(&meta.uid);
-                }
-                None
-            }
+            Seen::Gone => (None, shadow.forget(&self.scope, &meta.uid)),
         };
         let by_incumbent = write.is_some();
         let is_new = matches!(event, WatchEvent::Added(_)) && !self.is_initial;
@@ -236,11 +255,23 @@ impl Flow {
             by_incumbent,
             || whole(object),
         );
-        if write.is_none() && !self.held.iter().any(|held| held.uid == meta.uid) {
-            self.ready.push_back(event);
-            return;
-        }
-        self.held.push(Held { event, uid: meta.uid, write, since: now });
+        let namespace = &meta.namespace;
+        let behind = || shadow.turns.lock().behind(namespace);
+        let waits = match write {
+            Some(write) => {
+                let number = shadow.turns.lock().waits(namespace, now);
+                Waits::ToBeWanted(Box::new(Waiting { write, number, shadow: shadow.clone() }))
+            }
+            None if self.held.iter().any(|held| held.uid == meta.uid) => Waits::Behind,
+            None => match behind().filter(|_| asks && is_judged && !namespace.is_empty()) {
+                Some(number) => Waits::ForItsTurn { namespace: namespace.clone(), number },
+                None => {
+                    self.ready.push_back(event);
+                    return;
+                }
+            },
+        };
+        self.held.push(Held { event, uid: meta.uid, waits, since: now });
     }
 
     /// Lets pass what was wanted or has waited for too long. Returns how long the next one waits.
@@ -259,30 +290,41 @@ impl Flow {
         let has_caught_up = |ago: Duration| *backlog.get_or_init(|| shadow.backlog()) < ago;
         for mut held in self.held.drain(..) {
             let (age, longest) = (now - held.since, held.since + LONGEST_PATIENCE);
-            let more = (*last_suspect + MORE_PATIENCE).min(longest);
-            let until = (held.since + self.patience).max(more);
             let is_behind = waiting.contains(&held.uid);
-            match &mut held.write {
-                _ if is_behind => {}
-                None => {
-                    self.ready.push_back(held.event);
-                    continue;
+            let until = match &mut held.waits {
+                _ if is_behind => longest,
+                Waits::Behind => now,
+                Waits::ForItsTurn { namespace, number } => {
+                    match shadow.turns.lock().has_come(namespace, *number) {
+                        true => now,
+                        false => longest,
+                    }
                 }
-                Some(write) if ledger.expects(now, write) => {
-                    self.ready.push_back(held.event);
-                    continue;
+                Waits::ToBeWanted(waiting) if ledger.expects(now, &waiting.write) => {
+                    shadow.turns.lock().wanted(&waiting.write.place.namespace, now);
+                    now
                 }
-                Some(write) if now >= until && (now >= longest || has_caught_up(age)) => {
-                    write.fields = fields_of(&held.event, &write.kind);
-                    *last_suspect = now;
-                    ledger.suspect(now, write.clone());
-                    self.ready.push_back(held.event);
-                    continue;
+                Waits::ToBeWanted(waiting) => {
+                    let write = &mut waiting.write;
+                    let wanted = shadow.last_wanted(write).unwrap_or_default();
+                    let more = (wanted.max(*last_suspect) + MORE_PATIENCE).min(longest);
+                    let until = (held.since + self.patience).max(more);
+                    let is_over = now >= until && (now >= longest || has_caught_up(age));
+                    if is_over {
+                        write.fields = fields_of(&held.event, &write.kind);
+                        *last_suspect = now;
+                        ledger.suspect(now, write.clone());
+                    }
+                    if is_over { now } else { until.max(now + LOOK) }
                 }
-                Some(_) => {
-                    let wait = until.saturating_sub(now).max(LOOK);
-                    next = Some(next.map_or(wait, |next| next.min(wait)));
-                }
+            };
+            if !is_behind && until <= now {
+                self.ready.push_back(held.event);
+                continue;
+            }
+            if !is_behind {
+                let wait = until - now;
+                next = Some(next.map_or(wait, |next| next.min(wait)));
             }
             waiting.push(held.uid.clone());
             kept.push(held);

@@ -1,6 +1,7 @@
 //! The manager's metrics beside the Go manager's, and those that Kubernetes' dashboards and alerts
 //! use.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -9,7 +10,6 @@ use sandbox::cluster::{Manager, ManagerProgram};
 
 use crate::env::*;
 use crate::handover::populate;
-use crate::metrics_help;
 use crate::real;
 
 /// What the Go manager has and this one has not: of Go's runtime, and of parts of its libraries
@@ -158,54 +158,54 @@ fn dashboards_find_every_series_and_label() {
     });
 }
 
+/// What a manager counts that starts on a populated API server of its own.
+fn scrape(name: &str, program: &ManagerProgram) -> BTreeMap<String, Family> {
+    let mut scraped = BTreeMap::new();
+    let into = RefCell::new(&mut scraped);
+    on_real_server(name, &[], async |site: &Site| {
+        populate(site).await;
+        let serving = Serving::start(site, name, program, &[]);
+        let queues = ["deployment", "statefulset", "daemonset", "job", "disruption", "volumes"];
+        let text = serving.metrics(site, "all have worked", |text| {
+            queues.iter().all(|queue| worked(text, queue))
+        });
+        **into.borrow_mut() = families(&text.await);
+        let ended = serving.manager.stop(&site.clock, PATIENCE).await;
+        ended.expect("it ends");
+    });
+    scraped
+}
+
 #[test]
 fn metrics_are_those_of_the_go_manager() {
-    on_real_server("metrics", &[], async |site: &Site| {
-        let go = real::assets().map(|assets| assets.join("kube-controller-manager"));
-        let Some(go) = go.filter(|path| path.exists()) else { return };
-        populate(site).await;
-        let mut scraped = Vec::new();
-        for (name, program) in [("go", ManagerProgram::Path(go)), ("ours", manager_program())] {
-            let serving = Serving::start(site, name, &program, &[]);
-            let queues = ["deployment", "statefulset", "daemonset", "job", "disruption", "volumes"];
-            let text = serving.metrics(site, "all have worked", |text| {
-                queues.iter().all(|queue| worked(text, queue))
-            });
-            scraped.push(families(&text.await));
-            let ended = serving.manager.stop(&site.clock, PATIENCE).await;
-            ended.expect("it ends");
+    let go = real::assets().map(|assets| assets.join("kube-controller-manager"));
+    let Some(go) = go.filter(|path| path.exists()) else { return };
+    let go = scrape("metrics-go", &ManagerProgram::Path(go));
+    let ours = scrape("metrics-ours", &manager_program());
+    let mut faults = Vec::new();
+    for (name, go) in &go {
+        let Some(ours) = ours.get(name) else {
+            if !NOT_HERE.iter().any(|prefix| name.starts_with(prefix)) {
+                faults.push(format!("{name}: missing"));
+            }
+            continue;
+        };
+        if go.kind != ours.kind {
+            faults.push(format!("{name}: type {} instead of {}", ours.kind, go.kind));
         }
-        let [go, ours] = &scraped[..] else { unreachable!("two managers") };
-        let mut faults = Vec::new();
-        let declared = metrics_help::declared();
-        for (name, go) in go {
-            let Some(ours) = ours.get(name) else {
-                // What has not happened yet has no series: the other manager came first.
-                if declared.iter().any(|(declared, _)| declared == name) {
-                    continue;
-                }
-                if !NOT_HERE.iter().any(|prefix| name.starts_with(prefix)) {
-                    faults.push(format!("{name}: missing"));
-                }
-                continue;
-            };
-            if go.kind != ours.kind {
-                faults.push(format!("{name}: type {} instead of {}", ours.kind, go.kind));
-            }
-            // One of both may have no series yet.
-            if !go.labels.is_empty() && !ours.labels.is_empty() && go.labels != ours.labels {
-                faults.push(format!("{name}: labels {:?} of {:?}", ours.labels, go.labels));
-            }
-            let some = !go.buckets.is_empty() && !ours.buckets.is_empty();
-            if some && go.buckets != ours.buckets {
-                faults.push(format!("{name}: buckets {:?} of {:?}", ours.buckets, go.buckets));
-            }
-            let stability = |help: &str| help.split_once(']').map(|(level, _)| level.to_owned());
-            let (go_level, our_level) = (stability(&go.help), stability(&ours.help));
-            if go_level != our_level && go.help.starts_with('[') {
-                faults.push(format!("{name}: {} instead of {}", ours.help, go.help));
-            }
+        // One of both may have no series yet.
+        if !go.labels.is_empty() && !ours.labels.is_empty() && go.labels != ours.labels {
+            faults.push(format!("{name}: labels {:?} of {:?}", ours.labels, go.labels));
         }
-        assert!(faults.is_empty(), "{}", faults.join("\n"));
-    });
+        let some = !go.buckets.is_empty() && !ours.buckets.is_empty();
+        if some && go.buckets != ours.buckets {
+            faults.push(format!("{name}: buckets {:?} of {:?}", ours.buckets, go.buckets));
+        }
+        let stability = |help: &str| help.split_once(']').map(|(level, _)| level.to_owned());
+        let (go_level, our_level) = (stability(&go.help), stability(&ours.help));
+        if go_level != our_level && go.help.starts_with('[') {
+            faults.push(format!("{name}: {} instead of {}", ours.help, go.help));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
