@@ -6,6 +6,7 @@
 pub mod clock;
 pub mod jwt;
 pub mod metrics;
+pub mod sort;
 pub mod task;
 pub mod trace;
 

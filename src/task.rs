@@ -27,14 +27,19 @@ pub type Task<T> = async_std::task::JoinHandle<T>;
 /// A task that is spawned in a [`Run`] belongs to it.
 #[track_caller]
 pub fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Task<T> {
-    let place = Location::caller();
-    match current_run() {
-        None => async_std::task::spawn(Counted::new(future, place)),
-        Some(run) => {
-            let future = in_run(run.child(), Box::pin(future));
-            async_std::task::spawn(Counted::new(future, place))
-        }
-    }
+    spawn_boxed(Box::pin(future), Location::caller())
+}
+
+/// Compiled once for each result, not for each future.
+fn spawn_boxed<T: Send + 'static>(
+    future: Pin<Box<dyn Future<Output = T> + Send>>,
+    place: &'static Location<'static>,
+) -> Task<T> {
+    let future = match current_run() {
+        None => future,
+        Some(run) => Box::pin(in_run(run.child(), future)),
+    };
+    async_std::task::spawn(Counted::new(future, place))
 }
 
 /// Runs a program's future on `threads` threads to its end, and all that it spawns beside it;
@@ -56,7 +61,13 @@ pub fn run<T: Send + 'static>(
 
 /// Runs blocking work (files, child processes) away from the executor's threads.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    async_std::task::spawn_blocking(work).await
+    let (slot, result) = async_channel::bounded(1);
+    let work: Box<dyn FnOnce() + Send> = Box::new(move || {
+        let _ = slot.try_send(work());
+    });
+    // One type of work, so that the pool's code is compiled once.
+    async_std::task::spawn_blocking(work).await;
+    result.recv().await.expect("it has ended, without a panic")
 }
 
 /// Wakes all that listen. `Event::notify` would make a list for them where none do, and there are

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crate::clock::SharedClock;
 
-/// Requests that wait go on at multiples of this time, so that a burst wakes the thread once for
-/// several of them. It changes nothing of the rate.
-const GRID: Duration = Duration::from_millis(10);
+/// In a burst, requests go on and answers are read at multiples of this time, so that the thread
+/// wakes once for several of them. The rate stays the same.
+pub(super) const GRID: Duration = Duration::from_millis(10);
 
 pub(super) struct Bucket {
     qps: f64,
@@ -45,6 +45,11 @@ impl Bucket {
             self.clock.sleep(on_grid(self.clock.monotonic(), wait)).await;
         }
     }
+}
+
+/// The wait from `now` until the next time on the grid.
+pub(super) fn until_tick(now: Duration) -> Duration {
+    on_grid(now, Duration::from_nanos(1))
 }
 
 /// The wait from `now` until the first time on the grid that is not before `now + wait`.

@@ -9,6 +9,7 @@ use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 use super::http::Method;
 use super::{Request, Response};
 use crate::metrics;
+use crate::sort::Order;
 
 /// `Err`: why it is not healthy. Shown in the log and under the check's own path only.
 pub type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
@@ -79,7 +80,7 @@ impl HealthChecks {
             .filter(|name| !name.is_empty() && !checks.iter().any(|(n, _)| n == *name))
             .map(|name| format!("{name:?}"))
             .collect();
-        unknown.sort();
+        unknown.order();
         if !unknown.is_empty() {
             let unknown = unknown.join(",");
             text.push_str(&format!(

@@ -21,6 +21,8 @@ const MANAGERS: [&str; 6] = [
 /// Resources that the manager writes outside of its controllers, or that are not compared.
 const LEFT_OUT: [&str; 3] = ["events", "events.events.k8s.io", "leases.coordination.k8s.io"];
 
+const REVISIONS: &str = "controllerrevisions.apps";
+
 const SECOND_MICROS: i64 = 1_000_000;
 
 /// What an object says of itself.
@@ -133,10 +135,12 @@ impl Authors {
             .creation_timestamp
             .is_some_and(|created| (time.as_micros() - created.as_micros()).abs() <= SECOND_MICROS);
         let is_new = at_creation && subresource.is_empty() && meta.managed_fields.len() == 1;
+        // A sync makes at most one revision, with a name of its own.
+        let owner = meta.owner_references.first().filter(|_| resource != REVISIONS);
         Some(Write {
             place: meta.place(resource),
             generated: meta.generated(resource),
-            siblings: meta.owner_references.first().map(|o| meta.place(resource).of_owner(&o.uid)),
+            siblings: owner.map(|o| meta.place(resource).of_owner(&o.uid)),
             kind: if is_new { Kind::Create } else { Kind::Change(subresource.to_owned()) },
             version: meta.resource_version.clone(),
             fields: Vec::new(),
@@ -242,6 +246,16 @@ mod tests {
         assert!(authors.observe("leases.coordination.k8s.io", &write).is_none());
         let write = authors.observe("pods", &write).expect("a later write");
         assert_eq!(write.generated.expect("it has one").name, "web-*");
+    }
+
+    #[test]
+    fn what_a_sync_makes_several_of_stands_for_its_owner() {
+        for (resource, expected) in [("pods", true), (REVISIONS, false)] {
+            let mut meta = meta(&[("kube-controller-manager", "", 1)]);
+            meta.owner_references = vec![Owner { uid: "u".into() }];
+            let write = Authors::default().observe(resource, &meta).expect("a write");
+            assert_eq!(write.siblings.is_some(), expected, "{resource}");
+        }
     }
 
     #[test]

@@ -27,9 +27,21 @@ pub struct Differing {
     pub times: u64,
 }
 
+/// How a creation of the one in charge compares with what this manager wants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Verdict {
+    /// `is_first`: this one of several equal creations was not wanted before.
+    Agrees {
+        is_first: bool,
+    },
+    Differs,
+}
+
 struct Made {
     part: Value,
     at: Duration,
+    /// This manager has wanted it too.
+    is_wanted: bool,
 }
 
 #[derive(Default)]
@@ -51,28 +63,32 @@ impl Creations {
         if recent.len() == KEPT {
             recent.remove(0);
         }
-        recent.push(Made { part, at: now });
+        recent.push(Made { part, at: now, is_wanted: false });
     }
 
     /// Whether the one in charge has made what this manager wants to create. `None`: it has lately
     /// created nothing there, or objects of this kind are not compared. One content of those that
     /// share a name's prefix is enough: a batch begins with any of them.
-    pub fn agrees(&mut self, now: Duration, wish: &Wish) -> Option<bool> {
+    pub fn agrees(&mut self, now: Duration, wish: &Wish) -> Option<Verdict> {
         let wanted = part(&wish.place.resource, &wish.request.body)?;
-        let is_recent = |made: &&Made| now.saturating_sub(made.at) < RECENT;
-        let recent = self.recent.get(&wish.place)?.iter().filter(is_recent);
-        let closest = recent
-            .map(|made| differences(&wish.place.resource, &wanted, &made.part))
-            .min_by_key(|changes| changes.len())?;
+        let is_recent = |made: &&mut Made| now.saturating_sub(made.at) < RECENT;
+        let recent = self.recent.get_mut(&wish.place)?.iter_mut().filter(is_recent);
+        let (made, closest) = recent
+            .map(|made| {
+                let changes = differences(&wish.place.resource, &wanted, &made.part);
+                (made, changes)
+            })
+            .min_by_key(|(made, changes)| (changes.len(), made.is_wanted))?;
         let of_wish = |known: &Differing| {
             known.wish.place == wish.place && known.wish.controller == wish.controller
         };
         if closest.is_empty() {
+            let is_first = !std::mem::replace(&mut made.is_wanted, true);
             self.differing.retain(|known| !of_wish(known));
-            return Some(true);
+            return Some(Verdict::Agrees { is_first });
         }
         self.differs(now, wish, closest, wanted);
-        Some(false)
+        Some(Verdict::Differs)
     }
 
     /// What is at a place differs for good from what this manager wants.

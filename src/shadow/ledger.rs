@@ -7,10 +7,11 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::contents::other_verdicts;
-use super::creations::Creations;
+use super::creations::{Creations, Verdict};
 use super::diff::{Change, same};
 use super::report::{Item, Outcome, Report, Row, Unexpected};
 use super::request::{Effect, Request};
+use crate::sort::Order;
 
 /// A write of the one in charge is expected when this manager wanted one of the same place and kind
 /// so long before, without a wait.
@@ -363,7 +364,7 @@ impl Ledger {
     /// the same or not.
     pub fn is_made(&mut self, now: Duration, wish: &Wish) -> bool {
         let agrees = self.creations.agrees(now, wish);
-        if agrees == Some(true) {
+        if agrees == Some(Verdict::Agrees { is_first: true }) {
             self.count(&wish.controller).met += 1;
         }
         agrees.is_some()
@@ -386,7 +387,10 @@ impl Ledger {
             self.settle(place, now, |intention| {
                 let is_create = intention.wish.request.is_create();
                 let agrees = is_create.then(|| creations.agrees(now, &intention.wish)).flatten();
-                agrees.map(|agrees| if agrees { End::Met } else { End::Differs })
+                agrees.map(|verdict| match verdict {
+                    Verdict::Agrees { .. } => End::Met,
+                    Verdict::Differs => End::Differs,
+                })
             });
         }
         self.creations = creations;
@@ -636,7 +640,7 @@ impl Ledger {
             let wish = Wish { changes: differing.changes.clone(), ..differing.wish.clone() };
             item(&wish, outcome, age, differing.times)
         }));
-        items.sort_by(|a, b| {
+        items.order_by(|a, b| {
             (&a.controller, &a.resource, &a.namespace, &a.name).cmp(&(
                 &b.controller,
                 &b.resource,

@@ -35,7 +35,7 @@ use self::author::{Authors, Metadata};
 use self::ledger::{Kind, Ledger, Live, Place, Wish, Write};
 pub use self::report::Report;
 use self::request::Refusal;
-use self::turns::Turns;
+use self::turns::{Turns, What};
 use crate::cache::{Scope, Source};
 use crate::client::{Call, Client, Interceptor};
 use crate::clock::SharedClock;
@@ -203,8 +203,11 @@ impl Inner {
     /// The write of the one in charge that made this state of an object, and whether it asks for
     /// other work than the last one.
     fn observe(&self, scope: &Scope, meta: &Metadata) -> (Option<Write>, bool) {
-        let mut authors = self.authors.lock();
-        let authors = authors.entry(scope.clone()).or_default();
+        let mut all = self.authors.lock();
+        if !all.contains_key(scope) {
+            all.insert(scope.clone(), Authors::default());
+        }
+        let Some(authors) = all.get_mut(scope) else { return (None, false) };
         (authors.observe(&scope.resource.to_string(), meta), authors.asks(meta))
     }
 
@@ -213,10 +216,11 @@ impl Inner {
         self.authors.lock().get_mut(scope).is_some_and(|authors| authors.forget(uid))
     }
 
-    /// When this manager last wanted a write in the namespace of this one.
-    fn last_wanted(&self, write: &Write) -> Option<Duration> {
-        let namespace = &write.place.namespace;
-        self.turns.lock().last_wanted(namespace).filter(|_| !namespace.is_empty())
+    /// Whether the cluster is ahead of the caches in the namespace of a key, if that is an object's
+    /// namespace and name.
+    fn is_ahead(&self, key: &str) -> bool {
+        let namespace = key.split_once('/').map(|(namespace, _)| namespace);
+        namespace.is_some_and(|of| self.turns.lock().is_before(What::Write, of, u64::MAX))
     }
 
     /// For how long the oldest key of any controller has waited or been worked on.
@@ -236,6 +240,8 @@ impl Inner {
 
     /// The API server would refuse it: it is no longer an intention.
     fn refused(&self, wish: &Wish, refusal: Refusal, live: Option<&Value>) {
+        let Wish { controller, request, place, .. } = wish;
+        log::debug!("shadow: {controller}: {} {place}: {refusal:?}", request.method);
         let now = self.clock.monotonic();
         let is_met = match refusal {
             Refusal::Conflict => {

@@ -5,8 +5,22 @@ use std::time::Duration;
 
 use super::Shadow;
 use crate::cache::BoxFuture;
+use crate::client;
 use crate::controllers::{Error, Next, Supervisor, SyncResult};
 use crate::task::{Run, in_run};
+
+/// Jobs that are done at least so often are done this many times as often: the manager in charge does
+/// them at another time, and what it writes then is to be wanted here while it is held back.
+const OFTEN: Duration = Duration::from_secs(60);
+const OFTENER: u32 = 20;
+
+/// Whether the object is not what the caches say.
+fn is_of_another_time(error: &Error) -> bool {
+    let is = |error: &client::Error| {
+        error.is_not_found() || error.is_conflict() || error.is_already_exists()
+    };
+    error.api().is_some_and(is)
+}
 
 impl Supervisor for Shadow {
     fn sync(
@@ -25,9 +39,21 @@ impl Supervisor for Shadow {
             let is_whole = !derailed && result.is_ok();
             let retry = shadow.ledger.lock().run_ended(now, controller, &run.key, began, is_whole);
             // What the controller makes of a failed write (a back-off, a last retry) does not count:
-            // the write did not fail.
-            if derailed { Ok(Next::After(retry)) } else { result }
+            // the write did not fail. Nor do objects that the cluster no longer has as the caches,
+            // behind which it is, still have them.
+            match result {
+                _ if derailed => Ok(Next::After(retry)),
+                Err(error) if is_of_another_time(&error) && shadow.is_ahead(&run.key) => {
+                    log::debug!("shadow: {controller}: {}, behind the cluster: {error}", run.key);
+                    Ok(Next::After(retry))
+                }
+                result => result,
+            }
         })
+    }
+
+    fn rest(&self, period: Duration) -> Duration {
+        if period <= OFTEN { period / OFTENER } else { period }
     }
 
     fn job(

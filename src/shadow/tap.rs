@@ -15,16 +15,19 @@ use serde_json::Value;
 use super::Inner;
 use super::author::{Head, Metadata, bound_to, owned_fields};
 use super::ledger::{Kind, Seen, Write};
+use super::turns::{self, What};
 use crate::cache::{Answer, Error, ListRequest, Scope, Source, WatchRequest};
-use crate::objects::{Encoded, Form, ListPart, Uid, WatchEvent};
+use crate::objects::{Encoded, Form, ListPart, ObjectKey, WatchEvent};
 
-/// How long a write of the one in charge waits to be wanted here, and longer while a controller
-/// still works on what came before it.
+/// How long a write of the one in charge waits to be wanted here.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A write that follows from one that was let pass, or is in a namespace where this manager wanted
-/// one, gets this much longer, up to a limit.
+/// It waits until so long after the last write that was let pass without being wanted, and after the
+/// last one in its namespace that was wanted: this manager follows. Up to a limit.
 const MORE_PATIENCE: Duration = Duration::from_secs(1);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(10);
+/// The limit while a controller still works on what came before, or has not seen what a write
+/// answers; and of what waits for writes.
+const LIMIT: Duration = Duration::from_secs(30);
 /// How often a write that waits for a controller is looked at.
 const LOOK: Duration = Duration::from_millis(250);
 /// Resources on which controllers work at times of their own: how long their writes wait.
@@ -59,6 +62,7 @@ impl Source for Tap {
         request: ListRequest,
     ) -> Answer<'a, ListPart<Encoded>> {
         self.left.lock().remove(scope);
+        self.shadow.authors.lock().remove(scope);
         Box::pin(async move {
             let parts = self.source.list(scope, best, request).await?;
             let (shadow, scope) = (self.shadow.clone(), scope.clone());
@@ -111,30 +115,44 @@ impl Source for Tap {
 /// An event that waits.
 struct Held {
     event: Event,
-    uid: Uid,
+    object: ObjectKey,
     waits: Waits,
     since: Duration,
 }
 
 enum Waits {
     /// A write of the one in charge: until this manager has wanted it.
-    ToBeWanted(Box<Waiting>),
-    /// What others ask of an object: until no write that came before it in its namespace waits.
-    ForItsTurn { namespace: String, number: u64 },
+    ToBeWanted(Box<Write>, Option<Turn>),
+    /// What others ask of an object: until no write before it in its namespace waits.
+    ForWrites(Turn),
     /// What comes after an event of the same object that waits.
-    Behind,
+    ForItsObject,
 }
 
-/// A write that waits; what comes after it in its namespace knows of it.
-struct Waiting {
-    write: Write,
-    number: u64,
+/// A place among all that waits in a namespace.
+struct Turn {
+    what: What,
+    namespace: String,
+    version: u64,
     shadow: Arc<Inner>,
 }
 
-impl Drop for Waiting {
+impl Turn {
+    /// `None`: what has no namespace, or no version with an order, is in no order.
+    fn take(what: What, namespace: &str, version: &str, shadow: &Arc<Inner>) -> Option<Turn> {
+        let version = turns::number(version).filter(|_| !namespace.is_empty())?;
+        shadow.turns.lock().waits(what, namespace, version, shadow.clock.monotonic());
+        Some(Turn { what, namespace: namespace.to_owned(), version, shadow: shadow.clone() })
+    }
+
+    fn comes_after(&self, what: What) -> bool {
+        self.shadow.turns.lock().is_before(what, &self.namespace, self.version)
+    }
+}
+
+impl Drop for Turn {
     fn drop(&mut self) {
-        self.shadow.turns.lock().passes(&self.write.place.namespace, self.number);
+        self.shadow.turns.lock().passes(self.what, &self.namespace, self.version);
         self.shadow.moved.notify(usize::MAX);
     }
 }
@@ -255,23 +273,23 @@ impl Flow {
             by_incumbent,
             || whole(object),
         );
-        let namespace = &meta.namespace;
-        let behind = || shadow.turns.lock().behind(namespace);
+        let object = ObjectKey::new(&meta.namespace, &meta.name);
+        let turn = |what| Turn::take(what, &meta.namespace, &meta.resource_version, shadow);
         let waits = match write {
-            Some(write) => {
-                let number = shadow.turns.lock().waits(namespace, now);
-                Waits::ToBeWanted(Box::new(Waiting { write, number, shadow: shadow.clone() }))
-            }
-            None if self.held.iter().any(|held| held.uid == meta.uid) => Waits::Behind,
-            None => match behind().filter(|_| asks && is_judged && !namespace.is_empty()) {
-                Some(number) => Waits::ForItsTurn { namespace: namespace.clone(), number },
-                None => {
-                    self.ready.push_back(event);
-                    return;
+            Some(write) => Waits::ToBeWanted(Box::new(write), turn(What::Write)),
+            None if self.held.iter().any(|held| held.object == object) => Waits::ForItsObject,
+            None => {
+                let turn = turn(What::Ask).filter(|_| asks && is_judged);
+                match turn.filter(|turn| turn.comes_after(What::Write)) {
+                    Some(turn) => Waits::ForWrites(turn),
+                    None => {
+                        self.ready.push_back(event);
+                        return;
+                    }
                 }
-            },
+            }
         };
-        self.held.push(Held { event, uid: meta.uid, waits, since: now });
+        self.held.push(Held { event, object, waits, since: now });
     }
 
     /// Lets pass what was wanted or has waited for too long. Returns how long the next one waits.
@@ -283,55 +301,55 @@ impl Flow {
         let now = shadow.clock.monotonic();
         let mut ledger = shadow.ledger.lock();
         let mut last_suspect = shadow.last_suspect.lock();
-        let mut waiting: Vec<Uid> = Vec::new();
         let mut next: Option<Duration> = None;
-        let mut kept = Vec::new();
+        let mut kept: Vec<Held> = Vec::new();
         let backlog = OnceCell::new();
         let has_caught_up = |ago: Duration| *backlog.get_or_init(|| shadow.backlog()) < ago;
         for mut held in self.held.drain(..) {
-            let (age, longest) = (now - held.since, held.since + LONGEST_PATIENCE);
-            let is_behind = waiting.contains(&held.uid);
-            let until = match &mut held.waits {
-                _ if is_behind => longest,
-                Waits::Behind => now,
-                Waits::ForItsTurn { namespace, number } => {
-                    match shadow.turns.lock().has_come(namespace, *number) {
-                        true => now,
-                        false => longest,
-                    }
-                }
-                Waits::ToBeWanted(waiting) if ledger.expects(now, &waiting.write) => {
-                    shadow.turns.lock().wanted(&waiting.write.place.namespace, now);
-                    now
-                }
-                Waits::ToBeWanted(waiting) => {
-                    let write = &mut waiting.write;
-                    let wanted = shadow.last_wanted(write).unwrap_or_default();
-                    let more = (wanted.max(*last_suspect) + MORE_PATIENCE).min(longest);
-                    let until = (held.since + self.patience).max(more);
-                    let is_over = now >= until && (now >= longest || has_caught_up(age));
-                    if is_over {
-                        write.fields = fields_of(&held.event, &write.kind);
-                        *last_suspect = now;
-                        ledger.suspect(now, write.clone());
-                    }
-                    if is_over { now } else { until.max(now + LOOK) }
-                }
-            };
-            if !is_behind && until <= now {
-                self.ready.push_back(held.event);
+            if kept.iter().any(|before| before.object == held.object) {
+                kept.push(held);
                 continue;
             }
-            if !is_behind {
-                let wait = until - now;
-                next = Some(next.map_or(wait, |next| next.min(wait)));
+            let (age, limit) = (now - held.since, held.since + LIMIT);
+            let until = match &mut held.waits {
+                Waits::ForItsObject => now,
+                Waits::ForWrites(turn) if turn.comes_after(What::Write) => limit,
+                Waits::ForWrites(_) => now,
+                Waits::ToBeWanted(write, _) if ledger.expects(now, write) => {
+                    shadow.turns.lock().wanted(&write.place.namespace, now);
+                    now
+                }
+                Waits::ToBeWanted(write, turn) => {
+                    let wanted = shadow.turns.lock().last_wanted(&write.place.namespace);
+                    let until = until(held.since, self.patience, wanted.max(*last_suspect));
+                    let is_answer =
+                        || turn.as_ref().is_some_and(|turn| turn.comes_after(What::Ask));
+                    if now < until || (now < limit && (is_answer() || !has_caught_up(age))) {
+                        until.max(now + LOOK)
+                    } else {
+                        write.fields = fields_of(&held.event, &write.kind);
+                        *last_suspect = now;
+                        ledger.suspect(now, Write::clone(write));
+                        now
+                    }
+                }
+            };
+            if until <= now {
+                self.ready.push_back(held.event);
+            } else {
+                next = Some(next.map_or(until - now, |next| next.min(until - now)));
+                kept.push(held);
             }
-            waiting.push(held.uid.clone());
-            kept.push(held);
         }
         self.held = kept;
         next
     }
+}
+
+/// Until when a write waits at least that came at `since`; `followed`: when this manager last made
+/// progress.
+fn until(since: Duration, patience: Duration, followed: Duration) -> Duration {
+    (since + patience).max((followed + MORE_PATIENCE).min(since + LONGEST_PATIENCE))
 }
 
 fn patience(resource: &str) -> Duration {
@@ -363,3 +381,6 @@ fn fields_of(event: &Event, kind: &Kind) -> Vec<String> {
     };
     whole(object).map(|object| owned_fields(&object, subresource)).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;

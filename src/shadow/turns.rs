@@ -1,7 +1,7 @@
-//! In which order the events of a namespace pass where some of them wait: what users ask after a write
-//! of the manager in charge comes after it, in each watch.
+//! The order of what happens in a namespace, where some of it waits. What others ask after a write of
+//! the manager in charge passes after it, and what that manager writes then is an answer.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 /// A namespace is forgotten when nothing in it was wanted for so long.
@@ -9,46 +9,61 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 pub struct Turns {
-    last: u64,
     namespaces: HashMap<String, Namespace>,
 }
 
 #[derive(Default)]
 struct Namespace {
-    /// The writes of the one in charge that wait.
-    writes: BTreeSet<u64>,
+    /// What waits, by its version: in how many watches.
+    waiting: [BTreeMap<u64, usize>; 2],
     /// When this manager last wanted one of them.
     wanted: Duration,
 }
 
+/// What waits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum What {
+    /// A write of the one in charge.
+    Write,
+    /// What others ask.
+    Ask,
+}
+
+/// The number in an object's version, which grows with time for all kinds that one server stores.
+/// `None`: a version that is something else.
+pub fn number(version: &str) -> Option<u64> {
+    version.parse().ok()
+}
+
 impl Turns {
-    /// A write waits, until [`passes`](Self::passes). Returns its number.
-    pub fn waits(&mut self, namespace: &str, now: Duration) -> u64 {
-        self.last += 1;
+    /// Something waits, until [`passes`](Self::passes).
+    pub fn waits(&mut self, what: What, namespace: &str, version: u64, now: Duration) {
         if !self.namespaces.contains_key(namespace) {
             self.namespaces.retain(|_, of| {
-                !of.writes.is_empty() || now.saturating_sub(of.wanted) < FORGOTTEN_AFTER
+                of.waiting.iter().any(|waiting| !waiting.is_empty())
+                    || now.saturating_sub(of.wanted) < FORGOTTEN_AFTER
             });
         }
-        self.namespaces.entry(namespace.to_owned()).or_default().writes.insert(self.last);
-        self.last
+        let of = self.namespaces.entry(namespace.to_owned()).or_default();
+        *of.waiting[what as usize].entry(version).or_default() += 1;
     }
 
-    pub fn passes(&mut self, namespace: &str, number: u64) {
-        if let Some(of) = self.namespaces.get_mut(namespace) {
-            of.writes.remove(&number);
+    pub fn passes(&mut self, what: What, namespace: &str, version: u64) {
+        let Some(of) = self.namespaces.get_mut(namespace) else { return };
+        let waiting = &mut of.waiting[what as usize];
+        if let Some(watches) = waiting.get_mut(&version) {
+            *watches -= 1;
+            if *watches == 0 {
+                waiting.remove(&version);
+            }
         }
     }
 
-    /// The number of what comes now, if a write in its namespace waits.
-    pub fn behind(&self, namespace: &str) -> Option<u64> {
-        self.namespaces.get(namespace)?.writes.last().copied()
-    }
-
-    /// Whether no write with a number up to this one waits.
-    pub fn has_come(&self, namespace: &str, number: u64) -> bool {
-        let first = self.namespaces.get(namespace).and_then(|of| of.writes.first());
-        first.is_none_or(|first| *first > number)
+    /// Whether `what` waits with a version before this one.
+    pub fn is_before(&self, what: What, namespace: &str, version: u64) -> bool {
+        let of = self.namespaces.get(namespace);
+        let first = of.and_then(|of| of.waiting[what as usize].keys().next());
+        first.is_some_and(|first| *first < version)
     }
 
     pub fn wanted(&mut self, namespace: &str, now: Duration) {
@@ -57,9 +72,9 @@ impl Turns {
         }
     }
 
-    /// When a write in this namespace was last wanted.
-    pub fn last_wanted(&self, namespace: &str) -> Option<Duration> {
-        self.namespaces.get(namespace).map(|of| of.wanted)
+    /// When a write in this namespace was last wanted; zero: not lately.
+    pub fn last_wanted(&self, namespace: &str) -> Duration {
+        self.namespaces.get(namespace).map_or(Duration::ZERO, |of| of.wanted)
     }
 }
 
@@ -70,31 +85,33 @@ mod tests {
     const NOW: Duration = Duration::ZERO;
 
     #[test]
-    fn what_comes_after_a_write_of_its_namespace_passes_after_it() {
+    fn what_waits_is_in_the_order_of_versions() {
         let mut turns = Turns::default();
-        assert_eq!(turns.behind("a"), None);
-        let (first, second) = (turns.waits("a", NOW), turns.waits("a", NOW));
-        let asked = turns.behind("a").expect("two writes wait");
-        let later = turns.waits("a", NOW);
-        assert_eq!(turns.behind("b"), None);
-        turns.passes("a", second);
-        assert!(!turns.has_come("a", asked));
-        turns.passes("a", first);
-        assert!(turns.has_come("a", asked), "the write that came later does not count");
-        turns.passes("a", later);
-        assert_eq!(turns.behind("a"), None);
+        let is_before = |turns: &Turns, namespace: &str| turns.is_before(What::Write, namespace, 5);
+        assert!(!is_before(&turns, "a"));
+        for version in [3, 4, 4, 5, 9] {
+            turns.waits(What::Write, "a", version, NOW);
+        }
+        turns.waits(What::Ask, "b", 1, NOW);
+        for (passes, expected) in [(4, true), (3, true), (4, false), (9, false)] {
+            assert!(!is_before(&turns, "b"), "another namespace, and no write");
+            turns.passes(What::Write, "a", passes);
+            assert_eq!(is_before(&turns, "a"), expected, "{passes}");
+        }
+        assert!(turns.is_before(What::Ask, "b", 2));
+        assert_eq!((number("17"), number("a17")), (Some(17), None));
     }
 
     #[test]
     fn a_namespace_is_forgotten_once_nothing_waits_or_was_wanted_lately() {
         let mut turns = Turns::default();
-        let number = turns.waits("wanted", NOW);
+        turns.waits(What::Write, "wanted", 1, NOW);
         turns.wanted("wanted", FORGOTTEN_AFTER);
-        turns.passes("wanted", number);
-        let number = turns.waits("idle", NOW);
-        turns.waits("waiting", NOW);
-        turns.passes("idle", number);
-        turns.waits("new", FORGOTTEN_AFTER);
+        turns.passes(What::Write, "wanted", 1);
+        turns.waits(What::Write, "idle", 2, NOW);
+        turns.waits(What::Write, "waiting", 3, NOW);
+        turns.passes(What::Write, "idle", 2);
+        turns.waits(What::Write, "new", 4, FORGOTTEN_AFTER);
         let mut known: Vec<_> = turns.namespaces.keys().cloned().collect();
         known.sort();
         assert_eq!(known, ["new", "waiting", "wanted"]);

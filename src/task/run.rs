@@ -13,7 +13,8 @@ pub struct Run {
     pub controller: &'static str,
     /// The key that is synced; empty: work that belongs to no key.
     pub key: Arc<str>,
-    /// How long after its end the same work is done again; zero: that depends on events.
+    /// How long after its end the same work is done again, without a supervisor; zero: that depends
+    /// on events.
     pub period: Duration,
     parent: Option<Arc<Run>>,
     is_derailed: AtomicBool,

@@ -39,7 +39,7 @@ fn name_and_help(text: &str) -> Option<(&str, &str)> {
 }
 
 /// The names and helps of all metrics that the source declares.
-pub fn declared() -> Vec<(String, String)> {
+fn declared() -> Vec<(String, String)> {
     let mut all = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
     let mut found = Vec::new();

@@ -8,6 +8,7 @@ use crate::client::call::Call;
 use crate::client::stream::undecoded;
 use crate::client::{Client, Result};
 use crate::objects::{Istr, ResourceType, null_as_default};
+use crate::sort::Order;
 
 const AGGREGATED: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
@@ -48,7 +49,7 @@ impl Discovery {
     pub fn failure(&self) -> Option<String> {
         let mut texts: Vec<String> =
             self.failures.iter().map(|(version, why)| format!("{version}: {why}")).collect();
-        texts.sort_unstable();
+        texts.order();
         let all = || texts.join(", ");
         (!texts.is_empty())
             .then(|| format!("unable to retrieve the complete list of server APIs: {}", all()))
@@ -197,7 +198,7 @@ impl Client {
     async fn add_legacy(&self, found: &mut Discovery, group: LegacyGroup) {
         let first = group.preferred_version.version.clone();
         let mut versions = group.versions;
-        versions.sort_by_key(|version| version.version != first);
+        versions.order_by_key(|version| version.version != first);
         for LegacyVersion { version } in versions {
             let path = match group.name.as_str() {
                 "" => format!("/api/{version}"),

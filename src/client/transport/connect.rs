@@ -12,6 +12,7 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 
 use super::dial::dial;
+use super::patient::{Patient, Traffic};
 use super::proxy::{Kind, Proxy};
 use super::secured::Secured;
 use super::sockets::{Place, Purpose, Sockets};
@@ -44,6 +45,7 @@ pub(super) struct Connector {
     pub tls: TlsSource,
     pub proxy: Option<Proxy>,
     pub sockets: Arc<Sockets>,
+    pub traffic: Arc<Traffic>,
     pub clock: SharedClock,
 }
 
@@ -70,7 +72,12 @@ impl Connector {
         if let Err(error) = probe_when_silent(&tcp) {
             log::debug!("{peer}:{peer_port}: no keep-alive: {error}");
         }
-        let mut stream = Box::new(tcp) as Box<dyn ReadWrite>;
+        let mut stream: Box<dyn ReadWrite> = match purpose {
+            Purpose::Request => {
+                Box::new(Patient::new(tcp, self.traffic.clone(), self.clock.clone()))
+            }
+            Purpose::Watch | Purpose::Lease => Box::new(tcp),
+        };
         if let Some(proxy) = &self.proxy {
             if proxy.kind == Kind::Https {
                 // The proxy sees the client certificate and is trusted as the server is: client-go

@@ -12,6 +12,7 @@ use futures_lite::io::AsyncBufRead;
 use rustls::ClientConfig;
 
 use super::connect::Connection;
+use super::patient::{Traffic, UnderWay};
 use crate::clock::SharedClock;
 use crate::task;
 
@@ -32,6 +33,7 @@ pub(super) struct Pool {
     idle: Mutex<Idle>,
     in_use: Arc<Semaphore>,
     overflow: Arc<Semaphore>,
+    traffic: Arc<Traffic>,
     clock: SharedClock,
 }
 
@@ -44,22 +46,24 @@ struct Idle {
 }
 
 /// A request may be under way while this exists.
-pub(super) struct Turn(#[expect(dead_code, reason = "held for its drop")] SemaphoreGuardArc);
+#[expect(dead_code, reason = "held for its drop")]
+pub(super) struct Turn(SemaphoreGuardArc, UnderWay);
 
 impl Pool {
-    pub fn new(clock: SharedClock) -> Pool {
+    pub fn new(traffic: Arc<Traffic>, clock: SharedClock) -> Pool {
         let (in_use, overflow) = (Semaphore::new(POOL_SIZE), Semaphore::new(OVERFLOW));
         let (in_use, overflow) = (Arc::new(in_use), Arc::new(overflow));
-        Pool { idle: Mutex::default(), in_use, overflow, clock }
+        Pool { idle: Mutex::default(), in_use, overflow, traffic, clock }
     }
 
     /// Waits for a turn. May be dropped at any time.
     pub async fn turn(&self) -> Turn {
         let late = async {
             self.clock.sleep(WAIT_FOR_CONNECTION).await;
-            Turn(self.overflow.acquire_arc().await)
+            self.overflow.acquire_arc().await
         };
-        async { Turn(self.in_use.acquire_arc().await) }.or(late).await
+        let place = self.in_use.acquire_arc().or(late).await;
+        Turn(place, self.traffic.begin())
     }
 
     /// An idle connection that was made with `tls`. Those made with another configuration are
@@ -127,7 +131,7 @@ mod tests {
     fn an_idle_connection_is_closed_without_a_request() {
         async_std::task::block_on(async {
             let clock = FakeClock::new(Timestamp::from_secs(0));
-            let pool = Arc::new(Pool::new(clock.clone()));
+            let pool = Arc::new(Pool::new(Arc::default(), clock.clone()));
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
             let mut server = listener.accept().await.unwrap().0;
@@ -150,7 +154,7 @@ mod tests {
     #[test]
     fn requests_under_way_are_bounded() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
-        let pool = Pool::new(clock.clone());
+        let pool = Pool::new(Arc::default(), clock.clone());
         let mut under_way: Vec<Turn> = (0..POOL_SIZE).map(|_| block_on(pool.turn())).collect();
         // The next one waits, and takes the place of the first to end.
         let mut next = Box::pin(pool.turn());

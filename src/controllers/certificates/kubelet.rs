@@ -2,6 +2,7 @@
 
 use super::x509::CertificateRequest;
 use crate::objects::Istr;
+use crate::sort::Order;
 
 const ORGANIZATION: &str = "system:nodes";
 const NAME_PREFIX: &str = "system:node:";
@@ -72,7 +73,7 @@ fn check_usages(usages: &[Istr], purpose: &str) -> Result<(), String> {
         return Ok(());
     }
     let mut required = [SIGNATURE, ENCIPHERMENT, purpose];
-    required.sort_unstable();
+    required.order();
     Err(format!("usages did not match [{}]", required.join(" ")))
 }
 

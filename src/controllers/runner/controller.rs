@@ -339,7 +339,8 @@ impl Controller {
         }
     }
 
-    /// Once with the start of the workers, and then this long after each end.
+    /// Once with the start of the workers, and then this long after each end, or as long as the
+    /// supervisor says.
     pub fn every<F, Fut>(&mut self, period: Duration, job: F)
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -347,6 +348,7 @@ impl Controller {
     {
         let (name, clock) = (self.profile.name, self.clock());
         let supervisor = self.context.supervisor();
+        let rest = supervisor.as_ref().map_or(period, |supervisor| supervisor.rest(period));
         self.workers.push(Box::new(move |stop| {
             let stop = stop.clone();
             Box::pin(async move {
@@ -358,7 +360,7 @@ impl Controller {
                         }
                     };
                     log_job(name, caught(name, done).await);
-                    if stop.unless_stopped(clock.sleep(period)).await.is_none() {
+                    if stop.unless_stopped(clock.sleep(rest)).await.is_none() {
                         return;
                     }
                 }

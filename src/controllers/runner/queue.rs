@@ -82,14 +82,19 @@ pub struct Queue<K = ObjectKey> {
 
 struct Shared<K> {
     queue: RateLimitingQueue<K>,
-    clock: SharedClock,
-    syncs: Syncs,
+    outcomes: Outcomes,
     /// Of keys whose last sync ended with [`Error::Stale`].
     stale: ItemExponentialFailureRateLimiter<K>,
+    paced: bool,
+}
+
+/// How the syncs of a queue ended, and what follows from it. It does not depend on the type of keys.
+struct Outcomes {
+    syncs: Syncs,
+    clock: SharedClock,
     /// `None`: no end.
     max_retries: Option<u32>,
     retry_level: log::Level,
-    paced: bool,
 }
 
 /// A queue that is not kept alive.
@@ -149,6 +154,17 @@ pub struct SyncStatus {
 }
 
 impl Syncs {
+    fn status(&self, queue: QueueStatus) -> SyncStatus {
+        let Syncs { count, failures, micros, last_error } = self;
+        SyncStatus {
+            queue,
+            syncs: count.load(Ordering::Relaxed),
+            failures: failures.load(Ordering::Relaxed),
+            seconds: micros.load(Ordering::Relaxed) as f64 / 1e6,
+            last_error: last_error.lock().clone(),
+        }
+    }
+
     fn ended(&self, took: Duration) {
         self.count.fetch_add(1, Ordering::Relaxed);
         self.micros.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
@@ -176,8 +192,8 @@ impl<K: Key> Queue<K> {
         let limiter = limiter.unwrap_or_else(|| default_controller_rate_limiter(clock.clone()));
         let queue = RateLimitingQueue::new(name, clock.clone(), limiter);
         let stale = ItemExponentialFailureRateLimiter::new(STALE_RETRY, MAX_STALE_RETRY);
-        let syncs = Syncs::default();
-        let shared = Shared { queue, clock, syncs, stale, max_retries, retry_level, paced };
+        let outcomes = Outcomes { syncs: Syncs::default(), clock, max_retries, retry_level };
+        let shared = Shared { queue, outcomes, stale, paced };
         Queue { shared: Arc::new(shared) }
     }
 
@@ -222,14 +238,7 @@ impl<K: Key> Queue<K> {
     }
 
     pub(super) fn status(&self) -> SyncStatus {
-        let Syncs { count, failures, micros, last_error } = &self.shared.syncs;
-        SyncStatus {
-            queue: self.inner().status(),
-            syncs: count.load(Ordering::Relaxed),
-            failures: failures.load(Ordering::Relaxed),
-            seconds: micros.load(Ordering::Relaxed) as f64 / 1e6,
-            last_error: last_error.lock().clone(),
-        }
+        self.shared.outcomes.syncs.status(self.inner().status())
     }
 
     pub(super) fn shut_down(&self) {
@@ -242,7 +251,7 @@ impl<K: Key> Queue<K> {
             let mut rest = Duration::ZERO;
             // Keys that are still queued at the stop are left to the next leader.
             if !stop.is_stopped() {
-                let began = self.shared.clock.monotonic();
+                let began = self.shared.outcomes.clock.monotonic();
                 let traced = match trace::is_on() {
                     true => trace::sync_begins(self.inner().identity(), controller, &key, began),
                     false => None,
@@ -250,9 +259,9 @@ impl<K: Key> Queue<K> {
                 let span = traced.as_ref().map_or(0, |sync| sync.span);
                 let work = Traced::new(span, async { sync(key.clone()).await });
                 let result = caught(controller, work).await;
-                let now = self.shared.clock.monotonic();
+                let now = self.shared.outcomes.clock.monotonic();
                 let took = now.saturating_sub(began);
-                self.shared.syncs.ended(took);
+                self.shared.outcomes.syncs.ended(took);
                 // The time until a retry is the limiter's business.
                 if self.shared.paced && matches!(result, Some(Ok(_))) {
                     rest = took.saturating_mul(REST_FACTOR).min(MAX_REST);
@@ -270,48 +279,69 @@ impl<K: Key> Queue<K> {
 
     /// Forgets or retries `key`, as `result` asks. `None`: the sync panicked.
     fn settle(&self, controller: &str, key: &K, result: Option<SyncResult>) {
-        let Shared { queue, clock, stale, max_retries, retry_level, .. } = &*self.shared;
-        let is_stale = matches!(&result, Some(Err(error)) if error.is_stale());
-        if !is_stale {
+        let Shared { queue, stale, .. } = &*self.shared;
+        let end = self.shared.outcomes.end(controller, key, result, &|| queue.num_requeues(key));
+        if !matches!(end, End::Stale) {
             stale.forget(key);
         }
-        let error = match result {
-            Some(Ok(Next::Done)) => return queue.forget(key),
-            Some(Ok(Next::After(delay))) => {
+        match end {
+            End::Forget => queue.forget(key),
+            End::After(delay) => {
                 queue.forget(key);
-                return queue.add_after(key.clone(), delay);
+                queue.add_after(key.clone(), delay);
             }
-            Some(Ok(Next::Backoff)) => return queue.add_rate_limited(key.clone()),
+            End::Backoff => queue.add_rate_limited(key.clone()),
+            // Not from the shared bucket: after a storm of writes a turn there may be far away.
+            End::Stale => queue.add_after(key.clone(), stale.when(key)),
+        }
+    }
+}
+
+/// What becomes of a key after its sync.
+enum End {
+    Forget,
+    After(Duration),
+    Backoff,
+    /// Tried again as after [`Error::Stale`].
+    Stale,
+}
+
+impl Outcomes {
+    /// What becomes of `key`, which has been tried again `retries` times. Compiled once for all kinds
+    /// of keys.
+    fn end(
+        &self,
+        controller: &str,
+        key: &dyn Display,
+        result: Option<SyncResult>,
+        retries: &dyn Fn() -> u32,
+    ) -> End {
+        let error = match result {
+            Some(Ok(Next::Done)) => return End::Forget,
+            Some(Ok(Next::After(delay))) => return End::After(delay),
+            Some(Ok(Next::Backoff)) => return End::Backoff,
             None => {
-                self.shared.syncs.failed(key, "panic".into(), clock.now());
-                return queue.add_rate_limited(key.clone());
+                self.syncs.failed(key, "panic".into(), self.clock.now());
+                return End::Backoff;
             }
             Some(Err(error)) => error,
         };
+        let (is_stale, chain) = (error.is_stale(), Chain(&error));
         // A cache that lags behind is part of a healthy start.
         if !is_stale {
-            self.shared.syncs.failed(key, Chain(&error).to_string(), clock.now());
+            self.syncs.failed(key, chain.to_string(), self.clock.now());
         }
         if error.is_terminal() {
-            log::error!("{controller}: Error syncing {key}, not retried: {}", Chain(&error));
-            stale.forget(key);
-            return queue.forget(key);
+            log::error!("{controller}: Error syncing {key}, not retried: {chain}");
+            return End::Forget;
         }
-        if max_retries.is_some_and(|max| queue.num_requeues(key) >= max) {
-            log::error!(
-                "{controller}: Dropping {key} out of the queue, too many retries: {}",
-                Chain(&error)
-            );
-            stale.forget(key);
-            return queue.forget(key);
+        if self.max_retries.is_some_and(|max| retries() >= max) {
+            log::error!("{controller}: Dropping {key} out of the queue, too many retries: {chain}");
+            return End::Forget;
         }
-        let level = retry_log_level(&error, *retry_level);
-        log::log!(level, "{controller}: Error syncing {key}: {}", Chain(&error));
-        match is_stale {
-            // Not from the shared bucket: after a storm of writes a turn there may be far away.
-            true => queue.add_after(key.clone(), stale.when(key)),
-            false => queue.add_rate_limited(key.clone()),
-        }
+        let level = retry_log_level(&error, self.retry_level);
+        log::log!(level, "{controller}: Error syncing {key}: {chain}");
+        if is_stale { End::Stale } else { End::Backoff }
     }
 }
 

@@ -14,7 +14,10 @@ pub trait Supervisor: Send + Sync + 'static {
         work: BoxFuture<'static, SyncResult>,
     ) -> BoxFuture<'static, SyncResult>;
 
-    /// A job that is done again this long after its end.
+    /// How long a job rests after its end, in place of `period`.
+    fn rest(&self, period: Duration) -> Duration;
+
+    /// A job whose own rest is `period`.
     fn job(
         &self,
         controller: &'static str,

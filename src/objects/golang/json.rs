@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde_json::{Map, Value};
 
 use super::types::{Kind, POD_TEMPLATE_SPEC, Type, fields, is_nil};
+use crate::sort::Order;
 
 /// What becomes of integers on their way through a Go map of any values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +68,7 @@ struct Writer {
 
 impl Writer {
     fn members(&mut self, mut members: Vec<Member<'_>>) {
-        members.sort_by(|one, other| one.0.cmp(&other.0));
+        members.order_by(|one, other| one.0.cmp(&other.0));
         self.list('{', '}', members, |writer, (name, of, value)| {
             writer.string(&name);
             writer.out.push(':');
@@ -130,7 +131,7 @@ impl Writer {
 
     fn any_members(&mut self, members: &Map<String, Value>) {
         let mut members: Vec<_> = members.iter().collect();
-        members.sort_by_key(|(name, _)| *name);
+        members.order_by_key(|(name, _)| *name);
         self.list('{', '}', members, |writer, (name, value)| {
             writer.string(name);
             writer.out.push(':');

@@ -272,6 +272,7 @@ impl Labels {
         }
         // Of a key given twice the last value counts, as in Go.
         pairs.reverse();
+        // Not `order_by`: each pod that is decoded comes by here.
         pairs.sort_by(|a, b| a.0.cmp(&b.0));
         pairs.dedup_by(|later, kept| later.0 == kept.0);
         Labels(Some(MAPS.intern(pairs)))

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::objects::{Istr, Labels, null_as_default};
+use crate::sort::Order;
 
 /// As written in an object's spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,14 +150,14 @@ impl TryFrom<Option<&LabelSelector>> for Selector {
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut terms: Vec<&Term> = self.terms.iter().collect();
-        terms.sort_by(|a, b| a.key.cmp(&b.key));
+        terms.order_by(|a, b| a.key.cmp(&b.key));
         for (at, Term { key, test }) in terms.into_iter().enumerate() {
             if at > 0 {
                 f.write_str(",")?;
             }
             let set = |values: &[Istr]| {
                 let mut values: Vec<&str> = values.iter().map(Istr::as_str).collect();
-                values.sort_unstable();
+                values.order();
                 values.join(",")
             };
             match test {

@@ -7,6 +7,7 @@ use serde_json::value::RawValue;
 use crate::objects::{
     Istr, LabelSelector, Meta, Quantity, ResourceList, WholeMeta, null_as_default, resource,
 };
+use crate::sort::Order;
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -100,7 +101,7 @@ impl PersistentVolumeClaim {
         ];
         let mut names: Vec<&Istr> =
             names.into_iter().flatten().filter(|name| !name.is_empty()).collect();
-        names.sort();
+        names.order();
         names.dedup();
         names
     }

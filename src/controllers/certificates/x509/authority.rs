@@ -11,6 +11,7 @@ use super::request::{CertificateRequest, SUBJECT_ALTERNATIVE_NAME};
 use super::signature::SigningKey;
 use crate::client::pem;
 use crate::objects::{Istr, Timestamp};
+use crate::sort::Order;
 
 /// How long before now a certificate begins, for clocks that are slow.
 const BACKDATE: Duration = Duration::from_secs(5 * 60);
@@ -210,7 +211,7 @@ impl Usages {
                 (None, None) => unknown.push(format!("{usage:?}")),
             }
         }
-        parsed.extended.sort_unstable();
+        parsed.extended.order();
         // Two names may be of one purpose.
         parsed.extended.dedup_by_key(|at| EXTENDED_USAGES[*at].1);
         match unknown.is_empty() {

@@ -7,6 +7,7 @@ use rustls::pki_types::pem::{self, SectionKind};
 use super::der::{self, Malformed, Reader};
 use super::signature;
 use super::uri::normal_form;
+use crate::sort::Order;
 
 /// What a certificate request asks for.
 #[derive(Debug)]
@@ -153,7 +154,7 @@ impl Subject {
             let kind = der::element(der::OBJECT_IDENTIFIER, &[ATTRIBUTE, &[*kind]].concat());
             let attribute = |value: &String| der::sequence(&[kind.clone(), encoded(value)]);
             let mut set: Vec<Vec<u8>> = values.iter().map(attribute).collect();
-            set.sort_unstable();
+            set.order();
             names.push(der::element(der::SET, &set.concat()));
         }
         der::sequence(&names)

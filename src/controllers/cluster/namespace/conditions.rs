@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::NamespaceCondition;
 
 use super::content::Content;
 use crate::objects::{Istr, ResourceType, Timestamp};
+use crate::sort::Order;
 
 /// What a pass found: empty, when all went well and nothing is left.
 #[derive(Debug, Default)]
@@ -139,7 +140,7 @@ const KINDS: [Kind; 5] = [
 /// The texts, always in the same order; `None` when there are none.
 fn sorted(texts: impl Iterator<Item = String>) -> Option<String> {
     let mut texts: Vec<String> = texts.collect();
-    texts.sort_unstable();
+    texts.order();
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 

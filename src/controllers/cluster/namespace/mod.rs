@@ -20,6 +20,7 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
 use crate::objects::{Istr, Namespace, ObjectKey, Resource, ResourceType};
+use crate::sort::Order;
 use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
 
 /// The finalizer of a namespace's spec that this controller takes off.
@@ -125,7 +126,7 @@ impl NamespaceController {
             Step::RemoveFinalizer => {
                 let mut left: Vec<&Istr> =
                     namespace.spec.finalizers.iter().filter(|name| *name != FINALIZER).collect();
-                left.sort_unstable();
+                left.order();
                 left.dedup();
                 let body = json!({
                     "apiVersion": "v1", "kind": "Namespace",

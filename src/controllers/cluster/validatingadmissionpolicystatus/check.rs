@@ -14,6 +14,7 @@ use crate::client::{self, Call, Client, Discovery};
 use crate::clock::SharedClock;
 use crate::controllers::Error;
 use crate::objects::{ExpressionWarning, NamedRuleWithOperations, ValidatingAdmissionPolicy};
+use crate::sort::Order;
 
 /// Upstream: `maxTypesToCheck`.
 const MAX_TYPES: usize = 10;
@@ -251,7 +252,7 @@ fn triples(rule: &NamedRuleWithOperations) -> Vec<(&str, &str, &str)> {
             triples.extend(plain.map(|name| (group.as_str(), version.as_str(), name.as_str())));
         }
     }
-    triples.sort_unstable();
+    triples.order();
     triples
 }
 

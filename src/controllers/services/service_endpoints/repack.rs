@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::hash;
 use crate::objects::{EndpointAddress, EndpointPort, EndpointSubset, Uid};
+use crate::sort::Order;
 
 /// Gathers addresses and the ports they offer.
 #[derive(Default)]
@@ -56,14 +57,14 @@ impl Packer {
                     false => subset.not_ready_addresses.push(address),
                 }
             }
-            subset.addresses.sort_by(by_ip_and_uid);
-            subset.not_ready_addresses.sort_by(by_ip_and_uid);
-            ports.sort_by_cached_key(hash::port);
+            subset.addresses.order_by(by_ip_and_uid);
+            subset.not_ready_addresses.order_by(by_ip_and_uid);
+            ports.order_by_key(hash::port);
             subset.ports = ports;
             subset
         };
         let mut subsets: Vec<EndpointSubset> = by_offer.into_iter().map(subset).collect();
-        subsets.sort_by_cached_key(hash::subset);
+        subsets.order_by_key(hash::subset);
         subsets
     }
 }

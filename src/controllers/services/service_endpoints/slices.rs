@@ -8,6 +8,7 @@ use crate::cache::{IndexValue, Lister};
 use crate::controllers::Controller;
 use crate::controllers::runner::{Change, Mapper};
 use crate::objects::{EndpointSlice, Labels, ObjectKey};
+use crate::sort::Order;
 
 /// The label that names the Service. Upstream: `discovery.LabelServiceName`.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -45,7 +46,7 @@ pub fn of_service(
 ) -> Vec<Arc<EndpointSlice>> {
     let mut found = slices.by_index(SERVICE_INDEX, &IndexValue::Key(service.clone()));
     found.retain(|slice| is_managed(&slice.meta.labels, manager));
-    found.sort_by(|a, b| a.meta.name.cmp(&b.meta.name));
+    found.order_by(|a, b| a.meta.name.cmp(&b.meta.name));
     found
 }
 

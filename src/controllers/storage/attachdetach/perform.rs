@@ -17,6 +17,7 @@ use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{
     Istr, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Uid, VolumeAttachment,
 };
+use crate::sort::Order;
 
 const FAILED: &str = "FailedAttachVolume";
 const SUCCEEDED: &str = "SuccessfulAttachVolume";
@@ -301,7 +302,7 @@ impl AttachDetach {
 
 fn sorted(volumes: &[crate::objects::AttachedVolume]) -> Vec<crate::objects::AttachedVolume> {
     let mut volumes = volumes.to_vec();
-    volumes.sort();
+    volumes.order();
     volumes
 }
 

@@ -23,6 +23,7 @@ use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
 use crate::events::Recorder;
 use crate::metrics::metrics;
 use crate::objects::{CronJob, Job, Labels, Object, ObjectKey, Resource, Timestamp};
+use crate::sort::Order;
 
 /// Upstream: `batch.CronJobScheduledTimestampAnnotation`.
 const SCHEDULED: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
@@ -385,7 +386,7 @@ fn surplus(jobs: &[Arc<Job>], condition: &str, limit: i32) -> Vec<Arc<Job>> {
     let finished = |job: &&Arc<Job>| job.finished().is_some_and(|it| it.r#type == *condition);
     let mut jobs: Vec<Arc<Job>> = jobs.iter().filter(finished).cloned().collect();
     // Those that never started come last.
-    jobs.sort_by_key(|job| {
+    jobs.order_by_key(|job| {
         let started = job.status.start_time;
         (started.is_none(), started, job.meta.name.clone())
     });

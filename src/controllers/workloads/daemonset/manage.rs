@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::sites::{Availability, Site, order};
 use crate::controllers::workloads::history::REVISION_LABEL;
 use crate::objects::{Pod, PodPhase};
+use crate::sort::Order;
 
 /// What a plan is made from, besides the sites.
 pub(super) struct Situation<'a> {
@@ -84,7 +85,7 @@ fn plan_site(
     if running.len() < 2 {
         return;
     }
-    running.sort_by(|one, other| order(one, other));
+    running.order_by(|one, other| order(one, other));
     if !situation.surges {
         plan.delete.extend(running.into_iter().skip(1).cloned());
         return;

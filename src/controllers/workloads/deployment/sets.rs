@@ -7,6 +7,7 @@ use super::annotations::{self, MAX_REPLICAS};
 use super::scaling::{Old, Share};
 use super::template::equal_ignoring_hash;
 use crate::objects::{ReplicaSet, Template};
+use crate::sort::Order;
 
 /// The ReplicaSets of a Deployment.
 #[derive(Clone, Default)]
@@ -21,7 +22,7 @@ impl Sets {
     /// Sorts `owned`, oldest first, and splits it by `template`.
     /// Upstream: `FindNewReplicaSet`, `FindOldReplicaSets`.
     pub fn of(template: &Template, owned: &mut [Arc<ReplicaSet>]) -> Sets {
-        owned.sort_by(|a, b| by_creation(a, b));
+        owned.order_by(|a, b| by_creation(a, b));
         let at = owned.iter().position(|set| equal_ignoring_hash(&set.spec.template, template));
         let old = owned.iter().enumerate().filter(|(index, _)| Some(*index) != at);
         Sets { new: at.map(|at| owned[at].clone()), old: old.map(|(_, set)| set.clone()).collect() }
@@ -81,7 +82,7 @@ pub(super) fn by_size_older(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
 pub(super) fn beyond_history(old: &[Arc<ReplicaSet>], limit: i32) -> Vec<Arc<ReplicaSet>> {
     let mut staying: Vec<_> = old.iter().filter(|set| !set.meta.is_being_deleted()).collect();
     let surplus = staying.len().saturating_sub(usize::try_from(limit).unwrap_or(0));
-    staying.sort_by(|a, b| {
+    staying.order_by(|a, b| {
         let revision = |set: &ReplicaSet| annotations::revision(&set.meta).unwrap_or(0);
         revision(a).cmp(&revision(b)).then_with(|| by_creation(a, b))
     });

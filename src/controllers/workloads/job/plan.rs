@@ -13,6 +13,7 @@ use super::round::{
     replaces_failed_only,
 };
 use crate::objects::{JobSpec, Pod, PodPhase, Timestamp};
+use crate::sort::Order;
 
 /// The most pods that one sync creates or deletes. Upstream: `MaxPodCreateDeletePerSync`.
 const MOST: usize = 500;
@@ -168,7 +169,7 @@ fn choose(spec: &JobSpec, active: &[Arc<Pod>], least: usize) -> Vec<Arc<Pod>> {
 
 /// The pods that have got the least far come first. Upstream: `controller.ActivePods`.
 fn sort(pods: &mut [Arc<Pod>]) {
-    pods.sort_by_key(|pod| {
+    pods.order_by_key(|pod| {
         let phase = match pod.status.phase {
             PodPhase::Unknown => 1,
             PodPhase::Running => 2,

@@ -12,6 +12,7 @@ use super::indexes::{index_of, valid_index_of};
 use super::policies::judge;
 use super::round::{Round, completions, condition, count, ensure_condition, is_failed};
 use crate::objects::{JobCondition, JobStatus, Pod, PodPhase, Timestamp, Uid};
+use crate::sort::Order;
 
 /// The most uids, and new indexes, in a status: about 20 KB. Upstream: `MaxUncountedPods`.
 const MOST_UNCOUNTED: usize = 500;
@@ -36,7 +37,7 @@ pub fn tally(round: &mut Round, now: Timestamp) -> Tally {
     let mut tally = Tally::default();
     if round.indexed.is_some() {
         // The indexes that fit into the status are the lowest.
-        round.pods.sort_by_key(|pod| index_of(pod));
+        round.pods.order_by_key(|pod| index_of(pod));
     }
     let tracked = round.pods.iter().filter(|pod| round.is_tracked(pod));
     tally.tracked = tracked.map(|pod| pod.meta.uid.clone()).collect();

@@ -11,6 +11,7 @@ use super::retention::{self, Owners};
 use crate::controllers::workloads::history::REVISION_LABEL;
 use crate::controllers::workloads::percent::scaled;
 use crate::objects::{PersistentVolumeClaim, Pod, PodPhase, StatefulSet, Timestamp};
+use crate::sort::Order;
 
 /// The most pods that one sync creates. Upstream: `MaxBatchSize`.
 const MAX_BATCH_SIZE: usize = 500;
@@ -85,7 +86,7 @@ impl Members {
                 members.replicas.entry(ordinal).or_insert_with(|| pod.clone());
             }
         }
-        members.condemned.sort_by_key(|pod| std::cmp::Reverse(ordinal(pod)));
+        members.condemned.order_by_key(|pod| std::cmp::Reverse(ordinal(pod)));
         members
     }
 

@@ -1,0 +1,187 @@
+//! In a burst of requests, answers are read at ticks, all that have come since the last one: the
+//! thread wakes once for several of them.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+
+use async_std::net::TcpStream;
+use futures_lite::io::{AsyncRead, AsyncWrite};
+use parking_lot::Mutex;
+use rustix::net::RecvFlags;
+
+use crate::client::rate::until_tick;
+use crate::clock::{SharedClock, Sleep};
+
+/// From this many requests under way on, answers are looked for at ticks.
+const MANY: usize = 8;
+/// An answer that has not come after so many ticks wakes its reader by itself.
+const TICKS: u32 = 8;
+
+/// How many requests are under way.
+#[derive(Default)]
+pub(super) struct Traffic(AtomicUsize);
+
+/// A request is under way while this exists.
+pub(super) struct UnderWay(Arc<Traffic>);
+
+impl Traffic {
+    pub fn begin(self: &Arc<Self>) -> UnderWay {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        UnderWay(self.clone())
+    }
+
+    fn is_heavy(&self) -> bool {
+        self.0.load(Ordering::Relaxed) >= MANY
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+pub(super) struct Patient {
+    tcp: TcpStream,
+    traffic: Arc<Traffic>,
+    clock: SharedClock,
+    /// The next look. The lock makes it `Sync`.
+    tick: Mutex<Option<Sleep>>,
+    /// Looks since the last write that found nothing. No more are made once the answer has begun.
+    looks: u32,
+}
+
+impl Patient {
+    pub fn new(tcp: TcpStream, traffic: Arc<Traffic>, clock: SharedClock) -> Patient {
+        Patient { tcp, traffic, clock, tick: Mutex::default(), looks: 0 }
+    }
+}
+
+impl AsyncRead for Patient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        output: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            if let Some(tick) = self.tick.get_mut() {
+                ready!(tick.as_mut().poll(context));
+                *self.tick.get_mut() = None;
+            }
+            if !self.traffic.is_heavy() || self.looks >= TICKS {
+                return Pin::new(&mut self.tcp).poll_read(context, output);
+            }
+            match rustix::net::recv(&self.tcp, &mut *output, RecvFlags::DONTWAIT) {
+                Err(rustix::io::Errno::AGAIN) => {
+                    self.looks += 1;
+                    let wait = until_tick(self.clock.monotonic());
+                    *self.tick.get_mut() = Some(self.clock.sleep(wait));
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                read => {
+                    self.looks = TICKS;
+                    return Poll::Ready(read.map(|(count, _)| count).map_err(io::Error::from));
+                }
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Patient {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.looks = 0;
+        Pin::new(&mut self.tcp).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.looks = 0;
+        Pin::new(&mut self.tcp).poll_write_vectored(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_flush(context)
+    }
+
+    fn poll_close(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_close(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_std::net::TcpListener;
+    use futures_lite::future::{block_on, poll_once};
+    use futures_lite::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::client::rate::GRID;
+    use crate::clock::FakeClock;
+    use crate::objects::Timestamp;
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (ours, listener.accept().await.unwrap().0)
+    }
+
+    #[test]
+    fn answers_among_many_are_read_at_ticks_and_others_at_once() {
+        block_on(async {
+            for (requests, waits) in [(MANY - 1, false), (MANY, true)] {
+                let (tcp, mut peer) = pair().await;
+                let (clock, traffic) = (FakeClock::new(Timestamp::default()), Arc::default());
+                let under_way: Vec<UnderWay> =
+                    (0..requests).map(|_| Traffic::begin(&traffic)).collect();
+                let mut patient = Patient::new(tcp.clone(), traffic, clock.clone());
+                let mut byte = [0];
+                let mut read = patient.read(&mut byte);
+                assert!(poll_once(&mut read).await.is_none(), "nothing has come");
+                peer.write_all(b"a").await.unwrap();
+                tcp.peek(&mut [0]).await.unwrap();
+                assert_eq!(poll_once(&mut read).await.is_none(), waits);
+                if waits {
+                    clock.advance(GRID);
+                    assert_eq!(poll_once(&mut read).await.expect("a tick").unwrap(), 1);
+                }
+                drop(under_way);
+            }
+        });
+    }
+
+    #[test]
+    fn an_answer_that_takes_long_wakes_its_reader() {
+        block_on(async {
+            let (tcp, mut peer) = pair().await;
+            let (clock, traffic) = (FakeClock::new(Timestamp::default()), Arc::default());
+            let _under_way: Vec<UnderWay> = (0..MANY).map(|_| Traffic::begin(&traffic)).collect();
+            let mut patient = Patient::new(tcp, traffic, clock.clone());
+            let mut bytes = [0; 2];
+            for text in [b"a", b"b"] {
+                patient.write_all(b"ask").await.unwrap();
+                let mut read = patient.read(&mut bytes);
+                for _ in 0..TICKS {
+                    assert!(poll_once(&mut read).await.is_none());
+                    clock.advance(GRID);
+                }
+                assert!(poll_once(&mut read).await.is_none());
+                peer.write_all(text).await.unwrap();
+                assert_eq!(read.await.unwrap(), 1, "no tick comes any more");
+            }
+            peer.write_all(b"c").await.unwrap();
+            assert_eq!(patient.read(&mut bytes).await.unwrap(), 1, "more of the answer");
+            peer.close().await.unwrap();
+            assert_eq!(patient.read(&mut bytes).await.unwrap(), 0);
+        });
+    }
+}
