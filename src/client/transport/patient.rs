@@ -180,7 +180,7 @@ mod tests {
             }
             peer.write_all(b"c").await.unwrap();
             assert_eq!(patient.read(&mut bytes).await.unwrap(), 1, "more of the answer");
-            peer.close().await.unwrap();
+            peer.shutdown(std::net::Shutdown::Write).unwrap();
             assert_eq!(patient.read(&mut bytes).await.unwrap(), 0);
         });
     }
