@@ -43,7 +43,7 @@ impl Watch {
             timeout: Duration::from_secs(300),
         };
         let events = block_on(tap.watch(&Scope::all(resource), Form::Json, request));
-        Watch { send, events: events.ok().expect("a stream") }
+        Watch { send, events: events.expect("a stream") }
     }
 
     /// The versions of the events that pass now.
