@@ -7,11 +7,14 @@ use std::time::Duration;
 use super::Key;
 
 /// Why a key waits. A key has at most one time for each reason, and the times do not interfere:
-/// a retry does not postpone a deadline, and moving the deadline does not postpone the retry.
+/// a retry does not take the place of a later look, nor does moving a deadline postpone the retry.
+/// Upstream has one time for all, the earliest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Reason {
-    /// Added with a delay, for instance after a failure. The earliest time wins.
+    /// Added with a delay. The earliest time wins.
     Delay,
+    /// Added with a delay after a failure. The earliest time wins.
+    Retry,
     /// The key's timer. The latest call wins.
     Timer,
     /// The key was added while it rests.
@@ -25,11 +28,17 @@ pub(super) enum Reason {
 pub(super) struct Delayed<K> {
     /// Earliest on top. Stale entries are those that the maps below do not confirm.
     heap: BinaryHeap<Reverse<Entry<K>>>,
-    delays: HashMap<K, Due>,
-    timers: HashMap<K, Due>,
+    times: Times<K>,
     /// How many keys rest. None of them is moved or cancelled, so they need no map.
     rests: usize,
     sequence: u64,
+}
+
+/// The times of keys for the reasons that can be moved, replaced or cancelled.
+struct Times<K> {
+    delays: HashMap<K, Due>,
+    retries: HashMap<K, Due>,
+    timers: HashMap<K, Due>,
 }
 
 /// Ordered by time; first come, first served among equals. The sequence makes it unique.
@@ -66,28 +75,30 @@ impl<K> Ord for Entry<K> {
 
 impl<K: Key> Delayed<K> {
     pub fn new() -> Delayed<K> {
-        Delayed {
-            heap: BinaryHeap::new(),
-            delays: HashMap::new(),
-            timers: HashMap::new(),
-            rests: 0,
-            sequence: 0,
-        }
+        Delayed { heap: BinaryHeap::new(), times: Times::default(), rests: 0, sequence: 0 }
     }
 
     /// Lets `key` wait until `at`, or until the earlier time for which it waits already. Returns
     /// whether [`next`](Delayed::next) is now earlier than it was.
     pub fn insert(&mut self, key: K, at: Duration) -> bool {
-        if self.delays.get(&key).is_some_and(|known| known.at <= at) {
+        if self.times.delays.get(&key).is_some_and(|known| known.at <= at) {
             return false;
         }
         self.push(key, Reason::Delay, at)
     }
 
+    /// As [`insert`](Delayed::insert), for a key that failed.
+    pub fn retry(&mut self, key: K, at: Duration) -> bool {
+        if self.times.retries.get(&key).is_some_and(|known| known.at <= at) {
+            return false;
+        }
+        self.push(key, Reason::Retry, at)
+    }
+
     /// Sets the timer of `key` to `at`, earlier or later than it was. Returns whether
     /// [`next`](Delayed::next) is now earlier than it was.
     pub fn set(&mut self, key: K, at: Duration) -> bool {
-        if self.timers.get(&key).is_some_and(|known| known.at == at) {
+        if self.times.timers.get(&key).is_some_and(|known| known.at == at) {
             return false;
         }
         self.push(key, Reason::Timer, at)
@@ -101,7 +112,7 @@ impl<K: Key> Delayed<K> {
 
     /// Stops the timer of `key`. Returns whether it was running.
     pub fn cancel(&mut self, key: &K) -> bool {
-        let was_set = self.timers.remove(key).is_some();
+        let was_set = self.times.timers.remove(key).is_some();
         if was_set {
             self.tidy();
         }
@@ -112,10 +123,9 @@ impl<K: Key> Delayed<K> {
         let sooner = self.next().is_none_or(|next| at < next);
         self.sequence += 1;
         let due = Due { at, sequence: self.sequence };
-        match reason {
-            Reason::Delay => _ = self.delays.insert(key.clone(), due),
-            Reason::Timer => _ = self.timers.insert(key.clone(), due),
-            Reason::Rest => self.rests += 1,
+        match self.times.of(reason) {
+            Some(times) => _ = times.insert(key.clone(), due),
+            None => self.rests += 1,
         }
         self.heap.push(Reverse(Entry { due, reason, key }));
         self.tidy();
@@ -125,25 +135,26 @@ impl<K: Key> Delayed<K> {
     /// Drops stale entries once they outnumber the others, and all memory once nothing waits.
     fn tidy(&mut self) {
         if self.is_empty() {
-            if self.delays.capacity().max(self.timers.capacity()) > 256 {
+            if self.times.all().any(|times| times.capacity() > 256) {
                 self.clear();
             }
             self.heap.clear();
-        } else if self.heap.len() > 2 * (self.delays.len() + self.timers.len() + self.rests) + 64 {
-            let (delays, timers) = (&self.delays, &self.timers);
-            self.heap.retain(|Reverse(entry)| entry.is_current(delays, timers));
+        } else if self.heap.len() > 2 * (self.times.len() + self.rests) + 64 {
+            let times = &mut self.times;
+            self.heap.retain(|Reverse(entry)| entry.is_current(times));
         }
     }
 
     /// How many keys wait for a delay or rest, and how many wait for a timer.
     pub fn counts(&self) -> (usize, usize) {
-        (self.delays.len() + self.rests, self.timers.len())
+        let timers = self.times.timers.len();
+        (self.times.len() - timers + self.rests, timers)
     }
 
     /// When the next key is due.
     pub fn next(&mut self) -> Option<Duration> {
         while let Some(Reverse(top)) = self.heap.peek() {
-            if top.is_current(&self.delays, &self.timers) {
+            if top.is_current(&mut self.times) {
                 return Some(top.due.at);
             }
             self.heap.pop();
@@ -155,17 +166,16 @@ impl<K: Key> Delayed<K> {
     pub fn pop_due(&mut self, now: Duration) -> Option<(K, Duration, Reason)> {
         let at = self.next().filter(|at| *at <= now)?;
         let Reverse(Entry { key, reason, .. }) = self.heap.pop()?;
-        match reason {
-            Reason::Delay => _ = self.delays.remove(&key),
-            Reason::Timer => _ = self.timers.remove(&key),
-            Reason::Rest => self.rests -= 1,
+        match self.times.of(reason) {
+            Some(times) => _ = times.remove(&key),
+            None => self.rests -= 1,
         }
         self.tidy();
         Some((key, at, reason))
     }
 
     pub fn is_empty(&self) -> bool {
-        self.delays.is_empty() && self.timers.is_empty() && self.rests == 0
+        self.times.len() + self.rests == 0
     }
 
     /// Forgets all, and gives the memory back.
@@ -174,14 +184,35 @@ impl<K: Key> Delayed<K> {
     }
 }
 
+impl<K> Default for Times<K> {
+    fn default() -> Times<K> {
+        Times { delays: HashMap::new(), retries: HashMap::new(), timers: HashMap::new() }
+    }
+}
+
+impl<K> Times<K> {
+    /// `None`: rests, which are neither moved nor cancelled.
+    fn of(&mut self, reason: Reason) -> Option<&mut HashMap<K, Due>> {
+        match reason {
+            Reason::Delay => Some(&mut self.delays),
+            Reason::Retry => Some(&mut self.retries),
+            Reason::Timer => Some(&mut self.timers),
+            Reason::Rest => None,
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &HashMap<K, Due>> {
+        [&self.delays, &self.retries, &self.timers].into_iter()
+    }
+
+    fn len(&self) -> usize {
+        self.all().map(HashMap::len).sum()
+    }
+}
+
 impl<K: Key> Entry<K> {
-    fn is_current(&self, delays: &HashMap<K, Due>, timers: &HashMap<K, Due>) -> bool {
-        let times = match self.reason {
-            Reason::Delay => delays,
-            Reason::Timer => timers,
-            Reason::Rest => return true,
-        };
-        times.get(&self.key) == Some(&self.due)
+    fn is_current(&self, times: &mut Times<K>) -> bool {
+        times.of(self.reason).is_none_or(|times| times.get(&self.key) == Some(&self.due))
     }
 }
 

@@ -126,6 +126,16 @@ impl<K: Key> RateLimitingQueue<K> {
 
     /// Adds `key` once `after` has passed, or sooner if it waits for an earlier time already.
     pub fn add_after(&self, key: K, after: Duration) {
+        self.add_later(key, after, Delayed::insert);
+    }
+
+    /// As [`add_after`](Self::add_after), for a key that failed: a later time for which it waits
+    /// already stays.
+    pub fn retry_after(&self, key: K, after: Duration) {
+        self.add_later(key, after, Delayed::retry);
+    }
+
+    fn add_later(&self, key: K, after: Duration, insert: fn(&mut Delayed<K>, K, Duration) -> bool) {
         let mut state = self.inner.lock();
         if state.queue.is_shutting_down() {
             return;
@@ -142,7 +152,7 @@ impl<K: Key> RateLimitingQueue<K> {
             drop(state);
             return self.inner.notify_ready(ready);
         }
-        if state.delayed.insert(key, now.saturating_add(after)) {
+        if insert(&mut state.delayed, key, now.saturating_add(after)) {
             self.inner.wake_timekeeper(&state);
         }
     }
@@ -184,7 +194,7 @@ impl<K: Key> RateLimitingQueue<K> {
     /// Adds `key` once the rate limiter lets it.
     pub fn add_rate_limited(&self, key: K) {
         let after = self.inner.limiter.when(&key);
-        self.add_after(key, after);
+        self.retry_after(key, after);
     }
 
     /// Forgets the failures of `key` in the rate limiter.
@@ -386,13 +396,15 @@ impl<K: Key> State<K> {
         while let Some((key, at, reason)) = self.delayed.pop_due(now) {
             ready += usize::from(match reason {
                 Reason::Rest => self.queue.rested(key),
-                Reason::Delay | Reason::Timer => match self.queue.add(key.clone(), at) {
-                    Added::Rests(until) => {
-                        self.delayed.rest(key, until);
-                        false
+                Reason::Delay | Reason::Retry | Reason::Timer => {
+                    match self.queue.add(key.clone(), at) {
+                        Added::Rests(until) => {
+                            self.delayed.rest(key, until);
+                            false
+                        }
+                        added => added == Added::Ready,
                     }
-                    added => added == Added::Ready,
-                },
+                }
             });
         }
         ready
@@ -499,6 +511,24 @@ mod tests {
         let worked = worked.load(Ordering::SeqCst);
         assert!((KEYS..=KEYS * ROUNDS).contains(&worked), "{worked}");
         assert_eq!(queue.inner.lock().queue.in_progress(), 0);
+    }
+
+    #[test]
+    fn a_retry_does_not_take_the_place_of_a_later_look() {
+        let (clock, queue) = queue("");
+        queue.add_after('a', secs(10));
+        queue.add_rate_limited('a');
+        queue.retry_after('a', secs(5));
+        let mut times = Vec::new();
+        for now in 0..20 {
+            let mut get: Get = Box::pin(queue.get());
+            if poll(&mut get) == Poll::Ready(Some('a')) {
+                times.push(now);
+                queue.done(&'a');
+            }
+            clock.advance(secs(1));
+        }
+        assert_eq!(times, [1, 10], "the earlier of both retries, and the look");
     }
 
     #[test]

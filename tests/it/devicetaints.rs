@@ -91,6 +91,8 @@ fn a_pod_is_evicted_when_its_toleration_ends() {
         let first = Manager::start(env, &clock, "first", &controllers, &rules_on());
         let message = "3 pods need to be evicted in 1 namespace.";
         let before = condition(message, Duration::ZERO).await;
+        // The cache has seen that status once it has seen a later rule.
+        is_at_work(env, "probe-0").await;
         clock.advance(Duration::from_secs(50));
         is_at_work(env, "probe-1").await;
         stays(env, "on-d0").await;

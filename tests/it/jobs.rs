@@ -388,7 +388,9 @@ fn a_job_of_another_controller_is_left_alone() {
 #[test]
 fn with_the_policy_failed_a_pod_is_replaced_once_it_has_failed() {
     everywhere("replaced-failed", async |env| {
-        let _manager = env.manager("manager", &[]);
+        // The collector of pods would end those that are being deleted and have no node.
+        let controllers = "--controllers=*,-pod-garbage-collector-controller";
+        let _manager = env.manager("manager", &[controllers]);
         for policy in ["TerminatingOrFailed", "Failed"] {
             let name = policy.to_lowercase();
             let spec = json!({ "podReplacementPolicy": policy });

@@ -292,7 +292,7 @@ impl<K: Key> Queue<K> {
             }
             End::Backoff => queue.add_rate_limited(key.clone()),
             // Not from the shared bucket: after a storm of writes a turn there may be far away.
-            End::Stale => queue.add_after(key.clone(), stale.when(key)),
+            End::Stale => queue.retry_after(key.clone(), stale.when(key)),
         }
     }
 }
