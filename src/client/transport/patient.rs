@@ -17,7 +17,7 @@ use crate::clock::{SharedClock, Sleep};
 
 /// From this many requests under way on, answers are looked for at ticks.
 const MANY: usize = 8;
-/// An answer that has not come after so many ticks wakes its reader by itself.
+/// An answer that has not come after this many ticks wakes its reader by itself.
 const TICKS: u32 = 8;
 
 /// How many requests are under way.

@@ -138,7 +138,7 @@ fn an_answer_to_what_waits_is_judged_after_it() {
     let passed = [case.claims.passes(), case.sets.passes(), case.pods.passes()];
     assert_eq!(passed, [NONE; 3], "claims have seven seconds");
     case.clock.advance(Duration::from_secs(2));
-    assert_eq!(case.claims.passes(), [5], "nobody wanted it");
+    assert_eq!(case.claims.passes(), [5], "this manager did not want it");
     assert_eq!(case.sets.passes(), [6]);
     assert_eq!(case.pods.passes(), NONE, "now this manager can want it");
     case.wants("pods", "db-0");
