@@ -279,7 +279,7 @@ impl Flow {
             Some(write) => Waits::ToBeWanted(Box::new(write), turn(What::Write)),
             None if self.held.iter().any(|held| held.object == object) => Waits::ForItsObject,
             None => {
-                let turn = turn(What::Ask).filter(|_| asks && is_judged);
+                let turn = (asks && is_judged).then(|| turn(What::Ask)).flatten();
                 match turn.filter(|turn| turn.comes_after(What::Write)) {
                     Some(turn) => Waits::ForWrites(turn),
                     None => {
