@@ -11,13 +11,14 @@ use super::rolling::{self, Limits, is_rolling_update};
 use super::sites::{Availability, GENERATION_ANNOTATION, GENERATION_LABEL, Site, Version, group};
 use super::status::Counts;
 use super::{BURST_REPLICAS, DaemonSets};
+use crate::controllers::workloads::availability;
 use crate::controllers::workloads::history::REVISION_LABEL;
 use crate::controllers::workloads::new_pod::NewPod;
 use crate::controllers::workloads::pod_batch::{create_expected, delete_expected};
 use crate::controllers::workloads::ref_manager::{ControllerRefManager, owned_or_orphaned};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::metrics::metrics;
-use crate::objects::{DaemonSet, ObjectKey, Pod, PodPhase, Resource, Selector};
+use crate::objects::{DaemonSet, ObjectKey, Pod, PodPhase, Resource, Selector, Timestamp};
 
 metrics! {
     pub(super) fn register_metrics;
@@ -38,6 +39,8 @@ struct Work {
     /// The nodes with these pods.
     sites: Vec<Site>,
     revisions: Revisions,
+    /// Before it was decided which pods are available.
+    began: Timestamp,
 }
 
 impl Work {
@@ -86,7 +89,8 @@ impl DaemonSets {
         let revisions = self.revisions(&set, &selector, &mut pods).await;
         let revisions = revisions.map_err(|error| Error::during(doing, error))?;
         let sites = group(&nodes, &pods);
-        let mut work = Work { set, key, selector, nodes, pods, sites, revisions };
+        let began = self.clock.now();
+        let mut work = Work { set, key, selector, nodes, pods, sites, revisions, began };
 
         if !self.expectations.satisfied(&work.key) {
             // This generation was not acted on.
@@ -249,7 +253,9 @@ impl DaemonSets {
     }
 
     /// Writes the status if it is news, once more on the live set if that fails. `acted`: on the
-    /// set's generation. Returns when to look again at pods that are not ready for long enough.
+    /// set's generation. Returns when to look again at pods that are not ready for long enough:
+    /// upstream asks for that only where a node's first pod is not, so that the successor of a surge
+    /// can be forgotten when it became ready while another look was due.
     async fn update_status(&self, work: &Work, acted: bool) -> Result<Option<Duration>, Error> {
         let Work { set, key, .. } = work;
         let counts = Counts::of(&work.sites, &work.version(), self.availability(set));
@@ -270,9 +276,9 @@ impl DaemonSets {
             let version = updated.meta.resource_version;
             self.consistency.wrote_at(key, &set.meta.uid, &DaemonSet::RESOURCE, version);
         }
-        let period = u64::try_from(set.spec.min_ready_seconds).unwrap_or(0);
-        let waits = period > 0 && counts.ready != counts.available;
-        Ok(waits.then(|| Duration::from_secs(period)))
+        let (min_ready, now) = (set.spec.min_ready_seconds, self.clock.now());
+        let next = || availability::next_check(&work.pods, min_ready, work.began, now);
+        Ok((min_ready > 0).then(next).flatten())
     }
 }
 
@@ -284,9 +290,11 @@ fn next(after: Option<Duration>) -> Next {
 mod tests {
     use futures_lite::future::block_on;
     use parking_lot::Mutex;
+    use serde_json::json;
 
     use super::*;
     use crate::cache::{Indexer, Lister};
+    use crate::client::Client;
     use crate::clock::FakeClock;
     use crate::controllers::Retries;
     use crate::controllers::runner::Queue;
@@ -295,30 +303,18 @@ mod tests {
     use crate::controllers::workloads::pod_control::PodControl;
     use crate::controllers::workloads::pod_control::testing::{Heard, answering};
     use crate::events::Recorder;
-    use crate::objects::{Object, Timestamp};
+    use crate::objects::Object;
 
     fn empty<T: Object>() -> Lister<T> {
         Lister::new(Arc::new(Indexer::new()))
     }
 
-    #[test]
-    fn a_set_that_selects_all_pods_is_reported_and_left_alone() {
-        let requests = Arc::new(Mutex::new(Vec::new()));
-        let heard_requests = requests.clone();
-        let client = block_on(answering(move |line| {
-            heard_requests.lock().push(line.to_owned());
-            (404, serde_json::json!({}))
-        }));
-        let set: DaemonSet = serde_json::from_value(serde_json::json!({
-            "metadata": { "namespace": "ns", "name": "d", "uid": "u" },
-            "spec": { "selector": {} },
-        }))
-        .unwrap();
+    /// Knows `set` alone, and what time it is.
+    fn knowing(set: DaemonSet, client: Client, recorder: Recorder, now: i64) -> Arc<DaemonSets> {
         let sets = Arc::new(Indexer::new());
         sets.insert(Arc::new(set));
-        let (heard, clock) = (Arc::new(Heard::default()), FakeClock::new(Timestamp::from_secs(0)));
-        let recorder = Recorder::to_sink(heard.clone());
-        let this = Arc::new(DaemonSets {
+        let clock = FakeClock::new(Timestamp::from_secs(now));
+        Arc::new(DaemonSets {
             pod_control: PodControl::new(client.clone(), recorder.clone(), clock.clone()),
             client,
             recorder,
@@ -332,10 +328,69 @@ mod tests {
             backoff: Mutex::default(),
             clock,
             comparison: false,
-        });
+        })
+    }
+
+    #[test]
+    fn a_set_that_selects_all_pods_is_reported_and_left_alone() {
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let heard_requests = requests.clone();
+        let client = block_on(answering(move |line| {
+            heard_requests.lock().push(line.to_owned());
+            (404, json!({}))
+        }));
+        let set: DaemonSet = serde_json::from_value(json!({
+            "metadata": { "namespace": "ns", "name": "d", "uid": "u" },
+            "spec": { "selector": {} },
+        }))
+        .unwrap();
+        let heard = Arc::new(Heard::default());
+        let this = knowing(set, client, Recorder::to_sink(heard.clone()), 0);
         assert!(matches!(block_on(this.sync(ObjectKey::new("ns", "d"))), Ok(Next::Done)));
         let message = "This daemon set is selecting all pods. A non-empty selector is required.";
         assert_eq!(heard.take(), [format!("Warning SelectingAll {message}")]);
         assert!(requests.lock().is_empty());
+    }
+
+    /// The first pod of the node is available, so the status alone has nothing to wait for.
+    #[test]
+    fn the_successor_of_a_surge_is_looked_at_when_it_is_available() {
+        let pod = |name: &str, ready_since: i64| -> Arc<Pod> {
+            let since = Timestamp::from_secs(ready_since).to_string();
+            let value = json!({
+                "metadata": { "namespace": "ns", "name": name, "creationTimestamp": since },
+                "spec": { "nodeName": "n" },
+                "status": { "conditions":
+                    [{ "type": "Ready", "status": "True", "lastTransitionTime": since }] },
+            });
+            Arc::new(serde_json::from_value(value).unwrap())
+        };
+        for (min_ready, successor_since, expected) in
+            [(10, 995, Some(5)), (10, 1000, Some(10)), (10, 990, None), (0, 995, None)]
+        {
+            let set = json!({
+                "metadata": { "namespace": "ns", "name": "d", "uid": "u" },
+                "spec": { "minReadySeconds": min_ready },
+            });
+            let answer = set.clone();
+            let client = block_on(answering(move |_| (200, answer.clone())));
+            let set: DaemonSet = serde_json::from_value(set).unwrap();
+            let recorder = Recorder::to_sink(Arc::new(Heard::default()));
+            let this = knowing(set.clone(), client, recorder, 1000);
+            let nodes = vec![("n".into(), Fit { should_run: true, may_stay: true })];
+            let pods = vec![pod("old", 900), pod("new", successor_since)];
+            let work = Work {
+                key: set.meta.key(),
+                set: Arc::new(set),
+                selector: Selector::everything(),
+                sites: group(&nodes, &pods),
+                nodes,
+                pods,
+                revisions: Revisions { hash: "h".to_owned(), old: Vec::new() },
+                began: this.clock.now(),
+            };
+            let again = block_on(this.update_status(&work, true)).unwrap();
+            assert_eq!(again, expected.map(Duration::from_secs), "{min_ready} {successor_since}");
+        }
     }
 }
