@@ -194,12 +194,40 @@ struct Value<'de, 'r> {
 
 impl<'de> Value<'de, '_> {
     fn text(&self) -> Result<&'de str, Error> {
-        let bytes = match (self.kind, self.wire) {
-            (Kind::Text, Wire::Bytes(bytes)) => bytes,
-            (Kind::Wrapped, Wire::Bytes(bytes)) => find(bytes, 1)?,
-            _ => return Err(Error(format!("field {}: another type", self.number))),
+        let bytes = match (self.shape, self.kind, self.wire) {
+            (Shape::One, Kind::Text, Wire::Bytes(bytes)) => bytes,
+            (Shape::One, Kind::Wrapped, Wire::Bytes(bytes)) => find(bytes, 1)?,
+            _ => return Err(self.another_type()),
         };
         str::from_utf8(bytes).map_err(|error| Error(format!("field {}: {error}", self.number)))
+    }
+
+    fn int(&self) -> Result<i64, Error> {
+        match (self.shape, self.kind, self.wire) {
+            (Shape::One, Kind::Int, Wire::Varint(value)) => Ok(value.cast_signed()),
+            (Shape::One, Kind::Time, Wire::Bytes(bytes)) => micros(bytes),
+            _ => Err(self.another_type()),
+        }
+    }
+
+    fn bool(&self) -> Result<bool, Error> {
+        match (self.shape, self.kind, self.wire) {
+            (Shape::One, Kind::Bool, Wire::Varint(value)) => Ok(value != 0),
+            _ => Err(self.another_type()),
+        }
+    }
+
+    fn fields(&self) -> Result<Fields<'de>, Error> {
+        match (self.shape, self.kind, self.wire) {
+            (Shape::One, Kind::Message(message), Wire::Bytes(bytes)) => {
+                Ok(Fields { message, rest: bytes, outer: None, next: None })
+            }
+            _ => Err(self.another_type()),
+        }
+    }
+
+    fn another_type(&self) -> Error {
+        Error(format!("field {}: another type", self.number))
     }
 
     fn time(&self) -> Option<&'de [u8]> {
@@ -213,21 +241,59 @@ impl<'de> Value<'de, '_> {
 impl<'de> Deserializer<'de> for Value<'de, '_> {
     type Error = Error;
 
+    /// For views that take a field as it comes. The methods below it do not use it, so that a type
+    /// has code for what it asks for alone.
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        let Value { kind, shape, number, wire, .. } = self;
-        match (shape, kind, wire) {
-            (Shape::List, ..) => visitor.visit_seq(Repeated::new(self)),
-            (Shape::Map, ..) => visitor.visit_map(Repeated::new(self)),
-            (_, Kind::Text | Kind::Wrapped, _) => visitor.visit_borrowed_str(self.text()?),
-            (_, Kind::Int, Wire::Varint(value)) => visitor.visit_i64(value.cast_signed()),
-            (_, Kind::Bool, Wire::Varint(value)) => visitor.visit_bool(value != 0),
-            (_, Kind::Time, Wire::Bytes([])) => visitor.visit_unit(),
-            (_, Kind::Time, Wire::Bytes(bytes)) => visitor.visit_i64(micros(bytes)?),
-            (_, Kind::Message(message), Wire::Bytes(bytes)) => {
-                visitor.visit_map(Fields { message, rest: bytes, outer: None, next: None })
-            }
-            _ => Err(Error(format!("field {number}: another type"))),
+        match (self.shape, self.kind) {
+            (Shape::List, _) => self.deserialize_seq(visitor),
+            (Shape::Map, _) | (_, Kind::Message(_)) => self.deserialize_map(visitor),
+            (_, Kind::Text | Kind::Wrapped) => self.deserialize_str(visitor),
+            (_, Kind::Int) => self.deserialize_i64(visitor),
+            (_, Kind::Bool) => self.deserialize_bool(visitor),
+            (_, Kind::Time) => match self.wire {
+                Wire::Bytes([]) => visitor.visit_unit(),
+                _ => self.deserialize_i64(visitor),
+            },
         }
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        visitor.visit_map(self.fields()?)
+    }
+
+    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.shape {
+            Shape::Map => visitor.visit_map(Repeated::new(self)),
+            _ => visitor.visit_map(self.fields()?),
+        }
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.shape {
+            Shape::List => visitor.visit_seq(Repeated::new(self)),
+            _ => Err(self.another_type()),
+        }
+    }
+
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_borrowed_str(self.text()?)
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.deserialize_str(visitor)
+    }
+
+    fn deserialize_i64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_i64(self.int()?)
+    }
+
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_bool(self.bool()?)
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -263,8 +329,8 @@ impl<'de> Deserializer<'de> for Value<'de, '_> {
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf unit unit_struct
-        seq tuple tuple_struct map struct identifier
+        i8 i16 i32 u8 u16 u32 u64 f32 f64 char bytes byte_buf unit unit_struct tuple tuple_struct
+        identifier
     }
 }
 
