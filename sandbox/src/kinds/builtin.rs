@@ -312,7 +312,8 @@ fn cluster_kinds() -> Vec<Kind> {
             .generation()
             .status(more::ingress_status)
             .rules(Rules::of(more::ingress_faults)),
-        kind(NET, "IPAddress", "ipaddresses", &["ip"], false),
+        kind(NET, "IPAddress", "ipaddresses", &["ip"], false)
+            .rules(Rules::named(NameRule::Address)),
         kind(NET, "NetworkPolicy", "networkpolicies", &["netpol"], true)
             .generation()
             .default(more::default_policy),
@@ -358,8 +359,11 @@ fn cluster_kinds() -> Vec<Kind> {
             .generation()
             .status(workloads::no_status),
         kind(DEVICES, "DeviceClass", "deviceclasses", &[], false).generation(),
-        kind(DEVICES, "ResourceClaim", "resourceclaims", &[], true).status(workloads::no_status),
-        kind(DEVICES, "ResourceClaimTemplate", "resourceclaimtemplates", &[], true),
+        kind(DEVICES, "ResourceClaim", "resourceclaims", &[], true)
+            .default(devices::default_claim)
+            .status(workloads::no_status),
+        kind(DEVICES, "ResourceClaimTemplate", "resourceclaimtemplates", &[], true)
+            .default(devices::default_claim_template),
         kind(DEVICES, "ResourceSlice", "resourceslices", &[], false)
             .generation()
             .default(devices::default_slice),

@@ -17,6 +17,39 @@ pub fn default_slice(slice: &mut Value) {
     }
 }
 
+/// A request is for one device, unless it says otherwise.
+fn default_requests(spec: &mut Value) {
+    for request in list_mut(spec, "/devices/requests") {
+        let alternatives = list_mut(request, "/firstAvailable").iter_mut();
+        alternatives.for_each(default_request);
+        if let Some(exactly) = request.get_mut("exactly") {
+            default_request(exactly);
+        }
+    }
+}
+
+fn default_request(request: &mut Value) {
+    fill(request, "allocationMode", "ExactCount");
+    let count = request["count"].as_i64().unwrap_or_default();
+    if request["allocationMode"] == "ExactCount" && count == 0 {
+        request["count"] = 1.into();
+    }
+}
+
+pub fn default_claim(claim: &mut Value) {
+    drop_nulls(claim);
+    if let Some(spec) = claim.get_mut("spec") {
+        default_requests(spec);
+    }
+}
+
+pub fn default_claim_template(template: &mut Value) {
+    drop_nulls(template);
+    if let Some(spec) = template.pointer_mut("/spec/spec") {
+        default_requests(spec);
+    }
+}
+
 pub fn default_taint_rule(rule: &mut Value) {
     drop_nulls(rule);
     if let Some(taint) = rule.pointer_mut("/spec/taint") {
@@ -29,6 +62,29 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_request_is_for_one_device() {
+        let spec = json!({ "devices": { "requests": [
+            { "name": "a", "exactly": { "deviceClassName": "gold" } },
+            { "name": "b", "firstAvailable":
+                [{ "allocationMode": "All" }, { "count": 2 }, { "count": 0 }] },
+        ] } });
+        let expected = json!({ "devices": { "requests": [
+            { "name": "a", "exactly":
+                { "deviceClassName": "gold", "allocationMode": "ExactCount", "count": 1 } },
+            { "name": "b", "firstAvailable": [
+                { "allocationMode": "All" },
+                { "count": 2, "allocationMode": "ExactCount" },
+                { "count": 1, "allocationMode": "ExactCount" } ] },
+        ] } });
+        let mut claim = json!({ "spec": spec });
+        default_claim(&mut claim);
+        assert_eq!(claim["spec"], expected);
+        let mut template = json!({ "spec": { "spec": spec } });
+        default_claim_template(&mut template);
+        assert_eq!(template["spec"]["spec"], expected);
+    }
 
     #[test]
     fn taints_without_a_time_get_that_of_their_write() {

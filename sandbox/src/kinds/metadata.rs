@@ -1,5 +1,7 @@
 //! Names, labels, annotations and owner references. Upstream: `apimachinery/pkg/api/validation`.
 
+use std::net::IpAddr;
+
 use serde_json::Value;
 
 use super::fault::{forbidden, immutable, invalid, required, too_long};
@@ -19,6 +21,8 @@ pub enum NameRule {
     Key,
     /// StorageVersions: a resource and its group.
     GroupResource,
+    /// IPAddresses: an address as it is usually written.
+    Address,
 }
 
 const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric \
@@ -100,6 +104,13 @@ pub fn name_fault(rule: NameRule, name: &str) -> Option<String> {
             let sound = !name.is_empty() && name.len() <= 253 && name.chars().all(good);
             (!sound || name == "." || name.starts_with("..")).then(|| KEY.to_owned())
         }
+        NameRule::Address => match name.parse::<IpAddr>() {
+            Ok(address) if address.to_string() == name => None,
+            Ok(address) => Some(format!("must be in canonical form (\"{address}\")")),
+            Err(_) => {
+                Some("must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)".to_owned())
+            }
+        },
         NameRule::PathSegment => ["/", "%"]
             .into_iter()
             .find(|bad| name.contains(bad))
@@ -268,6 +279,10 @@ mod tests {
             (NameRule::Dns1035, "a9", true),
             (NameRule::PathSegment, "system:Node", true),
             (NameRule::PathSegment, "a/b", false),
+            (NameRule::Address, "fe80::42:1dff:fe84:f9e2", true),
+            (NameRule::Address, "10.96.0.1", true),
+            (NameRule::Address, "2001:db8:0::1", false),
+            (NameRule::Address, "example", false),
             (NameRule::Key, "host_0f-1", true),
             (NameRule::Key, "a/b", false),
             (NameRule::Key, "..a", false),

@@ -75,6 +75,13 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+impl Error {
+    /// Within the field `name`; empty where it is known already.
+    fn of(self, name: &str) -> Error {
+        if name.is_empty() { self } else { Error(format!("{name}: {}", self.0)) }
+    }
+}
+
 impl de::Error for Error {
     fn custom<T: fmt::Display>(what: T) -> Error {
         Error(what.to_string())
@@ -192,7 +199,11 @@ struct Value<'de, 'r> {
     rest: &'r mut &'de [u8],
 }
 
-impl<'de> Value<'de, '_> {
+impl<'de, 'r> Value<'de, 'r> {
+    fn one(kind: Kind, number: u64, wire: Wire<'de>, rest: &'r mut &'de [u8]) -> Value<'de, 'r> {
+        Value { kind, shape: Shape::One, number, wire, rest }
+    }
+
     fn text(&self) -> Result<&'de str, Error> {
         let bytes = match (self.shape, self.kind, self.wire) {
             (Shape::One, Kind::Text, Wire::Bytes(bytes)) => bytes,
@@ -217,10 +228,11 @@ impl<'de> Value<'de, '_> {
         }
     }
 
-    fn fields(&self) -> Result<Fields<'de>, Error> {
+    fn pairs(self) -> Result<Pairs<'de, 'r>, Error> {
         match (self.shape, self.kind, self.wire) {
+            (Shape::Map, ..) => Ok(Pairs::Entries(Repeated::new(self))),
             (Shape::One, Kind::Message(message), Wire::Bytes(bytes)) => {
-                Ok(Fields { message, rest: bytes, outer: None, next: None })
+                Ok(Pairs::Fields(Fields { message, rest: bytes, outer: None, next: None }))
             }
             _ => Err(self.another_type()),
         }
@@ -263,14 +275,11 @@ impl<'de> Deserializer<'de> for Value<'de, '_> {
         _: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        visitor.visit_map(self.fields()?)
+        visitor.visit_map(self.pairs()?)
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match self.shape {
-            Shape::Map => visitor.visit_map(Repeated::new(self)),
-            _ => visitor.visit_map(self.fields()?),
-        }
+        visitor.visit_map(self.pairs()?)
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -334,6 +343,35 @@ impl<'de> Deserializer<'de> for Value<'de, '_> {
     }
 }
 
+/// What a struct or a map is read from, so that a type has code for one of them.
+enum Pairs<'de, 'r> {
+    Fields(Fields<'de>),
+    Entries(Repeated<'de, 'r>),
+}
+
+impl<'de> MapAccess<'de> for Pairs<'de, '_> {
+    type Error = Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, Error> {
+        let key = match self {
+            Pairs::Fields(fields) => fields.next_name()?,
+            Pairs::Entries(entries) => entries.next_key()?,
+        };
+        key.map(|key| seed.deserialize(BorrowedStrDeserializer::new(key))).transpose()
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
+        let (name, value) = match self {
+            Pairs::Fields(fields) => fields.value()?,
+            Pairs::Entries(entries) => ("", entries.entry()),
+        };
+        seed.deserialize(value).map_err(|error| error.of(name))
+    }
+}
+
 /// A message as a map of its known fields.
 struct Fields<'de> {
     message: &'static Message,
@@ -343,13 +381,8 @@ struct Fields<'de> {
     next: Option<(&'static Field, Wire<'de>)>,
 }
 
-impl<'de> MapAccess<'de> for Fields<'de> {
-    type Error = Error;
-
-    fn next_key_seed<K: DeserializeSeed<'de>>(
-        &mut self,
-        seed: K,
-    ) -> Result<Option<K::Value>, Error> {
+impl<'de> Fields<'de> {
+    fn next_name(&mut self) -> Result<Option<&'static str>, Error> {
         loop {
             let Some((number, wire)) = field(&mut self.rest)? else {
                 let Some((message, rest)) = self.outer.take() else { return Ok(None) };
@@ -366,17 +399,17 @@ impl<'de> MapAccess<'de> for Fields<'de> {
                 }
                 _ => {
                     self.next = Some((known, wire));
-                    return seed.deserialize(BorrowedStrDeserializer::new(known.name)).map(Some);
+                    return Ok(Some(known.name));
                 }
             }
         }
     }
 
-    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
+    /// The value of the field that was named last, with its name.
+    fn value(&mut self) -> Result<(&'static str, Value<'de, '_>), Error> {
         let (field, wire) = self.next.take().ok_or_else(|| Error("a value without key".into()))?;
         let Field { number, name, kind, shape } = *field;
-        let value = Value { kind, shape, number, wire, rest: &mut self.rest };
-        seed.deserialize(value).map_err(|Error(what)| Error(format!("{name}: {what}")))
+        Ok((name, Value { kind, shape, number, wire, rest: &mut self.rest }))
     }
 }
 
@@ -412,35 +445,7 @@ impl<'de, 'r> Repeated<'de, 'r> {
         })
     }
 
-    fn value<'v>(
-        kind: Kind,
-        number: u64,
-        wire: Wire<'de>,
-        rest: &'v mut &'de [u8],
-    ) -> Value<'de, 'v> {
-        Value { kind, shape: Shape::One, number, wire, rest }
-    }
-}
-
-impl<'de> SeqAccess<'de> for Repeated<'de, '_> {
-    type Error = Error;
-
-    fn next_element_seed<E: DeserializeSeed<'de>>(
-        &mut self,
-        seed: E,
-    ) -> Result<Option<E::Value>, Error> {
-        let Some(wire) = self.take()? else { return Ok(None) };
-        seed.deserialize(Self::value(self.kind, self.number, wire, &mut &[][..])).map(Some)
-    }
-}
-
-impl<'de> MapAccess<'de> for Repeated<'de, '_> {
-    type Error = Error;
-
-    fn next_key_seed<K: DeserializeSeed<'de>>(
-        &mut self,
-        seed: K,
-    ) -> Result<Option<K::Value>, Error> {
+    fn next_key(&mut self) -> Result<Option<&'de str>, Error> {
         let Some(wire) = self.take()? else { return Ok(None) };
         let Wire::Bytes(mut entry) = wire else { return Err(Short::Malformed.into()) };
         let (mut key, mut value) = (EMPTY, EMPTY);
@@ -452,12 +457,25 @@ impl<'de> MapAccess<'de> for Repeated<'de, '_> {
             }
         }
         self.entry = Some(value);
-        seed.deserialize(Self::value(Kind::Text, 1, key, &mut &[][..])).map(Some)
+        Value::one(Kind::Text, 1, key, &mut &[][..]).text().map(Some)
     }
 
-    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
-        let wire = self.entry.take().unwrap_or(EMPTY);
-        seed.deserialize(Self::value(self.kind, 2, wire, &mut &[][..]))
+    /// The value of the entry whose key was read last. Nothing of a map's entry is repeated, so its
+    /// value takes nothing from `rest`.
+    fn entry(&mut self) -> Value<'de, '_> {
+        Value::one(self.kind, 2, self.entry.take().unwrap_or(EMPTY), self.rest)
+    }
+}
+
+impl<'de> SeqAccess<'de> for Repeated<'de, '_> {
+    type Error = Error;
+
+    fn next_element_seed<E: DeserializeSeed<'de>>(
+        &mut self,
+        seed: E,
+    ) -> Result<Option<E::Value>, Error> {
+        let Some(wire) = self.take()? else { return Ok(None) };
+        seed.deserialize(Value::one(self.kind, self.number, wire, &mut &[][..])).map(Some)
     }
 }
 
@@ -485,7 +503,7 @@ pub fn kind(envelope: &[u8]) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objects::{Object, PartialObjectMetadata, Pod, Timestamp, messages};
+    use crate::objects::{Node, Object, PartialObjectMetadata, Pod, Timestamp, messages};
 
     /// One pod, as kube-apiserver writes it.
     const JSON: &[u8] = include_bytes!("../../../fixtures/pod.json");
@@ -509,6 +527,22 @@ mod tests {
         assert_eq!((pod.status.max_restarts, pod.status.max_sidecar_restarts), (3, 2));
         assert!(pod.quota.has_cross_namespace_affinity && pod.quota.has_deadline);
         assert_eq!(pod.meta.owners().len(), 2);
+    }
+
+    /// Of a node's resources the view is a struct that names one.
+    #[test]
+    fn a_struct_is_read_from_a_map() {
+        let nested = |number: u8, inner: &[u8]| {
+            let length = u8::try_from(inner.len()).unwrap();
+            [&[number << 3 | 2, length], inner].concat()
+        };
+        let entry = |name: &str, amount: &str| {
+            let amount = nested(2, &nested(1, amount.as_bytes()));
+            nested(2, &[nested(1, name.as_bytes()), amount].concat())
+        };
+        let status = [entry("memory", "1Ki"), entry("cpu", "1500m"), entry("pods", "9")].concat();
+        let node: Node = decode(&nested(3, &status)).unwrap();
+        assert_eq!(node.status.allocatable_cpu.milli_value(), 1500);
     }
 
     #[test]
