@@ -13,6 +13,9 @@ use kube_controller_manager::objects::{Labels, Quantity, ResourceList, ScopeRequ
 /// Kinds with a quota resource under their bare name. Upstream: `legacyObjectCountAliases`.
 const ALIASES: [&str; 4] = ["configmaps", "resourcequotas", "replicationcontrollers", "secrets"];
 const STORAGE_CLASS: &str = ".storageclass.storage.k8s.io/";
+const DEVICES_OF_CLASS: &str = ".deviceclass.resource.k8s.io/devices";
+/// How many devices a request for all counts for. Upstream: `AllocationResultsMaxSize`.
+const ALL_DEVICES: i64 = 32;
 const COMPUTE: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
 
 /// Measures one new object. Upstream: `quota.Evaluator`.
@@ -26,6 +29,7 @@ enum Measured {
     Pod,
     Service,
     Claim,
+    Devices,
     /// Objects that are only counted.
     Count,
 }
@@ -36,6 +40,7 @@ impl<'a> Evaluator<'a> {
             "pods" if is_core(kind, "pods") => Measured::Pod,
             "services" if is_core(kind, "services") => Measured::Service,
             "persistentvolumeclaims" if is_core(kind, "persistentvolumeclaims") => Measured::Claim,
+            "resourceclaims" if kind.resource.group == "resource.k8s.io" => Measured::Devices,
             _ => Measured::Count,
         };
         Evaluator { kind, object, measured }
@@ -66,6 +71,7 @@ impl<'a> Evaluator<'a> {
                 let name = name.rsplit_once(STORAGE_CLASS).map_or(name, |(_, name)| name);
                 matches!(name, "persistentvolumeclaims" | "requests.storage")
             }
+            Measured::Devices => name.ends_with(DEVICES_OF_CLASS),
             Measured::Count => ALIASES.contains(&name) && is_core(self.kind, name),
         }
     }
@@ -76,6 +82,7 @@ impl<'a> Evaluator<'a> {
             Measured::Pod => pod_usage(self.object),
             Measured::Service => service_usage(self.object),
             Measured::Claim => claim_usage(self.object),
+            Measured::Devices => device_usage(self.object),
             Measured::Count => {
                 let alias = ALIASES.into_iter().find(|alias| is_core(self.kind, alias));
                 alias.into_iter().map(|alias| (alias.to_owned(), Quantity::ONE)).collect()
@@ -270,6 +277,28 @@ fn claim_usage(claim: &Value) -> ResourceList {
     usage
 }
 
+/// Of alternatives the most counts, for each class. Upstream: `claimEvaluator.Usage`, without
+/// extended resources.
+fn device_usage(claim: &Value) -> ResourceList {
+    let mut usage = ResourceList::default();
+    for request in list(claim, "/spec/devices/requests") {
+        let mut most = ResourceList::default();
+        for wanted in list(request, "/firstAvailable").iter().chain(request.get("exactly")) {
+            let count = match text(wanted, "/allocationMode") {
+                "ExactCount" => wanted["count"].as_i64().unwrap_or_default(),
+                "All" => ALL_DEVICES,
+                _ => 0,
+            };
+            let mut one = ResourceList::default();
+            let class = text(wanted, "/deviceClassName");
+            one.insert(format!("{class}{DEVICES_OF_CLASS}"), Quantity::new(count));
+            most.raise(&one);
+        }
+        usage.add(&most);
+    }
+    usage
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -380,6 +409,17 @@ mod tests {
             usage("persistentvolumeclaims", claim),
             "count/persistentvolumeclaims=1 gold.storageclass.storage.k8s.io/persistentvolumeclaims=1 \
              gold.storageclass.storage.k8s.io/requests.storage=2 persistentvolumeclaims=1 requests.storage=2"
+        );
+        let wants = |mode: &str, count: i64| json!({ "deviceClassName": "gold", "allocationMode": mode, "count": count });
+        let requests = json!([
+            { "exactly": wants("ExactCount", 2) },
+            { "firstAvailable": [wants("ExactCount", 3), wants("ExactCount", 1)] },
+            { "exactly": { "deviceClassName": "tin", "allocationMode": "All" } },
+        ]);
+        assert_eq!(
+            usage("resourceclaims", json!({ "spec": { "devices": { "requests": requests } } })),
+            "count/resourceclaims.resource.k8s.io=1 gold.deviceclass.resource.k8s.io/devices=5 \
+             tin.deviceclass.resource.k8s.io/devices=32"
         );
         assert_eq!(usage("secrets", json!({})), "count/secrets=1 secrets=1");
         assert_eq!(usage("deployments", json!({})), "count/deployments.apps=1");
