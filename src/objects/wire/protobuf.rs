@@ -253,8 +253,8 @@ impl<'de, 'r> Value<'de, 'r> {
 impl<'de> Deserializer<'de> for Value<'de, '_> {
     type Error = Error;
 
-    /// For views that take a field as it comes. The methods below it do not use it, so that a type
-    /// has code for what it asks for alone.
+    /// For views that take a field as it comes. The methods written out below do not call this one:
+    /// a type that asks for one form gets no code for the others.
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match (self.shape, self.kind) {
             (Shape::List, _) => self.deserialize_seq(visitor),
