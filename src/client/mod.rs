@@ -19,6 +19,7 @@ mod split;
 mod stream;
 mod transport;
 mod writes;
+pub mod x509;
 
 pub use api::{
     ApiResource, Delete, Discovery, Dynamic, List, ListOptions, Patch, Preconditions, Propagation,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use kube_controller_manager::client::{Client, Config, Credentials, Pem};
+use kube_controller_manager::client::{Client, Config, Credentials, Pem, pem};
 use kube_controller_manager::clock::{Clock, FakeClock};
 use kube_controller_manager::objects::{
     CertificateSigningRequest, ClusterRole, ObjectKey, Resource,
@@ -14,6 +14,7 @@ use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
 use rcgen::{CertificateParams, DnType, KeyPair};
 use serde_json::{Value, json};
+use x509_cert::der::Decode;
 
 use crate::bootstrap::create_token;
 use crate::env::*;
@@ -202,8 +203,8 @@ fn an_authority_whose_files_change_signs_at_once() {
             let key = ObjectKey::cluster(name);
             let issued = comes(env, requests, &key, |object| certificate(object).is_some()).await;
             let pem = certificate(&issued).unwrap();
-            let (_, pem) = x509_parser::pem::parse_x509_pem(&pem).unwrap();
-            pem.parse_x509().unwrap().issuer().to_string()
+            let issued = x509_cert::Certificate::from_der(&pem::certificates(&pem)[0]).unwrap();
+            issued.tbs_certificate.issuer.to_string()
         };
         // No other signer has files.
         let (object, _) = request("other", "n1", &[], KUBELET, "client auth");

@@ -6,7 +6,8 @@ use std::process::{Command, Output};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use kube_controller_manager::client::Config;
+use kube_controller_manager::client::x509::Certificate;
+use kube_controller_manager::client::{Config, pem};
 use kube_controller_manager::objects::{CertificateSigningRequest, ObjectKey, Resource};
 use kube_controller_manager::task;
 use serde_json::{Value, json};
@@ -93,9 +94,8 @@ fn kubeadm_finds_the_cluster_by_a_token_and_joins_as_far_as_the_kubelet() {
         assert!(listed.contains(TOKEN), "{listed}");
         assert!(listed.contains("authentication,signing"), "{listed}");
 
-        let (_, pem) = x509_parser::pem::parse_x509_pem(&ca).unwrap();
-        let key = pem.parse_x509().unwrap().public_key().raw.to_vec();
-        let digest = Sha256::digest(&key);
+        let authority = Certificate::from_der(&pem::certificates(&ca)[0]).unwrap();
+        let digest = Sha256::digest(authority.public_key());
         let pin: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         let pin = format!("sha256:{pin}");
         let joined = run(

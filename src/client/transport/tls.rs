@@ -14,6 +14,7 @@ use super::rotation::Rotations;
 use super::trust::Trust;
 use crate::client::config::{Pem, Tls};
 use crate::client::credentials::{Pair, Plugin};
+use crate::client::x509::Certificate;
 use crate::client::{Error, Result, pem};
 
 /// What a configuration is made of: the modification times and lengths of its files, and what the
@@ -194,9 +195,9 @@ fn certified(
     provider: &CryptoProvider,
 ) -> std::result::Result<SingleCertAndKey, String> {
     let own = chain.first().ok_or("no certificate")?;
-    let (_, parsed) = x509_parser::parse_x509_certificate(own).map_err(|e| e.to_string())?;
+    let parsed = Certificate::from_der(own)?;
     let key = provider.key_provider.load_private_key(key).map_err(|e| e.to_string())?;
-    if key.public_key().is_some_and(|public| public.as_ref() != parsed.public_key().raw) {
+    if key.public_key().is_some_and(|public| public.as_ref() != parsed.public_key()) {
         return Err("the key is not that of the certificate".to_owned());
     }
     Ok(CertifiedKey::new(chain, key).into())

@@ -11,6 +11,9 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
+use crate::client::x509::Certificate;
+use crate::objects::Timestamp;
+
 #[derive(Debug)]
 enum Trusted {
     /// `insecure-skip-tls-verify`
@@ -53,15 +56,14 @@ fn verify_alone(
     name: &ServerName<'_>,
     now: UnixTime,
 ) -> Result<(), Error> {
-    let (_, parsed) = x509_parser::parse_x509_certificate(own)
+    let parsed = Certificate::from_der(own)
         .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;
-    let (validity, now) = (parsed.validity(), i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
-    let usage = parsed.extended_key_usage().ok().flatten();
-    let fault = if now < validity.not_before.timestamp() {
+    let now = Timestamp::from_secs(i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+    let fault = if now < parsed.not_before() {
         CertificateError::NotValidYet
-    } else if now > validity.not_after.timestamp() {
+    } else if now > parsed.not_after() {
         CertificateError::Expired
-    } else if usage.is_some_and(|usage| !usage.value.any && !usage.value.server_auth) {
+    } else if !parsed.may_serve() {
         CertificateError::InvalidPurpose
     } else {
         return verify_server_name(&ParsedCertificate::try_from(own)?, name);

@@ -7,6 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::cache::Lister;
+use crate::client::x509::Certificate;
 use crate::client::{Client, Delete, pem};
 use crate::clock::SharedClock;
 use crate::controllers::{Controller, Error};
@@ -94,8 +95,7 @@ fn outdated(request: &CertificateSigningRequest, now: Timestamp) -> Option<&'sta
 /// The end of the first certificate in this PEM in base64.
 fn expires(certificate: &str) -> Option<Timestamp> {
     let der = pem::certificates(&STANDARD.decode(certificate).ok()?).into_iter().next()?;
-    let (_, certificate) = x509_parser::parse_x509_certificate(&der).ok()?;
-    Some(Timestamp::from_secs(certificate.validity().not_after.timestamp()))
+    Some(Certificate::from_der(&der).ok()?.not_after())
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The authority that vouches for the API server, for those who hand it to others.
 //! Upstream: `getKubeAPIServerCAFileContents`, `readCA`.
 
+use crate::client::x509::Certificate;
 use crate::client::{Client, pem};
 
 /// Returns the content of `file` in PEM; without a file, the CA data of `client`'s own
@@ -21,7 +22,7 @@ pub fn root_ca(file: &str, client: &Client) -> Result<Vec<u8>, String> {
 fn check(pem: &[u8]) -> Result<(), String> {
     let mut any = false;
     for der in pem::certificates(pem) {
-        x509_parser::parse_x509_certificate(&der).map_err(|error| error.to_string())?;
+        Certificate::from_der(&der)?;
         any = true;
     }
     any.then_some(())

@@ -9,14 +9,16 @@ use rustls::pki_types::UnixTime;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use sha2::{Digest, Sha256};
+use x509_cert::der::asn1::ObjectIdentifier;
 
 use super::User;
 use crate::client::pem;
+use crate::client::x509::Certificate;
 use crate::objects::Timestamp;
 use crate::server::http::Chain;
 
 /// The attribute of a subject that holds the user's UID. Upstream: `asn1.X509UID`.
-const UID: &str = "1.3.6.1.4.1.57683.2";
+const UID: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.4.1.57683.2");
 /// Upstream: `user.CredentialIDKey`.
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
@@ -53,18 +55,12 @@ impl Authorities {
         self.0
             .verify_client_cert(own, intermediates, UnixTime::since_unix_epoch(now))
             .map_err(|error| error.to_string())?;
-        let (_, parsed) =
-            x509_parser::parse_x509_certificate(own).map_err(|error| error.to_string())?;
-        let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
-            attribute.as_str().ok().map(String::from)
-        };
-        let subject = parsed.subject();
-        let uids = subject.iter_attributes().filter(|a| a.attr_type().to_id_string() == UID);
+        let parsed = Certificate::from_der(own)?;
         let fingerprint = Sha256::digest(own);
         Ok(User {
-            name: subject.iter_common_name().filter_map(text).last().unwrap_or_default(),
-            uid: uid(&uids.map(text).collect::<Vec<_>>())?,
-            groups: subject.iter_organization().filter_map(text).collect(),
+            name: parsed.common_names().last().unwrap_or_default(),
+            uid: uid(&parsed.attributes(UID).collect::<Vec<_>>())?,
+            groups: parsed.organizations().collect(),
             extra: vec![(CREDENTIAL_ID.into(), vec![format!("X509SHA256={fingerprint:x}")])],
         })
     }

@@ -13,6 +13,7 @@ use rustls::sign::CertifiedKey;
 use super::TlsOptions;
 use super::self_signed::self_signed;
 use crate::client::pem;
+use crate::client::x509::Certificate;
 
 pub(super) struct Loaded {
     pub default: Arc<CertifiedKey>,
@@ -109,21 +110,12 @@ pub(super) fn certified(
 
 /// The names of a certificate in lower case: its alternative names, or else its common name.
 fn own_names(cert: &CertificateDer<'_>) -> Vec<String> {
-    let Ok((_, parsed)) = x509_parser::parse_x509_certificate(cert) else { return Vec::new() };
-    let alternative = parsed.subject_alternative_name().ok().flatten();
-    let mut names: Vec<String> = alternative
-        .iter()
-        .flat_map(|names| &names.value.general_names)
-        .filter_map(|name| match name {
-            x509_parser::extensions::GeneralName::DNSName(name) => Some(name.to_ascii_lowercase()),
-            _ => None,
-        })
-        .collect();
+    let Ok(parsed) = Certificate::from_der(cert) else { return Vec::new() };
+    let mut names = parsed.dns_names();
     if names.is_empty() {
-        let common = parsed.subject().iter_common_name();
-        names.extend(common.filter_map(|name| Some(name.as_str().ok()?.to_ascii_lowercase())));
+        names.extend(parsed.common_names());
     }
-    names
+    names.iter().map(|name| name.to_ascii_lowercase()).collect()
 }
 
 #[cfg(test)]

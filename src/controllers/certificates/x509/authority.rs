@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use rsa::rand_core::{OsRng, RngCore};
-use x509_parser::extensions::ParsedExtension;
 
 use super::der;
 use super::request::{CertificateRequest, SUBJECT_ALTERNATIVE_NAME};
 use super::signature::SigningKey;
 use crate::client::pem;
+use crate::client::x509::Certificate;
 use crate::objects::{Istr, Timestamp};
 use crate::sort::Order;
 
@@ -90,22 +90,16 @@ impl Authority {
         let Some(first) = certificates.first() else {
             return Err("data does not contain any valid RSA or ECDSA certificates".to_owned());
         };
-        let (_, parsed) =
-            x509_parser::parse_x509_certificate(first).map_err(|error| error.to_string())?;
+        let parsed = Certificate::from_der(first)?;
         let key = SigningKey::from_pem(key)
             .ok_or_else(|| "data does not contain a valid RSA or ECDSA private key".to_owned())?;
-        if key.public_key() != parsed.public_key().raw {
+        if key.public_key() != parsed.public_key() {
             return Err("tls: private key does not match public key".to_owned());
         }
-        let key_id =
-            parsed.extensions().iter().find_map(|extension| match extension.parsed_extension() {
-                ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0.to_vec()),
-                _ => None,
-            });
         Ok(Authority {
-            subject: parsed.subject().as_raw().to_vec(),
-            key_id: key_id.unwrap_or_default(),
-            not_after: Timestamp::from_secs(parsed.validity().not_after.timestamp()),
+            subject: parsed.subject(),
+            key_id: parsed.subject_key_id(),
+            not_after: parsed.not_after(),
             key,
         })
     }
@@ -263,8 +257,11 @@ fn time(time: Timestamp) -> Vec<u8> {
 mod tests {
     use rustls::pki_types::CertificateSigningRequestDer;
     use rustls::pki_types::pem::PemObject;
+    use x509_cert::certificate::{CertificateInner, Raw};
+    use x509_cert::der::{Decode, Encode};
 
     use super::*;
+
     use crate::controllers::certificates::x509::signature;
 
     macro_rules! fixture {
@@ -331,19 +328,20 @@ mod tests {
     /// both signed, and the Go manager's signature.
     fn both(authority: &Authority, golden: &Golden) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
         let der = pem::certificates(golden.certificate).remove(0);
-        let (_, parsed) = x509_parser::parse_x509_certificate(&der).unwrap();
-        let begins = Timestamp::from_secs(parsed.validity().not_before.timestamp());
+        let begins = Certificate::from_der(&der).unwrap().not_before();
+        let parsed = CertificateInner::<Raw>::from_der(&der).unwrap();
+        let serial = parsed.tbs_certificate.serial_number.as_bytes();
         let template = Template {
             usages: &golden.usages,
             lifetime: Duration::from_secs(golden.seconds),
             now: begins + BACKDATE + Duration::from_millis(999),
         };
         let request = CertificateRequest::from_pem(golden.request).unwrap();
-        let contents = authority.contents(&request, &template, parsed.raw_serial()).unwrap();
+        let contents = authority.contents(&request, &template, serial).unwrap();
         let whole = authority.sign(&request, &template).unwrap();
         assert!(whole.len().abs_diff(der.len()) <= 10, "{}", golden.name);
-        let signature = parsed.signature_value.data.to_vec();
-        (contents, parsed.tbs_certificate.as_ref().to_vec(), signature)
+        let signature = parsed.signature.raw_bytes().to_vec();
+        (contents, parsed.tbs_certificate.to_der().unwrap(), signature)
     }
 
     #[test]

@@ -1,0 +1,230 @@
+//! What the manager reads of an X.509 certificate. Upstream: Go's `crypto/x509`.
+
+use x509_cert::certificate::{CertificateInner, Raw};
+use x509_cert::der::asn1::{Any, ObjectIdentifier};
+use x509_cert::der::oid::db::rfc4519::{CN, O};
+use x509_cert::der::oid::db::rfc5280::{ANY_EXTENDED_KEY_USAGE, ID_KP_SERVER_AUTH};
+use x509_cert::der::{Decode, Encode, Tag, Tagged};
+use x509_cert::ext::pkix::name::GeneralName;
+use x509_cert::ext::pkix::{ExtendedKeyUsage, SubjectAltName, SubjectKeyIdentifier};
+use x509_cert::time::Time;
+
+use crate::objects::Timestamp;
+
+/// A certificate of version 1 to 3, whose signature is not checked.
+// Raw: serial numbers of any length and sign, as in certificates that are made by hand.
+pub struct Certificate(CertificateInner<Raw>);
+
+impl Certificate {
+    /// # Errors
+    /// When `der` is something else than one certificate.
+    pub fn from_der(der: &[u8]) -> Result<Certificate, String> {
+        CertificateInner::from_der(der)
+            .map(Certificate)
+            .map_err(|error| format!("malformed certificate: {error}"))
+    }
+
+    pub fn not_before(&self) -> Timestamp {
+        timestamp(self.0.tbs_certificate.validity.not_before)
+    }
+
+    pub fn not_after(&self) -> Timestamp {
+        timestamp(self.0.tbs_certificate.validity.not_after)
+    }
+
+    /// `SubjectPublicKeyInfo` in DER.
+    pub fn public_key(&self) -> Vec<u8> {
+        encoded(&self.0.tbs_certificate.subject_public_key_info)
+    }
+
+    /// The subject in DER.
+    pub fn subject(&self) -> Vec<u8> {
+        encoded(&self.0.tbs_certificate.subject)
+    }
+
+    /// Empty without one.
+    pub fn subject_key_id(&self) -> Vec<u8> {
+        let found = self.0.tbs_certificate.get::<SubjectKeyIdentifier>().ok().flatten();
+        found.map_or_else(Vec::new, |(_, id)| id.0.into_bytes())
+    }
+
+    /// The subject's common names that are text.
+    pub fn common_names(&self) -> impl Iterator<Item = String> {
+        self.attributes(CN).flatten()
+    }
+
+    /// The subject's organizations that are text.
+    pub fn organizations(&self) -> impl Iterator<Item = String> {
+        self.attributes(O).flatten()
+    }
+
+    /// The subject's attributes of one kind, in their order; `None` for one that is no text.
+    pub fn attributes(&self, kind: ObjectIdentifier) -> impl Iterator<Item = Option<String>> {
+        let names = self.0.tbs_certificate.subject.0.iter().flat_map(|set| set.0.iter());
+        names.filter(move |name| name.oid == kind).map(|name| text(&name.value))
+    }
+
+    /// The DNS names among the alternative names.
+    pub fn dns_names(&self) -> Vec<String> {
+        let found = self.0.tbs_certificate.get::<SubjectAltName>().ok().flatten();
+        let names = found.into_iter().flat_map(|(_, names)| names.0);
+        let dns = names.filter_map(|name| match name {
+            GeneralName::DnsName(name) => Some(name.to_string()),
+            _ => None,
+        });
+        dns.collect()
+    }
+
+    /// Whether its extended usages, if it names any, include that of a server.
+    pub fn may_serve(&self) -> bool {
+        let found = self.0.tbs_certificate.get::<ExtendedKeyUsage>().ok().flatten();
+        found.is_none_or(|(_, usages)| {
+            usages.0.iter().any(|usage| [ANY_EXTENDED_KEY_USAGE, ID_KP_SERVER_AUTH].contains(usage))
+        })
+    }
+}
+
+fn timestamp(time: Time) -> Timestamp {
+    Timestamp::from_secs(time.to_unix_duration().as_secs() as i64)
+}
+
+fn encoded(part: &impl Encode) -> Vec<u8> {
+    part.to_der().expect("what was read can be written")
+}
+
+fn text(value: &Any) -> Option<String> {
+    string(value.tag().into(), value.value()).ok().flatten()
+}
+
+/// The text of a string in DER, of which `tag` is the type; `None` of a type that is no text to Go.
+///
+/// # Errors
+/// When a byte is not allowed in a string of this type.
+pub fn string(tag: u8, bytes: &[u8]) -> Result<Option<String>, String> {
+    let checked = |good: bool, kind: &str| match good {
+        true => Ok(Some(String::from_utf8_lossy(bytes).into_owned())),
+        false => Err(format!("asn1: invalid {kind}")),
+    };
+    match Tag::try_from(tag) {
+        Ok(Tag::Utf8String) => checked(std::str::from_utf8(bytes).is_ok(), "UTF8String"),
+        Ok(Tag::PrintableString) => {
+            let good = |byte: &u8| is_printable(*byte) || matches!(byte, b'*' | b'&');
+            checked(bytes.iter().all(good), "PrintableString")
+        }
+        Ok(Tag::Ia5String) => checked(bytes.is_ascii(), "IA5String"),
+        Ok(Tag::NumericString) => {
+            let good = bytes.iter().all(|byte| byte.is_ascii_digit() || *byte == b' ');
+            checked(good, "NumericString")
+        }
+        // Read as Latin-1.
+        Ok(Tag::TeletexString) => Ok(Some(bytes.iter().copied().map(char::from).collect())),
+        Ok(Tag::BmpString) => {
+            let (units, rest) = bytes.as_chunks::<2>();
+            let mut units: Vec<u16> = units.iter().copied().map(u16::from_be_bytes).collect();
+            if units.last() == Some(&0) {
+                units.pop();
+            }
+            let whole = if rest.is_empty() { String::from_utf16(&units).ok() } else { None };
+            whole.map(Some).ok_or_else(|| "asn1: invalid BMPString".to_owned())
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Whether this byte may be in a PrintableString.
+pub fn is_printable(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(&byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{
+        CertificateParams, DnType, DnValue, ExtendedKeyUsagePurpose, IsCa, KeyPair, PublicKeyData,
+        SanType, SerialNumber, date_time_ymd,
+    };
+
+    use super::*;
+
+    fn certificate(change: impl FnOnce(&mut CertificateParams)) -> (Certificate, KeyPair) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        change(&mut params);
+        let der = params.self_signed(&key).unwrap().der().to_vec();
+        assert!(Certificate::from_der(&[&der[..], b"\0"].concat()).is_err(), "bytes follow it");
+        assert!(Certificate::from_der(&der[..der.len() - 1]).is_err(), "it is cut");
+        (Certificate::from_der(&der).unwrap(), key)
+    }
+
+    #[test]
+    fn its_fields_are_read() {
+        let (read, key) = certificate(|params| {
+            params.not_before = date_time_ymd(2049, 12, 31);
+            params.not_after = date_time_ymd(2050, 1, 1);
+            let name = &mut params.distinguished_name;
+            name.push(DnType::CommonName, "me");
+            name.push(DnType::OrganizationName, DnValue::PrintableString("us".try_into().unwrap()));
+            params.is_ca = IsCa::ExplicitNoCa;
+            params.use_authority_key_identifier_extension = false;
+        });
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        assert_eq!(read.not_before(), at("2049-12-31T00:00:00Z"));
+        assert_eq!(read.not_after(), at("2050-01-01T00:00:00Z"));
+        assert_eq!(read.public_key(), key.subject_public_key_info());
+        assert_eq!(read.common_names().collect::<Vec<_>>(), ["me"]);
+        assert_eq!(read.organizations().collect::<Vec<_>>(), ["us"]);
+        assert!(read.dns_names().is_empty());
+    }
+
+    #[test]
+    fn of_the_alternative_names_those_of_dns_are_given() {
+        let (read, _) = certificate(|params| {
+            let dns = |name: &str| SanType::DnsName(name.try_into().unwrap());
+            let address = SanType::IpAddress("10.0.0.1".parse().unwrap());
+            params.subject_alt_names = vec![dns("A.example"), address, dns("*.b")];
+        });
+        assert_eq!(read.dns_names(), ["A.example", "*.b"]);
+    }
+
+    #[test]
+    fn extended_usages_say_whether_it_may_serve() {
+        use ExtendedKeyUsagePurpose::{Any, ClientAuth, ServerAuth};
+        for (usages, serves) in [
+            (vec![], true),
+            (vec![ClientAuth], false),
+            (vec![ClientAuth, ServerAuth], true),
+            (vec![Any], true),
+        ] {
+            let name = format!("{usages:?}");
+            let (read, _) = certificate(|params| params.extended_key_usages = usages);
+            assert_eq!(read.may_serve(), serves, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_serial_number_has_any_length() {
+        for length in [1, 20, 21, 40] {
+            certificate(|params| {
+                params.serial_number = Some(SerialNumber::from(vec![0x7f; length]))
+            });
+        }
+    }
+
+    #[test]
+    fn strings_hold_what_their_types_allow() {
+        let read = |tag: Tag, bytes| string(tag.into(), bytes);
+        for (tag, bytes) in [
+            (Tag::Utf8String, &b"\xff"[..]),
+            (Tag::PrintableString, b"a_b"),
+            (Tag::Ia5String, b"\x80"),
+            (Tag::NumericString, b"1a"),
+            (Tag::BmpString, b"abc"),
+            (Tag::BmpString, b"\xd8\x00"),
+        ] {
+            assert!(read(tag, bytes).is_err(), "{tag} {bytes:?}");
+        }
+        assert_eq!(read(Tag::NumericString, b"1 2"), Ok(Some("1 2".to_owned())));
+        assert_eq!(read(Tag::BmpString, b"\0a\0\0"), Ok(Some("a".to_owned())));
+        assert_eq!(read(Tag::TeletexString, b"\xfc"), Ok(Some("\u{fc}".to_owned())));
+        assert_eq!(read(Tag::Integer, b"1"), Ok(None));
+    }
+}
