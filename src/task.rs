@@ -5,11 +5,13 @@ mod census;
 mod run;
 
 use std::future::Future;
+use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use async_global_executor::GlobalExecutorConfig;
 use event_listener::Event;
@@ -51,12 +53,35 @@ pub fn run<T: Send + 'static>(
     threads: usize,
     future: impl Future<Output = T> + Send + 'static,
 ) -> T {
+    start_helper();
     let config = GlobalExecutorConfig::default()
         .with_env_var("ASYNC_STD_THREAD_COUNT")
         .with_min_threads(threads)
         .with_thread_name_fn(|| "executor".to_owned());
     async_global_executor::init_with_config(config);
     block_on(spawn(future))
+}
+
+/// How late the timers of async-io's own thread may be.
+const HELPER_SLACK: Duration = Duration::from_millis(10);
+
+/// Starts the thread with which async-io polls sockets and timers while no other thread does.
+///
+/// It looks for that by short sleeps while the executor is busy, takes an event of the executor's
+/// sockets, and wakes the executor, which does the same to it: half of all system calls. With late
+/// timers it stays out of the way, and still polls when the executor's threads are stuck in a task.
+fn start_helper() {
+    let starter = std::thread::Builder::new().name("starter".to_owned()).spawn(|| {
+        let slack = u64::try_from(HELPER_SLACK.as_nanos()).ok().and_then(NonZeroU64::new);
+        if let Err(error) = rustix::thread::set_current_timer_slack(slack) {
+            log::debug!("the timer slack cannot be set: {error}");
+        }
+        // The helper inherits the slack of the thread that starts it, which is the first to block.
+        async_io::block_on(std::future::ready(()));
+    });
+    if let Ok(starter) = starter {
+        let _ = starter.join();
+    }
 }
 
 /// Runs blocking work (files, child processes) away from the executor's threads.

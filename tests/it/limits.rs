@@ -1,6 +1,7 @@
 //! A manager at the limit of its open files.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -93,5 +94,41 @@ fn lease_and_health_checks_go_on_when_watches_use_up_the_open_files() {
         assert_eq!(manager.ended().unwrap(), None);
         let stopped = manager.stop(&env.clock, Duration::from_secs(30)).await.unwrap();
         assert!(stopped.success(), "{stopped}");
+    });
+}
+
+/// The name and the timer slack, in nanoseconds, of each thread. `Err`: others may not see it.
+fn timer_slacks(process: u32) -> std::io::Result<Vec<(String, String)>> {
+    let read = |path: String| fs::read_to_string(path).map(|text| text.trim().to_owned());
+    let mut slacks = Vec::new();
+    for task in fs::read_dir(format!("/proc/{process}/task"))? {
+        let id = task?.file_name().into_string().expect("a number");
+        // A thread may have ended meanwhile.
+        let Ok(name) = read(format!("/proc/{process}/task/{id}/comm")) else { continue };
+        match read(format!("/proc/{id}/timerslack_ns")) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(error),
+            slack => slacks.extend(slack.map(|slack| (name, slack))),
+        }
+    }
+    Ok(slacks)
+}
+
+#[test]
+fn only_the_timers_of_the_helper_thread_may_be_late() {
+    Env::run("timer-slack", async |env| {
+        let manager = env.manager("manager", &["--controllers=ttl-controller"]);
+        eventually(&env.clock, "both threads run", || async {
+            let slacks = match timer_slacks(manager.id()) {
+                Ok(slacks) => slacks,
+                Err(error) => return Ok(println!("skipped: {error}")),
+            };
+            let of = |name: &str| slacks.iter().find(|(found, _)| found == name);
+            let (Some((_, helper)), Some((_, executor))) = (of("async-io"), of("executor")) else {
+                return Err(format!("{slacks:?}"));
+            };
+            assert_eq!((&helper[..], &executor[..]), ("10000000", "50000"));
+            Ok(())
+        })
+        .await;
     });
 }
