@@ -32,13 +32,15 @@ pub fn shown<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     if let Some(view) = kind.view {
         return Cow::Owned((view.read)(&stored.value));
     }
+    let mut value = match kind.coerced(&stored.value) {
+        Some(value) => Cow::Owned(value),
+        None => Cow::Borrowed(&stored.value),
+    };
     let version = kind.resource.api_version();
-    if stored.value["apiVersion"] == *version {
-        return Cow::Borrowed(&stored.value);
+    if value["apiVersion"] != *version {
+        value.to_mut()["apiVersion"] = version.into();
     }
-    let mut value = stored.value.clone();
-    value["apiVersion"] = version.into();
-    Cow::Owned(value)
+    value
 }
 
 /// An object of a list; only custom resources repeat the kind that the list names.

@@ -403,6 +403,15 @@ mod tests {
     }
 
     #[test]
+    fn stored_objects_are_shown_as_the_schema_is_today() {
+        let [kind] = &from_crd(&crd()).unwrap()[..] else { panic!("one version is served") };
+        let stored = json!({"metadata": {"name": "a"}, "spec": {"size": 1, "gone": 2}});
+        let today = json!({"metadata": {"name": "a"}, "spec": {"size": 1, "color": "red"}});
+        assert_eq!(kind.coerced(&stored).as_ref(), Some(&today));
+        assert_eq!(kind.coerced(&today), None);
+    }
+
+    #[test]
     fn a_definition_becomes_a_kind_a_served_version() {
         let kinds = from_crd(&crd()).unwrap();
         let [kind] = &kinds[..] else { panic!("{} kinds", kinds.len()) };

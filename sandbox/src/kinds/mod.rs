@@ -135,6 +135,18 @@ impl Kind {
         self.schema.is_some()
     }
 
+    /// A stored object as its definition's schema is today, if that makes a difference: members
+    /// that the schema does not know are dropped, and its defaults are filled in.
+    /// Upstream: `schemaCoercingDecoder`.
+    pub fn coerced(&self, stored: &Value) -> Option<Value> {
+        if !self.is_custom() {
+            return None;
+        }
+        let mut value = stored.clone();
+        (self.default)(&mut value);
+        (value != *stored).then_some(value)
+    }
+
     /// Gives an object the version in which it is stored.
     pub fn encode(&self, object: &mut Value) {
         if let Some(version) = &self.storage_version {
