@@ -136,6 +136,20 @@ pub async fn survives_every_write_with(
     scenario: &Scenario<'_>,
     options: &Options,
 ) -> usize {
+    survives_every_write_at(env, scenario, options, EVERY_SECOND).await
+}
+
+/// How far the clock goes before the next look at the cluster, after what this one shows.
+type Pace = fn(&Cluster) -> Duration;
+
+const EVERY_SECOND: Pace = |_| Duration::from_secs(1);
+
+async fn survives_every_write_at(
+    env: &Env,
+    scenario: &Scenario<'_>,
+    options: &Options,
+    pace: Pace,
+) -> usize {
     let faults = env.cluster.sandbox.faults();
     let clock = FakeClock::new(env.clock.now());
     let kinds: Vec<ResourceType> = (scenario.objects)("x").iter().map(resource_of).collect();
@@ -148,14 +162,14 @@ pub async fn survives_every_write_with(
         for object in &objects {
             create(&env.client, object.clone()).await;
         }
-        let end = async || (scenario.end)(&name, &Cluster::read(env, &kinds).await);
+        let end = async || {
+            let cluster = Cluster::read(env, &kinds).await;
+            clock.advance(pace(&cluster));
+            (scenario.end)(&name, &cluster)
+        };
         if let Some(change) = &scenario.change {
             let first = Manager::start(env, &clock, "first", scenario.controllers, options);
-            eventually(&env.clock, &format!("{name} before its change"), || async {
-                clock.advance(Duration::from_secs(1));
-                end().await
-            })
-            .await;
+            eventually(&env.clock, &format!("{name} before its change"), end).await;
             first.drop_dead().await;
             let key = ObjectKey::new("default", &name);
             let verbs = env.client.resource(&kinds[0]);
@@ -168,7 +182,6 @@ pub async fn survives_every_write_with(
         }
         let manager = Manager::start(env, &clock, &mortal, scenario.controllers, options);
         eventually(&env.clock, &format!("{mortal} dies, or reaches the end"), || async {
-            clock.advance(Duration::from_secs(1));
             if faults.has_died(&mortal) { Ok(()) } else { end().await.map(drop) }
         })
         .await;
@@ -179,11 +192,7 @@ pub async fn survives_every_write_with(
             Manager::start(env, &clock, &name, scenario.controllers, options)
         });
         let what = format!("the end after a crash behind {writes} writes");
-        let reached = eventually(&env.clock, &what, || async {
-            clock.advance(Duration::from_secs(1));
-            end().await
-        })
-        .await;
+        let reached = eventually(&env.clock, &what, end).await;
         ends.push(reached);
         let Some(heir) = heir else { break };
         heir.drop_dead().await;
@@ -253,6 +262,17 @@ fn finished(name: &str, cluster: &Cluster) -> Result<Value, String> {
 }
 
 fn job_survives(name: &str, spec: Value, annotations: Value, expected: Value, at_least: usize) {
+    job_survives_at(EVERY_SECOND, name, spec, annotations, expected, at_least);
+}
+
+fn job_survives_at(
+    pace: Pace,
+    name: &str,
+    spec: Value,
+    annotations: Value,
+    expected: Value,
+    at_least: usize,
+) {
     Env::run(name, async |env| {
         let scenario = Scenario {
             controllers: &["job-controller"],
@@ -264,7 +284,8 @@ fn job_survives(name: &str, spec: Value, annotations: Value, expected: Value, at
                 Ok(end)
             },
         };
-        let writes = survives_every_write(env, &scenario).await;
+        let options = Options::default();
+        let writes = survives_every_write_at(env, &scenario, &options, pace).await;
         assert!(writes >= at_least, "{writes} writes");
     });
 }
@@ -321,10 +342,11 @@ fn a_job_with_a_deadline_survives_a_crash_at_every_write() {
         "startTime": true, "completionTime": false, "failed": 2, "ready": 0, "terminating": 0,
         "uncountedTerminatedPods": {},
     });
-    job_survives(
+    job_survives_at(
+        // Past the deadline once both pods are created.
+        |cluster| Duration::from_secs(if cluster.pods.len() == 2 { 3_600 } else { 1 }),
         "crash-deadline",
-        // Long enough for both pods to be created.
-        json!({ "completions": 2, "parallelism": 2, "activeDeadlineSeconds": 60 }),
+        json!({ "completions": 2, "parallelism": 2, "activeDeadlineSeconds": 3_600 }),
         json!({}),
         json!({ "status": status, "pods": [] }),
         8,

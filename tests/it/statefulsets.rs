@@ -512,13 +512,6 @@ fn a_stale_cache_is_waited_for() {
 
 #[test]
 fn refused_writes_are_retried() {
-    const FIRST: [(&str, &str); 5] = [
-        ("create", "controllerrevisions"),
-        ("create", "persistentvolumeclaims"),
-        ("create", "pods"),
-        ("update", "statefulsets/status"),
-        ("delete", "controllerrevisions"),
-    ];
     Env::run("sts-refused", async |env| {
         let faults = env.cluster.sandbox.faults();
         let refuse = |verb: &str, resource: &str| {
@@ -532,32 +525,40 @@ fn refused_writes_are_retried() {
                 faults.next(1, verb, resource, fault);
             }
         };
-        for (verb, resource) in FIRST {
-            refuse(verb, resource);
-        }
+        // Few at a time: the wait for the next try doubles with each, until a sync succeeds.
+        let all_hit = async || {
+            eventually(&env.clock, "every fault has hit", || async {
+                let pending = faults.pending();
+                if pending.is_empty() { Ok(()) } else { Err(format!("{pending:?}")) }
+            })
+            .await;
+        };
+        refuse("create", "controllerrevisions");
+        refuse("create", "persistentvolumeclaims");
         make_class(env).await;
         let _manager = env.manager("manager", &[QUICK_BINDER]);
         let mut web = with_claims("Retain", "Retain");
         web["spec"]["revisionHistoryLimit"] = json!(0);
         create(&env.client, web).await;
         updated(env, "web", 3).await;
+        all_hit().await;
         // The claims are bound by now: only their owners are still to be written.
         refuse("update", "persistentvolumeclaims");
+        refuse("update", "statefulsets/status");
         let policy = json!({ "whenDeleted": "Delete" });
         set_spec(env, "web", json!({ "persistentVolumeClaimRetentionPolicy": policy })).await;
         listed::<PersistentVolumeClaim>(env, "claims have owners", |claims| {
             claims.values().all(|claim| owners(claim) == ["StatefulSet"])
         })
         .await;
+        all_hit().await;
+        refuse("create", "pods");
+        refuse("delete", "controllerrevisions");
         merge::<StatefulSet>(&env.client, "web", set_image("db:2")).await;
         updated(env, "web", 3).await;
         pods_are(env, &["web-0 db:2", "web-1 db:2", "web-2 db:2"]).await;
         listed::<ControllerRevision>(env, "the history is short", |all| all.len() == 1).await;
-        eventually(&env.clock, "every fault has hit", || async {
-            let pending = faults.pending();
-            if pending.is_empty() { Ok(()) } else { Err(format!("{pending:?}")) }
-        })
-        .await;
+        all_hit().await;
     });
 }
 

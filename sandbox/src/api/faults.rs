@@ -132,9 +132,13 @@ impl Faults {
         });
     }
 
-    /// Waits for the next [`Self::clear`].
-    pub(crate) async fn cleared(&self) {
-        let before = self.lock().clears;
+    /// How many times [`Self::clear`] was called.
+    pub(crate) fn clears(&self) -> u64 {
+        self.lock().clears
+    }
+
+    /// Waits until [`Self::clear`] is called once more than `before` times.
+    pub(crate) async fn cleared(&self, before: u64) {
         loop {
             let changed = self.listen();
             if self.lock().clears != before {

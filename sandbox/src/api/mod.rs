@@ -202,6 +202,8 @@ impl Api {
                 sub => format!("{}/{sub}", at.resource),
             },
         );
+        // Read first: a clear that comes after the fault is taken releases this request too.
+        let clears = self.faults.clears();
         let fault = self.faults.request(verb, &named);
         let agent = headers.get("user-agent").and_then(|agent| agent.to_str().ok());
         let program = agent.unwrap_or_default().split('/').next().unwrap_or_default();
@@ -212,7 +214,7 @@ impl Api {
             Some(Fault::Fail(error)) => return failure(error),
             Some(Fault::Cut) => return Response::abort(),
             Some(Fault::Delay(delay)) => self.clock.sleep(*delay).await,
-            Some(Fault::Hold) => self.faults.cleared().await,
+            Some(Fault::Hold) => self.faults.cleared(clears).await,
             _ => {}
         }
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
