@@ -6,6 +6,8 @@ use std::task::{Context, Poll};
 
 use futures_lite::io::{AsyncBufRead, AsyncRead};
 
+use super::spare;
+
 /// Read at once, on the stack: most attempts find nothing.
 const SIZE: usize = 16 << 10;
 
@@ -51,11 +53,13 @@ impl<R: AsyncRead + Unpin> AsyncBufRead for Buffered<R> {
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.get_mut();
         if this.at == this.bytes.len() {
-            (this.bytes, this.at) = (Vec::new(), 0);
+            spare::give(&mut this.bytes);
+            this.at = 0;
             let mut found = [0; SIZE];
             let count =
                 std::task::ready!(Pin::new(&mut this.inner).poll_read(context, &mut found))?;
-            this.bytes = found[..count].to_vec();
+            this.bytes = spare::take();
+            this.bytes.extend_from_slice(&found[..count]);
         }
         Poll::Ready(Ok(this.buffer()))
     }

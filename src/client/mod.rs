@@ -15,6 +15,7 @@ mod metrics;
 pub mod pem;
 mod rate;
 mod request;
+mod spare;
 mod split;
 mod stream;
 mod transport;

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use super::call::Call;
 use super::credentials::{Shown, header_value};
 use super::metrics::{DURATION, LIMITED, REQUEST_SIZE, REQUESTS, RESPONSE_SIZE, RETRIES};
+use super::spare;
 use super::stream::undecoded;
 use super::transport::{AskBefore, HeldBack, Purpose, WriteRefused, is_read};
 use super::{Client, Error, Result};
@@ -31,17 +32,20 @@ impl Client {
 
     /// Sends and decodes.
     pub async fn fetch<O: DeserializeOwned>(&self, call: &Call) -> Result<O> {
-        let body = self.send(call).await?;
-        serde_json::from_slice(&body).map_err(undecoded(&call.to_string()))
+        let mut body = self.read(call, spare::take).await?;
+        let decoded = serde_json::from_slice(&body).map_err(undecoded(&call.to_string()));
+        spare::give(&mut body);
+        decoded
     }
 
     /// As [`Self::fetch`], for an object in JSON or protobuf.
     pub async fn fetch_object<T: Object>(&self, call: &Call) -> Result<T> {
-        let body = self.send(call).await?;
+        let mut body = self.read(call, spare::take).await?;
         let object = match protobuf::is_enveloped(&body) {
             true => protobuf::open(&body).map(Encoded::protobuf).map_err(Into::into),
-            false => Ok(Encoded::json(body)),
+            false => Ok(Encoded::json(std::mem::take(&mut body))),
         };
+        spare::give(&mut body);
         object
             .and_then(|object| object.decode())
             .map_err(|source| Error::Decode { request: call.to_string(), source: source.into() })
@@ -49,8 +53,13 @@ impl Client {
 
     /// The whole body of an answer that is not a failure.
     pub async fn send(&self, call: &Call) -> Result<Vec<u8>> {
-        let mut body = Vec::new();
+        self.read(call, Vec::new).await
+    }
+
+    /// [`Self::send`] into the buffer that `empty` gives once the answer begins.
+    async fn read(&self, call: &Call, empty: fn() -> Vec<u8>) -> Result<Vec<u8>> {
         let mut answer = self.open(call).await?;
+        let mut body = empty();
         answer.read_to_end(&mut body).await.map_err(|error| broken(call, error))?;
         self.count_response(call, body.len());
         if trace::is_on() && call.method != "GET" {

@@ -18,6 +18,8 @@ use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, UnbufferedStatus, WriteTraffic,
 };
 
+use crate::client::spare;
+
 /// Read at once, on the stack: most attempts find nothing.
 const READ_SIZE: usize = 16 << 10;
 /// The most that one record of TLS carries.
@@ -69,6 +71,9 @@ fn encrypt(
     plain: &[u8],
     to: &mut Vec<u8>,
 ) -> io::Result<()> {
+    if to.is_empty() {
+        *to = spare::take();
+    }
     let start = to.len();
     let Err(EncryptError::InsufficientSize(size)) = traffic.encrypt(plain, &mut []) else {
         return Err(io::ErrorKind::BrokenPipe.into());
@@ -127,6 +132,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
                     while let Some(record) = traffic.next_record() {
                         let record = record.map_err(invalid)?;
                         discard += record.discard;
+                        if self.plain.is_empty() {
+                            self.plain = spare::take();
+                        }
                         self.plain.extend_from_slice(record.payload);
                     }
                     None
@@ -156,7 +164,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
             };
             self.incoming.drain(..discard);
             if self.incoming.is_empty() {
-                self.incoming = Vec::new();
+                spare::give(&mut self.incoming);
             }
             if let Some(progress) = progress {
                 return Ok(progress);
@@ -185,7 +193,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
             }
             self.outgoing.drain(..sent);
         }
-        self.outgoing = Vec::new();
+        spare::give(&mut self.outgoing);
         Poll::Ready(Ok(()))
     }
 
@@ -194,6 +202,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
         let mut found = [0; READ_SIZE];
         let received = Pin::new(&mut self.io).poll_read(context, &mut found);
         if let Poll::Ready(Ok(count)) = received {
+            if self.incoming.is_empty() {
+                self.incoming = spare::take();
+            }
             self.incoming.extend_from_slice(&found[..count]);
         }
         match ready!(received)? {
@@ -227,7 +238,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Secured<IO> {
         output[..count].copy_from_slice(&plain[..count]);
         this.read += count;
         if this.read == this.plain.len() {
-            (this.plain, this.read) = (Vec::new(), 0);
+            spare::give(&mut this.plain);
+            this.read = 0;
         }
         Poll::Ready(Ok(count))
     }

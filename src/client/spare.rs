@@ -1,0 +1,63 @@
+//! Buffers that go from one connection to the next.
+//!
+//! A connection holds a buffer only while something is in it. To get each of them from the
+//! allocator is expensive with musl's, which returns the pages of large blocks at once: a thousand
+//! events took a thousand mappings, and as many faults a page.
+
+use std::cell::RefCell;
+
+/// A thread keeps no more than this many, each with no more room than this many bytes.
+const KEPT: usize = 4;
+const ROOM: usize = 64 << 10;
+
+thread_local! {
+    static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// An empty buffer, with room if one is to be had.
+pub fn take() -> Vec<u8> {
+    SPARE.with_borrow_mut(Vec::pop).unwrap_or_default()
+}
+
+/// Leaves an empty buffer without room in place of `used`, and keeps its room for the next.
+pub fn give(used: &mut Vec<u8>) {
+    let mut used = std::mem::take(used);
+    if used.capacity() == 0 || used.capacity() > ROOM {
+        return;
+    }
+    used.clear();
+    SPARE.with_borrow_mut(|spare| {
+        if spare.len() < KEPT {
+            spare.push(used);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_room(room: usize) -> Vec<u8> {
+        let mut buffer = Vec::with_capacity(room);
+        buffer.push(1);
+        buffer
+    }
+
+    #[test]
+    fn a_buffer_is_used_again_and_is_empty() {
+        let mut used = with_room(100);
+        give(&mut used);
+        assert_eq!(used.capacity(), 0);
+        let next = take();
+        assert_eq!((next.len(), next.capacity()), (0, 100));
+        assert_eq!(take().capacity(), 0);
+    }
+
+    #[test]
+    fn few_are_kept_and_none_that_is_large() {
+        give(&mut with_room(ROOM + 1));
+        assert_eq!(take().capacity(), 0);
+        (0..2 * KEPT).for_each(|_| give(&mut with_room(10)));
+        assert_eq!((0..2 * KEPT).filter(|_| take().capacity() > 0).count(), KEPT);
+    }
+}
