@@ -7,8 +7,8 @@
 use std::cell::RefCell;
 
 /// A thread keeps no more than this many, each with no more room than this many bytes.
-const KEPT: usize = 4;
-const ROOM: usize = 64 << 10;
+const KEPT: usize = 3;
+const ROOM: usize = 32 << 10;
 
 thread_local! {
     static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
