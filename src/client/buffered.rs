@@ -58,8 +58,10 @@ impl<R: AsyncRead + Unpin> AsyncBufRead for Buffered<R> {
             let mut found = [0; SIZE];
             let count =
                 std::task::ready!(Pin::new(&mut this.inner).poll_read(context, &mut found))?;
-            this.bytes = spare::take();
-            this.bytes.extend_from_slice(&found[..count]);
+            if count > 0 {
+                this.bytes = spare::take();
+                this.bytes.extend_from_slice(&found[..count]);
+            }
         }
         Poll::Ready(Ok(this.buffer()))
     }

@@ -132,7 +132,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
                     while let Some(record) = traffic.next_record() {
                         let record = record.map_err(invalid)?;
                         discard += record.discard;
-                        if self.plain.is_empty() {
+                        if self.plain.capacity() == 0 {
                             self.plain = spare::take();
                         }
                         self.plain.extend_from_slice(record.payload);
@@ -202,7 +202,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
         let mut found = [0; READ_SIZE];
         let received = Pin::new(&mut self.io).poll_read(context, &mut found);
         if let Poll::Ready(Ok(count)) = received {
-            if self.incoming.is_empty() {
+            if self.incoming.is_empty() && count > 0 {
                 self.incoming = spare::take();
             }
             self.incoming.extend_from_slice(&found[..count]);
