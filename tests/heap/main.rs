@@ -19,8 +19,8 @@ use kube_controller_manager::controllers::workloads::ref_manager::{
     CONTROLLER_INDEX, by_controller,
 };
 use kube_controller_manager::objects::{
-    Bookmark, Encoded, Form, ListPart, Object, PartialObjectMetadata, Pod, ReplicaSet, Resource,
-    WatchEvent,
+    Bookmark, Deployment, Encoded, Form, Job, ListPart, Object, PartialObjectMetadata, Pod,
+    ReplicaSet, Resource, WatchEvent,
 };
 use kube_controller_manager::server::http::{Body, Bytes, Handler, Response, Server};
 use kube_controller_manager::server::tls::{Tls, TlsOptions};
@@ -144,10 +144,10 @@ fn idle_informer(source: Arc<dyn Source>) -> (i64, i64) {
         });
         (informer, handlers, running)
     };
-    // What all share is made with the first.
-    let _first = start(Pod::RESOURCE);
-    let mut second = None;
-    let info = measure(|| second = Some(start(ReplicaSet::RESOURCE)));
+    // What all share is made with the first ones, the buffers that connections hand on among it.
+    let _first = [Pod::RESOURCE, Deployment::RESOURCE, Job::RESOURCE].map(start);
+    let mut next = None;
+    let info = measure(|| next = Some(start(ReplicaSet::RESOURCE)));
     (info.bytes_current, info.count_current)
 }
 
