@@ -59,7 +59,7 @@ impl<R: AsyncRead + Unpin> AsyncBufRead for Buffered<R> {
             let count =
                 std::task::ready!(Pin::new(&mut this.inner).poll_read(context, &mut found))?;
             if count > 0 {
-                this.bytes = spare::take();
+                spare::refill(&mut this.bytes);
                 this.bytes.extend_from_slice(&found[..count]);
             }
         }

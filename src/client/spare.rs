@@ -19,6 +19,13 @@ pub fn take() -> Vec<u8> {
     SPARE.with_borrow_mut(Vec::pop).unwrap_or_default()
 }
 
+/// Gives room to a buffer that has none, if some is to be had.
+pub fn refill(buffer: &mut Vec<u8>) {
+    if buffer.capacity() == 0 {
+        *buffer = take();
+    }
+}
+
 /// Leaves an empty buffer without room in place of `used`, and keeps its room for the next.
 pub fn give(used: &mut Vec<u8>) {
     let mut used = std::mem::take(used);

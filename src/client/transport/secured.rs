@@ -71,9 +71,7 @@ fn encrypt(
     plain: &[u8],
     to: &mut Vec<u8>,
 ) -> io::Result<()> {
-    if to.is_empty() {
-        *to = spare::take();
-    }
+    spare::refill(to);
     let start = to.len();
     let Err(EncryptError::InsufficientSize(size)) = traffic.encrypt(plain, &mut []) else {
         return Err(io::ErrorKind::BrokenPipe.into());
@@ -132,9 +130,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
                     while let Some(record) = traffic.next_record() {
                         let record = record.map_err(invalid)?;
                         discard += record.discard;
-                        if self.plain.capacity() == 0 {
-                            self.plain = spare::take();
-                        }
+                        spare::refill(&mut self.plain);
                         self.plain.extend_from_slice(record.payload);
                     }
                     None
@@ -201,10 +197,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut found = [0; READ_SIZE];
         let received = Pin::new(&mut self.io).poll_read(context, &mut found);
-        if let Poll::Ready(Ok(count)) = received {
-            if self.incoming.is_empty() && count > 0 {
-                self.incoming = spare::take();
-            }
+        if let Poll::Ready(Ok(count @ 1..)) = received {
+            spare::refill(&mut self.incoming);
             self.incoming.extend_from_slice(&found[..count]);
         }
         match ready!(received)? {
