@@ -66,11 +66,11 @@ fn dependents_are_deleted_or_orphaned_as_requested() {
 }
 
 /// Creates, reads and deletes objects without content, of any kind.
-struct Objects<'a>(&'a Site);
+pub struct Objects<'a>(pub &'a Site);
 
 impl Objects<'_> {
     /// Creates an object with more metadata. Returns an owner reference to it.
-    async fn make(&self, kind: &ResourceType, key: &str, meta: Value) -> Value {
+    pub async fn make(&self, kind: &ResourceType, key: &str, meta: Value) -> Value {
         let key = ObjectKey::parse(key).unwrap();
         let mut body = json!({
             "apiVersion": kind.api_version(), "kind": kind.kind,
@@ -86,7 +86,7 @@ impl Objects<'_> {
         })
     }
 
-    async fn get(&self, kind: &ResourceType, key: &str) -> Option<Meta> {
+    pub async fn get(&self, kind: &ResourceType, key: &str) -> Option<Meta> {
         let key = ObjectKey::parse(key).unwrap();
         match self.0.client.resource(kind).get::<PartialObjectMetadata>(&key).await {
             Ok(found) => Some(found.meta),
@@ -95,7 +95,7 @@ impl Objects<'_> {
         }
     }
 
-    async fn gone(&self, kind: &ResourceType, key: &str) {
+    pub async fn gone(&self, kind: &ResourceType, key: &str) {
         eventually(&self.0.clock, &format!("{key} goes"), || async {
             self.get(kind, key).await.map_or(Ok(()), |meta| Err(format!("{meta:?}")))
         })
@@ -112,14 +112,14 @@ impl Objects<'_> {
 
     /// Waits until the collector has deleted an object that is created now, whose owner does not
     /// exist: the events and keys from before have been handled. `name`: of the object.
-    async fn collector_works(&self, name: &str) {
+    pub async fn collector_works(&self, name: &str) {
         let absent = json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x" });
         let key = format!("default/after-{name}");
         self.make(&CONFIG_MAPS, &key, json!({ "ownerReferences": [absent] })).await;
         self.gone(&CONFIG_MAPS, &key).await;
     }
 
-    async fn delete(&self, kind: &ResourceType, key: &str, how: Delete) {
+    pub async fn delete(&self, kind: &ResourceType, key: &str, how: Delete) {
         let key = ObjectKey::parse(key).unwrap();
         self.0.client.resource(kind).delete(&key, how).await.expect("delete");
     }
@@ -339,43 +339,6 @@ fn failures_only_delay_collection() {
             )
             .await;
             faults.clear();
-        }
-    });
-}
-
-#[test]
-fn custom_resources_are_collected_as_their_kind_comes_and_goes() {
-    everywhere("garbage-custom", async |env| {
-        // The discovery of one group always fails.
-        send_away(env, "away.test.io").await;
-        let _manager = env.manager("manager", &[]);
-        let (objects, maps) = (Objects(env), &CONFIG_MAPS);
-        // The collector runs, with the resources served until now.
-        objects.collector_works("start").await;
-
-        for round in ["one", "two"] {
-            serve_widgets(env).await;
-            let key = |name: &str| format!("default/{round}-{name}");
-            for owner in ["background", "orphan", "last"] {
-                let parent = objects.make(&WIDGETS, &key(owner), json!({})).await;
-                let owned = json!({ "ownerReferences": [parent] });
-                objects.make(&WIDGETS, &key(&format!("{owner}-child")), owned.clone()).await;
-                objects.make(maps, &key(&format!("{owner}-map")), owned).await;
-            }
-            objects.delete(&WIDGETS, &key("background"), Delete::background()).await;
-            objects.delete(&WIDGETS, &key("orphan"), Delete::orphan()).await;
-            objects.gone(&WIDGETS, &key("background-child")).await;
-            objects.gone(maps, &key("background-map")).await;
-            objects.gone(&WIDGETS, &key("orphan")).await;
-            objects.collector_works(round).await;
-            for (kind, name) in [(&WIDGETS, "orphan-child"), (maps, "orphan-map")] {
-                let left = objects.get(kind, &key(name)).await.expect("an orphan stays");
-                assert!(left.owners().is_empty() && !left.is_being_deleted(), "{left:?}");
-            }
-            // The objects of a removed kind are deleted, and so are their dependents.
-            objects.delete(&DEFINITIONS, "widgets.example.com", Delete::new()).await;
-            objects.gone(&DEFINITIONS, "widgets.example.com").await;
-            objects.gone(maps, &key("last-map")).await;
         }
     });
 }

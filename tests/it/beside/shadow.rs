@@ -9,8 +9,8 @@ use kube_controller_manager::objects::{ObjectKey, ResourceType};
 use sandbox::cluster::Manager;
 use serde_json::{Value, json};
 
+use super::handover::{PROBES, end, other_program, populate, settled, works};
 use crate::env::*;
-use crate::handover::{PROBES, end, other_program, populate, settled, works};
 use crate::kinds::{BINDINGS, comes, goes};
 
 const ROLES: ResourceType =
