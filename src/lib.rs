@@ -7,6 +7,7 @@ pub mod clock;
 pub mod jwt;
 pub mod metrics;
 pub mod sort;
+mod spare;
 pub mod task;
 pub mod trace;
 

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use futures_lite::io::{AsyncBufRead, AsyncRead};
 
-use super::spare;
+use crate::spare;
 
 /// Read at once, on the stack: most attempts find nothing.
 const SIZE: usize = 16 << 10;

@@ -1,10 +1,12 @@
 //! A request before it is sent.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::Serialize;
 
 use super::{Error, Result};
+use crate::spare;
 
 /// One request, before it is sent.
 #[derive(Clone, Debug)]
@@ -14,7 +16,7 @@ pub struct Call {
     pub query: Vec<(&'static str, String)>,
     pub accept: &'static str,
     pub is_watch: bool,
-    pub(super) content: Option<(&'static str, Vec<u8>)>,
+    pub(super) content: Option<(&'static str, Arc<[u8]>)>,
 }
 
 impl fmt::Display for Call {
@@ -59,16 +61,18 @@ impl Call {
 
     /// The type and the bytes of its body.
     pub fn content(&self) -> Option<(&'static str, &[u8])> {
-        self.content.as_ref().map(|(content_type, bytes)| (*content_type, bytes.as_slice()))
+        self.content.as_ref().map(|(content_type, bytes)| (*content_type, &**bytes))
     }
 
     /// The same, with a JSON body.
     pub fn body(mut self, content_type: &'static str, body: &impl Serialize) -> Result<Call> {
-        let bytes = serde_json::to_vec(body).map_err(|source| Error::Request {
+        let mut bytes = spare::take();
+        serde_json::to_writer(&mut bytes, body).map_err(|source| Error::Request {
             request: self.to_string(),
             source: source.into(),
         })?;
-        self.content = Some((content_type, bytes));
+        self.content = Some((content_type, Arc::from(bytes.as_slice())));
+        spare::give(&mut bytes);
         Ok(self)
     }
 }

@@ -15,7 +15,6 @@ mod metrics;
 pub mod pem;
 mod rate;
 mod request;
-mod spare;
 mod split;
 mod stream;
 mod transport;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use futures_lite::{AsyncBufReadExt, AsyncReadExt};
+use futures_lite::io::{AsyncBufReadExt, AsyncReadExt, Cursor};
 use http_client::http_types::{self, Method};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -12,12 +12,13 @@ use serde::de::DeserializeOwned;
 use super::call::Call;
 use super::credentials::{Shown, header_value};
 use super::metrics::{DURATION, LIMITED, REQUEST_SIZE, REQUESTS, RESPONSE_SIZE, RETRIES};
-use super::spare;
 use super::stream::undecoded;
 use super::transport::{AskBefore, HeldBack, Purpose, WriteRefused, is_read};
 use super::{Client, Error, Result};
-use crate::objects::{Encoded, Meta, Object, ObjectKey, PartialObjectMetadata, Uid, protobuf};
-use crate::trace;
+use crate::objects::{
+    Encoded, Form, Meta, Object, ObjectKey, PartialObjectMetadata, Uid, decode, protobuf,
+};
+use crate::{spare, trace};
 
 /// As client-go's `rest.Request`.
 const TRIES: u32 = 10;
@@ -41,14 +42,14 @@ impl Client {
     /// As [`Self::fetch`], for an object in JSON or protobuf.
     pub async fn fetch_object<T: Object>(&self, call: &Call) -> Result<T> {
         let mut body = self.read(call, spare::take).await?;
-        let object = match protobuf::is_enveloped(&body) {
-            true => protobuf::open(&body).map(Encoded::protobuf).map_err(Into::into),
-            false => Ok(Encoded::json(std::mem::take(&mut body))),
+        let decoded = match protobuf::is_enveloped(&body) {
+            true => protobuf::open(&body)
+                .map_err(Into::into)
+                .and_then(|message| decode(Form::Protobuf, message)),
+            false => decode(Form::Json, &body),
         };
         spare::give(&mut body);
-        object
-            .and_then(|object| object.decode())
-            .map_err(|source| Error::Decode { request: call.to_string(), source: source.into() })
+        decoded.map_err(|source| Error::Decode { request: call.to_string(), source: source.into() })
     }
 
     /// The whole body of an answer that is not a failure.
@@ -197,7 +198,8 @@ impl Client {
         })?;
         let mut request = http_types::Request::new(method, url);
         if let Some((content_type, body)) = &call.content {
-            request.set_body(http_types::Body::from_bytes(body.clone()));
+            let reader = Cursor::new(body.clone());
+            request.set_body(http_types::Body::from_reader(reader, Some(body.len())));
             request.insert_header("content-type", *content_type);
         }
         request.insert_header("accept", call.accept);

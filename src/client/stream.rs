@@ -18,6 +18,7 @@ use super::request::broken;
 use super::split::{DocumentSplitter, ListPiece, ListSplitter};
 use super::{Error, Result};
 use crate::objects::{Bookmark, Encoded, ListPart, WatchEvent, messages, protobuf};
+use crate::spare;
 
 type Body = Box<dyn AsyncBufRead + Unpin + Send + Sync + 'static>;
 
@@ -247,13 +248,14 @@ fn json_event(request: &str, document: &[u8]) -> Result<WatchEvent<Encoded>> {
             (r#type.as_bytes(), object.get().as_bytes())
         }
     };
-    event(request, kind, json, || Ok(Encoded::json(json)))
+    event(request, kind, json, || Ok(Encoded::json(spare::copied(json))))
 }
 
 fn protobuf_event(request: &str, frame: &[u8]) -> Result<WatchEvent<Encoded>> {
     let (kind, object) = frames::event(frame).map_err(undecoded(request))?;
     event(request, kind, object, || {
-        protobuf::open(object).map(Encoded::protobuf).map_err(undecoded(request))
+        let message = protobuf::open(object).map_err(undecoded(request))?;
+        Ok(Encoded::protobuf(spare::copied(message)))
     })
 }
 

@@ -117,5 +117,5 @@ pub use views::workload::{PodGroupTemplate, Workload};
 pub(crate) use wire::messages;
 pub use wire::parts::{Bookmark, ListPart, WatchEvent};
 pub use wire::protobuf;
-pub use wire::resource::{Encoded, Form, Object, Resource, ResourceType};
+pub use wire::resource::{Encoded, Form, Object, Resource, ResourceType, decode};
 pub(crate) use wire::resource::{null_as_default, resource};

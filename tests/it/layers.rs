@@ -8,14 +8,15 @@ use std::path::{Path, PathBuf};
 use crate::paths::{Named, Source};
 
 const GROUND: &[&str] =
-    &["cel", "clock", "jwt", "task", "objects", "metrics", "options", "sort", "trace"];
+    &["cel", "clock", "jwt", "task", "objects", "metrics", "options", "sort", "spare", "trace"];
 
 /// What a room may use beside itself; `None`: it is not in the list.
 fn below(room: &str) -> Option<Vec<&'static str>> {
     let above: &[&str] = match room {
         "clock" | "task" => return Some(vec!["objects"]),
-        "cel" | "objects" | "options" => return Some(vec!["sort"]),
-        "metrics" | "jwt" | "sort" => return Some(vec![]),
+        "cel" | "options" => return Some(vec!["sort"]),
+        "objects" => return Some(vec!["sort", "spare"]),
+        "metrics" | "jwt" | "sort" | "spare" => return Some(vec![]),
         "trace" => return Some(vec!["objects", "options"]),
         "client" | "cache" | "workqueue" => &[],
         "source" => &["client", "cache"],

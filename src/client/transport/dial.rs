@@ -186,15 +186,17 @@ mod tests {
     #[test]
     fn a_host_is_connected_to() {
         block_on(async {
-            let listener = async_std::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            // No other test listens there, so the port is free once the listener is gone.
+            let host = "127.0.0.77";
+            let listener = async_std::net::TcpListener::bind((host, 0)).await.unwrap();
             let port = listener.local_addr().unwrap().port();
             let clock = crate::clock::SystemClock::shared();
-            let stream = dial("127.0.0.1", port, &clock).await.unwrap();
+            let stream = dial(host, port, &clock).await.unwrap();
             assert_eq!(stream.peer_addr().unwrap().port(), port);
             drop(listener);
-            let error = dial("127.0.0.1", port, &clock).await.unwrap_err();
+            let error = dial(host, port, &clock).await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
-            assert!(error.to_string().contains(&format!("connect to 127.0.0.1:{port}")), "{error}");
+            assert!(error.to_string().contains(&format!("connect to {host}:{port}")), "{error}");
         });
     }
 }

@@ -12,21 +12,20 @@ use crate::client::chunks::ChunkDecoder;
 use crate::objects::protobuf;
 
 const HEAD_LIMIT: usize = 64 << 10;
-/// A request's head has room here, a token of a service account included.
-const HEAD_CAPACITY: usize = 2 << 10;
 
-/// The head of a request whose body has `length` bytes. `forwarding`: the proxy that is sent the
-/// request itself.
-pub(super) fn head_of(
+/// Appends the head of a request whose body has `length` bytes. `forwarding`: the proxy that is sent
+/// the request itself.
+pub(super) fn write_head(
     request: &Request,
     length: usize,
     forwarding: Option<&Proxy>,
-) -> io::Result<Vec<u8>> {
+    head: &mut Vec<u8>,
+) -> io::Result<()> {
     let url = request.url();
     let host = url.host_str().unwrap_or_default();
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
-    let mut head = String::with_capacity(HEAD_CAPACITY);
-    let mut push = |parts: &[&str]| parts.iter().for_each(|part| head.push_str(part));
+    let mut push =
+        |parts: &[&str]| parts.iter().for_each(|part| head.extend_from_slice(part.as_bytes()));
     push(&[request.method().as_ref(), " "]);
     if forwarding.is_some() {
         push(&[url.scheme(), "://", host, &port]);
@@ -56,7 +55,7 @@ pub(super) fn head_of(
         push(&["content-length: ", &length.to_string(), "\r\n"]);
     }
     push(&["\r\n"]);
-    Ok(head.into_bytes())
+    Ok(())
 }
 
 /// How the end of a body is known.
@@ -90,32 +89,40 @@ pub(super) async fn read_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Resul
 }
 
 async fn read_one_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head> {
-    let mut bytes = Vec::new();
+    // The beginning of a head that arrives in pieces; most come in one.
+    let mut before = Vec::new();
     loop {
         let there = io.fill_buf().await?;
         if there.is_empty() {
-            let what = if bytes.is_empty() {
+            let what = if before.is_empty() {
                 "closed before an answer came"
             } else {
                 "closed in the answer's head"
             };
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
         }
-        let before = bytes.len();
-        bytes.extend_from_slice(there);
-        let count = there.len();
-        match parse_head(&bytes)? {
+        let (seen, count) = (before.len(), there.len());
+        if seen > 0 {
+            before.extend_from_slice(there);
+        }
+        let parsed = parse_head(if seen > 0 { &before } else { there })?;
+        match parsed {
             Some((head, length)) => {
-                io.consume(length - before);
+                io.consume(length - seen);
                 return Ok(head);
             }
-            None if bytes.len() > HEAD_LIMIT => {
+            None if seen + count > HEAD_LIMIT => {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
                     "the answer's head is too long",
                 ));
             }
-            None => io.consume(count),
+            None => {
+                if seen == 0 {
+                    before.extend_from_slice(there);
+                }
+                io.consume(count);
+            }
         }
     }
 }

@@ -26,13 +26,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_lite::{AsyncWriteExt, FutureExt};
+use futures_lite::{AsyncBufReadExt, AsyncWriteExt, FutureExt};
 use http_client::http_types::{self, Method, StatusCode, Url};
 use http_client::{HttpClient, Request, Response};
 
 use self::body::{BodyReader, IdleLimit};
 use self::connect::Connector;
-use self::head::{Framing, head_of, read_head};
+use self::head::{Framing, read_head, write_head};
 use self::patient::Traffic;
 use self::pool::Pool;
 pub(super) use self::proxy::Proxy;
@@ -46,7 +46,7 @@ use super::credentials::Plugin;
 use super::{Guard, Result};
 use crate::clock::SharedClock;
 use crate::objects::protobuf;
-use crate::task;
+use crate::{spare, task};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two looks at the files of the client certificate, while no request looks at them.
@@ -139,6 +139,19 @@ impl HttpClient for Transport {
     }
 }
 
+/// Appends all of `body`, which stands in memory, without a buffer of its own.
+async fn append(mut body: http_types::Body, to: &mut Vec<u8>) -> io::Result<()> {
+    loop {
+        let bytes = body.fill_buf().await?;
+        let count = bytes.len();
+        if count == 0 {
+            return Ok(());
+        }
+        to.extend_from_slice(bytes);
+        body.consume(count);
+    }
+}
+
 fn timed_out(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("{what} timed out"))
 }
@@ -166,12 +179,7 @@ impl Shared {
         }
         let purpose = request.ext().get::<Purpose>().copied().unwrap_or(Purpose::Request);
         let (tls, proxy) = (&self.connector.tls, self.connector.proxy.as_ref());
-        let body = request.take_body().into_bytes().await.map_err(io::Error::other)?;
         let forwarding = proxy.filter(|proxy| proxy.forwards_to(request.url()));
-        // One piece: a record of TLS and a system call each would cost more than the copy.
-        let mut message = head_of(&request, body.len(), forwarding)?;
-        message.extend_from_slice(&body);
-        drop(body);
         let identity = match request.url().scheme() {
             "http" => None,
             _ => Some(tls.identity().await.map_err(io::Error::other)?),
@@ -202,9 +210,16 @@ impl Shared {
             return Err(io::Error::other(HeldBack));
         }
         let work = async {
+            // One piece: a record of TLS and a system call each would cost more than the copy.
+            let mut message = spare::take();
+            let body = request.take_body();
+            let length = body.len().ok_or(io::ErrorKind::InvalidInput)?;
+            write_head(&request, length, forwarding, &mut message)?;
+            append(body, &mut message).await?;
             let stream = connection.io.get_mut();
             stream.write_all(&message).await?;
             stream.flush().await?;
+            spare::give(&mut message);
             read_head(&mut connection.io).await
         };
         let head = self.within(self.timeout, "the answer", work).await?;

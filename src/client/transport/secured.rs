@@ -18,7 +18,7 @@ use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, UnbufferedStatus, WriteTraffic,
 };
 
-use crate::client::spare;
+use crate::spare;
 
 /// Read at once, on the stack: most attempts find nothing.
 const READ_SIZE: usize = 16 << 10;

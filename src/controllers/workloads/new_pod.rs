@@ -1,6 +1,8 @@
 //! Pods made from a template. Upstream: `GetPodFromTemplate`, and what the workload controllers
 //! change in the pods that they create.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -16,7 +18,7 @@ pub struct NewPod {
     api_version: &'static str,
     kind: &'static str,
     pub metadata: NewPodMeta,
-    spec: Option<Box<RawValue>>,
+    spec: Option<Arc<RawValue>>,
 }
 
 /// Of a template's metadata the labels, annotations and finalizers reach the pod, as upstream.
@@ -61,7 +63,7 @@ impl NewPod {
                 finalizers: template.finalizers.clone(),
                 owner_references: vec![owner.controller_ref::<O>()],
             },
-            spec,
+            spec: spec.map(Arc::from),
         })
     }
 
@@ -73,7 +75,7 @@ impl NewPod {
         let text = self.spec.as_ref().map_or("null", |spec| spec.get());
         let mut editor = PodSpecEditor(RawObject::parse(text)?);
         change(&mut editor)?;
-        self.spec = Some(serde_json::value::to_raw_value(&editor.0)?);
+        self.spec = Some(Arc::from(serde_json::value::to_raw_value(&editor.0)?));
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use serde::de::{Deserialize, DeserializeOwned, Deserializer};
 
 use crate::objects::Meta;
 use crate::objects::wire::protobuf::{self, Message};
+use crate::spare;
 
 /// A served resource: what is needed to build its paths and to name it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -95,12 +96,26 @@ impl Encoded {
         Encoded { form: Form::Protobuf, bytes: bytes.into() }
     }
 
-    pub fn decode<T: Object>(&self) -> Result<T, Box<dyn std::error::Error + Send + Sync>> {
-        match (self.form, T::MESSAGE) {
-            (Form::Json, _) => Ok(serde_json::from_slice(&self.bytes)?),
-            (Form::Protobuf, Some(message)) => Ok(protobuf::from_slice(message, &self.bytes)?),
-            (Form::Protobuf, None) => Err("protobuf, which this kind is not read from".into()),
-        }
+    pub fn decode<T: Object>(&self) -> Result<T, DecodeError> {
+        decode(self.form, &self.bytes)
+    }
+}
+
+impl Drop for Encoded {
+    fn drop(&mut self) {
+        spare::give(&mut self.bytes);
+    }
+}
+
+/// Why bytes are not an object of a kind.
+pub type DecodeError = Box<dyn std::error::Error + Send + Sync>;
+
+/// As [`Encoded::decode`], where they stand.
+pub fn decode<T: Object>(form: Form, bytes: &[u8]) -> Result<T, DecodeError> {
+    match (form, T::MESSAGE) {
+        (Form::Json, _) => Ok(serde_json::from_slice(bytes)?),
+        (Form::Protobuf, Some(message)) => Ok(protobuf::from_slice(message, bytes)?),
+        (Form::Protobuf, None) => Err("protobuf, which this kind is not read from".into()),
     }
 }
 
