@@ -15,8 +15,9 @@ use super::metrics::{DURATION, LIMITED, REQUEST_SIZE, REQUESTS, RESPONSE_SIZE, R
 use super::stream::undecoded;
 use super::transport::{AskBefore, HeldBack, Purpose, WriteRefused, is_read};
 use super::{Client, Error, Result};
+use crate::objects::protobuf::Message;
 use crate::objects::{
-    Encoded, Form, Meta, Object, ObjectKey, PartialObjectMetadata, Uid, decode, protobuf,
+    Encoded, Form, Meta, ObjectKey, PartialObjectMetadata, Uid, decode, protobuf,
 };
 use crate::{spare, trace};
 
@@ -39,14 +40,18 @@ impl Client {
         decoded
     }
 
-    /// As [`Self::fetch`], for an object in JSON or protobuf.
-    pub async fn fetch_object<T: Object>(&self, call: &Call) -> Result<T> {
+    /// As [`Self::fetch`], for an object in JSON or protobuf, in which it is such a `message`.
+    pub async fn fetch_message<T: DeserializeOwned>(
+        &self,
+        call: &Call,
+        message: &'static Message,
+    ) -> Result<T> {
         let mut body = self.read(call, spare::take).await?;
         let decoded = match protobuf::is_enveloped(&body) {
             true => protobuf::open(&body)
                 .map_err(Into::into)
-                .and_then(|message| decode(Form::Protobuf, message)),
-            false => decode(Form::Json, &body),
+                .and_then(|object| decode(Form::Protobuf, Some(message), object)),
+            false => decode(Form::Json, None, &body),
         };
         spare::give(&mut body);
         decoded.map_err(|source| Error::Decode { request: call.to_string(), source: source.into() })

@@ -13,7 +13,7 @@ pub mod wire;
 pub use values::address::parse_ip;
 pub use values::intern::{Interned, Istr, Labels};
 pub use values::key::{ObjectKey, ObjectName, Uid};
-pub use values::meta::{Meta, PartialObjectMetadata, WholeMeta};
+pub use values::meta::{Meta, PartialObjectMetadata, WholeMeta, Written};
 pub use values::node_selector::{NodeAffinity, NodeSelector};
 pub use values::owner::OwnerReference;
 pub use values::quantity::{Format, Quantity, QuantityError, stored_quantity};

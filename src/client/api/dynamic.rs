@@ -7,7 +7,7 @@ use super::{Delete, ListOptions, Patch};
 use crate::client::call::{Call, escape};
 use crate::client::stream::{ListStream, WatchStream};
 use crate::client::{Client, Result};
-use crate::objects::{Form, ListPart, ObjectKey, PartialObjectMetadata, ResourceType};
+use crate::objects::{Form, ListPart, ObjectKey, ResourceType, Written};
 
 /// The verbs over one resource, for any type that decodes from its JSON.
 #[derive(Clone)]
@@ -210,17 +210,17 @@ impl Dynamic {
         &self,
         namespace: &str,
         body: &(impl Serialize + Sync),
-    ) -> Result<PartialObjectMetadata> {
+    ) -> Result<Written> {
         let call = Call::new("POST", self.path(namespace, None)).body(JSON, body)?;
         self.fetch_metadata(call).await
     }
 
-    async fn fetch_metadata(&self, mut call: Call) -> Result<PartialObjectMetadata> {
+    async fn fetch_metadata(&self, mut call: Call) -> Result<Written> {
         call.accept = match self.client.speaks_protobuf() {
             true => ONE_METADATA_PROTOBUF,
             false => ONE_METADATA,
         };
-        self.client.fetch_object(&call).await
+        self.client.fetch_message(&call, Written::MESSAGE).await
     }
 
     /// POST to a subresource of a named object (`eviction`, `token`, `binding`).
@@ -246,11 +246,7 @@ impl Dynamic {
 
     /// As [`Self::patch`], but the answer holds only the object's metadata, in protobuf where the
     /// configuration lets it. For built-in kinds of which many are patched.
-    pub async fn patch_for_metadata(
-        &self,
-        key: &ObjectKey,
-        patch: &Patch,
-    ) -> Result<PartialObjectMetadata> {
+    pub async fn patch_for_metadata(&self, key: &ObjectKey, patch: &Patch) -> Result<Written> {
         self.fetch_metadata(self.patching(key, patch)?).await
     }
 

@@ -11,7 +11,7 @@ use crate::controllers::Error;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::new_pod::NewPod;
 use crate::events::Recorder;
-use crate::objects::{Meta, Object, ObjectKey, PartialObjectMetadata, Pod, Resource};
+use crate::objects::{Meta, Object, ObjectKey, Pod, Resource, Written};
 
 /// A delete whose outcome is unknown is repeated after each of these: a server that restarts may be
 /// back by then.
@@ -45,8 +45,8 @@ impl PodControl {
         // The pod itself comes by the watch.
         let pods = self.client.resource(&Pod::RESOURCE);
         match pods.create_for_metadata(&meta.namespace, pod).await {
-            Ok(PartialObjectMetadata { meta: created }) => {
-                self.wrote(meta, &created);
+            Ok(Written { meta: created }) => {
+                self.wrote(meta, created.resource_version);
                 log::debug!("{}: created pod {}", meta.key(), created.name);
                 let message = format!("Created pod: {}", created.name);
                 self.recorder.normal(owner, "SuccessfulCreate", message);
@@ -113,11 +113,10 @@ impl PodControl {
         }
     }
 
-    /// Notes that `pod` was written for `owner`, by other means than these.
-    pub fn wrote(&self, owner: &Meta, pod: &Meta) {
+    /// Notes that a pod of `owner` was written, by other means than these, and has this version.
+    pub fn wrote(&self, owner: &Meta, version: u64) {
         if let Some(consistency) = &self.written {
-            let key = ObjectKey { namespace: pod.namespace.clone(), name: owner.name.clone() };
-            consistency.wrote_at(&key, &owner.uid, &Pod::RESOURCE, pod.resource_version);
+            consistency.wrote_at(&owner.key(), &owner.uid, &Pod::RESOURCE, version);
         }
     }
 }

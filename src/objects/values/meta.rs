@@ -92,6 +92,28 @@ impl Meta {
     }
 }
 
+/// What the answer to a write says of the object, for its writer.
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Written {
+    #[serde(rename = "metadata", deserialize_with = "null_as_default")]
+    pub meta: WrittenMeta,
+}
+
+impl Written {
+    pub const MESSAGE: &'static Message = &messages::PARTIAL;
+}
+
+/// As [`Meta`]; decoding all of it costs three times as much.
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct WrittenMeta {
+    #[serde(deserialize_with = "name")]
+    pub name: Arc<str>,
+    #[serde(with = "resource_version")]
+    pub resource_version: u64,
+}
+
 /// A view whose `meta` holds all the metadata there is, so that a request which replaces the
 /// object's status, and with it its metadata, loses nothing.
 pub trait WholeMeta: Object + Resource {}

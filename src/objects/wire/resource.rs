@@ -97,7 +97,7 @@ impl Encoded {
     }
 
     pub fn decode<T: Object>(&self) -> Result<T, DecodeError> {
-        decode(self.form, &self.bytes)
+        decode(self.form, T::MESSAGE, &self.bytes)
     }
 }
 
@@ -110,9 +110,13 @@ impl Drop for Encoded {
 /// Why bytes are not an object of a kind.
 pub type DecodeError = Box<dyn std::error::Error + Send + Sync>;
 
-/// As [`Encoded::decode`], where they stand.
-pub fn decode<T: Object>(form: Form, bytes: &[u8]) -> Result<T, DecodeError> {
-    match (form, T::MESSAGE) {
+/// Any type, from bytes where they stand. `message`: its fields' numbers in protobuf.
+pub fn decode<T: DeserializeOwned>(
+    form: Form,
+    message: Option<&'static Message>,
+    bytes: &[u8],
+) -> Result<T, DecodeError> {
+    match (form, message) {
         (Form::Json, _) => Ok(serde_json::from_slice(bytes)?),
         (Form::Protobuf, Some(message)) => Ok(protobuf::from_slice(message, bytes)?),
         (Form::Protobuf, None) => Err("protobuf, which this kind is not read from".into()),

@@ -15,7 +15,7 @@ use crate::controllers::runner::batch::together;
 use crate::controllers::workloads::new_pod::{EnvSource, NewPod};
 use crate::controllers::workloads::pod_batch::create_expected;
 use crate::controllers::workloads::pod_control::{is_gone, is_not_found, is_seen_to_go};
-use crate::objects::{Job, Meta, ObjectKey, Pod, PodGroup, Resource};
+use crate::objects::{Job, ObjectKey, Pod, PodGroup, Resource};
 
 const INDEX_VARIABLE: &str = "JOB_COMPLETION_INDEX";
 const INDEX_FIELD: &str = "metadata.labels['batch.kubernetes.io/job-completion-index']";
@@ -123,14 +123,14 @@ impl Jobs {
 
     /// Removes the finalizer from a pod of `job`, whose next sync waits until the cache shows it.
     pub(super) async fn release_owned(&self, job: &Job, pod: &Pod) -> Result<(), Error> {
-        if let Some(released) = self.release(pod).await? {
-            self.pod_control.wrote(&job.meta, &released);
+        if let Some(version) = self.release(pod).await? {
+            self.pod_control.wrote(&job.meta, version);
         }
         Ok(())
     }
 
-    /// Removes the finalizer from `pod`. Returns the pod's metadata then; `None`: it had no finalizer.
-    pub(super) async fn release(&self, pod: &Pod) -> Result<Option<Meta>, Error> {
+    /// Removes the finalizer from `pod`. Returns the pod's version then; `None`: it had no finalizer.
+    pub(super) async fn release(&self, pod: &Pod) -> Result<Option<u64>, Error> {
         if !pod.meta.has_finalizer(TRACKING) {
             return Ok(None);
         }
@@ -140,7 +140,7 @@ impl Jobs {
         } }));
         let pods = self.client.resource(&Pod::RESOURCE);
         let released = pods.patch_for_metadata(&pod.meta.key(), &patch).await?;
-        Ok(Some(released.meta))
+        Ok(Some(released.meta.resource_version))
     }
 
     /// Creates pods, in batches that grow. Returns how many there are, and the first failure.

@@ -18,7 +18,7 @@ use super::revisions::Revisions;
 use crate::client::Delete;
 use crate::controllers::Error;
 use crate::objects::{
-    Meta, ObjectKey, OwnerReference, PersistentVolumeClaim, Pod, Resource, StatefulSet, Uid,
+    ObjectKey, OwnerReference, PersistentVolumeClaim, Pod, Resource, StatefulSet, Uid,
 };
 
 /// Between attempts to change a pod that someone else changes as well. Upstream:
@@ -77,7 +77,7 @@ impl StatefulSets {
             return created.map(drop).map_err(Error::from);
         }
         let created = created.map_err(Error::from).map(|created| {
-            self.wrote::<Pod>(set, &created.meta);
+            self.wrote::<Pod>(set, created.meta.resource_version);
         });
         let owned = self.update_claim_owners(set, &name, &Uid::default(), ordinal).await;
         if owned.is_err() {
@@ -126,7 +126,7 @@ impl StatefulSets {
             let claims = self.client.resource(&PersistentVolumeClaim::RESOURCE);
             match claims.create_for_metadata(&set.meta.namespace, &claim).await {
                 Ok(created) => {
-                    self.wrote::<PersistentVolumeClaim>(set, &created.meta);
+                    self.wrote::<PersistentVolumeClaim>(set, created.meta.resource_version);
                     self.recorder.normal(
                         set,
                         "SuccessfulCreate",
@@ -183,7 +183,9 @@ impl StatefulSets {
             let change = |live: &mut Value| is_object(live, uid) && set_owners(live, &owners);
             let key = claim.meta.key();
             match self.client.modify::<PersistentVolumeClaim>(&key, change).await {
-                Ok(updated) => self.wrote::<PersistentVolumeClaim>(set, &updated.meta),
+                Ok(updated) => {
+                    self.wrote::<PersistentVolumeClaim>(set, updated.meta.resource_version)
+                }
                 Err(error) => {
                     let text = Error::from(error).message();
                     return Err(Error::other(format!(
@@ -218,7 +220,7 @@ impl StatefulSets {
             };
             match self.client.modify::<Pod>(&pod.meta.key(), change).await {
                 Ok(updated) => {
-                    self.wrote::<Pod>(set, &updated.meta);
+                    self.wrote::<Pod>(set, updated.meta.resource_version);
                     return Ok(true);
                 }
                 Err(error) => match pauses.next().filter(|_| error.is_conflict()) {
@@ -237,9 +239,8 @@ impl StatefulSets {
         self.claims.get(&ObjectKey::new(&set.meta.namespace, name))
     }
 
-    pub(super) fn wrote<T: Resource>(&self, set: &StatefulSet, written: &Meta) {
-        let (key, version) = (set.meta.key(), written.resource_version);
-        self.consistency.wrote_at(&key, &set.meta.uid, &T::RESOURCE, version);
+    pub(super) fn wrote<T: Resource>(&self, set: &StatefulSet, version: u64) {
+        self.consistency.wrote_at(&set.meta.key(), &set.meta.uid, &T::RESOURCE, version);
     }
 
     /// Upstream: `recordPodEvent`.

@@ -245,7 +245,7 @@ impl StatefulSets {
         loop {
             match self.client.update_status(&*base, status).await {
                 Ok(updated) => {
-                    self.wrote::<StatefulSet>(set, &updated.meta);
+                    self.wrote::<StatefulSet>(set, updated.meta.resource_version);
                     return Ok(());
                 }
                 Err(error) => match pauses.next().filter(|_| error.is_conflict()) {
