@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::HashSet;
 use parking_lot::RwLock;
+use smallvec::SmallVec;
 
 use super::any::{AnyObject, typed};
 use super::slots::{Keys, Slot, Slots};
@@ -145,11 +146,11 @@ impl Bucket {
 }
 
 /// The values of an object: the index's number, and a value under which it has the object.
-type Values = Vec<(usize, IndexValue)>;
+type Values = SmallVec<[(usize, IndexValue); 4]>;
 
 /// Each value once, also when a function repeats it.
 fn values<T>(functions: &[IndexFn<T>], object: &T) -> Values {
-    let mut values = Vec::new();
+    let mut values = Values::new();
     for (number, function) in functions.iter().enumerate() {
         function(object, &mut |value| {
             let value = (number, value);
@@ -276,7 +277,7 @@ impl<T: Object> Indexer<T> {
                 let slot = tables.keys.allocate();
                 slots.put(slot, object);
                 tables.keys.insert(slots, slot);
-                tables.reindex(slot, Vec::new(), after);
+                tables.reindex(slot, Values::new(), after);
                 None
             }
         }
@@ -287,7 +288,7 @@ impl<T: Object> Indexer<T> {
         let State { slots, functions, tables } = &mut *state;
         let slot = tables.keys.find(slots, key)?;
         let before = values(functions, slots.get(slot));
-        tables.reindex(slot, before, Vec::new());
+        tables.reindex(slot, before, Values::new());
         tables.keys.remove(slots, slot);
         let old = slots.take(slot);
         if let Some(moved) = slots.shrink(tables.keys.len()) {

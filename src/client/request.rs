@@ -204,8 +204,9 @@ impl Client {
         let mut request = http_types::Request::new(method, url);
         if let Some((content_type, body)) = &call.content {
             let reader = Cursor::new(body.clone());
-            request.set_body(http_types::Body::from_reader(reader, Some(body.len())));
+            // First, or the body would come with a type of its own.
             request.insert_header("content-type", *content_type);
+            request.set_body(http_types::Body::from_reader(reader, Some(body.len())));
         }
         request.insert_header("accept", call.accept);
         request.insert_header("user-agent", inner.config.user_agent.as_str());

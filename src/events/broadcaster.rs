@@ -269,7 +269,7 @@ mod tests {
             namespace: "ns".into(),
             name: name.into(),
             uid: "u".into(),
-            resource_version: "".into(),
+            resource_version: 0,
             field_path: "".into(),
         }
     }

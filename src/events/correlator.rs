@@ -187,8 +187,8 @@ mod tests {
             namespace: "ns".into(),
             name: name.into(),
             uid: name.into(),
-            resource_version: "1".into(),
-            field_path: String::new(),
+            resource_version: 1,
+            field_path: "".into(),
         }
     }
 

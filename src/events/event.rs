@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::objects::Timestamp;
+use crate::objects::{Istr, Timestamp, Uid};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub enum EventType {
@@ -17,20 +17,33 @@ pub enum EventType {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectReference {
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub api_version: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub kind: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub namespace: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub name: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub uid: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub resource_version: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub field_path: String,
+    #[serde(skip_serializing_if = "is_empty")]
+    pub api_version: Istr,
+    #[serde(skip_serializing_if = "is_empty")]
+    pub kind: Istr,
+    #[serde(skip_serializing_if = "is_empty")]
+    pub namespace: Istr,
+    #[serde(skip_serializing_if = "is_empty")]
+    pub name: Arc<str>,
+    #[serde(skip_serializing_if = "Uid::is_empty")]
+    pub uid: Uid,
+    /// 0 when absent.
+    #[serde(skip_serializing_if = "is_zero", serialize_with = "as_text")]
+    pub resource_version: u64,
+    #[serde(skip_serializing_if = "is_empty")]
+    pub field_path: Istr,
+}
+
+fn is_empty(text: &str) -> bool {
+    text.is_empty()
+}
+
+fn is_zero(version: &u64) -> bool {
+    *version == 0
+}
+
+fn as_text<S: Serializer>(version: &u64, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(version)
 }
 
 /// One event, or a series of them.
@@ -41,7 +54,7 @@ pub(super) struct Event {
     type_meta: TypeMeta,
     pub metadata: EventMeta,
     pub involved_object: ObjectReference,
-    pub reason: String,
+    pub reason: Istr,
     pub message: String,
     pub source: Source,
     pub first_timestamp: Timestamp,
@@ -65,7 +78,7 @@ struct TypeMeta {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct EventMeta {
     pub name: String,
-    pub namespace: String,
+    pub namespace: Istr,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -94,17 +107,14 @@ impl Event {
         nanos: i64,
     ) -> Event {
         let namespace = match about.namespace.as_str() {
-            "" => "default",
-            namespace => namespace,
+            "" => Istr::new("default"),
+            _ => about.namespace.clone(),
         };
         Event {
             type_meta: TypeMeta { api_version: "v1", kind: "Event" },
-            metadata: EventMeta {
-                name: event_name(&about.name, nanos),
-                namespace: namespace.to_owned(),
-            },
+            metadata: EventMeta { name: event_name(&about.name, nanos), namespace },
             involved_object: about.clone(),
-            reason: reason.to_owned(),
+            reason: Istr::new(reason),
             message,
             source: Source { component: component.clone() },
             first_timestamp: now,
@@ -118,19 +128,12 @@ impl Event {
     }
 
     /// The event that combines this one with similar ones from `now` on.
-    pub fn combined(&self, now: Timestamp, nanos: i64) -> Event {
-        Event {
-            metadata: EventMeta {
-                name: format!("{}.{nanos:x}", self.involved_object.name),
-                namespace: self.metadata.namespace.clone(),
-            },
-            message: format!("(combined from similar events): {}", self.message),
-            first_timestamp: now,
-            last_timestamp: now,
-            count: 1,
-            reporting_component: "".into(),
-            ..self.clone()
-        }
+    pub fn combined(mut self, now: Timestamp, nanos: i64) -> Event {
+        self.metadata.name = format!("{}.{nanos:x}", self.involved_object.name);
+        self.message.insert_str(0, "(combined from similar events): ");
+        (self.first_timestamp, self.last_timestamp, self.count) = (now, now, 1);
+        self.reporting_component = Arc::default();
+        self
     }
 
     /// The change of the series on the server, as a strategic merge patch.
@@ -185,7 +188,7 @@ mod tests {
             namespace: "".into(),
             name: "n1".into(),
             uid: "u".into(),
-            resource_version: "7".into(),
+            resource_version: 7,
             field_path: "".into(),
         };
         let now = Timestamp::from_secs(0);

@@ -10,7 +10,7 @@ mod writer;
 
 use std::sync::Arc;
 
-use crate::objects::{Meta, Object, Resource, ResourceType};
+use crate::objects::{Istr, Meta, Object, Resource, ResourceType};
 
 pub use broadcaster::EventBroadcaster;
 pub(crate) use event::random_uuid;
@@ -23,16 +23,16 @@ impl ObjectReference {
 
     pub fn of(resource: &ResourceType, meta: &Meta) -> ObjectReference {
         ObjectReference {
-            api_version: resource.api_version(),
-            kind: resource.kind.to_string(),
-            namespace: meta.namespace.to_string(),
-            name: meta.name.to_string(),
-            uid: meta.uid.to_string(),
-            resource_version: match meta.resource_version {
-                0 => String::new(),
-                version => version.to_string(),
+            api_version: match &*resource.group {
+                "" => Istr::new(&resource.version),
+                _ => resource.api_version().into(),
             },
-            field_path: String::new(),
+            kind: Istr::new(&resource.kind),
+            namespace: meta.namespace.clone(),
+            name: meta.name.clone(),
+            uid: meta.uid.clone(),
+            resource_version: meta.resource_version,
+            field_path: Istr::default(),
         }
     }
 }

@@ -308,7 +308,7 @@ impl Kubelet {
     fn record_one(&self, pod: &BoundPod, container: &Container, reason: &str, message: String) {
         let Some(recorder) = &self.recorder else { return };
         let mut about = ObjectReference::of(&Pod::RESOURCE, &pod.meta);
-        about.field_path = format!("spec.containers{{{}}}", container.name);
+        about.field_path = format!("spec.containers{{{}}}", container.name).into();
         recorder.event(&about, EventType::Normal, reason, message);
     }
 

@@ -1,5 +1,6 @@
 //! Amounts of resources. Upstream: `resource.Quantity`.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -236,7 +237,10 @@ impl Parts<'_> {
     }
 
     fn quantity(&self) -> Result<Quantity, QuantityError> {
-        let digits = format!("{}{}", self.whole, self.fraction);
+        let digits = match self.fraction {
+            "" => Cow::Borrowed(self.whole),
+            fraction => Cow::Owned(format!("{}{fraction}", self.whole)),
+        };
         let places = i32::try_from(self.fraction.len()).map_err(|_| QuantityError::TooLarge)?;
         let (factor, power, format) = match self.unit {
             Unit::Decimal(exponent, format) => (1, exponent.saturating_sub(places), format),

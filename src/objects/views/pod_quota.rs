@@ -1,5 +1,6 @@
 //! What quotas ask of a Pod. Upstream: `component-helpers/resource`, `quota/v1/evaluator/core`.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -156,8 +157,8 @@ impl<'a> Resources<'a> {
         let of = |c: &'a WireContainer| {
             let asked = asked(c).unwrap_or(&none);
             match self.given.get(c.name.as_str()) {
-                Some((given, promised)) => effective(asked, part(given), promised),
-                None => asked.clone(),
+                Some((given, promised)) => Cow::Owned(effective(asked, part(given), promised)),
+                None => Cow::Borrowed(asked),
             }
         };
         let mut sum = ResourceList::default();
@@ -191,10 +192,26 @@ impl<'a> Resources<'a> {
     }
 }
 
+static PODS: LazyLock<Istr> = LazyLock::new(|| Istr::new("pods"));
+
+/// `requests.cpu` and `limits.cpu`, and so on, of what nearly every pod asks for.
+static PREFIXED: LazyLock<[[Istr; 3]; 3]> = LazyLock::new(|| {
+    ["cpu", "memory", "ephemeral-storage"].map(|name| {
+        [name.to_owned(), format!("requests.{name}"), format!("limits.{name}")].map(Istr::from)
+    })
+});
+
+fn with_prefix(prefix: &str, name: &Istr) -> Istr {
+    let known = PREFIXED.iter().find(|[plain, ..]| plain == name);
+    let known = known.map(|[_, requests, limits]| [requests, limits]);
+    let known = known.into_iter().flatten().find(|known| known.starts_with(prefix));
+    known.cloned().unwrap_or_else(|| format!("{prefix}{name}").into())
+}
+
 /// Under the names of quotas. Upstream: `podComputeUsageHelper`.
 fn charged(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
     let mut charged = ResourceList::default();
-    charged.insert("pods", Quantity::ONE);
+    charged.insert(PODS.clone(), Quantity::ONE);
     for (name, amount) in requests.iter() {
         let is_compute = matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage")
             || name.starts_with("hugepages-");
@@ -202,12 +219,12 @@ fn charged(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
             charged.insert(name.clone(), amount);
         }
         if is_compute || is_extended(name) {
-            charged.insert(format!("requests.{name}"), amount);
+            charged.insert(with_prefix("requests.", name), amount);
         }
     }
     for (name, amount) in limits.iter() {
         if matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage") {
-            charged.insert(format!("limits.{name}"), amount);
+            charged.insert(with_prefix("limits.", name), amount);
         }
     }
     charged

@@ -96,13 +96,13 @@ impl GarbageCollector {
             Wake::AttemptToOrphan(uid) => self.to_orphan.add(uid),
             Wake::InvalidNamespace { dependent, owner } => {
                 let about = ObjectReference {
-                    api_version: dependent.api_version.to_string(),
-                    kind: dependent.kind.to_string(),
-                    namespace: dependent.namespace.to_string(),
-                    name: dependent.name.to_string(),
-                    uid: dependent.uid.to_string(),
-                    resource_version: String::new(),
-                    field_path: String::new(),
+                    api_version: dependent.api_version.as_str().into(),
+                    kind: dependent.kind.as_str().into(),
+                    namespace: dependent.namespace.as_str().into(),
+                    name: (&*dependent.name).into(),
+                    uid: dependent.uid.clone(),
+                    resource_version: 0,
+                    field_path: Istr::default(),
                 };
                 let owner = Identity::of_owner(&owner, &dependent.namespace);
                 let text = format!(

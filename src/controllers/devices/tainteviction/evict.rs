@@ -7,7 +7,7 @@ use super::{Named, TaintEviction, metrics};
 use crate::client::{Delete, Patch};
 use crate::controllers::Error;
 use crate::events::{EventType, ObjectReference};
-use crate::objects::{PartialObjectMetadata, Pod, Resource, Timestamp, Uid};
+use crate::objects::{Istr, PartialObjectMetadata, Pod, Resource, Timestamp, Uid};
 
 const DISRUPTION: &str = "DisruptionTarget";
 const REASON: &str = "DeletionByDeviceTaintManager";
@@ -81,13 +81,13 @@ impl TaintEviction {
 
     pub(super) fn record(&self, named: &Named, message: &str) {
         let about = ObjectReference {
-            api_version: Pod::RESOURCE.api_version(),
-            kind: Pod::RESOURCE.kind.to_string(),
-            namespace: named.key.namespace.to_string(),
-            name: named.key.name.to_string(),
-            uid: named.uid.to_string(),
-            resource_version: String::new(),
-            field_path: String::new(),
+            api_version: Pod::RESOURCE.api_version().into(),
+            kind: Istr::new(&Pod::RESOURCE.kind),
+            namespace: named.key.namespace.clone(),
+            name: named.key.name.clone(),
+            uid: named.uid.clone(),
+            resource_version: 0,
+            field_path: Istr::default(),
         };
         self.recorder.event(&about, EventType::Normal, "DeviceTaintManagerEviction", message);
     }

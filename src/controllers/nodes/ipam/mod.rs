@@ -147,7 +147,7 @@ impl Ipam {
     /// Upstream: `RecordNodeStatusChange`.
     fn record(&self, node: &Node, status: &str) {
         let mut about = ObjectReference::to(node);
-        about.resource_version.clear();
+        about.resource_version = 0;
         let message = format!("Node {} status is now: {status}", node.meta.name);
         self.recorder.event(&about, EventType::Normal, status, message);
     }

@@ -403,11 +403,11 @@ fn reference(name: &str, uid: &Uid) -> ObjectReference {
     ObjectReference {
         api_version: "v1".into(),
         kind: "Node".into(),
-        namespace: String::new(),
+        namespace: Istr::default(),
         name: name.into(),
-        uid: uid.to_string(),
-        resource_version: String::new(),
-        field_path: String::new(),
+        uid: uid.clone(),
+        resource_version: 0,
+        field_path: Istr::default(),
     }
 }
 

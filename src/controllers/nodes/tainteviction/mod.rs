@@ -20,7 +20,7 @@ use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
 use crate::events::{EventType, ObjectReference, Recorder};
 use crate::metrics::metrics;
 use crate::objects::{
-    NO_EXECUTE, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Taint, Timestamp, Uid,
+    Istr, NO_EXECUTE, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Taint, Timestamp, Uid,
 };
 
 /// Pods that are deleted at once. Upstream has no limit but the client's.
@@ -233,11 +233,11 @@ impl TaintEviction {
         let about = ObjectReference {
             api_version: "v1".into(),
             kind: "Pod".into(),
-            namespace: key.namespace.to_string(),
-            name: key.name.to_string(),
-            uid: String::new(),
-            resource_version: String::new(),
-            field_path: String::new(),
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+            uid: Uid::default(),
+            resource_version: 0,
+            field_path: Istr::default(),
         };
         let message = format!("{what} {key}");
         self.recorder.event(&about, EventType::Normal, "TaintManagerEviction", message);
