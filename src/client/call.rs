@@ -1,5 +1,6 @@
 //! A request before it is sent.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -25,16 +26,20 @@ impl fmt::Display for Call {
     }
 }
 
-/// Escapes a segment of a path.
-pub(super) fn escape(text: &str) -> String {
+/// A segment of a path, escaped where it has to be.
+pub(super) fn escape(text: &str) -> Cow<'_, str> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@!$&'()*+,;=".contains(&byte);
-    text.bytes().fold(String::new(), |mut escaped, byte| {
+    if text.bytes().all(plain) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = text.bytes().fold(String::new(), |mut escaped, byte| {
         match plain(byte) {
             true => escaped.push(byte as char),
             false => escaped.push_str(&format!("%{byte:02X}")),
         }
         escaped
-    })
+    });
+    Cow::Owned(escaped)
 }
 
 impl Call {

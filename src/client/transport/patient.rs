@@ -50,7 +50,7 @@ pub(super) struct Patient {
     clock: SharedClock,
     /// The next look. The lock makes it `Sync`.
     tick: Mutex<Option<Sleep>>,
-    /// Looks since the last write that found nothing. No more are made once the answer has begun.
+    /// Ticks that were waited for since the last write. No more are once the answer has begun.
     looks: u32,
 }
 
@@ -74,18 +74,20 @@ impl AsyncRead for Patient {
             if !self.traffic.is_heavy() || self.looks >= TICKS {
                 return Pin::new(&mut self.tcp).poll_read(context, output);
             }
-            match rustix::net::recv(&self.tcp, &mut *output, RecvFlags::DONTWAIT) {
-                Err(rustix::io::Errno::AGAIN) => {
-                    self.looks += 1;
-                    let wait = until_tick(self.clock.monotonic());
-                    *self.tick.get_mut() = Some(self.clock.sleep(wait));
-                }
-                Err(rustix::io::Errno::INTR) => {}
-                read => {
-                    self.looks = TICKS;
-                    return Poll::Ready(read.map(|(count, _)| count).map_err(io::Error::from));
+            // No answer is there as soon as its request is written.
+            if self.looks > 0 {
+                match rustix::net::recv(&self.tcp, &mut *output, RecvFlags::DONTWAIT) {
+                    Err(rustix::io::Errno::AGAIN) => {}
+                    Err(rustix::io::Errno::INTR) => continue,
+                    read => {
+                        self.looks = TICKS;
+                        return Poll::Ready(read.map(|(count, _)| count).map_err(io::Error::from));
+                    }
                 }
             }
+            self.looks += 1;
+            let wait = until_tick(self.clock.monotonic());
+            *self.tick.get_mut() = Some(self.clock.sleep(wait));
         }
     }
 }
