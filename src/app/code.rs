@@ -16,19 +16,23 @@ const QUIET: f64 = 0.05;
 const WORK: Duration = Duration::from_millis(200);
 /// A process that is never quiet gives back all the same after this CPU time.
 const MUCH_WORK: Duration = Duration::from_secs(30);
+/// Bytes of free blocks that a process at rest may keep until the next look.
+const FEW: usize = 256 << 10;
 
 /// Gives the pages of the code back to the kernel whenever a start, or a burst of work, is over:
 /// those that the manager runs at rest come back at once, and the others, a third, do not.
 pub(super) async fn give_back(clock: SharedClock, stop: StopToken) {
     let (mut looks, mut wait) = (Looks::default(), BUSY);
+    process::ThreadCache::enable();
     while stop.unless_stopped(clock.sleep(wait)).await.is_some() {
+        let released = process::ThreadCache::release();
         let used = clock_gettime(ClockId::ProcessCPUTime);
         let used = Duration::try_from(used).unwrap_or_default();
         let is_over = looks.is_over(used, wait);
         if is_over {
             process::release_code();
         }
-        wait = if looks.is_worth_it(used) { BUSY } else { IDLE };
+        wait = if looks.is_worth_it(used) || released > FEW { BUSY } else { IDLE };
     }
 }
 

@@ -7,6 +7,9 @@ use kube_controller_manager::app;
 use kube_controller_manager::options::{self, Command};
 use kube_controller_manager::task;
 
+#[global_allocator]
+static ALLOCATOR: process::ThreadCache = process::ThreadCache;
+
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match options::parse(&args) {

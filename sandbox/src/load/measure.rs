@@ -54,6 +54,7 @@ impl Mark {
             seconds: (at - self.at).as_secs_f64(),
             cpu_seconds: now.cpu_seconds - self.cpu_seconds,
             resident_bytes: now.resident_bytes as u64,
+            private_bytes: process.private_bytes()?,
             peak_bytes: now.peak_bytes as u64,
             threads: now.threads as u64,
             wakeups: process.wakeups()?.saturating_sub(self.wakeups),

@@ -47,7 +47,7 @@ const CONFIG_MAP_BYTES: usize = 10_000;
 const POLL: Duration = Duration::from_millis(100);
 const SETTLED: Rest = Rest {
     look: Duration::from_millis(500),
-    looks: 6,
+    looks: 24,
     at_most: Duration::from_secs(60),
     memory: 0.01,
     cpu: 0.1,

@@ -18,6 +18,11 @@ impl Process {
         Ok(read(&text("stat")?, &text("status")?, ""))
     }
 
+    /// Resident memory that is not backed by a file: the heap and the stacks, without the code.
+    pub fn private_bytes(&self) -> io::Result<u64> {
+        Ok(anonymous(&std::fs::read_to_string(format!("/proc/{}/status", self.id))?))
+    }
+
     /// The voluntary context switches of the process's current threads, each followed by a wake-up.
     pub fn wakeups(&self) -> io::Result<u64> {
         let mut statuses = String::new();
@@ -41,6 +46,14 @@ fn sleeps(statuses: &str) -> u64 {
     statuses.lines().filter_map(count).sum()
 }
 
+/// `RssAnon` of a `status` file, in bytes.
+fn anonymous(status: &str) -> u64 {
+    let kilobytes = |line: &str| {
+        line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
+    };
+    status.lines().find_map(kilobytes).unwrap_or(0) * 1024
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,5 +63,11 @@ mod tests {
         let two =
             "Name:\tx\nvoluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t7\n".repeat(2);
         assert_eq!(sleeps(&two), 10);
+    }
+
+    #[test]
+    fn private_memory_is_read() {
+        let status = "VmRSS:\t    9216 kB\nRssAnon:\t    4096 kB\nRssFile:\t    5120 kB\n";
+        assert_eq!(anonymous(status), 4096 * 1024);
     }
 }

@@ -32,6 +32,8 @@ pub struct Row {
     pub cpu_seconds: f64,
     /// At the end of the phase.
     pub resident_bytes: u64,
+    /// Of these, what no file backs: without the program's code, which comes and goes.
+    pub private_bytes: u64,
     /// The most that was resident in this phase.
     pub peak_bytes: u64,
     pub threads: u64,
@@ -75,8 +77,16 @@ impl fmt::Display for Report {
 pub fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
     writeln!(
         f,
-        "{:<24} {:>8} {:>8} {:>8} {:>9} {:>9} {:>8} {:>8}",
-        "PHASE", "SECONDS", "CPU S", "RSS MB", "ADDED MB", "PEAK MB", "THREADS", "WAKEUPS"
+        "{:<24} {:>8} {:>8} {:>8} {:>9} {:>8} {:>9} {:>8} {:>8}",
+        "PHASE",
+        "SECONDS",
+        "CPU S",
+        "RSS MB",
+        "ADDED MB",
+        "HEAP MB",
+        "PEAK MB",
+        "THREADS",
+        "WAKEUPS"
     )?;
     let mut before = None;
     for row in rows {
@@ -91,11 +101,12 @@ pub fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
         before = Some(row.resident_bytes);
         writeln!(
             f,
-            "{:<24} {:>8.2} {:>8.2} {:>8.1} {added:>9} {:>9.1} {:>8} {:>8}",
+            "{:<24} {:>8.2} {:>8.2} {:>8.1} {added:>9} {:>8.1} {:>9.1} {:>8} {:>8}",
             row.phase,
             row.seconds,
             row.cpu_seconds,
             mega(row.resident_bytes),
+            mega(row.private_bytes),
             mega(row.peak_bytes),
             row.threads,
             row.wakeups,

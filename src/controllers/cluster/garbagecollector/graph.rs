@@ -133,7 +133,7 @@ impl Graph {
         new: &Meta,
         wake: &mut dyn FnMut(Wake),
     ) {
-        let uid = identity.uid.clone();
+        let (uid, name) = (identity.uid.clone(), identity.name.clone());
         match self.nodes.get(&uid) {
             None => {
                 let node = Node {
@@ -154,6 +154,8 @@ impl Graph {
                 self.change_owners(&uid, new, wake);
                 if let Some(node) = self.nodes.get_mut(&uid) {
                     node.being_deleted |= new.is_being_deleted();
+                    // The cache drops the old object: the name is to stand in memory once.
+                    node.identity.name = name;
                 }
             }
         }
@@ -477,6 +479,15 @@ mod tests {
         assert!(world.0.is_absent(&owner));
         assert_eq!(world.deleted(&child), []);
         assert!(world.0.nodes.is_empty());
+    }
+
+    #[test]
+    fn a_node_has_its_name_from_the_newest_object() {
+        let mut world = World(Graph::default(), Vec::new());
+        world.observe(&identity("Pod", "a", "x"), None, json!({}));
+        let again = identity("Pod", "a", "x");
+        world.observe(&again, Some(json!({})), json!({}));
+        assert!(Arc::ptr_eq(&world.0.get(&again.uid).unwrap().identity.name, &again.name));
     }
 
     #[test]

@@ -1,0 +1,306 @@
+//! A cache of free blocks in front of the C library's malloc, for one thread that allocates much.
+#![expect(unsafe_code, reason = "an allocator hands out addresses")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::ptr;
+
+/// Allocates from the C library, whose free blocks the threads that called
+/// [`ThreadCache::enable`] keep for themselves, up to 32 KB of each size.
+///
+/// glibc has the like built in (tcache); musl's malloc searches its tables for each block, and gives
+/// the pages of a group of blocks back to the kernel as soon as the last of them is free.
+pub struct ThreadCache;
+
+impl ThreadCache {
+    /// From here on the calling thread keeps blocks. For threads that do not end: what they have
+    /// kept then would be lost.
+    pub fn enable() {
+        CACHE.with(|cache| cache.is_enabled.set(true));
+    }
+
+    /// Gives all blocks that the calling thread has kept back to the C library. Returns their bytes.
+    pub fn release() -> usize {
+        let mut bytes = 0;
+        CACHE.with(|cache| {
+            for class in 0..CLASSES {
+                while let Some(block) = cache.take(class) {
+                    bytes += size(class);
+                    // SAFETY: a block of this class has come from `System` with this layout.
+                    unsafe { System.dealloc(block, layout(size(class))) };
+                }
+            }
+        });
+        bytes
+    }
+}
+
+/// The sizes of musl's blocks, in units of 16 bytes, of which it uses 4 bytes itself: a size that is
+/// rounded up to one of these takes no more memory there than before.
+const UNITS: [u16; CLASSES] = [
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 18, 20, 25, 31, 36, 42, 50, 63, 72, 84, 102, 127, 146,
+    170, 204, 255, 292, 340, 409, 511, 584, 682, 818, 1023, 1169, 1364, 1637, 2047,
+];
+const CLASSES: usize = 40;
+const UNIT: usize = 16;
+const OVERHEAD: usize = 4;
+/// How malloc aligns every block.
+const ALIGNED: usize = 2 * size_of::<usize>();
+/// What is kept of one class at most, if that is not fewer than `FEWEST` blocks.
+const KEPT: usize = 32 << 10;
+const FEWEST: usize = 8;
+
+/// The classes of small blocks by their units.
+const SMALL: [u8; 128] = {
+    let mut classes = [0; 128];
+    let (mut units, mut class) = (1, 0);
+    while units < classes.len() {
+        if units > UNITS[class] as usize {
+            class += 1;
+        }
+        classes[units] = class as u8;
+        units += 1;
+    }
+    classes
+};
+
+/// The class of blocks that have room for `bytes`; `None` if there is no such block.
+fn class(bytes: usize) -> Option<usize> {
+    // No allocation has as many bytes that this overflows.
+    let units = (bytes + OVERHEAD).div_ceil(UNIT);
+    match SMALL.get(units) {
+        Some(class) => Some(usize::from(*class)),
+        None if units > usize::from(UNITS[CLASSES - 1]) => None,
+        None => Some(UNITS.partition_point(|most| usize::from(*most) < units)),
+    }
+}
+
+fn size(class: usize) -> usize {
+    usize::from(UNITS[class]) * UNIT - OVERHEAD
+}
+
+/// With malloc's own alignment.
+fn layout(bytes: usize) -> Layout {
+    // SAFETY: a power of two, and the size of a block.
+    unsafe { Layout::from_size_align_unchecked(bytes, ALIGNED) }
+}
+
+/// A free block holds the address of the next one.
+struct Free {
+    next: *mut Free,
+}
+
+/// Without `Drop`: a thread's end must not run code of the allocator's.
+struct Cache {
+    is_enabled: Cell<bool>,
+    classes: [(Cell<*mut Free>, Cell<usize>); CLASSES],
+}
+
+thread_local! {
+    static CACHE: Cache = const {
+        Cache {
+            is_enabled: Cell::new(false),
+            classes: [const { (Cell::new(ptr::null_mut()), Cell::new(0)) }; CLASSES],
+        }
+    };
+}
+
+impl Cache {
+    fn take(&self, class: usize) -> Option<*mut u8> {
+        let (first, count) = &self.classes[class];
+        let block = first.get();
+        if block.is_null() {
+            return None;
+        }
+        // SAFETY: `keep` wrote it, and nobody has had the block since.
+        first.set(unsafe { (*block).next });
+        count.set(count.get() - 1);
+        Some(block.cast())
+    }
+
+    /// Whether the block is kept.
+    ///
+    /// # Safety
+    ///
+    /// The block has this class, and nothing uses it any more.
+    unsafe fn keep(&self, class: usize, block: *mut u8) -> bool {
+        let (first, count) = &self.classes[class];
+        if !self.is_enabled.get() || count.get() >= (KEPT / size(class)).max(FEWEST) {
+            return false;
+        }
+        let block: *mut Free = block.cast();
+        // SAFETY: the smallest class has room for an address, and malloc aligns its blocks for it.
+        unsafe { block.write(Free { next: first.get() }) };
+        first.set(block);
+        count.set(count.get() + 1);
+        true
+    }
+}
+
+// SAFETY: a block is that of `System` for the class of its size, or for its layout itself if that is
+// aligned in a rare way or large; a layout is always treated in the same way.
+unsafe impl GlobalAlloc for ThreadCache {
+    unsafe fn alloc(&self, wanted: Layout) -> *mut u8 {
+        // SAFETY: the caller's promises are those of `System`, here and below.
+        unsafe {
+            if wanted.align() > ALIGNED { System.alloc(wanted) } else { allocate(wanted.size()) }
+        }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, had: Layout) {
+        // SAFETY: as above.
+        unsafe {
+            if had.align() > ALIGNED { System.dealloc(block, had) } else { free(block, had.size()) }
+        }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, had: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as above.
+        unsafe {
+            if had.align() > ALIGNED {
+                System.realloc(block, had, size)
+            } else {
+                resize(block, had.size(), size)
+            }
+        }
+    }
+}
+
+// What the very many calls do, with as little code at each: as functions of C, which do not unwind,
+// and without an alignment.
+
+#[inline(never)]
+unsafe extern "C" fn allocate(size: usize) -> *mut u8 {
+    // SAFETY: as in `GlobalAlloc`, here and below.
+    unsafe {
+        match class(size) {
+            Some(class) => CACHE
+                .with(|cache| cache.take(class))
+                .unwrap_or_else(|| System.alloc(layout(self::size(class)))),
+            None => System.alloc(layout(size)),
+        }
+    }
+}
+
+#[inline(never)]
+unsafe extern "C" fn free(block: *mut u8, size: usize) {
+    // SAFETY: as above.
+    unsafe {
+        match class(size) {
+            Some(class) if CACHE.with(|cache| cache.keep(class, block)) => {}
+            Some(class) => System.dealloc(block, layout(self::size(class))),
+            None => System.dealloc(block, layout(size)),
+        }
+    }
+}
+
+#[inline(never)]
+unsafe extern "C" fn resize(block: *mut u8, size: usize, wanted: usize) -> *mut u8 {
+    // SAFETY: as above; both blocks have room for what is copied.
+    unsafe {
+        match (class(size), class(wanted)) {
+            (None, None) => System.realloc(block, layout(size), wanted),
+            (before, after) if before == after => block,
+            _ => {
+                let moved = allocate(wanted);
+                if !moved.is_null() {
+                    ptr::copy_nonoverlapping(block, moved, size.min(wanted));
+                    free(block, size);
+                }
+                moved
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(size: usize) -> Layout {
+        Layout::from_size_align(size, 1).expect("small")
+    }
+
+    fn alloc(size: usize) -> *mut u8 {
+        // SAFETY: not empty.
+        let block = unsafe { ThreadCache.alloc(of(size)) };
+        assert!(!block.is_null() && block.addr() % ALIGNED == 0);
+        block
+    }
+
+    fn free(block: *mut u8, size: usize) {
+        // SAFETY: by `alloc` above.
+        unsafe { ThreadCache.dealloc(block, of(size)) }
+    }
+
+    #[test]
+    fn a_class_has_the_smallest_blocks_that_fit() {
+        for bytes in 1..=size(CLASSES - 1) {
+            let class = class(bytes).expect("small");
+            assert!(size(class) >= bytes, "{bytes}");
+            assert!(class == 0 || size(class - 1) < bytes, "{bytes}");
+        }
+        assert_eq!(class(size(CLASSES - 1) + 1), None, "large");
+        assert!(size(0) >= size_of::<Free>());
+    }
+
+    #[test]
+    fn blocks_are_kept_within_bounds_and_given_back() {
+        let other = alloc(100);
+        free(other, 100);
+        ThreadCache::enable();
+        let kept = |bytes| {
+            let class = class(bytes).expect("small");
+            CACHE.with(|cache| cache.classes[class].1.get())
+        };
+        assert_eq!(kept(100), 0, "not enabled then");
+        let (first, second) = (alloc(100), alloc(97));
+        free(first, 100);
+        free(second, 97);
+        assert_eq!(kept(98), 2);
+        assert_eq!(alloc(99), second, "the last is the warmest");
+        free(second, 99);
+        let many: Vec<_> = (0..1000).map(|_| alloc(2000)).collect();
+        many.into_iter().for_each(|block| free(block, 2000));
+        assert_eq!(kept(2000), KEPT / size(class(2000).expect("small")));
+        let large: Vec<_> = (0..20).map(|_| alloc(30_000)).collect();
+        large.into_iter().for_each(|block| free(block, 30_000));
+        assert_eq!(kept(30_000), FEWEST);
+        assert!(ThreadCache::release() > 2 * KEPT);
+        assert_eq!(ThreadCache::release(), 0);
+        assert_eq!((kept(100), kept(2000), kept(30_000)), (0, 0, 0));
+    }
+
+    #[test]
+    fn bytes_survive_growing_shrinking_and_another_thread() {
+        ThreadCache::enable();
+        let sizes = [1, 12, 13, 500, 5_000, 32_748, 32_749, 200_000, 300_000, 32_000, 40, 3];
+        let mut block = alloc(sizes[0]);
+        // SAFETY: within what was asked for, here and below.
+        unsafe { block.write(7) };
+        for pair in sizes.windows(2) {
+            let (before, after) = (pair[0], pair[1]);
+            // SAFETY: a block of that size.
+            block = unsafe { ThreadCache.realloc(block, of(before), after) };
+            // SAFETY: the first byte.
+            assert_eq!(unsafe { block.read() }, 7, "{before} to {after}");
+        }
+        let address = block.expose_provenance();
+        let elsewhere = std::thread::spawn(move || {
+            free(ptr::with_exposed_provenance_mut(address), 3);
+        });
+        elsewhere.join().expect("no panic");
+
+        let dirty = alloc(64);
+        // SAFETY: 64 bytes, and below those of a new block.
+        unsafe { dirty.write_bytes(1, 64) };
+        free(dirty, 64);
+        // SAFETY: not empty.
+        let clean = unsafe { ThreadCache.alloc_zeroed(of(64)) };
+        assert_eq!(clean, dirty, "kept");
+        // SAFETY: as long as was asked for.
+        assert_eq!(unsafe { std::slice::from_raw_parts(clean, 64) }, [0; 64]);
+        free(clean, 64);
+        ThreadCache::release();
+    }
+}
