@@ -2,7 +2,6 @@
 //! and run the controllers under it. Upstream: `cmd/kube-controller-manager/app`.
 
 pub mod client_builder;
-mod code;
 mod component_metrics;
 mod configz;
 pub mod connect;
@@ -12,6 +11,7 @@ mod leader_election;
 mod leader_migration;
 mod lease_candidate;
 mod logging;
+mod memory;
 mod notices;
 mod open_files;
 pub mod pipeline;
@@ -152,7 +152,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         None => return Ok(()),
     }
 
-    tasks.spawn(code::give_back(clock.clone(), serving.clone()));
+    tasks.spawn(memory::give_back(clock.clone(), serving.clone()));
 
     let client = connection.client(&user_agent("leader-election")).urgent();
     let started = Started {
