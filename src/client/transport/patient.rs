@@ -72,7 +72,11 @@ impl AsyncRead for Patient {
                 *self.tick.get_mut() = None;
             }
             if !self.traffic.is_heavy() || self.looks >= TICKS {
-                return Pin::new(&mut self.tcp).poll_read(context, output);
+                let read = ready!(Pin::new(&mut self.tcp).poll_read(context, output));
+                // The answer has begun; and a connection that is taken from the pool is looked at at
+                // once, whether the server has closed it.
+                self.looks = TICKS;
+                return Poll::Ready(read);
             }
             // No answer is there as soon as its request is written.
             if self.looks > 0 {
