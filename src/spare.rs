@@ -41,7 +41,9 @@ pub fn give(used: &mut Vec<u8>) {
         return;
     }
     used.clear();
-    SPARE.with_borrow_mut(|spare| {
+    // A thread that ends has no spare buffers any more.
+    let _ = SPARE.try_with(|spare| {
+        let mut spare = spare.borrow_mut();
         if spare.len() < KEPT {
             spare.push(used);
         }

@@ -46,7 +46,7 @@ const UNIT: usize = 16;
 const OVERHEAD: usize = 4;
 /// How malloc aligns every block.
 const ALIGNED: usize = 2 * size_of::<usize>();
-/// What is kept of one class at most, if that is not fewer than `FEWEST` blocks.
+/// At most so many bytes of one class are kept, or `FEWEST` blocks if that is more.
 const KEPT: usize = 32 << 10;
 const FEWEST: usize = 8;
 
@@ -66,7 +66,7 @@ const SMALL: [u8; 128] = {
 
 /// The class of blocks that have room for `bytes`; `None` if there is no such block.
 fn class(bytes: usize) -> Option<usize> {
-    // No allocation has as many bytes that this overflows.
+    // A layout has at most `isize::MAX` bytes, so this cannot overflow.
     let units = (bytes + OVERHEAD).div_ceil(UNIT);
     match SMALL.get(units) {
         Some(class) => Some(usize::from(*class)),
@@ -79,10 +79,10 @@ fn size(class: usize) -> usize {
     usize::from(UNITS[class]) * UNIT - OVERHEAD
 }
 
-/// With malloc's own alignment.
+/// What `System` is asked for. For this it calls malloc, which aligns every block to `ALIGNED`.
 fn layout(bytes: usize) -> Layout {
-    // SAFETY: a power of two, and the size of a block.
-    unsafe { Layout::from_size_align_unchecked(bytes, ALIGNED) }
+    // SAFETY: the size of a class or of a valid layout, and so at most `isize::MAX`.
+    unsafe { Layout::from_size_align_unchecked(bytes, 1) }
 }
 
 /// A free block holds the address of the next one.
@@ -154,6 +154,17 @@ unsafe impl GlobalAlloc for ThreadCache {
         }
     }
 
+    unsafe fn alloc_zeroed(&self, wanted: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        unsafe {
+            if wanted.align() > ALIGNED {
+                System.alloc_zeroed(wanted)
+            } else {
+                allocate_zeroed(wanted.size())
+            }
+        }
+    }
+
     unsafe fn realloc(&self, block: *mut u8, had: Layout, size: usize) -> *mut u8 {
         // SAFETY: as above.
         unsafe {
@@ -166,8 +177,8 @@ unsafe impl GlobalAlloc for ThreadCache {
     }
 }
 
-// What the very many calls do, with as little code at each: as functions of C, which do not unwind,
-// and without an alignment.
+// Functions of their own and without an alignment, so that each of the very many calls is short; of
+// C, so that no call needs code for unwinding.
 
 #[inline(never)]
 unsafe extern "C" fn allocate(size: usize) -> *mut u8 {
@@ -179,6 +190,22 @@ unsafe extern "C" fn allocate(size: usize) -> *mut u8 {
                 .unwrap_or_else(|| System.alloc(layout(self::size(class)))),
             None => System.alloc(layout(size)),
         }
+    }
+}
+
+#[inline(never)]
+unsafe extern "C" fn allocate_zeroed(size: usize) -> *mut u8 {
+    // SAFETY: as above; a block has room for what was asked for.
+    unsafe {
+        if class(size).is_none() {
+            // Large blocks are fresh pages, which are zero.
+            return System.alloc_zeroed(layout(size));
+        }
+        let block = allocate(size);
+        if !block.is_null() {
+            block.write_bytes(0, size);
+        }
+        block
     }
 }
 
@@ -276,14 +303,16 @@ mod tests {
         ThreadCache::enable();
         let sizes = [1, 12, 13, 500, 5_000, 32_748, 32_749, 200_000, 300_000, 32_000, 40, 3];
         let mut block = alloc(sizes[0]);
-        // SAFETY: within what was asked for, here and below.
-        unsafe { block.write(7) };
         for pair in sizes.windows(2) {
             let (before, after) = (pair[0], pair[1]);
-            // SAFETY: a block of that size.
-            block = unsafe { ThreadCache.realloc(block, of(before), after) };
-            // SAFETY: the first byte.
-            assert_eq!(unsafe { block.read() }, 7, "{before} to {after}");
+            let pattern: Vec<u8> = (0..before).map(|at| (at % 251) as u8).collect();
+            // SAFETY: a block of `before` bytes, then one of `after`.
+            let kept = unsafe {
+                block.copy_from_nonoverlapping(pattern.as_ptr(), before);
+                block = ThreadCache.realloc(block, of(before), after);
+                std::slice::from_raw_parts(block, before.min(after))
+            };
+            assert!(pattern.starts_with(kept), "{before} to {after}");
         }
         let address = block.expose_provenance();
         let elsewhere = std::thread::spawn(move || {

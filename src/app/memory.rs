@@ -23,8 +23,9 @@ const LITTLE_WORK: Duration = Duration::from_millis(30);
 const FEW: usize = 256 << 10;
 
 /// Lets the executor's thread, on which this runs, keep free blocks from one look to the next, and
-/// gives the pages of the code back to the kernel whenever a start, or a burst of work, is over: those
-/// that the manager runs at rest come back at once, and the others, a third, do not.
+/// gives the pages of the code back to the kernel whenever work is over: those that the manager runs at
+/// rest come back at once, and the others, a third, do not. With more than one executor thread, the
+/// one that ran this first may keep its blocks for longer.
 pub(super) async fn give_back(clock: SharedClock, stop: StopToken) {
     let (mut looks, mut wait) = (Looks::default(), BUSY);
     process::ThreadCache::enable();

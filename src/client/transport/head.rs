@@ -168,7 +168,26 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
 
 #[cfg(test)]
 mod tests {
+    use futures_lite::future::block_on;
+    use futures_lite::{AsyncReadExt, io};
+
     use super::*;
+
+    #[test]
+    fn bytes_after_a_head_stay_where_the_head_was_cut() {
+        let text = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody";
+        for cut in 0..text.len() {
+            block_on(async {
+                let (before, after) = text.split_at(cut);
+                let mut io = io::BufReader::with_capacity(text.len(), before.chain(after));
+                let head = read_head(&mut io).await.unwrap();
+                assert!(matches!(head.framing, Framing::Length(4)), "cut at {cut}");
+                let mut rest = String::new();
+                io.read_to_string(&mut rest).await.unwrap();
+                assert_eq!(rest, "body", "cut at {cut}");
+            });
+        }
+    }
 
     #[test]
     fn heads_are_read_whole_or_not_at_all() {

@@ -166,6 +166,52 @@ mod tests {
     }
 
     #[test]
+    fn a_silent_connection_is_looked_at_at_once_and_one_that_was_asked_is_not() {
+        block_on(async {
+            let (tcp, mut peer) = pair().await;
+            let (clock, traffic) = (FakeClock::new(Timestamp::default()), Arc::default());
+            let mut patient = Patient::new(tcp.clone(), Arc::clone(&traffic), clock.clone());
+            let mut byte = [0];
+            patient.write_all(b"ask").await.unwrap();
+            peer.write_all(b"a").await.unwrap();
+            assert_eq!(patient.read(&mut byte).await.unwrap(), 1);
+
+            let _under_way: Vec<UnderWay> = (0..MANY).map(|_| Traffic::begin(&traffic)).collect();
+            patient.write_all(b"ask").await.unwrap();
+            peer.write_all(b"b").await.unwrap();
+            tcp.peek(&mut [0]).await.unwrap();
+            let mut read = patient.read(&mut byte);
+            assert!(poll_once(&mut read).await.is_none(), "the answer waits for the first tick");
+            clock.advance(GRID);
+            assert_eq!(poll_once(&mut read).await.expect("a tick").unwrap(), 1);
+
+            // As the pool finds out whether the server has closed it.
+            peer.shutdown(std::net::Shutdown::Write).unwrap();
+            tcp.peek(&mut [0]).await.unwrap();
+            let mut read = patient.read(&mut byte);
+            assert_eq!(poll_once(&mut read).await.expect("at once").unwrap(), 0);
+        });
+    }
+
+    #[test]
+    fn a_connection_that_was_quick_is_looked_at_at_once_in_a_burst() {
+        block_on(async {
+            let (tcp, mut peer) = pair().await;
+            let (clock, traffic) = (FakeClock::new(Timestamp::default()), Arc::default());
+            let mut patient = Patient::new(tcp.clone(), Arc::clone(&traffic), clock.clone());
+            let mut byte = [0];
+            patient.write_all(b"ask").await.unwrap();
+            peer.write_all(b"a").await.unwrap();
+            assert_eq!(patient.read(&mut byte).await.unwrap(), 1);
+            let _under_way: Vec<UnderWay> = (0..MANY).map(|_| Traffic::begin(&traffic)).collect();
+            peer.shutdown(std::net::Shutdown::Write).unwrap();
+            tcp.peek(&mut [0]).await.unwrap();
+            let mut read = patient.read(&mut byte);
+            assert_eq!(poll_once(&mut read).await.expect("at once").unwrap(), 0, "closed");
+        });
+    }
+
+    #[test]
     fn an_answer_that_takes_long_wakes_its_reader() {
         block_on(async {
             let (tcp, mut peer) = pair().await;

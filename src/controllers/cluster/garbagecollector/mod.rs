@@ -96,10 +96,10 @@ impl GarbageCollector {
             Wake::AttemptToOrphan(uid) => self.to_orphan.add(uid),
             Wake::InvalidNamespace { dependent, owner } => {
                 let about = ObjectReference {
-                    api_version: dependent.api_version.as_str().into(),
-                    kind: dependent.kind.as_str().into(),
-                    namespace: dependent.namespace.as_str().into(),
-                    name: (&*dependent.name).into(),
+                    api_version: dependent.api_version.clone(),
+                    kind: dependent.kind.clone(),
+                    namespace: dependent.namespace.clone(),
+                    name: dependent.name.clone(),
                     uid: dependent.uid.clone(),
                     resource_version: 0,
                     field_path: Istr::default(),
