@@ -98,7 +98,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         .or_matching_orphans(selector)
         .observing(&expectations)
         .again_after(again);
-    let of_revisions = keys::of_controller(&sets).or_matching_orphans(selector);
+    let mut of_revisions = keys::of_controller(&sets).or_matching_orphans(selector).mapper();
     c.watch(&sets, &queue, move |change, wake| {
         let meta = &change.object().meta;
         let key = meta.key();
@@ -110,7 +110,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         wake.add(key);
     });
     c.watch(&pods, &queue, of_pods.mapper());
-    c.watch(&revisions, &queue, of_revisions.mapper());
+    c.watch(&revisions, &queue, move |change: Change<'_, ControllerRevision>, wake| {
+        if !is_new_and_owned(&change) {
+            of_revisions(change, wake);
+        }
+    });
     c.watch(&nodes, &node_queue, |change: Change<'_, Node>, wake: &Queue| {
         let is_news = match &change {
             Change::Added { .. } => true,
@@ -130,6 +134,17 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 /// Whether a change of a node can make it suit other sets. Upstream: `shouldIgnoreNodeUpdate`.
 fn is_other(old: &Node, new: &Node) -> bool {
     old.meta.labels != new.meta.labels || old.spec.taints != new.spec.taints
+}
+
+/// Whether `change` is a revision that appeared with its owner. It does not wake the set: a sync that
+/// made the revision used it already. Upstream: `addHistory`.
+fn is_new_and_owned(change: &Change<'_, ControllerRevision>) -> bool {
+    match change {
+        Change::Added { new, .. } => {
+            new.meta.controller().is_some() && !new.meta.is_being_deleted()
+        }
+        _ => false,
+    }
 }
 
 /// Indexes the pods of DaemonSets, and no others.
@@ -192,6 +207,29 @@ mod tests {
             (json!({"/spec/taints/0/effect": "NoExecute"}), true),
         ] {
             assert_eq!(is_other(&old, &node(change.clone())), is_news, "{change}");
+        }
+    }
+
+    #[test]
+    fn a_new_revision_that_has_an_owner_wakes_no_set() {
+        let revision = |owned: bool, deleted: bool| -> Arc<ControllerRevision> {
+            let mut meta = json!({"name": "r"});
+            if owned {
+                meta["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "DaemonSet",
+                    "name": "d", "uid": "u", "controller": true}]);
+            }
+            if deleted {
+                meta["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            }
+            Arc::new(serde_json::from_value(json!({"metadata": meta})).unwrap())
+        };
+        for (owned, deleted, expected) in
+            [(true, false, true), (false, false, false), (true, true, false)]
+        {
+            let new = &revision(owned, deleted);
+            let added = Change::Added { new, initial: false };
+            assert_eq!(is_new_and_owned(&added), expected, "owned {owned}, deleted {deleted}");
+            assert!(!is_new_and_owned(&Change::Updated { old: new, new }));
         }
     }
 
