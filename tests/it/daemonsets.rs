@@ -234,6 +234,10 @@ fn a_duplicate_of_the_revision_goes_and_restarts_no_pod() {
         twin["metadata"]["labels"][REVISION] = json!("twin");
         twin["revision"] = json!(7);
         revisions.create::<Value>("default", &twin).await.expect("create");
+        // A set is not woken by a revision that appears, only by one that changes.
+        let patch = Patch::Merge(json!({ "metadata": { "annotations": { "seen": "" } } }));
+        let key = ObjectKey::new("default", "agent-twin");
+        env.client.patch::<ControllerRevision>(&key, &patch).await.expect("patch");
         eventually(&env.clock, "the newest alone is kept, and the pods are its own", || async {
             let all = self::revisions(env).await;
             let hashes: Vec<String> = all.iter().map(|(_, hash, _)| hash.clone()).collect();
