@@ -17,16 +17,18 @@ use crate::clock::SharedClock;
 use crate::task;
 
 /// Requests under way before a further one prefers to wait: a TLS handshake costs both sides more
-/// than many requests.
-const POOL_SIZE: usize = 32;
+/// than many requests. At a busy API server a client with fewer gets less of it than others.
+const POOL_SIZE: usize = 96;
 /// How long a request waits for one of the first [`POOL_SIZE`] to end, so that slow answers hold up
 /// no other request.
 const WAIT_FOR_CONNECTION: Duration = Duration::from_millis(500);
-/// Requests that may be under way beyond [`POOL_SIZE`], once they have waited. Their connections are
-/// kept too: a burst of requests at a slow server is often followed by the next.
-const OVERFLOW: usize = 96;
+/// Requests that may be under way beyond [`POOL_SIZE`], once they have waited.
+const OVERFLOW: usize = 32;
 /// Shorter than the 90 s after which the API server closes an idle connection.
 const IDLE_LIFETIME: Duration = Duration::from_secs(75);
+/// For how long a connection stays idle that has this many others beside it. A burst of requests at a
+/// slow server is often followed by the next, so that not all of them close at once.
+const LIFETIMES: [(usize, Duration); 2] = [(0, IDLE_LIFETIME), (32, Duration::from_secs(10))];
 
 /// One server's idle connections, and the turns of requests.
 pub(super) struct Pool {
@@ -39,10 +41,10 @@ pub(super) struct Pool {
 
 #[derive(Default)]
 struct Idle {
-    /// With the time since when each is idle.
+    /// With the time since when each is idle, the longest first.
     connections: Vec<(Connection, Duration)>,
-    /// A task is about to close those that stay idle.
-    is_reaped: bool,
+    /// For each of [`LIFETIMES`]: a task is about to close those that stay idle.
+    is_reaped: [bool; 2],
 }
 
 /// A request may be under way while this exists.
@@ -93,24 +95,32 @@ impl Pool {
         let mut idle = self.idle.lock();
         if connection.io.buffer().is_empty() && idle.connections.len() < POOL_SIZE + OVERFLOW {
             idle.connections.push((connection, self.clock.monotonic()));
-            if !std::mem::replace(&mut idle.is_reaped, true) {
-                task::spawn(reap(Arc::downgrade(self), self.clock.clone()));
+            for (at, (others, _)) in LIFETIMES.iter().enumerate() {
+                if idle.connections.len() > *others && !idle.is_reaped[at] {
+                    idle.is_reaped[at] = true;
+                    task::spawn(reap(Arc::downgrade(self), self.clock.clone(), at));
+                }
             }
         }
     }
 }
 
 /// Closes connections that are idle for too long, also when no request comes by. Ends with the last
-/// of them.
-async fn reap(pool: Weak<Pool>, clock: SharedClock) {
+/// of them. `at`: of [`LIFETIMES`].
+async fn reap(pool: Weak<Pool>, clock: SharedClock, at: usize) {
+    let (others, lifetime) = LIFETIMES[at];
     loop {
-        clock.sleep(IDLE_LIFETIME).await;
+        clock.sleep(lifetime).await;
         let Some(pool) = pool.upgrade() else { return };
         let now = clock.monotonic();
         let mut idle = pool.idle.lock();
-        idle.connections.retain(|(_, since)| now < *since + IDLE_LIFETIME);
-        if idle.connections.is_empty() {
-            *idle = Idle::default();
+        let surplus = idle.connections.len().saturating_sub(others);
+        let is_late = |(_, since): &&(Connection, Duration)| now >= *since + lifetime;
+        let late = idle.connections.iter().take(surplus).take_while(is_late).count();
+        idle.connections.drain(..late);
+        if late == surplus {
+            idle.connections.shrink_to_fit();
+            idle.is_reaped[at] = false;
             return;
         }
     }
@@ -138,17 +148,55 @@ mod tests {
             pool.put(plain(stream));
             let found = pool.take(None).expect("it was put there");
             pool.put(found);
-            for _ in 0..1_000_000 {
-                if clock.sleepers() > 0 {
-                    break;
-                }
-                yield_now().await;
-            }
-            assert_eq!(clock.sleepers(), 1, "the task that closes it waits");
+            // The task that closes it waits.
+            sleepers(&clock, 1).await;
             clock.advance(IDLE_LIFETIME);
             assert_eq!(server.read(&mut [0; 8]).await.unwrap(), 0, "it is closed");
             assert!(pool.take(None).is_none());
         });
+    }
+
+    #[test]
+    fn connections_of_a_burst_are_closed_sooner_than_the_last_ones() {
+        async_std::task::block_on(async {
+            let clock = FakeClock::new(Timestamp::from_secs(0));
+            let pool = Arc::new(Pool::new(Arc::default(), clock.clone()));
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let [(_, long), (few, short)] = LIFETIMES;
+            let mut servers = Vec::new();
+            for _ in 0..few + 3 {
+                pool.put(plain(TcpStream::connect(address).await.unwrap()));
+                servers.push(listener.accept().await.unwrap().0);
+            }
+            sleepers(&clock, 2).await;
+            clock.advance(short);
+            for server in &mut servers[..3] {
+                assert_eq!(server.read(&mut [0; 8]).await.unwrap(), 0, "it is closed");
+            }
+            assert_eq!(pool.idle.lock().connections.len(), few);
+            sleepers(&clock, 1).await;
+            clock.advance(long - short);
+            for server in &mut servers[3..] {
+                assert_eq!(server.read(&mut [0; 8]).await.unwrap(), 0, "it is closed");
+            }
+            // The next burst is looked after as well.
+            for _ in 0..few + 1 {
+                pool.put(plain(TcpStream::connect(address).await.unwrap()));
+            }
+            sleepers(&clock, 2).await;
+        });
+    }
+
+    /// Waits until so many tasks sleep.
+    async fn sleepers(clock: &FakeClock, count: usize) {
+        for _ in 0..1_000_000 {
+            if clock.sleepers() == count {
+                return;
+            }
+            yield_now().await;
+        }
+        panic!("{} tasks sleep, not {count}", clock.sleepers());
     }
 
     #[test]
