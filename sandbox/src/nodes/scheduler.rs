@@ -2,8 +2,9 @@
 //! affinity match and whose taints it tolerates. Of several such nodes it takes the one with the
 //! fewest pods.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -19,11 +20,13 @@ use kube_controller_manager::objects::{
 };
 
 use super::StandIn;
-use super::volumes::{Claims, PodVolume, Volumes};
+use super::volumes::{Claims, PodVolume, Volumes, has_node};
 use super::worker::{Event, Keys, Next, SyncResult, Worker};
 
 const NAME: &str = "sandbox-scheduler";
 const WORKERS: usize = 4;
+/// The rest of a pod whose claim lost its node.
+const BACKOFF: Duration = Duration::from_secs(1);
 
 /// The fields of a pod that the scheduler reads.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -205,6 +208,8 @@ struct Ledger {
     used: HashMap<Istr, Room>,
     /// The ports that pods take of their nodes. Few do.
     ports: HashMap<ObjectKey, Vec<Port>>,
+    /// The pods whose claims were given a node. One that loses it again is tried after a rest.
+    asked: HashSet<ObjectKey>,
 }
 
 impl Ledger {
@@ -221,6 +226,7 @@ impl Ledger {
 
     fn remove(&mut self, key: &ObjectKey) {
         self.ports.remove(key);
+        self.asked.remove(key);
         if let Some((node, room)) = self.placed.remove(key) {
             self.used.entry(node).or_default().take(room, 1);
         }
@@ -348,14 +354,20 @@ impl Scheduler {
         }
     }
 
-    /// Wakes the pods that wait for a claim.
+    /// Wakes the pods that wait for a claim; where its node was given back, after a rest, as the
+    /// scheduler's backoff would.
     fn wake_users(&self, claim: &PersistentVolumeClaim) {
         let uses = |pod: &Unscheduled| {
             pod.meta.namespace == claim.meta.namespace
                 && claims_of(pod).any(|name| *name == *claim.meta.name)
         };
+        let is_free = claim.spec.volume_name.is_empty() && !has_node(claim);
         for pod in self.pods.list().into_iter().filter(|pod| waits(pod) && uses(pod)) {
-            self.keys.add(pod.meta.key());
+            let key = pod.meta.key();
+            match is_free && self.ledger.lock().asked.contains(&key) {
+                true => self.keys.add_after(key, BACKOFF),
+                false => self.keys.add(key),
+            }
         }
     }
 
@@ -375,6 +387,7 @@ impl Scheduler {
                 let message = format!("0/{} nodes are available.", nodes.len());
                 return self.report_unschedulable(&pod, &key, message).await;
             };
+            self.ledger.lock().asked.insert(key.clone());
             for claim in &claims {
                 match self.volumes.choose(&self.client, claim, &node).await {
                     Err(error) if error.is_not_found() || error.is_conflict() => {}

@@ -85,8 +85,7 @@ impl Volumes {
     pub async fn choose(&self, client: &Client, key: &ObjectKey, node: &str) -> client::Result<()> {
         let Some(claim) = self.claims.get(key) else { return Ok(()) };
         let class = self.classes.get(&ObjectKey::cluster(claim.storage_class()));
-        if claim.meta.annotations.contains_key(SELECTED_NODE) || !claim.spec.volume_name.is_empty()
-        {
+        if has_node(&claim) || !claim.spec.volume_name.is_empty() {
             return Ok(());
         }
         if let Some(volume) = smallest(&claim, self.volumes.list().iter().map(|v| &**v)) {
@@ -113,6 +112,11 @@ impl Volumes {
         let verbs = client.resource(&PersistentVolumeClaim::RESOURCE);
         verbs.patch(key, &Patch::Merge(selected)).await.map(|_: Value| ())
     }
+}
+
+/// Whether the scheduler chose a node for the claim's volume.
+pub fn has_node(claim: &PersistentVolumeClaim) -> bool {
+    claim.meta.annotations.contains_key(SELECTED_NODE)
 }
 
 /// The smallest free volume that suits the claim, or the one that names it already.

@@ -29,6 +29,10 @@ impl Keys {
     pub fn add(&self, key: ObjectKey) {
         self.0.add(key);
     }
+
+    pub fn add_after(&self, key: ObjectKey, delay: Duration) {
+        self.0.add_after(key, delay);
+    }
 }
 
 /// An event about one object.
