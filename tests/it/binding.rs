@@ -100,7 +100,7 @@ const BINDER: &str = "persistentvolume-binder-controller";
 fn a_binding_survives_a_crash_at_every_write() {
     Env::run("crash-bind", async |env| {
         let scenario = Scenario {
-            change: None,
+            changes: vec![],
             controllers: &[BINDER],
             // Each run has a volume of its own.
             objects: &|name| {
@@ -172,7 +172,7 @@ fn a_binding_that_fails_again_and_again_is_tried_in_each_sync_period() {
 fn a_deletion_survives_a_crash_at_every_write() {
     Env::run("crash-delete", async |env| {
         let scenario = Scenario {
-            change: None,
+            changes: vec![],
             controllers: &[BINDER, "persistentvolume-protection-controller"],
             // Released: its claim is gone.
             objects: &|name| {

@@ -32,7 +32,13 @@ fn client_as(env: &Site, change: impl FnOnce(&mut Config)) -> Client {
 }
 
 /// A request for the certificate of a node, and its key in PEM.
-fn request(name: &str, node: &str, names: &[&str], signer: &str, usage: &str) -> (Value, String) {
+pub fn request(
+    name: &str,
+    node: &str,
+    names: &[&str],
+    signer: &str,
+    usage: &str,
+) -> (Value, String) {
     let names: Vec<String> = names.iter().copied().map(str::to_owned).collect();
     let mut params = CertificateParams::new(names).unwrap();
     params.distinguished_name = rcgen::DistinguishedName::new();

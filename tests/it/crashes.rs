@@ -7,7 +7,8 @@ use std::time::Duration;
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::clock::FakeClock;
 use kube_controller_manager::objects::{
-    Node, ObjectKey, Pod, Resource, ResourceType, VolumeAttachment,
+    ControllerRevision, Node, ObjectKey, PersistentVolumeClaim, Pod, Resource, ResourceType,
+    VolumeAttachment,
 };
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::{StopToken, Task, spawn};
@@ -21,12 +22,45 @@ pub struct Scenario<'a> {
     pub controllers: &'a [&'a str],
     /// The objects of one run. Their names begin with the one given.
     pub objects: &'a dyn Fn(&str) -> Vec<Value>,
-    /// A merge patch of the first object; null deletes it. Where there is one, the objects are
-    /// brought to their end by a manager that lives, and crashes come after the patch.
-    pub change: Option<Value>,
+    /// What happens to the first object, one after the other. Before each the objects are brought
+    /// to their end by a manager that lives; crashes come after the last.
+    pub changes: Vec<Mutation>,
     /// The end of one run, of its name and all that the cluster holds of it: without uids, versions
     /// and times, so that the ends of all runs are equal. An error: it is not reached yet.
     pub end: &'a dyn Fn(&str, &Cluster) -> Result<Value, String>,
+}
+
+/// A change of the object that a scenario is about.
+#[derive(Clone)]
+pub enum Mutation {
+    /// A merge patch.
+    Patch(Value),
+    Delete,
+    /// A merge patch of the status of each of its pods.
+    PodStatus(Value),
+}
+
+impl Mutation {
+    async fn apply(&self, env: &Env, resource: &ResourceType, name: &str) {
+        let key = ObjectKey::new("default", name);
+        let verbs = env.client.resource(resource);
+        match self {
+            Mutation::Patch(change) => {
+                let patch = Patch::Merge(change.clone());
+                verbs.patch::<Value>(&key, &patch).await.expect("patch");
+            }
+            Mutation::Delete => verbs.delete(&key, Delete::new()).await.expect("delete"),
+            Mutation::PodStatus(status) => {
+                let patch = Patch::Merge(json!({ "status": status }));
+                let pods = env.client.resource(&Pod::RESOURCE).subresource("status");
+                for pod in Cluster::read(env, &[]).await.pods_of(name) {
+                    let pod = pod["metadata"]["name"].as_str().expect("a name");
+                    let key = ObjectKey::new("default", pod);
+                    pods.patch::<Value>(&key, &patch).await.expect("patch");
+                }
+            }
+        }
+    }
 }
 
 /// What a scenario looks at.
@@ -34,6 +68,8 @@ pub struct Cluster {
     pub pods: Vec<Value>,
     pub nodes: Vec<Value>,
     pub attachments: Vec<Value>,
+    pub claims: Vec<Value>,
+    revisions: Vec<Value>,
     objects: Vec<Value>,
 }
 
@@ -51,6 +87,8 @@ impl Cluster {
             pods: list(&Pod::RESOURCE).await,
             nodes: list(&Node::RESOURCE).await,
             attachments: list(&VolumeAttachment::RESOURCE).await,
+            claims: list(&PersistentVolumeClaim::RESOURCE).await,
+            revisions: list(&ControllerRevision::RESOURCE).await,
             objects,
         }
     }
@@ -87,6 +125,19 @@ impl Cluster {
     pub fn pods_of(&self, name: &str) -> Vec<&Value> {
         let owner = |pod: &&Value| pod["metadata"]["ownerReferences"][0]["name"] == name;
         self.pods.iter().filter(owner).collect()
+    }
+
+    /// The number and the image of each revision that the object of this name controls, sorted.
+    pub fn revisions_of(&self, name: &str) -> Vec<(i64, &str)> {
+        let owner = |object: &&Value| object["metadata"]["ownerReferences"][0]["name"] == name;
+        let brief = |object| {
+            let image = "/data/spec/template/spec/containers/0/image";
+            let image = Value::pointer(object, image).and_then(Value::as_str);
+            (object["revision"].as_i64().unwrap_or_default(), image.unwrap_or_default())
+        };
+        let mut revisions: Vec<_> = self.revisions.iter().filter(owner).map(brief).collect();
+        revisions.sort();
+        revisions
     }
 }
 
@@ -167,18 +218,12 @@ async fn survives_every_write_at(
             clock.advance(pace(&cluster));
             (scenario.end)(&name, &cluster)
         };
-        if let Some(change) = &scenario.change {
-            let first = Manager::start(env, &clock, "first", scenario.controllers, options);
-            eventually(&env.clock, &format!("{name} before its change"), end).await;
+        for (at, change) in scenario.changes.iter().enumerate() {
+            let living = format!("living-{writes}-{at}");
+            let first = Manager::start(env, &clock, &living, scenario.controllers, options);
+            eventually(&env.clock, &format!("{name} before its change {at}"), end).await;
             first.drop_dead().await;
-            let key = ObjectKey::new("default", &name);
-            let verbs = env.client.resource(&kinds[0]);
-            if change.is_null() {
-                verbs.delete(&key, Delete::new()).await.expect("delete");
-            } else {
-                let patch = Patch::Merge(change.clone());
-                verbs.patch::<Value>(&key, &patch).await.expect("patch");
-            }
+            change.apply(env, &kinds[0], &name).await;
         }
         let manager = Manager::start(env, &clock, &mortal, scenario.controllers, options);
         eventually(&env.clock, &format!("{mortal} dies, or reaches the end"), || async {
@@ -226,7 +271,7 @@ fn resource_of(object: &Value) -> ResourceType {
     }
 }
 
-fn job(name: &str, spec: Value, annotations: Value) -> Value {
+pub fn job(name: &str, spec: Value, annotations: Value) -> Value {
     let mut spec = spec;
     spec["template"] = json!({
         "metadata": { "annotations": annotations },
@@ -240,7 +285,7 @@ fn job(name: &str, spec: Value, annotations: Value) -> Value {
 }
 
 /// The status of a Job that has finished, without times, and the phases of its pods.
-fn finished(name: &str, cluster: &Cluster) -> Result<Value, String> {
+pub fn finished(name: &str, cluster: &Cluster) -> Result<Value, String> {
     let mut status = cluster.object(name)?["status"].clone();
     let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
     let last = conditions.last().map(|condition| condition["type"].clone()).unwrap_or_default();
@@ -261,7 +306,7 @@ fn finished(name: &str, cluster: &Cluster) -> Result<Value, String> {
     Ok(json!({ "status": status, "pods": pods }))
 }
 
-fn job_survives(name: &str, spec: Value, annotations: Value, expected: Value, at_least: usize) {
+pub fn job_survives(name: &str, spec: Value, annotations: Value, expected: Value, at_least: usize) {
     job_survives_at(EVERY_SECOND, name, spec, annotations, expected, at_least);
 }
 
@@ -277,7 +322,7 @@ fn job_survives_at(
         let scenario = Scenario {
             controllers: &["job-controller"],
             objects: &|name| vec![job(name, spec.clone(), annotations.clone())],
-            change: None,
+            changes: vec![],
             end: &|name, cluster| {
                 let end = finished(name, cluster)?;
                 assert_eq!(end, expected, "{name}");
@@ -375,7 +420,7 @@ fn a_job_with_a_success_policy_survives_a_crash_at_every_write() {
         let scenario = Scenario {
             controllers: &["job-controller"],
             objects: &|name| vec![job(name, spec.clone(), runs.clone())],
-            change: None,
+            changes: vec![],
             end: &|name, cluster| {
                 let mut end = finished(name, cluster)?;
                 // As upstream, the other pod counts as failed when the manager dies between its
@@ -465,7 +510,7 @@ fn a_job_that_is_suspended_or_resumed_survives_a_crash_at_every_write() {
             let scenario = Scenario {
                 controllers: &["job-controller"],
                 objects: &|name| vec![job(name, spec.clone(), runs.clone())],
-                change: Some(json!({ "spec": { "suspend": !suspended } })),
+                changes: vec![Mutation::Patch(json!({ "spec": { "suspend": !suspended } }))],
                 end: &end,
             };
             let writes = survives_every_write(env, &scenario).await;
@@ -475,7 +520,7 @@ fn a_job_that_is_suspended_or_resumed_survives_a_crash_at_every_write() {
 }
 
 /// An object of `kind` whose pods run one container.
-fn set_of_pods(kind: &str, name: &str, spec: Value) -> Value {
+pub fn set_of_pods(kind: &str, name: &str, spec: Value) -> Value {
     let mut spec = spec;
     spec["selector"] = json!({ "matchLabels": { "app": name } });
     spec["template"] = json!({
@@ -487,7 +532,7 @@ fn set_of_pods(kind: &str, name: &str, spec: Value) -> Value {
 }
 
 /// The images of the pods that stay, by the pods' names without the object's.
-fn images(name: &str, cluster: &Cluster) -> Vec<String> {
+pub fn images(name: &str, cluster: &Cluster) -> Vec<String> {
     let pods = cluster.pods_of(name).into_iter();
     let stay = pods.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
     let mut images: Vec<String> = stay
@@ -503,7 +548,7 @@ fn images(name: &str, cluster: &Cluster) -> Vec<String> {
 
 /// The status of a set whose observed generation is the current one, if these counters of it are
 /// `count`.
-fn counted<'a>(
+pub fn counted<'a>(
     name: &str,
     cluster: &'a Cluster,
     counters: &[&str],
@@ -535,13 +580,14 @@ fn a_stateful_set_survives_a_crash_at_every_write() {
         },
     }]);
     let spec = json!({ "replicas": 2, "serviceName": "s", "volumeClaimTemplates": claims });
-    for (test, change) in [("crash-sts", None), ("crash-sts-update", Some(set_image("x:2")))] {
+    let updated = vec![Mutation::Patch(set_image("x:2"))];
+    for (test, changes) in [("crash-sts", vec![]), ("crash-sts-update", updated)] {
         Env::run(test, async |env| {
             let _binder = binder(env);
             let scenario = Scenario {
                 controllers: &["statefulset-controller"],
                 objects: &|name| vec![set_of_pods("StatefulSet", name, spec.clone())],
-                change: change.clone(),
+                changes: changes.clone(),
                 end: &end,
             };
             let writes = survives_every_write(env, &scenario).await;
@@ -568,16 +614,17 @@ fn a_daemon_set_survives_a_crash_at_every_write() {
             "maxUnavailable": max_unavailable, "maxSurge": max_surge,
         } } })
     };
-    for (test, spec, change, at_least) in [
-        ("crash-ds", rolling(1, 0), None, 5),
-        ("crash-ds-update", rolling(2, 0), Some(set_image("x:2")), 8),
-        ("crash-ds-surge", rolling(0, 2), Some(set_image("x:2")), 8),
+    let updated = vec![Mutation::Patch(set_image("x:2"))];
+    for (test, spec, changes, at_least) in [
+        ("crash-ds", rolling(1, 0), vec![], 5),
+        ("crash-ds-update", rolling(2, 0), updated.clone(), 8),
+        ("crash-ds-surge", rolling(0, 2), updated, 8),
     ] {
         Env::run(test, async |env| {
             let scenario = Scenario {
                 controllers: &["daemonset-controller"],
                 objects: &|name| vec![set_of_pods("DaemonSet", name, spec.clone())],
-                change: change.clone(),
+                changes: changes.clone(),
                 end: &end,
             };
             let writes = survives_every_write(env, &scenario).await;

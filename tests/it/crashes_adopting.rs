@@ -82,7 +82,7 @@ fn a_stateful_set_with_orphans_survives_a_crash_at_every_write() {
         let scenario = Scenario {
             controllers: &["statefulset-controller"],
             objects: &set_with_orphans,
-            change: None,
+            changes: vec![],
             end: &end_with_orphans,
         };
         let writes = survives_every_write(env, &scenario).await;

@@ -12,7 +12,7 @@ use kube_controller_manager::task::{Task, spawn};
 use serde_json::{Value, json};
 
 use crate::attachments::{csi, nodes_are_there, unique};
-use crate::crashes::{Cluster, Scenario, survives_every_write};
+use crate::crashes::{Cluster, Mutation, Scenario, survives_every_write};
 use crate::env::*;
 
 /// Pods, and a volume and a claim that are to be bound to each other.
@@ -133,7 +133,7 @@ fn an_attachment_survives_a_crash_at_every_write() {
         let scenario = Scenario {
             controllers: &CRASHING,
             objects: &|name| pods_of_one_volume(name, &[(name.to_owned(), "node-0")]),
-            change: None,
+            changes: vec![],
             end: &|name, cluster| {
                 let nodes = nodes_with(name, cluster)?;
                 if nodes == ["node-0"] { Ok(json!(nodes)) } else { Err(format!("{nodes:?}")) }
@@ -158,7 +158,7 @@ fn a_volume_that_moves_survives_a_crash_at_every_write() {
                 let (first, second) = (name.to_owned(), format!("{name}-second"));
                 pods_of_one_volume(name, &[(first, "node-0"), (second, "node-1")])
             },
-            change: Some(Value::Null),
+            changes: vec![Mutation::Delete],
             end: &|name, cluster| {
                 let nodes = nodes_with(name, cluster)?;
                 let first = cluster.pods.iter().find(|pod| pod["metadata"]["name"] == name);

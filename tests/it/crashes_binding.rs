@@ -7,7 +7,9 @@ use kube_controller_manager::options::Options;
 use sandbox::nodes::DRIVER;
 use serde_json::{Value, json};
 
-use crate::crashes::{Cluster, Scenario, survives_every_write, survives_every_write_with};
+use crate::crashes::{
+    Cluster, Mutation, Scenario, survives_every_write, survives_every_write_with,
+};
 use crate::env::*;
 use crate::recycling::recycler_pod;
 use crate::volumes::{claim, make_class, volume};
@@ -38,7 +40,7 @@ fn provisioning_survives_a_crash_at_every_write() {
         Env::run(test, async |env| {
             make_class(&env.client, "made", provisioner, "Immediate").await;
             let scenario = Scenario {
-                change: None,
+                changes: vec![],
                 controllers: &[BINDER],
                 objects: &|name| {
                     // A volume that no claim takes.
@@ -71,7 +73,7 @@ fn recycling_survives_a_crash_at_every_write() {
         let template = folder.0.join("recycler.yaml");
         std::fs::write(&template, recycler_pod("exit").to_string()).unwrap();
         let scenario = Scenario {
-            change: None,
+            changes: vec![],
             controllers: &[BINDER],
             // Released: its claim is gone.
             objects: &|name| {
@@ -104,7 +106,7 @@ fn a_claim_that_goes_leaves_its_volume_as_its_policy_says_after_a_crash_at_every
     {
         Env::run(test, async |env| {
             let scenario = Scenario {
-                change: Some(Value::Null),
+                changes: vec![Mutation::Delete],
                 controllers: &[
                     BINDER,
                     "persistentvolumeclaim-protection-controller",

@@ -12,7 +12,7 @@ use kube_controller_manager::objects::{
 };
 use serde_json::{Value, json};
 
-use crate::crashes::{Scenario, survives_every_write, survives_every_write_with};
+use crate::crashes::{Mutation, Scenario, survives_every_write, survives_every_write_with};
 use crate::devices::*;
 use crate::devicetaints::rules_on;
 use crate::env::*;
@@ -65,7 +65,7 @@ fn an_eviction_by_a_device_taint_survives_a_crash_at_every_write() {
         let scenario = Scenario {
             controllers: &["device-taint-eviction-controller"],
             objects: &objects,
-            change: None,
+            changes: vec![],
             end: &|name, cluster| {
                 let condition =
                     &cluster.object(&format!("{name}-rule"))?["status"]["conditions"][0];
@@ -105,7 +105,7 @@ fn the_end_of_a_pod_group_survives_a_crash_at_every_write() {
         let scenario = Scenario {
             controllers: &["podgroup-protection-controller"],
             objects: &|name| vec![group(name)],
-            change: Some(Value::Null),
+            changes: vec![Mutation::Delete],
             end: &|name, cluster| match cluster.object(name) {
                 Ok(group) if !group["metadata"]["deletionTimestamp"].is_null() => {
                     Err(group.to_string())
@@ -130,7 +130,7 @@ fn an_answer_about_pools_survives_a_crash_at_every_write() {
         let scenario = Scenario {
             controllers: &["resourcepoolstatusrequest-controller"],
             objects: &|name| vec![request(name)],
-            change: None,
+            changes: vec![],
             end: &|name, cluster| {
                 let status = &cluster.object(name)?["status"];
                 if status["poolCount"] == 1 {
@@ -158,7 +158,7 @@ fn the_end_of_an_api_server_survives_a_crash_at_every_write() {
         let scenario = Scenario {
             controllers: &["storageversion-garbage-collector-controller"],
             objects: &objects,
-            change: None,
+            changes: vec![],
             end: &|name, cluster| {
                 let mixed = &cluster.object(&format!("{name}.mixed"))?["status"];
                 let servers = mixed["storageVersions"].as_array().cloned().unwrap_or_default();
@@ -218,7 +218,7 @@ fn a_storage_migration_survives_a_crash_at_every_write() {
         let scenario = Scenario {
             controllers: &["storage-version-migrator-controller"],
             objects: &|name| vec![migration(name)],
-            change: None,
+            changes: vec![],
             end: &|name, cluster| {
                 let conditions = &cluster.object(name)?["status"]["conditions"];
                 let conditions = conditions.as_array().cloned().unwrap_or_default();

@@ -404,7 +404,7 @@ fn a_crash_at_any_write_leaves_one_claim_for_each_entry() {
         let scenario = Scenario {
             controllers: &["resourceclaim-controller"],
             objects: &objects,
-            change: None,
+            changes: vec![],
             end: &end,
         };
         let writes = survives_every_write(env, &scenario).await;

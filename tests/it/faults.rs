@@ -9,15 +9,16 @@ use std::time::Duration;
 use kube_controller_manager::client::{Client, Config, Delete, Patch};
 use kube_controller_manager::clock::{Clock, Sleep, SystemClock};
 use kube_controller_manager::objects::{
-    DaemonSet, Deployment, Namespace, ObjectKey, PersistentVolume, Pod, ReplicaSet, Resource,
-    Timestamp,
+    DaemonSet, Deployment, Job, Namespace, Node, ObjectKey, PersistentVolume, Pod, ReplicaSet,
+    Resource, Timestamp,
 };
 use sandbox::faults::{Fault, Faults};
 use sandbox::store::Store;
 use serde_json::{Value, json};
 
+use crate::crashes::{job, set_of_pods};
 use crate::env::*;
-use crate::kinds::CONFIG_MAPS;
+use crate::kinds::{CONFIG_MAPS, comes};
 use crate::rollouts::inhabit;
 
 /// The uids of all pods ever created, by their owner's uid.
@@ -472,6 +473,71 @@ fn a_pod_whose_creation_was_not_answered_is_created_once() {
         let mut births = Births::default();
         births.look(&env.cluster.sandbox.api().store);
         assert_eq!(births.counts(), [3]);
+    });
+}
+
+#[test]
+fn jobs_and_daemon_sets_wait_for_a_stale_cache() {
+    Env::run("stale-workloads", async |env| {
+        let manager = env.manager("manager", &["-v=4"]);
+        let (client, clock) = (&env.client, &env.clock);
+        let choose = async |node: &str| {
+            let key = ObjectKey::cluster(node);
+            comes(env, &Node::RESOURCE, &key, |_| true).await;
+            let patch = Patch::Merge(json!({ "metadata": { "labels": { "chosen": "yes" } } }));
+            client.patch::<Node>(&key, &patch).await.expect("patch");
+        };
+        choose("node-0").await;
+        let mut agent = set_of_pods("DaemonSet", "agent", json!({}));
+        agent["spec"]["template"]["spec"]["nodeSelector"] = json!({ "chosen": "yes" });
+        create(client, agent).await;
+        let runs = json!({ "sandbox/run": "sleep inf" });
+        create(client, job("work", json!({ "completions": 3, "parallelism": 1 }), runs)).await;
+        let at = |name: &str| ObjectKey::new("default", name);
+        let ready = async |daemons: i64, pods: i64| {
+            comes(env, &DaemonSet::RESOURCE, &at("agent"), |it| {
+                it["status"]["numberReady"] == daemons
+            })
+            .await;
+            comes(env, &Job::RESOURCE, &at("work"), |it| it["status"]["ready"] == pods).await;
+        };
+        ready(1, 1).await;
+        let faults = env.cluster.sandbox.faults();
+        let made = faults.count("create", "pods");
+        let creates = async |count: u64| {
+            eventually(clock, &format!("{count} pods are created"), || async {
+                let now = faults.count("create", "pods") - made;
+                if now == count { Ok(()) } else { Err(now.to_string()) }
+            })
+            .await;
+        };
+        // Watches of pods break; reads still work.
+        deafen(faults, "pods");
+        choose("node-1").await;
+        merge::<Job>(client, "work", json!({ "spec": { "parallelism": 2 } })).await;
+        creates(2).await;
+        // Syncs that would create more wait for what these have created.
+        choose("node-2").await;
+        merge::<Job>(client, "work", json!({ "spec": { "parallelism": 3 } })).await;
+        for waiting in [
+            "daemonset-controller: Error syncing default/agent:",
+            "job-controller: Error syncing default/work:",
+        ] {
+            eventually(clock, waiting, || async {
+                let log = std::fs::read_to_string(&manager.log).unwrap();
+                let waits = log
+                    .lines()
+                    .any(|line| line.contains(waiting) && line.contains("for group resource pods"));
+                if waits { Ok(()) } else { Err("not yet".to_owned()) }
+            })
+            .await;
+        }
+        creates(2).await;
+        faults.clear();
+        ready(3, 3).await;
+        let mut births = Births::default();
+        births.look(&env.cluster.sandbox.api().store);
+        assert_eq!(births.counts(), [3, 3]);
     });
 }
 

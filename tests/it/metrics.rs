@@ -41,6 +41,7 @@ const ON_DASHBOARDS: &[(&str, &[&str])] = &[
     ("process_resident_memory_bytes", &[]),
     ("process_cpu_seconds_total", &[]),
     ("go_goroutines", &[]),
+    ("kubernetes_build_info", &["git_version"]),
 ];
 
 /// One metric as it is served.
@@ -50,6 +51,8 @@ struct Family {
     kind: String,
     labels: BTreeSet<String>,
     buckets: BTreeSet<String>,
+    /// The values of the label `name`: of queues, in most families.
+    names: BTreeSet<String>,
 }
 
 fn families(text: &str) -> BTreeMap<String, Family> {
@@ -69,6 +72,9 @@ fn families(text: &str) -> BTreeMap<String, Family> {
                 match label {
                     "le" => drop(family.buckets.insert(value.into())),
                     label => drop(family.labels.insert(label.into())),
+                }
+                if label == "name" {
+                    family.names.insert(value.into());
                 }
             }
         }
@@ -214,6 +220,11 @@ fn metrics_are_those_of_the_go_manager() {
         if go_level != our_level && go.help.starts_with('[') {
             faults.push(format!("{name}: {} instead of {}", ours.help, go.help));
         }
+    }
+    // The dashboard has a line for each queue.
+    let queues = &go["workqueue_depth"].names;
+    for queue in queues.difference(&ours["workqueue_depth"].names) {
+        faults.push(format!("workqueue_depth has no {queue:?}"));
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }

@@ -348,6 +348,13 @@ fn claims_are_kept_or_deleted_as_the_policy_says() {
         let owner = &claims["data-web-1"]["metadata"]["ownerReferences"][0];
         assert_eq!(owner["uid"], set["metadata"]["uid"]);
         assert_eq!(owner["controller"], true);
+        // The next pod that uses it says so; the word "manging" is upstream's.
+        let first = ObjectKey::new("default", "web-0");
+        env.client.delete::<Pod>(&first, Delete::new()).await.expect("delete");
+        let text = "PersistentVolumeClaim data-web-0 has a conflicting OwnerReference that acts as \
+            a manging controller, the retention policy is ignored for this claim";
+        has_event(env, "web", "ConflictingController", text).await;
+        settled(env, "web", 2).await;
 
         // Scaled down, the claim goes with its pod, and a new one comes with the next.
         let before = uid(&claims["data-web-1"]).to_owned();

@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
-use kube_controller_manager::objects::{ObjectKey, ResourceType};
+use kube_controller_manager::objects::{ObjectKey, PodPhase, ResourceType};
 use sandbox::cluster::{Manager, ManagerProgram};
 use serde_json::{Value, json};
 
+use crate::certificates::{request, submit};
 use crate::env::*;
 use crate::kinds::comes;
 use crate::real;
@@ -33,6 +34,17 @@ const QUOTAS: ResourceType = ResourceType::fixed("", "v1", "ResourceQuota", "res
 const PODS: ResourceType = ResourceType::fixed("", "v1", "Pod", "pods", true);
 const CONTROLLERS: ResourceType =
     ResourceType::fixed("", "v1", "ReplicationController", "replicationcontrollers", true);
+const REPLICA_SETS: ResourceType = apps("ReplicaSet", "replicasets");
+const CRON_JOBS: ResourceType = ResourceType::fixed("batch", "v1", "CronJob", "cronjobs", true);
+const AUTOSCALERS: ResourceType = ResourceType::fixed(
+    "autoscaling",
+    "v2",
+    "HorizontalPodAutoscaler",
+    "horizontalpodautoscalers",
+    true,
+);
+const NAMESPACES: ResourceType = ResourceType::fixed("", "v1", "Namespace", "namespaces", false);
+const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 
 /// The namespace of what only shows that a manager works.
 pub const PROBES: &str = "probes";
@@ -71,6 +83,27 @@ fn job(name: &str) -> Value {
     })
 }
 
+fn volume(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
+        "spec": {
+            "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "by-hand", "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": { "path": format!("/tmp/{name}") },
+        },
+    })
+}
+
+fn claim(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": "by-hand",
+            "resources": { "requests": { "storage": "1Gi" } },
+        },
+    })
+}
+
 async fn make(env: &Site, resource: &ResourceType, namespace: &str, object: Value) {
     let made = env.client.resource(resource).create::<Value>(namespace, &object).await;
     made.unwrap_or_else(|error| panic!("{resource}: {error}"));
@@ -100,23 +133,8 @@ pub async fn populate(env: &Site) {
         "spec": { "hard": { "pods": "100", "count/jobs.batch": "10" } },
     });
     make(env, &QUOTAS, space, quota).await;
-    let size = json!({ "storage": "1Gi" });
-    let volume = json!({
-        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": "disk" },
-        "spec": {
-            "capacity": size, "accessModes": ["ReadWriteOnce"], "storageClassName": "by-hand",
-            "persistentVolumeReclaimPolicy": "Retain", "hostPath": { "path": "/tmp/disk" },
-        },
-    });
-    make(env, &VOLUMES, "", volume).await;
-    let claim = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "disk" },
-        "spec": {
-            "accessModes": ["ReadWriteOnce"], "storageClassName": "by-hand",
-            "resources": { "requests": size },
-        },
-    });
-    make(env, &CLAIMS, space, claim).await;
+    make(env, &VOLUMES, "", volume("disk")).await;
+    make(env, &CLAIMS, space, claim("disk")).await;
     create(
         &env.client,
         json!({
@@ -124,6 +142,94 @@ pub async fn populate(env: &Site) {
             "spec": { "selector": { "app": "web" }, "ports": [{ "port": 80 }] },
         }),
     )
+    .await;
+}
+
+/// Work that is under way: a Job of which one index is done, a namespace that cannot end yet, a
+/// request without an approval, a scale that is watched, claims of a StatefulSet; and what waits
+/// for its time.
+async fn populate_work(env: &Site) {
+    let space = "default";
+    let mut half = job("half-done");
+    half["spec"]["completionMode"] = "Indexed".into();
+    half["spec"]["template"]["metadata"]["annotations"] =
+        json!({ "sandbox/run.index-0": "exit 0", "sandbox/run.index-1": "sleep inf" });
+    make(env, &JOBS, space, half).await;
+    let yearly = json!({
+        "apiVersion": "batch/v1", "kind": "CronJob", "metadata": { "name": "yearly" },
+        "spec": { "schedule": "0 0 1 1 *", "jobTemplate": { "spec": job("yearly")["spec"] } },
+    });
+    make(env, &CRON_JOBS, space, yearly).await;
+    let replicas = json!({ "replicas": 1 });
+    make(env, &REPLICA_SETS, space, workload("ReplicaSet", "bare", replicas)).await;
+    make(env, &AUTOSCALERS, space, autoscaler("half", 2)).await;
+    let names = [0, 1].map(|ordinal| format!("stored-{ordinal}"));
+    for name in &names {
+        let mut volume = volume(name);
+        volume["spec"]["claimRef"] = json!({
+            "kind": "PersistentVolumeClaim", "namespace": space, "name": format!("data-{name}"),
+        });
+        make(env, &VOLUMES, "", volume).await;
+    }
+    let stored = json!({
+        "replicas": 2, "serviceName": "stored",
+        "persistentVolumeClaimRetentionPolicy": { "whenDeleted": "Delete", "whenScaled": "Retain" },
+        "volumeClaimTemplates": [{ "metadata": { "name": "data" }, "spec": claim("")["spec"] }],
+    });
+    make(env, &STATEFUL_SETS, space, workload("StatefulSet", "stored", stored)).await;
+    let signer = "kubernetes.io/kube-apiserver-client-kubelet";
+    submit(&env.client, &request("asked", "node-0", &[], signer, "client auth").0).await;
+    make_namespace(&env.client, "ending").await;
+    let held = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": "held", "finalizers": ["example.com/hold"] },
+    });
+    make(env, &CONFIG_MAPS, "ending", held).await;
+    let ending = ObjectKey::cluster("ending");
+    let deleted = env.client.resource(&NAMESPACES).delete(&ending, Delete::background()).await;
+    deleted.expect("delete");
+}
+
+fn autoscaler(deployment: &str, replicas: i32) -> Value {
+    json!({
+        "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",
+        "metadata": { "name": deployment },
+        "spec": {
+            "scaleTargetRef": { "apiVersion": "apps/v1", "kind": "Deployment", "name": deployment },
+            "minReplicas": replicas, "maxReplicas": replicas,
+            "metrics": [{ "type": "Resource", "resource": {
+                "name": "memory", "target": { "type": "AverageValue", "averageValue": "1Gi" },
+            } }],
+        },
+    })
+}
+
+/// Whether the autoscaler has looked at its metrics, or found that there are none.
+fn has_measured(autoscaler: &Value) -> bool {
+    let conditions = autoscaler["status"]["conditions"].as_array();
+    conditions.into_iter().flatten().any(|condition| condition["type"] == "ScalingActive")
+}
+
+/// What [`populate_work`] made has come to where it stays.
+async fn work_settled(env: &Site) {
+    let at = |name: &str| ObjectKey::new("default", name);
+    comes(env, &JOBS, &at("half-done"), |j| {
+        let status = &j["status"];
+        status["succeeded"] == 1
+            && status["ready"] == 1
+            && status["completedIndexes"] == "0"
+            && status["uncountedTerminatedPods"].as_object().is_none_or(|pods| pods.is_empty())
+    })
+    .await;
+    comes(env, &REPLICA_SETS, &at("bare"), |r| r["status"]["availableReplicas"] == 1).await;
+    comes(env, &STATEFUL_SETS, &at("stored"), |s| s["status"]["availableReplicas"] == 2).await;
+    comes(env, &AUTOSCALERS, &at("half"), has_measured).await;
+    let ending = ObjectKey::cluster("ending");
+    comes(env, &NAMESPACES, &ending, |n| {
+        let conditions = n["status"]["conditions"].as_array();
+        let remain = "NamespaceFinalizersRemaining";
+        conditions.into_iter().flatten().any(|c| c["type"] == remain && c["status"] == "True")
+    })
     .await;
 }
 
@@ -146,13 +252,15 @@ pub async fn settled(env: &Site) {
     // Pods that were created at the same time as the quota are counted with its next change.
     let more = Patch::Merge(json!({ "spec": { "hard": { "pods": "101" } } }));
     env.client.resource(&QUOTAS).patch::<Value>(&at("limits"), &more).await.expect("patch");
-    let pods = env.pods().await.len().to_string();
+    let pods = env.pods().await;
+    let pods =
+        pods.iter().filter(|pod| pod.status.phase != PodPhase::Succeeded).count().to_string();
     comes(env, &QUOTAS, &at("limits"), |q| q["status"]["used"]["pods"] == *pods).await;
 }
 
 /// Waits until the manager in charge has brought new workloads to their end and cleaned up after
-/// them, by when it has looked at all that was there before.
-pub async fn works(env: &Site, round: usize) {
+/// them, by when it has looked at all that was there before. `scales`: autoscalers as well.
+pub async fn works(env: &Site, round: usize, scales: bool) {
     let name = format!("probe-{round}");
     let at = ObjectKey::new(PROBES, &name);
 
@@ -160,6 +268,11 @@ pub async fn works(env: &Site, round: usize) {
     let set = json!({ "replicas": 1, "serviceName": "probe" });
     make(env, &DEPLOYMENTS, PROBES, workload("Deployment", &name, replicas())).await;
     comes(env, &DEPLOYMENTS, &at, |d| d["status"]["availableReplicas"] == 1).await;
+    if scales {
+        make(env, &AUTOSCALERS, PROBES, autoscaler(&name, 1)).await;
+        comes(env, &AUTOSCALERS, &at, has_measured).await;
+        env.client.resource(&AUTOSCALERS).delete(&at, Delete::background()).await.expect("delete");
+    }
     env.client.resource(&DEPLOYMENTS).delete(&at, Delete::foreground()).await.expect("delete");
     crate::kinds::goes(env, &DEPLOYMENTS, &at).await;
     make(env, &STATEFUL_SETS, PROBES, workload("StatefulSet", &name, set)).await;
@@ -240,8 +353,9 @@ fn written(before: &BTreeMap<String, Value>, after: &BTreeMap<String, Value>) ->
 }
 
 async fn start(env: &Site, program: &ManagerProgram, round: usize) -> Manager {
-    let manager =
-        Manager::spawn(program, &env.kubeconfig, &format!("manager-{round}"), &quick_election());
+    let mut flags = quick_election();
+    flags.push("--horizontal-pod-autoscaler-sync-period=1s".into());
+    let manager = Manager::spawn(program, &env.kubeconfig, &format!("manager-{round}"), &flags);
     manager.expect("the manager starts")
 }
 
@@ -257,15 +371,17 @@ fn a_newcomer_writes_nothing_and_goes_on_with_what_is_under_way() {
         make_namespace(&env.client, PROBES).await;
         let mut manager = start(env, &other, 0).await;
         populate(env).await;
+        populate_work(env).await;
+        work_settled(env).await;
         settled(env).await;
-        works(env, 0).await;
+        works(env, 0, true).await;
         let at_rest = everything(env).await;
         for (round, (program, name)) in
             [(&ours, "ours"), (&other, "the other"), (&ours, "ours")].into_iter().enumerate()
         {
             end(env, manager).await;
             manager = start(env, program, round + 1).await;
-            works(env, round + 1).await;
+            works(env, round + 1, true).await;
             let found = written(&at_rest, &everything(env).await);
             assert!(found.is_empty(), "{name} in round {round} wrote\n{found}");
         }
@@ -277,12 +393,22 @@ fn a_newcomer_writes_nothing_and_goes_on_with_what_is_under_way() {
                 ..ListOptions::default()
             };
             let pods = env.client.resource(&PODS).list::<Value>(Some("default"), &options).await;
-            let uid = |pod: &Value| pod["metadata"]["uid"].as_str().unwrap().to_owned();
+            let uid = |pod: &Value| {
+                let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
+                format!("{} restarts {restarts}", pod["metadata"]["uid"])
+            };
             let mut uids: Vec<String> = pods.expect("pods").items.iter().map(uid).collect();
             uids.sort();
             uids
         };
-        let before = [pods("web").await, pods("db").await, pods("agent").await, pods("work").await];
+        let all = async || {
+            let mut all = Vec::new();
+            for app in ["web", "db", "agent", "work", "half-done", "stored", "bare"] {
+                all.push(pods(app).await);
+            }
+            all
+        };
+        let before = all().await;
         env.steering.hold(true);
         let half = ObjectKey::new("default", "half");
         let deployments = env.client.resource(&DEPLOYMENTS);
@@ -308,10 +434,30 @@ fn a_newcomer_writes_nothing_and_goes_on_with_what_is_under_way() {
                 && status["availableReplicas"] == 2
         })
         .await;
-        let after = [pods("web").await, pods("db").await, pods("agent").await, pods("work").await];
+        let after = all().await;
         for (before, after) in before.iter().zip(&after) {
             assert!(before.iter().all(|uid| after.contains(uid)), "{before:?} {after:?}");
         }
+
+        // The Job goes on at its second index, and the namespace ends.
+        let second = pods("half-done").await;
+        let index = ListOptions {
+            label_selector: Some("batch.kubernetes.io/job-completion-index=1".into()),
+            ..ListOptions::default()
+        };
+        let deleted = env.client.resource(&PODS);
+        let deleted = deleted.delete_collection(Some("default"), Delete::new(), &index).await;
+        deleted.expect("delete");
+        let half_done = ObjectKey::new("default", "half-done");
+        comes(env, &JOBS, &half_done, |j| j["status"]["failed"] == 1 && j["status"]["ready"] == 1)
+            .await;
+        let done = comes(env, &JOBS, &half_done, |j| j["status"]["succeeded"] == 1).await;
+        assert_eq!(done["status"]["completedIndexes"], "0");
+        assert_ne!(pods("half-done").await, second);
+        let unheld = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+        let held = ObjectKey::new("ending", "held");
+        env.client.resource(&CONFIG_MAPS).patch::<Value>(&held, &unheld).await.expect("patch");
+        crate::kinds::goes(env, &NAMESPACES, &ObjectKey::cluster("ending")).await;
         end(env, manager).await;
     });
 }

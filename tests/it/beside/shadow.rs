@@ -156,7 +156,7 @@ fn a_report_beside_a_manager_that_does_the_same_is_clean() {
         let watcher = shadow(env, &[]).await;
         populate(env).await;
         settled(env).await;
-        works(env, 0).await;
+        works(env, 0, false).await;
         over_quota(env).await;
         let report = watcher
             .reports(env, "what is refused to both", |report| count(report, "refused") > 0)
