@@ -131,7 +131,7 @@ flags! {
         trace_object: TraceObjects = TraceObjects::default();
     }
     "Debugging" {
-        /// Record where tasks block, if profiling is on.
+        /// Accepted; no effect here.
         contention_profiling: bool = false;
         /// Serve profiles under /debug/pprof/.
         profiling: bool = true;
