@@ -161,7 +161,9 @@ impl Sandbox {
             bookmark_every,
         });
         api.first_objects().map_err(SandboxError::Objects)?;
-        api.authentication_settings(&authority.certificate).map_err(SandboxError::Objects)?;
+        let proxies = Authority::new(clock.now()).map_err(SandboxError::Certificates)?;
+        api.authentication_settings(&authority.certificate, &proxies.certificate)
+            .map_err(SandboxError::Objects)?;
         let traffic = Arc::new(Traffic::default());
         let (serve, counted) = (api.clone(), traffic.clone());
         let handler: Handler = Arc::new(move |request| {
@@ -174,8 +176,10 @@ impl Sandbox {
             .map_err(|error| SandboxError::Bind(address, error))?;
         let address = server.address();
         api.own_service(address).map_err(SandboxError::Objects)?;
+        let url = format!("https://{address}");
+        api.cluster_info(&url, &authority.certificate).map_err(SandboxError::Objects)?;
         let files = ClientFiles {
-            server: format!("https://{address}"),
+            server: url,
             ca: dir.join("ca.crt"),
             certificate: dir.join("admin.crt"),
             key: dir.join("admin.key"),

@@ -1,7 +1,11 @@
 //! Objects that an API server maintains itself, and its selectors.
 
-use kube_controller_manager::client::{Delete, ListOptions};
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use kube_controller_manager::client::{Client, Config, Delete, ListOptions};
 use kube_controller_manager::objects::{IPAddress, ObjectKey, Resource, ResourceType};
+use sandbox::demo;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -91,5 +95,50 @@ fn label_selectors_compare_numbers() {
         ] {
             assert_eq!(select(selector).await, outcome, "{selector}");
         }
+    });
+}
+
+#[test]
+fn a_cluster_has_at_birth_what_its_components_look_for() {
+    Env::run("birth", async |env| {
+        let client = &env.client;
+        let read = async |path: &str| -> Value {
+            let bytes = client.get_path(path).await.unwrap_or_else(|e| panic!("{path}: {e}"));
+            serde_json::from_slice(&bytes).expect("JSON")
+        };
+        let named = async |resource: &str| -> BTreeMap<String, Value> {
+            let mut list = read(&format!("/apis/flowcontrol.apiserver.k8s.io/v1/{resource}")).await;
+            let items = list["items"].as_array_mut().expect("items").drain(..);
+            let name = |item: &Value| item["metadata"]["name"].as_str().unwrap().to_owned();
+            items.map(|item| (name(&item), item)).collect()
+        };
+        let levels = named("prioritylevelconfigurations").await;
+        let schemas = named("flowschemas").await;
+        assert_eq!((levels.len(), schemas.len()), (8, 11));
+        for (name, schema) in &schemas {
+            let level = schema["spec"]["priorityLevelConfiguration"]["name"].as_str().unwrap();
+            assert!(levels.contains_key(level), "{name}: {level}");
+            assert_eq!(schema["status"]["conditions"][0]["status"], "False", "{name}");
+        }
+
+        let path = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+        let settings = read(path).await["data"].take();
+        let names = settings["requestheader-allowed-names"].as_str().expect("names");
+        assert_eq!(serde_json::from_str::<Vec<String>>(names).unwrap(), ["front-proxy-client"]);
+        assert_ne!(settings["requestheader-client-ca-file"], settings["client-ca-file"]);
+
+        // A node that joins reads this without credentials, and reaches the server by it.
+        let path = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
+        let mut config = Config::from_kubeconfig(&env.kubeconfig, None, None).expect("a config");
+        (config.tls.certificate, config.tls.key) = (None, None);
+        let stranger = Client::new(config, env.clock.clone()).expect("a client");
+        let info = stranger.get_path(path).await.expect("anybody may read it");
+        let info: Value = serde_json::from_slice(&info).expect("JSON");
+        let text = info["data"]["kubeconfig"].as_str().expect("a text");
+        let known = &demo::parse("cluster-info", text).expect("YAML")[0]["clusters"][0]["cluster"];
+        assert_eq!(known["server"], env.cluster.sandbox.client_config().server);
+        let ca = known["certificate-authority-data"].as_str().expect("a CA");
+        let ca = base64::engine::general_purpose::STANDARD.decode(ca).expect("base64");
+        assert_eq!(ca, std::fs::read(env.kubeconfig.with_file_name("ca.crt")).unwrap());
     });
 }

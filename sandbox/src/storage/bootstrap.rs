@@ -1,6 +1,8 @@
 //! The objects that every cluster starts with.
 
-use serde_json::json;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
 
 use crate::api::Api;
 use crate::api::call::Call;
@@ -36,6 +38,10 @@ const LOCAL: [(&str, &str, i32, i32); 21] = [
 
 /// The API server's own name.
 const SERVER: &str = "apiserver-sandbox";
+
+pub(super) fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
+    json!({ "type": kind, "status": status, "reason": reason, "message": message })
+}
 
 impl Api {
     /// Upstream: `pkg/apis/scheduling/v1.SystemPriorityClasses`.
@@ -75,6 +81,7 @@ impl Api {
         self.local_services()?;
         self.first_subnet()?;
         self.first_classes()?;
+        self.first_flows()?;
         self.identity()
     }
 
@@ -102,16 +109,46 @@ impl Api {
 
     /// Other servers of the control plane authenticate their clients with it.
     /// Upstream: `pkg/controlplane/controller/clusterauthenticationtrust`.
-    pub fn authentication_settings(&self, client_ca: &str) -> ApiResult<()> {
+    ///
+    /// `front_proxy_ca` signs the certificates of proxies that name a user in headers.
+    pub fn authentication_settings(&self, client_ca: &str, front_proxy_ca: &str) -> ApiResult<()> {
         let settings = json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": {
                 "name": "extension-apiserver-authentication", "namespace": "kube-system",
             },
-            "data": { "client-ca-file": client_ca },
+            "data": {
+                "client-ca-file": client_ca,
+                "requestheader-allowed-names": r#"["front-proxy-client"]"#,
+                "requestheader-client-ca-file": front_proxy_ca,
+                "requestheader-extra-headers-prefix": r#"["X-Remote-Extra-"]"#,
+                "requestheader-group-headers": r#"["X-Remote-Group"]"#,
+                "requestheader-uid-headers": "[]",
+                "requestheader-username-headers": r#"["X-Remote-User"]"#,
+            },
         });
         if self.registry.find("", "v1", "configmaps").is_some() {
             self.create_value("", "configmaps", settings)?;
+        }
+        Ok(())
+    }
+
+    /// How a node that joins finds and trusts the cluster. Upstream: `kubeadm init`.
+    pub fn cluster_info(&self, server: &str, ca: &str) -> ApiResult<()> {
+        let cluster = json!({
+            "certificate-authority-data": STANDARD.encode(ca), "server": server,
+        });
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "preferences": {}, "current-context": "",
+            "clusters": [{ "cluster": cluster, "name": "" }], "contexts": null, "users": null,
+        });
+        let info = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": { "name": "cluster-info", "namespace": "kube-public" },
+            "data": { "kubeconfig": serde_yaml_ng::to_string(&kubeconfig).unwrap_or_default() },
+        });
+        if self.registry.find("", "v1", "configmaps").is_some() {
+            self.create_value("", "configmaps", info)?;
         }
         Ok(())
     }
@@ -171,18 +208,26 @@ impl Api {
             "metadata": { "name": "kubernetes" }, "spec": { "cidrs": ["10.96.0.0/16"] },
         });
         self.create_value(GROUP, "servicecidrs", subnet)?;
-        let Some(kind) = self.registry.find(GROUP, "v1", "servicecidrs") else { return Ok(()) };
-        let now = self.clock.now().to_string();
-        let subresource = "status".to_owned();
-        let call = Call { subresource, ..Call::of(kind, "", "kubernetes") };
-        let ready = self.modify(&call, Part::Raw, &|old| {
+        let ready = condition("Ready", "True", "", "Kubernetes default Service CIDR is ready");
+        self.set_conditions(GROUP, "servicecidrs", "kubernetes", ready)
+    }
+
+    /// Gives an object of the cluster this condition, from now on.
+    pub(super) fn set_conditions(
+        &self,
+        group: &str,
+        resource: &str,
+        name: &str,
+        mut condition: Value,
+    ) -> ApiResult<()> {
+        let Some(kind) = self.registry.find(group, "v1", resource) else { return Ok(()) };
+        condition["lastTransitionTime"] = self.clock.now().to_string().into();
+        let call = Call { subresource: "status".to_owned(), ..Call::of(kind, "", name) };
+        let written = self.modify(&call, Part::Raw, &|old| {
             let mut new = old.clone();
-            new["status"] = json!({ "conditions": [{
-                "type": "Ready", "status": "True", "reason": "", "lastTransitionTime": now,
-                "message": "Kubernetes default Service CIDR is ready",
-            }] });
+            new["status"] = json!({ "conditions": [condition] });
             Ok(new)
         });
-        ready.map(drop)
+        written.map(drop)
     }
 }

@@ -3,5 +3,6 @@
 pub mod bootstrap;
 pub mod companions;
 pub mod definitions;
+mod flow;
 pub mod registry;
 pub mod store;

@@ -10,6 +10,7 @@ use crate::api::status::ApiResult;
 const TABLE: &str = include_str!("bootstrap.txt");
 /// The roles of controllers that gates turn on, and what gates add to the others.
 const GATED: &str = include_str!("gated.txt");
+const KUBEADM: &str = include_str!("kubeadm.txt");
 
 /// Kind, resource and object of each line that names one, with its rules.
 fn objects(table: &str) -> Vec<(&'static str, Value)> {
@@ -126,6 +127,13 @@ impl Api {
         if self.registry.find("resource.k8s.io", "v1beta2", "devicetaintrules").is_some() {
             all.extend(objects(GATED));
         }
+        // Those of kubeadm are not the API server's to mend.
+        all.extend(objects(KUBEADM).into_iter().map(|(resource, mut object)| {
+            if let Some(meta) = object["metadata"].as_object_mut() {
+                meta.retain(|field, _| field != "labels" && field != "annotations");
+            }
+            (resource, object)
+        }));
         for (resource, object) in all {
             self.create_value(GROUP, resource, object)?;
         }

@@ -1,0 +1,191 @@
+//! How requests share an API server, as every cluster has it on record; here all are served at once.
+//! Upstream: `apiserver/pkg/apis/flowcontrol/bootstrap`.
+
+use serde_json::{Value, json};
+
+use super::bootstrap::condition;
+use crate::api::Api;
+use crate::api::status::ApiResult;
+
+const GROUP: &str = "flowcontrol.apiserver.k8s.io";
+
+/// A priority level: its name, shares of the server, and per cent of them that may be lent. Of its
+/// queues, a flow is dealt some; without queues what is too much is rejected.
+struct Level(&'static str, i32, i32, Option<Queues>);
+
+struct Queues {
+    count: i32,
+    dealt: i32,
+}
+
+const fn queues(count: i32, dealt: i32) -> Option<Queues> {
+    Some(Queues { count, dealt })
+}
+
+const LEVELS: [Level; 7] = [
+    Level("catch-all", 5, 0, None),
+    Level("global-default", 20, 50, queues(128, 6)),
+    Level("leader-election", 10, 0, queues(16, 4)),
+    Level("node-high", 40, 25, queues(64, 6)),
+    Level("system", 30, 33, queues(64, 6)),
+    Level("workload-high", 40, 50, queues(128, 6)),
+    Level("workload-low", 100, 90, queues(128, 6)),
+];
+
+/// A flow schema: its name, precedence and priority level, what tells its flows apart, the requests,
+/// and who makes them.
+struct Schema(&'static str, i32, &'static str, &'static str, Requests, &'static [&'static str]);
+
+#[derive(Clone, Copy)]
+enum Requests {
+    All,
+    Probes,
+    Leases,
+    Nodes,
+}
+
+const ANYBODY: &[&str] = &["group:system:unauthenticated", "group:system:authenticated"];
+const MANAGER: &str = "user:system:kube-controller-manager";
+const SCHEDULER: &str = "user:system:kube-scheduler";
+/// All service accounts of this namespace.
+const ACCOUNTS: &str = "accounts:kube-system";
+const NODES: &[&str] = &["group:system:nodes"];
+
+const SCHEMAS: [Schema; 11] = {
+    use Requests::*;
+    [
+        Schema("exempt", 1, "exempt", "", All, &["group:system:masters"]),
+        Schema("probes", 2, "exempt", "", Probes, ANYBODY),
+        Schema(
+            "system-leader-election",
+            100,
+            "leader-election",
+            "ByUser",
+            Leases,
+            &[MANAGER, SCHEDULER, ACCOUNTS],
+        ),
+        Schema("system-node-high", 400, "node-high", "ByUser", Nodes, NODES),
+        Schema("system-nodes", 500, "system", "ByUser", All, NODES),
+        Schema("kube-controller-manager", 800, "workload-high", "ByNamespace", All, &[MANAGER]),
+        Schema("kube-scheduler", 800, "workload-high", "ByNamespace", All, &[SCHEDULER]),
+        Schema(
+            "kube-system-service-accounts",
+            900,
+            "workload-high",
+            "ByNamespace",
+            All,
+            &[ACCOUNTS],
+        ),
+        Schema(
+            "service-accounts",
+            9_000,
+            "workload-low",
+            "ByUser",
+            All,
+            &["group:system:serviceaccounts"],
+        ),
+        Schema("global-default", 9_900, "global-default", "ByUser", All, ANYBODY),
+        Schema("catch-all", 10_000, "catch-all", "ByUser", All, ANYBODY),
+    ]
+};
+
+fn object(kind: &str, name: &str, spec: Value) -> Value {
+    json!({
+        "apiVersion": format!("{GROUP}/v1"), "kind": kind,
+        "metadata": {
+            "name": name, "annotations": { "apf.kubernetes.io/autoupdate-spec": "true" },
+        },
+        "spec": spec,
+    })
+}
+
+fn level(Level(name, shares, lent, queues): &Level) -> Value {
+    let response = match queues {
+        None => json!({ "type": "Reject" }),
+        Some(Queues { count, dealt }) => {
+            let queuing = json!({ "queues": count, "handSize": dealt, "queueLengthLimit": 50 });
+            json!({ "type": "Queue", "queuing": queuing })
+        }
+    };
+    let limited = json!({
+        "nominalConcurrencyShares": shares, "lendablePercent": lent, "limitResponse": response,
+    });
+    let spec = json!({ "type": "Limited", "limited": limited });
+    object("PriorityLevelConfiguration", name, spec)
+}
+
+fn subject(who: &&str) -> Value {
+    match who.split_once(':') {
+        Some(("group", name)) => json!({ "kind": "Group", "group": { "name": name } }),
+        Some(("accounts", namespace)) => {
+            let accounts = json!({ "name": "*", "namespace": namespace });
+            json!({ "kind": "ServiceAccount", "serviceAccount": accounts })
+        }
+        _ => json!({ "kind": "User", "user": { "name": who.trim_start_matches("user:") } }),
+    }
+}
+
+fn rule(requests: Requests) -> Value {
+    let leases = |verbs: &[&str]| {
+        json!({
+            "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs,
+            "namespaces": ["*"],
+        })
+    };
+    let all = |groups: &[&str], resources: &[&str]| {
+        json!({
+            "apiGroups": groups, "resources": resources, "verbs": ["*"], "namespaces": ["*"],
+            "clusterScope": true,
+        })
+    };
+    match requests {
+        Requests::All => json!({
+            "resourceRules": [all(&["*"], &["*"])],
+            "nonResourceRules": [{ "nonResourceURLs": ["*"], "verbs": ["*"] }],
+        }),
+        Requests::Probes => json!({ "nonResourceRules": [{
+            "nonResourceURLs": ["/healthz", "/readyz", "/livez"], "verbs": ["get"],
+        }] }),
+        Requests::Leases => json!({ "resourceRules": [leases(&["get", "create", "update"])] }),
+        Requests::Nodes => {
+            json!({ "resourceRules": [all(&[""], &["nodes", "nodes/status"]), leases(&["*"])] })
+        }
+    }
+}
+
+fn schema(Schema(name, precedence, level, flows, requests, who): &Schema) -> Value {
+    let mut rule = rule(*requests);
+    rule["subjects"] = who.iter().map(subject).collect();
+    let mut spec = json!({
+        "matchingPrecedence": precedence, "priorityLevelConfiguration": { "name": level },
+        "rules": [rule],
+    });
+    if !flows.is_empty() {
+        spec["distinguisherMethod"] = json!({ "type": flows });
+    }
+    object("FlowSchema", name, spec)
+}
+
+impl Api {
+    pub fn first_flows(&self) -> ApiResult<()> {
+        if self.registry.find(GROUP, "v1", "flowschemas").is_none() {
+            return Ok(());
+        }
+        let exempt = json!({ "nominalConcurrencyShares": 0, "lendablePercent": 0 });
+        let exempt = json!({ "type": "Exempt", "exempt": exempt });
+        let exempt = object("PriorityLevelConfiguration", "exempt", exempt);
+        for level in LEVELS.iter().map(level).chain([exempt]) {
+            self.create_value(GROUP, "prioritylevelconfigurations", level)?;
+        }
+        for (made, Schema(name, _, level, ..)) in SCHEMAS.iter().map(|s| (schema(s), s)) {
+            self.create_value(GROUP, "flowschemas", made)?;
+            let message = format!(
+                "This FlowSchema references the PriorityLevelConfiguration object named {level:?} \
+                 and it exists"
+            );
+            let found = condition("Dangling", "False", "Found", &message);
+            self.set_conditions(GROUP, "flowschemas", name, found)?;
+        }
+        Ok(())
+    }
+}
