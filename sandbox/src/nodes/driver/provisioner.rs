@@ -20,6 +20,10 @@ const WORKERS: usize = 4;
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
+/// The annotation of a claim by which its volume fails to be made.
+const ASKED: &str = "sandbox/provisioning";
+/// Its value by which the claim's node is given back.
+const RESCHEDULE: &str = "reschedule";
 /// Before a failure that an annotation asks for is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -105,8 +109,8 @@ impl Provisioner {
         let key = claim.meta.key();
         let message = format!("External provisioner is provisioning volume for claim \"{key}\"");
         self.events.normal(claim, "Provisioning", message);
-        let reschedules = asks(&claim.meta, "sandbox/provisioning", "reschedule");
-        if reschedules || asks(&claim.meta, "sandbox/provisioning", "fail") {
+        let reschedules = asks(&claim.meta, ASKED, RESCHEDULE);
+        if reschedules || asks(&claim.meta, ASKED, "fail") {
             let code = if reschedules { "ResourceExhausted" } else { "Internal" };
             let message = format!(
                 "failed to provision volume with StorageClass {:?}: rpc error: code = {code} desc \
@@ -117,10 +121,14 @@ impl Provisioner {
             if !reschedules || !delayed {
                 return Ok(Next::After(AGAIN));
             }
+            // A claim that asks for it no longer keeps its node: the next sync makes its volume.
             let forget = |live: &mut Value| {
                 let annotations = live.pointer_mut("/metadata/annotations");
                 let annotations = annotations.and_then(Value::as_object_mut);
-                annotations.is_some_and(|known| known.remove(SELECTED_NODE).is_some())
+                annotations.is_some_and(|known| {
+                    known.get(ASKED).is_some_and(|asked| asked == RESCHEDULE)
+                        && known.remove(SELECTED_NODE).is_some()
+                })
             };
             self.client.modify::<PersistentVolumeClaim>(&key, forget).await?;
             return Ok(Next::Done);
