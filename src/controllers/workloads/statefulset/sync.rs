@@ -39,6 +39,10 @@ metrics! {
 /// Between attempts to write a status. Upstream: `retry.DefaultRetry`.
 const STATUS_PAUSES: [Duration; 4] = [Duration::from_millis(10); 4];
 
+fn labels(set: &StatefulSet) -> [&str; 3] {
+    [&set.meta.namespace, &set.meta.name, &set.spec.pod_management_policy]
+}
+
 /// How many steps of a plan were done.
 #[derive(Debug, Default)]
 struct Done {
@@ -127,11 +131,18 @@ impl StatefulSets {
     ) -> Result<StatefulSetStatus, Error> {
         let names = Names { current: &revisions.current.name, update: &revisions.update.name };
         let collisions = revisions.collision_count;
+        let max_unavailable = match self.honours_max_unavailable {
+            true => Some(max_unavailable(set).map_err(Error::other)?),
+            false => None,
+        };
+        if let Some(most) = max_unavailable {
+            MAX_UNAVAILABLE.with_label_values(&labels(set)).set(most as f64);
+        }
         let (mut status, failure) = if set.meta.is_being_deleted() {
             (status::calculate(set, names, collisions, pods.iter(), now), None)
         } else {
             let members = Members::new(set, pods);
-            let plan = self.plan(set, names.update, &members, now)?;
+            let plan = self.plan(set, names.update, &members, max_unavailable, now);
             let Done { updates, failure } = self.carry_out(set, revisions, plan).await;
             let mut status = status::calculate(set, names, collisions, members.iter(), now);
             status.current_replicas -= updates;
@@ -155,22 +166,15 @@ impl StatefulSets {
         set: &StatefulSet,
         update: &str,
         members: &Members,
+        max_unavailable: Option<usize>,
         now: Timestamp,
-    ) -> Result<Plan, Error> {
-        let labels = [&*set.meta.namespace, &*set.meta.name, &*set.spec.pod_management_policy];
-        let max_unavailable = match self.honours_max_unavailable {
-            true => Some(max_unavailable(set).map_err(Error::other)?),
-            false => None,
-        };
-        if let Some(most) = max_unavailable {
-            MAX_UNAVAILABLE.with_label_values(&labels).set(most as f64);
-        }
+    ) -> Plan {
         let claim = |name: &str| self.claim(set, name);
         let plan = Scene { set, members, update, claim: &claim, max_unavailable, now }.plan();
         if let Some(unavailable) = plan.unavailable {
-            UNAVAILABLE_REPLICAS.with_label_values(&labels).set(unavailable as f64);
+            UNAVAILABLE_REPLICAS.with_label_values(&labels(set)).set(unavailable as f64);
         }
-        Ok(plan)
+        plan
     }
 
     /// Runs the phases of a plan until one fails.
