@@ -291,9 +291,15 @@ async fn lagging(env: &Env, controller: &str, resource: &ResourceType) {
     create(&env.client, service(plural, spec)).await;
     // What waits for a time goes on.
     let passes = || clock.advance(Duration::from_millis(100));
-    let empty = eventually(&env.clock, "the service has an object", || async {
+    let cached = || {
+        let all = factory.status().into_iter();
+        all.filter(|informer| informer.scope.resource == *resource).map(|i| i.version).max()
+    };
+    let empty = eventually(&env.clock, "the service has an object, and the cache too", || async {
         passes();
-        written().await
+        let object = written().await?;
+        let written = version(&object).as_str().and_then(|version| version.parse().ok());
+        if cached() >= written { Ok(object) } else { Err(format!("{:?}: {object}", cached())) }
     })
     .await;
 
