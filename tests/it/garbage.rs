@@ -1,5 +1,7 @@
 //! The garbage collector: dependents of deleted owners.
 
+use std::time::Duration;
+
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::clock::FakeClock;
 use kube_controller_manager::objects::{
@@ -389,7 +391,13 @@ fn a_group_whose_discovery_fails_keeps_its_watches_and_its_objects() {
 
         objects.delete(&API_SERVICES, "v1.example.com", Delete::new()).await;
         looks(2).await;
-        objects.gone(maps, "default/of-unknown").await;
+        eventually(&env.clock, "of-unknown goes", || async {
+            // It failed before, and each time waited longer, up to 1,000 s.
+            clock.advance(Duration::from_secs(1000));
+            let meta = objects.get(maps, "default/of-unknown").await;
+            meta.map_or(Ok(()), |meta| Err(format!("{meta:?}")))
+        })
+        .await;
         assert!(objects.get(maps, "default/of-keeper").await.is_some());
         assert!(objects.get(&WIDGETS, "default/kept").await.is_some());
         assert_eq!(faults.count("watch", "widgets"), watches, "the watch was never closed");

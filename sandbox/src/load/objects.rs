@@ -51,7 +51,7 @@ pub fn template(app: &str, n: usize) -> Value {
                     "requests": { "cpu": "10m", "memory": "16Mi" },
                 },
                 "volumeMounts": [{ "name": "config", "readOnly": true, "mountPath": "/etc/app" }],
-                "livenessProbe": probe("/healthz", 10), "readinessProbe": probe("/readyz", 2),
+                "livenessProbe": probe("/healthz", 10), "readinessProbe": probe("/readyz", 0),
                 "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File",
                 "imagePullPolicy": "IfNotPresent",
             }],

@@ -43,8 +43,9 @@ pub struct Container {
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct Probe {
+    initial_delay_seconds: i64,
     exec: Option<Exec>,
 }
 
@@ -59,6 +60,18 @@ impl Container {
     fn has_image(&self) -> bool {
         let missing = ["nonexistent", "non-existent", "invalid"];
         !self.image.ends_with(":404") && missing.iter().all(|word| !self.image.contains(word))
+    }
+
+    /// Whether the image's own command is a shell.
+    fn is_shell(&self) -> bool {
+        self.image.rsplit('/').next().is_some_and(|name| name.starts_with("busybox"))
+    }
+
+    /// When the readiness probe of a container that started at `since` comes first, if it has a
+    /// delay.
+    fn first_probe(&self, since: Timestamp) -> Option<Timestamp> {
+        let delay = self.readiness_probe.as_ref()?.initial_delay_seconds;
+        Some(since + Duration::from_secs(u64::try_from(delay).ok()?))
     }
 
     /// Whether the readiness probe succeeds, where it is a command that is understood.
@@ -249,6 +262,18 @@ impl Run {
         None
     }
 
+    /// Finds whether the container is ready. Returns when its readiness probe comes first, if that
+    /// is still ahead.
+    fn probe(&mut self, of: &Container, rules: &Rules<'_>) -> Option<Timestamp> {
+        let State::Running(since) = self.state else {
+            self.ready = false;
+            return None;
+        };
+        let ahead = of.first_probe(since).filter(|first| rules.now < *first);
+        self.ready = ahead.is_none() && rules.is_ready(of);
+        ahead
+    }
+
     fn stop(&mut self, code: i32, now: Timestamp) {
         if let State::Running(since) = self.state {
             self.state = State::Ended(Ended { code, since, at: now });
@@ -299,7 +324,7 @@ impl Rules<'_> {
     }
 
     /// What `container` does after `restarts`. A container without a command that is understood
-    /// runs on; an init container ends at once.
+    /// runs on, except for an init container and a shell without input, which end at once.
     fn script(&self, container: &Container, restarts: u32, is_init: bool) -> Script {
         if !container.has_image() {
             return Script::NotPulled;
@@ -319,8 +344,9 @@ impl Rules<'_> {
             (None, Some("exit")) if !is_init => Script::parse("exit 0"),
             (None, _) => Script::of_command(&words),
         };
+        let ends = is_init && !container.is_sidecar() || words.is_empty() && container.is_shell();
         let done = Script::Ends { after: Duration::ZERO, code: 0 };
-        script.unwrap_or(if is_init && !container.is_sidecar() { done } else { Script::Forever })
+        script.unwrap_or(if ends { done } else { Script::Forever })
     }
 
     fn is_ready(&self, container: &Container) -> bool {
@@ -354,7 +380,7 @@ impl Containers {
             for (run, of) in self.main.iter_mut().zip(rules.containers) {
                 let script = rules.script(of, run.restarts, false);
                 wakes.extend(run.advance(script, restarts, now));
-                run.ready = run.is_running() && rules.is_ready(of);
+                wakes.extend(run.probe(of, rules));
             }
         }
         let over = |run: &Run| match run.state {
@@ -398,11 +424,11 @@ impl Containers {
             let again = |code| of.is_sidecar() || code != 0 && rules.restart_policy != "Never";
             let wake = run.advance(script, again, rules.now);
             wakes.extend(wake);
-            run.ready = match run.state {
-                State::Running(_) => of.is_sidecar() && rules.is_ready(of),
-                State::Ended(end) => end.code == 0,
-                State::Waiting(_) => false,
-            };
+            match run.state {
+                State::Running(_) if of.is_sidecar() => wakes.extend(run.probe(of, rules)),
+                State::Ended(end) => run.ready = end.code == 0,
+                _ => run.ready = false,
+            }
             done = match run.state {
                 State::Running(_) => of.is_sidecar(),
                 State::Ended(end) if end.code != 0 && !again(end.code) => return None,
@@ -588,6 +614,41 @@ mod tests {
         {
             let mut scene = Scene::new(probe(command), json!({}));
             scene.expect(0, Phase::Running, &[state], None);
+        }
+    }
+
+    #[test]
+    fn readiness_probes_wait_for_their_delay() {
+        let probe = json!({ "initialDelaySeconds": 5, "httpGet": { "port": 80 } });
+        let spec = json!({ "containers": [
+            { "name": "a", "readinessProbe": probe }, { "name": "b", "command": ["sleep", "9"] },
+        ] });
+        let mut scene = Scene::new(spec, json!({}));
+        scene.expect(2, Phase::Running, &["runs 0", "runs ready 0"], Some(7));
+        scene.expect(6, Phase::Running, &["runs 0", "runs ready 0"], Some(7));
+        scene.expect(7, Phase::Running, &["runs ready 0", "runs ready 0"], Some(11));
+        scene.expect(11, Phase::Running, &["runs ready 0", "ended 0 0"], None);
+        scene.expect(12, Phase::Running, &["runs ready 0", "runs ready 1"], None);
+
+        let spec = json!({ "containers": [{ "name": "c" }], "initContainers": [
+            { "name": "proxy", "restartPolicy": "Always", "readinessProbe": probe },
+        ] });
+        let mut scene = Scene::new(spec, json!({}));
+        scene.expect(0, Phase::Running, &["runs 0", "runs ready 0"], Some(5));
+        scene.expect(5, Phase::Running, &["runs ready 0", "runs ready 0"], None);
+    }
+
+    #[test]
+    fn a_shell_without_a_command_ends() {
+        for (container, state) in [
+            (json!({ "image": "registry.example/e2e/busybox:1.37" }), "ended 0 0"),
+            (json!({ "image": "busybox", "command": ["serve"] }), "runs ready 0"),
+            (json!({ "image": "busybox/web" }), "runs ready 0"),
+        ] {
+            let spec = json!({ "restartPolicy": "Never", "containers": [container] });
+            let mut scene = Scene::new(spec, json!({}));
+            scene.step();
+            assert_eq!(scene.step().1, [state], "{container}");
         }
     }
 
