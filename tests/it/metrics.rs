@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use kube_controller_manager::client::{Client, Config};
 use sandbox::cluster::{Manager, ManagerProgram};
 
-use crate::beside::handover::populate;
+use crate::beside::handover::{CLAIMS, VOLUMES, claim, make, populate, volume};
 use crate::env::*;
 use crate::real;
 
@@ -176,6 +176,12 @@ fn scrape(name: &str, program: &ManagerProgram, wanted: &[&str]) -> BTreeMap<Str
     let scraped = RefCell::default();
     on_real_server(name, &[], async |site: &Site| {
         populate(site).await;
+        // What stays unbound is counted as long as the manager runs.
+        let (mut free, mut waits) = (volume("free"), claim("waits"));
+        (free["spec"]["storageClassName"], waits["spec"]["storageClassName"]) =
+            ("one".into(), "another".into());
+        make(site, &VOLUMES, "", free).await;
+        make(site, &CLAIMS, "default", waits).await;
         let serving = Serving::start(site, name, program, &[]);
         let queues = ["deployment", "statefulset", "daemonset", "job", "disruption", "volumes"];
         let found = eventually(&site.clock, "all have worked", || async {

@@ -6,6 +6,7 @@ use kube_controller_manager::objects::{Istr, Labels, Timestamp};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::ports::HostPorts;
 use super::script::Script;
 
 /// The annotation that names what all containers of a pod do; with `.NAME` behind it those of one
@@ -36,6 +37,7 @@ pub const KILLED: i32 = 137;
 pub struct Container {
     pub name: Istr,
     pub image: Istr,
+    pub ports: HostPorts,
     command: Vec<String>,
     args: Vec<String>,
     restart_policy: Option<Istr>,

@@ -19,6 +19,7 @@ use kube_controller_manager::objects::{
 use kube_controller_manager::task::{StopToken, TaskGroup};
 
 use super::containers::{Container, Containers, KILLED, Phase, Reported, Rules};
+use super::ports::HostPort;
 use super::worker::{Event, Next, SyncResult, Worker};
 use super::{NodeOptions, StandIn, Steering};
 
@@ -119,6 +120,23 @@ impl BoundPod {
 
     pub fn has_ended(&self) -> bool {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
+    }
+
+    /// The ports that it takes of its node.
+    fn host_ports(&self) -> impl Iterator<Item = &HostPort> {
+        self.spec.containers.iter().flat_map(|container| &container.ports.0)
+    }
+
+    /// Whether its containers were started, and have not ended.
+    fn is_under_way(&self) -> bool {
+        !self.has_ended() && !self.status.container_statuses.is_empty()
+    }
+
+    /// Whether `other` has a port of the node that this pod asks for.
+    fn lacks_ports_beside(&self, other: &BoundPod) -> bool {
+        self.spec.node_name == other.spec.node_name
+            && other.is_under_way()
+            && other.host_ports().any(|taken| self.host_ports().any(|port| port.conflicts(taken)))
     }
 
     /// The names of the claims of its volumes.
@@ -234,6 +252,7 @@ impl Kubelet {
             Step::Nothing => Ok(Next::Done),
             Step::Wait(after) => Ok(Next::After(after)),
             Step::Start => self.start(&pod, &key, now).await,
+            Step::Run if self.lacks_ports(&pod) => self.reject(&pod, &key, now).await,
             Step::Run => self.run(&pod, &key, now).await,
             Step::Kill => {
                 let (rules, mut containers) = containers(&pod, now);
@@ -258,6 +277,25 @@ impl Kubelet {
         let status = json!({ "startTime": now, "phase": "Pending", "hostIP": "192.0.2.1" });
         self.patch_status(pod, key, status).await?;
         Ok(Next::After(self.options.start_delay))
+    }
+
+    /// Whether another pod has a port that this one asks for. The scheduler prevents it, but not each
+    /// pod comes from there.
+    fn lacks_ports(&self, pod: &BoundPod) -> bool {
+        !pod.is_under_way()
+            && pod.host_ports().next().is_some()
+            && self.pods.list().iter().any(|other| pod.lacks_ports_beside(other))
+    }
+
+    async fn reject(&self, pod: &BoundPod, key: &ObjectKey, now: Timestamp) -> SyncResult {
+        let message = "Pod was rejected: Predicate NodePorts failed: \
+                       node(s) didn't have free ports for the requested pod ports";
+        let status = json!({
+            "phase": "Failed", "reason": "NodePorts", "message": message,
+            "startTime": pod.status.start_time.unwrap_or(now),
+        });
+        self.patch_status(pod, key, status).await?;
+        Ok(Next::Done)
     }
 
     async fn run(&self, pod: &BoundPod, key: &ObjectKey, now: Timestamp) -> SyncResult {
@@ -570,6 +608,32 @@ mod tests {
         ];
         for (value, held, expected) in table {
             assert_eq!(step(&pod(value.clone()), now, &options, held), expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_port_of_a_node_has_one_pod() {
+        let of = |node: &str, port: i32, ip: &str, phase: &str| {
+            let statuses = if phase.is_empty() { json!([]) } else { json!([{}]) };
+            pod(json!({
+                "spec": { "nodeName": node, "containers": [{ "ports": [
+                    { "containerPort": 80, "hostPort": port, "hostIP": ip },
+                ] }] },
+                "status": { "phase": phase, "containerStatuses": statuses },
+            }))
+        };
+        let taken = of("a", 80, "", "Running");
+        for (new, other, lacks) in [
+            (of("a", 80, "", ""), &taken, true),
+            (of("a", 80, "10.0.0.1", ""), &taken, true),
+            (of("a", 81, "", ""), &taken, false),
+            (of("a", 0, "", ""), &of("a", 0, "", "Running"), false),
+            (of("b", 80, "", ""), &taken, false),
+            (of("a", 80, "", ""), &of("a", 80, "", "Failed"), false),
+            (of("a", 80, "", ""), &of("a", 80, "", ""), false),
+            (of("a", 80, "10.0.0.1", ""), &of("a", 80, "10.0.0.2", "Running"), false),
+        ] {
+            assert_eq!(new.lacks_ports_beside(other), lacks, "{new:?} beside {other:?}");
         }
     }
 }

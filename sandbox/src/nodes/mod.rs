@@ -7,6 +7,7 @@ mod coordinator;
 mod driver;
 mod kubelet;
 mod mounts;
+mod ports;
 mod scheduler;
 mod script;
 mod volumes;

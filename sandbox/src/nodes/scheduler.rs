@@ -20,6 +20,7 @@ use kube_controller_manager::objects::{
 };
 
 use super::StandIn;
+use super::ports::{HostPort, HostPorts};
 use super::volumes::{Claims, PodVolume, Volumes, has_node};
 use super::worker::{Event, Keys, Next, SyncResult, Worker};
 
@@ -73,27 +74,7 @@ struct Status {
 #[serde(default)]
 struct Container {
     resources: Resources,
-    ports: Vec<Port>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Port {
-    /// 0: none is asked for.
-    host_port: i32,
-    #[serde(rename = "hostIP")]
-    host_ip: Istr,
-    protocol: Istr,
-}
-
-impl Port {
-    /// Upstream: `framework.HostPortInfo.CheckConflict`.
-    fn conflicts(&self, other: &Port) -> bool {
-        let any = |ip: &str| matches!(ip, "" | "0.0.0.0");
-        self.host_port == other.host_port
-            && self.protocol == other.protocol
-            && (any(&self.host_ip) || any(&other.host_ip) || self.host_ip == other.host_ip)
-    }
+    ports: HostPorts,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -196,9 +177,8 @@ fn allows(node: &Node, pod: &Unscheduled) -> bool {
 }
 
 /// The ports of nodes that a pod asks for.
-fn host_ports(pod: &Unscheduled) -> impl Iterator<Item = &Port> {
-    let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
-    ports.filter(|port| port.host_port != 0)
+fn host_ports(pod: &Unscheduled) -> impl Iterator<Item = &HostPort> {
+    pod.spec.containers.iter().flat_map(|container| &container.ports.0)
 }
 
 /// Where pods are, including those that are bound but not yet seen in the cache.
@@ -207,7 +187,7 @@ struct Ledger {
     placed: HashMap<ObjectKey, (Istr, Room)>,
     used: HashMap<Istr, Room>,
     /// The ports that pods take of their nodes. Few do.
-    ports: HashMap<ObjectKey, Vec<Port>>,
+    ports: HashMap<ObjectKey, Vec<HostPort>>,
     /// The pods whose claims were given a node. One that loses it again is tried after a rest.
     asked: HashSet<ObjectKey>,
 }
@@ -216,7 +196,7 @@ impl Ledger {
     fn place(&mut self, key: ObjectKey, node: &Istr, pod: &Unscheduled) {
         self.remove(&key);
         let room = Room::of_pod(pod);
-        let ports: Vec<Port> = host_ports(pod).cloned().collect();
+        let ports: Vec<HostPort> = host_ports(pod).cloned().collect();
         if !ports.is_empty() {
             self.ports.insert(key.clone(), ports);
         }

@@ -24,9 +24,9 @@ const DEPLOYMENTS: ResourceType = apps("Deployment", "deployments");
 const STATEFUL_SETS: ResourceType = apps("StatefulSet", "statefulsets");
 const DAEMON_SETS: ResourceType = apps("DaemonSet", "daemonsets");
 const JOBS: ResourceType = ResourceType::fixed("batch", "v1", "Job", "jobs", true);
-const CLAIMS: ResourceType =
+pub const CLAIMS: ResourceType =
     ResourceType::fixed("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", true);
-const VOLUMES: ResourceType =
+pub const VOLUMES: ResourceType =
     ResourceType::fixed("", "v1", "PersistentVolume", "persistentvolumes", false);
 const BUDGETS: ResourceType =
     ResourceType::fixed("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true);
@@ -83,7 +83,7 @@ fn job(name: &str) -> Value {
     })
 }
 
-fn volume(name: &str) -> Value {
+pub fn volume(name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
         "spec": {
@@ -94,7 +94,7 @@ fn volume(name: &str) -> Value {
     })
 }
 
-fn claim(name: &str) -> Value {
+pub fn claim(name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name },
         "spec": {
@@ -104,7 +104,7 @@ fn claim(name: &str) -> Value {
     })
 }
 
-async fn make(env: &Site, resource: &ResourceType, namespace: &str, object: Value) {
+pub async fn make(env: &Site, resource: &ResourceType, namespace: &str, object: Value) {
     let made = env.client.resource(resource).create::<Value>(namespace, &object).await;
     made.unwrap_or_else(|error| panic!("{resource}: {error}"));
 }
