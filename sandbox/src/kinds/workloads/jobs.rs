@@ -1,12 +1,14 @@
 //! Jobs and CronJobs. Upstream: `pkg/apis/batch`, `pkg/registry/batch`.
 
 use jiff::tz::TimeZone;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{selector_matches, template_of, update};
 use crate::api::status::Cause;
 use crate::kinds::fault::{immutable, invalid, non_negative, required, unsupported};
-use crate::kinds::json::{drop_nulls, fill, int, members, object, remove, set, text, truth};
+use crate::kinds::json::{
+    drop_nulls, fill, int, list, list_mut, members, object, remove, set, text, truth,
+};
 use crate::kinds::metadata::{self, NameRule};
 use crate::kinds::pod::default_template;
 use crate::kinds::pod_rules;
@@ -114,22 +116,13 @@ pub fn check_job(job: &Value) -> Vec<Cause> {
 
 pub fn update_job(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = update(new, old, check_job);
-    // The scheduling directives of a suspended Job that has not started may change.
-    let steerable = truth(old, "/spec/suspend") && old.pointer("/status/startTime").is_none();
-    let template = |job: &Value| {
-        let mut template = template_of(job).clone();
-        if steerable && let Some(metadata) = template.get_mut("metadata") {
-            remove(metadata, "labels");
-            remove(metadata, "annotations");
-        }
-        if steerable && let Some(spec) = template.get_mut("spec") {
-            for free in ["nodeSelector", "affinity", "tolerations", "schedulingGates"] {
-                remove(spec, free);
-            }
-        }
-        template
-    };
-    faults.extend(immutable("spec.template", Some(&template(new)), Some(&template(old))));
+    let (new_template, old_template) = (template_of(new), template_of(old));
+    if is_at_rest(old) {
+        let (new, old) = (fixed_spec(new_template), fixed_spec(old_template));
+        faults.extend(immutable("spec.template.spec", Some(&new), Some(&old)));
+    } else {
+        faults.extend(immutable("spec.template", Some(new_template), Some(old_template)));
+    }
     for field in
         ["completionMode", "podFailurePolicy", "backoffLimitPerIndex", "managedBy", "successPolicy"]
     {
@@ -145,6 +138,38 @@ pub fn update_job(new: &Value, old: &Value) -> Vec<Cause> {
         faults.extend(immutable("spec.completions", new, old));
     }
     faults
+}
+
+/// Whether the Job is suspended and has no pods. Then where its pods may run, and what they ask for,
+/// may change. Upstream: `shouldAllowMutablePodTemplate`.
+fn is_at_rest(job: &Value) -> bool {
+    let has_started = job.pointer("/status/startTime").is_some();
+    let is_suspended = list(job, "/status/conditions").iter().any(|condition| {
+        text(condition, "/type") == "Suspended" && text(condition, "/status") == "True"
+    });
+    truth(job, "/spec/suspend")
+        && (!has_started || is_suspended)
+        && job.pointer("/status/active").is_none_or(|active| active == 0)
+}
+
+/// A template's spec without what may change while the Job is suspended.
+fn fixed_spec(template: &Value) -> Value {
+    let mut spec = template.get("spec").cloned().unwrap_or_default();
+    for free in ["nodeSelector", "tolerations", "schedulingGates"] {
+        remove(&mut spec, free);
+    }
+    if let Some(affinity) = spec.get_mut("affinity") {
+        remove(affinity, "nodeAffinity");
+        if affinity.as_object().is_none_or(Map::is_empty) {
+            remove(&mut spec, "affinity");
+        }
+    }
+    for containers in ["/containers", "/initContainers"] {
+        for container in list_mut(&mut spec, containers) {
+            remove(container, "resources");
+        }
+    }
+    spec
 }
 
 pub fn check_new_cron_job(job: &Value) -> Vec<Cause> {
@@ -216,5 +241,58 @@ pub fn job_field(job: &Value, path: &str) -> Option<String> {
     match path {
         "status.successful" => Some(int(job, "/status/succeeded").unwrap_or(0).to_string()),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_of_a_job_at_rest_changes_where_pods_run_and_what_they_ask_for() {
+        let job = |suspend: bool, status: Value| {
+            json!({
+                "metadata": { "name": "j", "namespace": "n" },
+                "spec": {
+                    "suspend": suspend, "selector": { "matchLabels": { "a": "b" } },
+                    "template": {
+                        "metadata": { "labels": { "a": "b" } },
+                        "spec": { "restartPolicy": "Never", "dnsPolicy": "Default", "containers": [
+                            { "name": "c", "image": "i", "imagePullPolicy": "Always" },
+                        ] },
+                    },
+                },
+                "status": status,
+            })
+        };
+        let condition = |status: &str| json!([{ "type": "Suspended", "status": status }]);
+        let started = "2026-01-01T00:00:00Z";
+        let states = [
+            (job(true, json!({})), true),
+            (job(false, json!({})), false),
+            (job(true, json!({ "startTime": started })), false),
+            (job(true, json!({ "startTime": started, "conditions": condition("False") })), false),
+            (job(true, json!({ "startTime": started, "conditions": condition("True") })), true),
+            (job(true, json!({ "conditions": condition("True"), "active": 1 })), false),
+        ];
+        let resources = json!({ "requests": { "cpu": "1" } });
+        let changes = [
+            ("/spec/template/spec/containers/0/resources", resources, true),
+            ("/spec/template/spec/nodeSelector", json!({ "a": "b" }), true),
+            ("/spec/template/spec/affinity", json!({ "nodeAffinity": {} }), true),
+            ("/spec/template/spec/affinity", json!({ "podAffinity": {} }), false),
+            ("/spec/template/metadata/annotations", json!({ "a": "b" }), true),
+            ("/spec/template/spec/containers/0/image", json!("other"), false),
+        ];
+        for (old, at_rest) in states {
+            for (at, value, may_change) in &changes {
+                let mut new = old.clone();
+                let (parent, field) = at.rsplit_once('/').unwrap();
+                new.pointer_mut(parent).unwrap()[field] = value.clone();
+                let faults = update_job(&new, &old);
+                let expected = if at_rest && *may_change { 0 } else { 1 };
+                assert_eq!(faults.len(), expected, "{at} {value} of {old}: {faults:?}");
+            }
+        }
     }
 }
