@@ -226,6 +226,7 @@ mod tests {
                     request: "GET /".into(),
                     code,
                     retry_after: None,
+                    body: client::FailureBody::Status,
                     status: client::Status { reason: reason.into(), ..Default::default() },
                 })),
             };

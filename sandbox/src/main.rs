@@ -1,7 +1,8 @@
 //! Runs the demo or a load: an embedded API server with nodes, and the controller manager.
 
+use std::error::Error;
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
@@ -9,13 +10,14 @@ use std::time::Duration;
 use argh::FromArgs;
 use futures_lite::StreamExt;
 use kube_controller_manager::app;
+use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::options::{self, Command};
 use kube_controller_manager::task::{self, StopToken};
 use sandbox::SandboxOptions;
-use sandbox::cluster::{EMBEDDED, ManagerProgram};
+use sandbox::cluster::{EMBEDDED, ManagerProgram, administrator};
 use sandbox::demo::Demo;
 use sandbox::load::{Load, Nodes, Outage, Size};
-use sandbox::nodes::NodeOptions;
+use sandbox::nodes::{NodeOptions, StandIns};
 use serde::Serialize;
 
 /// The changes that each resource keeps under a load of nodes: twenty seconds of all leases.
@@ -41,7 +43,8 @@ struct Args {
     /// with --load: seconds to watch the idle manager (20)
     #[argh(option, default = "20")]
     idle: u64,
-    /// with --load: an administrator's kubeconfig, to load another API server than the embedded one
+    /// an administrator's kubeconfig of another API server than the embedded one, to load it, or,
+    /// without --load, to give it a scheduler and nodes and nothing else
     #[argh(option)]
     kubeconfig: Option<PathBuf>,
     /// with --load: print the address of the manager's pipeline page, at a cost to the figures
@@ -111,6 +114,9 @@ fn main() -> ExitCode {
         let stop = StopToken::new();
         stop_on_signals(&stop)?;
         let Some(shape) = args.load else {
+            if let Some(kubeconfig) = args.kubeconfig {
+                return stand_in(&kubeconfig, nodes(3), &stop).await;
+            }
             let demo = Demo {
                 sandbox,
                 nodes: nodes(3),
@@ -155,6 +161,20 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Gives an API server a scheduler and nodes, until `stop`.
+async fn stand_in(
+    kubeconfig: &Path,
+    nodes: NodeOptions,
+    stop: &StopToken,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let clock = SystemClock::shared();
+    let client = administrator(kubeconfig, "sandbox", &clock)?;
+    let stand_ins = StandIns::start(&client, &clock, nodes);
+    stop.stopped().await;
+    stand_ins.stop().await;
+    Ok(())
 }
 
 fn print(report: &(impl Serialize + Display), as_json: bool) -> serde_json::Result<()> {

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::connect::{Connect, Target, user_agent};
 use crate::client::{Client, is_in_cluster};
+use crate::clock::SharedClock;
 use crate::objects::{ObjectKey, ResourceType};
 use crate::options::Options;
 use crate::server::auth::{ApiReviewer, AuthConfig, Authorities, RequestHeader, Trust};
@@ -44,6 +45,7 @@ pub(super) async fn auth_config(
     options: &Options,
     connect: Connect,
     lookup: &Lookup,
+    clock: &SharedClock,
 ) -> Result<AuthConfig, String> {
     let authorization =
         reviewing(connect, options, &options.authorization_kubeconfig, "authorization-kubeconfig")?;
@@ -57,7 +59,7 @@ pub(super) async fn auth_config(
     let authentication = lookup.client.clone();
     Ok(AuthConfig {
         trust,
-        reviewer: Arc::new(ApiReviewer { authentication, authorization }),
+        reviewer: Arc::new(ApiReviewer { authentication, authorization, clock: clock.clone() }),
         token_ttl: options.authentication_token_webhook_cache_ttl,
         authorized_ttl: options.authorization_webhook_cache_authorized_ttl,
         unauthorized_ttl: options.authorization_webhook_cache_unauthorized_ttl,

@@ -112,7 +112,7 @@ pub async fn serve(
     let given = options.clone();
     let tls = task::blocking(move || Tls::new(tls_options(&given)?)).await?;
     let lookup = Lookup::new(options.clone(), connect)?;
-    let auth = Auth::new(auth_config(options, connect, &lookup).await?, clock.clone());
+    let auth = Auth::new(auth_config(options, connect, &lookup, &clock).await?, clock.clone());
     let listener = listen(options)?;
     if let Ok(address) = listener.local_addr() {
         log::info!("Serving securely on {address}");

@@ -86,13 +86,40 @@ pub struct Failure {
     pub request: String,
     pub code: u16,
     pub retry_after: Option<Duration>,
+    pub body: FailureBody,
+    /// Where the body is no Status, its message is the text of the body.
     pub status: Status,
+}
+
+/// What the body of a failed answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureBody {
+    /// A Status that reports a failure, be it without a reason or a message.
+    Status,
+    /// By its content type, or because it has none.
+    Text,
+    Other,
+}
+
+impl FailureBody {
+    /// `status`: what can be read of it. Upstream: `Result.Error`.
+    fn of(status: &Status, is_text: bool) -> FailureBody {
+        match (status.kind.as_str(), status.status.as_str()) {
+            ("Status", "Failure") => FailureBody::Status,
+            _ if is_text => FailureBody::Text,
+            _ => FailureBody::Other,
+        }
+    }
 }
 
 /// `metav1.Status`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Status {
+    /// `Status`
+    pub kind: String,
+    /// `Success` or `Failure`
+    pub status: String,
     pub message: String,
     pub reason: String,
     pub code: u16,
@@ -118,31 +145,36 @@ impl Status {
     /// From a body or a watch's event, in JSON or in a protobuf envelope.
     pub(super) fn read(body: &[u8]) -> Option<Status> {
         if protobuf::is_enveloped(body) {
-            return protobuf::from_slice(&messages::STATUS, protobuf::open(body).ok()?).ok();
+            let message = protobuf::open(body).ok()?;
+            let status: Status = protobuf::from_slice(&messages::STATUS, message).ok()?;
+            return Some(Status { kind: protobuf::kind(body).to_owned(), ..status });
         }
         serde_json::from_slice(body).ok()
     }
 }
 
 impl Error {
-    /// From a failed answer's body, a `Status` or not.
+    /// From a failed answer's body, a `Status` or not. `is_text`: by its content type.
     pub(super) fn from_answer(
         request: String,
         code: u16,
         retry_after: Option<u64>,
+        is_text: bool,
         body: &[u8],
     ) -> Error {
         let mut status = Status::read(body).unwrap_or_default();
-        if status.message.is_empty() && status.reason.is_empty() {
-            status.message =
-                String::from_utf8_lossy(&body[..body.len().min(1024)]).trim().to_owned();
+        let kind = FailureBody::of(&status, is_text);
+        if kind != FailureBody::Status && status.message.is_empty() && status.reason.is_empty() {
+            let shown = &body[..body.len().min(SHOWN_BYTES)];
+            status.message = String::from_utf8_lossy(shown).trim().to_owned();
         }
         let seconds = retry_after.or(Some(status.details.retry_after_seconds).filter(|s| *s > 0));
         let retry_after = seconds.map(Duration::from_secs);
-        Error::Status(Box::new(Failure { request, code, retry_after, status }))
+        Error::Status(Box::new(Failure { request, code, retry_after, body: kind, status }))
     }
 
-    fn failure(&self) -> Option<&Failure> {
+    /// The failure that the server reports, if it answered.
+    pub fn failure(&self) -> Option<&Failure> {
         match self {
             Error::Status(failure) => Some(failure),
             _ => None,
@@ -169,6 +201,12 @@ impl Error {
 
     pub fn is_conflict(&self) -> bool {
         self.is("Conflict", 409)
+    }
+
+    /// A conflict because the object of this name has another uid than the request asks for. The
+    /// text alone tells it from other conflicts: a webhook may answer with this code as well.
+    pub fn is_of_another_uid(&self) -> bool {
+        self.is_conflict() && self.message().is_some_and(|text| text.contains("UID in"))
     }
 
     /// 410: `Gone` or `Expired`.
@@ -210,8 +248,8 @@ impl Error {
     /// By the Status's reason. Only an answer without a Status counts by its code. Upstream:
     /// `ReasonForError`, `NewGenericServerResponse`.
     fn is_generic(&self, reason: &str, code: u16) -> bool {
-        self.failure().is_some_and(|Failure { status, code: answered, .. }| {
-            status.reason == reason || (*answered == code && status.code == 0)
+        self.failure().is_some_and(|Failure { status, code: answered, body, .. }| {
+            status.reason == reason || (*answered == code && *body != FailureBody::Status)
         })
     }
 
@@ -286,6 +324,9 @@ impl Error {
     }
 }
 
+/// How much of a body that is no Status is kept. Upstream: `maxUnstructuredResponseTextBytes`.
+const SHOWN_BYTES: usize = 2048;
+
 const KNOWN_REASONS: &[&str] = &[
     "Unauthorized",
     "Forbidden",
@@ -350,8 +391,9 @@ mod tests {
 
     #[test]
     fn a_reason_counts_before_the_code() {
-        let error =
-            |code, body: &str| Error::from_answer("GET /x".into(), code, None, body.as_bytes());
+        let error = |code, body: &str| {
+            Error::from_answer("GET /x".into(), code, None, true, body.as_bytes())
+        };
         let exists = error(409, r#"{"reason":"AlreadyExists","message":"m"}"#);
         assert!(exists.is_already_exists() && !exists.is_conflict());
         assert!(error(409, r#"{"reason":"Conflict"}"#).is_conflict());
@@ -367,7 +409,30 @@ mod tests {
         assert_eq!(error(503, "").to_string(), "GET /x: the server answered 503");
         assert!(error(503, "").is_unavailable() && error(500, "no Status").is_internal());
         assert!(error(500, r#"{"code":500,"reason":"InternalError"}"#).is_internal());
-        assert!(!error(500, r#"{"code":500,"message":"unknown"}"#).is_internal());
+        let unknown = r#"{"kind":"Status","status":"Failure","message":"unknown"}"#;
+        assert!(!error(500, unknown).is_internal());
+    }
+
+    #[test]
+    fn a_body_is_a_status_a_text_or_something_else() {
+        let protobuf = "k8s\0\x0a\x0c\x0a\x02v1\x12\x06Status\x12\x0c\x12\x07Failure\x1a\x01m";
+        let failure = r#"{"kind":"Status","status":"Failure","message":"m","code":500}"#;
+        let wordless = r#"{"kind":"Status","status":"Failure"}"#;
+        let success = r#"{"kind":"Status","status":"Success","message":"m"}"#;
+        for (is_text, body, kind, message) in [
+            (false, failure, FailureBody::Status, "m"),
+            (true, wordless, FailureBody::Status, ""),
+            (false, protobuf, FailureBody::Status, "m"),
+            (false, success, FailureBody::Other, "m"),
+            (false, r#"{"code":500}"#, FailureBody::Other, r#"{"code":500}"#),
+            (true, " no\n", FailureBody::Text, "no"),
+            (true, "", FailureBody::Text, ""),
+        ] {
+            let body = body.as_bytes();
+            let error = Error::from_answer("GET /x".into(), 500, None, is_text, body);
+            let failure = error.failure().unwrap();
+            assert_eq!((failure.body, &*failure.status.message), (kind, message), "{failure:?}");
+        }
     }
 
     #[test]

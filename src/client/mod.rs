@@ -29,7 +29,7 @@ pub use call::Call;
 pub use chunks::{BadChunk, ChunkDecoder, Piece};
 pub use config::{Config, Credentials, Exec, ExecEnv, Impersonation, Pem, Tls, is_in_cluster};
 pub use credentials::TokenProvider;
-pub use error::{Details, Error, Failure, Result, Status, StatusCause};
+pub use error::{Details, Error, Failure, FailureBody, Result, Status, StatusCause};
 pub use handle::{Client, Guard};
 pub use interceptor::Interceptor;
 pub use split::{DocumentSplitter, ListPiece, ListSplitter};

@@ -185,8 +185,9 @@ impl Client {
         }
         let retry_after =
             answer.header("retry-after").and_then(|value| value.as_str().parse().ok());
+        let is_text = answer.content_type().is_some_and(|of| of.basetype() == "text");
         let body = answer.body_bytes().await.unwrap_or_default();
-        Err(Error::from_answer(call.to_string(), code, retry_after, &body))
+        Err(Error::from_answer(call.to_string(), code, retry_after, is_text, &body))
     }
 
     fn request(&self, call: &Call, shown: &Shown) -> Result<http_types::Request> {
@@ -232,13 +233,12 @@ fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Opt
     match error {
         // The server asks for another try, and has done nothing.
         Error::Status(failure) if matches!(failure.code, 429 | 500..=599) => failure.retry_after,
-        Error::Transport { .. } if call.method == "GET" && !call.is_watch && tries < 3 => {
-            Some(Duration::from_millis(50))
-        }
         // A server that restarts is most often back after a second. All its watches end at once,
         // and must not return at once.
-        Error::Transport { .. } if call.is_watch && error.is_reset() => {
-            Some(RESET_WAIT.mul_f64(0.5 + random))
+        _ if call.is_watch && error.is_reset() => Some(RESET_WAIT.mul_f64(0.5 + random)),
+        // One that does not answer in time is not asked again from here.
+        _ if call.method == "GET" && error.is_reset() && tries < 3 => {
+            Some(Duration::from_millis(50))
         }
         _ => None,
     }
@@ -313,13 +313,16 @@ mod tests {
         let (read, write) = (Call::new("GET", "/x"), Call::new("POST", "/x"));
         let lost = |kind: io::ErrorKind| broken(&"GET /x", kind.into());
         let reset = || lost(io::ErrorKind::ConnectionReset);
-        let status = |code, seconds| Error::from_answer("GET /x".to_owned(), code, seconds, b"");
+        let status =
+            |code, seconds| Error::from_answer("GET /x".to_owned(), code, seconds, true, b"");
         for (call, error, tries, expected) in [
             (&watch, reset(), 1, Some([500, 1_000, 1_500])),
             (&watch, lost(io::ErrorKind::UnexpectedEof), 5, Some([500, 1_000, 1_500])),
             (&watch, lost(io::ErrorKind::ConnectionRefused), 1, None),
             (&read, reset(), 2, Some([50; 3])),
             (&read, reset(), 3, None),
+            (&read, lost(io::ErrorKind::TimedOut), 1, None),
+            (&read, lost(io::ErrorKind::ConnectionRefused), 1, None),
             (&write, reset(), 1, None),
             (&write, status(429, Some(3)), 1, Some([3_000; 3])),
             (&write, status(503, None), 1, None),

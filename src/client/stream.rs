@@ -275,7 +275,7 @@ fn event(
         }
         _ => {
             let code = Status::read(encoded).map_or(500, |status| status.code);
-            return Err(Error::from_answer(request.to_owned(), code, None, encoded));
+            return Err(Error::from_answer(request.to_owned(), code, None, false, encoded));
         }
     })
 }

@@ -69,7 +69,9 @@ impl Election {
 
     /// Whether the lease is ours for certain: no other contender can have taken it yet.
     pub fn holds_lease(&self, now: Duration) -> bool {
-        self.is_leader() && now < self.written_at + self.lease_duration
+        // The lease names whole seconds.
+        let written = Duration::from_secs(self.lease_duration.as_secs());
+        self.is_leader() && now < self.written_at + written
     }
 
     /// How long ago we saw the record change.

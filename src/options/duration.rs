@@ -15,8 +15,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     if matches!(rest, "0" | "-0") {
         return Ok(Duration::ZERO);
     }
-    let mut nanos = 0f64;
-    let mut whole = 0u128;
+    let mut nanos = 0u128;
     if rest.is_empty() {
         return Err(invalid());
     }
@@ -42,17 +41,21 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         }
         if !before_point.is_empty() {
             let count: u64 = before_point.parse().map_err(|_| invalid())?;
-            whole += u128::from(count) * u128::from(unit);
+            nanos += u128::from(count) * u128::from(unit);
         }
         if !fraction.is_empty() {
-            let part: f64 = format!("0.{fraction}").parse().map_err(|_| invalid())?;
-            nanos += part * unit as f64;
+            if !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
+                return Err(invalid());
+            }
+            let part: f64 = fraction.parse().map_err(|_| invalid())?;
+            let scale = 10f64.powi(i32::try_from(fraction.len()).unwrap_or(i32::MAX));
+            // Cut off, as in Go.
+            nanos += (part * (unit as f64 / scale)) as u128;
         }
         rest = after;
     }
-    let total = whole + nanos.round() as u128;
     // Go counts nanoseconds in a signed integer of 64 bits.
-    u64::try_from(total)
+    u64::try_from(nanos)
         .ok()
         .filter(|&nanos| i64::try_from(nanos).is_ok())
         .map(Duration::from_nanos)
@@ -113,12 +116,15 @@ mod tests {
             ("100ms", Some(100_000_000), "100ms"),
             ("1500ms", Some(1_500_000_000), "1.5s"),
             (".5s", Some(500_000_000), "500ms"),
+            ("1.29s", Some(1_290_000_000), "1.29s"),
+            ("1.9999999999s", Some(1_999_999_999), "1.999999999s"),
             ("8760h", Some(31_536_000_000_000_000), "8760h0m0s"),
             ("2us", Some(2_000), "2µs"),
             ("5", None, ""),
             ("", None, ""),
             (".s", None, ""),
             ("5x", None, ""),
+            ("1.5.s", None, ""),
             ("-1s", None, ""),
             ("9999999999h", None, ""),
         ];

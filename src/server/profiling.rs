@@ -89,8 +89,12 @@ async fn cpu_profile(request: Request, clock: SharedClock) -> Response {
     let (began, start) = (since_1970(&clock), clock.monotonic());
     let wanted = Duration::from_secs(seconds);
     let elapsed = || clock.monotonic().saturating_sub(start);
-    while elapsed() < wanted {
-        clock.sleep(DRAIN.min(wanted - elapsed())).await;
+    loop {
+        let left = wanted.saturating_sub(elapsed());
+        if left.is_zero() {
+            break;
+        }
+        clock.sleep(DRAIN.min(left)).await;
         sampler.drain();
     }
     let (lasted, (stacks, lost)) = (elapsed(), sampler.finish());

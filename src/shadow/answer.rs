@@ -9,7 +9,9 @@ use super::ledger::{Kind, Place, Wish, kind_of};
 use super::request::{Effect, Refusal, Request};
 use super::target::Target;
 use super::{Inner, Shadow};
-use crate::client::{Call, Details, Error, Failure, Interceptor, Result, Status, StatusCause};
+use crate::client::{
+    Call, Details, Error, Failure, FailureBody, Interceptor, Result, Status, StatusCause,
+};
 use crate::task::{Run, current_run};
 
 /// Pages of a collection that is to be deleted: one shows whether there is anything.
@@ -77,9 +79,10 @@ impl Asked {
             reason: reason.to_owned(),
             code,
             details,
+            ..Status::default()
         };
-        let request = self.call.to_string();
-        Error::Status(Box::new(Failure { request, code, retry_after: None, status }))
+        let (request, body) = (self.call.to_string(), FailureBody::Status);
+        Error::Status(Box::new(Failure { request, code, retry_after: None, body, status }))
     }
 }
 

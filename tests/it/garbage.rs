@@ -185,9 +185,6 @@ fn foreground_deletion_waits_for_blocking_dependents() {
     everywhere("garbage-foreground", async |env| {
         let _manager = env.manager("manager", &[]);
         let (objects, maps) = (Objects(env), &CONFIG_MAPS);
-        // A dependent that does not block is looked at when its owner's deletion starts, if it is
-        // known by then.
-        objects.collector_works("start").await;
         let owner = objects.make(maps, "default/owner", json!({})).await;
         let mut blocking = owner.clone();
         blocking["blockOwnerDeletion"] = json!(true);
@@ -196,6 +193,9 @@ fn foreground_deletion_waits_for_blocking_dependents() {
         objects.make(maps, "default/blocking", hold(&blocking)).await;
         objects.make(maps, "default/free", hold(&owner)).await;
         objects.make(maps, "default/quick", json!({ "ownerReferences": [blocking] })).await;
+        // A dependent that does not block is looked at when its owner's deletion starts, if it is
+        // known by then.
+        objects.collector_works("dependents").await;
         objects.delete(maps, "default/owner", Delete::foreground()).await;
 
         objects.gone(maps, "default/quick").await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::Discovery;
+use super::{Discovery, Dynamic};
 use crate::client::call::Call;
 use crate::client::{Client, Error, Result};
 use crate::objects::{ObjectKey, ResourceType, Scale, null_as_default};
@@ -56,7 +56,15 @@ impl Scales {
     }
 
     pub async fn get(&self, resource: &ResourceType, key: &ObjectKey) -> Result<Scale> {
-        self.client.resource(resource).subresource("scale").get(key).await
+        self.scale_of(resource, key).get(key).await
+    }
+
+    /// With the namespace in the path also for kinds of the whole cluster, so that the server finds
+    /// none of these: who may write into a namespace has no say over them.
+    fn scale_of(&self, resource: &ResourceType, key: &ObjectKey) -> Dynamic {
+        let namespaced = !key.namespace.is_empty();
+        let resource = ResourceType { namespaced, ..resource.clone() };
+        self.client.resource(&resource).subresource("scale")
     }
 
     /// Asks for `replicas`. A conflict (409) when `scale` is not the newest.
@@ -71,7 +79,7 @@ impl Scales {
             request: format!("PUT {resource} {key} scale"),
             source: source.into(),
         })?;
-        self.client.resource(resource).subresource("scale").update(key, &body).await
+        self.scale_of(resource, key).update(key, &body).await
     }
 
     /// Whether objects of a resource have a Scale at all.

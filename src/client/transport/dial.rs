@@ -111,6 +111,8 @@ mod tests {
 
     use futures_lite::future::{block_on, poll_once};
     use parking_lot::Mutex;
+    use rustix::net::{self, AddressFamily, SocketType};
+    use std::net::{Ipv4Addr, SocketAddrV4};
 
     use super::*;
     use crate::clock::{Clock, FakeClock};
@@ -186,14 +188,16 @@ mod tests {
     #[test]
     fn a_host_is_connected_to() {
         block_on(async {
-            // No other test listens there, so the port is free once the listener is gone.
             let host = "127.0.0.77";
             let listener = async_std::net::TcpListener::bind((host, 0)).await.unwrap();
             let port = listener.local_addr().unwrap().port();
             let clock = crate::clock::SystemClock::shared();
             let stream = dial(host, port, &clock).await.unwrap();
             assert_eq!(stream.peer_addr().unwrap().port(), port);
-            drop(listener);
+            // Bound and not listening: nothing else can listen there meanwhile.
+            let socket = net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 77), 0)).unwrap();
+            let port = SocketAddr::try_from(net::getsockname(&socket).unwrap()).unwrap().port();
             let error = dial(host, port, &clock).await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
             assert!(error.to_string().contains(&format!("connect to {host}:{port}")), "{error}");

@@ -74,6 +74,8 @@ pub(super) struct Head {
     pub framing: Framing,
     /// Of the body. JSON and other types are not distinguished.
     pub is_protobuf: bool,
+    /// A text of whatever kind, or of no type. Upstream: `isTextResponse`.
+    pub is_text: bool,
     pub keep_alive: bool,
 }
 
@@ -159,11 +161,15 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
     let keep_alive =
         response.version == Some(1) && !closes && !matches!(framing, Framing::UntilClose);
     let retry_after = find("retry-after").filter(|value| value.is_ascii());
-    let is_protobuf = response.headers.iter().any(|header| {
-        header.name.eq_ignore_ascii_case("content-type")
-            && header.value.starts_with(protobuf::MEDIA_TYPE.as_bytes())
-    });
-    Ok(Some((Head { code, status, retry_after, framing, is_protobuf, keep_alive }, length)))
+    let mut types =
+        response.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("content-type"));
+    let content_type = types.next().map(|header| header.value);
+    let is_protobuf =
+        content_type.is_some_and(|value| value.starts_with(protobuf::MEDIA_TYPE.as_bytes()));
+    let is_text = content_type
+        .is_none_or(|value| value.get(..5).is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/")));
+    let head = Head { code, status, retry_after, framing, is_protobuf, is_text, keep_alive };
+    Ok(Some((head, length)))
 }
 
 #[cfg(test)]
@@ -209,5 +215,21 @@ mod tests {
             assert_eq!(head.keep_alive, keep, "{text}");
         }
         assert!(parse_head(b"NONSENSE\r\n\r\n").is_err());
+    }
+
+    #[test]
+    fn the_type_of_a_body_is_a_text_protobuf_or_another() {
+        for (header, is_text, is_protobuf) in [
+            ("", true, false),
+            ("Content-Type: text/plain; charset=utf-8\r\n", true, false),
+            ("content-type:Text/HTML\r\n", true, false),
+            ("Content-Type: text\r\n", false, false),
+            ("Content-Type: application/json\r\n", false, false),
+            ("Content-Type: application/vnd.kubernetes.protobuf\r\n", false, true),
+        ] {
+            let text = format!("HTTP/1.1 500 No\r\n{header}Content-Length: 2\r\n\r\n");
+            let (head, _) = parse_head(text.as_bytes()).unwrap().unwrap();
+            assert_eq!((head.is_text, head.is_protobuf), (is_text, is_protobuf), "{header}");
+        }
     }
 }

@@ -78,7 +78,7 @@ pub(super) struct Transport {
 struct Shared {
     connector: Connector,
     pool: Arc<Pool>,
-    /// For an answer's head, and between two pieces of a body that is not a watch's.
+    /// For an answer's head, and between two pieces of a body that is not a stream of events.
     timeout: Duration,
     /// A task looks at the files of the client certificate.
     looked_at: AtomicBool,
@@ -236,14 +236,16 @@ impl Shared {
         let pool = keep.then(|| self.pool.clone());
         let mut reader = BodyReader { connection: Some(connection), framing, pool, turn };
         reader.finish_if_done();
-        let mut body = match (purpose, rotations.filter(|_| tls.may_rotate())) {
-            (Purpose::Watch, None) => http_types::Body::from_reader(reader, None),
-            (Purpose::Watch, Some(count)) => {
+        // A failure has an end, also where a watch was asked for.
+        let streams = purpose == Purpose::Watch && head.status.is_success();
+        let mut body = match (streams, rotations.filter(|_| tls.may_rotate())) {
+            (true, None) => http_types::Body::from_reader(reader, None),
+            (true, Some(count)) => {
                 self.look_at_files();
                 let reader = UntilRotated::new(reader, tls.rotations().clone(), count);
                 http_types::Body::from_reader(reader, None)
             }
-            (Purpose::Request | Purpose::Lease, _) => {
+            (false, _) => {
                 let clock = self.connector.clock.clone();
                 let limited = IdleLimit::new(reader, self.timeout, clock);
                 http_types::Body::from_reader(limited, None)
@@ -251,6 +253,8 @@ impl Shared {
         };
         if head.is_protobuf {
             body.set_mime(protobuf::MEDIA_TYPE);
+        } else if head.is_text {
+            body.set_mime(http_types::mime::PLAIN);
         }
         response.set_body(body);
         Ok(response)

@@ -31,22 +31,23 @@ where
 
 /// Makes up to `count` attempts, each with its number, in batches that double from 1 to 500; after a
 /// batch with a failure no further one. So a quota that is used up is asked a few times, not `count`
-/// times. Gives the number of successes and the first failure. Upstream: `slowStartBatch`.
-pub async fn slow_start<Fut>(count: usize, attempt: impl Fn(usize) -> Fut) -> (usize, Option<Error>)
+/// times. `None` has nothing to do and succeeds. Gives the number of successes and the first failure.
+/// Upstream: `slowStartBatch`.
+pub async fn slow_start<Fut>(
+    count: usize,
+    attempt: impl Fn(usize) -> Option<Fut>,
+) -> (usize, Option<Error>)
 where
     Fut: Future<Output = Result<(), Error>> + Send + 'static,
 {
     let mut successes = 0;
     for batch in batches(count) {
-        let results = together(batch.map(&attempt)).await;
+        successes += batch.len();
+        let results = together(batch.filter_map(&attempt)).await;
         let mut failure = None;
-        for result in results {
-            match result {
-                Ok(()) => successes += 1,
-                Err(error) => {
-                    failure.get_or_insert(error);
-                }
-            }
+        for error in results.into_iter().filter_map(Result::err) {
+            successes -= 1;
+            failure.get_or_insert(error);
         }
         if failure.is_some() {
             return (successes, failure);
@@ -74,28 +75,32 @@ mod tests {
 
     #[test]
     fn batches_double_until_one_fails() {
-        // count, the attempts that succeed, and then: successes, attempts made
-        for (count, good, successes, attempts) in [
-            (0, 9, 0, 0),
-            (1, 0, 0, 1),
-            (10, 10, 10, 10),
-            (10, 3, 3, 7),
-            (10, 5, 5, 7),
-            (10, 0, 0, 1),
-            (500, 499, 499, 500),
+        // count, the first with something to do, how many succeed, and then: successes, attempts made
+        for (count, first, good, successes, attempts) in [
+            (0, 0, 9, 0, 0),
+            (1, 0, 0, 0, 1),
+            (10, 0, 10, 10, 10),
+            (10, 0, 3, 3, 7),
+            (10, 0, 5, 5, 7),
+            (10, 0, 0, 0, 1),
+            (500, 0, 499, 499, 500),
+            // Those without work make the batches larger all the same.
+            (10, 3, 3, 3, 4),
+            (10, 9, 9, 9, 1),
+            (10, 10, 0, 10, 0),
         ] {
             let made = Arc::new(AtomicUsize::new(0));
             let run = slow_start(count, |mine| {
                 let made = made.clone();
-                async move {
+                (mine >= first).then_some(async move {
                     made.fetch_add(1, Ordering::SeqCst);
                     if mine < good { Ok(()) } else { Err(Error::other("quota")) }
-                }
+                })
             });
             let (succeeded, failure) = futures_lite::future::block_on(run);
             assert_eq!(succeeded, successes, "{count} of which {good} are good");
             assert_eq!(made.load(Ordering::SeqCst), attempts);
-            assert_eq!(failure.is_some(), good < count);
+            assert_eq!(failure.is_some(), successes < count);
         }
     }
 

@@ -21,7 +21,7 @@ pub async fn create_expected<Fut>(
 where
     Fut: Future<Output = Result<(), Error>> + Send + 'static,
 {
-    let (created, failure) = slow_start(count, create).await;
+    let (created, failure) = slow_start(count, |at| Some(create(at))).await;
     let terminates = |error: &Error| error.api().is_some_and(|e| e.is_namespace_terminating());
     if failure.as_ref().is_some_and(terminates) {
         return (created, None);

@@ -77,7 +77,7 @@ impl PodControl {
                 self.recorder.normal(owner, "SuccessfulDelete", message);
                 Ok(())
             }
-            Err(error) if error.is_not_found() || error.is_conflict() => Err(error.into()),
+            Err(error) if error.is_not_found() || error.is_of_another_uid() => Err(error.into()),
             Err(error) => {
                 self.doubt(owner.meta(), &error);
                 let error = Error::from(error);
@@ -99,7 +99,7 @@ impl PodControl {
             }
             answer = match self.client.delete::<Pod>(key, delete.clone()).await {
                 // The delete before it succeeded.
-                Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
+                Err(error) if error.is_not_found() || error.is_of_another_uid() => Ok(()),
                 again => again,
             };
         }
@@ -123,7 +123,7 @@ impl PodControl {
 
 /// Whether a failed delete found no such pod: the name is free, or belongs to another uid.
 pub fn is_gone(error: &Error) -> bool {
-    error.api().is_some_and(|error| error.is_not_found() || error.is_conflict())
+    error.api().is_some_and(|error| error.is_not_found() || error.is_of_another_uid())
 }
 
 /// Whether a request failed because there is no such object.

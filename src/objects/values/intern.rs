@@ -262,7 +262,7 @@ impl Labels {
         self.pairs().iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    fn pairs(&self) -> &[(Istr, Istr)] {
+    pub(super) fn pairs(&self) -> &[(Istr, Istr)] {
         self.0.as_deref().unwrap_or_default()
     }
 

@@ -3,6 +3,7 @@
 pub mod address;
 pub mod intern;
 pub mod key;
+pub mod label_syntax;
 pub mod meta;
 pub mod node_selector;
 pub mod owner;

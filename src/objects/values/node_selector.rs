@@ -3,6 +3,7 @@
 
 use serde::Deserialize;
 
+use super::label_syntax::{is_label_key, is_label_value};
 use crate::objects::{Istr, Labels, null_as_default};
 
 /// Ready to match: terms, of which one has to hold. Terms that are empty or malformed match no
@@ -160,28 +161,6 @@ fn field_test(requirement: WireRequirement) -> Option<FieldTest> {
     };
     let [value] = &*requirement.values else { return None };
     Some(FieldTest { value: value.clone(), field: requirement.key, is_equal })
-}
-
-/// Upstream: `content.IsLabelKey`.
-fn is_label_key(key: &str) -> bool {
-    let (prefix, name) = key.split_once('/').map_or((None, key), |(p, name)| (Some(p), name));
-    let is_lower = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let is_dns = |part: &str| {
-        part.bytes().all(|c| is_lower(c) || c == b'-')
-            && part.bytes().next().is_some_and(is_lower)
-            && part.bytes().last().is_some_and(is_lower)
-    };
-    let is_domain = |prefix: &str| prefix.len() <= 253 && prefix.split('.').all(is_dns);
-    !name.is_empty() && is_label_value(name) && prefix.is_none_or(is_domain)
-}
-
-/// Upstream: `content.IsLabelValue`.
-fn is_label_value(value: &str) -> bool {
-    let ends = |c: Option<u8>| c.is_none_or(|c| c.is_ascii_alphanumeric());
-    value.len() <= 63
-        && value.bytes().all(|c| c.is_ascii_alphanumeric() || b"-_.".contains(&c))
-        && ends(value.bytes().next())
-        && ends(value.bytes().last())
 }
 
 #[cfg(test)]

@@ -1,9 +1,14 @@
 //! Label selectors. Upstream: `metav1.LabelSelector`, `labels.Selector`.
 
+mod parse;
+
+use std::cmp::Ordering::{self, Greater, Less};
 use std::fmt;
+use std::slice;
 
 use serde::{Deserialize, Serialize};
 
+use super::label_syntax::{is_label_key, is_label_value, label_key_fault, label_value_fault};
 use crate::objects::{Istr, Labels, null_as_default};
 use crate::sort::Order;
 
@@ -49,12 +54,47 @@ struct Term {
     test: Test,
 }
 
+/// By its operator, which is printed as it was given. Upstream: `selection.Operator`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Test {
+    Equals(Istr),
+    DoubleEquals(Istr),
+    NotEquals(Istr),
     In(Vec<Istr>),
     NotIn(Vec<Istr>),
     Exists,
     DoesNotExist,
+    /// The text of a number.
+    GreaterThan(Istr),
+    LessThan(Istr),
+}
+
+impl Test {
+    fn holds(&self, label: Option<&str>) -> bool {
+        let is_one_of = |values: &[Istr], label| values.iter().any(|value| value == label);
+        match (self, label) {
+            (Test::Equals(value) | Test::DoubleEquals(value), Some(label)) => value == label,
+            (Test::NotEquals(value), Some(label)) => value != label,
+            (Test::In(values), Some(label)) => is_one_of(values, label),
+            (Test::NotIn(values), Some(label)) => !is_one_of(values, label),
+            (Test::GreaterThan(bound), Some(label)) => compared(label, bound) == Some(Greater),
+            (Test::LessThan(bound), Some(label)) => compared(label, bound) == Some(Less),
+            (Test::Exists, label) => label.is_some(),
+            (Test::DoesNotExist, label) => label.is_none(),
+            (Test::NotEquals(_) | Test::NotIn(_), None) => true,
+            (_, None) => false,
+        }
+    }
+}
+
+/// As numbers, if both are.
+fn compared(label: &str, bound: &str) -> Option<Ordering> {
+    Some(number(label)?.cmp(&number(bound)?))
+}
+
+/// As `strconv.ParseInt` reads it.
+fn number(text: &str) -> Option<i64> {
+    text.parse().ok()
 }
 
 impl Selector {
@@ -66,13 +106,13 @@ impl Selector {
         Selector { nothing: true, terms: Vec::new() }
     }
 
-    /// Every label with its value. Upstream: `labels.SelectorFromSet`.
+    /// Every label with its value, which need not be valid. Upstream: `labels.SelectorFromSet`.
     pub fn from_labels(labels: &Labels) -> Selector {
-        let terms = labels
-            .iter()
-            .map(|(key, value)| Term { key: key.into(), test: Test::In(vec![value.into()]) })
-            .collect();
-        Selector { nothing: false, terms }
+        let of_label = |(key, value): &(Istr, Istr)| Term {
+            key: key.clone(),
+            test: Test::Equals(value.clone()),
+        };
+        Selector { nothing: false, terms: labels.pairs().iter().map(of_label).collect() }
     }
 
     /// True of a selector that has no term and so matches everything.
@@ -88,6 +128,7 @@ impl Selector {
     /// The key and the value of a label that everything it matches has, if there is one.
     pub fn required_label(&self) -> Option<(&Istr, &Istr)> {
         self.terms.iter().find_map(|Term { key, test }| match test {
+            Test::Equals(value) | Test::DoubleEquals(value) => Some((key, value)),
             Test::In(values) => match values.as_slice() {
                 [value] => Some((key, value)),
                 _ => None,
@@ -97,46 +138,84 @@ impl Selector {
     }
 
     pub fn matches(&self, labels: &Labels) -> bool {
-        !self.nothing
-            && self.terms.iter().all(|term| match (&term.test, labels.get(&term.key)) {
-                (Test::In(values), Some(value)) => values.iter().any(|v| v == value),
-                (Test::In(_), None) | (Test::Exists, None) => false,
-                (Test::NotIn(values), Some(value)) => values.iter().all(|v| v != value),
-                (Test::NotIn(_), None) | (Test::DoesNotExist, None) | (Test::Exists, Some(_)) => {
-                    true
-                }
-                (Test::DoesNotExist, Some(_)) => false,
-            })
+        !self.nothing && self.terms.iter().all(|Term { key, test }| test.holds(labels.get(key)))
     }
 }
 
 impl TryFrom<&LabelSelector> for Selector {
     type Error = SelectorError;
 
-    /// Upstream: `metav1.LabelSelectorAsSelector`.
+    /// Syncs come by here, so nothing but the terms is allocated for a valid selector. Upstream:
+    /// `metav1.LabelSelectorAsSelector`.
     fn try_from(selector: &LabelSelector) -> Result<Selector, SelectorError> {
-        let mut terms = Selector::from_labels(&selector.match_labels).terms;
-        for Requirement { key, operator, values } in &selector.match_expressions {
-            let fault = |what: &str| Err(SelectorError(format!("key {key:?}: {what}")));
-            let test = match operator.as_str() {
-                "In" | "NotIn" if values.is_empty() => {
-                    return fault("for 'in', 'notin' operators, values set can't be empty");
-                }
-                "In" => Test::In(values.clone()),
-                "NotIn" => Test::NotIn(values.clone()),
-                "Exists" | "DoesNotExist" if !values.is_empty() => {
-                    return fault("values set must be empty for exists and does not exist");
-                }
-                "Exists" => Test::Exists,
-                "DoesNotExist" => Test::DoesNotExist,
-                other => {
-                    return fault(&format!("{other:?} is not a valid label selector operator"));
-                }
-            };
-            terms.push(Term { key: key.clone(), test });
+        let LabelSelector { match_labels, match_expressions } = selector;
+        for (key, value) in match_labels.pairs() {
+            check(key, slice::from_ref(value), None)?;
         }
-        Ok(Selector { nothing: false, terms })
+        let mut selector = Selector::from_labels(match_labels);
+        for expression in match_expressions {
+            selector.terms.push(term_of(expression)?);
+        }
+        Ok(selector)
     }
+}
+
+fn term_of(Requirement { key, operator, values }: &Requirement) -> Result<Term, SelectorError> {
+    let (test, is_misused, rule) = match operator.as_str() {
+        "In" => (Test::In(values.clone()), values.is_empty(), NOT_EMPTY),
+        "NotIn" => (Test::NotIn(values.clone()), values.is_empty(), NOT_EMPTY),
+        "Exists" => (Test::Exists, !values.is_empty(), EMPTY),
+        "DoesNotExist" => (Test::DoesNotExist, !values.is_empty(), EMPTY),
+        other => {
+            let fault = format!("{other:?} is not a valid label selector operator");
+            return Err(SelectorError(fault));
+        }
+    };
+    let misuse = is_misused.then(|| misused(values, rule));
+    check(key, values, misuse)?;
+    Ok(Term { key: key.clone(), test })
+}
+
+const NOT_EMPTY: &str = "for 'in', 'notin' operators, values set can't be empty";
+const EMPTY: &str = "values set must be empty for exists and does not exist";
+
+/// An operator has too many values, or too few.
+#[cold]
+fn misused(values: &[Istr], rule: &str) -> String {
+    // Go's empty list is nil.
+    let values = Some(values).filter(|values| !values.is_empty());
+    let values = serde_json::to_string(&values).unwrap_or_default();
+    format!("values: Invalid value: {values}: {rule}")
+}
+
+/// Whether the parts of a term are valid. `misuse`: a fault of the operator with these values.
+/// Upstream: `labels.NewRequirement`.
+fn check(key: &str, values: &[Istr], misuse: Option<String>) -> Result<(), SelectorError> {
+    let are_valid = is_label_key(key) && values.iter().all(|value| is_label_value(value));
+    match are_valid && misuse.is_none() {
+        true => Ok(()),
+        false => Err(faults(key, values, misuse)),
+    }
+}
+
+/// All faults of a term. Upstream: `field.ErrorList`.
+#[cold]
+fn faults(key: &str, values: &[Istr], misuse: Option<String>) -> SelectorError {
+    let of_key = invalid("key", key, &label_key_fault(key));
+    let of_value = |(at, value): (usize, &Istr)| {
+        invalid(&format!("values[{at}][{key}]"), value, &label_value_fault(value))
+    };
+    let of_values = values.iter().enumerate().filter_map(of_value);
+    let faults: Vec<String> = of_key.into_iter().chain(misuse).chain(of_values).collect();
+    SelectorError(match faults.as_slice() {
+        [one] => one.clone(),
+        several => format!("[{}]", several.join(", ")),
+    })
+}
+
+/// Upstream: `field.Invalid`.
+fn invalid(field: &str, value: &str, fault: &str) -> Option<String> {
+    (!fault.is_empty()).then(|| format!("{field}: Invalid value: {value:?}: {fault}"))
 }
 
 impl TryFrom<Option<&LabelSelector>> for Selector {
@@ -151,120 +230,47 @@ impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut terms: Vec<&Term> = self.terms.iter().collect();
         terms.order_by(|a, b| a.key.cmp(&b.key));
-        for (at, Term { key, test }) in terms.into_iter().enumerate() {
+        for (at, term) in terms.into_iter().enumerate() {
             if at > 0 {
                 f.write_str(",")?;
             }
-            let set = |values: &[Istr]| {
-                let mut values: Vec<&str> = values.iter().map(Istr::as_str).collect();
-                values.order();
-                values.join(",")
-            };
-            match test {
-                Test::In(values) if values.len() == 1 => write!(f, "{key}={}", values[0])?,
-                Test::In(values) => write!(f, "{key} in ({})", set(values))?,
-                Test::NotIn(values) => write!(f, "{key} notin ({})", set(values))?,
-                Test::Exists => write!(f, "{key}")?,
-                Test::DoesNotExist => write!(f, "!{key}")?,
-            }
+            term.fmt(f)?;
         }
         Ok(())
     }
 }
 
-/// From the `labelSelector` query parameter. Upstream: `labels.Parse`.
-impl std::str::FromStr for Selector {
-    type Err = SelectorError;
-
-    fn from_str(text: &str) -> Result<Selector, SelectorError> {
-        let terms = split_outside_parentheses(text)
-            .into_iter()
-            .map(str::trim)
-            .filter(|term| !term.is_empty())
-            .map(parse_term)
-            .collect::<Result<Vec<Term>, SelectorError>>()?;
-        Ok(Selector { nothing: false, terms })
-    }
-}
-
-fn split_outside_parentheses(text: &str) -> Vec<&str> {
-    let mut parts = Vec::new();
-    let (mut start, mut depth) = (0, 0usize);
-    for (at, c) in text.char_indices() {
-        match c {
-            '(' => depth += 1,
-            ')' => depth = depth.saturating_sub(1),
-            ',' if depth == 0 => {
-                parts.push(&text[start..at]);
-                start = at + 1;
-            }
-            _ => {}
+impl fmt::Display for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let set = |values: &[Istr]| {
+            let mut values: Vec<&str> = values.iter().map(Istr::as_str).collect();
+            values.order();
+            values.join(",")
+        };
+        let Term { key, test } = self;
+        match test {
+            Test::Equals(value) => write!(f, "{key}={value}"),
+            Test::DoubleEquals(value) => write!(f, "{key}=={value}"),
+            Test::NotEquals(value) => write!(f, "{key}!={value}"),
+            Test::In(values) => write!(f, "{key} in ({})", set(values)),
+            Test::NotIn(values) => write!(f, "{key} notin ({})", set(values)),
+            Test::Exists => write!(f, "{key}"),
+            Test::DoesNotExist => write!(f, "!{key}"),
+            Test::GreaterThan(bound) => write!(f, "{key}>{bound}"),
+            Test::LessThan(bound) => write!(f, "{key}<{bound}"),
         }
     }
-    parts.push(&text[start..]);
-    parts
-}
-
-fn parse_term(text: &str) -> Result<Term, SelectorError> {
-    let fault = || SelectorError(format!("unable to parse requirement: {text:?}"));
-    let word = |text: &str| -> Result<Istr, SelectorError> {
-        let text = text.trim();
-        let plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-        if text.chars().all(plain) { Ok(Istr::new(text)) } else { Err(fault()) }
-    };
-    let key = |text: &str| word(text).and_then(|k| if k.is_empty() { Err(fault()) } else { Ok(k) });
-    if let Some(rest) = text.strip_suffix(')') {
-        let (head, values) = rest.split_once('(').ok_or_else(fault)?;
-        let values = values.split(',').map(word).collect::<Result<Vec<Istr>, _>>()?;
-        let (name, operator) = head.trim().rsplit_once(char::is_whitespace).ok_or_else(fault)?;
-        let test = match operator {
-            "in" => Test::In(values),
-            "notin" => Test::NotIn(values),
-            _ => return Err(fault()),
-        };
-        return Ok(Term { key: key(name)?, test });
-    }
-    if let Some((name, value)) = text.split_once("!=") {
-        return Ok(Term { key: key(name)?, test: Test::NotIn(vec![word(value)?]) });
-    }
-    if let Some((name, value)) = text.split_once("==").or_else(|| text.split_once('=')) {
-        return Ok(Term { key: key(name)?, test: Test::In(vec![word(value)?]) });
-    }
-    if let Some(name) = text.strip_prefix('!') {
-        return Ok(Term { key: key(name)?, test: Test::DoesNotExist });
-    }
-    Ok(Term { key: key(text)?, test: Test::Exists })
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
-    #[test]
-    fn parses_prints_and_matches() {
-        let labels: Labels = [("app", "web"), ("tier", "front")].into_iter().collect();
-        for (text, matches, printed) in [
-            ("", true, ""),
-            ("app=web", true, "app=web"),
-            ("app == web,tier", true, "app=web,tier"),
-            ("app!=web", false, "app notin (web)"),
-            ("other!=web", true, "other notin (web)"),
-            ("tier in (front, back)", true, "tier in (back,front)"),
-            ("tier notin (back),!gone", true, "!gone,tier notin (back)"),
-            ("!app", false, "!app"),
-            ("app in (x)", false, "app=x"),
-        ] {
-            let selector: Selector = text.parse().unwrap();
-            assert_eq!(selector.matches(&labels), matches, "{text}");
-            assert_eq!(
-                selector.to_string().split(',').count(),
-                printed.split(',').count(),
-                "{selector}"
-            );
-        }
-        for text in ["=web", "app in web", "app near (x)", "a b", "app=(x"] {
-            assert!(text.parse::<Selector>().is_err(), "{text}");
-        }
+    fn selector(given: Value) -> Result<Selector, SelectorError> {
+        let given: LabelSelector = serde_json::from_value(given).unwrap();
+        Selector::try_from(&given)
     }
 
     #[test]
@@ -272,5 +278,102 @@ mod tests {
         let labels = Labels::default();
         assert!(!Selector::try_from(None).unwrap().matches(&labels));
         assert!(Selector::try_from(&LabelSelector::default()).unwrap().matches(&labels));
+    }
+
+    #[test]
+    fn a_label_selector_matches_and_is_printed() {
+        let labels: Labels = [("app", "web"), ("tier", "front")].into_iter().collect();
+        let expression = |key: &str, operator: &str, values: Value| json!({ "matchExpressions": [{ "key": key, "operator": operator, "values": values }] });
+        for (given, matches, printed) in [
+            (
+                json!({ "matchLabels": { "tier": "front", "app": "web" } }),
+                true,
+                "app=web,tier=front",
+            ),
+            (json!({ "matchLabels": { "app": "api" } }), false, "app=api"),
+            (json!({ "matchLabels": { "none": "" } }), false, "none="),
+            (expression("app", "In", json!(["web"])), true, "app in (web)"),
+            (expression("app", "In", json!(["web", "api"])), true, "app in (api,web)"),
+            (expression("none", "In", json!(["web"])), false, "none in (web)"),
+            (expression("app", "NotIn", json!(["web"])), false, "app notin (web)"),
+            (expression("app", "NotIn", json!(["api"])), true, "app notin (api)"),
+            (expression("none", "NotIn", json!(["web"])), true, "none notin (web)"),
+            (expression("app", "Exists", Value::Null), true, "app"),
+            (expression("none", "Exists", json!([])), false, "none"),
+            (expression("app", "DoesNotExist", Value::Null), false, "!app"),
+            (expression("none", "DoesNotExist", Value::Null), true, "!none"),
+        ] {
+            let found = selector(given).unwrap();
+            assert_eq!((found.matches(&labels), &*found.to_string()), (matches, printed));
+        }
+    }
+
+    #[test]
+    fn an_invalid_label_selector_is_refused_in_upstreams_words() {
+        let (key, value) = (label_key_fault("-k"), label_value_fault("v!"));
+        let expression = |key: &str, operator: &str, values: Value| json!({ "matchExpressions": [{ "key": key, "operator": operator, "values": values }] });
+        for (given, error) in [
+            (json!({ "matchLabels": { "-k": "v" } }), format!("key: Invalid value: \"-k\": {key}")),
+            (
+                json!({ "matchLabels": { "k": "v!" } }),
+                format!("values[0][k]: Invalid value: \"v!\": {value}"),
+            ),
+            (
+                json!({ "matchLabels": { "-k": "v!" } }),
+                format!(
+                    "[key: Invalid value: \"-k\": {key}, \
+                     values[0][-k]: Invalid value: \"v!\": {value}]"
+                ),
+            ),
+            (
+                expression("-k", "Gt", json!(["1"])),
+                "\"Gt\" is not a valid label selector operator".to_owned(),
+            ),
+            (expression("-k", "Exists", Value::Null), format!("key: Invalid value: \"-k\": {key}")),
+            (expression("k", "In", json!([])), format!("values: Invalid value: null: {NOT_EMPTY}")),
+            (
+                expression("-k", "NotIn", Value::Null),
+                format!(
+                    "[key: Invalid value: \"-k\": {key}, values: Invalid value: null: {NOT_EMPTY}]"
+                ),
+            ),
+            (
+                expression("k", "NotIn", json!(["v", "v!"])),
+                format!("values[1][k]: Invalid value: \"v!\": {value}"),
+            ),
+            (
+                expression("k", "Exists", json!(["v", "w"])),
+                format!("values: Invalid value: [\"v\",\"w\"]: {EMPTY}"),
+            ),
+            (
+                expression("k", "DoesNotExist", json!(["v!"])),
+                format!(
+                    "[values: Invalid value: [\"v!\"]: {EMPTY}, \
+                     values[0][k]: Invalid value: \"v!\": {value}]"
+                ),
+            ),
+        ] {
+            let found = selector(given.clone()).map_err(|error| error.to_string());
+            assert_eq!(found, Err(error), "{given}");
+        }
+        // Upstream does not validate a plain set of labels.
+        let odd: Labels = [("-k", "v!")].into_iter().collect();
+        assert!(Selector::from_labels(&odd).matches(&odd));
+    }
+
+    #[test]
+    fn a_required_label_is_found() {
+        for (text, required) in [
+            ("", None),
+            ("a,b!=1,c notin (1),!d,e>1,f in (1,2)", None),
+            ("a,b=1", Some(("b", "1"))),
+            ("a,b==1", Some(("b", "1"))),
+            ("a,b in (1)", Some(("b", "1"))),
+        ] {
+            let selector: Selector = text.parse().unwrap();
+            let found =
+                selector.required_label().map(|(key, value)| (key.as_str(), value.as_str()));
+            assert_eq!(found, required, "{text}");
+        }
     }
 }

@@ -36,6 +36,7 @@ pub static LIST_META: Message =
     Message(&[Field::one(2, "resourceVersion", Text), Field::one(3, "continue", Text)]);
 
 pub static STATUS: Message = Message(&[
+    Field::one(2, "status", Text),
     Field::one(3, "message", Text),
     Field::one(4, "reason", Text),
     Field::one(5, "details", Kind::Message(&DETAILS)),

@@ -3,13 +3,28 @@
 //! `apiserver/plugin/pkg/authorizer/webhook`.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
+use futures_lite::FutureExt;
 use futures_lite::future::Boxed;
 use serde_json::{Value, json};
 
 use super::User;
-use crate::client::Client;
+use crate::client::{self, Client};
+use crate::clock::SharedClock;
 use crate::objects::ResourceType;
+
+/// For one answer. Upstream: the `ClientTimeout` of `DelegatingAuthorizationOptions`.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Before a review is asked for again. Upstream: `DefaultAuthWebhookRetryBackoff`.
+const PAUSES: [Duration; 4] = [
+    Duration::from_millis(500),
+    Duration::from_millis(750),
+    Duration::from_millis(1_125),
+    Duration::from_millis(1_687),
+];
+/// A pause takes up to this part of it longer.
+const JITTER: f64 = 0.2;
 
 /// Asks the API server. Errors are for the log.
 pub trait Reviewer: Send + Sync {
@@ -36,6 +51,7 @@ const ACCESS_REVIEW: ResourceType = ResourceType::fixed(
 pub struct ApiReviewer {
     pub authentication: Option<Client>,
     pub authorization: Option<Client>,
+    pub clock: SharedClock,
 }
 
 impl Reviewer for ApiReviewer {
@@ -48,11 +64,11 @@ impl Reviewer for ApiReviewer {
             "apiVersion": TOKEN_REVIEW.api_version(), "kind": "TokenReview",
             "spec": { "token": token },
         });
-        let client = self.authentication.clone();
+        let (client, clock) = (self.authentication.clone(), self.clock.clone());
         Box::pin(async move {
             let Some(client) = client else { return Ok(None) };
-            let answer = client.resource(&TOKEN_REVIEW).create::<Value>("", &body).await;
-            Ok(reviewed_user(&answer.map_err(|error| error.to_string())?["status"]))
+            let ask = || async { client.resource(&TOKEN_REVIEW).create("", &body).await };
+            Ok(reviewed_user(&persistently(&clock, ask).await?["status"]))
         })
     }
 
@@ -65,14 +81,42 @@ impl Reviewer for ApiReviewer {
                 "nonResourceAttributes": { "verb": verb, "path": path },
             },
         });
-        let client = self.authorization.clone();
+        let (client, clock) = (self.authorization.clone(), self.clock.clone());
         Box::pin(async move {
             let Some(client) = client else { return Ok(false) };
-            let answer = client.resource(&ACCESS_REVIEW).create::<Value>("", &body).await;
-            let answer = answer.map_err(|error| error.to_string())?;
+            let ask = || async { client.resource(&ACCESS_REVIEW).create("", &body).await };
+            let answer = persistently(&clock, ask).await?;
             Ok(answer["status"]["allowed"] == true && answer["status"]["denied"] != true)
         })
     }
+}
+
+/// Asks until there is an answer, or a failure that would come again. A server that is silent is not
+/// asked again. Upstream: `webhook.WithExponentialBackoff`.
+async fn persistently<Fut>(clock: &SharedClock, ask: impl Fn() -> Fut) -> Result<Value, String>
+where
+    Fut: Future<Output = client::Result<Value>>,
+{
+    let mut pauses = PAUSES.iter();
+    loop {
+        let late = async {
+            clock.sleep(TIMEOUT).await;
+            None
+        };
+        match async { Some(ask().await) }.or(late).await {
+            None => return Err(format!("no answer to a review within {TIMEOUT:?}")),
+            Some(Ok(answer)) => return Ok(answer),
+            Some(Err(error)) => match pauses.next().filter(|_| may_pass(&error)) {
+                Some(pause) => clock.sleep(pause.mul_f64(1.0 + JITTER * fastrand::f64())).await,
+                None => return Err(error.to_string()),
+            },
+        }
+    }
+}
+
+/// Upstream: `webhook.DefaultShouldRetry`.
+fn may_pass(error: &client::Error) -> bool {
+    error.is_reset() || error.is_internal() || error.is_timeout() || error.is_too_many_requests()
 }
 
 fn reviewed_user(status: &Value) -> Option<User> {
@@ -92,4 +136,59 @@ fn reviewed_user(status: &Value) -> Option<User> {
             .map(|(key, values)| (key.clone(), strings(values)))
             .collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::io::{Error as IoError, ErrorKind};
+
+    use futures_lite::future::{self, block_on};
+
+    use super::*;
+    use crate::clock::FakeClock;
+    use crate::objects::Timestamp;
+
+    #[test]
+    fn a_review_is_asked_for_again_after_what_may_pass() {
+        // failures, their kind, whether there is an answer in the end, and how often it was asked for
+        for (failures, kind, answered, asked) in [
+            (0, ErrorKind::ConnectionReset, true, 1),
+            (4, ErrorKind::ConnectionReset, true, 5),
+            (5, ErrorKind::ConnectionReset, false, 5),
+            (1, ErrorKind::ConnectionRefused, false, 1),
+        ] {
+            let fake = FakeClock::new(Timestamp::from_secs(0));
+            let clock: SharedClock = fake.clone();
+            let count = Cell::new(0);
+            let review = persistently(&clock, || {
+                count.set(count.get() + 1);
+                let source = IoError::from(kind).into();
+                let error = client::Error::Transport { request: "POST /x".into(), source };
+                future::ready(if count.get() > failures { Ok(Value::Null) } else { Err(error) })
+            });
+            let time = async {
+                loop {
+                    fake.advance(Duration::from_secs(3));
+                    future::yield_now().await;
+                }
+            };
+            assert_eq!(block_on(review.or(time)).is_ok(), answered, "{failures} {kind}");
+            assert_eq!(count.get(), asked, "{failures} {kind}");
+        }
+    }
+
+    #[test]
+    fn a_silent_server_is_asked_once() {
+        let fake = FakeClock::new(Timestamp::from_secs(0));
+        let clock: SharedClock = fake.clone();
+        let review = persistently(&clock, future::pending);
+        let time = async {
+            future::yield_now().await;
+            fake.advance(TIMEOUT);
+            future::pending().await
+        };
+        let error = block_on(review.or(time)).unwrap_err();
+        assert_eq!(error, "no answer to a review within 10s");
+    }
 }

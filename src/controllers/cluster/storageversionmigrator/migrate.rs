@@ -107,7 +107,7 @@ mod tests {
     use std::io::{self, ErrorKind};
 
     use super::*;
-    use crate::client::{Failure, Status};
+    use crate::client::{Failure, FailureBody, Status};
     use crate::objects::{Resource, StorageVersionMigration, Uid};
 
     #[test]
@@ -115,7 +115,8 @@ mod tests {
         let request = || "PATCH /x".to_owned();
         let answer = |code: u16, reason: &str| {
             let status = Status { code, reason: reason.to_owned(), ..Status::default() };
-            let failure = Failure { request: request(), code, retry_after: None, status };
+            let (request, body) = (request(), FailureBody::Status);
+            let failure = Failure { request, code, retry_after: None, body, status };
             client::Error::Status(Box::new(failure))
         };
         let transport = |kind: ErrorKind| client::Error::Transport {

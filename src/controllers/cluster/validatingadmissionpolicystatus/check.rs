@@ -34,7 +34,7 @@ struct Kept {
     definitions: Arc<Definitions>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Index {
     paths: BTreeMap<String, IndexEntry>,
 }
@@ -70,7 +70,14 @@ impl TypeChecker {
         if kinds.is_empty() {
             return Ok(Vec::new());
         }
-        let index: Index = self.client.fetch(&Call::new("GET", "/openapi/v3")).await?;
+        let index: Index = match self.client.fetch(&Call::new("GET", "/openapi/v3")).await {
+            // Without documents each kind is skipped, as upstream.
+            Err(error) if error.code().is_some_and(|code| code < 500) => {
+                log::warn!("schemas of kinds: {error}");
+                Index::default()
+            }
+            other => other?,
+        };
         let mut documents = Vec::new();
         for kind in kinds {
             if let Some(definitions) = self.definitions(&index, &kind).await? {

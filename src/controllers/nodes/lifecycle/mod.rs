@@ -219,8 +219,8 @@ impl NodeLifecycle {
         }
     }
 
-    /// Takes note of the end of a node's turn. `true`: evictions have stopped meanwhile, so the taint
-    /// has to go.
+    /// Takes note of the end of a node's turn. `true`: all evictions have stopped meanwhile, so the
+    /// taint has to go. In a zone that is disrupted in part it stays.
     fn settle(&self, zone: &Istr, node: &Arc<str>, outcome: Result<(), Duration>) -> bool {
         let mut state = self.state.lock();
         let Some(tainter) = state.tainters.get_mut(zone) else { return false };
@@ -228,7 +228,7 @@ impl NodeLifecycle {
             Ok(()) => tainter.done(node),
             Err(wait) => tainter.retry(node, self.clock.monotonic() + wait),
         }
-        outcome.is_ok() && tainter.is_stopped()
+        outcome.is_ok() && zones::are_all_full(&state.zones)
     }
 
     /// `Err`: how long until it should be tried again. Not ready and unreachable exclude each other, as

@@ -72,11 +72,6 @@ impl Tainter {
         self.members.contains_key(node)
     }
 
-    /// No node is handed out before the rate changes.
-    pub fn is_stopped(&self) -> bool {
-        self.limiter.rate() == 0.0
-    }
-
     /// The first node that is due, against a token of the rate.
     pub fn next(&mut self, now: Duration) -> Turn {
         let Some((&(due, _), node)) = self.waiting.first_key_value() else { return Turn::Idle };

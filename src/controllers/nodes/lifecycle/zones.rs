@@ -13,6 +13,12 @@ pub enum ZoneState {
     PartialDisruption,
 }
 
+impl ZoneState {
+    fn is_full(&self) -> bool {
+        *self == ZoneState::FullDisruption
+    }
+}
+
 /// The nodes of a zone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
@@ -77,6 +83,11 @@ pub enum Disruption {
     Resume(Vec<(Istr, f32)>),
 }
 
+/// Whether the last pass found nodes, and none of them ready: evictions have stopped.
+pub fn are_all_full(states: &HashMap<Istr, ZoneState>) -> bool {
+    !states.is_empty() && states.values().all(ZoneState::is_full)
+}
+
 /// Moves the states of the zones. Zones without nodes in `counts` are forgotten.
 /// Upstream: `handleDisruption`.
 pub fn update(
@@ -84,15 +95,14 @@ pub fn update(
     counts: &HashMap<Istr, Count>,
     rates: &Rates,
 ) -> Disruption {
-    let is_full = |state: &ZoneState| *state == ZoneState::FullDisruption;
     let new: HashMap<&Istr, ZoneState> =
         counts.iter().map(|(zone, count)| (zone, count.state(rates.unhealthy))).collect();
     for zone in counts.keys() {
         states.entry(zone.clone()).or_insert(ZoneState::Initial);
     }
     states.retain(|zone, _| counts.contains_key(zone));
-    let all_are_full = new.values().all(is_full);
-    let all_were_full = states.values().all(is_full);
+    let all_are_full = new.values().all(ZoneState::is_full);
+    let all_were_full = states.values().all(ZoneState::is_full);
     if all_are_full && all_were_full {
         return Disruption::Rates(Vec::new());
     }

@@ -77,7 +77,7 @@ impl Reconciler {
             }
         }
         for slice in other {
-            if let Err(error) = self.delete(service, &slice).await {
+            if let Err(error) = self.delete("error deleting", service, &slice).await {
                 errors.push(error);
             }
         }
@@ -251,7 +251,7 @@ impl Reconciler {
             metrics::changed("update");
         }
         for slice in &plan.delete {
-            self.delete(service, slice).await?;
+            self.delete("failed to delete", service, slice).await?;
         }
         let mode = if topology::is_asked_for(service) { "Auto" } else { "Disabled" };
         let asked = service.spec.traffic_distribution.as_deref();
@@ -262,13 +262,19 @@ impl Reconciler {
         Ok(())
     }
 
-    async fn delete(&self, service: &Service, slice: &EndpointSlice) -> Result<(), Error> {
+    /// `failed`: how the text of an error begins.
+    async fn delete(
+        &self,
+        failed: &str,
+        service: &Service,
+        slice: &EndpointSlice,
+    ) -> Result<(), Error> {
         match self.client.delete::<EndpointSlice>(&slice.meta.key(), Delete::new()).await {
             Ok(()) => self.tracker.expect_deletion(slice),
             Err(error) if error.is_not_found() => return Ok(()),
             Err(error) => {
                 return Err(Error::other(format!(
-                    "failed to delete {} EndpointSlice for Service {}: {}",
+                    "{failed} {} EndpointSlice for Service {}: {}",
                     slice.meta.name,
                     service.meta.key(),
                     Error::from(error).message()

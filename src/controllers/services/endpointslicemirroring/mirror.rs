@@ -192,7 +192,8 @@ fn changes(slice: &EndpointSlice, wanted: &EndpointSet) -> Changes {
             }
         }
     }
-    changes.added = wanted.len().saturating_sub(kept);
+    // Below the number kept when an address is there twice.
+    changes.added = wanted.len().abs_diff(kept);
     changes
 }
 

@@ -100,6 +100,10 @@ fn conditions(claim: &Value, new: Option<Value>, keeps_others: bool) -> Vec<Valu
     patch
 }
 
+fn step(what: &str, error: Error) -> Error {
+    Error::other(format!("error {what}: {}", error.message()))
+}
+
 impl Expander {
     /// Expands the volume of `claim` as far as the control plane does.
     pub(super) async fn expand(&self, claim: &PersistentVolumeClaim) -> Result<(), Error> {
@@ -140,8 +144,6 @@ impl Expander {
         size: Quantity,
     ) -> Result<(), Error> {
         let key = claim.meta.key();
-        let step =
-            |what: &str, error: Error| Error::other(format!("error {what}: {}", error.message()));
         let driver = &volume["spec"]["flexVolume"]["driver"];
         let begun = self.condition("Resizing", None);
         let live = self.patch_claim(
@@ -185,21 +187,30 @@ impl Expander {
         let message =
             "Waiting for user to (re-)start a pod to finish file system resize of volume on node.";
         let pending = self.condition("FileSystemResizePending", Some(message));
-        self.patch_claim(
-            &live,
-            None,
-            json!({
-                "conditions": conditions(&live, Some(pending), true),
-                "allocatedResourceStatuses": { "storage": NODE_PENDING },
-            }),
-        )
-        .await?;
+        let status = json!({
+            "conditions": conditions(&live, Some(pending), true),
+            "allocatedResourceStatuses": { "storage": NODE_PENDING },
+        });
+        let text = |field: &str| live["metadata"][field].as_str().unwrap_or_default();
+        let claim = ObjectKey::new(text("namespace"), text("name"));
+        self.patch_claim(&live, None, status)
+            .await
+            .map_err(|error| step(&format!("marking pvc {claim} for node expansion"), error))?;
         if !volume["metadata"]["annotations"][PRE_RESIZE_CAPACITY].is_null() {
             return Ok(());
         }
         let had = &live["status"]["capacity"]["storage"];
         let annotations = json!({ PRE_RESIZE_CAPACITY: had });
-        self.patch_volume(volume, json!({ "metadata": { "annotations": annotations } })).await
+        let marked =
+            self.patch_volume(volume, json!({ "metadata": { "annotations": annotations } }));
+        marked.await.map_err(|error| {
+            let name = volume["metadata"]["name"].as_str().unwrap_or_default();
+            let had = had.as_str().unwrap_or_default();
+            let what = format!(
+                "updating pv {name} annotation ({PRE_RESIZE_CAPACITY}) with pre-resize capacity {had}"
+            );
+            step(&what, error)
+        })
     }
 
     fn condition(&self, name: &str, message: Option<&str>) -> Value {
@@ -216,8 +227,11 @@ impl Expander {
         let name = volume["metadata"]["name"].as_str().unwrap_or_default();
         let volumes = self.client.resource(&PersistentVolume::RESOURCE);
         let patch = Patch::StrategicMerge(patch);
-        let _: Value = volumes.patch(&ObjectKey::cluster(name), &patch).await?;
-        Ok(())
+        let patched = volumes.patch::<Value>(&ObjectKey::cluster(name), &patch).await;
+        patched.map(drop).map_err(|error| {
+            let message = Error::from(error).message().to_owned();
+            Error::other(format!("error Patching PV {name:?} with error : {message}"))
+        })
     }
 
     /// Patches the status at the version of `live`; `driver` becomes the claim's resizer.

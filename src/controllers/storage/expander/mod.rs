@@ -146,18 +146,21 @@ impl Expander {
             "resourceVersion": meta.resource_version.to_string(),
         } });
         self.patch_status(&key, patch).await.map(drop).map_err(|error| {
-            let name = &meta.name;
             Error::other(format!(
-                "error setting resizer annotation to pvc {key}, with error patchPVCStatus failed \
-                 to patch PVC {name:?}: {}",
+                "error setting resizer annotation to pvc {key}, with error {}",
                 error.message()
             ))
         })
     }
 
+    /// Upstream: `PatchPVCStatus`.
     async fn patch_status(&self, key: &ObjectKey, patch: Value) -> Result<Value, Error> {
         let verbs = self.client.resource(&PersistentVolumeClaim::RESOURCE).subresource("status");
-        Ok(verbs.patch(key, &Patch::StrategicMerge(patch)).await?)
+        verbs.patch(key, &Patch::StrategicMerge(patch)).await.map_err(|error| {
+            let (name, error) = (&key.name, Error::from(error));
+            let message = error.message();
+            Error::other(format!("patchPVCStatus failed to patch PVC {name:?}: {message}"))
+        })
     }
 }
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::calculator::{PodMetric, PodMetrics};
-use crate::client::{Call, Client, Error, Scales};
+use crate::client::{Call, Client, Error, Failure, FailureBody, Scales};
 use crate::clock::SharedClock;
 use crate::objects::{
     CrossVersionObjectReference, Quantity, ResourceList, Selector, Timestamp, null_as_default,
@@ -194,7 +194,7 @@ impl MetricsApi {
                 let resources = self.scales.resources_of(group, kind, None).await;
                 let why = match &resources {
                     Ok(_) => format!("no matches for kind {kind:?} in group {group:?}"),
-                    Err(error) => error.to_string(),
+                    Err(error) => described(error, "get", ""),
                 };
                 let kind =
                     if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
@@ -266,7 +266,7 @@ impl MetricsApi {
             Err(error) if error.is_not_found() => {
                 return Err(format!("no custom metrics API ({CUSTOM_METRICS}) registered"));
             }
-            Err(error) => return Err(error.to_string()),
+            Err(error) => return Err(described(&error, "get", "")),
         };
         let version = known_version(&group)
             .ok_or_else(|| "no known available metric versions found".to_owned())?;
@@ -290,18 +290,37 @@ fn unable(api: &str, error: &str) -> String {
     format!("unable to fetch metrics from {api} metrics API: {error}")
 }
 
-/// An error in client-go's words, which it makes up for answers that say nothing themselves. `what`:
-/// the resource, and the name of the object. Upstream: `NewGenericServerResponse`.
+/// An error in client-go's words, which it makes up for answers that are no Status. `what`: the
+/// resource, and the name of the object; empty for a path. Upstream: `Request.transformResponse`.
 pub(super) fn described(error: &Error, verb: &str, what: &str) -> String {
-    let (Some(code), None) = (error.code(), error.reason()) else {
-        return error.message().map_or_else(|| error.to_string(), str::to_owned);
+    let Some(Failure { code, body, status, .. }) = error.failure() else {
+        return error.to_string();
     };
-    let said = error.message().unwrap_or("unknown");
+    let said = match body {
+        FailureBody::Status => return status.message.clone(),
+        FailureBody::Text => &status.message,
+        FailureBody::Other => UNKNOWN,
+    };
+    let text = generic(*code, said);
+    if what.is_empty() { text } else { format!("{text} ({verb} {what})") }
+}
+
+/// What client-go takes a body for that is no text.
+const UNKNOWN: &str = "unknown";
+
+/// Upstream: `NewGenericServerResponse`.
+fn generic(code: u16, said: &str) -> String {
     let text = match code {
+        400 => "the server rejected our request for an unknown reason",
         401 => "the server has asked for the client to provide credentials",
-        403 => said,
         404 => "the server could not find the requested resource",
         405 => "the server does not allow this method on the requested resource",
+        406 if said.is_empty() || said == UNKNOWN => {
+            "the server was unable to respond with a content type that the client supports"
+        }
+        403 | 406 | 415 => said,
+        409 => "the server reported a conflict",
+        422 => "the server rejected our request due to an error in our request",
         429 => "the server has received too many requests and has asked us to try again later",
         503 => "the server is currently unable to handle the request",
         504 => {
@@ -310,18 +329,17 @@ pub(super) fn described(error: &Error, verb: &str, what: &str) -> String {
         }
         500.. => {
             return format!(
-                "an error on the server ({said:?}) has prevented the request from succeeding \
-                 ({verb} {what})"
+                "an error on the server ({said:?}) has prevented the request from succeeding"
             );
         }
         _ => {
             return format!(
                 "the server responded with the status code {code} but did not return more \
-                 information ({verb} {what})"
+                 information"
             );
         }
     };
-    format!("{text} ({verb} {what})")
+    text.to_owned()
 }
 
 #[cfg(test)]
@@ -329,6 +347,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::client::Status;
 
     #[test]
     fn the_usage_of_a_pod_is_the_sum_of_its_containers() {
@@ -375,6 +394,95 @@ mod tests {
             ("", &[], None),
         ] {
             assert_eq!(known_version(&group(preferred, versions)), known, "{preferred}");
+        }
+    }
+
+    fn answered(code: u16, body: FailureBody, message: &str) -> Error {
+        let status = Status { message: message.to_owned(), ..Status::default() };
+        let request = "GET /x".to_owned();
+        Error::Status(Box::new(Failure { request, code, retry_after: None, body, status }))
+    }
+
+    #[test]
+    fn a_status_says_what_it_says() {
+        for (code, reason, message) in [
+            (500, "", "no trigger named queue"),
+            (500, "InternalError", "Internal error occurred: no"),
+            (404, "NotFound", "deployments.apps \"web\" not found"),
+            (403, "", ""),
+        ] {
+            let mut error = answered(code, FailureBody::Status, message);
+            if let Error::Status(failure) = &mut error {
+                failure.status.reason = reason.to_owned();
+            }
+            assert_eq!(described(&error, "get", "jobs.external.metrics.k8s.io"), message);
+        }
+        let unsent = Error::HeldBack { request: "GET /x".to_owned() };
+        assert_eq!(described(&unsent, "get", "x"), unsent.to_string());
+    }
+
+    #[test]
+    fn an_answer_that_is_no_status_is_described_in_upstreams_words() {
+        use FailureBody::{Other, Text};
+        let more = |code: u16| {
+            format!(
+                "the server responded with the status code {code} but did not return more \
+                 information"
+            )
+        };
+        let failed = |said: &str| {
+            format!("an error on the server ({said:?}) has prevented the request from succeeding")
+        };
+        let plain = str::to_owned;
+        let unsupported =
+            "the server was unable to respond with a content type that the client supports";
+        let late = "the server was unable to return a response in the time allotted, but may still \
+                    be processing the request";
+        for (code, body, said, text) in [
+            (400, Text, "x", plain("the server rejected our request for an unknown reason")),
+            (401, Text, "x", plain("the server has asked for the client to provide credentials")),
+            (403, Text, "no \"x\"", plain("no \"x\"")),
+            (403, Text, "", plain("")),
+            (403, Other, "{}", plain("unknown")),
+            (404, Text, "x", plain("the server could not find the requested resource")),
+            (
+                405,
+                Text,
+                "x",
+                plain("the server does not allow this method on the requested resource"),
+            ),
+            (406, Text, "only XML", plain("only XML")),
+            (406, Text, "", plain(unsupported)),
+            (406, Other, "{}", plain(unsupported)),
+            (409, Text, "x", plain("the server reported a conflict")),
+            (410, Text, "x", more(410)),
+            (415, Text, "only XML", plain("only XML")),
+            (415, Other, "{}", plain("unknown")),
+            (
+                422,
+                Text,
+                "x",
+                plain("the server rejected our request due to an error in our request"),
+            ),
+            (
+                429,
+                Text,
+                "x",
+                plain(
+                    "the server has received too many requests and has asked us to try again later",
+                ),
+            ),
+            (302, Text, "x", more(302)),
+            (500, Text, "no \"x\"", failed("no \"x\"")),
+            (500, Text, "", failed("")),
+            (502, Other, "{}", failed("unknown")),
+            (503, Text, "x", plain("the server is currently unable to handle the request")),
+            (504, Text, "x", plain(late)),
+        ] {
+            let error = answered(code, body, said);
+            assert_eq!(described(&error, "get", ""), text, "{code}");
+            let found = described(&error, "put", "deployments web");
+            assert_eq!(found, format!("{text} (put deployments web)"), "{code}");
         }
     }
 }

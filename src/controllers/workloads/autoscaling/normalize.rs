@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use crate::objects::{Behavior, ScalingPolicy, ScalingRules, Timestamp};
+use crate::objects::{Behavior, ScalingPolicy, ScalingRules};
 
-/// What one autoscaler proposed and did of late.
+/// What one autoscaler proposed and did of late. Its times are those of the monotonic clock, so that
+/// a step of the wall clock neither ends nor extends a window or a period.
 #[derive(Debug, Default)]
 pub(super) struct History {
     recommendations: Vec<Recommendation>,
@@ -16,16 +17,28 @@ pub(super) struct History {
 #[derive(Clone, Copy, Debug)]
 struct Recommendation {
     replicas: i32,
-    at: Timestamp,
+    at: Duration,
+}
+
+impl Recommendation {
+    fn age(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.at)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 struct ScaleEvent {
     /// The number of replicas that came or went.
     change: i32,
-    at: Timestamp,
+    at: Duration,
     /// No policy reads it, so the next event takes its place.
     is_outdated: bool,
+}
+
+impl ScaleEvent {
+    fn age(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.at)
+    }
 }
 
 /// What is wanted, and between what.
@@ -80,7 +93,7 @@ const TOO_FEW: (&str, &str) =
 
 impl History {
     /// The number of replicas that are there first counts as a recommendation.
-    pub fn start(&mut self, current: i32, now: Timestamp) {
+    pub fn start(&mut self, current: i32, now: Duration) {
         if self.recommendations.is_empty() {
             self.recommendations.push(Recommendation { replicas: current, at: now });
         }
@@ -92,7 +105,7 @@ impl History {
         wish: Wish,
         behavior: Option<&Behavior>,
         window: Duration,
-        now: Timestamp,
+        now: Duration,
     ) -> Normalized {
         let (stabilized, verdict, (desired, reason, message)) = match behavior {
             None => {
@@ -119,50 +132,43 @@ impl History {
     }
 
     /// The highest recommendation within the window. Upstream: `stabilizeRecommendation`.
-    fn stabilize(&mut self, desired: i32, window: Duration, now: Timestamp) -> i32 {
-        let cutoff = now - window;
-        let recent = self.recommendations.iter().filter(|known| known.at >= cutoff);
+    fn stabilize(&mut self, desired: i32, window: Duration, now: Duration) -> i32 {
+        let recent = self.recommendations.iter().filter(|known| known.age(now) <= window);
         let highest = recent.map(|known| known.replicas).fold(desired, i32::max);
-        self.recommend(desired, now, |known| known.at < cutoff);
+        self.recommend(desired, now, |age| age > window);
         highest
     }
 
     /// Up at most to the lowest recommendation of one window, down at most to the highest of the
     /// other. Upstream: `stabilizeRecommendationWithBehaviors`.
-    fn stabilize_both(&mut self, wish: Wish, up: Duration, down: Duration, now: Timestamp) -> i32 {
-        let (up, down) = (now - up, now - down);
-        let since = |cutoff: Timestamp| {
-            let recent = self.recommendations.iter().filter(move |known| known.at > cutoff);
+    fn stabilize_both(&mut self, wish: Wish, up: Duration, down: Duration, now: Duration) -> i32 {
+        let within = |window: Duration| {
+            let recent = self.recommendations.iter().filter(move |known| known.age(now) < window);
             recent.map(|known| known.replicas)
         };
-        let lowest = since(up).fold(wish.desired, i32::min);
-        let highest = since(down).fold(wish.desired, i32::max);
-        self.recommend(wish.desired, now, |known| known.at < up && known.at < down);
+        let lowest = within(up).fold(wish.desired, i32::min);
+        let highest = within(down).fold(wish.desired, i32::max);
+        self.recommend(wish.desired, now, |age| age > up && age > down);
         wish.current.max(lowest).min(highest)
     }
 
     /// Notes a recommendation, in the place of one that is too old.
-    fn recommend(
-        &mut self,
-        replicas: i32,
-        now: Timestamp,
-        is_old: impl Fn(&Recommendation) -> bool,
-    ) {
+    fn recommend(&mut self, replicas: i32, now: Duration, is_old: impl Fn(Duration) -> bool) {
         let new = Recommendation { replicas, at: now };
-        match self.recommendations.iter().rposition(is_old) {
+        match self.recommendations.iter().rposition(|known| is_old(known.age(now))) {
             Some(at) => self.recommendations[at] = new,
             None => self.recommendations.push(new),
         }
     }
 
     /// Notes that the target was scaled. Upstream: `storeScaleEvent`.
-    pub fn scaled(&mut self, behavior: &Behavior, from: i32, to: i32, now: Timestamp) {
+    pub fn scaled(&mut self, behavior: &Behavior, from: i32, to: i32, now: Duration) {
         let (events, rules) = match to > from {
             true => (&mut self.ups, Rules::up(&behavior.scale_up)),
             false => (&mut self.downs, Rules::down(&behavior.scale_down, Duration::ZERO)),
         };
-        let cutoff = now - rules.longest_period();
-        for event in events.iter_mut().filter(|event| event.at < cutoff) {
+        let period = rules.longest_period();
+        for event in events.iter_mut().filter(|event| event.age(now) > period) {
             event.is_outdated = true;
         }
         let change = to.saturating_sub(from).saturating_abs();
@@ -174,7 +180,7 @@ impl History {
     }
 
     /// Upstream: `convertDesiredReplicasWithBehaviorRate`.
-    fn limited(&self, wish: Wish, up: &Rules, down: &Rules, now: Timestamp) -> Limited {
+    fn limited(&self, wish: Wish, up: &Rules, down: &Rules, now: Duration) -> Limited {
         let Wish { current, desired, min, max } = wish;
         if desired > current {
             let limit = self.up_limit(current, up, now).max(current);
@@ -195,17 +201,17 @@ impl History {
     }
 
     /// How many replicas there were when the period of `policy` began.
-    fn at_start_of(&self, policy: &ScalingPolicy, current: i32, now: Timestamp) -> i32 {
-        let cutoff = now - seconds(policy.period_seconds);
+    fn at_start_of(&self, policy: &ScalingPolicy, current: i32, now: Duration) -> i32 {
+        let period = seconds(policy.period_seconds);
         let changes = |events: &[ScaleEvent]| {
-            let recent = events.iter().filter(|event| event.at > cutoff);
+            let recent = events.iter().filter(|event| event.age(now) < period);
             recent.fold(0i32, |sum, event| sum.saturating_add(event.change))
         };
         current.saturating_sub(changes(&self.ups)).saturating_add(changes(&self.downs))
     }
 
     /// Upstream: `calculateScaleUpLimitWithScalingRules`.
-    fn up_limit(&self, current: i32, rules: &Rules, now: Timestamp) -> i32 {
+    fn up_limit(&self, current: i32, rules: &Rules, now: Duration) -> i32 {
         let limit = |policy: &ScalingPolicy| {
             let start = self.at_start_of(policy, current, now);
             match policy.r#type == "Percent" {
@@ -224,7 +230,7 @@ impl History {
     }
 
     /// Upstream: `calculateScaleDownLimitWithBehaviors`.
-    fn down_limit(&self, current: i32, rules: &Rules, now: Timestamp) -> i32 {
+    fn down_limit(&self, current: i32, rules: &Rules, now: Duration) -> i32 {
         let limit = |policy: &ScalingPolicy| {
             let start = self.at_start_of(policy, current, now);
             match policy.r#type == "Percent" {

@@ -18,8 +18,8 @@ use super::status::{
 };
 use crate::client;
 use crate::objects::{
-    HorizontalPodAutoscaler, HorizontalPodAutoscalerStatus, ObjectKey, Pod, ResourceType, Scale,
-    Selector,
+    HorizontalPodAutoscaler, HorizontalPodAutoscalerStatus, ObjectKey, Pod, Resource, ResourceType,
+    Scale, Selector,
 };
 
 /// Tries and the time between them when the Scale changes meanwhile. Upstream: `retry.DefaultRetry`.
@@ -100,7 +100,8 @@ impl Autoscaling {
             now,
         );
         let current = scale.replicas;
-        self.histories.lock().entry(subject.key.clone()).or_default().start(current, now);
+        let moment = self.clock.monotonic();
+        self.histories.lock().entry(subject.key.clone()).or_default().start(current, moment);
 
         let (min, max) = (autoscaler.min_replicas(), autoscaler.spec.max_replicas);
         let zero = Zero {
@@ -168,7 +169,7 @@ impl Autoscaling {
             if let Some(behavior) = &autoscaler.spec.behavior {
                 let mut histories = self.histories.lock();
                 let history = histories.entry(subject.key.clone()).or_default();
-                history.scaled(behavior, current, desired, now);
+                history.scaled(behavior, current, desired, self.clock.monotonic());
             }
             let (from, to) = (current, desired);
             log::info!("{}: rescaled from {from} to {to}: {reason}", subject.reference);
@@ -204,7 +205,7 @@ impl Autoscaling {
         let resources = match resources {
             Ok(resources) if !resources.is_empty() => Ok(resources),
             Ok(_) => Err(format!("no matches for kind {:?} in group {group:?}", kind.as_str())),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(described(&error, "get", "")),
         };
         let resources = match resources {
             Ok(resources) => resources,
@@ -220,7 +221,7 @@ impl Autoscaling {
             match self.scales.get(&resource, &key).await {
                 Ok(scale) => return Ok((resource, scale)),
                 Err(error) => {
-                    let what = format!("{resource} {}", target.name);
+                    let what = scale_name(&resource, &target.name);
                     first.get_or_insert_with(|| described(&error, "get", &what));
                 }
             }
@@ -373,7 +374,8 @@ impl Autoscaling {
             let mut histories = self.histories.lock();
             let history = histories.entry(subject.key.clone()).or_default();
             let behavior = subject.autoscaler.spec.behavior.as_ref();
-            history.normalize(wish, behavior, self.settings.downscale_stabilization, now)
+            let window = self.settings.downscale_stabilization;
+            history.normalize(wish, behavior, window, self.clock.monotonic())
         };
         set_condition(&mut subject.status, ABLE_TO_SCALE, able, now);
         set_condition(&mut subject.status, SCALING_LIMITED, limited, now);
@@ -390,7 +392,7 @@ impl Autoscaling {
     ) -> Result<(), String> {
         let name = &subject.autoscaler.spec.scale_target_ref.name;
         let key = ObjectKey::new(&subject.key.namespace, name);
-        let what = format!("{resource} {name}");
+        let what = scale_name(resource, name);
         for tries in 1.. {
             let error = match self.scales.update(resource, &key, scale, replicas).await {
                 Ok(_) => break,
@@ -419,9 +421,11 @@ impl Autoscaling {
         }
         let written = self.client.update_status(*autoscaler, status).await;
         written.map(drop).map_err(|error: client::Error| {
-            let error = error.message().map_or_else(|| error.to_string(), str::to_owned);
+            let name = &autoscaler.meta.name;
+            let what = format!("{} {name}", HorizontalPodAutoscaler::RESOURCE);
+            let error = described(&error, "put", &what);
             self.recorder.warning(*autoscaler, "FailedUpdateStatus", &*error);
-            format!("failed to update status for {}: {error}", autoscaler.meta.name)
+            format!("failed to update status for {name}: {error}")
         })
     }
 
@@ -440,6 +444,11 @@ const NOT_SCALED: (&str, &str, &str) =
 /// Metrics that are there without pods.
 fn has_object_or_external_metrics(autoscaler: &HorizontalPodAutoscaler) -> bool {
     autoscaler.spec.metrics.iter().any(|spec| matches!(spec.r#type.as_str(), "Object" | "External"))
+}
+
+/// As errors name it: upstream's client of Scales serves all groups and names none.
+fn scale_name(resource: &ResourceType, name: &str) -> String {
+    format!("{} {name}", resource.plural)
 }
 
 /// Upstream: `schema.ParseGroupVersion`.

@@ -325,3 +325,124 @@ fn milli(count: i64) -> Quantity {
 fn selector(selector: Option<&LabelSelector>) -> Result<Selector, String> {
     Selector::try_from(selector).map_err(|error| error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_lite::future::block_on;
+    use parking_lot::Mutex;
+
+    use super::super::calculator::{Startup, Tolerances};
+    use super::*;
+    use crate::client::{Client, Config, Scales};
+    use crate::clock::{FakeClock, SystemClock};
+    use crate::controllers::workloads::pod_control::testing::answering;
+    use crate::objects::Timestamp;
+
+    async fn failed(client: Client, spec: &Value) -> Failed {
+        let api = MetricsApi {
+            scales: Scales::new(client.clone()),
+            client,
+            clock: FakeClock::new(Timestamp::from_secs(0)),
+            period: Duration::ZERO,
+            custom_version: Mutex::default(),
+        };
+        let selector = Selector::everything();
+        let target =
+            Target { namespace: "ns", selector: &selector, replicas: 1, status_replicas: 1 };
+        let (cpu_initialization, readiness_delay) = (Duration::ZERO, Duration::ZERO);
+        let calculator = Calculator {
+            pods: &[],
+            tolerances: Tolerances { down: 0.1, up: 0.1 },
+            startup: Startup { cpu_initialization, readiness_delay },
+            now: Timestamp::from_secs(0),
+            pod_level_resources: false,
+        };
+        let spec = serde_json::from_value(spec.clone()).unwrap();
+        compute(&api, &spec, target, calculator).await.unwrap_err()
+    }
+
+    #[test]
+    fn an_invalid_selector_of_a_metric_fails_before_any_request() {
+        let value = json!({ "type": "Value", "value": "1" });
+        let average = json!({ "type": "AverageValue", "averageValue": "1" });
+        let labels = json!({ "matchLabels": { "-": "v" } });
+        let expressions = json!({ "matchExpressions": [{ "key": "k", "operator": "In" }] });
+        let spec = |kind: &str, member: &str, selector: &Value, target: &Value| {
+            json!({ "type": kind, member: {
+                "describedObject": { "kind": "Service", "name": "s" },
+                "metric": { "name": "m", "selector": selector },
+                "target": target,
+            } })
+        };
+        for (spec, cause, reason, error) in [
+            (
+                spec("Object", "object", &labels, &value),
+                "key: Invalid value: \"-\": name part must consist of alphanumeric characters",
+                "FailedGetObjectMetric",
+                "failed to get object metric value: ",
+            ),
+            (
+                spec("Object", "object", &expressions, &average),
+                "values: Invalid value: null: for 'in', 'notin' operators, values set can't be empty",
+                "FailedGetObjectMetric",
+                "failed to get object metric value: ",
+            ),
+            (
+                spec("Pods", "pods", &labels, &average),
+                "key: Invalid value: \"-\": name part must consist of alphanumeric characters",
+                "FailedGetPodsMetric",
+                "failed to get pods metric value: ",
+            ),
+            (
+                spec("External", "external", &labels, &average),
+                "key: Invalid value: \"-\": name part must consist of alphanumeric characters",
+                "FailedGetExternalMetric",
+                "failed to get m external metric value: failed to get m external metric: ",
+            ),
+            (
+                spec("External", "external", &expressions, &value),
+                "values: Invalid value: null: for 'in', 'notin' operators, values set can't be empty",
+                "FailedGetExternalMetric",
+                "failed to get m external metric value: failed to get external metric m: ",
+            ),
+        ] {
+            // Nothing listens there.
+            let config = Config::new("http://127.0.0.1:1");
+            let client = Client::new(config, SystemClock::shared()).unwrap();
+            let found = block_on(failed(client, &spec));
+            assert_eq!(found.reason, reason, "{spec}");
+            assert!(found.cause.starts_with(cause), "{}", found.cause);
+            assert_eq!(found.error, format!("{error}{}", found.cause));
+        }
+    }
+
+    #[test]
+    fn a_metric_shows_why_its_server_failed() {
+        let spec = json!({ "type": "External", "external": {
+            "metric": { "name": "m" }, "target": { "type": "Value", "value": "1" },
+        } });
+        for (answer, cause) in [
+            (
+                // As a server answers whose error has no reason.
+                json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                    "message": "no trigger named m", "code": 500 }),
+                "no trigger named m",
+            ),
+            (
+                json!({ "message": "no route", "code": 500 }),
+                "an error on the server (\"unknown\") has prevented the request from succeeding \
+                 (get m.external.metrics.k8s.io)",
+            ),
+        ] {
+            let found = block_on(async {
+                let client = answering(move |_| (500, answer.clone())).await;
+                failed(client, &spec).await
+            });
+            let doing = "unable to get external metric ns/m/nil: unable to fetch metrics from \
+                         external metrics API";
+            assert_eq!(found.cause, format!("{doing}: {cause}"));
+        }
+    }
+}

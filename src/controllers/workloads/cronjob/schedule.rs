@@ -144,8 +144,13 @@ fn descriptor(text: &str, zone: TimeZone) -> Result<Schedule, String> {
         _ => {
             let every = text.strip_prefix("@every ");
             let every = every.ok_or_else(|| format!("unrecognized descriptor: {text}"))?;
-            let every = parse_duration(every)
-                .map_err(|error| format!("failed to parse duration {text}: {error}"))?;
+            // A negative one is shorter than a second, like those that count as one.
+            let length = every.strip_prefix('-').map_or_else(
+                || parse_duration(every),
+                |rest| parse_duration(rest).map(|_| Duration::ZERO),
+            );
+            let every =
+                length.map_err(|error| format!("failed to parse duration {text}: {error}"))?;
             return Ok(Schedule::Every(Duration::from_secs(every.as_secs().max(1))));
         }
     };
@@ -396,6 +401,7 @@ mod tests {
             ("@hourly", "2026-11-01T00:00:00Z", "2026-11-01T01:00:00Z"),
             ("@every 90m", "2026-11-01T00:00:00.5Z", "2026-11-01T01:30:00Z"),
             ("@every 10ms", "2026-11-01T00:00:00Z", "2026-11-01T00:00:01Z"),
+            ("@every -5m", "2026-11-01T00:00:00Z", "2026-11-01T00:00:01Z"),
             ("TZ=Asia/Kolkata 0 9 * * *", "2026-11-01T00:00:00Z", "2026-11-01T03:30:00Z"),
             ("CRON_TZ=Asia/Tokyo @daily", "2026-11-01T00:00:00Z", "2026-11-01T15:00:00Z"),
             // Clocks go from 2:00 to 3:00 on 2026-03-08 and from 2:00 to 1:00 on 2026-11-01.

@@ -84,6 +84,8 @@ impl DaemonSets {
         }
         let fit = |node: &Arc<_>| self.fit(node, &set);
         let nodes: Vec<_> = self.nodes.list().iter().map(fit).collect();
+        // Asked before the pods are read, so that what met the expectations is among them.
+        let satisfied = self.expectations.satisfied(&key);
         let mut pods = self.claimed_pods(&set, &selector).await?;
         let doing = "failed to construct revisions of DaemonSet";
         let revisions = self.revisions(&set, &selector, &mut pods).await;
@@ -92,26 +94,31 @@ impl DaemonSets {
         let began = self.clock.now();
         let mut work = Work { set, key, selector, nodes, pods, sites, revisions, began };
 
-        if !self.expectations.satisfied(&work.key) {
+        if !satisfied {
             // This generation was not acted on.
             return self.update_status(&work, false).await.map(next);
         }
-        let (mut again, mut failure) = (None, None);
-        match self.update(&mut work).await {
-            Ok(wait) => again = wait,
-            Err(error) => failure = Some(error),
-        }
+        let mut again = None;
+        let updated = self.update(&mut work, &mut again).await;
         let written = self.update_status(&work, true).await;
-        match (failure, written) {
-            (Some(failure), written) => {
+        if let Ok(period) = &written {
+            again = again.into_iter().chain(*period).min();
+        }
+        let failure = match (updated, written) {
+            (Ok(()), Ok(_)) => return Ok(next(again)),
+            (Ok(()), Err(error)) => error,
+            (Err(failure), written) => {
                 if let Err(error) = written {
                     log::error!("{}: failed to update the status: {error}", work.key);
                 }
-                Err(failure)
+                failure
             }
-            (None, Err(error)) => Err(error),
-            (None, Ok(period)) => Ok(next(again.into_iter().chain(period).min())),
+        };
+        // What waits for its time does not wait for the retry, whose back-off may be long.
+        if let Some(again) = again {
+            self.queue.add_after(work.key, again);
         }
+        Err(failure)
     }
 
     /// Upstream: `getDaemonPods`.
@@ -125,14 +132,15 @@ impl DaemonSets {
         manager.recording(&self.consistency).claim::<DaemonSet, _>(candidates, |_| true).await
     }
 
-    /// Brings the pods to where they should be. Returns when a failed pod may be replaced that has
-    /// to wait now. Upstream: `updateDaemonSet`.
-    async fn update(&self, work: &mut Work) -> Result<Option<Duration>, Error> {
+    /// Brings the pods to where they should be. `again`: when a failed pod may be replaced that has
+    /// to wait now, also if something fails. Upstream: `updateDaemonSet`.
+    async fn update(&self, work: &mut Work, again: &mut Option<Duration>) -> Result<(), Error> {
         let strategy = work.set.spec.update_strategy.clone();
         let availability = self.availability(&work.set);
         let hash = &*work.revisions.hash;
         let situation = Situation { hash, surges: rolling::surges(&strategy), availability };
         let plan = manage::plan(&work.sites, &situation, |node| self.wait(&work.set, node));
+        *again = plan.again;
         for (pod, node) in &plan.ended {
             self.report_end(&work.set, pod, node);
         }
@@ -160,8 +168,7 @@ impl DaemonSets {
         }
         let doing = "failed to clean up revisions of DaemonSet";
         let cleaned = self.clean_up_revisions(&work.set, &work.revisions.old, &work.pods).await;
-        cleaned.map_err(|error| Error::during(doing, error))?;
-        Ok(plan.again)
+        cleaned.map_err(|error| Error::during(doing, error))
     }
 
     fn availability(&self, set: &DaemonSet) -> Availability {

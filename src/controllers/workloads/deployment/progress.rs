@@ -112,10 +112,9 @@ fn next_check(deployment: &Deployment, next: &DeploymentStatus, now: Timestamp) 
     if status::is_complete(deployment, next) || has_reason(current, status::TIMED_OUT) {
         return Next::Done;
     }
-    let second = Duration::from_secs(1);
     let left = (status::updated_at(current) + deadline).duration_since(now);
     // The API keeps whole seconds, so one more is needed to be past the deadline.
-    if left < second { Next::Backoff } else { Next::After(left + second) }
+    Next::After(left + Duration::from_secs(1))
 }
 
 #[cfg(test)]
@@ -248,8 +247,8 @@ mod tests {
         for (deadline, progressing, available, expected) in [
             (json!(10), Some(("True", "R", 3)), 0, after(8)),
             (json!(10), Some(("True", "R", 9)), 0, after(2)),
-            (json!(10), Some(("True", "R", 10)), 0, Next::Backoff),
-            (json!(10), Some(("True", "R", 30)), 0, Next::Backoff),
+            (json!(10), Some(("True", "R", 10)), 0, after(1)),
+            (json!(10), Some(("True", "R", 30)), 0, after(1)),
             (json!(10), Some(("False", "ProgressDeadlineExceeded", 3)), 0, Next::Done),
             (json!(10), Some(("True", "R", 3)), 2, Next::Done),
             (json!(10), None, 0, Next::Done),

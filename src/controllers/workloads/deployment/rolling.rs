@@ -17,13 +17,18 @@ impl DeploymentController {
         let Some(new) = sets.new.clone() else {
             return Err(Error::other("the new ReplicaSet is missing"));
         };
-        if !self.grow_new(deployment, &sets, &new).await?
-            && !self.shrink_old(deployment, &sets, &new).await?
-            && is_complete(deployment, &deployment.status)
-        {
-            self.clean_up_history(deployment, &sets.old).await?;
+        let mut failure = None;
+        if !self.grow_new(deployment, &sets, &new).await? {
+            // The status has to be right, and its deadline to pass, while the old ones cannot shrink.
+            match self.shrink_old(deployment, &sets, &new).await {
+                Ok(true) => {}
+                Ok(false) if !is_complete(deployment, &deployment.status) => {}
+                Ok(false) => self.clean_up_history(deployment, &sets.old).await?,
+                Err(error) => failure = Some(error),
+            }
         }
-        self.sync_rollout_status(deployment, &sets).await
+        let next = self.sync_rollout_status(deployment, &sets).await?;
+        failure.map_or(Ok(next), Err)
     }
 
     /// Whether it was scaled. Upstream: `reconcileNewReplicaSet`.

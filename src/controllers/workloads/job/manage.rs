@@ -272,7 +272,7 @@ mod tests {
 
     use super::super::plan::IndexFailures;
     use super::*;
-    use crate::client::{self, Failure, Status};
+    use crate::client::{self, Failure, FailureBody, Status};
 
     #[test]
     fn a_pod_that_was_not_released_stays_ready() {
@@ -281,7 +281,8 @@ mod tests {
         let answer = |code: u16| -> Error {
             let reason = if code == 404 { "NotFound" } else { "Conflict" };
             let status = Status { code, reason: reason.into(), ..Status::default() };
-            let failure = Failure { request: String::new(), code, retry_after: None, status };
+            let (request, body) = (String::new(), FailureBody::Status);
+            let failure = Failure { request, code, retry_after: None, body, status };
             client::Error::Status(Box::new(failure)).into()
         };
         for (attempt, all, ready, fails) in [

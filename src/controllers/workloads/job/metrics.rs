@@ -72,7 +72,10 @@ pub fn count_finished(spec: &JobSpec, old: &JobStatus, new: &JobStatus) {
             let failed =
                 |status: &JobStatus| indexes(status.failed_indexes.as_deref().unwrap_or(""));
             let failed = grown(failed(old), failed(new));
-            INDEXES_FINISHED.with_label_values(&["failed", limit]).inc_by(failed);
+            // Without a failure there is no such series, as upstream.
+            if failed > 0 {
+                INDEXES_FINISHED.with_label_values(&["failed", limit]).inc_by(failed);
+            }
         }
         succeeded
     } else {

@@ -34,7 +34,8 @@ pub enum Work {
 pub type Job = Vec<Work>;
 
 /// The jobs of one phase run in their order with `OrderedReady`, else in batches. A job that fails
-/// ends the sync.
+/// ends the sync. Each pod of a phase has a job, empty if there is nothing to do, because the pods in
+/// front decide which batch a pod is in.
 #[derive(Debug, Default, PartialEq)]
 pub struct Plan {
     pub replicas: Vec<Job>,
@@ -135,11 +136,11 @@ impl Scene<'_> {
         if !self.plan_replicas(&mut plan.replicas) {
             return plan;
         }
-        for pod in &self.members.condemned {
-            if !self.owners_match(pod) {
-                plan.condemned_claims.push(vec![Work::Owners(pod.clone())]);
-            }
-        }
+        let owners = |pod: &Arc<Pod>| match self.owners_match(pod) {
+            true => Job::new(),
+            false => vec![Work::Owners(pod.clone())],
+        };
+        plan.condemned_claims = self.members.condemned.iter().map(owners).collect();
         if self.plan_scale_down(&mut plan.scale_down)
             && self.set.spec.update_strategy.r#type != "OnDelete"
         {
@@ -184,9 +185,7 @@ impl Scene<'_> {
                     (job, !self.is_ordered() && creations < MAX_BATCH_SIZE)
                 }
             };
-            if !job.is_empty() {
-                jobs.push(job);
-            }
+            jobs.push(job);
             if !goes_on {
                 return false;
             }
@@ -250,9 +249,7 @@ impl Scene<'_> {
                 || self.is_ordered()
                     && !(is_running_and_ready(pod) && self.is_available(pod))
                     && !first_unavailable.is_some_and(|first| Arc::ptr_eq(first, pod));
-            if !waits {
-                jobs.push(vec![Work::Delete(pod.clone())]);
-            }
+            jobs.push(if waits { Job::new() } else { vec![Work::Delete(pod.clone())] });
             if self.is_ordered() {
                 return false;
             }

@@ -92,7 +92,7 @@ impl StatefulSets {
     async fn delete_pod(&self, set: &StatefulSet, pod: &Pod) -> Result<(), Error> {
         let delete = Delete::new().uid(pod.meta.uid.clone());
         let deleted = match self.client.delete::<Pod>(&pod.meta.key(), delete).await {
-            Err(error) if error.is_conflict() => return Err(Error::Stale(error.to_string())),
+            Err(error) if error.is_of_another_uid() => return Err(Error::Stale(error.to_string())),
             Err(error) if !error.is_not_found() => Err(error.into()),
             _ => Ok(()),
         };

@@ -224,12 +224,15 @@ impl StatefulSets {
     ) -> Option<Error> {
         let (count, jobs) = (jobs.len(), Arc::new(jobs));
         let attempt = |at: usize| {
+            if jobs[at].is_empty() {
+                return None;
+            }
             let (this, jobs) = (self.clone(), jobs.clone());
             let (set, revisions) = (set.clone(), revisions.clone());
-            async move {
+            Some(async move {
                 let job = &jobs[at..=at];
                 this.in_order(&set, &revisions, job).await.1.map_or(Ok(()), Err)
-            }
+            })
         };
         slow_start(count, attempt).await.1
     }

@@ -2,10 +2,10 @@
 
 use super::*;
 
-const NOW: Timestamp = Timestamp::from_secs(100_000);
+const NOW: Duration = Duration::from_secs(100_000);
 const WINDOW: Duration = Duration::from_secs(300);
 
-fn ago(seconds: u64) -> Timestamp {
+fn ago(seconds: u64) -> Duration {
     NOW - Duration::from_secs(seconds)
 }
 
@@ -239,4 +239,27 @@ fn conditions_say_what_was_stabilized_and_limited() {
     let wish = Wish { current: 5, desired: 8, min: 1, max: 20 };
     let found = history.normalize(wish, Some(&behavior), WINDOW, NOW);
     assert_eq!((found.desired, found.able.1), (5, "ScaleUpStabilized"));
+}
+
+#[test]
+fn windows_and_periods_may_reach_before_the_start_of_the_clock() {
+    let second = Duration::from_secs(1);
+    let policies = rules((1, 60), (0, 0));
+    let behavior = Behavior { scale_up: policies.clone(), scale_down: policies };
+    // Upstream's defaults; what five and twenty replicas become after a change from nine to ten.
+    for (behavior, down, up) in [(None, 10, 20), (Some(&behavior), 10, 10)] {
+        let mut history = History::default();
+        history.start(10, Duration::ZERO);
+        if let Some(behavior) = behavior {
+            history.scaled(behavior, 9, 10, Duration::ZERO);
+        }
+        let wish = |desired| Wish { current: 10, desired, min: 1, max: 100 };
+        let mut becomes =
+            |desired, now| history.normalize(wish(desired), behavior, WINDOW, now).desired;
+        assert_eq!(becomes(5, second), down);
+        assert_eq!(becomes(20, 2 * second), up);
+        let kept: Vec<Duration> = history.recommendations.iter().map(|known| known.at).collect();
+        assert_eq!(kept, [Duration::ZERO, second, 2 * second]);
+        assert!(history.ups.iter().all(|event| !event.is_outdated));
+    }
 }

@@ -86,7 +86,8 @@ fn steps(jobs: &[Job]) -> Vec<String> {
         Work::Owners(pod) => format!("owners {}", pod.meta.name),
         Work::Conform(pod) => format!("conform {}", pod.meta.name),
     };
-    jobs.iter().map(|job| job.iter().map(step).collect::<Vec<_>>().join(" + ")).collect()
+    let jobs = jobs.iter().filter(|job| !job.is_empty());
+    jobs.map(|job| job.iter().map(step).collect::<Vec<_>>().join(" + ")).collect()
 }
 
 #[test]
@@ -186,6 +187,17 @@ fn parallel_sets_take_all_steps_at_once() {
         assert_eq!(steps(&plan.scale_down), down, "{pods:?}");
         assert_eq!(steps(&plan.update), update, "{pods:?}");
     }
+}
+
+/// So many healthy pods in front bring a pod into a large batch, whose others need not wait for it.
+#[test]
+fn pods_without_work_have_their_place_in_a_phase() {
+    let set = set(json!({"podManagementPolicy": "Parallel"}));
+    let plan = plan(&set, &["web-0 ok", "web-1 ok", "web-5 ok", "web-4 going"], &[], None);
+    let places = |jobs: &[Job]| jobs.iter().map(|job| !job.is_empty()).collect::<Vec<_>>();
+    assert_eq!(places(&plan.replicas), [false, false, true]);
+    assert_eq!(places(&plan.condemned_claims), [false, false]);
+    assert_eq!(places(&plan.scale_down), [true, false]);
 }
 
 #[test]
@@ -357,7 +369,7 @@ fn pods_that_are_no_members_are_ignored() {
 fn a_set_of_any_size_is_planned_in_parts() {
     let huge = json!({"podManagementPolicy": "Parallel", "replicas": i32::MAX});
     let plan = plan(&set(huge), &["web-5 ok old"], &[], None);
-    assert_eq!(plan.replicas.len(), MAX_BATCH_SIZE);
+    assert_eq!(steps(&plan.replicas).len(), MAX_BATCH_SIZE);
     assert!(plan.update.is_empty());
     let beyond = json!({"podManagementPolicy": "Parallel", "ordinals": {"start": i32::MAX}});
     assert_eq!(steps(&super::tests::plan(&set(beyond), &[], &[], None).replicas).len(), 1);
