@@ -2,12 +2,12 @@
 
 use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{
-    Deployment, HorizontalPodAutoscaler, ObjectKey, Pod, Resource,
+    Deployment, HorizontalPodAutoscaler, ObjectKey, Pod, Resource, ResourceType,
 };
 use sandbox::faults::Fault;
 use serde_json::{Value, json};
 
-use crate::disruption::{CACHES, serve_caches};
+use crate::disruption::{CACHES, serve_caches, serve_scaled};
 use crate::env::*;
 use crate::kinds::comes;
 
@@ -131,6 +131,29 @@ fn targets_are_brought_between_their_limits() {
         has_event(env, "odder", "FailedGetScale", "no matches for kind \"Ship\" in group \"apps\"")
             .await;
         drop(manager);
+    });
+}
+
+#[test]
+fn an_autoscaler_has_no_say_over_objects_of_the_cluster() {
+    const FLEETS: ResourceType = ResourceType::fixed("example.com", "v1", "Fleet", "fleets", false);
+    everywhere("autoscaler-cluster", async |env| {
+        serve_scaled(env, &FLEETS).await;
+        let fleets = env.client.resource(&FLEETS);
+        let fleet = json!({
+            "apiVersion": FLEETS.api_version(), "kind": FLEETS.kind,
+            "metadata": { "name": "one" }, "spec": { "size": 5, "selector": "app=x" },
+        });
+        fleets.create::<Value>("", &fleet).await.expect("create");
+        let _manager = env.manager("manager", &FLAGS);
+        let mut greedy = autoscaler("greedy", "one", [50, 100], cpu(50));
+        greedy["spec"]["scaleTargetRef"] =
+            json!({ "apiVersion": FLEETS.api_version(), "kind": FLEETS.kind, "name": "one" });
+        create(&env.client, greedy).await;
+        let no_scale = ("False", "FailedGetScale");
+        has_status(env, "greedy", |status| is(status, "AbleToScale", no_scale)).await;
+        let fleet: Value = fleets.get(&ObjectKey::cluster("one")).await.expect("get");
+        assert_eq!(fleet["spec"]["size"], 5);
     });
 }
 

@@ -16,13 +16,20 @@ use crate::kinds::{DEFINITIONS, WIDGETS, comes, goes, serve_widgets};
 pub const CACHES: ResourceType = ResourceType::fixed("example.com", "v1", "Cache", "caches", true);
 
 pub async fn serve_caches(env: &Site) {
+    serve_scaled(env, &CACHES).await;
+}
+
+/// Defines `kind` with a Scale, and waits until it is served.
+pub async fn serve_scaled(env: &Site, kind: &ResourceType) {
     let anything = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
     let definition = json!({
         "apiVersion": DEFINITIONS.api_version(), "kind": DEFINITIONS.kind,
-        "metadata": { "name": "caches.example.com" },
+        "metadata": { "name": format!("{}.{}", kind.plural, kind.group) },
         "spec": {
-            "group": CACHES.group, "scope": "Namespaced",
-            "names": { "kind": CACHES.kind, "plural": CACHES.plural, "singular": "cache" },
+            "group": kind.group, "scope": if kind.namespaced { "Namespaced" } else { "Cluster" },
+            "names": {
+                "kind": kind.kind, "plural": kind.plural, "singular": kind.kind.to_lowercase(),
+            },
             "versions": [{
                 "name": "v1", "served": true, "storage": true,
                 "schema": { "openAPIV3Schema": anything },
@@ -34,9 +41,9 @@ pub async fn serve_caches(env: &Site) {
         },
     });
     env.client.resource(&DEFINITIONS).create::<Value>("", &definition).await.expect("create");
-    eventually(&env.clock, "caches are served", || async {
-        let caches = env.client.resource(&CACHES);
-        let listed = caches.list::<Value>(None, &ListOptions::default()).await;
+    eventually(&env.clock, &format!("{} are served", kind.plural), || async {
+        let objects = env.client.resource(kind);
+        let listed = objects.list::<Value>(None, &ListOptions::default()).await;
         listed.map(drop).map_err(|error| error.to_string())
     })
     .await;
