@@ -87,16 +87,17 @@ pub struct Failure {
     pub code: u16,
     pub retry_after: Option<Duration>,
     pub body: FailureBody,
-    /// Where the body is no Status, its message is the text of the body.
+    /// Where the body is no Status, what can be read of it as one; with neither message nor reason,
+    /// the message is the text of the body.
     pub status: Status,
 }
 
 /// What the body of a failed answer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureBody {
-    /// A Status that reports a failure, be it without a reason or a message.
+    /// A Status that reports a failure, even without a reason or a message.
     Status,
-    /// By its content type, or because it has none.
+    /// A text by its content type, or a body without a content type.
     Text,
     Other,
 }
@@ -203,8 +204,8 @@ impl Error {
         self.is("Conflict", 409)
     }
 
-    /// A conflict because the object of this name has another uid than the request asks for. The
-    /// text alone tells it from other conflicts: a webhook may answer with this code as well.
+    /// A conflict because the object of this name has another uid than the request asks for. Only
+    /// the text distinguishes it from other conflicts: a webhook may answer with this code as well.
     pub fn is_of_another_uid(&self) -> bool {
         self.is_conflict() && self.message().is_some_and(|text| text.contains("UID in"))
     }
@@ -398,6 +399,14 @@ mod tests {
         assert!(exists.is_already_exists() && !exists.is_conflict());
         assert!(error(409, r#"{"reason":"Conflict"}"#).is_conflict());
         assert!(error(409, "").is_conflict());
+        for (message, is_of_another_uid) in [
+            ("Precondition failed: UID in precondition: a, UID in object meta: b", true),
+            ("the UID in the precondition (a) does not match the UID in record (b)", true),
+            ("admission webhook x denied the request: not now", false),
+        ] {
+            let body = format!(r#"{{"reason":"Conflict","message":"{message}"}}"#);
+            assert_eq!(error(409, &body).is_of_another_uid(), is_of_another_uid, "{message}");
+        }
         assert!(error(404, "404 page not found\n").is_not_found());
         let busy = error(429, r#"{"reason":"TooManyRequests","details":{"retryAfterSeconds":7}}"#);
         assert_eq!(busy.retry_after(), Some(Duration::from_secs(7)));

@@ -236,7 +236,8 @@ fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Opt
         // A server that restarts is most often back after a second. All its watches end at once,
         // and must not return at once.
         _ if call.is_watch && error.is_reset() => Some(RESET_WAIT.mul_f64(0.5 + random)),
-        // One that does not answer in time is not asked again from here.
+        // Only a closed connection, as upstream. What is refused, or not answered in time, is left
+        // to the caller.
         _ if call.method == "GET" && error.is_reset() && tries < 3 => {
             Some(Duration::from_millis(50))
         }

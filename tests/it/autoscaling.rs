@@ -135,7 +135,7 @@ fn targets_are_brought_between_their_limits() {
 }
 
 #[test]
-fn an_autoscaler_has_no_say_over_objects_of_the_cluster() {
+fn an_autoscaler_cannot_scale_objects_of_the_cluster() {
     const FLEETS: ResourceType = ResourceType::fixed("example.com", "v1", "Fleet", "fleets", false);
     everywhere("autoscaler-cluster", async |env| {
         serve_scaled(env, &FLEETS).await;

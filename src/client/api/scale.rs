@@ -59,8 +59,8 @@ impl Scales {
         self.scale_of(resource, key).get(key).await
     }
 
-    /// With the namespace in the path also for kinds of the whole cluster, so that the server finds
-    /// none of these: who may write into a namespace has no say over them.
+    /// The path always has the namespace, so an object of the whole cluster is not found. Otherwise a
+    /// user of one namespace could scale it.
     fn scale_of(&self, resource: &ResourceType, key: &ObjectKey) -> Dynamic {
         let namespaced = !key.namespace.is_empty();
         let resource = ResourceType { namespaced, ..resource.clone() };

@@ -145,14 +145,15 @@ impl Selector {
 impl TryFrom<&LabelSelector> for Selector {
     type Error = SelectorError;
 
-    /// Syncs come by here, so nothing but the terms is allocated for a valid selector. Upstream:
-    /// `metav1.LabelSelectorAsSelector`.
+    /// Syncs and events of pods convert selectors, so nothing but the terms is allocated for a valid
+    /// one. Upstream: `metav1.LabelSelectorAsSelector`.
     fn try_from(selector: &LabelSelector) -> Result<Selector, SelectorError> {
         let LabelSelector { match_labels, match_expressions } = selector;
         for (key, value) in match_labels.pairs() {
             check(key, slice::from_ref(value), None)?;
         }
         let mut selector = Selector::from_labels(match_labels);
+        selector.terms.reserve_exact(match_expressions.len());
         for expression in match_expressions {
             selector.terms.push(term_of(expression)?);
         }

@@ -14,7 +14,8 @@ use crate::client::{self, Client};
 use crate::clock::SharedClock;
 use crate::objects::ResourceType;
 
-/// For one answer. Upstream: the `ClientTimeout` of `DelegatingAuthorizationOptions`.
+/// For a review, with all that is asked for it again: those of strangers hold up others.
+/// Upstream: `TokenRequestTimeout`, and `ClientTimeout` for each request about access.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Before a review is asked for again. Upstream: `DefaultAuthWebhookRetryBackoff`.
 const PAUSES: [Duration; 4] = [
@@ -91,30 +92,33 @@ impl Reviewer for ApiReviewer {
     }
 }
 
-/// Asks until there is an answer, or a failure that would come again. A server that is silent is not
-/// asked again. Upstream: `webhook.WithExponentialBackoff`.
+/// Asks until there is an answer, or a failure that would come again, or the time is over.
+/// Upstream: `webhook.WithExponentialBackoff`.
 async fn persistently<Fut>(clock: &SharedClock, ask: impl Fn() -> Fut) -> Result<Value, String>
 where
     Fut: Future<Output = client::Result<Value>>,
 {
-    let mut pauses = PAUSES.iter();
-    loop {
-        let late = async {
-            clock.sleep(TIMEOUT).await;
-            None
-        };
-        match async { Some(ask().await) }.or(late).await {
-            None => return Err(format!("no answer to a review within {TIMEOUT:?}")),
-            Some(Ok(answer)) => return Ok(answer),
-            Some(Err(error)) => match pauses.next().filter(|_| may_pass(&error)) {
+    let asking = async {
+        let mut pauses = PAUSES.iter();
+        loop {
+            let error = match ask().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            match pauses.next().filter(|_| may_pass(&error)) {
                 Some(pause) => clock.sleep(pause.mul_f64(1.0 + JITTER * fastrand::f64())).await,
                 None => return Err(error.to_string()),
-            },
+            }
         }
-    }
+    };
+    let late = async {
+        clock.sleep(TIMEOUT).await;
+        Err(format!("no answer to a review within {TIMEOUT:?}"))
+    };
+    asking.or(late).await
 }
 
-/// Upstream: `webhook.DefaultShouldRetry`.
+/// Upstream: `webhook.DefaultShouldRetry`, for fewer failures.
 fn may_pass(error: &client::Error) -> bool {
     error.is_reset() || error.is_internal() || error.is_timeout() || error.is_too_many_requests()
 }
@@ -169,7 +173,7 @@ mod tests {
             });
             let time = async {
                 loop {
-                    fake.advance(Duration::from_secs(3));
+                    fake.advance(Duration::from_millis(10));
                     future::yield_now().await;
                 }
             };

@@ -167,6 +167,21 @@ mod tests {
         zones.iter().map(count).collect()
     }
 
+    /// Taints are taken back only then, not where a disrupted zone is stopped.
+    #[test]
+    fn all_zones_are_full_when_no_node_is_ready() {
+        for (zones, expected) in [
+            (&[("a", 0, 1), ("b", 0, 2)][..], true),
+            (&[("a", 0, 1), ("b", 1, 4)], false),
+            (&[("a", 4, 5)], false),
+            (&[], false),
+        ] {
+            let mut states = HashMap::new();
+            update(&mut states, &counts(zones), &RATES);
+            assert_eq!(are_all_full(&states), expected, "{zones:?}");
+        }
+    }
+
     #[test]
     fn states_decide_rates() {
         // Upstream: TestMonitorNodeHealthEvictPodsWithDisruption. Zones of each pass, and what is asked

@@ -90,7 +90,7 @@ fn slice_ports(ports: &[EndpointPort]) -> Vec<SlicePort> {
 /// Endpoints that come, change and go.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Changes {
-    pub added: usize,
+    pub added: isize,
     pub updated: usize,
     pub removed: usize,
 }
@@ -137,7 +137,7 @@ pub fn plan(
         plan.delete.extend(existing);
         let changes = match &first {
             Some(slice) => changes(slice, &wanted),
-            None => Changes { added: count, ..Changes::default() },
+            None => Changes { added: count.cast_signed(), ..Changes::default() },
         };
         plan.changes.added += changes.added;
         plan.changes.updated += changes.updated;
@@ -182,7 +182,7 @@ fn named(mut new: EndpointSlice, old: &EndpointSlice) -> EndpointSlice {
 /// Upstream: `totalChanges`.
 fn changes(slice: &EndpointSlice, wanted: &EndpointSet) -> Changes {
     let mut changes = Changes::default();
-    let mut kept = 0;
+    let mut kept = 0usize;
     for endpoint in &slice.endpoints {
         match wanted.get(endpoint) {
             None => changes.removed += 1,
@@ -192,8 +192,8 @@ fn changes(slice: &EndpointSlice, wanted: &EndpointSet) -> Changes {
             }
         }
     }
-    // Below the number kept when an address is there twice.
-    changes.added = wanted.len().abs_diff(kept);
+    // Negative when the slice has an address twice, so that it is written again.
+    changes.added = wanted.len().cast_signed() - kept.cast_signed();
     changes
 }
 

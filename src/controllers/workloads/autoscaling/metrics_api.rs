@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_says_what_it_says() {
+    fn the_message_of_a_status_is_used_as_it_is() {
         for (code, reason, message) in [
             (500, "", "no trigger named queue"),
             (500, "InternalError", "Internal error occurred: no"),

@@ -145,12 +145,10 @@ fn descriptor(text: &str, zone: TimeZone) -> Result<Schedule, String> {
             let every = text.strip_prefix("@every ");
             let every = every.ok_or_else(|| format!("unrecognized descriptor: {text}"))?;
             // A negative one is shorter than a second, like those that count as one.
-            let length = every.strip_prefix('-').map_or_else(
-                || parse_duration(every),
-                |rest| parse_duration(rest).map(|_| Duration::ZERO),
-            );
-            let every =
-                length.map_err(|error| format!("failed to parse duration {text}: {error}"))?;
+            let unsigned = every.strip_prefix('-').filter(|rest| !rest.starts_with(['-', '+']));
+            let length = parse_duration(unsigned.unwrap_or(every))
+                .map_err(|error| format!("failed to parse duration {text}: {error}"))?;
+            let every = if unsigned.is_some() { Duration::ZERO } else { length };
             return Ok(Schedule::Every(Duration::from_secs(every.as_secs().max(1))));
         }
     };

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::clock::SharedClock;
+use crate::controllers::runner::Queue;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::ref_manager::{
     CONTROLLER_INDEX, ControllerRefManager, by_controller, owned_or_orphaned,
@@ -38,7 +39,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let pods = c.lister::<Pod>();
     c.index(&replica_sets, CONTROLLER_INDEX, by_controller);
     c.index(&pods, CONTROLLER_INDEX, by_controller);
+    let queue = c.queue(Retries::at_most(MAX_RETRIES).logged_as(log::Level::Debug));
     let this = Arc::new(DeploymentController {
+        queue: queue.clone(),
         client: c.client(),
         recorder: c.recorder(),
         clock: c.clock(),
@@ -48,7 +51,6 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         pods: pods.clone(),
         counts_terminating: c.feature("DeploymentReplicaSetTerminatingReplicas"),
     });
-    let queue = c.queue(Retries::at_most(MAX_RETRIES).logged_as(log::Level::Debug));
     c.watch(&deployments, &queue, keys::of_object());
     c.watch(&replica_sets, &queue, wake::by_replica_set(deployments.clone()));
     let by_pod = wake::by_pod(deployments, replica_sets, pods.clone());
@@ -58,6 +60,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 struct DeploymentController {
+    queue: Queue<ObjectKey>,
     client: Client,
     recorder: Recorder,
     clock: SharedClock,

@@ -109,7 +109,11 @@ fn next_check(deployment: &Deployment, next: &DeploymentStatus, now: Timestamp) 
     let (Some(deadline), Some(current)) = (status::progress_deadline(deployment), current) else {
         return Next::Done;
     };
-    if status::is_complete(deployment, next) || has_reason(current, status::TIMED_OUT) {
+    // Nor can a rollout that has ended be late, though a pod may be unavailable again.
+    let has_ended = [status::TIMED_OUT, status::NEW_AVAILABLE];
+    if status::is_complete(deployment, next)
+        || has_ended.iter().any(|reason| has_reason(current, reason))
+    {
         return Next::Done;
     }
     let left = (status::updated_at(current) + deadline).duration_since(now);
@@ -250,6 +254,7 @@ mod tests {
             (json!(10), Some(("True", "R", 10)), 0, after(1)),
             (json!(10), Some(("True", "R", 30)), 0, after(1)),
             (json!(10), Some(("False", "ProgressDeadlineExceeded", 3)), 0, Next::Done),
+            (json!(10), Some(("True", "NewReplicaSetAvailable", 30)), 0, Next::Done),
             (json!(10), Some(("True", "R", 3)), 2, Next::Done),
             (json!(10), None, 0, Next::Done),
             (Value::Null, Some(("True", "R", 3)), 0, Next::Done),

@@ -6,7 +6,7 @@ use super::scaling::{self, Old, Shrink};
 use super::sets::{Sets, by_creation};
 use super::status::is_complete;
 use super::sync::Owned;
-use crate::controllers::{Error, SyncResult};
+use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Deployment, ReplicaSet};
 use crate::sort::Order;
 
@@ -27,8 +27,18 @@ impl DeploymentController {
                 Err(error) => failure = Some(error),
             }
         }
-        let next = self.sync_rollout_status(deployment, &sets).await?;
-        failure.map_or(Ok(next), Err)
+        let status = self.sync_rollout_status(deployment, &sets).await;
+        let Some(failure) = failure else { return status };
+        match status {
+            // The deadline does not wait for the retries, which come to an end.
+            Ok(Next::After(delay)) => self.queue.add_after(deployment.meta.key(), delay),
+            Ok(_) => {}
+            Err(error) => {
+                let key = deployment.meta.key();
+                log::error!("{key}: failed to update the status: {error}");
+            }
+        }
+        Err(failure)
     }
 
     /// Whether it was scaled. Upstream: `reconcileNewReplicaSet`.

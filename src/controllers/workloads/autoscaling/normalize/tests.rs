@@ -246,7 +246,7 @@ fn windows_and_periods_may_reach_before_the_start_of_the_clock() {
     let second = Duration::from_secs(1);
     let policies = rules((1, 60), (0, 0));
     let behavior = Behavior { scale_up: policies.clone(), scale_down: policies };
-    // Upstream's defaults; what five and twenty replicas become after a change from nine to ten.
+    // The behavior, and what wishes for 5 and for 20 replicas become after a change from 9 to 10.
     for (behavior, down, up) in [(None, 10, 20), (Some(&behavior), 10, 10)] {
         let mut history = History::default();
         history.start(10, Duration::ZERO);

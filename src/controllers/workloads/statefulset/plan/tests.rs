@@ -189,7 +189,7 @@ fn parallel_sets_take_all_steps_at_once() {
     }
 }
 
-/// So many healthy pods in front bring a pod into a large batch, whose others need not wait for it.
+/// Healthy pods in front count, so a pod behind them is in a larger batch.
 #[test]
 fn pods_without_work_have_their_place_in_a_phase() {
     let set = set(json!({"podManagementPolicy": "Parallel"}));
