@@ -70,7 +70,15 @@ fn without_numbers(text: &str) -> String {
     result
 }
 
-async fn create_policy(env: &Site, name: &str, spec: &Value) {
+pub const BINDINGS: ResourceType = ResourceType::fixed(
+    "admissionregistration.k8s.io",
+    "v1",
+    "ValidatingAdmissionPolicyBinding",
+    "validatingadmissionpolicybindings",
+    false,
+);
+
+pub async fn create_policy(env: &Site, name: &str, spec: &Value) {
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
         "metadata": { "name": name }, "spec": spec,
@@ -271,13 +279,6 @@ fn policies_are_evaluated_at_admission() {
             }],
         });
         create_policy(env, "replicas", &spec).await;
-        let bindings = ResourceType::fixed(
-            "admissionregistration.k8s.io",
-            "v1",
-            "ValidatingAdmissionPolicyBinding",
-            "validatingadmissionpolicybindings",
-            false,
-        );
         let binding = json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": "ValidatingAdmissionPolicyBinding", "metadata": { "name": "few" },
@@ -288,7 +289,7 @@ fn policies_are_evaluated_at_admission() {
                 },
             },
         });
-        creates(env, &bindings, "", &binding).await.expect("binding");
+        creates(env, &BINDINGS, "", &binding).await.expect("binding");
 
         let mut tries = 0;
         let refused = std::cell::RefCell::new(None);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kube_controller_manager::client::{Delete, Dynamic, ListOptions};
+use kube_controller_manager::client::{Delete, Dynamic, ListOptions, Patch};
 use kube_controller_manager::objects::{
     Deployment, ObjectKey, PartialObjectMetadata, Pod, ReplicaSet, Resource, ResourceQuota,
     Timestamp, Uid,
@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::env::*;
 use crate::faults::deafen;
+use crate::policies::{BINDINGS, create_policy};
 
 /// A ReplicaSet of pods with the labels `app: <name>, tier: x`, which selects by the first alone.
 fn replica_set(name: &str, replicas: i32) -> Value {
@@ -84,6 +85,60 @@ fn a_new_size_during_a_rollout_is_divided_in_proportion() {
                 format!("Scaled up replica set {} from {from} to {to}", sets[image].meta.name);
             has_event(env, "web", "ScalingReplicaSet", &text).await;
         }
+    });
+}
+
+/// A ReplicaSet that shrinks is refused from now on.
+async fn forbid_shrinking(env: &Site) {
+    let spec = json!({
+        "matchConstraints": { "resourceRules": [{
+            "apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["UPDATE"],
+            "resources": ["replicasets"],
+        }] },
+        "validations": [{ "expression": "object.spec.replicas >= oldObject.spec.replicas" }],
+    });
+    create_policy(env, "no-shrinking", &spec).await;
+    let binding = json!({
+        "apiVersion": BINDINGS.api_version(), "kind": BINDINGS.kind,
+        "metadata": { "name": "no-shrinking" },
+        "spec": { "policyName": "no-shrinking", "validationActions": ["Deny"] },
+    });
+    env.client.resource(&BINDINGS).create::<Value>("", &binding).await.expect("binding");
+    create(&env.client, replica_set("probe", 1)).await;
+    let (key, sets) =
+        (ObjectKey::new("default", "probe"), env.client.resource(&ReplicaSet::RESOURCE));
+    eventually(&env.clock, "the policy is in force", || async {
+        for replicas in [1, 0] {
+            let patch = Patch::Merge(json!({ "spec": { "replicas": replicas } }));
+            if sets.patch::<Value>(&key, &patch).await.is_err_and(|error| error.is_invalid()) {
+                return Ok(());
+            }
+        }
+        Err("the probe was made smaller".to_owned())
+    })
+    .await;
+}
+
+#[test]
+fn a_status_is_current_while_old_replica_sets_cannot_shrink() {
+    everywhere("no-shrinking", async |env| {
+        let _manager = env.manager("manager", &[]);
+        let mut web = deployment("web", 2, "web:1");
+        web["spec"]["strategy"] =
+            json!({ "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0 } });
+        web["spec"]["progressDeadlineSeconds"] = json!(4);
+        create(&env.client, web).await;
+        rolled_out(&env.client, &env.clock, "web").await;
+        forbid_shrinking(env).await;
+        merge::<Deployment>(&env.client, "web", set_image("web:2")).await;
+        is::<Deployment>(env, "web", "late with one new pod", |web| {
+            let (status, late) = (&web["status"], "ProgressDeadlineExceeded");
+            let conditions = status["conditions"].as_array();
+            status["observedGeneration"] == web["metadata"]["generation"]
+                && [&status["updatedReplicas"], &status["availableReplicas"]] == [1, 3]
+                && conditions.is_some_and(|all| all.iter().any(|it| it["reason"] == late))
+        })
+        .await;
     });
 }
 
