@@ -68,8 +68,7 @@ impl Reviewer for ApiReviewer {
         let (client, clock) = (self.authentication.clone(), self.clock.clone());
         Box::pin(async move {
             let Some(client) = client else { return Ok(None) };
-            let ask = || async { client.resource(&TOKEN_REVIEW).create("", &body).await };
-            Ok(reviewed_user(&persistently(&clock, ask).await?["status"]))
+            Ok(reviewed_user(&review(&clock, &client, &TOKEN_REVIEW, &body).await?["status"]))
         })
     }
 
@@ -85,11 +84,20 @@ impl Reviewer for ApiReviewer {
         let (client, clock) = (self.authorization.clone(), self.clock.clone());
         Box::pin(async move {
             let Some(client) = client else { return Ok(false) };
-            let ask = || async { client.resource(&ACCESS_REVIEW).create("", &body).await };
-            let answer = persistently(&clock, ask).await?;
+            let answer = review(&clock, &client, &ACCESS_REVIEW, &body).await?;
             Ok(answer["status"]["allowed"] == true && answer["status"]["denied"] != true)
         })
     }
+}
+
+async fn review(
+    clock: &SharedClock,
+    client: &Client,
+    resource: &ResourceType,
+    body: &Value,
+) -> Result<Value, String> {
+    let reviews = client.resource(resource);
+    persistently(clock, || reviews.create("", body)).await
 }
 
 /// Asks until there is an answer, or a failure that would come again, or the time is over.
