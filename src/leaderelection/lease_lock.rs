@@ -15,11 +15,8 @@ const LEASES: ResourceType =
 
 /// `<hostname>_<uuid>`: a unique name for this process.
 pub fn new_identity() -> String {
-    let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .ok()
-        .or_else(|| std::env::var("HOSTNAME").ok())
-        .unwrap_or_default();
-    format!("{}_{}", hostname.trim(), random_uuid())
+    let names = rustix::system::uname();
+    format!("{}_{}", names.nodename().to_string_lossy(), random_uuid())
 }
 
 /// A Lease in `coordination.k8s.io/v1`. Unknown fields are kept.
