@@ -8,7 +8,6 @@ pub mod definitions;
 pub mod delete;
 pub mod failures;
 pub mod faults;
-pub mod labels;
 pub mod object;
 pub mod read;
 pub mod reviews;

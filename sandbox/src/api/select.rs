@@ -1,16 +1,16 @@
 //! Selects the objects of a list or watch, and the events that a change causes.
 
+use kube_controller_manager::objects::{Selector, SelectorError};
 use serde_json::Value;
 
 use crate::api::failures;
-use crate::api::labels::Requirements;
 use crate::api::status::ApiResult;
 use crate::kinds::Kind;
 use crate::storage::store::{Change, Stored};
 
 /// Label and field selectors of a request.
 pub struct Selection {
-    labels: Requirements,
+    labels: Selector,
     fields: Vec<FieldTerm>,
     /// Looks up a field outside the metadata.
     field: fn(&Value, &str) -> Option<String>,
@@ -35,7 +35,8 @@ pub enum WatchEvent {
 impl Selection {
     /// Errors: 400 for what cannot be parsed.
     pub fn parse(kind: &Kind, labels: &str, fields: &str) -> ApiResult<Selection> {
-        let labels = labels.parse().map_err(|why: String| failures::bad_request(why))?;
+        let refused = |why: SelectorError| failures::bad_request(why.to_string());
+        let labels = labels.parse().map_err(refused)?;
         let fields = split_terms(fields)
             .into_iter()
             .filter(|term| !term.is_empty())

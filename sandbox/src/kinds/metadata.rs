@@ -141,18 +141,7 @@ pub fn qualified_fault(key: &str) -> Option<String> {
     (!is_word(name)).then(|| NAME_PART.to_owned())
 }
 
-/// What is wrong with a key that a selector names. Upstream: `content.IsLabelKey`.
-pub fn label_key_fault(key: &str) -> Option<String> {
-    if key.matches('/').count() < 2 {
-        return qualified_fault(key);
-    }
-    let rest = NAME_PART.strip_prefix("name part").unwrap_or(NAME_PART);
-    Some(format!(
-        "a valid label key{rest} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
-    ))
-}
-
-pub fn label_value_fault(value: &str) -> Option<String> {
+fn label_value_fault(value: &str) -> Option<String> {
     if value.len() > 63 {
         return Some("must be no more than 63 bytes".to_owned());
     }

@@ -27,7 +27,7 @@ pub use builtin::builtin;
 pub use custom::from_crd;
 pub use gated::behind_gates;
 pub use json::drop_nulls;
-pub use metadata::{label_key_fault, label_value_fault, subdomain_fault};
+pub use metadata::subdomain_fault;
 pub use views::View;
 
 use serde_json::Value;

@@ -74,7 +74,7 @@ pub(super) struct Head {
     pub framing: Framing,
     /// Of the body. JSON and other types are not distinguished.
     pub is_protobuf: bool,
-    /// A text of whatever kind, or of no type. Upstream: `isTextResponse`.
+    /// A text of any kind, or a body without a type. Upstream: `isTextResponse`.
     pub is_text: bool,
     pub keep_alive: bool,
 }

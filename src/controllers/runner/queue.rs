@@ -288,7 +288,7 @@ impl<K: Key> Queue<K> {
             End::Forget => queue.forget(key),
             End::After(delay) => {
                 queue.forget(key);
-                queue.add_after(key.clone(), delay);
+                queue.add_after(key.clone(), delay.max(SHORTEST_DELAY));
             }
             End::Backoff => queue.add_rate_limited(key.clone()),
             // Not from the shared bucket: after a storm of writes a turn there may be far away.
@@ -296,6 +296,10 @@ impl<K: Key> Queue<K> {
         }
     }
 }
+
+/// A key that came back at once, from a sync that never waits, would leave the thread no time for
+/// anything else.
+const SHORTEST_DELAY: Duration = Duration::from_millis(1);
 
 /// What becomes of a key after its sync.
 enum End {

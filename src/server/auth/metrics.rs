@@ -30,8 +30,12 @@ pub fn authenticated(user: Option<&str>, took: Duration) {
     }
 }
 
-pub fn authorized(allowed: bool, took: Duration) {
-    let result = if allowed { "allowed" } else { "no-opinion" };
+pub fn authorized(allowed: &Result<bool, String>, took: Duration) {
+    let result = match allowed {
+        Ok(true) => "allowed",
+        Ok(false) => "no-opinion",
+        Err(_) => "error",
+    };
     AUTHORIZATIONS.with_label_values(&[result]).inc();
     AUTHORIZATION_SECONDS.with_label_values(&[result]).observe(took.as_secs_f64());
 }

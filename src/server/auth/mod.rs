@@ -129,11 +129,16 @@ impl Auth {
         };
         let since = self.clock.monotonic();
         let allowed = self.authorize(&user, request).await;
-        metrics::authorized(allowed, self.clock.monotonic().saturating_sub(since));
-        if allowed {
-            return None;
-        }
+        metrics::authorized(&allowed, self.clock.monotonic().saturating_sub(since));
         let (verb, path) = (verb(request), &request.path);
+        match allowed {
+            Ok(true) => return None,
+            Ok(false) => {}
+            Err(error) => {
+                let text = format!("Internal Server Error: {path:?}: {error}\n");
+                return Some(Response::text(500, text));
+            }
+        }
         Some(Response::status(
             403,
             "Forbidden",
@@ -197,7 +202,8 @@ impl Auth {
         }
     }
 
-    async fn authorize(&self, user: &User, request: &Request) -> bool {
+    /// Fails when the review does.
+    async fn authorize(&self, user: &User, request: &Request) -> Result<bool, String> {
         let path = &request.path;
         let bare = |path: &str| path.strip_prefix('/').unwrap_or(path).to_string();
         let allowed = |rule: &String| match bare(rule).strip_suffix('*') {
@@ -207,14 +213,14 @@ impl Auth {
         if self.config.always_allow.iter().any(allowed)
             || user.groups.iter().any(|group| group == MASTERS)
         {
-            return true;
+            return Ok(true);
         }
         let verb = verb(request);
         let key = (verb.len() + path.len() < MAX_CACHED_ATTRIBUTES_BYTES)
             .then(|| Key::of(&(user, &verb, path)));
         let now = self.clock.monotonic();
         if let Some(known) = key.and_then(|key| self.access.get(&key, now)) {
-            return known;
+            return Ok(known);
         }
         let turn = self.reviews.acquire().await;
         let reviewed = self.config.reviewer.access(user, &verb, path).await;
@@ -226,11 +232,11 @@ impl Auth {
                 if let Some(key) = key {
                     self.access.put(key, yes, self.clock.monotonic() + ttl);
                 }
-                yes
+                Ok(yes)
             }
             Err(error) => {
                 log::error!("Unable to authorize the request: {error}");
-                false
+                Err(error)
             }
         }
     }
@@ -283,11 +289,12 @@ mod tests {
             self.users.lock().push(user.clone());
             let yes = user.name == "ada" && verb == "get" && path == "/metrics";
             let (is_slow, slow) = (path.starts_with("/slow"), self.slow.clone());
+            let is_away = path == "/away";
             Box::pin(async move {
                 if is_slow {
                     slow.stopped().await;
                 }
-                Ok(yes)
+                if is_away { Err("away".into()) } else { Ok(yes) }
             })
         }
     }
@@ -356,6 +363,7 @@ mod tests {
             ("/open", None, none(), 200),
             ("/openly/more", None, none(), 200),
             ("/ope", None, none(), 403),
+            ("/away", None, none(), 500),
         ];
         for (path, header, chain, status) in table {
             let response = ask(path, header, chain);

@@ -80,7 +80,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.index(&volumes, BY_CLAIM, by_claim_ref);
     c.index(&pods, CLAIM_INDEX, by_claim);
     let recyclers = Recyclers::new(c.options())?;
-    let period = c.options().pvclaimbinder_sync_period.max(SHORTEST_PERIOD);
+    let period = c.options().pvclaimbinder_sync_period;
     let claim_queue = c.queue_named("claims", retries(period));
     let volume_queue = c.queue_named("volumes", retries(period));
     let (operations, started) = Operations::new(c.clock());
@@ -124,9 +124,6 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     Ok(())
 }
-
-/// A shorter period would leave the process no time for anything else.
-const SHORTEST_PERIOD: Duration = Duration::from_millis(10);
 
 /// A key that failed is looked at again once in a period at the latest, as all keys are upstream.
 fn retries(period: Duration) -> Retries {
