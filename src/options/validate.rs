@@ -55,6 +55,10 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
     let mut faults = Faults(options.feature_gates.problems());
     faults.0.extend(version_problems(options));
     elections(options, &mut faults);
+    faults.refuse(
+        options.kube_api_qps > 0.0 && options.kube_api_burst <= 0,
+        "--kube-api-burst must be greater than 0 while --kube-api-qps is",
+    );
     faults.refuse(!options.shadow && !options.shadow_for.is_zero(), "--shadow-for needs --shadow");
     faults.refuse(
         options.shadow && options.shadow_grace < Duration::from_secs(1),
@@ -423,6 +427,10 @@ mod tests {
             (
                 |o| o.controllers = vec!["*".into(), "-*".into()],
                 "--controllers: \"*\" is not in the list of known controllers",
+            ),
+            (
+                |o| o.kube_api_burst = 0,
+                "--kube-api-burst must be greater than 0 while --kube-api-qps is",
             ),
             (
                 |o| o.concurrent_deployment_syncs = count("0"),

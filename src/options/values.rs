@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -166,7 +166,11 @@ impl Value for String {
 impl Value for IpAddr {
     const KIND: &'static str = "ip";
     fn parse(text: &str) -> Result<IpAddr, String> {
-        text.parse().map_err(|_| "not an IP address".into())
+        match text {
+            // As in Go: every interface.
+            "" => Ok(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+            text => text.parse().map_err(|_| "not an IP address".into()),
+        }
     }
     fn text(&self) -> String {
         self.to_string()
@@ -276,7 +280,7 @@ impl Value for Map {
 pub struct Gates(pub Vec<(String, bool)>);
 
 impl Value for Gates {
-    const KIND: &'static str = "mapStringBool";
+    const KIND: &'static str = "colonSeparatedMultimapStringString";
     fn parse(text: &str) -> Result<Gates, String> {
         let mut gates = Vec::new();
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {

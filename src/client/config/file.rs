@@ -1,18 +1,21 @@
 //! The text of a kubeconfig and what is wrong in it. Upstream: `clientcmd/api/v1`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
-use serde_yaml_ng::Value;
 
 use super::{Exec, Impersonation};
 use crate::client::transport::Proxy;
 use crate::objects::null_as_default;
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub(super) struct File {
-    #[serde(rename = "current-context")]
+    #[serde(deserialize_with = "null_as_default")]
+    api_version: String,
+    #[serde(deserialize_with = "null_as_default")]
+    kind: String,
+    #[serde(rename = "current-context", deserialize_with = "null_as_default")]
     pub current_context: String,
     #[serde(deserialize_with = "null_as_default")]
     pub clusters: Vec<NamedCluster>,
@@ -23,17 +26,40 @@ pub(super) struct File {
 }
 
 impl File {
-    /// `Err`: what is wrong with the text.
+    /// The first document; as in Go, further ones are left alone. `Err`: what is wrong with it.
     pub fn parse(text: &[u8]) -> std::result::Result<File, String> {
-        let mut value: Value = serde_yaml_ng::from_slice(text).map_err(|e| without_value(&e))?;
-        // As in Go, a null is a field that is missing.
-        drop_nulls(&mut value);
-        serde_yaml_ng::from_value(value).map_err(|error| {
-            // Parsing the text itself gives the place of the fault.
-            let placed = serde_yaml_ng::from_slice::<File>(text).err();
-            without_value(&placed.unwrap_or(error))
-        })
+        let Some(document) = serde_yaml_ng::Deserializer::from_slice(text).next() else {
+            return Ok(File::default());
+        };
+        let file = Option::<File>::deserialize(document).map_err(|error| without_value(&error))?;
+        let file = file.unwrap_or_default();
+        if !matches!(file.kind.as_str(), "" | "Config")
+            || !matches!(file.api_version.as_str(), "" | "v1")
+        {
+            return Err(format!(
+                "no kind {:?} is registered for version {:?}",
+                file.kind, file.api_version
+            ));
+        }
+        let contexts = file.contexts.iter().map(|context| &context.name);
+        unique("context", contexts)?;
+        unique("cluster", file.clusters.iter().map(|cluster| &cluster.name))?;
+        unique("user", file.users.iter().map(|user| &user.name))?;
+        Ok(file)
     }
+}
+
+fn unique<'a>(
+    what: &str,
+    names: impl Iterator<Item = &'a String>,
+) -> std::result::Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(format!("duplicate name {name:?} in the list of {what}s"));
+        }
+    }
+    Ok(())
 }
 
 /// The text of an error without the malformed value, which may be a token or a key.
@@ -50,32 +76,29 @@ fn without_value(error: &serde_yaml_ng::Error) -> String {
     }
 }
 
-fn drop_nulls(value: &mut Value) {
-    match value {
-        Value::Mapping(fields) => {
-            fields.retain(|_, field| !field.is_null());
-            fields.iter_mut().for_each(|(_, field)| drop_nulls(field));
-        }
-        Value::Sequence(items) => items.iter_mut().for_each(drop_nulls),
-        _ => {}
-    }
-}
-
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct NamedCluster {
+    #[serde(deserialize_with = "null_as_default")]
     pub name: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub cluster: Cluster,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub(super) struct Cluster {
+    #[serde(deserialize_with = "null_as_default")]
     pub server: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub certificate_authority: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub certificate_authority_data: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub insecure_skip_tls_verify: bool,
+    #[serde(deserialize_with = "null_as_default")]
     pub tls_server_name: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub proxy_url: String,
     #[serde(deserialize_with = "null_as_default")]
     pub extensions: Vec<Extension>,
@@ -108,6 +131,7 @@ impl Cluster {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Extension {
+    #[serde(deserialize_with = "null_as_default")]
     pub name: String,
     pub extension: serde_json::Value,
 }
@@ -115,26 +139,38 @@ pub(super) struct Extension {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct NamedUser {
+    #[serde(deserialize_with = "null_as_default")]
     pub name: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub user: User,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub(super) struct User {
+    #[serde(deserialize_with = "null_as_default")]
     pub client_certificate: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub client_certificate_data: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub client_key: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub client_key_data: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub token: String,
-    #[serde(rename = "tokenFile")]
+    #[serde(rename = "tokenFile", deserialize_with = "null_as_default")]
     pub token_file: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub r#as: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub as_uid: String,
     #[serde(deserialize_with = "null_as_default")]
     pub as_groups: Vec<String>,
+    #[serde(deserialize_with = "null_as_default")]
     pub as_user_extra: BTreeMap<String, Vec<String>>,
+    #[serde(deserialize_with = "null_as_default")]
     pub username: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub password: String,
     pub auth_provider: Option<AuthProvider>,
     pub exec: Option<Box<Exec>>,
@@ -144,6 +180,7 @@ pub(super) struct User {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct AuthProvider {
+    #[serde(deserialize_with = "null_as_default")]
     pub name: String,
 }
 
@@ -220,14 +257,18 @@ impl User {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct NamedContext {
+    #[serde(deserialize_with = "null_as_default")]
     pub name: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub context: Context,
 }
 
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Context {
+    #[serde(deserialize_with = "null_as_default")]
     pub cluster: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub user: String,
 }
 
@@ -240,8 +281,10 @@ mod tests {
         for (text, expected) in [
             ("--- |\n  a \"secret\" key\n", "invalid type: string, expected struct File"),
             ("users: \"secret, expected\"\n", "users: invalid type: string, expected a sequence"),
-            ("users: [{user: {token: 4711}}]\n", "invalid type: integer, expected a string"),
+            ("users: [{user: {token: [4711]}}]\n", "invalid type: sequence, expected a string"),
             ("users: [", "did not find expected"),
+            ("kind: Pod\napiVersion: v1\n", "no kind \"Pod\" is registered for version \"v1\""),
+            ("users: [{name: u}, {name: u}]", "duplicate name \"u\" in the list of users"),
         ] {
             let without = File::parse(text.as_bytes()).err().expect("no kubeconfig");
             let leaks = ["secret", "4711"].iter().any(|value| without.contains(value));

@@ -182,6 +182,8 @@ users: [{name: u, user: {client-certificate: pki/c.crt, client-key: /abs/c.key, 
         assert_eq!(config.tls.certificate, Some(Pem::File(folder.join("pki/c.crt"))));
         assert_eq!(config.tls.key, Some(Pem::File("/abs/c.key".into())));
         assert_eq!(config.credentials, Credentials::Token("t".to_owned()));
+        let same = load(&format!("---{WHOLE}---\nkind: Pod\n").replace("https:", "HTTPS:"), None);
+        assert_eq!(same.unwrap().host, "https://h:1", "the first document, any case");
         let elsewhere = load(WHOLE, Some("other:8080")).unwrap();
         assert_eq!(elsewhere.host, "http://other:8080");
         let open = (elsewhere.tls, elsewhere.credentials);

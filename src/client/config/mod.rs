@@ -70,15 +70,20 @@ pub struct Impersonation {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Exec {
+    #[serde(deserialize_with = "null_as_default")]
     pub api_version: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub command: String,
     #[serde(deserialize_with = "null_as_default")]
     pub args: Vec<String>,
     #[serde(deserialize_with = "null_as_default")]
     pub env: Vec<ExecEnv>,
+    #[serde(deserialize_with = "null_as_default")]
     pub install_hint: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub provide_cluster_info: bool,
     /// `Never`, `IfAvailable` or `Always`: whether the plugin may ask at a terminal.
+    #[serde(deserialize_with = "null_as_default")]
     pub interactive_mode: String,
     /// The cluster's extension for plugins, passed on with the rest of the cluster.
     #[serde(skip)]
@@ -88,7 +93,9 @@ pub struct Exec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ExecEnv {
+    #[serde(deserialize_with = "null_as_default")]
     pub name: String,
+    #[serde(deserialize_with = "null_as_default")]
     pub value: String,
 }
 
@@ -203,8 +210,10 @@ fn address_in_pod() -> Option<(String, String)> {
 }
 
 fn address(host: &str) -> String {
-    let host = host.trim_end_matches('/');
-    if host.contains("://") { host.to_owned() } else { format!("http://{host}") }
+    match host.trim_end_matches('/').split_once("://") {
+        Some((scheme, host)) => format!("{}://{host}", scheme.to_ascii_lowercase()),
+        None => format!("http://{}", host.trim_end_matches('/')),
+    }
 }
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
