@@ -4,6 +4,7 @@
 //! Each module stands on those named before it: see `docs/architecture.md`.
 
 pub mod clock;
+mod files;
 pub mod jwt;
 pub mod metrics;
 pub mod sort;

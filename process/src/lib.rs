@@ -7,9 +7,12 @@
 //! Memory: the code that only the start needed is given back to the kernel, and a thread keeps free
 //! blocks for itself while it is busy.
 //!
+//! And the format gzip, which profiles come in.
+//!
 //! Linux only.
 
 mod cfi;
+mod gzip;
 mod maps;
 mod pprof;
 mod sampler;
@@ -17,6 +20,7 @@ mod symbols;
 mod tcache;
 mod text;
 
+pub use gzip::gzip;
 pub use maps::{Mapping, mappings};
 pub use pprof::{Counted, Frame, Profile};
 pub use sampler::{Busy, PERIOD, Sampler, Stacks};

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use crate::gzip;
 use crate::maps::Mapping;
 use crate::sampler::{PERIOD, Stacks};
 use crate::symbols::Symbols;
@@ -103,7 +104,7 @@ impl<'a> Profile<'a> {
 
     /// The gzipped message.
     pub fn encoded(&self) -> Vec<u8> {
-        gzipped(&self.message())
+        gzip(&self.message())
     }
 
     fn message(&self) -> Vec<u8> {
@@ -259,35 +260,6 @@ impl Message {
     }
 }
 
-/// In gzip's format, with blocks that are stored as they are: profiles are small and rare.
-fn gzipped(bytes: &[u8]) -> Vec<u8> {
-    const BLOCK: usize = 0xffff;
-    let mut out = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
-    let blocks = bytes.len().div_ceil(BLOCK).max(1);
-    for index in 0..blocks {
-        let block = &bytes[index * BLOCK..bytes.len().min((index + 1) * BLOCK)];
-        let len = block.len() as u16;
-        out.push((index + 1 == blocks).into());
-        out.extend_from_slice(&len.to_le_bytes());
-        out.extend_from_slice(&(!len).to_le_bytes());
-        out.extend_from_slice(block);
-    }
-    out.extend_from_slice(&crc32(bytes).to_le_bytes());
-    out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
-    out
-}
-
-fn crc32(bytes: &[u8]) -> u32 {
-    let mut crc = u32::MAX;
-    for byte in bytes {
-        crc ^= u32::from(*byte);
-        for _ in 0..8 {
-            crc = (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg());
-        }
-    }
-    !crc
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,16 +333,5 @@ mod tests {
         let functions = message.iter().filter(|(number, ..)| *number == 5).count();
         assert_eq!(functions, 2);
         assert!(message.iter().any(|(number, _, b)| *number == 6 && b == b"src/a.rs:2"));
-    }
-
-    #[test]
-    fn gzip_is_stored_in_blocks() {
-        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
-        let long = vec![7; 0x1_0000];
-        let out = gzipped(&long);
-        assert_eq!(out.len(), 10 + 5 + 0xffff + 5 + 1 + 8);
-        assert_eq!(out[10..15], [0, 0xff, 0xff, 0, 0]);
-        assert_eq!(out[15 + 0xffff..][..6], [1, 1, 0, 0xfe, 0xff, 7]);
-        assert_eq!(gzipped(b"")[10..15], [1, 0, 0, 0xff, 0xff]);
     }
 }

@@ -8,7 +8,8 @@ use serde_json::Value;
 use super::connect::{Connect, Target, user_agent};
 use crate::client::{Client, is_in_cluster};
 use crate::clock::SharedClock;
-use crate::objects::{ObjectKey, ResourceType};
+use crate::files::{Stamp, stamp};
+use crate::objects::{ObjectKey, ResourceType, from_json};
 use crate::options::Options;
 use crate::server::auth::{ApiReviewer, AuthConfig, Authorities, RequestHeader, Trust};
 use crate::task;
@@ -103,6 +104,12 @@ impl Lookup {
         Ok(trust)
     }
 
+    /// Of the files with authorities.
+    pub fn stamps(&self) -> [Stamp; 2] {
+        let o = &self.options;
+        [&o.client_ca_file, &o.requestheader_client_ca_file].map(stamp)
+    }
+
     /// The authorities in files.
     async fn files(&self) -> Result<Trust, String> {
         let o = &self.options;
@@ -146,7 +153,7 @@ fn found(data: &Value) -> Result<(Option<Authorities>, Option<RequestHeader>), S
         _ => Ok(None),
     };
     let list = |key: &str| -> Vec<String> {
-        serde_json::from_str(data[key].as_str().unwrap_or_default()).unwrap_or_default()
+        from_json(data[key].as_str().unwrap_or_default()).unwrap_or_default()
     };
     let header = authorities("requestheader-client-ca-file")?.map(|ca| RequestHeader {
         ca: Some(ca),

@@ -4,9 +4,8 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use hyper::header::{CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};
+use hyper::header::{CACHE_CONTROL, CONTENT_ENCODING, X_CONTENT_TYPE_OPTIONS};
 use rustix::net;
 
 use super::configz;
@@ -15,6 +14,7 @@ use super::delegated_auth::{Lookup, auth_config};
 use super::leader_migration::LeaderMigration;
 use super::logging::Verbosity;
 use crate::clock::SharedClock;
+use crate::files::LOOK;
 use crate::metrics;
 use crate::options::{Options, PROGRAM, VERSION, emulated, version_info};
 use crate::server::auth::Auth;
@@ -25,14 +25,32 @@ use crate::server::tls::{Tls, TlsOptions, pair_in};
 use crate::server::{Handler, Request, Response, handler, profiling, zpages};
 use crate::task::{self, StopToken, TaskGroup};
 
-/// How often the authorities of client certificates are read again.
-const RELOAD: Duration = Duration::from_secs(60);
+/// How often the cluster's authorities of client certificates are read again, in looks at files.
+const LOOKS: u32 = 6;
 
 /// Connections that may wait to be accepted, as in the standard library.
 const BACKLOG: i32 = 128;
 
 /// The longest value of a flag, in bytes.
 const FLAG_BYTES: usize = 1024;
+
+/// Upstream: `routes.DebugFlags.Index`.
+const FLAGS_INDEX: &str = "<html>
+<head>
+<title>/debug/flags/</title>
+</head>
+<body>
+/debug/flags/<br>
+<br>
+flags:<br>
+<table>
+<tr>v<br>
+</table>
+<br>
+full flags configurable<br>
+</body>
+</html>
+";
 
 /// All served paths, without authentication.
 pub fn routes(
@@ -48,7 +66,6 @@ pub fn routes(
         let answer = move |request: &Request| health.answer(endpoint, request);
         routes.add_tree(&format!("/{endpoint}"), handler(answer));
     }
-    let metrics = |_: &Request| Response::new(200, metrics::CONTENT_TYPE, metrics::render());
     routes.add("/metrics", handler(metrics));
     let results = health.results().clone();
     routes.add_unlisted("/metrics/slis", handler(move |request| results.answer(request)));
@@ -68,9 +85,20 @@ pub fn routes(
     }
     if options.profiling {
         profiling::install(&routes, clock.clone());
+        let index = |_: &Request| Response::new(200, "text/html; charset=utf-8", FLAGS_INDEX);
+        routes.add_unlisted("/debug/flags", handler(index));
         routes.add_unlisted("/debug/flags/v", verbosity_flag(verbosity));
     }
     routes
+}
+
+fn metrics(request: &Request) -> Response {
+    let text = metrics::render();
+    let answer = |body| Response::new(200, metrics::CONTENT_TYPE, body);
+    if request.quality("accept-encoding", "gzip") == 0.0 {
+        return answer(text);
+    }
+    answer(process::gzip(&text)).with_header(CONTENT_ENCODING, "gzip")
 }
 
 /// PUT sets `-v`. Upstream: `routes.StringFlagPutHandler`.
@@ -79,16 +107,17 @@ fn verbosity_flag(verbosity: &Verbosity) -> Handler {
     Arc::new(move |request| {
         let verbosity = verbosity.clone();
         Box::pin(async move {
+            let plain = |status, text: String| Response::new(status, "text/plain", text + "\n");
             if request.method != Method::PUT {
-                return Response::new(406, "text/plain", "unsupported http method");
+                return plain(406, "unsupported http method".to_owned());
             }
             let set = match request.body.read(FLAG_BYTES).await {
                 Ok(body) => verbosity.set(String::from_utf8_lossy(&body).trim()),
                 Err(error) => Err(format!("error reading request body: {error:?}")),
             };
             match set {
-                Ok(answer) => Response::new(200, "text/plain", answer),
-                Err(error) => Response::new(400, "text/plain", error),
+                Ok(answer) => plain(200, answer),
+                Err(error) => plain(400, error),
             }
         })
     })
@@ -126,7 +155,14 @@ pub async fn serve(
     tasks.spawn(async move { tls.reload(timer, stopped).await });
     let stop = stop.clone();
     tasks.spawn(async move {
-        while stop.unless_stopped(clock.sleep(RELOAD)).await.is_some() {
+        let (mut read, mut looks) = (Default::default(), 0);
+        while stop.unless_stopped(clock.sleep(LOOK)).await.is_some() {
+            let now = lookup.stamps();
+            looks += 1;
+            if now == read && looks < LOOKS {
+                continue;
+            }
+            (read, looks) = (now, 0);
             match stop.unless_stopped(lookup.trust()).await {
                 Some(Ok(trust)) => auth.set_trust(trust),
                 Some(Err(error)) => {
@@ -235,6 +271,12 @@ mod tests {
         let config: Value = serde_json::from_slice(ask("/configz").content()).expect("JSON");
         let generic = &config["kubecontrollermanager.config.k8s.io"]["Generic"];
         assert_eq!(generic["LeaderElection"]["leaseDuration"], "15s");
+        let mut asked = Request::get("/metrics");
+        asked.headers.insert("accept-encoding", "zstd, gzip;q=0.5".parse().expect("a header"));
+        let zipped = block_on(routes.answer(asked));
+        assert!(zipped.content().starts_with(&[0x1f, 0x8b]));
+        assert!(zipped.headers.contains(&(CONTENT_ENCODING, "gzip".parse().expect("a header"))));
+        assert!(!ask("/metrics").content().starts_with(&[0x1f, 0x8b]));
         assert_eq!(ask("/debug/pprof/heap").status, 404);
         assert_eq!(ask("/debug/pprof/goroutine").status, 200);
         let off = Options { profiling: false, ..Options::default() };
@@ -247,6 +289,7 @@ mod tests {
         assert!(flags.contains("\nconcurrent-deployment-syncs=5\n"), "{flags}");
         assert_eq!(ask("/nope").status, 404);
         assert_eq!(ask("/debug/flags/v").status, 406);
+        assert_eq!(ask("/debug/flags/").content(), FLAGS_INDEX.as_bytes());
         let body = RequestBody::Full("x".into());
         let bad = Request { method: Method::PUT, body, ..Request::get("/debug/flags/v") };
         assert_eq!(block_on(routes.answer(bad)).status, 400);

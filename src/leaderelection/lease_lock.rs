@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{LeaderElectionRecord, Lock, LockError, LockFuture};
 use crate::client::{Client, Dynamic};
 use crate::events::{EventType, ObjectReference, Recorder, random_uuid};
-use crate::objects::{Meta, ObjectKey, ResourceType, Timestamp};
+use crate::objects::{Meta, ObjectKey, ResourceType, Timestamp, from_json};
 
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
@@ -94,8 +94,10 @@ impl Lock for LeaseLock {
 
     fn record_event(&self, what: &str) {
         let Some(recorder) = &self.recorder else { return };
-        let meta =
-            self.lease().as_ref().and_then(|lease| Meta::deserialize(&lease["metadata"]).ok());
+        let meta = self
+            .lease()
+            .as_ref()
+            .and_then(|lease| from_json::<Meta>(&lease["metadata"].to_string()).ok());
         let Some(meta) = meta else { return };
         recorder.event(
             &ObjectReference::of(&LEASES, &meta),
@@ -119,7 +121,7 @@ struct Spec {
 }
 
 fn record_of(lease: &Value) -> Result<LeaderElectionRecord, LockError> {
-    let spec = Option::<Spec>::deserialize(&lease["spec"])
+    let spec = from_json::<Option<Spec>>(&lease["spec"].to_string())
         .map_err(|error| LockError::Malformed(format!("spec: {error}")))?
         .unwrap_or_default();
     Ok(LeaderElectionRecord {

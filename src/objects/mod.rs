@@ -118,4 +118,4 @@ pub(crate) use wire::messages;
 pub use wire::parts::{Bookmark, ListPart, WatchEvent};
 pub use wire::protobuf;
 pub use wire::resource::{Encoded, Form, Object, Resource, ResourceType, decode};
-pub(crate) use wire::resource::{null_as_default, resource};
+pub(crate) use wire::resource::{from_json, null_as_default, resource};

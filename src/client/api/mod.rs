@@ -15,7 +15,7 @@ pub use self::options::{Delete, ListOptions, Patch, Preconditions, Propagation};
 pub use self::scale::Scales;
 use super::stream::undecoded;
 use super::{Client, Result};
-use crate::objects::{Object, ObjectKey, Resource, ResourceType, WholeMeta};
+use crate::objects::{Object, ObjectKey, Resource, ResourceType, WholeMeta, from_json};
 
 impl Client {
     /// The verbs over any resource.
@@ -81,7 +81,7 @@ impl Client {
             return self.resource(&T::RESOURCE).update(key, &live).await;
         }
         let request = format!("GET {} {key}", T::RESOURCE);
-        serde_json::from_value(live).map_err(undecoded(&request))
+        from_json(&live.to_string()).map_err(undecoded(&request))
     }
 
     pub async fn patch<T: Resource + DeserializeOwned>(

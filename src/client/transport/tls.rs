@@ -2,7 +2,6 @@
 
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -16,10 +15,10 @@ use crate::client::config::{Pem, Tls};
 use crate::client::credentials::{Pair, Plugin};
 use crate::client::x509::Certificate;
 use crate::client::{Error, Result, pem};
+use crate::files::{Stamp, stamp};
 
-/// What a configuration is made of: the modification times and lengths of its files, and what the
-/// plugin issued.
-type Ingredients = ([Option<(SystemTime, u64)>; 3], Option<Pair>);
+/// What a configuration is made of: its files, and what the plugin issued.
+type Ingredients = ([Stamp; 3], Option<Pair>);
 
 /// Makes rustls's configuration, and makes it again when one of its files or the plugin's
 /// certificate has changed. Until then every caller gets the same `Arc`: a connection that holds
@@ -86,9 +85,7 @@ impl TlsSource {
 
     fn identity_with(&self, pair: Option<Pair>) -> Result<Identity> {
         let changed = [&self.tls.ca, &self.tls.certificate, &self.tls.key].map(|pem| match pem {
-            Some(Pem::File(path)) => {
-                std::fs::metadata(path).and_then(|file| Ok((file.modified()?, file.len()))).ok()
-            }
+            Some(Pem::File(path)) => stamp(path),
             _ => None,
         });
         let ingredients = (changed, pair);

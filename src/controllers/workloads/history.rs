@@ -21,7 +21,7 @@ use crate::objects::golang::{
 };
 use crate::objects::{
     ControllerRevision, Istr, Labels, Meta, Object, ObjectKey, OwnerReference, Resource,
-    RevisionData, Selector, Template,
+    RevisionData, Selector, Template, from_json,
 };
 use crate::sort::Order;
 
@@ -147,7 +147,7 @@ impl NewRevision {
     /// today's API, holds the same version: made by a manager of another version, its bytes may
     /// differ. Upstream: `setMatchesLatestExistingRevision`.
     pub fn is_equivalent(&self, known: &ControllerRevision) -> bool {
-        let Ok(mut data) = serde_json::from_str::<Value>(known.data.as_str()) else { return false };
+        let Ok(mut data) = from_json::<Value>(known.data.as_str()) else { return false };
         data.pointer_mut("/spec/template").is_some_and(|template| {
             complete_pod_template(template);
             pod_template_patch(template, self.numbers) == self.data.get()

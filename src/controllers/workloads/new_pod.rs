@@ -8,7 +8,9 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::controllers::Error;
-use crate::objects::{Istr, Labels, Meta, OwnerReference, RawObject, Resource, Template};
+use crate::objects::{
+    Istr, Labels, Meta, OwnerReference, RawObject, Resource, Template, from_json,
+};
 
 /// A pod to be created. Its spec is the template's, byte for byte but for what is edited, so fields
 /// that this build does not know reach the pod.
@@ -51,7 +53,7 @@ impl NewPod {
         if template.labels.is_empty() {
             return Err(Error::other("unable to create pods, no labels"));
         }
-        let SpecOf { spec } = serde_json::from_str(template.json())?;
+        let SpecOf { spec } = from_json(template.json())?;
         Ok(NewPod {
             api_version: "v1",
             kind: "Pod",
@@ -203,7 +205,7 @@ impl PodSpecEditor {
         let mut known = false;
         self.0.edit_list("tolerations", |list| {
             for one in list.iter_mut() {
-                let lens: Toleration = serde_json::from_str(one.get())?;
+                let lens: Toleration = from_json(one.get())?;
                 let same_taint = lens.key == *key
                     && lens.effect == *effect
                     && lens.operator == "Exists"
@@ -270,7 +272,7 @@ struct Named {
 
 impl Named {
     fn of(item: &RawValue) -> Result<Named, serde_json::Error> {
-        serde_json::from_str(item.get())
+        from_json(item.get())
     }
 }
 

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::json::is_empty;
 use super::types::{Kind, POD_TEMPLATE_SPEC, Type, fields};
+use crate::objects::from_json;
 
 /// Structs with the fields that get a value when they are zero, in JSON.
 const DEFAULTS: &[(&str, &[(&str, &str)])] = &[
@@ -100,7 +101,7 @@ fn complete_fields(name: &str, object: &mut Value) {
         let row = rows.iter().find(|(name, _)| *name == json_name);
         if let Some((_, text)) = row
             && is_empty(field.r#type.kind, field.of(Some(object)))
-            && let Ok(default) = serde_json::from_str::<Value>(text)
+            && let Ok(default) = from_json::<Value>(text)
         {
             object[&json_name] = default;
         }
@@ -154,7 +155,7 @@ mod tests {
         for (name, rows) in DEFAULTS {
             for (field, text) in *rows {
                 assert!(fields(name).any(|known| known.json_name() == *field), "{name}.{field}");
-                assert!(serde_json::from_str::<Value>(text).is_ok(), "{name}.{field}");
+                assert!(from_json::<Value>(text).is_ok(), "{name}.{field}");
             }
         }
     }

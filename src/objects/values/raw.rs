@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::objects::from_json;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Error as _, Serialize, Serializer};
 use serde_json::Value;
@@ -19,7 +20,7 @@ pub struct RawObject {
 impl RawObject {
     /// Null is an empty object.
     pub fn parse(text: &str) -> Result<RawObject, serde_json::Error> {
-        Ok(serde_json::from_str::<Option<RawObject>>(text)?.unwrap_or_default())
+        Ok(from_json::<Option<RawObject>>(text)?.unwrap_or_default())
     }
 
     pub fn get(&self, name: &str) -> Option<&RawValue> {
@@ -28,7 +29,7 @@ impl RawObject {
 
     /// The value as text; `None` when it is absent or no string.
     pub fn text(&self, name: &str) -> Option<String> {
-        serde_json::from_str(self.get(name)?.get()).ok()
+        from_json(self.get(name)?.get()).ok()
     }
 
     /// Replaces the value of `name` where it stands, or adds it at the end.
@@ -80,7 +81,7 @@ impl RawObject {
 
     /// The list that is the value of `name`; absent and null are empty.
     pub fn list(&self, name: &str) -> Result<Vec<Box<RawValue>>, serde_json::Error> {
-        let list = self.get(name).map(|value| serde_json::from_str::<Option<_>>(value.get()));
+        let list = self.get(name).map(|value| from_json::<Option<_>>(value.get()));
         Ok(list.transpose()?.flatten().unwrap_or_default())
     }
 
@@ -90,7 +91,7 @@ impl RawObject {
             let bare = known.get().strip_prefix('"').and_then(|text| text.strip_suffix('"'));
             match bare {
                 Some(text) if !text.contains('\\') => text == name,
-                _ => serde_json::from_str::<String>(known.get()).is_ok_and(|text| text == name),
+                _ => from_json::<String>(known.get()).is_ok_and(|text| text == name),
             }
         })
     }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::objects::values::intern::{Interned, Pool};
-use crate::objects::{Istr, Labels, null_as_default};
+use crate::objects::{Istr, Labels, from_json, null_as_default};
 
 /// A pod template: every byte that the API sent, and a lens on the few fields that are read. So a
 /// field that this build has never heard of still reaches the pods. There is one copy of each text,
@@ -78,7 +78,7 @@ impl Template {
     /// server refuses what is made from it.
     pub fn to_value(&self) -> Value {
         let text = self.json.get();
-        serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
+        from_json(text).unwrap_or_else(|_| Value::String(text.to_owned()))
     }
 
     pub fn from_value(value: &Value) -> Result<Template, serde_json::Error> {
@@ -87,7 +87,7 @@ impl Template {
 
     fn from_raw(json: Box<RawValue>) -> Result<Template, serde_json::Error> {
         let Lens { metadata: LensMeta { labels, annotations, finalizers } } =
-            serde_json::from_str(json.get())?;
+            from_json(json.get())?;
         let digest = OnceLock::new();
         Ok(Template(TEMPLATES.intern(Shared { json, labels, annotations, finalizers, digest })))
     }
@@ -102,7 +102,7 @@ impl Template {
 impl Default for Template {
     fn default() -> Template {
         static EMPTY: LazyLock<Template> =
-            LazyLock::new(|| serde_json::from_str("{}").expect("an empty object is a template"));
+            LazyLock::new(|| from_json("{}").expect("an empty object is a template"));
         EMPTY.clone()
     }
 }

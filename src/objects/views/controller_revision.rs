@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::objects::{Meta, WholeMeta, null_as_default, resource};
+use crate::objects::{Meta, WholeMeta, from_json, null_as_default, resource};
 
 /// Whole, so that it can be written back.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ impl<'de> Deserialize<'de> for RevisionData {
 
 impl Serialize for RevisionData {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let raw: &RawValue = serde_json::from_str(&self.0).map_err(serde::ser::Error::custom)?;
+        let raw: &RawValue = from_json(&self.0).map_err(serde::ser::Error::custom)?;
         raw.serialize(to)
     }
 }

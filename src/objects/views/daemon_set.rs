@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use crate::objects::{
     Istr, LabelSelector, Labels, Meta, NodeAffinity, NodeSelector, RollingUpdate, Template,
-    Toleration, WholeMeta, null_as_default, resource,
+    Toleration, WholeMeta, from_json, null_as_default, resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -81,7 +81,7 @@ impl TryFrom<WireSpec> for DaemonSetSpec {
 
 impl Placement {
     fn of(template: &Template) -> Result<Placement, serde_json::Error> {
-        let WireTemplate { spec } = serde_json::from_str(template.json())?;
+        let WireTemplate { spec } = from_json(template.json())?;
         let required = spec.affinity.node_affinity.required;
         Ok(Placement {
             node_name: spec.node_name,

@@ -4,7 +4,8 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::objects::{
-    Istr, LabelSelector, Meta, Template, Timestamp, Uid, WholeMeta, null_as_default, resource,
+    Istr, LabelSelector, Meta, Template, Timestamp, Uid, WholeMeta, from_json, null_as_default,
+    resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -203,7 +204,7 @@ impl From<WireJob> for Job {
             spec.template = Template::default();
         }
         // A template that cannot be read has neither: its pods are refused.
-        let Lens { spec: lens } = serde_json::from_str(spec.template.json()).unwrap_or_default();
+        let Lens { spec: lens } = from_json(spec.template.json()).unwrap_or_default();
         spec.restarts_containers = lens.restart_policy == "OnFailure";
         spec.has_scheduling_group = lens.scheduling_group.is_some();
         Job { meta, spec, status }

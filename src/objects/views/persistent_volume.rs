@@ -6,7 +6,8 @@ use serde_json::value::RawValue;
 
 use super::volume_source::{VolumeSource, with_volume_sources};
 use crate::objects::{
-    InTreeKind, Istr, Meta, Quantity, ResourceList, Uid, WholeMeta, null_as_default, resource,
+    InTreeKind, Istr, Meta, Quantity, ResourceList, Uid, WholeMeta, from_json, null_as_default,
+    resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -104,7 +105,7 @@ impl From<WireSpec> for PersistentVolumeSpec {
 /// Keeps the text of a spec that is not bound to a claim's uid.
 fn spec<'de, D: Deserializer<'de>>(from: D) -> Result<PersistentVolumeSpec, D::Error> {
     let text = Box::<RawValue>::deserialize(from)?;
-    let spec = serde_json::from_str::<Option<PersistentVolumeSpec>>(text.get());
+    let spec = from_json::<Option<PersistentVolumeSpec>>(text.get());
     let mut spec = spec.map_err(D::Error::custom)?.unwrap_or_default();
     if spec.claim_ref.as_ref().is_none_or(|claim| claim.uid.is_empty()) {
         spec.text = Some(text.into());

@@ -5,7 +5,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use crate::objects::{
-    Istr, LabelSelector, Meta, Quantity, ResourceList, WholeMeta, null_as_default, resource,
+    Istr, LabelSelector, Meta, Quantity, ResourceList, WholeMeta, from_json, null_as_default,
+    resource,
 };
 use crate::sort::Order;
 
@@ -110,7 +111,7 @@ impl PersistentVolumeClaim {
 /// Keeps the text of a spec that names no volume.
 fn spec<'de, D: Deserializer<'de>>(from: D) -> Result<PersistentVolumeClaimSpec, D::Error> {
     let text = Box::<RawValue>::deserialize(from)?;
-    let spec = serde_json::from_str::<Option<PersistentVolumeClaimSpec>>(text.get());
+    let spec = from_json::<Option<PersistentVolumeClaimSpec>>(text.get());
     let mut spec = spec.map_err(D::Error::custom)?.unwrap_or_default();
     if spec.volume_name.is_empty() {
         spec.text = Some(text.into());
@@ -121,7 +122,7 @@ fn spec<'de, D: Deserializer<'de>>(from: D) -> Result<PersistentVolumeClaimSpec,
 /// Keeps the text of a status that is not `Bound`.
 fn status<'de, D: Deserializer<'de>>(from: D) -> Result<PersistentVolumeClaimStatus, D::Error> {
     let text = Box::<RawValue>::deserialize(from)?;
-    let status = serde_json::from_str::<Option<PersistentVolumeClaimStatus>>(text.get());
+    let status = from_json::<Option<PersistentVolumeClaimStatus>>(text.get());
     let mut status = status.map_err(D::Error::custom)?.unwrap_or_default();
     if status.phase != "Bound" {
         status.text = Some(text.into());

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::objects::{Labels, Meta, RawObject, Selector, null_as_default};
+use crate::objects::{Labels, Meta, RawObject, Selector, from_json, null_as_default};
 
 /// A Scale of any version. What it does not read is written back as it came.
 /// Upstream: `autoscaling/v1.Scale`, to which client-go converts all others.
@@ -51,11 +51,11 @@ impl TryFrom<RawObject> for Scale {
     type Error = serde_json::Error;
 
     fn try_from(json: RawObject) -> Result<Scale, serde_json::Error> {
-        let Wire { metadata: meta, spec, status } = serde_json::from_str(&json.to_string())?;
+        let Wire { metadata: meta, spec, status } = from_json(&json.to_string())?;
         let selector = match status.selector {
             Value::String(text) => text,
             Value::Object(_) if status.target_selector.is_empty() => {
-                let labels: Labels = serde_json::from_value(status.selector)?;
+                let labels: Labels = from_json(&status.selector.to_string())?;
                 Selector::from_labels(&labels).to_string()
             }
             _ => status.target_selector,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 use crate::objects::{
-    Istr, LabelSelector, Meta, RawObject, Template, WholeMeta, null_as_default, resource,
+    Istr, LabelSelector, Meta, RawObject, Template, WholeMeta, from_json, null_as_default, resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -139,8 +139,7 @@ impl<'de> Deserialize<'de> for ClaimTemplate {
             name: Istr,
         }
         let json = Box::<RawValue>::deserialize(from)?;
-        let lens: Option<Lens> =
-            serde_json::from_str(json.get()).map_err(serde::de::Error::custom)?;
+        let lens: Option<Lens> = from_json(json.get()).map_err(serde::de::Error::custom)?;
         Ok(ClaimTemplate { name: lens.unwrap_or_default().metadata.name, json })
     }
 }

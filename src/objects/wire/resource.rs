@@ -157,6 +157,12 @@ macro_rules! resource {
 }
 pub(crate) use resource;
 
+/// `serde_json::from_str` by the decoder of bytes, which answers are read with: no type is compiled for
+/// both.
+pub(crate) fn from_json<'de, T: Deserialize<'de>>(text: &'de str) -> serde_json::Result<T> {
+    serde_json::from_slice(text.as_bytes())
+}
+
 /// `#[serde(deserialize_with = "null_as_default")]`: an explicit null is what an absent field is.
 pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     from: D,

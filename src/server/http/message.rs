@@ -49,6 +49,18 @@ impl Request {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
+    /// How much the client wants `item` by a header with qualities, such as `Accept`: 0 to 1, and 0
+    /// where it is not named.
+    pub fn quality(&self, header: &str, item: &str) -> f32 {
+        let items = self.header(header).unwrap_or_default().split(',').filter_map(|named| {
+            let mut parts = named.split(';').map(str::trim);
+            parts.next().filter(|name| name.eq_ignore_ascii_case(item))?;
+            let quality = parts.find_map(|part| part.strip_prefix("q="));
+            Some(quality.map_or(1.0, |quality| quality.parse().unwrap_or(0.0_f32)))
+        });
+        items.fold(0.0, f32::max)
+    }
+
     /// The parameters of the query, still encoded; a parameter without a value has an empty one.
     pub fn query_pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         let pairs = self.query.split('&').filter(|pair| !pair.is_empty());

@@ -34,7 +34,9 @@ impl Page {
                 let refused = Response::text(405, "method not allowed\n");
                 return refused.with_header(ALLOW, "GET, HEAD");
             }
-            let answer = match prefers_json(request.header("accept").unwrap_or_default()) {
+            // Where neither is named, people get the page.
+            let wanted = |media: &str| request.quality("accept", media);
+            let answer = match wanted("application/json") > wanted("text/html") {
                 true => Response::json(200, &data(request)),
                 false => Response::new(200, "text/html; charset=utf-8", page.html().into_bytes())
                     .with_header(CONTENT_SECURITY_POLICY, POLICY),
@@ -57,20 +59,6 @@ impl Page {
              </body>\n</html>\n"
         )
     }
-}
-
-/// Whether `accept` ranks JSON above HTML. Where neither is named, people get the page.
-fn prefers_json(accept: &str) -> bool {
-    let quality = |media: &str| {
-        let ranges = accept.split(',').filter_map(|range| {
-            let mut parts = range.split(';').map(str::trim);
-            parts.next().filter(|name| name.eq_ignore_ascii_case(media))?;
-            let quality = parts.find_map(|part| part.strip_prefix("q="));
-            Some(quality.map_or(1.0, |quality| quality.parse().unwrap_or(0.0_f32)))
-        });
-        ranges.fold(0.0, f32::max)
-    };
-    quality("application/json") > quality("text/html")
 }
 
 #[cfg(test)]

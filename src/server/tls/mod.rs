@@ -10,23 +10,20 @@ use parking_lot::RwLock;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use rustls::ServerConfig;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::CertificateDer;
 use rustls::server::NoServerSessionStorage;
+use rustls::{ServerConfig, SupportedCipherSuite};
 
 use crate::clock::SharedClock;
+use crate::files::{LOOK, Stamp, stamp};
 use crate::task::{self, StopToken};
 
 use certificates::{Certificates, Loaded, certified};
 use client_certificates::RequestOnly;
 
 pub use self_signed::pair_in;
-
-/// How often certificate files are read again.
-const RELOAD: Duration = Duration::from_secs(60);
 
 /// The certificates and the protocol; see the flags `--tls-*`.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +41,15 @@ pub struct TlsOptions {
     pub curves: Vec<i32>,
     /// Go's name of the oldest version. Versions below 1.2 count as 1.2.
     pub min_version: String,
+}
+
+impl TlsOptions {
+    /// Of all files.
+    fn stamps(&self) -> Vec<Stamp> {
+        let named = self.named.iter().map(|(cert, key, _)| (cert, key));
+        let pairs = self.files.iter().map(|(cert, key)| (cert, key)).chain(named);
+        pairs.flat_map(|(cert, key)| [stamp(cert), stamp(key)]).collect()
+    }
 }
 
 /// The server's configuration, and the certificates behind it.
@@ -101,14 +107,20 @@ impl Tls {
         self.certificates.choose(None).cert[0].clone()
     }
 
-    /// Reads the files again from time to time until stopped. A file that cannot be read leaves
-    /// the certificate as it is.
+    /// Reads the files again when they have changed, until stopped. A file that cannot be read
+    /// leaves the certificate as it is.
     pub async fn reload(&self, clock: SharedClock, stop: StopToken) {
         let certificates = &self.certificates;
         if certificates.options.files.is_none() && certificates.options.named.is_empty() {
             return;
         }
-        while stop.unless_stopped(clock.sleep(RELOAD)).await.is_some() {
+        let mut read = Vec::new();
+        while stop.unless_stopped(clock.sleep(LOOK)).await.is_some() {
+            let now = certificates.options.stamps();
+            if now == read {
+                continue;
+            }
+            read = now;
             let (options, provider) =
                 (certificates.options.clone(), self.config.crypto_provider().clone());
             match task::blocking(move || Certificates::load(&options, &provider)).await {
@@ -123,12 +135,9 @@ fn provider(options: &TlsOptions) -> Result<Arc<CryptoProvider>, String> {
     let mut provider = ring::default_provider();
     if !options.cipher_suites.is_empty() {
         provider.cipher_suites.retain(|suite| {
-            // As in Go, all suites of TLS 1.3 stay. Some older names in Go lack the `_SHA256`.
-            let name = format!("{:?}", suite.suite());
-            options.cipher_suites.iter().any(|wanted| {
-                let wanted = wanted.trim_end_matches("_SHA256");
-                name.trim_end_matches("_SHA256") == wanted
-            }) || suite.tls13().is_some()
+            // As in Go, all suites of TLS 1.3 stay.
+            suite.tls13().is_some()
+                || options.cipher_suites.iter().any(|wanted| is_suite(suite, wanted, options))
         });
     }
     if !options.curves.is_empty() {
@@ -143,6 +152,15 @@ fn provider(options: &TlsOptions) -> Result<Arc<CryptoProvider>, String> {
         }
     }
     Ok(Arc::new(provider))
+}
+
+/// Whether `wanted`, in Go's spelling, names this suite. A certificate made in memory has an ECDSA
+/// key (Go's an RSA key), so without files a suite for RSA stands for its twin as well.
+fn is_suite(suite: &SupportedCipherSuite, wanted: &str, options: &TlsOptions) -> bool {
+    let name = format!("{:?}", suite.suite());
+    // Some older names in Go lack it.
+    let (name, wanted) = (name.trim_end_matches("_SHA256"), wanted.trim_end_matches("_SHA256"));
+    name == wanted || (options.files.is_none() && name == wanted.replace("_RSA_", "_ECDSA_"))
 }
 
 #[cfg(test)]
@@ -184,13 +202,19 @@ mod tests {
 
     #[test]
     fn suites_and_curves_have_the_names_of_go() {
-        let options = TlsOptions {
+        let mut options = TlsOptions {
+            files: Some(Default::default()),
             cipher_suites: vec!["TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305".into()],
             curves: vec![29],
             ..TlsOptions::default()
         };
-        let provider = provider(&options).expect("a provider");
-        let tls12 = provider.cipher_suites.iter().filter(|suite| suite.tls13().is_none()).count();
-        assert_eq!((tls12, provider.kx_groups.len()), (1, 1));
+        let count = |options: &TlsOptions| {
+            let provider = provider(options).expect("a provider");
+            let suites = provider.cipher_suites.iter();
+            (suites.filter(|suite| suite.tls13().is_none()).count(), provider.kx_groups.len())
+        };
+        assert_eq!(count(&options), (1, 1));
+        options.files = None;
+        assert_eq!(count(&options), (2, 1));
     }
 }

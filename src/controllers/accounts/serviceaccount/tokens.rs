@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::token_secrets;
@@ -18,7 +17,7 @@ use crate::clock::SharedClock;
 use crate::controllers::certificates::root_ca::root_ca;
 use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
 use crate::jwt::{LegacyClaims, Signer};
-use crate::objects::{Istr, ObjectKey, ServiceAccount, TokenSecret, Uid};
+use crate::objects::{Istr, ObjectKey, ServiceAccount, TokenSecret, Uid, from_json};
 
 const MAX_RETRIES: u32 = 10;
 /// Of a reference's removal: how often it is tried, and the least time between two tries, of which
@@ -268,7 +267,7 @@ impl Content {
         account: &ServiceAccount,
         version: u64,
     ) -> Result<bool, String> {
-        let seen = TokenSecret::deserialize(&*live).map_err(|error| error.to_string())?;
+        let seen: TokenSecret = from_json(&live.to_string()).map_err(|error| error.to_string())?;
         if seen.meta.resource_version != version {
             log::debug!("{}: not up to date, no token is put into it", seen.meta.key());
             return Ok(false);
@@ -359,7 +358,7 @@ mod tests {
     fn without_an_authority_none_is_missed() {
         let content = content("");
         let full = secret(json!({ "token": "eA==", "namespace": "bnM=", "ca.crt": "b2xk" }));
-        let view = |secret: &Value| TokenSecret::deserialize(secret).unwrap();
+        let view = |secret: &Value| from_json::<TokenSecret>(&secret.to_string()).unwrap();
         assert!(!content.is_lacking(&view(&full)));
         assert!(content.is_lacking(&view(&secret(json!({ "token": "eA==" })))));
     }

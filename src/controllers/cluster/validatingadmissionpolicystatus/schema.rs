@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use crate::cel::{Fields, LazyFields, RESERVED, Type};
+use crate::objects::from_json;
 
 const PREFIX: &str = "#/components/schemas/";
 
@@ -170,7 +171,7 @@ impl Definitions {
             serde_json::from_slice(document)?;
         let mut root = None;
         for (name, raw) in &all {
-            let Kinds { kinds } = serde_json::from_str(raw.get())?;
+            let Kinds { kinds } = from_json(raw.get())?;
             if kinds.contains(kind) {
                 root = Some(name.clone());
                 break;
@@ -186,7 +187,7 @@ impl Definitions {
             let raw = all.get(&name).ok_or_else(|| {
                 serde::de::Error::custom(format_args!("cannot resolve Ref {name:?}"))
             })?;
-            let schema: Arc<Schema> = serde_json::from_str(raw.get())?;
+            let schema: Arc<Schema> = from_json(raw.get())?;
             let mut within = vec![&schema];
             while let Some(schema) = within.pop() {
                 wanted.extend(schema.reference().map(str::to_owned));

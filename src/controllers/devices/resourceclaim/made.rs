@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::controllers::Error;
 use crate::objects::{
     Istr, Meta, ObjectKey, OwnerReference, RawObject, Resource, ResourceClaim, ResourceClaimSpec,
-    ResourceClaimTemplate, Uid,
+    ResourceClaimTemplate, Uid, from_json,
 };
 
 /// Leaves room for a hyphen and five random characters in a name of 63.
@@ -90,7 +90,7 @@ impl Maker {
         };
         let body = RawObject::parse(template.spec.json())?;
         let spec: Option<ResourceClaimSpec> =
-            body.get("spec").map(|spec| serde_json::from_str(spec.get())).transpose()?;
+            body.get("spec").map(|spec| from_json(spec.get())).transpose()?;
         let spec = spec.unwrap_or_default();
         if spec.has_alternatives && !self.alternatives {
             return Err(Error::other(

@@ -13,7 +13,7 @@ use super::writes::Notice;
 use super::{Binder, hostpath};
 use crate::client::Delete;
 use crate::controllers::Error;
-use crate::objects::{PersistentVolume, Resource};
+use crate::objects::{PersistentVolume, Resource, from_json};
 
 impl Binder {
     /// Starts the deletion, if it has not been started.
@@ -39,7 +39,7 @@ impl Binder {
         let verbs = self.client.resource(&PersistentVolume::RESOURCE);
         let Ok(json) = verbs.get::<Value>(&key).await else { return Ok(()) };
         let path = json.pointer("/spec/hostPath/path").and_then(Value::as_str).map(str::to_owned);
-        let Ok(live) = serde_json::from_value::<PersistentVolume>(json) else { return Ok(()) };
+        let Ok(live) = from_json::<PersistentVolume>(&json.to_string()) else { return Ok(()) };
         let is_kept = live.spec.reclaim_policy != volume.spec.reclaim_policy;
         if live.meta.uid != volume.meta.uid || is_kept || !self.may_reclaim(&live) {
             return Ok(());

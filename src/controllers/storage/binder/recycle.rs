@@ -18,7 +18,7 @@ use crate::client::{Client, Delete, ListOptions};
 use crate::controllers::Error;
 use crate::events::EventType;
 use crate::objects::{
-    ObjectKey, PersistentVolume, Pod, Quantity, Resource, ResourceType, WatchEvent,
+    ObjectKey, PersistentVolume, Pod, Quantity, Resource, ResourceType, WatchEvent, from_json,
 };
 use crate::options::Options;
 
@@ -220,7 +220,7 @@ impl Binder {
         // The cache may be behind.
         let verbs = self.client.resource(&PersistentVolume::RESOURCE);
         let json: Value = verbs.get(&volume.meta.key()).await?;
-        let live: Arc<PersistentVolume> = Arc::new(serde_json::from_value(json.clone())?);
+        let live: Arc<PersistentVolume> = Arc::new(from_json(&json.to_string())?);
         let Some(claim) = live.spec.claim_ref.as_ref().map(|claim| claim.key()) else {
             return Ok(());
         };

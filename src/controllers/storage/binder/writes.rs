@@ -13,7 +13,9 @@ use super::latest::Latest;
 use crate::client::Client;
 use crate::controllers::Error;
 use crate::events::EventType;
-use crate::objects::{Meta, Object, PersistentVolume, PersistentVolumeClaim, RawObject, Resource};
+use crate::objects::{
+    Meta, Object, PersistentVolume, PersistentVolumeClaim, RawObject, Resource, from_json,
+};
 
 /// A volume or a claim.
 pub trait Side: Object + Resource + DeserializeOwned {
@@ -47,7 +49,7 @@ struct WithSpec<'a> {
 async fn live<T: Side>(client: &Client, object: &T) -> Result<RawObject, Error> {
     let key = object.meta().key();
     let live: RawObject = client.resource(&T::RESOURCE).get(&key).await?;
-    let meta = live.get("metadata").map(|meta| serde_json::from_str::<Meta>(meta.get()));
+    let meta = live.get("metadata").map(|meta| from_json::<Meta>(meta.get()));
     let version = meta.transpose()?.map_or(0, |meta| meta.resource_version);
     match version == object.meta().resource_version {
         true => Ok(live),

@@ -13,7 +13,7 @@ use super::flexvolume::{Drivers, Flex};
 use crate::cache::Lister;
 use crate::objects::{
     CSIDriver, ClaimSource, ClaimVolume, InTreeKind, InlineVolume, Istr, LocalSource, Meta,
-    ObjectKey, PersistentVolume, PersistentVolumeClaim, Pod, VolumeSource,
+    ObjectKey, PersistentVolume, PersistentVolumeClaim, Pod, VolumeSource, from_json,
 };
 
 /// The plugins that attach volumes.
@@ -159,7 +159,7 @@ pub fn of_volume(volume: &PersistentVolume, read_only: bool) -> Option<Spec> {
             Spec::csi(name, driver.clone(), handle.clone(), source)
         }
         VolumeSource::InTree { kind, fields } => {
-            let fields: Value = serde_json::from_str(fields).ok()?;
+            let fields: Value = from_json(fields).ok()?;
             if *kind == InTreeKind::Flex {
                 let flex = Flex::of(&fields, &name, read_only)?;
                 Spec::flex(name, flex)
@@ -188,7 +188,7 @@ pub fn of_inline(volume: &InlineVolume, namespace: &str) -> Option<Spec> {
             Some(Spec::csi(name, driver.clone(), "".into(), AttachmentSource::Never))
         }
         VolumeSource::InTree { kind, fields } => {
-            let fields: Value = serde_json::from_str(fields).ok()?;
+            let fields: Value = from_json(fields).ok()?;
             if *kind == InTreeKind::Flex {
                 let flex = Flex::of(&fields, &name, fields["readOnly"] == true)?;
                 return Some(Spec::flex(name, flex));

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::StatefulSets;
@@ -18,7 +17,7 @@ use super::revisions::Revisions;
 use crate::client::Delete;
 use crate::controllers::Error;
 use crate::objects::{
-    ObjectKey, OwnerReference, PersistentVolumeClaim, Pod, Resource, StatefulSet, Uid,
+    ObjectKey, OwnerReference, PersistentVolumeClaim, Pod, Resource, StatefulSet, Uid, from_json,
 };
 
 /// Between attempts to change a pod that someone else changes as well. Upstream:
@@ -271,7 +270,7 @@ fn set_owners(live: &mut Value, owners: &Owners<'_>) -> bool {
     };
     let written = metadata.get("ownerReferences").and_then(Value::as_array).cloned();
     let written = written.unwrap_or_default();
-    let read = |value: &Value| OwnerReference::deserialize(value).unwrap_or_default();
+    let read = |value: &Value| from_json::<OwnerReference>(&value.to_string()).unwrap_or_default();
     let references: Vec<OwnerReference> = written.iter().map(read).collect();
     if owners.are_up_to_date(&references) {
         return false;

@@ -11,7 +11,7 @@ use super::StatefulSets;
 use super::plan::revision;
 use crate::controllers::Error;
 use crate::controllers::workloads::history::{self, Limit, NewRevision};
-use crate::objects::{ControllerRevision, Pod, RawObject, StatefulSet, Template};
+use crate::objects::{ControllerRevision, Pod, RawObject, StatefulSet, Template, from_json};
 
 /// A version of the template.
 #[derive(Clone, Debug)]
@@ -63,10 +63,10 @@ fn template_of(revision: &ControllerRevision) -> Result<Template, Error> {
         template: Box<RawValue>,
     }
     let read = || -> Result<Template, serde_json::Error> {
-        let data: Data = serde_json::from_str(revision.data.as_str())?;
+        let data: Data = from_json(revision.data.as_str())?;
         let mut template = RawObject::parse(data.spec.template.get())?;
         template.remove("$patch");
-        serde_json::from_str(&template.to_string())
+        from_json(&template.to_string())
     };
     read().map_err(|error| {
         Error::other(format!("the data of revision {} is malformed: {error}", revision.meta.name))
