@@ -57,6 +57,10 @@ impl<T: Object> Lister<T> {
         self.traced(self.indexer.in_namespace(namespace))
     }
 
+    pub fn count_in(&self, namespace: &str) -> usize {
+        self.indexer.count_in(namespace)
+    }
+
     /// # Panics
     /// When there is no such index: a mistake in the program.
     pub fn by_index(&self, name: &'static str, value: &IndexValue) -> Vec<Arc<T>> {

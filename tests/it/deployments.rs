@@ -4,6 +4,8 @@ use kube_controller_manager::client::Delete;
 use kube_controller_manager::objects::{
     Deployment, ObjectKey, Pod, ReplicaSet, ReplicaSetStatus, ReplicationController,
 };
+use sandbox::faults::Fault;
+use sandbox::status::ApiError;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -173,6 +175,23 @@ fn a_rollout_without_progress_has_its_condition() {
             if found { Ok(()) } else { Err(format!("{conditions:?}")) }
         })
         .await;
+    });
+}
+
+/// As by a webhook: a conflict is no sign that the pod has gone.
+#[test]
+fn a_delete_that_is_refused_has_an_event_and_is_repeated() {
+    Env::run("refused-delete", async |env| {
+        let faults = env.cluster.sandbox.faults();
+        let _manager = env.manager("manager", &[]);
+        create(&env.client, deployment("web", 2, "web:1")).await;
+        rolled_out(&env.client, &env.clock, "web").await;
+        let refused = ApiError::new(409, "Conflict", "the pod is busy");
+        faults.next(1, "delete", "pods", Fault::Fail(refused));
+        merge::<Deployment>(&env.client, "web", json!({ "spec": { "replicas": 1 } })).await;
+        rolled_out(&env.client, &env.clock, "web").await;
+        let sets: Vec<ReplicaSet> = list(&env.client).await;
+        has_event(env, &sets[0].meta.name, "FailedDelete", "the pod is busy").await;
     });
 }
 

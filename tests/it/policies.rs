@@ -185,6 +185,27 @@ fn a_kind_whose_schema_cannot_be_read_is_left_out() {
     });
 }
 
+/// A failure that may pass is waited for; without the right to read schemas there are no findings.
+#[test]
+fn without_schemas_a_policy_has_no_warnings() {
+    Env::run("policies-forbidden", async |env| {
+        let faults = env.cluster.sandbox.faults();
+        faults.next(2, "get", "/openapi/v3", Fault::code(500, None));
+        faults.next(usize::MAX, "get", "/openapi/v3", Fault::code(403, None));
+        let _manager = env.manager("manager", &[ONLY]);
+        let spec = json!({
+            "matchConstraints": { "resourceRules": [{
+                "apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["CREATE"],
+                "resources": ["deployments"],
+            }] },
+            "validations": [{ "expression": "object.spec.nothing > 5" }],
+        });
+        create_policy(env, "unseen", &spec).await;
+        assert_eq!(warnings(env, "unseen").await.1, []);
+        assert_eq!(faults.pending().len(), 1, "the failures were met: {:?}", faults.pending());
+    });
+}
+
 #[test]
 fn warnings_are_those_of_the_go_manager() {
     everywhere("policies", async |env| {

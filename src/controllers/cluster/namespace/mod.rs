@@ -2,14 +2,17 @@
 //! Upstream: `pkg/controller/namespace`.
 //!
 //! Pods are deleted first, and the rest when they are gone: a NetworkPolicy, for example, outlives the
-//! pods that it guards.
+//! pods that it guards. The last pod that goes brings the next look at once; upstream waits for half
+//! of the pods' time.
 
 mod conditions;
 mod content;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::json;
 
 use self::conditions::Findings;
@@ -19,7 +22,7 @@ use crate::client::{self, ApiResource, Client};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
-use crate::objects::{Istr, Namespace, ObjectKey, Resource, ResourceType};
+use crate::objects::{Istr, Namespace, ObjectKey, Pod, Resource, ResourceType};
 use crate::sort::Order;
 use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
 
@@ -28,6 +31,8 @@ const FINALIZER: &str = "kubernetes";
 /// The wait after a change of a namespace. Then all API servers refuse new objects in it, and objects
 /// that were created just before can be listed.
 const GRACE: Duration = Duration::from_secs(5);
+/// The next look at a namespace whose pods have gone from the cache, and were listed just before.
+const SOON: Duration = Duration::from_secs(1);
 /// Failures are retried after this long, doubling.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(60)];
 /// Emptying a namespace takes many small requests: rate and burst are multiplied by these factors.
@@ -50,13 +55,54 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let (rate_factor, burst_factor) = FASTER;
     let client = c.client().hastened(rate_factor, burst_factor);
-    let this = Arc::new(NamespaceController { namespaces, client, clock: c.clock() });
+    let pods = c.lister::<Pod>();
+    let waiting = Waiting { pods: pods.clone(), namespaces: Arc::default() };
+    let emptied = waiting.clone();
+    // A shadow keeps to the pace of the manager in charge.
+    if !c.options().shadow {
+        c.watch(&pods, &queue, move |change, wake| {
+            let namespace = &change.object().meta.namespace;
+            if matches!(change, Change::Deleted(_)) && emptied.is_over(namespace) {
+                wake.add(ObjectKey::cluster(namespace));
+            }
+        });
+    }
+    let this = Arc::new(NamespaceController { namespaces, waiting, client, clock: c.clock() });
     c.sync(queue, move |key| this.clone().sync(key));
     Ok(())
 }
 
+/// The namespaces whose pods have been deleted and have not gone yet.
+#[derive(Clone)]
+struct Waiting {
+    pods: Lister<Pod>,
+    namespaces: Arc<Mutex<HashSet<Arc<str>>>>,
+}
+
+impl Waiting {
+    /// Whether the last pod of a namespace that waited has gone. It waits no longer then.
+    fn is_over(&self, namespace: &str) -> bool {
+        let mut namespaces = self.namespaces.lock();
+        namespaces.contains(namespace)
+            && self.pods.count_in(namespace) == 0
+            && namespaces.remove(namespace)
+    }
+
+    /// The next look at a namespace with pods, at the latest.
+    fn start(&self, namespace: &Arc<str>, at_the_latest: Duration) -> Duration {
+        self.namespaces.lock().insert(namespace.clone());
+        // They may have gone meanwhile.
+        if self.is_over(namespace) { at_the_latest.min(SOON) } else { at_the_latest }
+    }
+
+    fn end(&self, namespace: &str) {
+        self.namespaces.lock().remove(namespace);
+    }
+}
+
 struct NamespaceController {
     namespaces: Lister<Namespace>,
+    waiting: Waiting,
     client: Client,
     clock: SharedClock,
 }
@@ -70,6 +116,7 @@ enum Step {
 
 impl NamespaceController {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        self.waiting.end(&key.name);
         if self.namespaces.get(&key).is_none() {
             return Ok(Next::Done);
         }
@@ -85,9 +132,12 @@ impl NamespaceController {
         if !namespace.meta.is_being_deleted() || namespace.spec.finalizers.is_empty() {
             return Ok(Next::Done);
         }
-        let estimate = self.delete_content(&mut namespace).await?;
+        let (estimate, pods_left) = self.delete_content(&mut namespace).await?;
         if !estimate.is_zero() {
-            let wait = Duration::from_secs(estimate.as_secs() / 2 + 1);
+            let mut wait = Duration::from_secs(estimate.as_secs() / 2 + 1);
+            if pods_left > 0 {
+                wait = self.waiting.start(&key.name, wait);
+            }
             log::debug!("content remaining in namespace {key}, waiting {wait:?}");
             return Ok(Next::After(wait));
         }
@@ -139,8 +189,8 @@ impl NamespaceController {
     }
 
     /// Deletes what can be deleted now, and writes the conditions. Returns how long the rest may
-    /// take; zero: nothing is left.
-    async fn delete_content(&self, namespace: &mut Namespace) -> Result<Duration, Error> {
+    /// take (zero: nothing is left), and how many pods there are.
+    async fn delete_content(&self, namespace: &mut Namespace) -> Result<(Duration, usize), Error> {
         let (mut findings, mut errors) = (Findings::default(), Vec::new());
         let resources = self.discover(&mut findings, &mut errors).await;
         let (pods, others): (Vec<_>, Vec<_>) =
@@ -169,7 +219,7 @@ impl NamespaceController {
             }
         }
         self.report(namespace, &findings).await;
-        Error::many(errors).map_or(Ok(estimate), Err)
+        Error::many(errors).map_or(Ok((estimate, pods_left)), Err)
     }
 
     /// The namespaced resources that can be deleted. What is not known is found, not fatal.
@@ -249,6 +299,35 @@ fn unparsable(resource: &ResourceType) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::Indexer;
+
+    #[test]
+    fn a_wait_is_over_when_the_last_pod_goes() {
+        let pods = Arc::new(Indexer::new());
+        let waiting = Waiting { pods: Lister::new(pods.clone()), namespaces: Arc::default() };
+        let pod = |name: &str| -> Arc<Pod> {
+            let metadata = json!({ "namespace": "ns", "name": name, "uid": name });
+            Arc::new(serde_json::from_value(json!({ "metadata": metadata })).unwrap())
+        };
+        let (a, b, hour) = (pod("a"), pod("b"), Duration::from_secs(3600));
+        pods.insert(a.clone());
+        pods.insert(b.clone());
+        assert!(!waiting.is_over("ns"), "it does not wait");
+        assert_eq!(waiting.start(&"ns".into(), hour), hour);
+        pods.remove(&a.meta.key());
+        assert!(!waiting.is_over("ns"), "a pod is left");
+        pods.remove(&b.meta.key());
+        assert!(!waiting.is_over("other"));
+        assert!(waiting.is_over("ns"));
+        assert!(!waiting.is_over("ns"), "once");
+        assert_eq!(waiting.start(&"ns".into(), hour), SOON, "they went before it waited");
+        assert!(!waiting.is_over("ns"));
+        pods.insert(a.clone());
+        waiting.start(&"ns".into(), hour);
+        waiting.end("ns");
+        pods.remove(&a.meta.key());
+        assert!(!waiting.is_over("ns"), "a sync has begun");
+    }
 
     #[test]
     fn a_group_version_has_one_slash_at_most() {
