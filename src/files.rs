@@ -1,16 +1,19 @@
 //! Files whose content may be replaced while the process runs.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// How often served and trusted certificates are looked at.
 pub const LOOK: Duration = Duration::from_secs(10);
 
-/// When a file was written, and its length. `None` where it cannot be read.
-pub type Stamp = Option<(SystemTime, u64)>;
+/// Changes with a file's content, its rights and its place: inode, the time of its last change
+/// (seconds and nanoseconds), length. `None` where there is no such file.
+pub type Stamp = Option<(u64, i64, i64, u64)>;
 
-/// Follows links, as a mounted Secret is replaced by one.
+/// Follows links: a mounted Secret is replaced by a new link.
 pub fn stamp(path: impl AsRef<Path>) -> Stamp {
     let file = std::fs::metadata(path).ok()?;
-    Some((file.modified().ok()?, file.len()))
+    // The time of modification may be set back, as by tools that copy it.
+    Some((file.ino(), file.ctime(), file.ctime_nsec(), file.len()))
 }

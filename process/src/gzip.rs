@@ -8,6 +8,7 @@ const HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
 /// The fastest that still compresses.
 const LEVEL: u8 = 1;
 
+/// One member that holds `bytes`.
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut out = HEAD.to_vec();
     out.append(&mut compress_to_vec(bytes, LEVEL));
@@ -16,15 +17,24 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-fn crc32(bytes: &[u8]) -> u32 {
-    let mut crc = u32::MAX;
-    for byte in bytes {
-        crc ^= u32::from(*byte);
-        for _ in 0..8 {
+/// What each byte adds to the checksum.
+const CRC: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let (mut crc, mut bit) = (byte as u32, 0);
+        while bit < 8 {
             crc = (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg());
+            bit += 1;
         }
+        table[byte] = crc;
+        byte += 1;
     }
-    !crc
+    table
+};
+
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, byte| (crc >> 8) ^ CRC[usize::from(crc as u8 ^ byte)])
 }
 
 #[cfg(test)]

@@ -104,10 +104,11 @@ impl Lookup {
         Ok(trust)
     }
 
-    /// Of the files with authorities.
-    pub fn stamps(&self) -> [Stamp; 2] {
-        let o = &self.options;
-        [&o.client_ca_file, &o.requestheader_client_ca_file].map(stamp)
+    /// The stamps of the files with authorities.
+    pub async fn stamps(&self) -> [Stamp; 2] {
+        let o = self.options.clone();
+        task::blocking(move || [&o.client_ca_file, &o.requestheader_client_ca_file].map(stamp))
+            .await
     }
 
     /// The authorities in files.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hyper::header::{CACHE_CONTROL, CONTENT_ENCODING, X_CONTENT_TYPE_OPTIONS};
+use hyper::header::{CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};
 use rustix::net;
 
 use super::configz;
@@ -66,6 +66,9 @@ pub fn routes(
         let answer = move |request: &Request| health.answer(endpoint, request);
         routes.add_tree(&format!("/{endpoint}"), handler(answer));
     }
+    let metrics = |request: &Request| {
+        Response::new(200, metrics::CONTENT_TYPE, metrics::render()).gzipped_for(request)
+    };
     routes.add("/metrics", handler(metrics));
     let results = health.results().clone();
     routes.add_unlisted("/metrics/slis", handler(move |request| results.answer(request)));
@@ -90,15 +93,6 @@ pub fn routes(
         routes.add_unlisted("/debug/flags/v", verbosity_flag(verbosity));
     }
     routes
-}
-
-fn metrics(request: &Request) -> Response {
-    let text = metrics::render();
-    let answer = |body| Response::new(200, metrics::CONTENT_TYPE, body);
-    if request.quality("accept-encoding", "gzip") == 0.0 {
-        return answer(text);
-    }
-    answer(process::gzip(&text)).with_header(CONTENT_ENCODING, "gzip")
 }
 
 /// PUT sets `-v`. Upstream: `routes.StringFlagPutHandler`.
@@ -155,9 +149,10 @@ pub async fn serve(
     tasks.spawn(async move { tls.reload(timer, stopped).await });
     let stop = stop.clone();
     tasks.spawn(async move {
+        // The first look reads what may have changed since the start.
         let (mut read, mut looks) = (Default::default(), 0);
         while stop.unless_stopped(clock.sleep(LOOK)).await.is_some() {
-            let now = lookup.stamps();
+            let now = lookup.stamps().await;
             looks += 1;
             if now == read && looks < LOOKS {
                 continue;
@@ -238,6 +233,7 @@ fn tls_options(options: &Options) -> Result<TlsOptions, String> {
         named: named
             .map(|item| (item.cert.clone().into(), item.key.clone().into(), item.names.clone()))
             .collect(),
+        is_self_made: options.tls_cert_file.is_empty(),
         cipher_suites: options.tls_cipher_suites.clone(),
         curves: options.tls_curve_preferences.clone(),
         min_version: options.tls_min_version.clone(),
@@ -275,7 +271,11 @@ mod tests {
         asked.headers.insert("accept-encoding", "zstd, gzip;q=0.5".parse().expect("a header"));
         let zipped = block_on(routes.answer(asked));
         assert!(zipped.content().starts_with(&[0x1f, 0x8b]));
-        assert!(zipped.headers.contains(&(CONTENT_ENCODING, "gzip".parse().expect("a header"))));
+        assert!(
+            zipped
+                .headers
+                .contains(&(hyper::header::CONTENT_ENCODING, "gzip".parse().expect("a header")))
+        );
         assert!(!ask("/metrics").content().starts_with(&[0x1f, 0x8b]));
         assert_eq!(ask("/debug/pprof/heap").status, 404);
         assert_eq!(ask("/debug/pprof/goroutine").status, 200);

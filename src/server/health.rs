@@ -139,7 +139,8 @@ impl Results {
             self.total.reset();
             return Response::text(200, "metrics reset\n");
         }
-        Response::new(200, metrics::CONTENT_TYPE, metrics::text(&self.registry.gather()))
+        let text = metrics::text(&self.registry.gather());
+        Response::new(200, metrics::CONTENT_TYPE, text).gzipped_for(request)
     }
 }
 

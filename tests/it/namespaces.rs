@@ -1,7 +1,7 @@
 //! Deletion of namespaces: the order, finalizers, and the conditions.
 
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
-use kube_controller_manager::objects::{Namespace, ObjectKey, ResourceType};
+use kube_controller_manager::objects::{Namespace, ObjectKey, Resource, ResourceType};
 use sandbox::faults::Fault;
 use sandbox::status::ApiError;
 use serde_json::{Value, json};
@@ -122,6 +122,57 @@ fn pods_go_before_anything_else() {
         for resource in all {
             assert_eq!(items(env, resource, "ns").await, [] as [Value; 0], "{resource}");
         }
+    });
+}
+
+/// Makes a namespace with a pod that runs until the nodes let it go, and has an hour.
+async fn with_a_slow_pod(env: &Site, namespace: &str, pod: &str) {
+    make_namespace(&env.client, namespace).await;
+    let slow = json!({
+        "metadata": { "name": pod },
+        "spec": {
+            "terminationGracePeriodSeconds": 3600,
+            "containers": [{ "name": "main", "image": "web:1" }],
+        },
+    });
+    make(env, &PODS, namespace, slow).await;
+    eventually(&env.clock, "the pod runs", || async {
+        let pods = items(env, &PODS, namespace).await;
+        let runs = pods[0]["status"]["phase"] == "Running";
+        if runs { Ok(()) } else { Err(format!("{pods:#?}")) }
+    })
+    .await;
+    env.steering.keep(pod, true);
+}
+
+/// By the time of its pod alone a namespace would be looked at again after half an hour.
+#[test]
+fn the_last_pod_that_goes_ends_the_wait() {
+    everywhere("namespace-emptied", async |env| {
+        let _manager = env.manager("manager", &[]);
+        with_a_slow_pod(env, "first", "slow-1").await;
+        delete_namespace(env, "first").await;
+        waits_with(env, "first", &[]).await;
+        let namespaces = env.client.resource(&Namespace::RESOURCE);
+        let first: Value = namespaces.get(&ObjectKey::cluster("first")).await.expect("first");
+
+        // With the conditions that it would get, its first look brings no second one.
+        with_a_slow_pod(env, "second", "slow-2").await;
+        let conditions = &first["status"]["conditions"];
+        let patch = Patch::Merge(json!({ "status": { "conditions": conditions } }));
+        let status = namespaces.subresource("status");
+        status.patch::<Value>(&ObjectKey::cluster("second"), &patch).await.expect("patch");
+        delete_namespace(env, "second").await;
+        eventually(&env.clock, "the pod is being deleted", || async {
+            let pods = items(env, &PODS, "second").await;
+            let marked = pods.iter().all(|pod| !pod["metadata"]["deletionTimestamp"].is_null());
+            if marked && pods.len() == 1 { Ok(()) } else { Err(format!("{pods:#?}")) }
+        })
+        .await;
+        env.steering.keep("slow-2", false);
+        goes(env, "second").await;
+        env.steering.keep("slow-1", false);
+        goes(env, "first").await;
     });
 }
 

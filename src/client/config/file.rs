@@ -1,8 +1,10 @@
 //! The text of a kubeconfig and what is wrong in it. Upstream: `clientcmd/api/v1`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
-use serde::Deserialize;
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer};
 
 use super::{Exec, Impersonation};
 use crate::client::transport::Proxy;
@@ -11,35 +13,32 @@ use crate::objects::null_as_default;
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct File {
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     api_version: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     kind: String,
-    #[serde(rename = "current-context", deserialize_with = "null_as_default")]
+    #[serde(rename = "current-context", deserialize_with = "text")]
     pub current_context: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "items")]
     pub clusters: Vec<NamedCluster>,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "items")]
     pub users: Vec<NamedUser>,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "items")]
     pub contexts: Vec<NamedContext>,
 }
 
 impl File {
     /// The first document; as in Go, further ones are left alone. `Err`: what is wrong with it.
     pub fn parse(text: &[u8]) -> std::result::Result<File, String> {
-        let Some(document) = serde_yaml_ng::Deserializer::from_slice(text).next() else {
-            return Ok(File::default());
-        };
-        let file = Option::<File>::deserialize(document).map_err(|error| without_value(&error))?;
-        let file = file.unwrap_or_default();
+        let first = serde_yaml_ng::Deserializer::from_slice(text).next();
+        let read = first.map(Option::<File>::deserialize).transpose();
+        let file = read.map_err(|error| without_value(&error))?.flatten().unwrap_or_default();
         if !matches!(file.kind.as_str(), "" | "Config")
             || !matches!(file.api_version.as_str(), "" | "v1")
         {
-            return Err(format!(
-                "no kind {:?} is registered for version {:?}",
-                file.kind, file.api_version
-            ));
+            let version = Some(file.api_version).filter(|version| !version.is_empty());
+            let version = version.unwrap_or_else(|| "v1".to_owned());
+            return Err(format!("no kind {:?} is registered for version {version:?}", file.kind));
         }
         let contexts = file.contexts.iter().map(|context| &context.name);
         unique("context", contexts)?;
@@ -47,6 +46,58 @@ impl File {
         unique("user", file.users.iter().map(|user| &user.name))?;
         Ok(file)
     }
+}
+
+/// A text; null: an empty one. As in Go, a number is not taken for its digits.
+#[derive(Default)]
+struct Text(String);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Text, D::Error> {
+        struct Found;
+        impl Visitor<'_> for Found {
+            type Value = Text;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+            fn visit_str<E>(self, text: &str) -> std::result::Result<Text, E> {
+                Ok(Text(text.to_owned()))
+            }
+            fn visit_unit<E>(self) -> std::result::Result<Text, E> {
+                Ok(Text::default())
+            }
+        }
+        from.deserialize_any(Found)
+    }
+}
+
+/// `#[serde(deserialize_with = "text")]`
+pub(super) fn text<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<String, D::Error> {
+    Ok(Text::deserialize(from)?.0)
+}
+
+/// A list, or null; a null in it is an empty item.
+pub(super) fn items<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    from: D,
+) -> std::result::Result<Vec<T>, D::Error> {
+    let items = Option::<Vec<Option<T>>>::deserialize(from)?.unwrap_or_default();
+    Ok(items.into_iter().map(Option::unwrap_or_default).collect())
+}
+
+/// A list of texts, or null.
+pub(super) fn texts<'de, D: Deserializer<'de>>(
+    from: D,
+) -> std::result::Result<Vec<String>, D::Error> {
+    Ok(items::<D, Text>(from)?.into_iter().map(|Text(text)| text).collect())
+}
+
+/// Lists of texts by name; a null is an empty one.
+fn texts_by_name<'de, D: Deserializer<'de>>(
+    from: D,
+) -> std::result::Result<BTreeMap<String, Vec<String>>, D::Error> {
+    let named = Option::<BTreeMap<String, Option<Vec<Text>>>>::deserialize(from)?;
+    let texts = |texts: Option<Vec<Text>>| texts.into_iter().flatten().map(|Text(t)| t).collect();
+    Ok(named.into_iter().flatten().map(|(name, list)| (name, texts(list))).collect())
 }
 
 fn unique<'a>(
@@ -64,11 +115,12 @@ fn unique<'a>(
 
 /// The text of an error without the malformed value, which may be a token or a key.
 fn without_value(error: &serde_yaml_ng::Error) -> String {
-    const START: &str = "invalid type: ";
     let text = error.to_string();
-    match (text.find(START), text.rfind(", expected")) {
-        (Some(start), Some(end)) if start < end => {
-            let (before, found) = text[..end].split_at(start + START.len());
+    let starts = ["invalid type: ", "invalid value: "];
+    let start = starts.iter().find_map(|start| Some(text.find(start)? + start.len()));
+    match (start, text.rfind(", expected")) {
+        (Some(start), Some(end)) if start <= end => {
+            let (before, found) = text[..end].split_at(start);
             let kind = found.split(' ').next().unwrap_or_default();
             format!("{before}{kind}{}", &text[end..])
         }
@@ -79,7 +131,7 @@ fn without_value(error: &serde_yaml_ng::Error) -> String {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct NamedCluster {
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub name: String,
     #[serde(deserialize_with = "null_as_default")]
     pub cluster: Cluster,
@@ -88,19 +140,19 @@ pub(super) struct NamedCluster {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub(super) struct Cluster {
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub server: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub certificate_authority: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub certificate_authority_data: String,
     #[serde(deserialize_with = "null_as_default")]
     pub insecure_skip_tls_verify: bool,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub tls_server_name: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub proxy_url: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "items")]
     pub extensions: Vec<Extension>,
 }
 
@@ -131,7 +183,7 @@ impl Cluster {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Extension {
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub name: String,
     pub extension: serde_json::Value,
 }
@@ -139,7 +191,7 @@ pub(super) struct Extension {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct NamedUser {
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub name: String,
     #[serde(deserialize_with = "null_as_default")]
     pub user: User,
@@ -148,29 +200,29 @@ pub(super) struct NamedUser {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub(super) struct User {
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub client_certificate: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub client_certificate_data: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub client_key: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub client_key_data: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub token: String,
-    #[serde(rename = "tokenFile", deserialize_with = "null_as_default")]
+    #[serde(rename = "tokenFile", deserialize_with = "text")]
     pub token_file: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub r#as: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub as_uid: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "texts")]
     pub as_groups: Vec<String>,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "texts_by_name")]
     pub as_user_extra: BTreeMap<String, Vec<String>>,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub username: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub password: String,
     pub auth_provider: Option<AuthProvider>,
     pub exec: Option<Box<Exec>>,
@@ -180,7 +232,7 @@ pub(super) struct User {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct AuthProvider {
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub name: String,
 }
 
@@ -257,7 +309,7 @@ impl User {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct NamedContext {
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub name: String,
     #[serde(deserialize_with = "null_as_default")]
     pub context: Context,
@@ -266,9 +318,9 @@ pub(super) struct NamedContext {
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Context {
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub cluster: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "text")]
     pub user: String,
 }
 
@@ -281,14 +333,40 @@ mod tests {
         for (text, expected) in [
             ("--- |\n  a \"secret\" key\n", "invalid type: string, expected struct File"),
             ("users: \"secret, expected\"\n", "users: invalid type: string, expected a sequence"),
-            ("users: [{user: {token: [4711]}}]\n", "invalid type: sequence, expected a string"),
+            ("users: [{user: {token: 4711}}]\n", "invalid type: integer, expected a string"),
+            (
+                "users: [{user: {exec: {args: [4711]}}}]\n",
+                "invalid type: integer, expected a string",
+            ),
+            (
+                "clusters: [{cluster: {insecure-skip-tls-verify: 'secret'}}]\n",
+                "invalid type: string, expected a boolean",
+            ),
+            ("users: [{user: {exec: !!null secret}}]\n", "invalid value: string, expected null"),
             ("users: [", "did not find expected"),
-            ("kind: Pod\napiVersion: v1\n", "no kind \"Pod\" is registered for version \"v1\""),
+            ("kind: Pod\n", "no kind \"Pod\" is registered for version \"v1\""),
             ("users: [{name: u}, {name: u}]", "duplicate name \"u\" in the list of users"),
         ] {
             let without = File::parse(text.as_bytes()).err().expect("no kubeconfig");
             let leaks = ["secret", "4711"].iter().any(|value| without.contains(value));
             assert!(without.contains(expected) && !leaks, "{without}");
         }
+    }
+
+    #[test]
+    fn nulls_are_what_is_missing() {
+        for text in ["", "# nothing\n", "---\n", "null\n", "users: null\n"] {
+            let file = File::parse(text.as_bytes()).expect(text);
+            assert!(file.users.is_empty() && file.current_context.is_empty(), "{text}");
+        }
+        let file = File::parse(
+            b"users: [null, {name: u, user: {token: ~, as-groups: [~, 'null'], as-user-extra: {a: , b: [c]}}}]",
+        );
+        let file = file.expect("a kubeconfig");
+        assert_eq!(file.users.len(), 2);
+        let user = &file.users[1].user;
+        assert_eq!(user.as_groups, ["", "null"]);
+        let extra = [("a".to_owned(), vec![]), ("b".to_owned(), vec!["c".to_owned()])];
+        assert_eq!(user.as_user_extra, extra.into());
     }
 }

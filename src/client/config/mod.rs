@@ -70,20 +70,20 @@ pub struct Impersonation {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Exec {
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "file::text")]
     pub api_version: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "file::text")]
     pub command: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "file::texts")]
     pub args: Vec<String>,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "file::items")]
     pub env: Vec<ExecEnv>,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "file::text")]
     pub install_hint: String,
     #[serde(deserialize_with = "null_as_default")]
     pub provide_cluster_info: bool,
     /// `Never`, `IfAvailable` or `Always`: whether the plugin may ask at a terminal.
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "file::text")]
     pub interactive_mode: String,
     /// The cluster's extension for plugins, passed on with the rest of the cluster.
     #[serde(skip)]
@@ -93,9 +93,9 @@ pub struct Exec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ExecEnv {
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "file::text")]
     pub name: String,
-    #[serde(deserialize_with = "null_as_default")]
+    #[serde(deserialize_with = "file::text")]
     pub value: String,
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use futures_lite::Stream;
 use futures_lite::future::Boxed;
 use hyper::body::{Body as _, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
 use rustls::pki_types::CertificateDer;
 
 pub use hyper::body::Bytes;
@@ -52,7 +52,8 @@ impl Request {
     /// How much the client wants `item` by a header with qualities, such as `Accept`: 0 to 1, and 0
     /// where it is not named.
     pub fn quality(&self, header: &str, item: &str) -> f32 {
-        let items = self.header(header).unwrap_or_default().split(',').filter_map(|named| {
+        let lines = self.headers.get_all(header).iter().filter_map(|line| line.to_str().ok());
+        let items = lines.flat_map(|line| line.split(',')).filter_map(|named| {
             let mut parts = named.split(';').map(str::trim);
             parts.next().filter(|name| name.eq_ignore_ascii_case(item))?;
             let quality = parts.find_map(|part| part.strip_prefix("q="));
@@ -139,6 +140,17 @@ impl Response {
 
     pub fn json(status: u16, body: &serde_json::Value) -> Response {
         Response::new(status, "application/json", body.to_string())
+    }
+
+    /// The same, gzipped where the client accepts it.
+    pub fn gzipped_for(mut self, request: &Request) -> Response {
+        if let Body::Full(body) = &mut self.body
+            && request.quality("accept-encoding", "gzip") > 0.0
+        {
+            *body = process::gzip(body).into();
+            return self.with_header(CONTENT_ENCODING, "gzip");
+        }
+        self
     }
 
     /// An error as an API object. Upstream: `metav1.Status`.

@@ -39,12 +39,15 @@ pub struct TlsOptions {
     pub cipher_suites: Vec<String>,
     /// Go's CurveIDs; empty: all that rustls supports.
     pub curves: Vec<i32>,
+    /// No certificate was given: that of the server is one that it has made, with an ECDSA key,
+    /// where Go's has an RSA key.
+    pub is_self_made: bool,
     /// Go's name of the oldest version. Versions below 1.2 count as 1.2.
     pub min_version: String,
 }
 
 impl TlsOptions {
-    /// Of all files.
+    /// The stamps of all its files.
     fn stamps(&self) -> Vec<Stamp> {
         let named = self.named.iter().map(|(cert, key, _)| (cert, key));
         let pairs = self.files.iter().map(|(cert, key)| (cert, key)).chain(named);
@@ -114,18 +117,28 @@ impl Tls {
         if certificates.options.files.is_none() && certificates.options.named.is_empty() {
             return;
         }
-        let mut read = Vec::new();
+        // The first look reads what may have changed since the start.
+        let (mut read, mut known) = (Vec::new(), String::new());
         while stop.unless_stopped(clock.sleep(LOOK)).await.is_some() {
-            let now = certificates.options.stamps();
-            if now == read {
-                continue;
-            }
-            read = now;
             let (options, provider) =
                 (certificates.options.clone(), self.config.crypto_provider().clone());
-            match task::blocking(move || Certificates::load(&options, &provider)).await {
-                Ok(fresh) => certificates.set(fresh),
-                Err(error) => log::error!("serving certificate not reloaded: {error}"),
+            let before = read.clone();
+            let look = task::blocking(move || {
+                let now = options.stamps();
+                (now != before).then(|| (now, Certificates::load(&options, &provider)))
+            });
+            match look.await {
+                None => {}
+                Some((now, Ok(fresh))) => {
+                    certificates.set(fresh);
+                    (read, known) = (now, String::new());
+                }
+                // Tried again at the next look, and logged once.
+                Some((_, Err(error))) if error != known => {
+                    log::error!("serving certificate not reloaded: {error}");
+                    known = error;
+                }
+                Some((_, Err(_))) => {}
             }
         }
     }
@@ -154,13 +167,13 @@ fn provider(options: &TlsOptions) -> Result<Arc<CryptoProvider>, String> {
     Ok(Arc::new(provider))
 }
 
-/// Whether `wanted`, in Go's spelling, names this suite. A certificate made in memory has an ECDSA
-/// key (Go's an RSA key), so without files a suite for RSA stands for its twin as well.
+/// Whether `wanted`, in Go's spelling, names this suite. For a certificate that the server has made
+/// a suite for RSA stands for its twin for ECDSA as well.
 fn is_suite(suite: &SupportedCipherSuite, wanted: &str, options: &TlsOptions) -> bool {
     let name = format!("{:?}", suite.suite());
     // Some older names in Go lack it.
     let (name, wanted) = (name.trim_end_matches("_SHA256"), wanted.trim_end_matches("_SHA256"));
-    name == wanted || (options.files.is_none() && name == wanted.replace("_RSA_", "_ECDSA_"))
+    name == wanted || (options.is_self_made && name == wanted.replace("_RSA_", "_ECDSA_"))
 }
 
 #[cfg(test)]
@@ -203,7 +216,6 @@ mod tests {
     #[test]
     fn suites_and_curves_have_the_names_of_go() {
         let mut options = TlsOptions {
-            files: Some(Default::default()),
             cipher_suites: vec!["TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305".into()],
             curves: vec![29],
             ..TlsOptions::default()
@@ -214,7 +226,7 @@ mod tests {
             (suites.filter(|suite| suite.tls13().is_none()).count(), provider.kx_groups.len())
         };
         assert_eq!(count(&options), (1, 1));
-        options.files = None;
+        options.is_self_made = true;
         assert_eq!(count(&options), (2, 1));
     }
 }

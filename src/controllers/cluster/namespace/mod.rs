@@ -21,7 +21,7 @@ use crate::cache::Lister;
 use crate::client::{self, ApiResource, Client};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
 use crate::objects::{Istr, Namespace, ObjectKey, Pod, Resource, ResourceType};
 use crate::sort::Order;
 use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
@@ -55,18 +55,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let (rate_factor, burst_factor) = FASTER;
     let client = c.client().hastened(rate_factor, burst_factor);
-    let pods = c.lister::<Pod>();
-    let waiting = Waiting { pods: pods.clone(), namespaces: Arc::default() };
-    let emptied = waiting.clone();
     // A shadow keeps to the pace of the manager in charge.
-    if !c.options().shadow {
-        c.watch(&pods, &queue, move |change, wake| {
-            let namespace = &change.object().meta.namespace;
-            if matches!(change, Change::Deleted(_)) && emptied.is_over(namespace) {
-                wake.add(ObjectKey::cluster(namespace));
-            }
-        });
-    }
+    let waiting = (!c.options().shadow).then(|| Waiting::new(c, &queue));
     let this = Arc::new(NamespaceController { namespaces, waiting, client, clock: c.clock() });
     c.sync(queue, move |key| this.clone().sync(key));
     Ok(())
@@ -80,6 +70,19 @@ struct Waiting {
 }
 
 impl Waiting {
+    fn new(c: &mut Controller, queue: &Queue<ObjectKey>) -> Waiting {
+        let pods = c.lister::<Pod>();
+        let waiting = Waiting { pods: pods.clone(), namespaces: Arc::default() };
+        let emptied = waiting.clone();
+        c.watch_resyncing(&pods, None, queue, move |change, wake| {
+            let namespace = &change.object().meta.namespace;
+            if matches!(change, Change::Deleted(_)) && emptied.is_over(namespace) {
+                wake.add(ObjectKey::cluster(namespace));
+            }
+        });
+        waiting
+    }
+
     /// Whether the last pod of a namespace that waited has gone. It waits no longer then.
     fn is_over(&self, namespace: &str) -> bool {
         let mut namespaces = self.namespaces.lock();
@@ -88,11 +91,10 @@ impl Waiting {
             && namespaces.remove(namespace)
     }
 
-    /// The next look at a namespace with pods, at the latest.
-    fn start(&self, namespace: &Arc<str>, at_the_latest: Duration) -> Duration {
+    /// `false`: its pods have gone meanwhile, and no event will tell.
+    fn start(&self, namespace: &Arc<str>) -> bool {
         self.namespaces.lock().insert(namespace.clone());
-        // They may have gone meanwhile.
-        if self.is_over(namespace) { at_the_latest.min(SOON) } else { at_the_latest }
+        !self.is_over(namespace)
     }
 
     fn end(&self, namespace: &str) {
@@ -102,7 +104,7 @@ impl Waiting {
 
 struct NamespaceController {
     namespaces: Lister<Namespace>,
-    waiting: Waiting,
+    waiting: Option<Waiting>,
     client: Client,
     clock: SharedClock,
 }
@@ -116,7 +118,9 @@ enum Step {
 
 impl NamespaceController {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
-        self.waiting.end(&key.name);
+        if let Some(waiting) = &self.waiting {
+            waiting.end(&key.name);
+        }
         if self.namespaces.get(&key).is_none() {
             return Ok(Next::Done);
         }
@@ -135,8 +139,10 @@ impl NamespaceController {
         let (estimate, pods_left) = self.delete_content(&mut namespace).await?;
         if !estimate.is_zero() {
             let mut wait = Duration::from_secs(estimate.as_secs() / 2 + 1);
-            if pods_left > 0 {
-                wait = self.waiting.start(&key.name, wait);
+            if let Some(waiting) = self.waiting.as_ref().filter(|_| pods_left > 0)
+                && !waiting.start(&key.name)
+            {
+                wait = SOON;
             }
             log::debug!("content remaining in namespace {key}, waiting {wait:?}");
             return Ok(Next::After(wait));
@@ -309,21 +315,21 @@ mod tests {
             let metadata = json!({ "namespace": "ns", "name": name, "uid": name });
             Arc::new(serde_json::from_value(json!({ "metadata": metadata })).unwrap())
         };
-        let (a, b, hour) = (pod("a"), pod("b"), Duration::from_secs(3600));
+        let (a, b) = (pod("a"), pod("b"));
         pods.insert(a.clone());
         pods.insert(b.clone());
         assert!(!waiting.is_over("ns"), "it does not wait");
-        assert_eq!(waiting.start(&"ns".into(), hour), hour);
+        assert!(waiting.start(&"ns".into()));
         pods.remove(&a.meta.key());
         assert!(!waiting.is_over("ns"), "a pod is left");
         pods.remove(&b.meta.key());
         assert!(!waiting.is_over("other"));
         assert!(waiting.is_over("ns"));
         assert!(!waiting.is_over("ns"), "once");
-        assert_eq!(waiting.start(&"ns".into(), hour), SOON, "they went before it waited");
+        assert!(!waiting.start(&"ns".into()), "they went before it waited");
         assert!(!waiting.is_over("ns"));
         pods.insert(a.clone());
-        waiting.start(&"ns".into(), hour);
+        assert!(waiting.start(&"ns".into()));
         waiting.end("ns");
         pods.remove(&a.meta.key());
         assert!(!waiting.is_over("ns"), "a sync has begun");
