@@ -49,6 +49,8 @@ fn limited<T>(
     }
     let sleep = deadline.get_or_insert_with(|| clock.sleep(limit));
     ready!(sleep.as_mut().poll(context));
+    // It must not be polled again, should the reader try once more.
+    *deadline = None;
     Poll::Ready(Err(timed_out("the answer's body")))
 }
 
