@@ -57,6 +57,7 @@ impl<T: Object> Lister<T> {
         self.traced(self.indexer.in_namespace(namespace))
     }
 
+    /// How many objects a namespace has.
     pub fn count_in(&self, namespace: &str) -> usize {
         self.indexer.count_in(namespace)
     }

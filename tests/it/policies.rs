@@ -87,6 +87,14 @@ pub async fn create_policy(env: &Site, name: &str, spec: &Value) {
     let _: Value = resource.create("", &policy).await.expect("create");
 }
 
+/// What a policy applies to: the creation of objects of a resource of version `v1`.
+fn rule(group: &str, resource: &str) -> Value {
+    json!({
+        "apiGroups": [group], "apiVersions": ["v1"], "operations": ["CREATE"],
+        "resources": [resource],
+    })
+}
+
 /// Waits for the warnings about the newest generation.
 async fn warnings(env: &Site, name: &str) -> (i64, Vec<ExpressionWarning>) {
     let key = ObjectKey::new("", name);
@@ -111,10 +119,7 @@ fn a_warning_stays_until_its_fault_is_corrected() {
     everywhere("policies", async |env| {
         let _manager = env.manager("manager", &[ONLY]);
         let spec = json!({
-            "matchConstraints": { "resourceRules": [{
-                "apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["CREATE"],
-                "resources": ["deployments"],
-            }] },
+            "matchConstraints": { "resourceRules": [rule("apps", "deployments")] },
             "validations": [
                 { "expression": "object.spec.replicass > 5" },
                 { "expression": "object.spec.replicas > 5",
@@ -166,12 +171,6 @@ fn a_kind_whose_schema_cannot_be_read_is_left_out() {
             failing,
         );
         let _manager = env.manager("manager", &[ONLY]);
-        let rule = |group: &str, resource: &str| {
-            json!({
-                "apiGroups": [group], "apiVersions": ["v1"], "operations": ["CREATE"],
-                "resources": [resource],
-            })
-        };
         let spec = json!({
             "matchConstraints": { "resourceRules": [rule("batch", "jobs"), rule("apps", "deployments")] },
             "validations": [{ "expression": "object.spec.nothing > 5" }],
@@ -194,10 +193,7 @@ fn without_schemas_a_policy_has_no_warnings() {
         faults.next(usize::MAX, "get", "/openapi/v3", Fault::code(403, None));
         let _manager = env.manager("manager", &[ONLY]);
         let spec = json!({
-            "matchConstraints": { "resourceRules": [{
-                "apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["CREATE"],
-                "resources": ["deployments"],
-            }] },
+            "matchConstraints": { "resourceRules": [rule("apps", "deployments")] },
             "validations": [{ "expression": "object.spec.nothing > 5" }],
         });
         create_policy(env, "unseen", &spec).await;

@@ -157,8 +157,8 @@ macro_rules! resource {
 }
 pub(crate) use resource;
 
-/// `serde_json::from_str` by the decoder of bytes, which answers are read with: no type is compiled for
-/// both.
+/// As `serde_json::from_str`, with the decoder for bytes. Answers are read with that one, so a type
+/// that is read in both ways is compiled once.
 pub(crate) fn from_json<'de, T: Deserialize<'de>>(text: &'de str) -> serde_json::Result<T> {
     serde_json::from_slice(text.as_bytes())
 }
