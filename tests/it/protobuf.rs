@@ -134,6 +134,15 @@ fn objects_lists_and_watches_are_equal_in_both_encodings() {
             let start = b"\x0a\x08BOOKMARK\x12";
             assert_eq!(&bookmark[4..4 + start.len()], start, "{accept}");
         }
+
+        let mut delete = call(PODS, &same[..1], METADATA_LIST);
+        delete.method = "DELETE";
+        let deleted = env.client.send(&delete).await.expect("what was deleted");
+        let deleted = protobuf::decode(&deleted).expect("a list");
+        assert_eq!(deleted["kind"], "PartialObjectMetadataList");
+        let items = deleted["items"].as_array().expect("items").iter();
+        let names: Vec<&Value> = items.map(|item| &item["metadata"]["name"]).collect();
+        assert_eq!(names, ["a", "b"], "{deleted}");
     });
 }
 

@@ -1,6 +1,7 @@
 //! Delete: grace, finalizers, propagation. Upstream: `registry/rest.BeforeDelete`,
 //! `registry/generic/registry.Store.Delete`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -14,7 +15,7 @@ use crate::api::status::{ApiResult, Cause};
 use crate::api::{Api, Payload, json_response, success};
 use crate::kinds::Kind;
 use crate::storage::definitions::condemned;
-use crate::storage::store::{StoreError, Stored};
+use crate::storage::store::{Page, StoreError, Stored};
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::server::http::Response;
 
@@ -369,7 +370,7 @@ impl Api {
             .store
             .list(&call.table(), &call.prefix(), None, usize::MAX, None, &keep)
             .map_err(|_| failures::internal("the newest list is always there"))?;
-        let mut items = Vec::new();
+        let mut deleted = Vec::new();
         for stored in page.items {
             let at = |path| text(&stored.value, path);
             let one = Call {
@@ -379,25 +380,16 @@ impl Api {
                 ..Call::of(call.kind.clone(), at("/metadata/namespace"), at("/metadata/name"))
             };
             match self.delete_object(&one, &options) {
-                Ok((object, _)) => items.push(object),
+                Ok((object, _)) => {
+                    let version = text(&object, "/metadata/resourceVersion").parse();
+                    deleted.push(Arc::new(Stored::new(object, version.unwrap_or(page.version))));
+                }
                 Err(error) if error.code == 404 => {}
                 Err(error) => return Err(error),
             }
         }
-        let resource = &call.kind.resource;
-        if !call.kind.is_custom() {
-            for item in items.iter_mut().filter_map(Value::as_object_mut) {
-                item.remove("kind");
-                item.remove("apiVersion");
-            }
-        }
-        Ok(json_response(
-            200,
-            &json!({
-                "kind": format!("{}List", resource.kind), "apiVersion": resource.api_version(),
-                "metadata": { "resourceVersion": self.store.version().to_string() }, "items": items,
-            }),
-        ))
+        let deleted = Page { version: page.version, items: deleted, rest: None };
+        Ok(self.list_response(call, deleted, true))
     }
 }
 

@@ -274,7 +274,8 @@ impl Api {
         Ok(self.list_response(call, page, selection.is_everything()))
     }
 
-    fn list_response(&self, call: &Call, page: Page, counted: bool) -> Response {
+    /// What a list shows, and what the deletion of a collection has deleted.
+    pub fn list_response(&self, call: &Call, page: Page, counted: bool) -> Response {
         let mut meta = json!({ "resourceVersion": page.version.to_string() });
         if let Some((after, remaining)) = &page.rest {
             meta["continue"] = encode_continue(page.version as i64, after).into();
