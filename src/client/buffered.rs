@@ -52,9 +52,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for Buffered<R> {
 impl<R: AsyncRead + Unpin> AsyncBufRead for Buffered<R> {
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.get_mut();
-        if this.at == this.bytes.len() {
-            spare::give(&mut this.bytes);
-            this.at = 0;
+        if this.bytes.is_empty() {
             let mut found = [0; SIZE];
             let count =
                 std::task::ready!(Pin::new(&mut this.inner).poll_read(context, &mut found))?;
@@ -68,6 +66,11 @@ impl<R: AsyncRead + Unpin> AsyncBufRead for Buffered<R> {
 
     fn consume(mut self: Pin<&mut Self>, count: usize) {
         self.at = (self.at + count).min(self.bytes.len());
+        // A connection may rest from here on, and is not read until its next answer.
+        if self.at == self.bytes.len() {
+            spare::give(&mut self.bytes);
+            self.at = 0;
+        }
     }
 }
 
@@ -113,8 +116,8 @@ mod tests {
         reader.consume(2);
         assert_eq!((poll(&mut reader).unwrap(), reader.buffer()), (b"c".to_vec(), &b"c"[..]));
         reader.consume(1);
+        assert_eq!(reader.bytes.capacity(), 0, "all is consumed");
         assert_eq!(poll(&mut reader), None);
-        assert_eq!(reader.bytes.capacity(), 0);
         let mut rest = String::new();
         block_on(reader.read_to_string(&mut rest)).unwrap();
         assert_eq!((rest.as_str(), reader.bytes.capacity()), ("de", 0));

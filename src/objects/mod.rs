@@ -10,7 +10,7 @@ mod values;
 mod views;
 pub mod wire;
 
-pub use values::address::parse_ip;
+pub use values::address::{Addresses, parse_ip};
 pub use values::intern::{Interned, Istr, Labels};
 pub use values::key::{ObjectKey, ObjectName, Uid};
 pub use values::meta::{Meta, PartialObjectMetadata, WholeMeta, Written};
@@ -22,7 +22,7 @@ pub use values::resource_list::ResourceList;
 pub use values::selector::{LabelSelector, Requirement, Selector, SelectorError};
 pub use values::taint::{NO_EXECUTE, NO_SCHEDULE, Taint, Toleration, untolerated};
 pub use values::template::Template;
-pub use values::time::{ParseTimestampError, Timestamp, micro_time};
+pub use values::time::{ParseTimestampError, Seconds, Timestamp, micro_time};
 pub use views::bootstrap_token::{BootstrapToken, BootstrapTokenData};
 pub use views::certificate_signing_request::{
     CertificateSigningRequest, CertificateSigningRequestSpec, CertificateSigningRequestStatus,
@@ -65,7 +65,7 @@ pub use views::persistent_volume_claim::{
 };
 pub use views::pod::{
     ClaimSource, ClaimVolume, ContainerRequests, InlineVolume, NamedPort, Pod, PodCondition,
-    PodPhase, PodResourceClaim, PodShape, PodSpec, PodStatus, RareStatus, ReadyCondition,
+    PodPhase, PodResourceClaim, PodShape, PodSpec, PodStatus, RareSpec, RareStatus,
     ResourceClaimStatus, Sidecar, Terminated,
 };
 pub use views::pod_certificate_request::PodCertificateRequest;

@@ -90,7 +90,10 @@ async fn shows(env: &Site, name: &str, wanted: &Shown) -> Vec<EndpointSlice> {
 async fn pods_of(env: &Site, app: &str) -> Addresses {
     let pods: Vec<Pod> = list(&env.client).await;
     let of_app = pods.iter().filter(|pod| pod.meta.labels.get("app") == Some(app));
-    of_app.filter(|pod| pod.is_active()).map(|pod| pod.status.ips[0].to_string()).collect()
+    of_app
+        .filter(|pod| pod.is_active())
+        .map(|pod| pod.status.ips.iter().next().expect("an address").to_string())
+        .collect()
 }
 
 async fn nothing_left(env: &Site, name: &str) {

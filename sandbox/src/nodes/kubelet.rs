@@ -208,15 +208,15 @@ enum Step {
 
 fn step(pod: &BoundPod, now: Timestamp, options: &NodeOptions, held: bool) -> Step {
     if let Some(deadline) = pod.meta.deletion_timestamp {
-        let grace = pod.meta.deletion_grace_period_seconds.unwrap_or(0).max(0) as u64;
-        let since = deadline - Duration::from_secs(grace);
+        let grace = pod.meta.deletion_grace_period_seconds.map_or(Duration::ZERO, Duration::from);
+        let since = deadline - grace;
         let due = (since + options.stop_delay).min(deadline);
         let stays = !pod.meta.finalizers().is_empty();
         return match () {
             () if now < due => Step::Wait(due.duration_since(now)),
             // The object outlives its containers, so their end is reported.
             () if stays && !pod.status.is_terminal() => Step::Kill,
-            () if stays && grace == 0 => Step::Nothing,
+            () if stays && grace.is_zero() => Step::Nothing,
             () => Step::Remove,
         };
     }

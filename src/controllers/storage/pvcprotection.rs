@@ -63,7 +63,7 @@ fn wake_claims(pod: &Pod, wake: &Queue) {
 fn keeps(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     // The kubelet is done with it, or it was deleted by force. It may itself wait for its claim.
     let is_shut_down =
-        pod.meta.is_being_deleted() && pod.meta.deletion_grace_period_seconds == Some(0);
+        pod.meta.is_being_deleted() && pod.meta.deletion_grace_period_seconds == Some(0.into());
     !pod.spec.node_name.is_empty() && uses(pod, claim, !is_shut_down)
 }
 

@@ -22,8 +22,7 @@ pub fn next_check(
     now: Timestamp,
 ) -> Option<Duration> {
     let period = Duration::from_secs(u64::try_from(min_ready_seconds).unwrap_or(0));
-    let ready = active.iter().filter_map(|pod| pod.status.ready.as_ref());
-    let since = ready.filter(|ready| ready.is_true).filter_map(|ready| ready.last_transition_time);
+    let since = active.iter().filter_map(|pod| pod.status.ready_since());
     let due = since.map(|since| since + period).filter(|due| *due > evaluated).min()?;
     Some(due.duration_since(now))
 }

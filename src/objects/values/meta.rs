@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::wire::protobuf::Message;
 use crate::objects::{
-    Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Timestamp, Uid, messages,
+    Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Seconds, Timestamp, Uid, messages,
     null_as_default,
 };
 
@@ -36,7 +36,7 @@ pub struct Meta {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_timestamp: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub deletion_grace_period_seconds: Option<i64>,
+    pub deletion_grace_period_seconds: Option<Seconds>,
     #[serde(skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
     #[serde(skip_serializing_if = "Labels::is_empty")]

@@ -6,18 +6,31 @@ use std::ops::{Add, Sub};
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::de::{self, Deserialize, Deserializer, Visitor};
-use serde::ser::{Serialize, Serializer};
+use serde::de::{self, Deserializer, Visitor};
+use serde::ser::Serializer;
+use serde::{Deserialize, Serialize};
 
 /// Microseconds since 1970. Written as `metav1.Time` (whole seconds); [`micro_time`] writes
 /// `metav1.MicroTime`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(
-    /// Moved up by 2^63, so in the same order, and never zero: an `Option` takes no more room.
+    /// Moved up by 2^63, so that an `Option` takes no more room.
     NonZeroU64,
 );
 
 const SIGN: u64 = 1 << 63;
+
+/// In the same order, and never zero. The very least of all numbers is taken for the one after it.
+const fn moved(number: i64) -> NonZeroU64 {
+    match NonZeroU64::new(number.cast_unsigned() ^ SIGN) {
+        Some(moved) => moved,
+        None => NonZeroU64::MIN,
+    }
+}
+
+const fn moved_back(number: NonZeroU64) -> i64 {
+    (number.get() ^ SIGN).cast_signed()
+}
 
 impl Default for Timestamp {
     fn default() -> Timestamp {
@@ -50,12 +63,8 @@ impl std::error::Error for ParseTimestampError {
 }
 
 impl Timestamp {
-    /// The very least of all numbers is taken for the one after it.
     pub const fn from_micros(micros: i64) -> Timestamp {
-        match NonZeroU64::new(micros.cast_unsigned() ^ SIGN) {
-            Some(moved) => Timestamp(moved),
-            None => Timestamp(NonZeroU64::MIN),
-        }
+        Timestamp(moved(micros))
     }
 
     pub const fn from_secs(secs: i64) -> Timestamp {
@@ -63,7 +72,7 @@ impl Timestamp {
     }
 
     pub const fn as_micros(self) -> i64 {
-        (self.0.get() ^ SIGN).cast_signed()
+        moved_back(self.0)
     }
 
     /// Whole seconds since 1970, rounded down.
@@ -172,6 +181,30 @@ impl<'de> Deserialize<'de> for Timestamp {
             }
         }
         deserializer.deserialize_newtype_struct("Timestamp", Either)
+    }
+}
+
+/// Whole seconds; an `Option` takes no more room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "i64", into = "i64")]
+pub struct Seconds(NonZeroU64);
+
+impl From<i64> for Seconds {
+    fn from(seconds: i64) -> Seconds {
+        Seconds(moved(seconds))
+    }
+}
+
+impl From<Seconds> for i64 {
+    fn from(seconds: Seconds) -> i64 {
+        moved_back(seconds.0)
+    }
+}
+
+impl From<Seconds> for Duration {
+    /// No time at all for negative seconds.
+    fn from(seconds: Seconds) -> Duration {
+        Duration::from_secs(i64::from(seconds).max(0).cast_unsigned())
     }
 }
 

@@ -524,7 +524,7 @@ mod tests {
 
         assert!(pod.is_ready() && pod.meta.is_being_deleted() && pod.status.is_disruption_target());
         assert_eq!(pod.port("mesh", "UDP"), Some(15001));
-        assert_eq!((pod.status.max_restarts, pod.status.max_sidecar_restarts), (3, 2));
+        assert_eq!(pod.status.max_restarts(), (3, 2));
         assert!(pod.quota.has_cross_namespace_affinity && pod.quota.has_deadline);
         assert_eq!(pod.meta.owners().len(), 2);
     }

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::evaluator::Evaluator;
 use crate::cache::Lister;
@@ -93,9 +92,7 @@ pub fn is_extended_request(name: &str) -> bool {
 /// way out. Upstream: `QuotaV1Pod`.
 pub fn is_charged(pod: &Pod, now: Timestamp) -> bool {
     let overdue = match (pod.meta.deletion_timestamp, pod.meta.deletion_grace_period_seconds) {
-        (Some(deadline), Some(grace)) => {
-            now > deadline + Duration::from_secs(u64::try_from(grace).unwrap_or(0))
-        }
+        (Some(deadline), Some(grace)) => now > deadline + grace.into(),
         _ => false,
     };
     !pod.is_terminal() && !overdue
@@ -216,7 +213,7 @@ mod tests {
         let charged = |pod: &Pod, second| is_charged(pod, Timestamp::from_secs(second));
         assert!(charged(&pod, 1000));
         pod.meta.deletion_timestamp = Some(Timestamp::from_secs(30));
-        pod.meta.deletion_grace_period_seconds = Some(30);
+        pod.meta.deletion_grace_period_seconds = Some(30.into());
         assert!(charged(&pod, 60));
         assert!(!charged(&pod, 61));
     }

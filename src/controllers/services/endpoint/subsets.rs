@@ -1,6 +1,5 @@
 //! The subsets of a Service's Endpoints.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::controllers::services::service_endpoints::repack::Packer;
@@ -37,7 +36,7 @@ fn address(service: &Service, pod: &Pod) -> Option<EndpointAddress> {
     let is_ipv6 = match service.spec.ip_families.first() {
         Some(family) => *family == "IPv6",
         None if service.has_cluster_ip() => service.spec.cluster_ip.contains(':'),
-        None => pod.status.ips.first().is_some_and(IpAddr::is_ipv6),
+        None => pod.status.ips.iter().next().is_some_and(|ip| ip.is_ipv6()),
     };
     let ip = pod.status.ips.iter().find(|ip| ip.is_ipv6() == is_ipv6)?;
     Some(EndpointAddress {

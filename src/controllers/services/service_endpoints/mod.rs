@@ -100,8 +100,9 @@ pub fn belongs(pod: &Pod, include_terminating: bool) -> bool {
 
 /// The name under which DNS knows the pod, if it is one of `service`'s. Upstream: `ShouldSetHostname`.
 pub fn hostname(pod: &Pod, service: &Service) -> Option<Arc<str>> {
-    let named = !pod.spec.hostname.is_empty() && *pod.spec.shape.subdomain == *service.meta.name;
-    named.then(|| pod.spec.hostname.as_str().into())
+    let hostname = pod.spec.hostname();
+    let named = !hostname.is_empty() && *pod.spec.shape.subdomain == *service.meta.name;
+    named.then(|| hostname.into())
 }
 
 /// The port of `pod` that a Service's port leads to; `None`: it has none of that name.
@@ -153,7 +154,7 @@ pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, 
 /// Whether another set of Services may be concerned.
 fn moved(old: &Pod, new: &Pod) -> bool {
     old.meta.labels != new.meta.labels
-        || old.spec.hostname != new.spec.hostname
+        || old.spec.hostname() != new.spec.hostname()
         || old.spec.shape.subdomain != new.spec.shape.subdomain
 }
 

@@ -43,8 +43,7 @@ impl TriggerTimes {
             }
         };
         for pod in pods {
-            let ready = pod.status.ready.as_ref();
-            if let Some(at) = ready.and_then(|ready| ready.last_transition_time) {
+            if let Some(at) = pod.status.ready_changed {
                 changed(at, before.pods.get(&pod.meta.name).copied());
                 now.pods.insert(pod.meta.name.clone(), at);
             }

@@ -184,11 +184,11 @@ impl<'a> Calculator<'a> {
 
     /// The CPU of the pod is that of its start.
     fn is_starting(&self, pod: &Pod, metric: &PodMetric) -> bool {
-        let (Some(ready), Some(started)) = (&pod.status.ready, pod.status.start_time) else {
+        let (Some(_), Some(started)) = (pod.status.is_ready, pod.status.start_time) else {
             return true;
         };
         let is_false = pod.status.condition("Ready").is_some_and(|ready| ready.status == "False");
-        let since = ready.last_transition_time.unwrap_or(Timestamp::from_secs(0));
+        let since = pod.status.ready_changed.unwrap_or(Timestamp::from_secs(0));
         if started + self.startup.cpu_initialization > self.now {
             // The whole window must be behind the last change.
             return is_false || metric.timestamp < since + metric.window;

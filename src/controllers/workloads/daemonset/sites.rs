@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 
 use super::fit::Fit;
 use crate::controllers::workloads::history::REVISION_LABEL;
-use crate::objects::{Istr, Pod, Timestamp};
+use crate::objects::{Pod, Timestamp};
 
 /// A pod of an old manager names its version by this label. Upstream:
 /// `DaemonSetTemplateGenerationKey`.
@@ -64,15 +64,6 @@ impl Availability {
     }
 }
 
-/// The node that a pod runs on, or is made for. Upstream: `GetTargetNodeName`.
-fn target(pod: &Pod) -> Option<&Istr> {
-    let name = match pod.spec.node_name.is_empty() {
-        true => &pod.spec.target_node,
-        false => &pod.spec.node_name,
-    };
-    (!name.is_empty()).then_some(name)
-}
-
 /// Sorts `pods` by their nodes; a pod without one belongs to none. The nodes that exist come first.
 /// Upstream: `getNodesToDaemonPods`.
 pub(super) fn group(nodes: &[(Arc<str>, Fit)], pods: &[Arc<Pod>]) -> Vec<Site> {
@@ -82,7 +73,7 @@ pub(super) fn group(nodes: &[(Arc<str>, Fit)], pods: &[Arc<Pod>]) -> Vec<Site> {
         if pod.is_terminal() && pod.meta.is_being_deleted() {
             continue;
         }
-        if let Some(node) = target(pod) {
+        if let Some(node) = pod.spec.target() {
             by_node.entry(node).or_default().push(pod.clone());
         }
     }
@@ -98,7 +89,7 @@ pub(super) fn group(nodes: &[(Arc<str>, Fit)], pods: &[Arc<Pod>]) -> Vec<Site> {
 
 /// Whether a pod has a node, or names one.
 pub(super) fn has_target(pod: &Pod) -> bool {
-    target(pod).is_some()
+    pod.spec.target().is_some()
 }
 
 /// Scheduled pods first, then the oldest. Upstream: `podByCreationTimestampAndPhase`.

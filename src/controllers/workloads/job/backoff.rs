@@ -83,13 +83,11 @@ fn wait(failures: u32, last: Option<Timestamp>, now: Timestamp) -> Duration {
 pub fn finished_at(pod: &Pod) -> Option<Timestamp> {
     let containers = pod.status.rare.as_ref().and_then(|rare| rare.finished_at);
     let not_ready = || {
-        let ready = pod.status.ready.as_ref()?;
         let is_false = pod.status.condition("Ready").is_some_and(|it| it.status == "False");
-        ready.last_transition_time.filter(|_| is_false)
+        pod.status.ready_changed.filter(|_| is_false)
     };
     let deleted = || {
-        let grace = pod.meta.deletion_grace_period_seconds.unwrap_or(0);
-        let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+        let grace = pod.meta.deletion_grace_period_seconds.map_or(Duration::ZERO, Duration::from);
         Some(pod.meta.deletion_timestamp? - grace)
     };
     containers.or_else(not_ready).or_else(deleted).or(pod.meta.creation_timestamp)

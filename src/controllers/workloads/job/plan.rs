@@ -175,15 +175,14 @@ fn sort(pods: &mut [Arc<Pod>]) {
             PodPhase::Running => 2,
             PodPhase::Pending | PodPhase::Succeeded | PodPhase::Failed => 0,
         };
-        let since = pod.status.ready.as_ref().filter(|ready| ready.is_true);
-        let since = since.and_then(|ready| ready.last_transition_time);
+        let since = pod.status.ready_since();
         let created = pod.meta.creation_timestamp;
         (
             !pod.spec.node_name.is_empty(),
             phase,
             pod.is_ready(),
             (since.is_some(), Reverse(since)),
-            Reverse((pod.status.max_restarts, pod.status.max_sidecar_restarts)),
+            Reverse(pod.status.max_restarts()),
             (created.is_some(), Reverse(created)),
         )
     });

@@ -60,7 +60,7 @@ pub fn choose(
     }
     let mut moments: HashMap<Timestamp, Uid> = HashMap::new();
     for pod in &pods {
-        if let Some(since) = ready_since(pod) {
+        if let Some(since) = pod.status.ready_since() {
             let uid = moments.entry(since).or_insert_with(|| pod.meta.uid.clone());
             if pod.meta.uid < *uid {
                 *uid = pod.meta.uid.clone();
@@ -77,16 +77,15 @@ pub fn choose(
         ready: pod.is_ready(),
         deletion_cost: if uses_deletion_cost { deletion_cost(pod) } else { 0 },
         neighbours: Reverse(on_node.get(&pod.spec.node_name).copied().unwrap_or(0)),
-        ready_for: ready_since(pod).map(|since| Age::of(since, now, moments[&since].clone())),
-        restarts: Reverse((pod.status.max_restarts, pod.status.max_sidecar_restarts)),
+        ready_for: pod
+            .status
+            .ready_since()
+            .map(|since| Age::of(since, now, moments[&since].clone())),
+        restarts: Reverse(pod.status.max_restarts()),
         age: pod.meta.creation_timestamp.map(|at| Age::of(at, now, pod.meta.uid.clone())),
     });
     pods.truncate(count);
     pods
-}
-
-fn ready_since(pod: &Pod) -> Option<Timestamp> {
-    pod.status.ready.as_ref().filter(|ready| ready.is_true)?.last_transition_time
 }
 
 /// Of an annotation that is no proper number: 0. Upstream: `GetDeletionCostFromPodAnnotations`.

@@ -3,8 +3,6 @@
 mod spec;
 mod status;
 
-use std::net::IpAddr;
-
 use serde::Deserialize;
 
 pub(super) use self::spec::{
@@ -14,7 +12,7 @@ pub(super) use self::status::WireStatus;
 use crate::objects::values::intern::Interned;
 use crate::objects::views::volume_source::VolumeSource;
 use crate::objects::{
-    Istr, Meta, PodQuota, ResourceList, Timestamp, Toleration, null_as_default, resource,
+    Addresses, Istr, Meta, PodQuota, ResourceList, Timestamp, Toleration, null_as_default, resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -30,11 +28,32 @@ pub struct Pod {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodSpec {
     pub node_name: Istr,
-    pub hostname: Istr,
-    /// The node that a required node affinity names by `metadata.name`; empty without one.
-    /// Upstream: `daemon/util.GetTargetNodeName`.
-    pub target_node: Istr,
     pub shape: Interned<PodShape>,
+    /// `None` when all of it is empty.
+    pub rare: Option<Box<RareSpec>>,
+}
+
+/// What pods of StatefulSets and DaemonSets have that differs among those of one template.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RareSpec {
+    pub hostname: Istr,
+    /// The node that a required node affinity names by `metadata.name`, while the pod is on none;
+    /// empty without one. Upstream: `daemon/util.GetTargetNodeName`.
+    pub target_node: Istr,
+}
+
+impl PodSpec {
+    /// Empty without one.
+    pub fn hostname(&self) -> &str {
+        self.rare.as_ref().map_or("", |rare| &rare.hostname)
+    }
+
+    /// The node that the pod runs on, or is made for. Upstream: `GetTargetNodeName`.
+    pub fn target(&self) -> Option<&Istr> {
+        let made_for = || self.rare.as_ref().map(|rare| &rare.target_node);
+        let node = if self.node_name.is_empty() { made_for()? } else { &self.node_name };
+        (!node.is_empty()).then_some(node)
+    }
 }
 
 /// What pods of one template have in common; one copy for all that are alike.
@@ -125,21 +144,19 @@ pub struct NamedPort {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodStatus {
     pub phase: PodPhase,
-    /// When the Ready condition last changed, and whether it is true now. `None`: no such condition.
-    pub ready: Option<ReadyCondition>,
+    /// Of the condition Ready; `None` without it.
+    pub is_ready: Option<bool>,
+    /// When the condition Ready last changed.
+    pub ready_changed: Option<Timestamp>,
     /// All of them, in their order. Pods in one state share one copy.
     pub conditions: Interned<[PodCondition]>,
     pub start_time: Option<Timestamp>,
     /// Failed because the kubelet evicted it.
     pub evicted: bool,
     /// In the order of the pod's families; what is not an address is left out.
-    pub ips: Box<[IpAddr]>,
+    pub ips: Addresses,
     /// Every container that has a status waits or has terminated.
     pub nothing_runs: bool,
-    /// Of any container. Upstream: `maxContainerRestarts`.
-    pub max_restarts: i32,
-    /// Of any sidecar. Upstream: `maxContainerRestarts`.
-    pub max_sidecar_restarts: i32,
     /// `None` when all of it is empty.
     pub rare: Option<Box<RareStatus>>,
 }
@@ -154,6 +171,8 @@ pub struct RareStatus {
     pub finished_at: Option<Timestamp>,
     /// Of all containers and init containers together.
     pub restarts: i32,
+    /// The most of any container, and of any sidecar. Upstream: `maxContainerRestarts`.
+    pub max_restarts: (i32, i32),
     pub resource_claims: Box<[ResourceClaimStatus]>,
     /// When the condition DisruptionTarget last changed.
     pub disruption_target_since: Option<Timestamp>,
@@ -188,6 +207,16 @@ impl PodCondition {
 }
 
 impl PodStatus {
+    /// Since when the condition Ready is true.
+    pub fn ready_since(&self) -> Option<Timestamp> {
+        self.ready_changed.filter(|_| self.is_ready == Some(true))
+    }
+
+    /// The most of any container, and of any sidecar. Upstream: `maxContainerRestarts`.
+    pub fn max_restarts(&self) -> (i32, i32) {
+        self.rare.as_ref().map_or((0, 0), |rare| rare.max_restarts)
+    }
+
     pub fn condition(&self, name: &str) -> Option<&PodCondition> {
         self.conditions.iter().find(|condition| condition.r#type == *name)
     }
@@ -220,28 +249,20 @@ pub enum PodPhase {
     Unknown,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct ReadyCondition {
-    pub is_true: bool,
-    pub last_transition_time: Option<Timestamp>,
-}
-
 resource!(Pod, "", "v1", "pods", namespaced, POD);
 
 impl Pod {
     /// Upstream: `podutil.IsPodReady`.
     pub fn is_ready(&self) -> bool {
-        self.status.ready.as_ref().is_some_and(|ready| ready.is_true)
+        self.status.is_ready == Some(true)
     }
 
     /// Ready for at least `min_ready_seconds` at `now`. Upstream: `podutil.IsPodAvailable`.
     pub fn is_available(&self, min_ready_seconds: i32, now: Timestamp) -> bool {
-        let Some(ReadyCondition { is_true: true, last_transition_time }) = &self.status.ready
-        else {
-            return false;
-        };
         let period = std::time::Duration::from_secs(u64::try_from(min_ready_seconds).unwrap_or(0));
-        min_ready_seconds <= 0 || last_transition_time.is_some_and(|since| since + period <= now)
+        let since = self.status.ready_since();
+        self.is_ready()
+            && (min_ready_seconds <= 0 || since.is_some_and(|since| since + period <= now))
     }
 
     /// Upstream: `podutil.IsPodTerminal`.
@@ -307,5 +328,17 @@ impl From<WirePod<WireSpec, WireStatus>> for Pod {
         let spec = PodSpec::from(spec);
         let status = PodStatus::of(status, &spec.shape.sidecars);
         Pod { meta, spec, status, quota }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Behind the two counts of an `Arc`. musl's next larger block has 48 bytes more.
+    #[cfg(target_pointer_width = "64")]
+    #[test]
+    fn a_pod_fits_into_a_block_of_236_bytes() {
+        assert!(2 * size_of::<usize>() + size_of::<Pod>() <= 236, "{}", size_of::<Pod>());
     }
 }

@@ -7,7 +7,7 @@ use serde::de::IgnoredAny;
 
 use super::{
     ClaimSource, ClaimVolume, ContainerRequests, InlineVolume, NamedPort, PodResourceClaim,
-    PodShape, PodSpec, Sidecar,
+    PodShape, PodSpec, RareSpec, Sidecar,
 };
 use crate::objects::values::intern::Pool;
 use crate::objects::views::pod_quota;
@@ -242,11 +242,13 @@ impl From<WireSpec> for PodSpec {
             resource_claims: spec.resource_claims.unwrap_or_default(),
             pod_group: spec.scheduling_group.unwrap_or_default().pod_group_name,
         };
+        let affinity = spec.affinity.filter(|_| spec.node_name.is_empty());
+        let target_node = affinity.and_then(WireAffinity::target_node).unwrap_or_default();
+        let rare = RareSpec { hostname: spec.hostname, target_node };
         PodSpec {
             node_name: spec.node_name,
-            hostname: spec.hostname,
-            target_node: spec.affinity.and_then(WireAffinity::target_node).unwrap_or_default(),
             shape: SHAPES.intern(shape),
+            rare: (rare != RareSpec::default()).then(|| Box::new(rare)),
         }
     }
 }
@@ -300,7 +302,7 @@ mod tests {
                     {"matchExpressions": []}, {"matchFields": fields},
                 ]},
             }}}});
-            serde_json::from_value::<Pod>(json).unwrap().spec.target_node
+            serde_json::from_value::<Pod>(json).unwrap().spec.target().cloned().unwrap_or_default()
         };
         for (key, operator, values, found) in [
             ("metadata.name", "In", json!(["n1"]), "n1"),

@@ -7,8 +7,7 @@ use serde::de::IgnoredAny;
 
 use super::spec::WireResources;
 use super::{
-    PodCondition, PodPhase, PodStatus, RareStatus, ReadyCondition, ResourceClaimStatus, Sidecar,
-    Terminated,
+    PodCondition, PodPhase, PodStatus, RareStatus, ResourceClaimStatus, Sidecar, Terminated,
 };
 use crate::objects::values::intern::Pool;
 use crate::objects::{Istr, ResourceList, Timestamp, null_as_default, parse_ip};
@@ -110,10 +109,9 @@ impl WireStatus {
 
 impl PodStatus {
     pub(super) fn of(status: WireStatus, sidecars: &[Sidecar]) -> PodStatus {
-        let ready = status.condition("Ready").map(|condition| ReadyCondition {
-            is_true: condition.status == "True",
-            last_transition_time: condition.last_transition_time,
-        });
+        let ready = status.condition("Ready");
+        let is_ready = ready.map(|condition| condition.status == "True");
+        let ready_changed = ready.and_then(|condition| condition.last_transition_time);
         let disrupted = status.condition("DisruptionTarget");
         let disruption_target_since =
             disrupted.and_then(|condition| condition.last_transition_time);
@@ -139,6 +137,10 @@ impl PodStatus {
                 init.iter().filter(|status| runs_on(status)),
             ),
             restarts: containers.iter().chain(init).map(restarts).fold(0, i32::saturating_add),
+            max_restarts: (
+                containers.iter().map(restarts).max().unwrap_or(0),
+                init.iter().filter(runs_on).map(restarts).max().unwrap_or(0),
+            ),
             resource_claims: status.resource_claim_statuses.unwrap_or_default(),
             disruption_target_since,
         };
@@ -153,14 +155,13 @@ impl PodStatus {
         let ips = status.pod_ips.into_iter().flatten();
         PodStatus {
             phase: status.phase,
-            ready,
+            is_ready,
+            ready_changed,
             conditions: CONDITIONS.intern(conditions),
             start_time: status.start_time,
             nothing_runs,
             ips: ips.filter_map(|address| parse_ip(&address.ip)).collect(),
             evicted: status.phase == PodPhase::Failed && status.reason == "Evicted",
-            max_restarts: containers.iter().map(restarts).max().unwrap_or(0),
-            max_sidecar_restarts: init.iter().filter(runs_on).map(restarts).max().unwrap_or(0),
             rare: (rare != RareStatus::default()).then(|| Box::new(rare)),
         }
     }
