@@ -55,7 +55,8 @@ impl Dynamic {
         self
     }
 
-    /// The same, for lists page by page and watches whose reader understands `form` besides JSON.
+    /// The same, for lists page by page, watches and the deletion of collections, where the reader
+    /// understands `form` besides JSON.
     /// The configuration may restrict it to JSON.
     pub fn accepting(mut self, form: Form) -> Dynamic {
         self.form = if self.client.speaks_protobuf() { form } else { Form::Json };
@@ -98,6 +99,18 @@ impl Dynamic {
         self.client.fetch(&self.call("GET", key)).await
     }
 
+    fn many_in_json(&self) -> &'static str {
+        if self.metadata_only { ALL_METADATA } else { JSON }
+    }
+
+    fn many(&self) -> &'static str {
+        match (self.form, self.metadata_only) {
+            (Form::Json, _) => self.many_in_json(),
+            (Form::Protobuf, false) => PROTOBUF,
+            (Form::Protobuf, true) => ALL_METADATA_PROTOBUF,
+        }
+    }
+
     fn listing(
         &self,
         method: &'static str,
@@ -105,7 +118,7 @@ impl Dynamic {
         options: &ListOptions,
     ) -> Call {
         let mut call = Call::new(method, self.path(namespace.unwrap_or_default(), None));
-        call.accept = if self.metadata_only { ALL_METADATA } else { JSON };
+        call.accept = self.many_in_json();
         call.query_some("labelSelector", &options.label_selector);
         call.query_some("fieldSelector", &options.field_selector);
         call.query_some("resourceVersion", &options.resource_version);
@@ -157,11 +170,7 @@ impl Dynamic {
         continue_token: Option<String>,
     ) -> Result<ListStream> {
         let mut call = self.listing("GET", namespace, options);
-        call.accept = match (self.form, self.metadata_only) {
-            (Form::Json, _) => call.accept,
-            (Form::Protobuf, false) => PROTOBUF,
-            (Form::Protobuf, true) => ALL_METADATA_PROTOBUF,
-        };
+        call.accept = self.many();
         call.query_some("limit", &options.limit.map(|limit| limit.to_string()));
         call.query_some("continue", &continue_token);
         self.list_stream(&call).await
@@ -279,7 +288,8 @@ impl Dynamic {
         delete: Delete,
         options: &ListOptions,
     ) -> Result<()> {
-        let call = self.listing("DELETE", namespace, options);
+        let mut call = self.listing("DELETE", namespace, options);
+        call.accept = self.many();
         self.client.send_and_drain(&call.body(JSON, &Options::of(&delete))?).await
     }
 }

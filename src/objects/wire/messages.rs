@@ -32,6 +32,27 @@ static OWNER: Message = Message(&[
 /// Any object, by its metadata.
 pub static PARTIAL: Message = Message(&[Field::one(1, "metadata", Kind::Message(&METADATA))]);
 
+/// Any object, and of a Pod what its deletion depends on.
+pub static DELETION: Message = Message(&[
+    Field::one(1, "metadata", Kind::Message(&DELETION_META)),
+    Field::one(2, "spec", Kind::Message(&DELETION_SPEC)),
+    Field::one(3, "status", Kind::Message(&PHASE)),
+]);
+
+static DELETION_META: Message = Message(&[
+    Field::one(1, "name", Text),
+    Field::one(9, "deletionTimestamp", Time),
+    Field::one(10, "deletionGracePeriodSeconds", Int),
+    Field::list(14, "finalizers", Text),
+]);
+
+static DELETION_SPEC: Message = Message(&[
+    Field::one(4, "terminationGracePeriodSeconds", Int),
+    Field::one(10, "nodeName", Text),
+]);
+
+static PHASE: Message = Message(&[Field::one(1, "phase", Text)]);
+
 pub static LIST_META: Message =
     Message(&[Field::one(2, "resourceVersion", Text), Field::one(3, "continue", Text)]);
 

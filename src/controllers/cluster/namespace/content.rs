@@ -8,7 +8,9 @@ use serde::Deserialize;
 
 use crate::client::{self, ApiResource, Client, Delete, Dynamic, ListOptions};
 use crate::controllers::Error;
-use crate::objects::{Istr, ListPart, ObjectKey, PodPhase, ResourceType, Timestamp};
+use crate::objects::{
+    Form, Istr, ListPart, ObjectKey, PodPhase, ResourceType, Timestamp, messages,
+};
 
 /// How long the finalizers of what is being deleted are given.
 const FINALIZERS: Duration = Duration::from_secs(15);
@@ -16,7 +18,7 @@ const FINALIZERS: Duration = Duration::from_secs(15);
 const COLLECTORS: [&str; 2] = ["orphan", "foregroundDeletion"];
 
 /// An object, as far as its deletion goes: decoded from the whole or from its metadata.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct Item {
     metadata: ItemMeta,
@@ -24,7 +26,7 @@ struct Item {
     status: ItemStatus,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ItemMeta {
     name: String,
@@ -34,7 +36,7 @@ struct ItemMeta {
 }
 
 /// Of a Pod.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ItemSpec {
     node_name: Istr,
@@ -42,7 +44,7 @@ struct ItemSpec {
 }
 
 /// Of a Pod.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct ItemStatus {
     phase: PodPhase,
@@ -151,7 +153,7 @@ pub async fn delete_all(
     age: Duration,
 ) -> Outcome {
     let resource = &found.resource;
-    let whole = client.resource(resource);
+    let whole = client.resource(resource).accepting(Form::Protobuf);
     let verbs = whole.clone().metadata_only();
     let listed = found.supports(&["list"]);
     // How long a Pod may take is not in its metadata.
@@ -231,7 +233,7 @@ async fn each(
         list => list?,
     };
     while let ListPart::Item(item) = list.next().await? {
-        look(list.decode(&item.bytes)?);
+        look(list.decode_item(&item, &messages::DELETION)?);
     }
     Ok(true)
 }
@@ -241,6 +243,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::objects::decode;
 
     fn content_of(items: &[Value]) -> Content {
         let mut content = Content::default();
@@ -248,6 +251,24 @@ mod tests {
             content.add(Item::deserialize(item).unwrap());
         }
         content
+    }
+
+    #[test]
+    fn a_pod_in_protobuf_is_read_as_in_json() {
+        let meta = b"\x0a\x01a\x50\x1e\x72\x03x/y";
+        let pod = [
+            b"\x0a\x0a".as_slice(),
+            meta,
+            b"\x12\x05\x20\x1e\x52\x01n",
+            b"\x1a\x09\x0a\x07Running",
+        ];
+        let read: Item = decode(Form::Protobuf, Some(&messages::DELETION), &pod.concat()).unwrap();
+        let json = json!({
+            "metadata": { "name": "a", "deletionGracePeriodSeconds": 30, "finalizers": ["x/y"] },
+            "spec": { "nodeName": "n", "terminationGracePeriodSeconds": 30 },
+            "status": { "phase": "Running" },
+        });
+        assert_eq!(read, Item::deserialize(json).unwrap());
     }
 
     #[test]
