@@ -5,14 +5,17 @@
 //! the pages of large blocks at once: a Job of 2,000 pods took 9,800 mappings, and the page faults
 //! that follow.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 /// A thread keeps no more than this many, each with no more room than this many bytes.
 const KEPT: usize = 3;
 const ROOM: usize = 32 << 10;
+/// Bytes that are read at once.
+const READ: usize = 16 << 10;
 
 thread_local! {
     static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+    static READER: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
 /// An empty buffer, with room if one is to be had.
@@ -48,6 +51,16 @@ pub fn give(used: &mut Vec<u8>) {
             spare.push(used);
         }
     });
+}
+
+/// Calls `read` with room for what it reads. Most attempts find nothing, so the room is not cleared
+/// for each: it holds what was read into it before.
+pub fn read<T>(read: impl FnOnce(&mut [u8]) -> T) -> T {
+    // A reader may read from another one, which then gets room of its own.
+    let mut room = READER.take().unwrap_or_else(|| vec![0; READ].into());
+    let result = read(&mut room);
+    READER.set(Some(room));
+    result
 }
 
 #[cfg(test)]

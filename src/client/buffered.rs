@@ -4,12 +4,9 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use futures_lite::io::{AsyncBufRead, AsyncRead};
+use futures_lite::io::{AsyncBufRead, AsyncRead, AsyncWrite};
 
 use crate::spare;
-
-/// Read at once, on the stack: most attempts find nothing.
-const SIZE: usize = 16 << 10;
 
 /// As `BufReader`, for connections that are silent most of the time: there is one for each watch,
 /// and a silent one holds no memory.
@@ -28,10 +25,6 @@ impl<R> Buffered<R> {
     /// The bytes that are read and not consumed.
     pub fn buffer(&self) -> &[u8] {
         &self.bytes[self.at..]
-    }
-
-    pub fn get_mut(&mut self) -> &mut R {
-        &mut self.inner
     }
 }
 
@@ -53,13 +46,15 @@ impl<R: AsyncRead + Unpin> AsyncBufRead for Buffered<R> {
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.get_mut();
         if this.bytes.is_empty() {
-            let mut found = [0; SIZE];
-            let count =
-                std::task::ready!(Pin::new(&mut this.inner).poll_read(context, &mut found))?;
-            if count > 0 {
-                spare::refill(&mut this.bytes);
-                this.bytes.extend_from_slice(&found[..count]);
-            }
+            let read = spare::read(|room| {
+                let read = Pin::new(&mut this.inner).poll_read(context, room);
+                if let Poll::Ready(Ok(count @ 1..)) = read {
+                    spare::refill(&mut this.bytes);
+                    this.bytes.extend_from_slice(&room[..count]);
+                }
+                read
+            });
+            std::task::ready!(read)?;
         }
         Poll::Ready(Ok(this.buffer()))
     }
@@ -71,6 +66,24 @@ impl<R: AsyncRead + Unpin> AsyncBufRead for Buffered<R> {
             spare::give(&mut self.bytes);
             self.at = 0;
         }
+    }
+}
+
+impl<R: AsyncWrite + Unpin> AsyncWrite for Buffered<R> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(context)
+    }
+
+    fn poll_close(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_close(context)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_std::net::TcpStream;
-use futures_lite::io::{AsyncRead, AsyncWrite};
+use futures_lite::io::{AsyncBufRead, AsyncRead, AsyncWrite};
 use http_client::http_types::Url;
 use rustix::net::sockopt;
 use rustls::ClientConfig;
@@ -30,9 +30,27 @@ const KEEP_ALIVE_PROBES: u32 = 3;
 pub(super) trait ReadWrite: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> ReadWrite for T {}
 
+/// What answers are read from: their bytes are looked at where they stand.
+pub(super) trait Stream: AsyncBufRead + AsyncWrite + Send + Sync + Unpin {
+    /// The bytes that are read and not consumed.
+    fn buffer(&self) -> &[u8];
+}
+
+impl<R: ReadWrite> Stream for Buffered<R> {
+    fn buffer(&self) -> &[u8] {
+        Buffered::buffer(self)
+    }
+}
+
+impl<IO: ReadWrite> Stream for Secured<IO> {
+    fn buffer(&self) -> &[u8] {
+        Secured::buffer(self)
+    }
+}
+
 /// An open connection to the server.
 pub(super) struct Connection {
-    pub io: Buffered<Box<dyn ReadWrite>>,
+    pub io: Box<dyn Stream>,
     /// What it was made with; `None`: without TLS. The current configuration may have another
     /// client certificate.
     pub tls: Option<Arc<ClientConfig>>,
@@ -86,17 +104,17 @@ impl Connector {
                     Some(config) => config.clone(),
                     None => self.tls.identity().await.map_err(io::Error::other)?.config,
                 };
-                stream = self.secure(config, stream, peer, peer_port).await?;
+                stream = Box::new(self.secure(config, stream, peer, peer_port).await?);
             }
             if !proxy.forwards_to(url) {
                 stream = tunnel::open(stream, proxy, host, port).await?;
             }
         }
-        let stream = match tls.clone() {
-            Some(config) => self.secure(config, stream, host, port).await?,
-            None => stream,
+        let io: Box<dyn Stream> = match tls.clone() {
+            Some(config) => Box::new(self.secure(config, stream, host, port).await?),
+            None => Box::new(Buffered::new(stream)),
         };
-        Ok(Connection { io: Buffered::new(stream), tls, place })
+        Ok(Connection { io, tls, place })
     }
 
     /// TLS with the peer at the other end of `stream`.
@@ -106,14 +124,13 @@ impl Connector {
         stream: Box<dyn ReadWrite>,
         host: &str,
         port: u16,
-    ) -> io::Result<Box<dyn ReadWrite>> {
+    ) -> io::Result<Secured<Box<dyn ReadWrite>>> {
         let name = self.tls.server_name().unwrap_or(host).to_owned();
         let name = ServerName::try_from(name).map_err(io::Error::other)?;
         let secured = Secured::connect(config, name, stream).await;
-        let secured = secured.map_err(|error| {
+        secured.map_err(|error| {
             io::Error::new(error.kind(), format!("TLS with {host}:{port}: {error}"))
-        })?;
-        Ok(Box::new(secured))
+        })
     }
 }
 
@@ -131,7 +148,7 @@ pub(super) mod testing {
     /// A connection without TLS.
     pub fn plain(stream: TcpStream) -> Connection {
         let place = Sockets::shared().take(Purpose::Request).unwrap();
-        Connection { io: Buffered::new(Box::new(stream)), tls: None, place }
+        Connection { io: Box::new(Buffered::new(stream)), tls: None, place }
     }
 }
 

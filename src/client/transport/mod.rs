@@ -216,9 +216,8 @@ impl Shared {
             let length = body.len().ok_or(io::ErrorKind::InvalidInput)?;
             write_head(&request, length, forwarding, &mut message)?;
             append(body, &mut message).await?;
-            let stream = connection.io.get_mut();
-            stream.write_all(&message).await?;
-            stream.flush().await?;
+            connection.io.write_all(&message).await?;
+            connection.io.flush().await?;
             spare::give(&mut message);
             read_head(&mut connection.io).await
         };

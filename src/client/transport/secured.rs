@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_lite::future::poll_fn;
-use futures_lite::io::{AsyncRead, AsyncWrite};
+use futures_lite::io::{AsyncBufRead, AsyncRead, AsyncWrite};
 use rustls::ClientConfig;
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
 use rustls::pki_types::ServerName;
@@ -20,8 +20,6 @@ use rustls::unbuffered::{
 
 use crate::spare;
 
-/// Read at once, on the stack: most attempts find nothing.
-const READ_SIZE: usize = 16 << 10;
 /// The most that one record of TLS carries.
 const RECORD_SIZE: usize = 16 << 10;
 
@@ -193,14 +191,21 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
         Poll::Ready(Ok(()))
     }
 
+    /// The bytes that are decrypted and not consumed.
+    pub fn buffer(&self) -> &[u8] {
+        &self.plain[self.read..]
+    }
+
     /// Reads bytes from the server into `incoming`.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut found = [0; READ_SIZE];
-        let received = Pin::new(&mut self.io).poll_read(context, &mut found);
-        if let Poll::Ready(Ok(count @ 1..)) = received {
-            spare::refill(&mut self.incoming);
-            self.incoming.extend_from_slice(&found[..count]);
-        }
+        let received = spare::read(|room| {
+            let received = Pin::new(&mut self.io).poll_read(context, room);
+            if let Poll::Ready(Ok(count @ 1..)) = received {
+                spare::refill(&mut self.incoming);
+                self.incoming.extend_from_slice(&room[..count]);
+            }
+            received
+        });
         match ready!(received)? {
             0 => Poll::Ready(Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
@@ -213,10 +218,20 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Secured<IO> {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         output: &mut [u8],
     ) -> Poll<io::Result<usize>> {
+        let plain = ready!(self.as_mut().poll_fill_buf(context))?;
+        let count = plain.len().min(output.len());
+        output[..count].copy_from_slice(&plain[..count]);
+        self.consume(count);
+        Poll::Ready(Ok(count))
+    }
+}
+
+impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncBufRead for Secured<IO> {
+    fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.get_mut();
         while this.plain.is_empty() && !this.is_closed {
             ready!(this.poll_receive(context))?;
@@ -227,15 +242,15 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Secured<IO> {
                 sent?;
             }
         }
-        let plain = &this.plain[this.read..];
-        let count = plain.len().min(output.len());
-        output[..count].copy_from_slice(&plain[..count]);
-        this.read += count;
-        if this.read == this.plain.len() {
-            spare::give(&mut this.plain);
-            this.read = 0;
+        Poll::Ready(Ok(this.buffer()))
+    }
+
+    fn consume(mut self: Pin<&mut Self>, count: usize) {
+        self.read = (self.read + count).min(self.plain.len());
+        if self.read == self.plain.len() {
+            spare::give(&mut self.plain);
+            self.read = 0;
         }
-        Poll::Ready(Ok(count))
     }
 }
 
