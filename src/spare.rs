@@ -5,7 +5,7 @@
 //! the pages of large blocks at once: a Job of 2,000 pods took 9,800 mappings, and the page faults
 //! that follow.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 
 /// A thread keeps no more than this many, each with no more room than this many bytes.
 const KEPT: usize = 3;
@@ -15,7 +15,8 @@ const READ: usize = 16 << 10;
 
 thread_local! {
     static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
-    static READER: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
+    /// One, or two where a reader reads from another one: TLS through a proxy with TLS.
+    static ROOMS: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// An empty buffer, with room if one is to be had.
@@ -56,15 +57,17 @@ pub fn give(used: &mut Vec<u8>) {
 /// Calls `read` with room for what it reads. Most attempts find nothing, so the room is not cleared
 /// for each: it holds what was read into it before.
 pub fn read<T>(read: impl FnOnce(&mut [u8]) -> T) -> T {
-    // A reader may read from another one, which then gets room of its own.
-    let mut room = READER.take().unwrap_or_else(|| vec![0; READ].into());
+    let room = ROOMS.with_borrow_mut(Vec::pop);
+    let mut room = room.unwrap_or_else(|| vec![0; READ].into());
     let result = read(&mut room);
-    READER.set(Some(room));
+    ROOMS.with_borrow_mut(|rooms| rooms.push(room));
     result
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn with_room(room: usize) -> Vec<u8> {
@@ -81,6 +84,19 @@ mod tests {
         let next = take();
         assert_eq!((next.len(), next.capacity()), (0, 100));
         assert_eq!(take().capacity(), 0);
+    }
+
+    #[test]
+    fn a_reader_in_a_reader_has_room_of_its_own_and_both_are_used_again() {
+        let places = || {
+            read(|outer| {
+                let inner = read(|inner| inner.as_ptr() as usize);
+                [outer.as_ptr() as usize, inner]
+            })
+        };
+        let [outer, inner] = places();
+        assert_ne!(outer, inner);
+        assert_eq!(places().into_iter().collect::<BTreeSet<_>>(), [outer, inner].into());
     }
 
     #[test]

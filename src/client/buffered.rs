@@ -8,8 +8,8 @@ use futures_lite::io::{AsyncBufRead, AsyncRead, AsyncWrite};
 
 use crate::spare;
 
-/// As `BufReader`, for connections that are silent most of the time: there is one for each watch,
-/// and a silent one holds no memory.
+/// As `BufReader`, for connections without TLS. Most are watches, and silent most of the time: a silent
+/// one holds no memory.
 pub struct Buffered<R> {
     inner: R,
     bytes: Vec<u8>,

@@ -265,7 +265,10 @@ fn written(call: &Call, body: &[u8], now: Duration) {
     }
     if protobuf::is_enveloped(body) {
         let message = protobuf::open(body).map(Encoded::protobuf);
-        if let Ok(Ok(object)) = message.map(|object| object.decode::<PartialObjectMetadata>()) {
+        // A list, of what was deleted, has no uid.
+        if let Ok(Ok(object)) = message.map(|object| object.decode::<PartialObjectMetadata>())
+            && !object.meta.uid.is_empty()
+        {
             let Meta { uid, resource_version, .. } = &object.meta;
             let kind = match protobuf::kind(body) {
                 // The answer to a create that asks for metadata alone.

@@ -1,7 +1,6 @@
 //! Delete: grace, finalizers, propagation. Upstream: `registry/rest.BeforeDelete`,
 //! `registry/generic/registry.Store.Delete`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -15,7 +14,7 @@ use crate::api::status::{ApiResult, Cause};
 use crate::api::{Api, Payload, json_response, success};
 use crate::kinds::Kind;
 use crate::storage::definitions::condemned;
-use crate::storage::store::{Page, StoreError, Stored};
+use crate::storage::store::{StoreError, Stored};
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::server::http::Response;
 
@@ -362,6 +361,7 @@ impl Api {
         }
     }
 
+    /// Answers with the objects as they were listed. Upstream: `Store.DeleteCollection`.
     pub fn delete_collection(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let options = DeleteOptions::of(call, payload)?;
         let selection = self.selection(call)?;
@@ -370,8 +370,7 @@ impl Api {
             .store
             .list(&call.table(), &call.prefix(), None, usize::MAX, None, &keep)
             .map_err(|_| failures::internal("the newest list is always there"))?;
-        let mut deleted = Vec::new();
-        for stored in page.items {
+        for stored in &page.items {
             let at = |path| text(&stored.value, path);
             let one = Call {
                 query: call.query.clone(),
@@ -380,16 +379,12 @@ impl Api {
                 ..Call::of(call.kind.clone(), at("/metadata/namespace"), at("/metadata/name"))
             };
             match self.delete_object(&one, &options) {
-                Ok((object, _)) => {
-                    let version = text(&object, "/metadata/resourceVersion").parse();
-                    deleted.push(Arc::new(Stored::new(object, version.unwrap_or(page.version))));
-                }
+                Ok(_) => {}
                 Err(error) if error.code == 404 => {}
                 Err(error) => return Err(error),
             }
         }
-        let deleted = Page { version: page.version, items: deleted, rest: None };
-        Ok(self.list_response(call, deleted, true))
+        Ok(self.list_response(call, page, true))
     }
 }
 

@@ -274,7 +274,7 @@ impl Api {
         Ok(self.list_response(call, page, selection.is_everything()))
     }
 
-    /// What a list shows, and what the deletion of a collection has deleted.
+    /// The objects of a list, or of a collection that is deleted.
     pub fn list_response(&self, call: &Call, page: Page, counted: bool) -> Response {
         let mut meta = json!({ "resourceVersion": page.version.to_string() });
         if let Some((after, remaining)) = &page.rest {

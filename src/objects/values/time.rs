@@ -20,7 +20,8 @@ pub struct Timestamp(
 
 const SIGN: u64 = 1 << 63;
 
-/// In the same order, and never zero. The very least of all numbers is taken for the one after it.
+/// Maps a number to one that is not zero, and keeps the order. The very least of all numbers is taken
+/// for the one after it.
 const fn moved(number: i64) -> NonZeroU64 {
     match NonZeroU64::new(number.cast_unsigned() ^ SIGN) {
         Some(moved) => moved,
@@ -185,9 +186,15 @@ impl<'de> Deserialize<'de> for Timestamp {
 }
 
 /// Whole seconds; an `Option` takes no more room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "i64", into = "i64")]
 pub struct Seconds(NonZeroU64);
+
+impl fmt::Debug for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Seconds({})", i64::from(*self))
+    }
+}
 
 impl From<i64> for Seconds {
     fn from(seconds: i64) -> Seconds {
@@ -202,7 +209,7 @@ impl From<Seconds> for i64 {
 }
 
 impl From<Seconds> for Duration {
-    /// No time at all for negative seconds.
+    /// Zero for negative seconds.
     fn from(seconds: Seconds) -> Duration {
         Duration::from_secs(i64::from(seconds).max(0).cast_unsigned())
     }
@@ -242,6 +249,19 @@ mod tests {
         }
         assert_eq!(Timestamp::from_micros(1).to_micro_string(), "1970-01-01T00:00:00.000001Z");
         assert!("yesterday".parse::<Timestamp>().is_err());
+    }
+
+    #[test]
+    fn seconds_are_read_and_written_as_a_number() {
+        assert_eq!(size_of::<Option<Seconds>>(), size_of::<i64>());
+        for (number, time) in [(0, 0), (30, 30), (-1, 0), (i64::MAX, i64::MAX as u64)] {
+            let text = number.to_string();
+            let seconds: Seconds = serde_json::from_str(&text).unwrap();
+            assert_eq!(serde_json::to_string(&seconds).unwrap(), text);
+            assert_eq!(Duration::from(seconds), Duration::from_secs(time));
+            assert_eq!(format!("{seconds:?}"), format!("Seconds({number})"));
+        }
+        assert_eq!(serde_json::from_str::<Option<Seconds>>("null").unwrap(), None);
     }
 
     #[test]

@@ -32,8 +32,11 @@ static OWNER: Message = Message(&[
 /// Any object, by its metadata.
 pub static PARTIAL: Message = Message(&[Field::one(1, "metadata", Kind::Message(&METADATA))]);
 
-/// Any object, and of a Pod what its deletion depends on.
-pub static DELETION: Message = Message(&[
+/// Of any object, what its deletion depends on.
+pub static DELETION: Message = Message(&[Field::one(1, "metadata", Kind::Message(&DELETION_META))]);
+
+/// The same of a Pod.
+pub static POD_DELETION: Message = Message(&[
     Field::one(1, "metadata", Kind::Message(&DELETION_META)),
     Field::one(2, "spec", Kind::Message(&DELETION_SPEC)),
     Field::one(3, "status", Kind::Message(&PHASE)),

@@ -591,7 +591,14 @@ mod tests {
 
     #[test]
     fn tables_name_each_field_once() {
-        let mut left = vec![&messages::POD, &messages::STATUS, &messages::LIST_META];
+        let mut left = vec![
+            &messages::POD,
+            &messages::NODE,
+            &messages::LEASE,
+            &messages::POD_DELETION,
+            &messages::STATUS,
+            &messages::LIST_META,
+        ];
         while let Some(Message(fields)) = left.pop() {
             assert!(fields.is_sorted_by(|a, b| a.number < b.number), "{fields:?}");
             left.extend(fields.iter().filter_map(|field| match field.kind {

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use crate::client::{self, ApiResource, Client, Delete, Dynamic, ListOptions};
 use crate::controllers::Error;
+use crate::objects::protobuf::Message;
 use crate::objects::{
     Form, Istr, ListPart, ObjectKey, PodPhase, ResourceType, Timestamp, messages,
 };
@@ -159,8 +160,8 @@ pub async fn delete_all(
     // How long a Pod may take is not in its metadata.
     let before = match (listed, is_pods(resource)) {
         (false, _) => Ok(None),
-        (true, true) => content(&whole, namespace).await,
-        (true, false) => content(&verbs, namespace).await,
+        (true, true) => content(&whole, &messages::POD_DELETION, namespace).await,
+        (true, false) => content(&verbs, &messages::DELETION, namespace).await,
     };
     let mut left = match before {
         Ok(left) => left,
@@ -173,7 +174,7 @@ pub async fn delete_all(
             return Outcome::failed(estimate, error);
         }
         if listed {
-            left = match content(&verbs, namespace).await {
+            left = match content(&verbs, &messages::DELETION, namespace).await {
                 Ok(left) => left,
                 Err(error) => return Outcome::failed(estimate, error),
             };
@@ -199,7 +200,7 @@ async fn delete(verbs: &Dynamic, found: &ApiResource, namespace: &str) -> client
         return Ok(());
     }
     let mut names = Vec::new();
-    each(verbs, namespace, |item| names.push(item.metadata.name)).await?;
+    each(verbs, &messages::DELETION, namespace, |item| names.push(item.metadata.name)).await?;
     for name in names {
         let key = ObjectKey::new(namespace, &name);
         match verbs.delete(&key, Delete::background()).await {
@@ -216,15 +217,20 @@ fn is_unsupported(error: &client::Error) -> bool {
 }
 
 /// `None`: the resource can't be listed.
-async fn content(verbs: &Dynamic, namespace: &str) -> client::Result<Option<Content>> {
+async fn content(
+    verbs: &Dynamic,
+    message: &'static Message,
+    namespace: &str,
+) -> client::Result<Option<Content>> {
     let mut content = Content::default();
-    let listed = each(verbs, namespace, |item| content.add(item)).await?;
+    let listed = each(verbs, message, namespace, |item| content.add(item)).await?;
     Ok(listed.then_some(content))
 }
 
 /// Looks at the objects as they arrive. `false`: the resource can't be listed.
 async fn each(
     verbs: &Dynamic,
+    message: &'static Message,
     namespace: &str,
     mut look: impl FnMut(Item) + Send,
 ) -> client::Result<bool> {
@@ -233,7 +239,7 @@ async fn each(
         list => list?,
     };
     while let ListPart::Item(item) = list.next().await? {
-        look(list.decode_item(&item, &messages::DELETION)?);
+        look(list.decode_item(&item, message)?);
     }
     Ok(true)
 }
@@ -255,16 +261,20 @@ mod tests {
 
     #[test]
     fn a_pod_in_protobuf_is_read_as_in_json() {
-        let meta = b"\x0a\x01a\x50\x1e\x72\x03x/y";
+        let meta = b"\x0a\x01a\x4a\x06\x08\x80\xf2\xd6\xca\x06\x50\x1e\x72\x03x/y";
         let pod = [
-            b"\x0a\x0a".as_slice(),
+            b"\x0a\x12".as_slice(),
             meta,
             b"\x12\x05\x20\x1e\x52\x01n",
             b"\x1a\x09\x0a\x07Running",
         ];
-        let read: Item = decode(Form::Protobuf, Some(&messages::DELETION), &pod.concat()).unwrap();
+        let read: Item =
+            decode(Form::Protobuf, Some(&messages::POD_DELETION), &pod.concat()).unwrap();
         let json = json!({
-            "metadata": { "name": "a", "deletionGracePeriodSeconds": 30, "finalizers": ["x/y"] },
+            "metadata": {
+                "name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z",
+                "deletionGracePeriodSeconds": 30, "finalizers": ["x/y"],
+            },
             "spec": { "nodeName": "n", "terminationGracePeriodSeconds": 30 },
             "status": { "phase": "Running" },
         });

@@ -33,12 +33,13 @@ pub struct PodSpec {
     pub rare: Option<Box<RareSpec>>,
 }
 
-/// What pods of StatefulSets and DaemonSets have that differs among those of one template.
+/// What differs among pods of one template: those of StatefulSets and indexed Jobs have a hostname,
+/// those of DaemonSets a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RareSpec {
     pub hostname: Istr,
-    /// The node that a required node affinity names by `metadata.name`, while the pod is on none;
-    /// empty without one. Upstream: `daemon/util.GetTargetNodeName`.
+    /// The node that a required node affinity names by `metadata.name`, kept only until
+    /// the pod has a node; empty without one. Upstream: `daemon/util.GetTargetNodeName`.
     pub target_node: Istr,
 }
 

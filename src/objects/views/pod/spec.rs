@@ -296,13 +296,13 @@ mod tests {
 
     #[test]
     fn the_node_of_a_daemon_is_the_one_that_its_affinity_names() {
-        let target = |fields: serde_json::Value| {
-            let json = json!({"spec": {"affinity": {"nodeAffinity": {
+        let spec = |node: &str, fields: serde_json::Value| {
+            let json = json!({"spec": {"nodeName": node, "affinity": {"nodeAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
                     {"matchExpressions": []}, {"matchFields": fields},
                 ]},
             }}}});
-            serde_json::from_value::<Pod>(json).unwrap().spec.target().cloned().unwrap_or_default()
+            serde_json::from_value::<Pod>(json).unwrap().spec
         };
         for (key, operator, values, found) in [
             ("metadata.name", "In", json!(["n1"]), "n1"),
@@ -312,7 +312,12 @@ mod tests {
             ("metadata.name", "In", json!(null), ""),
         ] {
             let field = json!({"key": key, "operator": operator, "values": values});
-            assert_eq!(target(json!([field])), found, "{field}");
+            let target = spec("", json!([field])).target().map(|node| node.to_string());
+            assert_eq!(target.unwrap_or_default(), found, "{field}");
         }
+        let field = json!({"key": "metadata.name", "operator": "In", "values": ["n1"]});
+        let bound = spec("n2", json!([field]));
+        assert_eq!(bound.target().map(|node| node.as_str()), Some("n2"));
+        assert_eq!(bound.rare, None, "only the node that it runs on counts");
     }
 }
