@@ -6,6 +6,11 @@
 //! that follow.
 
 use std::cell::RefCell;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_lite::io::AsyncRead;
 
 /// A thread keeps no more than this many, each with no more room than this many bytes.
 const KEPT: usize = 3;
@@ -54,9 +59,26 @@ pub fn give(used: &mut Vec<u8>) {
     });
 }
 
+/// Appends what `from` has to `to`, which gets room only when something is there. Returns the number
+/// of bytes; zero at the end.
+pub fn poll_read(
+    from: &mut (impl AsyncRead + Unpin),
+    context: &mut Context<'_>,
+    to: &mut Vec<u8>,
+) -> Poll<io::Result<usize>> {
+    with_room(|room| {
+        let read = Pin::new(from).poll_read(context, room);
+        if let Poll::Ready(Ok(count @ 1..)) = read {
+            refill(to);
+            to.extend_from_slice(&room[..count]);
+        }
+        read
+    })
+}
+
 /// Calls `read` with room for what it reads. Most attempts find nothing, so the room is not cleared
 /// for each: it holds what was read into it before.
-pub fn read<T>(read: impl FnOnce(&mut [u8]) -> T) -> T {
+fn with_room<T>(read: impl FnOnce(&mut [u8]) -> T) -> T {
     let room = ROOMS.with_borrow_mut(Vec::pop);
     let mut room = room.unwrap_or_else(|| vec![0; READ].into());
     let result = read(&mut room);
@@ -70,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    fn with_room(room: usize) -> Vec<u8> {
+    fn used(room: usize) -> Vec<u8> {
         let mut buffer = Vec::with_capacity(room);
         buffer.push(1);
         buffer
@@ -78,9 +100,9 @@ mod tests {
 
     #[test]
     fn a_buffer_is_used_again_and_is_empty() {
-        let mut used = with_room(100);
-        give(&mut used);
-        assert_eq!(used.capacity(), 0);
+        let mut buffer = used(100);
+        give(&mut buffer);
+        assert_eq!(buffer.capacity(), 0);
         let next = take();
         assert_eq!((next.len(), next.capacity()), (0, 100));
         assert_eq!(take().capacity(), 0);
@@ -89,8 +111,8 @@ mod tests {
     #[test]
     fn a_reader_in_a_reader_has_room_of_its_own_and_both_are_used_again() {
         let places = || {
-            read(|outer| {
-                let inner = read(|inner| inner.as_ptr() as usize);
+            with_room(|outer| {
+                let inner = with_room(|inner| inner.as_ptr() as usize);
                 [outer.as_ptr() as usize, inner]
             })
         };
@@ -101,9 +123,9 @@ mod tests {
 
     #[test]
     fn few_are_kept_and_none_that_is_large() {
-        give(&mut with_room(ROOM + 1));
+        give(&mut used(ROOM + 1));
         assert_eq!(take().capacity(), 0);
-        (0..2 * KEPT).for_each(|_| give(&mut with_room(10)));
+        (0..2 * KEPT).for_each(|_| give(&mut used(10)));
         assert_eq!((0..2 * KEPT).filter(|_| take().capacity() > 0).count(), KEPT);
     }
 }

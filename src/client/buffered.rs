@@ -46,15 +46,7 @@ impl<R: AsyncRead + Unpin> AsyncBufRead for Buffered<R> {
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.get_mut();
         if this.bytes.is_empty() {
-            let read = spare::read(|room| {
-                let read = Pin::new(&mut this.inner).poll_read(context, room);
-                if let Poll::Ready(Ok(count @ 1..)) = read {
-                    spare::refill(&mut this.bytes);
-                    this.bytes.extend_from_slice(&room[..count]);
-                }
-                read
-            });
-            std::task::ready!(read)?;
+            std::task::ready!(spare::poll_read(&mut this.inner, context, &mut this.bytes))?;
         }
         Poll::Ready(Ok(this.buffer()))
     }
@@ -131,6 +123,7 @@ mod tests {
         reader.consume(1);
         assert_eq!(reader.bytes.capacity(), 0, "all is consumed");
         assert_eq!(poll(&mut reader), None);
+        assert_eq!(reader.bytes.capacity(), 0);
         let mut rest = String::new();
         block_on(reader.read_to_string(&mut rest)).unwrap();
         assert_eq!((rest.as_str(), reader.bytes.capacity()), ("de", 0));

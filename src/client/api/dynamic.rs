@@ -99,10 +99,12 @@ impl Dynamic {
         self.client.fetch(&self.call("GET", key)).await
     }
 
+    /// The media types of an answer with many objects, for readers of JSON alone.
     fn many_in_json(&self) -> &'static str {
         if self.metadata_only { ALL_METADATA } else { JSON }
     }
 
+    /// The same, for readers of `self.form` as well.
     fn many(&self) -> &'static str {
         match (self.form, self.metadata_only) {
             (Form::Json, _) => self.many_in_json(),

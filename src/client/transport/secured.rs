@@ -198,15 +198,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
 
     /// Reads bytes from the server into `incoming`.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let received = spare::read(|room| {
-            let received = Pin::new(&mut self.io).poll_read(context, room);
-            if let Poll::Ready(Ok(count @ 1..)) = received {
-                spare::refill(&mut self.incoming);
-                self.incoming.extend_from_slice(&room[..count]);
-            }
-            received
-        });
-        match ready!(received)? {
+        match ready!(spare::poll_read(&mut self.io, context, &mut self.incoming))? {
             0 => Poll::Ready(Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
                 "peer closed connection without sending TLS close_notify",

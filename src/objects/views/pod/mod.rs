@@ -44,7 +44,7 @@ pub struct RareSpec {
 }
 
 impl PodSpec {
-    /// Empty without one.
+    /// The hostname that the spec asks for; empty without one.
     pub fn hostname(&self) -> &str {
         self.rare.as_ref().map_or("", |rare| &rare.hostname)
     }
@@ -145,7 +145,7 @@ pub struct NamedPort {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodStatus {
     pub phase: PodPhase,
-    /// Of the condition Ready; `None` without it.
+    /// Whether the condition Ready is true; `None` without that condition.
     pub is_ready: Option<bool>,
     /// When the condition Ready last changed.
     pub ready_changed: Option<Timestamp>,
