@@ -12,7 +12,7 @@ use kube_controller_manager::objects::{
     DaemonSet, Deployment, Job, Namespace, Node, ObjectKey, PersistentVolume, Pod, ReplicaSet,
     Resource, Timestamp,
 };
-use sandbox::faults::{Fault, Faults};
+use sandbox::faults::{Fault, Faults, Target};
 use sandbox::store::Store;
 use serde_json::{Value, json};
 
@@ -427,6 +427,18 @@ fn every_controller_retries_refused_writes() {
             let set: DaemonSet = env.client.get(&key).await.map_err(|error| error.to_string())?;
             let [wanted, ready] = [set.status.desired_number_scheduled, set.status.number_ready];
             if wanted > 0 && ready == wanted { Ok(()) } else { Err(format!("{ready} of {wanted}")) }
+        })
+        .await;
+        // Endpoints that were created late, with every pod in them, are updated here.
+        let three = Patch::Merge(json!({ "spec": { "replicas": 3 } }));
+        let scaled = ObjectKey::new("ns", "ns");
+        env.client.patch::<Deployment>(&scaled, &three).await.expect("patch");
+        eventually(&env.clock, "every fault but those of the end has hit", || async {
+            let is_of_end = |fault: &Target| {
+                fault.verb == "deletecollection" || fault.resource.starts_with("namespaces/")
+            };
+            let pending = faults.pending();
+            if pending.iter().all(is_of_end) { Ok(()) } else { Err(format!("{pending:?}")) }
         })
         .await;
         let key = ObjectKey::cluster("ns");
