@@ -208,9 +208,14 @@ impl Run {
     }
 
     fn row(&mut self, phase: &str, working: &Working, since: Mark) -> Result<()> {
-        let (now, traffic) = (self.clock.monotonic(), self.server.traffic());
-        self.report.rows.push(since.row(phase, now, &working.process, traffic)?);
+        let row = self.figures(phase, working, since)?;
+        self.report.rows.push(row);
         Ok(())
+    }
+
+    fn figures(&self, phase: &str, working: &Working, since: Mark) -> Result<Row> {
+        let (now, traffic) = (self.clock.monotonic(), self.server.traffic());
+        Ok(since.row(phase, now, &working.process, traffic)?)
     }
 
     /// An object that exists already is left as it is.
