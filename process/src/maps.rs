@@ -65,8 +65,9 @@ mod tests {
 55d0c0000000-55d0c0100000 r--p 00000000 fd:01 123                        /a b/manager
 55d0c0100000-55d0c0110000 r-xp 00100000 fd:01 123                        /a b/manager
 55d0c0110000-55d0c0200000 r-xp 00110000 fd:01 123                        /a b/manager
-55d0c0200000-55d0c0300000 r-xp 00000000 fd:01 124                        /other
+55d0c0200000-55d0c0300000 r-xp 00200000 fd:01 124                        /other
 55d0c0300000-55d0c0400000 r-xp 00000000 fd:01 124                        /other
+55d0c0500000-55d0c0600000 r-xp 00100000 fd:01 124                        /other
 7f0000000000-7f0000001000 r-xp 00000000 00:00 0 
 7ffc00000000-7ffc00002000 r-xp 00000000 00:00 0                          [vdso]
 broken";
@@ -82,14 +83,13 @@ broken";
             offset: 0,
             file: "[vdso]".into(),
         };
-        let other = Mapping {
-            start: 0x55d0c0200000,
-            end: 0x55d0c0300000,
-            offset: 0,
-            file: "/other".into(),
-        };
-        let again = Mapping { start: 0x55d0c0300000, end: 0x55d0c0400000, ..other.clone() };
-        assert_eq!(parse(text), [manager, other, again, vdso]);
+        // Neighbours in memory alone, or in the file alone, stay two.
+        let other =
+            |start, offset| Mapping { start, end: start + 0x100000, offset, file: "/other".into() };
+        let one = other(0x55d0c0200000, 0x200000);
+        let two = other(0x55d0c0300000, 0);
+        let three = other(0x55d0c0500000, 0x100000);
+        assert_eq!(parse(text), [manager, one, two, three, vdso]);
         assert!(!mappings().is_empty());
     }
 }

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::ptr;
 
 /// Allocates from the C library, whose free blocks the threads that called
-/// [`ThreadCache::enable`] keep for themselves: of each size up to 32 KB or 8 blocks, 2.9 MB in all.
+/// [`ThreadCache::enable`] keep for themselves: of each size up to 32 KB or 8 blocks, 3 MB in all.
 ///
 /// glibc has the like built in (tcache); musl's malloc searches its tables for each block, and gives
 /// the pages of a group of blocks back to the kernel as soon as the last of them is free.
@@ -36,8 +36,9 @@ impl ThreadCache {
 }
 
 /// The sizes of musl's blocks, in units of 16 bytes, of which it uses 4 bytes itself: a size that is
-/// rounded up to one of these takes no more memory there than before. Buffers that have grown to 32 KB
-/// fit: each would be a mapping of its own, and nine page faults.
+/// rounded up to one of these takes no more memory there than before, or a page or two where musl
+/// maps a block of 16 KB and more by its own length. Buffers that have grown to 32 KB fit: each would
+/// be a mapping of its own, with nine page faults.
 const UNITS: [u16; CLASSES] = [
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 18, 20, 25, 31, 36, 42, 50, 63, 72, 84, 102, 127, 146,
     170, 204, 255, 292, 340, 409, 511, 584, 682, 818, 1023, 1169, 1364, 1637, 2047, 2340, 2730,

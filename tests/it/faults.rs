@@ -429,7 +429,8 @@ fn every_controller_retries_refused_writes() {
             if wanted > 0 && ready == wanted { Ok(()) } else { Err(format!("{ready} of {wanted}")) }
         })
         .await;
-        // Endpoints that were created late, with every pod in them, are updated here.
+        // Where the faults delayed the creation of the endpoints until every pod ran, nothing has
+        // updated them yet: a third pod does.
         let three = Patch::Merge(json!({ "spec": { "replicas": 3 } }));
         let scaled = ObjectKey::new("ns", "ns");
         env.client.patch::<Deployment>(&scaled, &three).await.expect("patch");

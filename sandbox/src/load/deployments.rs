@@ -10,9 +10,11 @@ use super::{NAMESPACE, POLL, Result, Run};
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{Deployment, ObjectKey, Resource};
 
-/// Starts differ by a half and more, so the one of medium length counts. Uneven: the last one makes a
-/// pod.
+/// The length of a start varies by half and more, so the median is reported. Odd, so that the last
+/// start adds a pod.
 const RESTARTS: usize = 5;
+/// Between two of them, so that the API server has nothing left to do.
+const PAUSE: Duration = Duration::from_secs(2);
 
 impl Run {
     /// Deployments, and a manager that starts when they are there.
@@ -48,6 +50,7 @@ impl Run {
         let mut mark = self.mark(None)?;
         for restart in 1..=RESTARTS {
             self.end(working).await?;
+            self.clock.sleep(PAUSE).await;
             // One pod more, or one less again.
             let more = restart % 2;
             let replicas = json!({ "spec": { "replicas": self.size.replicas + more } });
