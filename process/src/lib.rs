@@ -4,21 +4,20 @@
 //! time, a signal handler records their stacks, and the counts are written in pprof's format, which
 //! `go tool pprof` reads. Nothing runs and no memory is held before the first profile.
 //!
-//! Memory: the code that only the start needed is given back to the kernel, and a thread keeps free
-//! blocks for itself while it is busy.
+//! Memory: a thread keeps free blocks for itself while it is busy.
 //!
 //! And the format gzip, which profiles come in.
 //!
 //! Linux only.
 
-mod cfi;
 mod gzip;
 mod maps;
 mod pprof;
 mod sampler;
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), path = "stack_innermost.rs")]
+mod stack;
 mod symbols;
 mod tcache;
-mod text;
 
 pub use gzip::gzip;
 pub use maps::{Mapping, mappings};
@@ -26,4 +25,3 @@ pub use pprof::{Counted, Frame, Profile};
 pub use sampler::{Busy, PERIOD, Sampler, Stacks};
 pub use symbols::Symbols;
 pub use tcache::ThreadCache;
-pub use text::release_code;

@@ -17,7 +17,7 @@ pub fn mappings() -> Vec<Mapping> {
     parse(&fs::read_to_string("/proc/self/maps").unwrap_or_default())
 }
 
-/// Of lines as `start-end r-xp offset device inode   file`; neighbours in memory and file are one.
+/// Of lines as `start-end r-xp offset device inode   file`.
 fn parse(text: &str) -> Vec<Mapping> {
     let line = |line: &str| {
         let mut rest = line;
@@ -36,23 +36,7 @@ fn parse(text: &str) -> Vec<Mapping> {
         let (start, end, offset) = (number(start)?, number(end)?, number(offset)?);
         Some(Mapping { start, end, offset, file: rest.to_owned() })
     };
-    let mut mappings: Vec<Mapping> = Vec::new();
-    for next in text.lines().filter_map(line) {
-        match mappings.last_mut() {
-            Some(last) if last.continues(&next) => last.end = next.end,
-            _ => mappings.push(next),
-        }
-    }
-    mappings
-}
-
-impl Mapping {
-    /// Whether `next` is the rest of the same file, with other advice.
-    fn continues(&self, next: &Mapping) -> bool {
-        self.end == next.start
-            && self.file == next.file
-            && self.offset + (self.end - self.start) == next.offset
-    }
+    text.lines().filter_map(line).collect()
 }
 
 #[cfg(test)]
@@ -63,11 +47,7 @@ mod tests {
     fn code_with_a_file_is_listed() {
         let text = "\
 55d0c0000000-55d0c0100000 r--p 00000000 fd:01 123                        /a b/manager
-55d0c0100000-55d0c0110000 r-xp 00100000 fd:01 123                        /a b/manager
-55d0c0110000-55d0c0200000 r-xp 00110000 fd:01 123                        /a b/manager
-55d0c0200000-55d0c0300000 r-xp 00200000 fd:01 124                        /other
-55d0c0300000-55d0c0400000 r-xp 00000000 fd:01 124                        /other
-55d0c0500000-55d0c0600000 r-xp 00100000 fd:01 124                        /other
+55d0c0100000-55d0c0200000 r-xp 00100000 fd:01 123                        /a b/manager
 7f0000000000-7f0000001000 r-xp 00000000 00:00 0 
 7ffc00000000-7ffc00002000 r-xp 00000000 00:00 0                          [vdso]
 broken";
@@ -83,13 +63,7 @@ broken";
             offset: 0,
             file: "[vdso]".into(),
         };
-        // Neighbours in memory alone, or in the file alone, stay two.
-        let other =
-            |start, offset| Mapping { start, end: start + 0x100000, offset, file: "/other".into() };
-        let one = other(0x55d0c0200000, 0x200000);
-        let two = other(0x55d0c0300000, 0);
-        let three = other(0x55d0c0500000, 0x100000);
-        assert_eq!(parse(text), [manager, one, two, three, vdso]);
+        assert_eq!(parse(text), [manager, vdso]);
         assert!(!mappings().is_empty());
     }
 }

@@ -152,7 +152,9 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         None => return Ok(()),
     }
 
-    tasks.spawn(memory::give_back(clock.clone(), serving.clone()));
+    if cfg!(target_env = "musl") {
+        tasks.spawn(memory::release_regularly(clock.clone(), serving.clone()));
+    }
 
     let client = connection.client(&user_agent("leader-election")).urgent();
     let started = Started {

@@ -7,6 +7,8 @@ use kube_controller_manager::app;
 use kube_controller_manager::options::{self, Command};
 use kube_controller_manager::task;
 
+/// glibc's malloc has such a cache itself.
+#[cfg(target_env = "musl")]
 #[global_allocator]
 static ALLOCATOR: process::ThreadCache = process::ThreadCache;
 
