@@ -65,7 +65,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             }
         }
     });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, ServiceCidrs::sync);
     Ok(())
 }
 

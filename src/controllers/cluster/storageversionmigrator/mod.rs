@@ -75,10 +75,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add(change.object().spec.resource.clone());
         },
     );
-    let (of_dates, of_turns) = (this.clone(), this.clone());
-    c.sync_by(WORKERS, to_migrate, move |key| this.clone().migrate(key));
-    c.sync_by(1, to_date, move |key| of_dates.clone().note_version(key));
-    c.sync_by(1, in_turn, move |resource| of_turns.clone().take_turns(resource));
+    c.sync_by(WORKERS, to_migrate, &this, Migrator::migrate);
+    c.sync_by(1, to_date, &this, Migrator::note_version);
+    c.sync_by(1, in_turn, &this, Migrator::take_turns);
     Ok(())
 }
 

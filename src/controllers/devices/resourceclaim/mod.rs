@@ -90,7 +90,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             change => own.group_changed(change.object(), queue),
         });
     }
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, ResourceClaims::sync);
     Ok(())
 }
 

@@ -90,7 +90,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
         own.pool_changed(change.object(), &mut taints);
     });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, TaintEviction::sync);
     Ok(())
 }
 

@@ -57,7 +57,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             Err(error) => log::error!("node-ipam-controller: {error}"),
         }
     });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, Ipam::sync);
     Ok(())
 }
 

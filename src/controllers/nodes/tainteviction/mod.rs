@@ -64,9 +64,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add(change.object().meta.key());
         }
     });
-    let syncs = this.clone();
-    c.sync_by(1, tainted, move |key| {
-        syncs.sync_node(&key);
+    c.sync_by(1, tainted, &this, |this, key| {
+        this.sync_node(&key);
         std::future::ready(Ok(Next::Done))
     });
 
@@ -77,13 +76,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add(change.object().meta.key());
         }
     });
-    let syncs = this.clone();
-    c.sync_by(1, placed, move |key| {
-        syncs.sync_pod(key);
+    c.sync_by(1, placed, &this, |this, key| {
+        this.sync_pod(key);
         std::future::ready(Ok(Next::Done))
     });
 
-    c.sync_by(EVICTIONS, evictions, move |key| this.clone().evict(key));
+    c.sync_by(EVICTIONS, evictions, &this, TaintEviction::evict);
     Ok(())
 }
 

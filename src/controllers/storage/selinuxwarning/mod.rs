@@ -97,10 +97,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     metrics::report(&this);
-    c.sync_by(1, queue, move |key| {
-        let this = this.clone();
-        async move { this.sync(&key) }
-    });
+    c.sync_by(1, queue, &this, async |this, key| this.sync(&key));
     Ok(())
 }
 

@@ -55,7 +55,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let (client, clock, recorder) = (c.client(), c.clock(), c.recorder());
     let this = Arc::new(CronJobs { client, clock, recorder, cron_jobs, jobs });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, CronJobs::sync);
     Ok(())
 }
 
