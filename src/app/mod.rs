@@ -49,7 +49,7 @@ const MIGRATION_CHECK: &str = "leaderMigration";
 const ELECTION_TOLERANCE: Duration = Duration::from_secs(20);
 
 /// The threads that run the manager's tasks. One thread does the work of a large cluster with time
-/// to spare; a second one costs a fifth more CPU: see `docs/performance.md`.
+/// to spare; a second one costs a fifth more CPU: see `docs/performance-history.md`.
 pub const THREADS: usize = 1;
 
 /// Runs the manager with `options` until a signal, a lost lease or an error; errors are printed on
