@@ -9,6 +9,7 @@ pub mod jwt;
 pub mod metrics;
 pub mod sort;
 mod spare;
+pub mod storm;
 pub mod task;
 pub mod trace;
 

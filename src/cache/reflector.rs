@@ -21,6 +21,7 @@ use crate::clock::{SharedClock, Sleep};
 use crate::objects::{
     Bookmark, Encoded, Form, ListPart, Object, PartialObjectMetadata, WatchEvent,
 };
+use crate::storm::Storm;
 use crate::trace;
 
 /// Where a list begins: how old it may be.
@@ -201,13 +202,16 @@ type Decoded = Result<Arc<dyn AnyObject>, Box<dyn StdError + Send + Sync>>;
 #[derive(Clone, Copy)]
 pub struct Decoder {
     best: Form,
+    /// How long the events of a watch are gathered in a storm.
+    gathered: Duration,
     decode: fn(&Encoded) -> Decoded,
 }
 
 impl Decoder {
     pub fn of<T: Object>() -> Decoder {
         let best = if T::MESSAGE.is_some() { Form::Protobuf } else { Form::Json };
-        Decoder { best, decode: |object| Ok(Arc::new(object.decode::<T>()?)) }
+        let decode = |object: &Encoded| -> Decoded { Ok(Arc::new(object.decode::<T>()?)) };
+        Decoder { best, gathered: T::GATHERED, decode }
     }
 }
 
@@ -232,8 +236,8 @@ pub struct Reflector {
     /// at once.
     paginated: bool,
     in_a_row: u32,
-    /// When the watch last had no event ready.
-    drained: Duration,
+    /// Of the watch's events.
+    storm: Storm,
 }
 
 /// An open watch, and the time at which its connection counts as dead.
@@ -265,7 +269,7 @@ impl Reflector {
             written: 0,
             paginated: false,
             in_a_row: 0,
-            drained: Duration::ZERO,
+            storm: Storm::default(),
         }
     }
 
@@ -553,22 +557,23 @@ impl Reflector {
         version
     }
 
-    /// The next event. Events that follow each other closely are gathered: a wake-up costs more
-    /// than an event, and a sync that sees several changes writes one status.
+    /// The next event. In a storm events are gathered: a wake-up costs more than an event, and a
+    /// sync that sees several changes writes one status.
     async fn next(&mut self, open: &mut Open) -> Option<Result<WatchEvent<Encoded>, Error>> {
-        let pace = self.source.pace(&self.scope);
-        if pace.is_zero() {
+        if self.decoder.gathered.is_zero() {
             return open.next().await;
         }
-        if let Some(event) = poll_once(open.next()).await {
-            return event;
-        }
-        let now = self.clock.monotonic();
-        if now.saturating_sub(self.drained) < pace * 2 {
-            self.clock.sleep(pace).await;
-        }
-        self.drained = self.clock.monotonic();
-        open.next().await
+        let event = match poll_once(open.next()).await {
+            Some(event) => event,
+            None => {
+                if self.storm.is_on(self.clock.monotonic()) {
+                    self.clock.sleep(self.decoder.gathered).await;
+                }
+                open.next().await
+            }
+        };
+        self.storm.count(self.clock.monotonic(), 1);
+        event
     }
 
     fn ended(&self, begun: Duration, silent: bool) -> Outcome {

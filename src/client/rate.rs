@@ -4,8 +4,9 @@ use parking_lot::Mutex;
 use std::time::Duration;
 
 use crate::clock::SharedClock;
+use crate::storm::Storm;
 
-/// In a burst, requests go on and answers are read at multiples of this time, so that the thread
+/// In a storm, requests go on and answers are read at multiples of this time, so that the thread
 /// wakes once for several of them. The rate stays the same.
 pub(super) const GRID: Duration = Duration::from_millis(10);
 
@@ -15,6 +16,8 @@ pub(super) struct Bucket {
     clock: SharedClock,
     /// Tokens, and when they were counted. Negative: requests wait for them.
     state: Mutex<(f64, Duration)>,
+    /// Of the requests.
+    storm: Storm,
 }
 
 impl Bucket {
@@ -22,7 +25,7 @@ impl Bucket {
     pub fn new(qps: f64, burst: u32, clock: SharedClock) -> Bucket {
         let burst = f64::from(burst.max(1));
         let now = clock.monotonic();
-        Bucket { qps, burst, clock, state: Mutex::new((burst, now)) }
+        Bucket { qps, burst, clock, state: Mutex::new((burst, now)), storm: Storm::default() }
     }
 
     /// Takes a token. Returns how long the caller has to wait for it.
@@ -40,10 +43,13 @@ impl Bucket {
     }
 
     pub async fn take(&self) {
-        let wait = self.reserve();
-        if !wait.is_zero() {
-            self.clock.sleep(on_grid(self.clock.monotonic(), wait)).await;
+        let (wait, now) = (self.reserve(), self.clock.monotonic());
+        self.storm.count(now, 1);
+        if wait.is_zero() {
+            return;
         }
+        let wait = if self.storm.is_on(now) { on_grid(now, wait) } else { wait };
+        self.clock.sleep(wait).await;
     }
 }
 

@@ -8,7 +8,8 @@ use super::super::{Deleted, Error, IndexValue, SharedInformerFactory};
 use super::*;
 use crate::clock::{Clock, FakeClock};
 use crate::objects::{
-    Encoded, ListPart, ObjectKey, PartialObjectMetadata, Pod, Resource, ResourceType, Timestamp,
+    Encoded, ListPart, Object, ObjectKey, PartialObjectMetadata, Pod, Resource, ResourceType,
+    Timestamp,
 };
 
 type WatchEvent = crate::objects::WatchEvent<Encoded>;
@@ -32,24 +33,24 @@ fn fixture() -> Fixture {
 /// Writes down what it hears: `+x@1!` (initial), `+x@1`, `~x@1>2`, `-x@2`, `?x@2`, `sx@1` (resync).
 struct Ear(async_channel::Sender<String>);
 
-impl EventHandler<PartialObjectMetadata> for Ear {
-    fn on_add(&mut self, object: &Arc<PartialObjectMetadata>, initial: bool) {
+impl<T: Object> EventHandler<T> for Ear {
+    fn on_add(&mut self, object: &Arc<T>, initial: bool) {
         let mark = if initial { "!" } else { "" };
-        self.say(format!("+{}@{}{mark}", object.meta.name, object.meta.resource_version));
+        self.say(format!("+{}@{}{mark}", object.meta().name, object.meta().resource_version));
     }
-    fn on_update(&mut self, old: &Arc<PartialObjectMetadata>, new: &Arc<PartialObjectMetadata>) {
-        let (name, version) = (&new.meta.name, new.meta.resource_version);
+    fn on_update(&mut self, old: &Arc<T>, new: &Arc<T>) {
+        let (name, version) = (&new.meta().name, new.meta().resource_version);
         self.say(match Arc::ptr_eq(old, new) {
             true => format!("s{name}@{version}"),
-            false => format!("~{name}@{}>{version}", old.meta.resource_version),
+            false => format!("~{name}@{}>{version}", old.meta().resource_version),
         });
     }
-    fn on_delete(&mut self, object: &Deleted<PartialObjectMetadata>) {
+    fn on_delete(&mut self, object: &Deleted<T>) {
         let sign = match object {
             Deleted::Known(_) => "-",
             Deleted::FinalStateUnknown(_) => "?",
         };
-        let meta = &object.object().meta;
+        let meta = object.object().meta();
         self.say(format!("{sign}{}@{}", meta.name, meta.resource_version));
     }
 }
@@ -508,38 +509,43 @@ fn an_informer_runs_once_and_takes_no_handler_after_its_end() {
 }
 
 #[test]
-fn events_that_follow_close_upon_each_other_gather() {
-    const PACE: Duration = Duration::from_millis(50);
-    let fixture = fixture();
-    let (script, clock) = (&fixture.script, &fixture.clock);
-    script.set_pace(PACE);
+fn a_lone_event_passes_at_once_and_a_storm_gathers() {
+    let (script, clock) = (Script::new(), FakeClock::new(Timestamp::from_micros(0)));
+    let scope = Scope::all(Pod::RESOURCE);
+    let informer = SharedIndexInformer::<Pod>::new(script.clone(), scope, clock.clone());
     let feed = script.watch(initial(&[json("", "a", 1)], 1));
     let (ear, heard) = Ear::new();
-    fixture.informer.add_handler("ear", ear, None);
-    run(&fixture, async {
+    informer.add_handler("ear", ear, None);
+    let stop = StopToken::new();
+    block_on(zip(informer.run(stop.clone()), async {
         let change =
             |version| feed.try_send(Ok(WatchEvent::Modified(json("", "a", version)))).unwrap();
-        let rest = async || {
-            for _ in 0..64 {
-                yield_now().await;
-            }
-        };
         assert_eq!(hear(&heard, 1).await, "+a@1!");
-        for _ in 0..2 {
-            rest().await;
-            clock.advance(PACE * 4);
+        // The clock stands still, so whatever waits for it is not heard.
+        for version in 2..500 {
+            change(version);
+            assert_eq!(hear(&heard, 1).await, format!("~a@{}>{version}", version - 1));
         }
-        rest().await;
-        change(2);
-        assert_eq!(hear(&heard, 1).await, "~a@1>2", "after a silence at once");
-        change(3);
-        assert_eq!(hear(&heard, 1).await, "~a@2>3");
-        rest().await;
-        change(4);
-        change(5);
-        rest().await;
+        (500..2_000).for_each(change);
+        hear(&heard, 1_500).await;
+        // The watch has been drained, and waits.
+        while clock.sleepers() < 2 {
+            yield_now().await;
+        }
+        change(2_000);
+        change(2_001);
+        for _ in 0..64 {
+            yield_now().await;
+        }
         assert!(heard.is_empty(), "now they gather");
-        clock.advance(PACE);
-        assert_eq!(hear(&heard, 2).await, "~a@3>4 ~a@4>5");
-    });
+        clock.advance(Pod::GATHERED);
+        assert_eq!(hear(&heard, 2).await, "~a@1999>2000 ~a@2000>2001");
+        // Seconds of silence end the storm, also for the wait that it has begun.
+        clock.advance(Duration::from_secs(10));
+        for version in 2_002..2_010 {
+            change(version);
+            assert_eq!(hear(&heard, 1).await, format!("~a@{}>{version}", version - 1));
+        }
+        stop.stop();
+    }));
 }

@@ -250,7 +250,9 @@ pub enum PodPhase {
     Unknown,
 }
 
-resource!(Pod, "", "v1", "pods", namespaced, POD);
+// Pods come and go by the thousands, and each change costs a sync and a status of its owner and of the
+// owner's owner.
+resource!(Pod, "", "v1", "pods", namespaced, POD, 50);
 
 impl Pod {
     /// Upstream: `podutil.IsPodReady`.
