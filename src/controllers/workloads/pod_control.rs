@@ -94,7 +94,10 @@ impl PodControl {
         let mut answer = self.client.delete::<Pod>(key, delete.clone()).await;
         for pause in DELETE_PAUSES {
             match answer {
-                Err(error) if error.is_unsure() => self.clock.sleep(pause).await,
+                // A webhook that fails would do so again.
+                Err(error) if error.is_unsure() && !error.is_internal() => {
+                    self.clock.sleep(pause).await;
+                }
                 known => return known,
             }
             answer = match self.client.delete::<Pod>(key, delete.clone()).await {

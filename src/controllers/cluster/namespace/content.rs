@@ -8,9 +8,8 @@ use serde::Deserialize;
 
 use crate::client::{self, ApiResource, Client, Delete, Dynamic, ListOptions};
 use crate::controllers::Error;
-use crate::objects::protobuf::Message;
 use crate::objects::{
-    Form, Istr, ListPart, ObjectKey, PodPhase, ResourceType, Timestamp, messages,
+    Form, Istr, ListPart, ObjectKey, PodPhase, ResourceType, Timestamp, messages, null_as_default,
 };
 
 /// How long the finalizers of what is being deleted are given.
@@ -18,37 +17,66 @@ const FINALIZERS: Duration = Duration::from_secs(15);
 /// Finalizers that a delete in the background takes off.
 const COLLECTORS: [&str; 2] = ["orphan", "foregroundDeletion"];
 
-/// An object, as far as its deletion goes: decoded from the whole or from its metadata.
+/// An object, as far as its deletion goes.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct Item {
+    #[serde(deserialize_with = "null_as_default")]
     metadata: ItemMeta,
-    spec: ItemSpec,
-    status: ItemStatus,
+    #[serde(deserialize_with = "null_as_default")]
+    spec: PodSpec,
+    #[serde(deserialize_with = "null_as_default")]
+    status: PodStatus,
+}
+
+/// An object of any kind. What a custom resource has as its spec and status is its own business.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct AnyItem {
+    #[serde(deserialize_with = "null_as_default")]
+    metadata: ItemMeta,
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ItemMeta {
+    #[serde(deserialize_with = "null_as_default")]
     name: String,
     deletion_timestamp: Option<Timestamp>,
     deletion_grace_period_seconds: Option<i64>,
+    #[serde(deserialize_with = "null_as_default")]
     finalizers: Vec<Istr>,
 }
 
-/// Of a Pod.
+/// Empty for other kinds.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct ItemSpec {
+struct PodSpec {
+    #[serde(deserialize_with = "null_as_default")]
     node_name: Istr,
     termination_grace_period_seconds: Option<i64>,
 }
 
-/// Of a Pod.
+/// Empty for other kinds.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-struct ItemStatus {
+struct PodStatus {
+    #[serde(deserialize_with = "null_as_default")]
     phase: PodPhase,
+}
+
+/// How the objects of a list are read.
+#[derive(Clone, Copy)]
+enum Reading {
+    /// How long a Pod may take is not in its metadata.
+    Pods,
+    Metadata,
+}
+
+impl From<AnyItem> for Item {
+    fn from(AnyItem { metadata }: AnyItem) -> Item {
+        Item { metadata, ..Item::default() }
+    }
 }
 
 impl Item {
@@ -146,7 +174,9 @@ pub fn is_pods(resource: &ResourceType) -> bool {
 ///
 /// Lists before it deletes, unlike upstream: most resources have no objects in a namespace, and
 /// objects that only wait for their grace period or finalizers need no second delete. In either case
-/// a list shows that they are gone.
+/// a list shows that they are gone. Where that list fails, as that of a million events may, the
+/// objects are deleted all the same. Pods are not: upstream lists them first as well, and waits no
+/// longer than they may take.
 pub async fn delete_all(
     client: &Client,
     found: &ApiResource,
@@ -157,15 +187,18 @@ pub async fn delete_all(
     let whole = client.resource(resource).accepting(Form::Protobuf);
     let verbs = whole.clone().metadata_only();
     let listed = found.supports(&["list"]);
-    // How long a Pod may take is not in its metadata.
     let before = match (listed, is_pods(resource)) {
         (false, _) => Ok(None),
-        (true, true) => content(&whole, &messages::POD_DELETION, namespace).await,
-        (true, false) => content(&verbs, &messages::DELETION, namespace).await,
+        (true, true) => content(&whole, Reading::Pods, namespace).await,
+        (true, false) => content(&verbs, Reading::Metadata, namespace).await,
     };
     let mut left = match before {
         Ok(left) => left,
-        Err(error) => return Outcome::failed(Duration::ZERO, error),
+        Err(error) if is_pods(resource) => return Outcome::failed(Duration::ZERO, error),
+        Err(error) => {
+            log::debug!("deleting {resource} of namespace {namespace} without a list: {error}");
+            None
+        }
     };
     let grace = left.as_ref().map_or(Duration::ZERO, |left| left.grace);
     let estimate = if age < grace { grace } else { Duration::ZERO };
@@ -174,7 +207,7 @@ pub async fn delete_all(
             return Outcome::failed(estimate, error);
         }
         if listed {
-            left = match content(&verbs, &messages::DELETION, namespace).await {
+            left = match content(&verbs, Reading::Metadata, namespace).await {
                 Ok(left) => left,
                 Err(error) => return Outcome::failed(estimate, error),
             };
@@ -200,7 +233,7 @@ async fn delete(verbs: &Dynamic, found: &ApiResource, namespace: &str) -> client
         return Ok(());
     }
     let mut names = Vec::new();
-    each(verbs, &messages::DELETION, namespace, |item| names.push(item.metadata.name)).await?;
+    each(verbs, Reading::Metadata, namespace, |item| names.push(item.metadata.name)).await?;
     for name in names {
         let key = ObjectKey::new(namespace, &name);
         match verbs.delete(&key, Delete::background()).await {
@@ -219,18 +252,18 @@ fn is_unsupported(error: &client::Error) -> bool {
 /// `None`: the resource can't be listed.
 async fn content(
     verbs: &Dynamic,
-    message: &'static Message,
+    reading: Reading,
     namespace: &str,
 ) -> client::Result<Option<Content>> {
     let mut content = Content::default();
-    let listed = each(verbs, message, namespace, |item| content.add(item)).await?;
+    let listed = each(verbs, reading, namespace, |item| content.add(item)).await?;
     Ok(listed.then_some(content))
 }
 
 /// Looks at the objects as they arrive. `false`: the resource can't be listed.
 async fn each(
     verbs: &Dynamic,
-    message: &'static Message,
+    reading: Reading,
     namespace: &str,
     mut look: impl FnMut(Item) + Send,
 ) -> client::Result<bool> {
@@ -239,7 +272,10 @@ async fn each(
         list => list?,
     };
     while let ListPart::Item(item) = list.next().await? {
-        look(list.decode_item(&item, message)?);
+        look(match reading {
+            Reading::Pods => list.decode_item(&item, &messages::POD_DELETION)?,
+            Reading::Metadata => list.decode_item::<AnyItem>(&item, &messages::DELETION)?.into(),
+        });
     }
     Ok(true)
 }
@@ -279,6 +315,44 @@ mod tests {
             "status": { "phase": "Running" },
         });
         assert_eq!(read, Item::deserialize(json).unwrap());
+    }
+
+    #[test]
+    fn objects_of_other_kinds_are_read_by_their_metadata_alone() {
+        let read = |object: &Value| AnyItem::deserialize(object).map(Item::from);
+        let named = |name: &str| ItemMeta { name: name.into(), ..ItemMeta::default() };
+        for (object, metadata) in [
+            (json!({ "metadata": { "name": "a", "finalizers": null } }), named("a")),
+            (
+                json!({ "metadata": {
+                    "name": "a", "deletionTimestamp": null, "deletionGracePeriodSeconds": null,
+                } }),
+                named("a"),
+            ),
+            (json!({ "metadata": { "name": null } }), named("")),
+            (json!({ "metadata": null }), named("")),
+            // What looks like a pod's spec, or like nothing known.
+            (
+                json!({
+                    "metadata": { "name": "a" },
+                    "spec": { "terminationGracePeriodSeconds": 3600, "nodeName": "n" },
+                    "status": { "phase": "Running" },
+                }),
+                named("a"),
+            ),
+            (json!({ "metadata": { "name": "a" }, "spec": "text", "status": [1] }), named("a")),
+            (
+                json!({ "metadata": { "name": "a" }, "spec": { "terminationGracePeriodSeconds": "x" } }),
+                named("a"),
+            ),
+        ] {
+            let expected = Item { metadata, ..Item::default() };
+            assert_eq!(read(&object).expect("it is read"), expected, "{object}");
+        }
+        let odd = json!({ "metadata": null, "spec": null, "status": null });
+        assert_eq!(Item::deserialize(odd).expect("it is read"), Item::default());
+        let odd = json!({ "spec": { "nodeName": null }, "status": { "phase": null } });
+        assert_eq!(Item::deserialize(odd).expect("it is read"), Item::default());
     }
 
     #[test]

@@ -110,8 +110,10 @@ impl Ipam {
             }
             Err((error, is_unsure)) => {
                 self.record(&node, "CIDRAssignmentFailed");
-                if !is_unsure {
-                    self.ranges.lock().refused(&node);
+                let mut ranges = self.ranges.lock();
+                match is_unsure {
+                    true => ranges.doubt(&node),
+                    false => ranges.refused(&node),
                 }
                 Err(error.into())
             }

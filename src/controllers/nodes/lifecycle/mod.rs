@@ -182,7 +182,8 @@ struct Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unmarked {
     No,
-    /// They could not all be marked. Upstream: `nodesToRetry`.
+    /// They could not all be marked, or the answer to the write of the node's conditions is lost.
+    /// Upstream: `nodesToRetry`.
     Failed,
     /// The node was Unknown when this manager first saw it: another one may have died before it
     /// marked them. They are marked if the node stays silent.
