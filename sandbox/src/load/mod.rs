@@ -6,6 +6,7 @@
 mod claims;
 mod cleanup;
 mod deployments;
+mod latency;
 mod measure;
 pub mod objects;
 mod outage;
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+pub use self::latency::{Latency, LatencyReport};
 use self::measure::Mark;
 pub use self::outage::{Outage, OutageReport};
 pub use self::report::{Report, Row};

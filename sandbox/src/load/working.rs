@@ -11,8 +11,8 @@ use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::StopToken;
 
 /// Not to measure the client's own limits, and not to wait for the lease of another manager.
-pub const FLAGS: [&str; 3] =
-    ["--leader-elect=false", "--kube-api-qps=2000", "--kube-api-burst=4000"];
+pub const FLAGS: [&str; 3] = [NO_ELECTION, "--kube-api-qps=2000", "--kube-api-burst=4000"];
+pub const NO_ELECTION: &str = "--leader-elect=false";
 
 pub struct Working {
     manager: Manager,
