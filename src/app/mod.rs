@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use crate::client::Guard;
 use crate::clock::SystemClock;
-use crate::leaderelection::{Ended, HealthzAdaptor, new_identity};
+use crate::leaderelection::{Ended, HealthzAdaptor, Work, new_identity};
 use crate::options::{self, Options, validate};
 use crate::server::health::HealthChecks;
 use crate::shadow::Shadow;
@@ -40,7 +40,7 @@ use leader_election::Contender;
 use leader_migration::{LeaderMigration, Lease};
 use lease_candidate::LeaseCandidate;
 use pipeline::Pipeline;
-use start::Started;
+use start::{Failed, Started};
 
 /// The name of the health check of the second lease.
 const MIGRATION_CHECK: &str = "leaderMigration";
@@ -173,7 +173,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         let ended = future::or(run_controllers(started, stop.clone()), timed).await;
         serving.stop();
         tasks.join().await;
-        let ended = ended.map_err(|error| vec![error]);
+        let ended = ended.map_err(|failed| vec![failed.error]);
         return match shadow.filter(Shadow::has_begun) {
             Some(shadow) => shadow::conclude(&options, &shadow, ended),
             None => ended,
@@ -189,11 +189,16 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         move |stop: StopToken, guard: Guard| async move {
             let connection = started.connection.guarded(guard);
             let ended = run_controllers(Started { connection, ..started }, stop).await;
-            if let Err(error) = ended {
-                log::error!("{error}");
-                *cause.lock() = Some(error);
-            }
+            let work = match ended {
+                Ok(()) => Work::Ended,
+                Err(Failed { error, work }) => {
+                    log::error!("{error}");
+                    *cause.lock() = Some(error);
+                    work
+                }
+            };
             over.stop();
+            work
         }
     };
     let identity = new_identity();
@@ -235,9 +240,12 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
 }
 
 /// As [`start::run`]; a panic is an error too, so that no lease is held without controllers.
-async fn run_controllers(started: Started, stop: StopToken) -> Result<(), String> {
+async fn run_controllers(started: Started, stop: StopToken) -> Result<(), Failed> {
     let ended = caught(start::run(started, stop)).await;
-    ended.unwrap_or_else(|panic| Err(format!("the start of the controllers panicked: {panic}")))
+    ended.unwrap_or_else(|panic| {
+        let error = format!("the start of the controllers panicked: {panic}");
+        Err(Failed { error, work: Work::Unfinished })
+    })
 }
 
 /// `Err`: the process has to end at once, with the errors still to be printed.
