@@ -32,7 +32,7 @@ use crate::leaderelection::{Ended, HealthzAdaptor, Work, new_identity};
 use crate::options::{self, Options, validate};
 use crate::server::health::HealthChecks;
 use crate::shadow::Shadow;
-use crate::task::{Latch, StopToken, TaskGroup, caught};
+use crate::task::{Latch, StopToken, TaskGroup, caught, panics};
 
 use connect::{Connect, Target, user_agent};
 use futures_lite::future;
@@ -92,6 +92,9 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         }
     }
     log::info!("Starting version {}", options::git_version());
+    if let Some(stations) = panics::read_environment() {
+        log::warn!("{} is set: it panics on purpose at {stations}", panics::VARIABLE);
+    }
     open_files::raise_limit();
     for notice in notices::of(&options) {
         log::warn!("{notice}");
