@@ -15,7 +15,7 @@ use super::metrics::Count;
 use super::source::BoxFuture;
 use crate::clock::SharedClock;
 use crate::objects::Istr;
-use crate::task::TaskGroup;
+use crate::task::{TaskGroup, panics};
 use crate::trace;
 
 /// A shorter resync period is raised to this. Upstream: `minimumResyncPeriod`.
@@ -314,6 +314,7 @@ impl Delivery {
             // The handler's state is its own business: it is called again with its next event.
             let call = AssertUnwindSafe(|| {
                 let _entered = trace::enter(span);
+                panics::at(|| format!("handler {} of {}", self.inbox.handler, self.informer));
                 handler.handle(event);
             });
             if catch_unwind(call).is_err() {

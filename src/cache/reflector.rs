@@ -22,6 +22,7 @@ use crate::objects::{
     Bookmark, Encoded, Form, ListPart, Object, PartialObjectMetadata, WatchEvent,
 };
 use crate::storm::Storm;
+use crate::task::panics;
 use crate::trace;
 
 /// Where a list begins: how old it may be.
@@ -329,6 +330,7 @@ impl Reflector {
     /// `event`: what the server calls it, for the trace.
     fn decode(&self, object: &Encoded, event: &str) -> Result<Arc<dyn AnyObject>, Error> {
         self.progress.received();
+        panics::at(|| format!("reflector of {}", self.name));
         if trace::is_on() {
             let began = self.clock.monotonic();
             let decoded = self.decode_untraced(object)?;

@@ -6,6 +6,7 @@ mod apiserver;
 mod attachments;
 mod autoscaling;
 mod beside;
+mod binary;
 mod binding;
 mod bootstrap;
 mod certificates;

@@ -205,7 +205,8 @@ impl Shared {
                 self.within(CONNECT_TIMEOUT, "the connection", Box::pin(connecting)).await?
             }
         };
-        if request.ext().get::<AskBefore>().is_some_and(|AskBefore(guard)| !guard()) {
+        let guard = request.ext().get::<AskBefore>().map(|AskBefore(guard)| guard.clone());
+        if guard.as_ref().is_some_and(|guard| !guard.begin()) {
             self.pool.put(connection);
             return Err(io::Error::other(HeldBack));
         }
@@ -221,7 +222,11 @@ impl Shared {
             spare::give(&mut message);
             read_head(&mut connection.io).await
         };
-        let head = self.within(self.timeout, "the answer", work).await?;
+        let head = self.within(self.timeout, "the answer", work).await;
+        if let Some(guard) = guard {
+            guard.end();
+        }
+        let head = head?;
         let mut response = Response::new(head.status);
         if let Some(value) = &head.retry_after {
             response.insert_header("retry-after", value.as_str());

@@ -14,7 +14,7 @@ use crate::clock::SharedClock;
 use crate::metrics::metrics;
 use crate::objects::{ObjectKey, Timestamp};
 use crate::storm::Storm;
-use crate::task::{self, StopToken};
+use crate::task::{self, StopToken, panics};
 use crate::trace::{self, Traced};
 use crate::workqueue::{
     ItemExponentialFailureRateLimiter, Key, QueueStatus, RateLimiter, RateLimitingQueue,
@@ -262,7 +262,10 @@ impl<K: Key> Queue<K> {
                     false => None,
                 };
                 let span = traced.as_ref().map_or(0, |sync| sync.span);
-                let work = Traced::new(span, async { sync(key.clone()).await });
+                let work = Traced::new(span, async {
+                    panics::at(|| format!("sync of {controller}"));
+                    sync(key.clone()).await
+                });
                 let result = caught(controller, work).await;
                 let now = self.shared.outcomes.clock.monotonic();
                 let took = now.saturating_sub(began);
