@@ -29,6 +29,7 @@ use std::time::Duration;
 use crate::client::Guard;
 use crate::clock::SystemClock;
 use crate::leaderelection::{Ended, HealthzAdaptor, Work, new_identity};
+use crate::lines::escaped;
 use crate::options::{self, Options, validate};
 use crate::server::health::HealthChecks;
 use crate::shadow::Shadow;
@@ -64,7 +65,7 @@ pub async fn run(options: Options, connect: Connect) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(errors) => {
             for error in errors {
-                eprintln!("Error: {error}");
+                eprintln!("Error: {}", escaped(&error));
             }
             ExitCode::FAILURE
         }

@@ -13,6 +13,7 @@ mod handle;
 mod interceptor;
 mod kept;
 mod metrics;
+mod path;
 pub mod pem;
 mod rate;
 mod request;
@@ -34,6 +35,7 @@ pub use error::{Details, Error, Failure, FailureBody, Result, Status, StatusCaus
 pub use guard::Guard;
 pub use handle::Client;
 pub use interceptor::Interceptor;
+pub use path::ApiPath;
 pub use split::{DocumentSplitter, ListPiece, ListSplitter};
 pub use stream::{ListStream, WatchStream};
 pub use writes::Writes;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use crate::paths::{Named, Source};
 
 const GROUND: &[&str] = &[
-    "cel", "clock", "files", "jwt", "task", "objects", "metrics", "options", "sort", "spare",
-    "storm", "trace",
+    "cel", "clock", "files", "jwt", "lines", "task", "objects", "metrics", "options", "sort",
+    "spare", "storm", "trace",
 ];
 
 /// What a room may use beside itself; `None`: it is not in the list.
@@ -18,7 +18,7 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
         "clock" | "task" => return Some(vec!["objects"]),
         "cel" | "options" => return Some(vec!["sort"]),
         "objects" => return Some(vec!["sort", "spare"]),
-        "files" | "metrics" | "jwt" | "sort" | "spare" | "storm" => return Some(vec![]),
+        "files" | "metrics" | "jwt" | "lines" | "sort" | "spare" | "storm" => return Some(vec![]),
         "trace" => return Some(vec!["objects", "options"]),
         "client" | "cache" | "workqueue" => &[],
         "source" => &["client", "cache"],
