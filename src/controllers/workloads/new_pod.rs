@@ -42,16 +42,12 @@ pub struct NewPodMeta {
 }
 
 impl NewPod {
-    /// A pod of `owner` under a generated name. Fails for a template without labels: nothing would
-    /// select the pod.
+    /// A pod of `owner` under a generated name.
     pub fn of<O: Resource>(owner: &Meta, template: &Template) -> Result<NewPod, Error> {
         #[derive(Deserialize)]
         struct SpecOf {
             #[serde(default)]
             spec: Option<Box<RawValue>>,
-        }
-        if template.labels.is_empty() {
-            return Err(Error::other("unable to create pods, no labels"));
         }
         let SpecOf { spec } = from_json(template.json())?;
         Ok(NewPod {
@@ -342,8 +338,6 @@ mod tests {
                 "spec": {"containers": [{"name": "c", "brandNew": [1, 2]}]},
             })
         );
-        let error = NewPod::of::<ReplicaSet>(&owner, &Template::default()).unwrap_err();
-        assert_eq!(error.to_string(), "unable to create pods, no labels");
     }
 
     #[test]
