@@ -6,6 +6,7 @@
 pub mod clock;
 mod files;
 pub mod jwt;
+mod lookup;
 pub mod metrics;
 pub mod sort;
 mod spare;
