@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::controllers::Error;
+use crate::lookup::Lookup;
 use crate::objects::{
     Istr, Labels, Meta, OwnerReference, RawObject, Resource, Template, from_json,
 };
@@ -157,11 +158,11 @@ impl PodSpecEditor {
             return Ok(());
         }
         self.0.edit_list("volumes", |list| {
+            let known = Lookup::new(&volumes, |(name, _)| name.as_str());
             let mut all =
                 volumes.iter().map(|(_, volume)| raw(volume)).collect::<Result<Vec<_>, _>>()?;
             for volume in list.drain(..) {
-                let name = Named::of(&volume)?.name;
-                if !volumes.iter().any(|(known, _)| name == **known) {
+                if !known.has(&Named::of(&volume)?.name) {
                     all.push(volume);
                 }
             }
