@@ -7,6 +7,7 @@ pub mod clock;
 mod files;
 pub mod jwt;
 mod lines;
+mod lookup;
 pub mod metrics;
 pub mod sort;
 mod spare;

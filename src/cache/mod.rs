@@ -23,9 +23,10 @@ mod slots;
 mod source;
 #[cfg(test)]
 pub(crate) mod testing;
+mod time_slice;
 
 pub use any::AnyObject;
-pub use delta_fifo::{Delta, DeltaFifo, Deltas, Popped};
+pub use delta_fifo::{Delta, DeltaFifo, Popped};
 pub use error::{DecodeError, Error};
 pub use factory::SharedInformerFactory;
 pub use handler::{Deleted, EventHandler, Registration};

@@ -16,6 +16,7 @@ use super::delta_fifo::DeltaFifo;
 use super::metrics::Counts;
 use super::progress::Progress;
 use super::source::{ListRequest, Scope, Source, WatchRequest};
+use super::time_slice::TimeSlice;
 use super::{DecodeError, Error};
 use crate::clock::{SharedClock, Sleep};
 use crate::objects::{
@@ -194,9 +195,6 @@ const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// ... and when it has not after this much more, the connection counts as dead.
 const WATCH_GRACE: Duration = Duration::from_secs(30);
 
-/// Items in a row before the task that empties the queue gets a turn.
-const BATCH: u32 = 64;
-
 type Decoded = Result<Arc<dyn AnyObject>, Box<dyn StdError + Send + Sync>>;
 
 /// How objects of one kind are decoded: the only thing a reflector knows of the kind.
@@ -236,7 +234,7 @@ pub struct Reflector {
     /// A list from [`Start::Any`] came in pages: the server has no watch cache that could send all
     /// at once.
     paginated: bool,
-    in_a_row: u32,
+    slice: TimeSlice,
     /// Of the watch's events.
     storm: Storm,
 }
@@ -257,6 +255,7 @@ impl Reflector {
         counts: Arc<Counts>,
         clock: SharedClock,
     ) -> Reflector {
+        let slice = TimeSlice::new(clock.clone());
         Reflector {
             name,
             scope,
@@ -269,7 +268,7 @@ impl Reflector {
             random: fastrand::Rng::new(),
             written: 0,
             paginated: false,
-            in_a_row: 0,
+            slice,
             storm: Storm::default(),
         }
     }
@@ -319,11 +318,14 @@ impl Reflector {
         log::log!(level_of(error), "{}: {what}: {error}", self.name);
     }
 
-    /// Yields now and then, so that a stream that is always ready does not hold the thread.
-    async fn breathe(&mut self) {
-        self.in_a_row = self.in_a_row.wrapping_add(1);
-        if self.in_a_row.is_multiple_of(BATCH) {
+    /// A stream that is always ready holds up neither other tasks nor the one that empties the queue,
+    /// which stays as short as what is read in a slice.
+    async fn end_item(&mut self, began: Duration) {
+        if self.slice.end_item(began) {
             yield_now().await;
+            while !self.store.is_empty() {
+                yield_now().await;
+            }
         }
     }
 
@@ -424,6 +426,7 @@ impl Reflector {
         self.store.begin_replace();
         let mut silent = true;
         while let Some(event) = open.next().await {
+            let began = self.slice.begin_item();
             silent = false;
             let event = event.and_then(|event| self.decode_event(event));
             match event.map_err(|error| explain(&self.name, error))? {
@@ -441,7 +444,7 @@ impl Reflector {
                     self.store.delete(object);
                 }
             }
-            self.breathe().await;
+            self.end_item(began).await;
         }
         Err(self.ended(begun, silent))
     }
@@ -485,6 +488,7 @@ impl Reflector {
         let (source, scope) = (self.source.clone(), self.scope.clone());
         let mut parts = source.list(&scope, self.decoder.best, request).await?;
         while let Some(part) = parts.next().await {
+            let began = self.slice.begin_item();
             match part? {
                 ListPart::Item(object) => {
                     let object = self.decode(&object, "listed")?;
@@ -494,7 +498,7 @@ impl Reflector {
                     return Ok((self.version_of_list(&resource_version)?, continue_token));
                 }
             }
-            self.breathe().await;
+            self.end_item(began).await;
         }
         Err(Error::Failed("the list ended before its end".into()))
     }
@@ -521,6 +525,7 @@ impl Reflector {
         };
         let mut silent = true;
         while let Some(event) = self.next(&mut open).await {
+            let began = self.slice.begin_item();
             let version = match event.and_then(|event| self.decode_event(event)) {
                 Ok(event) => self.apply(event),
                 Err(error) => match Outcome::from(&error) {
@@ -536,7 +541,7 @@ impl Reflector {
             };
             silent = false;
             *from = version.max(*from);
-            self.breathe().await;
+            self.end_item(began).await;
         }
         self.ended(begun, silent)
     }

@@ -64,4 +64,5 @@ mod storage;
 mod storageversions;
 mod trust;
 mod ttl;
+mod unlabelled;
 mod volumes;

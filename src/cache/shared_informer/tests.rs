@@ -1,9 +1,11 @@
 //! The whole machine on a scripted source: what is asked, what handlers hear, what readers see.
 
-use async_channel::Receiver;
-use futures_lite::future::{block_on, yield_now};
+use std::pin::pin;
 
-use super::super::testing::{Feed, Reply, Request, Script, bookmark, initial, json};
+use async_channel::Receiver;
+use futures_lite::future::{block_on, poll_once, yield_now};
+
+use super::super::testing::{Feed, Reply, Request, Script, bookmark, initial, json, object};
 use super::super::{Deleted, Error, IndexValue, SharedInformerFactory};
 use super::*;
 use crate::clock::{Clock, FakeClock};
@@ -370,6 +372,37 @@ fn a_handler_that_panics_or_lags_harms_no_other_and_misses_nothing() {
         }
         assert_eq!(format!("+bad@3! {}", hear(&heard_late, 101).await), all);
         lagging.synced().await;
+    });
+}
+
+/// Between the changes of one object other tasks run, and a handler may be added: it gets the object
+/// as it is by then, and each later change once.
+#[test]
+fn the_changes_of_one_object_are_applied_in_slices() {
+    const CHANGES: u64 = 150;
+    let f = fixture();
+    let fifo = &f.informer.inner.fifo;
+    assert!(f.informer.inner.processor.start());
+    for version in 1..=CHANGES {
+        fifo.update(object("a", "x", version));
+    }
+    block_on(async {
+        let mut process = pin!(f.informer.inner.process());
+        let mut applied = Vec::new();
+        let (ear, heard) = Ear::new();
+        let mut ear = Some(ear);
+        while !fifo.is_empty() {
+            assert!(poll_once(&mut process).await.is_none());
+            let cached = f.informer.lister().get(&ObjectKey::new("a", "x")).expect("it is cached");
+            applied.push(cached.meta.resource_version);
+            if let Some(ear) = ear.take() {
+                f.informer.add_handler("late", ear, None);
+            }
+        }
+        assert_eq!(applied, [64, 128, CHANGES]);
+        let updates = (64..CHANGES).map(|version| format!("~x@{version}>{}", version + 1));
+        let expected: Vec<String> = ["+x@64!".to_owned()].into_iter().chain(updates).collect();
+        assert_eq!(hear(&heard, expected.len()).await, expected.join(" "));
     });
 }
 

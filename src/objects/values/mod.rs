@@ -6,6 +6,7 @@ pub mod key;
 pub mod label_syntax;
 pub mod meta;
 pub mod node_selector;
+mod one_of;
 pub mod owner;
 pub mod quantity;
 pub mod raw;

@@ -108,7 +108,8 @@ impl Run {
     }
 
     fn is_active(&self, job: &Job) -> bool {
-        self.active().iter().any(|active| active.uid.as_deref() == Some(&*job.meta.uid.to_string()))
+        let uid = job.meta.uid.to_string();
+        self.active().iter().any(|active| active.uid.as_deref() == Some(&*uid))
     }
 
     fn forget(&mut self, uid: &str) {
