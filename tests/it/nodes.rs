@@ -464,7 +464,8 @@ fn an_eviction_that_fails_waits_for_a_longer_toleration() {
             if count > 0 { Ok(()) } else { Err(count.to_string()) }
         })
         .await;
-        let modified = env.client.modify::<Pod>(&ObjectKey::new("default", "patient"), |live| {
+        let patient = ObjectKey::new("default", "patient");
+        let modified = env.client.modify::<Pod>(&patient, |live| {
             let tolerations = live["spec"]["tolerations"].as_array_mut().expect("a list");
             let own = tolerations.iter_mut().find(|toleration| toleration["key"] == key);
             own.expect("its own")["tolerationSeconds"] = 3600.into();
