@@ -443,13 +443,10 @@ fn an_eviction_that_fails_waits_for_a_longer_toleration() {
         let faults = env.faults.as_ref().expect("the sandbox has faults");
         let _manager = env.manager("manager", &["--controllers=taint-eviction-controller"]);
         let key = "example.com/out";
-        let tolerates = |seconds: i64| {
-            json!([{
-                "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds,
-            }])
-        };
         let mut patient = tolerant("patient", "node-0", None);
-        patient["spec"]["tolerations"] = tolerates(1);
+        patient["spec"]["tolerations"] = json!([{
+            "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1,
+        }]);
         create(&env.client, patient).await;
         faults.next(usize::MAX, "delete", "pods", Fault::code(503, None));
         let taints = json!([{ "key": key, "effect": "NoExecute" }]);
@@ -467,9 +464,14 @@ fn an_eviction_that_fails_waits_for_a_longer_toleration() {
             if count > 0 { Ok(()) } else { Err(count.to_string()) }
         })
         .await;
-        let patch = Patch::Merge(json!({ "spec": { "tolerations": tolerates(3600) } }));
-        let pods = env.client.resource(&Pod::RESOURCE);
-        pods.patch::<Value>(&ObjectKey::new("default", "patient"), &patch).await.expect("patch");
+        let patient = ObjectKey::new("default", "patient");
+        let modified = env.client.modify::<Pod>(&patient, |live| {
+            let tolerations = live["spec"]["tolerations"].as_array_mut().expect("a list");
+            let own = tolerations.iter_mut().find(|toleration| toleration["key"] == key);
+            own.expect("its own")["tolerationSeconds"] = 3600.into();
+            true
+        });
+        modified.await.expect("modified");
         let text = "Cancelling deletion of Pod default/patient";
         has_event(env, "patient", "TaintManagerEviction", text).await;
         faults.clear();
