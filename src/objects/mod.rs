@@ -14,7 +14,7 @@ pub use values::address::{Addresses, parse_ip};
 pub use values::condition::Condition;
 pub use values::intern::{Interned, Istr, Labels};
 pub use values::key::{ObjectKey, ObjectName, Uid};
-pub use values::meta::{Meta, PartialObjectMetadata, WholeMeta, Written};
+pub use values::meta::{Identity, Meta, PartialObjectMetadata, WholeMeta, Written};
 pub use values::node_selector::{NodeAffinity, NodeSelector};
 pub use values::owner::OwnerReference;
 pub use values::quantity::{Format, Quantity, QuantityError, stored_quantity};
