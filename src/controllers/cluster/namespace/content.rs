@@ -10,7 +10,8 @@ use crate::client::{self, ApiResource, Client, Delete, Dynamic, ListOptions};
 use crate::controllers::Error;
 use crate::objects::protobuf::Message;
 use crate::objects::{
-    Form, Istr, ListPart, ObjectKey, PodPhase, ResourceType, Timestamp, messages,
+    Encoded, Form, Identity, Istr, ListPart, ObjectKey, PodPhase, ResourceType, Timestamp, decode,
+    messages, null_as_default,
 };
 
 /// How long the finalizers of what is being deleted are given.
@@ -22,17 +23,22 @@ const COLLECTORS: [&str; 2] = ["orphan", "foregroundDeletion"];
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct Item {
+    #[serde(deserialize_with = "null_as_default")]
     metadata: ItemMeta,
+    #[serde(deserialize_with = "null_as_default")]
     spec: ItemSpec,
+    #[serde(deserialize_with = "null_as_default")]
     status: ItemStatus,
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ItemMeta {
+    #[serde(deserialize_with = "null_as_default")]
     name: String,
     deletion_timestamp: Option<Timestamp>,
     deletion_grace_period_seconds: Option<i64>,
+    #[serde(deserialize_with = "null_as_default")]
     finalizers: Vec<Istr>,
 }
 
@@ -48,10 +54,21 @@ struct ItemSpec {
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct ItemStatus {
+    #[serde(deserialize_with = "null_as_default")]
     phase: PodPhase,
 }
 
 impl Item {
+    /// One that cannot be decoded is there, and not settled; its name is empty if not even that can
+    /// be read.
+    fn of(item: &Encoded, message: &'static Message) -> Item {
+        decode(item.form, Some(message), &item.bytes).unwrap_or_else(|error| {
+            let name = Identity::of(item).map_or_else(String::new, |known| known.name.to_string());
+            log::warn!("the object {name:?} of a namespace cannot be decoded: {error}");
+            Item { metadata: ItemMeta { name, ..ItemMeta::default() }, ..Item::default() }
+        })
+    }
+
     fn has_ended(&self) -> bool {
         matches!(self.status.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
@@ -201,7 +218,7 @@ async fn delete(verbs: &Dynamic, found: &ApiResource, namespace: &str) -> client
     }
     let mut names = Vec::new();
     each(verbs, &messages::DELETION, namespace, |item| names.push(item.metadata.name)).await?;
-    for name in names {
+    for name in names.into_iter().filter(|name| !name.is_empty()) {
         let key = ObjectKey::new(namespace, &name);
         match verbs.delete(&key, Delete::background()).await {
             Err(error) if !is_unsupported(&error) => return Err(error),
@@ -239,7 +256,7 @@ async fn each(
         list => list?,
     };
     while let ListPart::Item(item) = list.next().await? {
-        look(list.decode_item(&item, message)?);
+        look(Item::of(&item, message));
     }
     Ok(true)
 }
@@ -249,7 +266,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::objects::decode;
 
     fn content_of(items: &[Value]) -> Content {
         let mut content = Content::default();
@@ -279,6 +295,22 @@ mod tests {
             "status": { "phase": "Running" },
         });
         assert_eq!(read, Item::deserialize(json).unwrap());
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_decoded_is_there() {
+        for (json, name) in [
+            (r#"{"metadata":{"name":"a","finalizers":1}}"#, "a"),
+            (r#"{"metadata":{"name":"a","deletionTimestamp":"then"}}"#, "a"),
+            (r#"{"metadata":1}"#, ""),
+            (r#"{"metadata":{"name":null,"finalizers":null},"spec":null,"status":null}"#, ""),
+        ] {
+            let item = Item::of(&Encoded::json(json), &messages::DELETION);
+            assert_eq!(item.metadata.name, name, "{json}");
+            let mut content = Content::default();
+            content.add(item);
+            assert_eq!((content.count, content.unsettled), (1, 1), "{json}");
+        }
     }
 
     #[test]
