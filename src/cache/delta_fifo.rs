@@ -11,7 +11,7 @@ use event_listener::{Event, EventListener};
 use super::any::AnyObject;
 use super::handler::Deleted;
 use super::indexer::AnyIndexer;
-use crate::objects::ObjectKey;
+use crate::objects::{Identity, ObjectKey};
 use crate::trace;
 
 /// What happened to an object. Upstream: `cache.Delta`, `cache.DeltaType`.
@@ -88,6 +88,8 @@ pub enum Popped {
 /// - A list is written item by item, so that it never stands in memory as a whole:
 ///   `begin_replace`, `replace_item` for each, `finish_replace`. A `delete` in between takes an item
 ///   back. A `begin_replace` before the `finish_replace` abandons the list under way.
+/// - An object that cannot be decoded keeps its last known state: `keep_item` for one in a list,
+///   `bookmark` for a change, `delete_known` for a deletion.
 /// - `process` runs under the queue's lock: the indexer and the queue change as one. It must be
 ///   short and must not call the queue.
 /// - A change older than the known state of its object is dropped, unless a list names it.
@@ -126,8 +128,8 @@ struct Mark {
 }
 
 struct Replacing {
-    /// The keys that the list named; `None` when nothing was known before it, so nothing can
-    /// vanish.
+    /// The keys that the list named; `None` when nothing can vanish: nothing was known before the
+    /// list, or it has an item without a readable name.
     seen: Option<HashSet<ObjectKey>>,
 }
 
@@ -258,11 +260,27 @@ impl DeltaFifo {
         }
     }
 
-    /// A change from a watch. While a list is under way it can only be a deletion, and counts as
-    /// part of the list.
+    /// The newest state of an object: of what waits, else of what is known.
+    fn newest(&self, state: &State, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
+        match state.items.get(key) {
+            Some(deltas) => Some(deltas.newest().object().clone()),
+            None => self.known.get(key),
+        }
+    }
+
     fn change(&self, object: Arc<dyn AnyObject>, delta: fn(Arc<dyn AnyObject>) -> Delta) {
-        let key = object.meta().key();
-        let version = object.meta().resource_version;
+        let (key, version) = (object.meta().key(), object.meta().resource_version);
+        self.record(key, version, |_| Some(delta(object)));
+    }
+
+    /// Records a change from a watch. While a list is under way it can only be a deletion, and
+    /// counts as part of the list. `delta` gets the newest state.
+    fn record(
+        &self,
+        key: ObjectKey,
+        version: u64,
+        delta: impl FnOnce(Option<&Arc<dyn AnyObject>>) -> Option<Delta>,
+    ) {
         let mut state = self.lock();
         let in_list = match &mut state.replacing {
             None => false,
@@ -277,18 +295,17 @@ impl DeltaFifo {
             state.populated = true;
             self.check_synced(&state);
         }
-        let latest = match state.items.get(&key) {
-            Some(deltas) => Some(deltas.newest().object().meta().resource_version),
-            None => self.known.get(&key).map(|object| object.meta().resource_version),
-        };
-        let delta = delta(object);
-        let nothing_to_delete = matches!(delta, Delta::Deleted(_)) && latest.is_none();
-        let stale = version != 0 && latest.is_some_and(|latest| latest > version);
-        if !nothing_to_delete && !stale {
-            self.queue(&mut state, key, delta);
-        } else if trace::is_on() {
-            let why = if stale { "older-than-known" } else { "not-known" };
-            trace::dropped(delta.object().meta(), why);
+        let newest = self.newest(&state, &key);
+        let latest = newest.as_ref().map(|object| object.meta().resource_version);
+        if let Some(delta) = delta(newest.as_ref()) {
+            let nothing_to_delete = matches!(delta, Delta::Deleted(_)) && latest.is_none();
+            let stale = version != 0 && latest.is_some_and(|latest| latest > version);
+            if !nothing_to_delete && !stale {
+                self.queue(&mut state, key, delta);
+            } else if trace::is_on() {
+                let why = if stale { "older-than-known" } else { "not-known" };
+                trace::dropped(delta.object().meta(), why);
+            }
         }
         if !in_list {
             self.mark(&mut state, version);
@@ -308,6 +325,13 @@ impl DeltaFifo {
         self.change(object, |object| Delta::Deleted(Deleted::Known(object)));
     }
 
+    /// Deletes an object whose final state cannot be decoded, with the last state known.
+    pub fn delete_known(&self, object: &Identity) {
+        self.record(object.key(), object.resource_version, |newest| {
+            Some(Delta::Deleted(Deleted::FinalStateUnknown(newest?.clone())))
+        });
+    }
+
     pub fn begin_replace(&self) {
         let mut state = self.lock();
         let nothing_known = state.items.is_empty() && self.known.is_empty();
@@ -321,6 +345,25 @@ impl DeltaFifo {
             seen.insert(key.clone());
         }
         self.queue(&mut state, key, Delta::Replaced(object));
+    }
+
+    /// An item that cannot be decoded: its last known state stays, unless that is of an earlier
+    /// object of this name. `None`: the item may be any object, so the list deletes nothing.
+    pub fn keep_item(&self, item: Option<&Identity>) {
+        let mut state = self.lock();
+        let key = item.map(Identity::key);
+        let newest = key.as_ref().and_then(|key| self.newest(&state, key));
+        let Some(replacing) = &mut state.replacing else { return };
+        match (item, key) {
+            (Some(item), Some(key)) => {
+                let is_same =
+                    newest.is_some_and(|known| item.uid.is_empty() || known.meta().uid == item.uid);
+                if let (true, Some(seen)) = (is_same, &mut replacing.seen) {
+                    seen.insert(key);
+                }
+            }
+            _ => replacing.seen = None,
+        }
     }
 
     /// Deletes what the list did not name. `version`: the list's.

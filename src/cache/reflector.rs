@@ -1,7 +1,6 @@
 //! Keeps a store as the API server has it: list, then watch, without end.
 //! Upstream: `cache.Reflector`.
 
-use std::error::Error as StdError;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +10,7 @@ use futures_lite::stream::Boxed as BoxStream;
 use futures_lite::{FutureExt, StreamExt};
 use log::Level;
 
-use super::any::AnyObject;
+use super::decoder::{Decoder, Received, Undecoded};
 use super::delta_fifo::DeltaFifo;
 use super::metrics::Counts;
 use super::progress::Progress;
@@ -19,9 +18,7 @@ use super::source::{ListRequest, Scope, Source, WatchRequest};
 use super::time_slice::TimeSlice;
 use super::{DecodeError, Error};
 use crate::clock::{SharedClock, Sleep};
-use crate::objects::{
-    Bookmark, Encoded, Form, ListPart, Object, PartialObjectMetadata, WatchEvent,
-};
+use crate::objects::{Bookmark, Encoded, ListPart, WatchEvent};
 use crate::storm::Storm;
 use crate::task::panics;
 use crate::trace;
@@ -195,28 +192,9 @@ const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// ... and when it has not after this much more, the connection counts as dead.
 const WATCH_GRACE: Duration = Duration::from_secs(30);
 
-type Decoded = Result<Arc<dyn AnyObject>, Box<dyn StdError + Send + Sync>>;
-
-/// How objects of one kind are decoded: the only thing a reflector knows of the kind.
-#[derive(Clone, Copy)]
-pub struct Decoder {
-    best: Form,
-    /// How long the events of a watch are gathered in a storm.
-    gathered: Duration,
-    decode: fn(&Encoded) -> Decoded,
-}
-
-impl Decoder {
-    pub fn of<T: Object>() -> Decoder {
-        let best = if T::MESSAGE.is_some() { Form::Protobuf } else { Form::Json };
-        let decode = |object: &Encoded| -> Decoded { Ok(Arc::new(object.decode::<T>()?)) };
-        Decoder { best, gathered: T::GATHERED, decode }
-    }
-}
-
 /// Fills a [`DeltaFifo`] from a [`Source`] and keeps it up to date. Each object is decoded once,
-/// into the `Arc` that every reader shares. One that cannot be decoded ends the list or watch with
-/// a [`DecodeError`]: a cache with a hole would be a wrong cache.
+/// into the `Arc` that every reader shares. Of one that cannot be decoded the last known state stays
+/// in the store until it is known to be deleted; one that never could is absent from it.
 pub struct Reflector {
     /// The scope, as logs and metrics name it.
     name: Arc<str>,
@@ -330,50 +308,68 @@ impl Reflector {
     }
 
     /// `event`: what the server calls it, for the trace.
-    fn decode(&self, object: &Encoded, event: &str) -> Result<Arc<dyn AnyObject>, Error> {
+    fn decode(&self, object: &Encoded, event: &str) -> Received {
         self.progress.received();
         panics::at(|| format!("reflector of {}", self.name));
-        if trace::is_on() {
-            let began = self.clock.monotonic();
-            let decoded = self.decode_untraced(object)?;
-            let (now, size) = (self.clock.monotonic(), (object.bytes.len(), object.form));
-            let resource = &self.scope.resource;
-            trace::decoded(resource, decoded.meta(), event, size, now.saturating_sub(began), now);
-            return Ok(decoded);
+        let began = trace::is_on().then(|| self.clock.monotonic());
+        let decoded = self.decoder.decode(&self.name, object);
+        match (&decoded, began) {
+            (Ok(decoded), Some(began)) => {
+                let (now, size) = (self.clock.monotonic(), (object.bytes.len(), object.form));
+                let (resource, took) = (&self.scope.resource, now.saturating_sub(began));
+                trace::decoded(resource, decoded.meta(), event, size, took, now);
+            }
+            (Ok(_), None) => {}
+            (Err(undecoded), _) => {
+                self.counts.undecoded.add_one();
+                log::error!("{} (the {event} object is passed over)", undecoded.error);
+            }
         }
-        self.decode_untraced(object)
+        decoded
     }
 
-    fn decode_untraced(&self, object: &Encoded) -> Result<Arc<dyn AnyObject>, Error> {
-        let decoded = (self.decoder.decode)(object).map_err(|cause| {
-            let what = match object.decode::<PartialObjectMetadata>() {
-                Ok(object) => format!("{} {}", self.name, object.meta.key()),
-                Err(_) => {
-                    let length = object.bytes.len();
-                    format!("{}: an object of {length} bytes without readable metadata", self.name)
-                }
-            };
-            DecodeError { what, cause }
-        });
-        Ok(decoded?)
-    }
-
-    fn decode_event(
-        &self,
-        event: WatchEvent<Encoded>,
-    ) -> Result<WatchEvent<Arc<dyn AnyObject>>, Error> {
+    fn decode_event(&self, event: WatchEvent<Encoded>) -> WatchEvent<Received> {
         let name = match &event {
             WatchEvent::Added(_) => "added",
             WatchEvent::Modified(_) => "modified",
             WatchEvent::Deleted(_) => "deleted",
             WatchEvent::Bookmark(_) => "bookmark",
         };
-        event.try_map(|object| self.decode(&object, name))
+        event.map(|object| self.decode(&object, name))
     }
 
-    fn replace_item(&mut self, object: Arc<dyn AnyObject>) {
-        self.written = self.written.max(object.meta().resource_version);
-        self.store.replace_item(object);
+    fn replace_item(&mut self, object: Received) {
+        match object {
+            Ok(object) => {
+                self.written = self.written.max(object.meta().resource_version);
+                self.store.replace_item(object);
+            }
+            Err(undecoded) => {
+                self.written = self.written.max(undecoded.version());
+                self.store.keep_item(undecoded.identity.as_ref());
+            }
+        }
+    }
+
+    /// Returns the version of the deletion.
+    ///
+    /// # Errors
+    /// When it is unknown what was deleted: only a list shows that.
+    fn delete(&mut self, object: Received) -> Result<u64, Error> {
+        let version = match object {
+            Ok(object) => {
+                let version = object.meta().resource_version;
+                self.store.delete(object);
+                version
+            }
+            Err(Undecoded { identity: Some(known), .. }) => {
+                self.store.delete_known(&known);
+                known.resource_version
+            }
+            Err(undecoded) => return Err(undecoded.error.into()),
+        };
+        self.written = self.written.max(version);
+        Ok(version)
     }
 
     /// Where the next list begins, which must not be older than what was written. A list of the
@@ -428,8 +424,8 @@ impl Reflector {
         while let Some(event) = open.next().await {
             let began = self.slice.begin_item();
             silent = false;
-            let event = event.and_then(|event| self.decode_event(event));
-            match event.map_err(|error| explain(&self.name, error))? {
+            let event = event.map_err(|error| explain(&self.name, error))?;
+            match self.decode_event(event) {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                     self.replace_item(object);
                 }
@@ -440,8 +436,7 @@ impl Reflector {
                 WatchEvent::Bookmark(_) => {}
                 // The server's own cache may lag at first; it catches up before the end.
                 WatchEvent::Deleted(object) => {
-                    self.written = self.written.max(object.meta().resource_version);
-                    self.store.delete(object);
+                    self.delete(object).map_err(|error| explain(&self.name, error))?;
                 }
             }
             self.end_item(began).await;
@@ -491,7 +486,7 @@ impl Reflector {
             let began = self.slice.begin_item();
             match part? {
                 ListPart::Item(object) => {
-                    let object = self.decode(&object, "listed")?;
+                    let object = self.decode(&object, "listed");
                     self.replace_item(object);
                 }
                 ListPart::End { resource_version, continue_token } => {
@@ -526,8 +521,8 @@ impl Reflector {
         let mut silent = true;
         while let Some(event) = self.next(&mut open).await {
             let began = self.slice.begin_item();
-            let version = match event.and_then(|event| self.decode_event(event)) {
-                Ok(event) => self.apply(event),
+            let version = match event.and_then(|event| self.apply(self.decode_event(event))) {
+                Ok(version) => version,
                 Err(error) => match Outcome::from(&error) {
                     Outcome::Failed => {
                         log::debug!("{}: the watch broke: {error}", self.name);
@@ -546,22 +541,32 @@ impl Reflector {
         self.ended(begun, silent)
     }
 
-    /// Writes an event of a watch to the store. Returns its version.
-    fn apply(&mut self, event: WatchEvent<Arc<dyn AnyObject>>) -> u64 {
-        let version = match &event {
-            WatchEvent::Added(object)
-            | WatchEvent::Modified(object)
-            | WatchEvent::Deleted(object) => object.meta().resource_version,
-            WatchEvent::Bookmark(bookmark) => bookmark.version,
+    /// Writes an event of a watch to the store. Returns its version; 0 when it is unknown.
+    fn apply(&mut self, event: WatchEvent<Received>) -> Result<u64, Error> {
+        let version = match event {
+            WatchEvent::Added(Ok(object)) => {
+                let version = object.meta().resource_version;
+                self.store.add(object);
+                version
+            }
+            WatchEvent::Modified(Ok(object)) => {
+                let version = object.meta().resource_version;
+                self.store.update(object);
+                version
+            }
+            WatchEvent::Deleted(object) => return self.delete(object),
+            // The last known state stays.
+            WatchEvent::Added(Err(undecoded)) | WatchEvent::Modified(Err(undecoded)) => {
+                self.store.bookmark(undecoded.version());
+                undecoded.version()
+            }
+            WatchEvent::Bookmark(Bookmark { version, .. }) => {
+                self.store.bookmark(version);
+                version
+            }
         };
-        match event {
-            WatchEvent::Added(object) => self.store.add(object),
-            WatchEvent::Modified(object) => self.store.update(object),
-            WatchEvent::Deleted(object) => self.store.delete(object),
-            WatchEvent::Bookmark(_) => self.store.bookmark(version),
-        }
         self.written = self.written.max(version);
-        version
+        Ok(version)
     }
 
     /// The next event. In a storm events are gathered: a wake-up costs more than an event, and a
@@ -607,32 +612,9 @@ impl Open {
 
 #[cfg(test)]
 mod tests {
-    use super::super::indexer::Indexer;
-    use super::super::testing::Script;
     use super::*;
-    use crate::clock::SystemClock;
-    use crate::objects::{Pod, Resource};
 
     const DELAY: Duration = Duration::from_secs(3);
-
-    #[test]
-    fn a_decode_error_names_the_object() {
-        let reflector = Reflector::new(
-            "pods".into(),
-            Arc::new(Scope::all(Pod::RESOURCE)),
-            Script::new(),
-            Decoder::of::<Pod>(),
-            Arc::new(DeltaFifo::new(Arc::new(Indexer::<Pod>::new()))),
-            Arc::default(),
-            SystemClock::shared(),
-        );
-        let bad = Encoded::json(br#"{"metadata":{"namespace":"a","name":"b"},"spec":[1]}"#);
-        let error = reflector.decode_event(WatchEvent::Added(bad)).map(drop).unwrap_err();
-        assert!(error.is_decode());
-        assert!(error.to_string().starts_with("pods a/b: cannot be decoded: "), "{error}");
-        assert!(reflector.decode(&Encoded::json(b"{"), "").is_err_and(|error| error.is_decode()));
-        assert!(reflector.version_of_list("seven").is_err());
-    }
 
     fn wait(then: Phase) -> Phase {
         Phase::Wait { delay: DELAY, then: Box::new(then) }

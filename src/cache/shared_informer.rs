@@ -9,6 +9,7 @@ use futures_lite::FutureExt;
 use futures_lite::future::{yield_now, zip};
 
 use super::any::{AnyObject, typed};
+use super::decoder::Decoder;
 use super::delta_fifo::{Delta, DeltaFifo, Popped};
 use super::handler::{EventHandler, Registration};
 use super::indexer::{AnyIndexer, IndexFn, Indexer};
@@ -17,7 +18,7 @@ use super::metadata::MetadataInformer;
 use super::metrics::{self, Counts};
 use super::processor::{AnyHandler, Event, HandlerStatus, Listeners, Processor};
 use super::progress::{Progress, ReflectorStatus};
-use super::reflector::{Backoff, Decoder, Reflector};
+use super::reflector::{Backoff, Reflector};
 use super::source::{Scope, Source};
 use super::time_slice::TimeSlice;
 use crate::clock::{SharedClock, Sleep};

@@ -54,15 +54,21 @@ impl Call {
         self.content.as_ref().map(|(content_type, bytes)| (*content_type, &**bytes))
     }
 
+    /// The same, with this body.
+    pub fn bytes(mut self, content_type: &'static str, body: impl Into<Arc<[u8]>>) -> Call {
+        self.content = Some((content_type, body.into()));
+        self
+    }
+
     /// The same, with a JSON body.
-    pub fn body(mut self, content_type: &'static str, body: &impl Serialize) -> Result<Call> {
+    pub fn body(self, content_type: &'static str, body: &impl Serialize) -> Result<Call> {
         let mut bytes = spare::take();
         serde_json::to_writer(&mut bytes, body).map_err(|source| Error::Request {
             request: self.to_string(),
             source: source.into(),
         })?;
-        self.content = Some((content_type, Arc::from(bytes.as_slice())));
+        let call = self.bytes(content_type, bytes.as_slice());
         spare::give(&mut bytes);
-        Ok(self)
+        Ok(call)
     }
 }

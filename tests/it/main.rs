@@ -45,6 +45,7 @@ mod metrics_help;
 mod namespaces;
 mod node_health;
 mod nodes;
+mod odd_objects;
 mod packaging;
 mod paths;
 mod podgc;

@@ -206,25 +206,147 @@ fn pages_that_expire_are_followed_by_one_whole_list() {
     assert_eq!(f.script.requests()[3], Request::List(whole));
 }
 
-/// A list that breaks, or holds what cannot be decoded, is no list; nothing is synced by it.
+/// A list that breaks is no list; nothing is synced by it.
 #[test]
 fn a_list_is_whole_or_ignored() {
-    for fault in [
-        Err(Error::Failed("reset".into())),
-        Ok(ListPart::Item(Encoded::json(br#"{"metadata":{"name":1}}"#))),
-    ] {
+    let f = fixture();
+    f.script.reply(Reply::Refused(Error::Unsupported));
+    let reset = Err(Error::Failed("reset".into()));
+    f.script.reply(Reply::List(vec![Ok(ListPart::Item(json("a", "x", 1))), reset]));
+    f.script.reply(Reply::stream(&[json("a", "y", 2)], 5));
+    run(&f, async {
+        let again = Request::Watch(Some("1".into()), true);
+        assert_eq!(f.script.request(3, &f.clock).await, again, "not older than x");
+        assert!(f.clock.monotonic() >= Duration::from_millis(500), "after a pause");
+        f.informer.synced().await;
+        assert_eq!(f.informer.lister().len(), 1, "x was of the list that broke");
+    });
+}
+
+/// Named `a/name`, with labels that are none.
+fn undecodable(name: &str, uid: &str, version: u64) -> Encoded {
+    Encoded::json(format!(
+        r#"{{"metadata":{{"namespace":"a","name":"{name}","uid":"{uid}","labels":[],
+            "resourceVersion":"{version}"}}}}"#
+    ))
+}
+
+/// Without a name that can be read.
+fn nameless() -> Encoded {
+    Encoded::json(br#"{"metadata":{"name":1,"resourceVersion":"9"}}"#)
+}
+
+#[test]
+fn an_event_that_cannot_be_decoded_leaves_the_last_known_state() {
+    let f = fixture();
+    let (ear, heard) = Ear::new();
+    f.informer.add_handler("ear", ear, None);
+    let first = f.script.watch(initial(&[json("a", "x", 3), json("a", "y", 3)], 5));
+    run(&f, async {
+        assert_eq!(hear(&heard, 2).await, "+x@3! +y@3!");
+        for event in [
+            WatchEvent::Modified(undecodable("x", "", 6)),
+            WatchEvent::Added(undecodable("z", "", 7)),
+            WatchEvent::Modified(nameless()),
+            // Older than what is known, of what is not known, and of what is.
+            WatchEvent::Deleted(undecodable("y", "", 2)),
+            WatchEvent::Deleted(undecodable("z", "", 8)),
+            WatchEvent::Deleted(undecodable("y", "", 9)),
+            added("w", 10),
+            WatchEvent::Modified(undecodable("w", "", 11)),
+        ] {
+            say(&first, event);
+        }
+        assert_eq!(hear(&heard, 2).await, "?y@3 +w@10");
+        let lister = f.informer.lister();
+        while lister.last_seen_version() < 11 {
+            yield_now().await;
+        }
+        let version =
+            |name| lister.get(&ObjectKey::new("a", name)).map(|it| it.meta.resource_version);
+        assert_eq!((version("x"), version("w"), lister.len()), (Some(3), Some(10), 2));
+        say(&first, modified("x", 12));
+        assert_eq!(hear(&heard, 1).await, "~x@3>12", "it can be decoded again");
+        assert_eq!(f.informer.inner.counts().undecoded.get(), 7);
+        say(&first, WatchEvent::Modified(undecodable("x", "", 13)));
+        first.close();
+        assert_eq!(f.script.request(2, &f.clock).await, watch_from(13));
+        assert!(heard.is_empty());
+    });
+}
+
+/// The server first sends a list, then the initial events of a watch, with the same content.
+#[test]
+fn an_object_of_a_list_that_cannot_be_decoded_leaves_the_last_known_state() {
+    let known = |name: &str, uid: &str| {
+        Encoded::json(format!(
+            r#"{{"metadata":{{"namespace":"a","name":"{name}","uid":"{uid}","resourceVersion":"3"}}}}"#
+        ))
+    };
+    let items = [known("x", "1"), known("y", "1"), known("z", "1")];
+    // y was made again under its name, z is gone, w was never known.
+    let next = [undecodable("x", "1", 6), undecodable("y", "2", 7), undecodable("w", "1", 8)];
+    for lists in [false, true] {
         let f = fixture();
-        f.script.reply(Reply::Refused(Error::Unsupported));
-        f.script.reply(Reply::List(vec![Ok(ListPart::Item(json("a", "x", 1))), fault]));
-        f.script.reply(Reply::stream(&[json("a", "y", 2)], 5));
+        let (ear, heard) = Ear::new();
+        f.informer.add_handler("ear", ear, None);
+        let first = f.script.watch(initial(&items, 5));
+        if lists {
+            f.script.reply(Reply::Refused(Error::Unsupported));
+            f.script.reply(Reply::list(&next, 9, None));
+        } else {
+            f.script.reply(Reply::stream(&next, 9));
+        }
         run(&f, async {
-            let again = Request::Watch(Some("1".into()), true);
-            assert_eq!(f.script.request(3, &f.clock).await, again, "not older than x");
-            assert!(f.clock.monotonic() >= Duration::from_millis(500), "after a pause");
-            f.informer.synced().await;
-            assert_eq!(f.informer.lister().len(), 1, "x was of the list that broke");
+            assert_eq!(hear(&heard, 3).await, "+x@3! +y@3! +z@3!");
+            first.try_send(Err(Error::Expired)).expect("the watch is open");
+            f.script.request(2, &f.clock).await;
+            let lister = f.informer.lister();
+            while lister.last_seen_version() < 9 {
+                yield_now().await;
+            }
+            let mut gone = [hear(&heard, 1).await, hear(&heard, 1).await];
+            gone.sort();
+            assert_eq!(gone, ["?y@3", "?z@3"]);
+            assert_eq!(lister.len(), 1);
+            assert!(lister.get(&ObjectKey::new("a", "x")).is_some());
         });
     }
+}
+
+#[test]
+fn a_first_list_syncs_without_what_cannot_be_decoded() {
+    let f = fixture();
+    f.script.reply(Reply::stream(&[undecodable("x", "", 3), nameless(), json("a", "y", 4)], 5));
+    run(&f, async {
+        f.informer.synced().await;
+        let lister = f.informer.lister();
+        assert_eq!((lister.len(), lister.last_seen_version()), (1, 5));
+    });
+}
+
+/// It may be any object that is known.
+#[test]
+fn a_list_with_a_nameless_object_deletes_nothing() {
+    let f = fixture();
+    let (ear, heard) = Ear::new();
+    f.informer.add_handler("ear", ear, None);
+    let first = f.script.watch(initial(&[json("a", "x", 3), json("a", "y", 3)], 5));
+    let second = f.script.watch(initial(&[json("a", "x", 8), nameless()], 9));
+    f.script.reply(Reply::stream(&[json("a", "x", 8)], 12));
+    run(&f, async {
+        assert_eq!(hear(&heard, 2).await, "+x@3! +y@3!");
+        first.try_send(Err(Error::Expired)).expect("the watch is open");
+        f.script.request(2, &f.clock).await;
+        say(&second, modified("y", 10));
+        assert_eq!(hear(&heard, 2).await, "~x@3>8 ~y@3>10");
+        // The next list that has none tells what is gone, and is asked for when it is unknown what
+        // was deleted.
+        say(&second, WatchEvent::Deleted(nameless()));
+        let again = f.script.request(3, &f.clock).await;
+        assert_eq!(again, Request::Watch(Some("10".into()), true));
+        assert_eq!(hear(&heard, 1).await, "?y@10");
+    });
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The vocabulary of objects: keys, labels and selectors, quantities, times, templates, metadata.
 
 pub mod address;
+pub mod condition;
 pub mod intern;
 pub mod key;
 pub mod label_syntax;

@@ -23,11 +23,12 @@ pub struct LabelSelector {
     pub match_expressions: Vec<Requirement>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Requirement {
     pub key: Istr,
     pub operator: Istr,
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<Istr>,
 }
 

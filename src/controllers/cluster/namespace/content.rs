@@ -9,7 +9,8 @@ use serde::Deserialize;
 use crate::client::{self, ApiResource, Client, Delete, Dynamic, ListOptions};
 use crate::controllers::Error;
 use crate::objects::{
-    Form, Istr, ListPart, ObjectKey, PodPhase, ResourceType, Timestamp, messages, null_as_default,
+    Encoded, Form, Identity, Istr, ListPart, ObjectKey, PodPhase, ResourceType, Timestamp, decode,
+    messages, null_as_default,
 };
 
 /// How long the finalizers of what is being deleted are given.
@@ -80,6 +81,23 @@ impl From<AnyItem> for Item {
 }
 
 impl Item {
+    /// One that cannot be decoded is there, and not settled; its name is empty if not even that can
+    /// be read.
+    fn of(item: &Encoded, reading: Reading) -> Item {
+        let Encoded { form, bytes } = item;
+        let read = match reading {
+            Reading::Pods => decode(*form, Some(&messages::POD_DELETION), bytes),
+            Reading::Metadata => {
+                decode::<AnyItem>(*form, Some(&messages::DELETION), bytes).map(Item::from)
+            }
+        };
+        read.unwrap_or_else(|error| {
+            let name = Identity::of(item).map_or_else(String::new, |known| known.name.to_string());
+            log::warn!("the object {name:?} of a namespace cannot be decoded: {error}");
+            Item { metadata: ItemMeta { name, ..ItemMeta::default() }, ..Item::default() }
+        })
+    }
+
     fn has_ended(&self) -> bool {
         matches!(self.status.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
@@ -234,7 +252,7 @@ async fn delete(verbs: &Dynamic, found: &ApiResource, namespace: &str) -> client
     }
     let mut names = Vec::new();
     each(verbs, Reading::Metadata, namespace, |item| names.push(item.metadata.name)).await?;
-    for name in names {
+    for name in names.into_iter().filter(|name| !name.is_empty()) {
         let key = ObjectKey::new(namespace, &name);
         match verbs.delete(&key, Delete::background()).await {
             Err(error) if !is_unsupported(&error) => return Err(error),
@@ -272,10 +290,7 @@ async fn each(
         list => list?,
     };
     while let ListPart::Item(item) = list.next().await? {
-        look(match reading {
-            Reading::Pods => list.decode_item(&item, &messages::POD_DELETION)?,
-            Reading::Metadata => list.decode_item::<AnyItem>(&item, &messages::DELETION)?.into(),
-        });
+        look(Item::of(&item, reading));
     }
     Ok(true)
 }
@@ -285,7 +300,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::objects::decode;
 
     fn content_of(items: &[Value]) -> Content {
         let mut content = Content::default();
@@ -353,6 +367,22 @@ mod tests {
         assert_eq!(Item::deserialize(odd).expect("it is read"), Item::default());
         let odd = json!({ "spec": { "nodeName": null }, "status": { "phase": null } });
         assert_eq!(Item::deserialize(odd).expect("it is read"), Item::default());
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_decoded_is_there() {
+        for (json, name) in [
+            (r#"{"metadata":{"name":"a","finalizers":1}}"#, "a"),
+            (r#"{"metadata":{"name":"a","deletionTimestamp":"then"}}"#, "a"),
+            (r#"{"metadata":1}"#, ""),
+            (r#"{"metadata":{"name":null,"finalizers":null},"spec":null,"status":null}"#, ""),
+        ] {
+            let item = Item::of(&Encoded::json(json), Reading::Metadata);
+            assert_eq!(item.metadata.name, name, "{json}");
+            let mut content = Content::default();
+            content.add(item);
+            assert_eq!((content.count, content.unsettled), (1, 1), "{json}");
+        }
     }
 
     #[test]

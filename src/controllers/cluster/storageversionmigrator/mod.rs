@@ -13,15 +13,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-
 use crate::cache::Lister;
 use crate::client::{ApiResource, Client, Discovery};
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, keys};
 use crate::controllers::{Controller, Error, Queue, Retries};
 use crate::objects::{
-    GroupResource, ResourceType, StorageVersionMigration, StorageVersionMigrationStatus, Timestamp,
+    Condition, GroupResource, ResourceType, StorageVersionMigration, StorageVersionMigrationStatus,
+    Timestamp,
 };
 
 const RUNNING: &str = "Running";
@@ -135,10 +134,10 @@ fn with_condition(
         status.conditions.push(Condition {
             type_: name.to_owned(),
             status: "True".to_owned(),
-            last_transition_time: now.to_api(),
-            reason: reason.to_owned(),
-            message: message.to_owned(),
-            observed_generation: None,
+            last_transition_time: Some(now.truncate_to_secs()),
+            reason: Some(reason.to_owned()),
+            message: Some(message.to_owned()),
+            ..Condition::default()
         });
     }
     status

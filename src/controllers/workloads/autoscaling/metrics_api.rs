@@ -43,12 +43,14 @@ struct Items<T> {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Named {
+    #[serde(deserialize_with = "null_as_default")]
     name: String,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct OfPod {
+    #[serde(deserialize_with = "null_as_default")]
     metadata: Named,
     timestamp: Option<Timestamp>,
     #[serde(deserialize_with = "null_as_default")]
@@ -60,6 +62,7 @@ struct OfPod {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct OfContainer {
+    #[serde(deserialize_with = "null_as_default")]
     name: String,
     #[serde(deserialize_with = "null_as_default")]
     usage: ResourceList,
@@ -73,7 +76,8 @@ struct MetricValue {
     timestamp: Option<Timestamp>,
     /// Of v1beta1 the name is `window`.
     #[serde(alias = "window")]
-    window_seconds: Option<u64>,
+    window_seconds: Option<i64>,
+    #[serde(deserialize_with = "null_as_default")]
     value: Quantity,
 }
 
@@ -89,6 +93,7 @@ struct Group {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Version {
+    #[serde(deserialize_with = "null_as_default")]
     version: String,
 }
 
@@ -103,6 +108,13 @@ impl OfPod {
         let values: Option<Vec<i64>> = self.containers.iter().map(of).collect();
         let values = values.filter(|values| !values.is_empty())?;
         Some(values.into_iter().fold(0, i64::wrapping_add))
+    }
+}
+
+impl MetricValue {
+    fn window(&self) -> Duration {
+        let seconds = |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+        self.window_seconds.map_or(DEFAULT_WINDOW, seconds)
     }
 }
 
@@ -157,7 +169,7 @@ impl MetricsApi {
             return Err("no metrics returned from custom metrics API".to_owned());
         }
         let metric = |found: MetricValue| {
-            let window = found.window_seconds.map_or(DEFAULT_WINDOW, Duration::from_secs);
+            let window = found.window();
             let timestamp = time(found.timestamp);
             let metric = PodMetric { value: found.value.milli_value(), timestamp, window };
             (found.described_object.name.into(), metric)
@@ -390,6 +402,30 @@ mod tests {
             assert_eq!(two.value(resource, container), value, "{resource} {container}");
         }
         assert_eq!(pod(Value::Null).value("cpu", ""), None);
+    }
+
+    /// An adapter need not be written in Go, nor send what upstream's types send.
+    #[test]
+    fn one_odd_value_leaves_the_others_readable() {
+        let found: Items<MetricValue> = serde_json::from_value(json!({ "items": [
+            {
+                "describedObject": null, "timestamp": null, "windowSeconds": null, "value": null,
+            },
+            {
+                "describedObject": { "name": null }, "timestamp": "9999-12-31T23:59:59Z",
+                "windowSeconds": -1, "value": "-1e40",
+            },
+            { "describedObject": { "name": "p" }, "window": 30, "value": "1500m" },
+        ]}))
+        .unwrap();
+        let values = found.items.iter().map(|it| (it.window().as_secs(), it.value.milli_value()));
+        assert_eq!(values.collect::<Vec<_>>(), [(60, 0), (0, i64::MIN), (30, 1500)]);
+        let found: Items<OfPod> = serde_json::from_value(json!({ "items": [
+            { "metadata": null, "timestamp": null, "window": null, "containers": null },
+            { "metadata": { "name": "p" }, "containers": [{ "name": null, "usage": null }] },
+        ]}))
+        .unwrap();
+        assert_eq!(found.items[1].metadata.name, "p");
     }
 
     #[test]

@@ -124,9 +124,10 @@ impl Schedule {
 
     /// The first time after `time` at which the schedule is due.
     pub fn next(&self, time: Timestamp) -> Option<Timestamp> {
-        let seconds = time.as_micros().div_euclid(1_000_000);
+        let seconds = time.as_secs();
         match self {
             Schedule::Every(delay) => Some(Timestamp::from_secs(seconds) + *delay),
+            Schedule::Fields(_, _) if !CALENDAR.contains(&seconds) => None,
             Schedule::Fields(fields, zone) => {
                 fields.next(&Zone(zone), seconds + 1).map(Timestamp::from_secs)
             }
@@ -242,6 +243,9 @@ impl Set {
         u32::try_from(value).is_ok_and(|value| self.bits & 1 << value != 0)
     }
 }
+
+/// From the year 1 up to 9990. jiff's calendar, which ends with 9999, has room for a search there.
+const CALENDAR: std::ops::Range<i64> = -62_135_596_800..252_423_993_600;
 
 /// A time zone, in seconds since 1970.
 struct Zone<'a>(&'a TimeZone);

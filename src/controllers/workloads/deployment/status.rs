@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::apps::v1::{DeploymentCondition, DeploymentStatus, ReplicaSetCondition};
-
 use super::limits::Limits;
 use super::sets::Sets;
-use crate::objects::{Deployment, ReplicaSet, Timestamp};
+use crate::objects::{Condition, Deployment, DeploymentStatus, ReplicaSet, Timestamp};
 
 pub(super) const AVAILABLE: &str = "Available";
 pub(super) const PROGRESSING: &str = "Progressing";
@@ -28,34 +26,32 @@ pub(super) fn condition(
     reason: &str,
     message: impl Into<String>,
     now: Timestamp,
-) -> DeploymentCondition {
-    DeploymentCondition {
+) -> Condition {
+    Condition {
         type_: kind.to_owned(),
         status: status.to_owned(),
-        last_update_time: Some(now.to_api()),
-        last_transition_time: Some(now.to_api()),
+        last_update_time: Some(now.truncate_to_secs()),
+        last_transition_time: Some(now.truncate_to_secs()),
         reason: Some(reason.to_owned()),
         message: Some(message.into()),
+        ..Condition::default()
     }
 }
 
-pub(super) fn find<'a>(
-    status: &'a DeploymentStatus,
-    kind: &str,
-) -> Option<&'a DeploymentCondition> {
+pub(super) fn find<'a>(status: &'a DeploymentStatus, kind: &str) -> Option<&'a Condition> {
     status.conditions.iter().flatten().find(|condition| condition.type_ == kind)
 }
 
 /// Sets a condition, unless it is there with the same status and reason. The time of its transition
 /// stays when its status does. Upstream: `SetDeploymentCondition`.
-pub(super) fn set(status: &mut DeploymentStatus, mut condition: DeploymentCondition) {
+pub(super) fn set(status: &mut DeploymentStatus, mut condition: Condition) {
     if let Some(current) = find(status, &condition.type_)
         && current.status == condition.status
     {
         if current.reason == condition.reason {
             return;
         }
-        condition.last_transition_time = current.last_transition_time.clone();
+        condition.last_transition_time = current.last_transition_time;
     }
     remove(status, &condition.type_);
     status.conditions.get_or_insert_default().push(condition);
@@ -71,15 +67,8 @@ pub(super) fn remove(status: &mut DeploymentStatus, kind: &str) {
 }
 
 /// Upstream: `ReplicaSetToDeploymentCondition`.
-pub(super) fn from_replica_set(condition: &ReplicaSetCondition) -> DeploymentCondition {
-    DeploymentCondition {
-        type_: condition.type_.clone(),
-        status: condition.status.clone(),
-        last_update_time: condition.last_transition_time.clone(),
-        last_transition_time: condition.last_transition_time.clone(),
-        reason: condition.reason.clone(),
-        message: condition.message.clone(),
-    }
+pub(super) fn from_replica_set(condition: &Condition) -> Condition {
+    Condition { last_update_time: condition.last_transition_time, ..condition.clone() }
 }
 
 /// The counts, and whether enough pods are available; other conditions are carried over.
@@ -172,8 +161,8 @@ pub(super) fn progress_deadline(deployment: &Deployment) -> Option<Duration> {
     Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
-pub(super) fn updated_at(condition: &DeploymentCondition) -> Timestamp {
-    condition.last_update_time.as_ref().map_or(Timestamp::default(), |time| time.0.into())
+pub(super) fn updated_at(condition: &Condition) -> Timestamp {
+    condition.last_update_time.unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -245,7 +234,7 @@ mod tests {
         {
             set(&mut status, condition("A", value, reason, "m", at(now)));
             let found = find(&status, "A").unwrap();
-            assert_eq!(found.last_transition_time, Some(at(transition).to_api()));
+            assert_eq!(found.last_transition_time, Some(at(transition)));
             assert_eq!(updated_at(found), at(update));
             assert_eq!(found.reason.as_deref(), Some(reason));
         }
