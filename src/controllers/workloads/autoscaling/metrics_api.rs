@@ -10,7 +10,8 @@ use super::calculator::{PodMetric, PodMetrics};
 use crate::client::{Call, Client, Error, Failure, FailureBody, Scales};
 use crate::clock::SharedClock;
 use crate::objects::{
-    CrossVersionObjectReference, Quantity, ResourceList, Selector, Timestamp, null_as_default,
+    CrossVersionObjectReference, Quantity, ResourceList, Seconds, Selector, Timestamp,
+    null_as_default,
 };
 use crate::options::parse_duration;
 
@@ -73,7 +74,7 @@ struct MetricValue {
     timestamp: Option<Timestamp>,
     /// Of v1beta1 the name is `window`.
     #[serde(alias = "window")]
-    window_seconds: Option<u64>,
+    window_seconds: Option<Seconds>,
     value: Quantity,
 }
 
@@ -155,7 +156,7 @@ impl MetricsApi {
             return Err("no metrics returned from custom metrics API".to_owned());
         }
         let metric = |found: MetricValue| {
-            let window = found.window_seconds.map_or(DEFAULT_WINDOW, Duration::from_secs);
+            let window = found.window_seconds.map_or(DEFAULT_WINDOW, Duration::from);
             let timestamp = time(found.timestamp);
             let metric = PodMetric { value: found.value.milli_value(), timestamp, window };
             (found.described_object.name.into(), metric)
