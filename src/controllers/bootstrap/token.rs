@@ -122,6 +122,7 @@ mod tests {
             ("2001-09-09T1:46:41Z", seconds(1)),
             ("2001-09-09T01:46:40.5Z", Expiration::In(Duration::from_millis(500))),
             ("2001-09-09T01:46:40,5000000000000Z", Expiration::In(Duration::from_millis(500))),
+            ("9999-12-31T23:59:59Z", seconds(252_402_300_799)),
             ("2001-09-09T01:46:60Z", Expiration::Expired),
             ("2101-09-09T01:46:41", Expiration::Expired),
             ("2101-09-09t01:46:41z", Expiration::Expired),

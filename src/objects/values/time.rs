@@ -6,6 +6,10 @@ use std::ops::{Add, Sub};
 use std::str::FromStr;
 use std::time::Duration;
 
+use jiff::SignedDuration;
+use jiff::civil::DateTime;
+use jiff::fmt::strtime;
+use jiff::fmt::temporal::Pieces;
 use serde::de::{self, Deserializer, Visitor};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
@@ -97,14 +101,38 @@ impl Timestamp {
         k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.truncate_to_secs().to_jiff())
     }
 
+    /// The nearest time that jiff has: the last day of the year 9999 is cut off.
     pub fn to_jiff(self) -> jiff::Timestamp {
-        jiff::Timestamp::from_microsecond(self.as_micros()).unwrap_or(jiff::Timestamp::UNIX_EPOCH)
+        let micros = self.as_micros();
+        let nearest = if micros < 0 { jiff::Timestamp::MIN } else { jiff::Timestamp::MAX };
+        jiff::Timestamp::from_microsecond(micros).unwrap_or(nearest)
     }
 
     /// `2006-01-02T15:04:05.000000Z`
     pub fn to_micro_string(self) -> String {
-        self.to_jiff().strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
+        self.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
     }
+
+    fn strftime(self, format: &'static str) -> strtime::Display<'static> {
+        match jiff::Timestamp::from_microsecond(self.as_micros()) {
+            Ok(time) => time.strftime(format),
+            Err(_) => {
+                let since = SignedDuration::from_micros(self.as_micros());
+                EPOCH.saturating_add(since).strftime(format)
+            }
+        }
+    }
+}
+
+const EPOCH: DateTime = DateTime::constant(1970, 1, 1, 0, 0, 0, 0);
+
+/// Reads a time of the last day of the year 9999. The API has it, jiff's `Timestamp` ends before it.
+fn on_the_last_day(text: &str) -> Option<Timestamp> {
+    let pieces = Pieces::parse(text).ok()?;
+    let local = pieces.date().to_datetime(pieces.time()?);
+    let offset = SignedDuration::from_secs(pieces.to_numeric_offset()?.seconds().into());
+    let since = local.duration_since(EPOCH).checked_sub(offset)?;
+    i64::try_from(since.as_micros()).ok().map(Timestamp::from_micros)
 }
 
 impl From<jiff::Timestamp> for Timestamp {
@@ -133,16 +161,18 @@ impl Sub<Duration> for Timestamp {
 
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.to_jiff().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        write!(f, "{}", self.strftime("%Y-%m-%dT%H:%M:%SZ"))
     }
 }
 
 impl FromStr for Timestamp {
     type Err = ParseTimestampError;
     fn from_str(text: &str) -> Result<Timestamp, ParseTimestampError> {
-        let time: jiff::Timestamp =
-            text.parse().map_err(|source| ParseTimestampError { text: text.to_owned(), source })?;
-        Ok(time.into())
+        match text.parse::<jiff::Timestamp>() {
+            Ok(time) => Ok(time.into()),
+            Err(source) => on_the_last_day(text)
+                .ok_or_else(|| ParseTimestampError { text: text.to_owned(), source }),
+        }
     }
 }
 
@@ -242,13 +272,24 @@ mod tests {
             ("1970-01-01T00:00:01Z", 1_000_000, "1970-01-01T00:00:01Z"),
             ("2026-05-01T10:00:00.123456Z", 1_777_629_600_123_456, "2026-05-01T10:00:00Z"),
             ("2026-05-01T12:00:00+02:00", 1_777_629_600_000_000, "2026-05-01T10:00:00Z"),
+            ("0001-01-01T00:00:00Z", -62_135_596_800_000_000, "0001-01-01T00:00:00Z"),
+            ("9999-12-31T23:59:59Z", 253_402_300_799_000_000, "9999-12-31T23:59:59Z"),
+            ("9999-12-31T23:59:59.999999+02:00", 253_402_293_599_999_999, "9999-12-31T21:59:59Z"),
+            // In the year 10000.
+            ("9999-12-31T23:59:59-02:00", 253_402_307_999_000_000, "9999-12-31T23:59:59Z"),
         ] {
             let time: Timestamp = text.parse().unwrap();
             assert_eq!(time.as_micros(), micros, "{text}");
             assert_eq!(time.to_string(), written);
         }
         assert_eq!(Timestamp::from_micros(1).to_micro_string(), "1970-01-01T00:00:00.000001Z");
-        assert!("yesterday".parse::<Timestamp>().is_err());
+        let last = Timestamp::from_micros(253_402_300_799_999_999);
+        assert_eq!(last.to_micro_string(), "9999-12-31T23:59:59.999999Z");
+        assert_eq!(last.to_jiff(), jiff::Timestamp::MAX);
+        assert_eq!(Timestamp::from_micros(i64::MIN).to_jiff(), jiff::Timestamp::MIN);
+        for text in ["yesterday", "9999-12-31", "9999-12-31T23:59:59", "9999-12-32T00:00:00Z"] {
+            assert!(text.parse::<Timestamp>().is_err(), "{text}");
+        }
     }
 
     #[test]
