@@ -56,6 +56,7 @@ mod recycling;
 mod resync;
 mod rollouts;
 mod selinux;
+mod service_accounts;
 mod servicecidrs;
 mod serving;
 mod statefulsets;
