@@ -15,6 +15,7 @@ mod memory;
 mod notices;
 mod open_files;
 pub mod pipeline;
+mod service_accounts;
 pub mod serving;
 mod shadow;
 mod signals;

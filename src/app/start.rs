@@ -12,9 +12,10 @@ use futures_lite::FutureExt;
 use super::client_builder::{ServiceAccountClients, SimpleClients};
 use super::component_metrics::RunningControllers;
 use super::connect::{Connection, user_agent};
-use super::controller_table::{CONTROLLERS, Descriptor};
+use super::controller_table::{CONTROLLERS, Descriptor, TOKEN_CONTROLLER, find};
 use super::leader_migration::{LeaderMigration, Lease};
 use super::pipeline::Pipeline;
+use super::service_accounts;
 use crate::cache::SharedInformerFactory;
 use crate::clock::SharedClock;
 use crate::controllers::{
@@ -32,8 +33,10 @@ use crate::task::{Failure, Latch, StopToken, TaskGroup, caught};
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 const API_SERVER_RETRY: Duration = Duration::from_secs(1);
 const DISCOVERY_RESET: Duration = Duration::from_secs(30);
-/// Shadow mode does not wait longer for controllers whose caches a server may never fill.
-const SHADOW_PATIENCE: Duration = Duration::from_secs(60);
+/// For how long is waited for all controllers to work: a server may never fill the caches of some.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+/// The name of the client that makes accounts and their tokens.
+const ACCOUNTS: &str = "token-requests";
 /// A controller starts after the start interval and up to as much again.
 const START_JITTER: f64 = 1.0;
 
@@ -122,6 +125,7 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), Failed> {
         }
     }
     let watchers: Vec<Watcher> = controllers.iter().map(Controller::watcher).collect();
+    let accounts = accounts(&controllers);
     let _shown = started.pipeline.show(&factory, watchers.clone());
     factory.start(&stop);
     let running = Arc::new(Mutex::new(BTreeSet::new()));
@@ -131,19 +135,26 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), Failed> {
     if started.lease == Lease::Main {
         started.running.open();
     }
+    let all_run = all_run(watchers.clone(), clock.clone());
     if let Some(shadow) = started.shadow.clone() {
-        let (clock, stop) = (clock.clone(), stop.clone());
+        let stop = stop.clone();
         tasks.spawn(async move {
             // A write that comes before the monitors of the collector watch is not seen.
-            let run = async {
-                for watcher in &watchers {
-                    watcher.runs().await;
-                }
-            };
-            if stop.unless_stopped(run.or(clock.sleep(SHADOW_PATIENCE))).await.is_some() {
+            if stop.unless_stopped(all_run).await.is_some() {
                 shadow.begin(watchers);
                 shadow.run(&stop).await;
             }
+        });
+    } else if options.use_service_account_credentials {
+        let client = connection.client(&user_agent(ACCOUNTS));
+        let (clock, stop) = (clock.clone(), stop.clone());
+        tasks.spawn(async move {
+            // Not before: nothing of the start has to wait for accounts that are not needed yet.
+            let make = async {
+                all_run.await;
+                service_accounts::make_all(client, accounts, clock).await;
+            };
+            stop.unless_stopped(make).await;
         });
     }
     let informers = async { failure.report(factory.failed().await) };
@@ -172,6 +183,23 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), Failed> {
         (None, Some(())) => Ok(()),
         (None, None) => Err(Failed { error: "controller shutdown timeout reached".into(), work }),
     }
+}
+
+/// Resolves when all controllers run, or after [`START_PATIENCE`].
+async fn all_run(watchers: Vec<Watcher>, clock: SharedClock) {
+    let run = async {
+        for watcher in &watchers {
+            watcher.runs().await;
+        }
+    };
+    run.or(clock.sleep(START_PATIENCE)).await;
+}
+
+/// The service accounts of these controllers. The token controller has none: it runs under the
+/// manager's own credentials.
+fn accounts(controllers: &[Controller]) -> BTreeSet<&'static str> {
+    let rows = controllers.iter().filter_map(|controller| find(controller.name()));
+    rows.filter(|row| row.name() != TOKEN_CONTROLLER).map(|row| row.profile.account).collect()
 }
 
 /// Logs from time to time which controllers have not ended yet. Never resolves.
@@ -223,7 +251,7 @@ fn clients(
     if !options.use_service_account_credentials {
         return Arc::new(SimpleClients { connection });
     }
-    let root = connection.client(&user_agent("token-requests"));
+    let root = connection.client(&user_agent(ACCOUNTS));
     Arc::new(ServiceAccountClients { connection, root, clock: clock.clone() })
 }
 

@@ -58,6 +58,7 @@ mod recycling;
 mod resync;
 mod rollouts;
 mod selinux;
+mod service_accounts;
 mod servicecidrs;
 mod serving;
 mod statefulsets;

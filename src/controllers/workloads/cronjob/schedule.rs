@@ -293,6 +293,10 @@ impl Fields {
             return None;
         }
         let last_year = zone.local(from).year() + HORIZON_YEARS;
+        // A year of the calendar must be left to end the search in.
+        if last_year >= jiff::civil::Date::MAX.year() {
+            return None;
+        }
         let mut time = from;
         // Whether the smaller fields are at their beginning already.
         let mut advanced = false;
@@ -377,6 +381,14 @@ mod tests {
 
     fn time(text: &str) -> Timestamp {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn nothing_is_due_after_the_last_year_of_the_calendar() {
+        let from = time("9999-12-30T20:00:00Z");
+        for schedule in ["* * * * *", "0 0 1 1 *", "30 8 * * 1", "0 0 30 2 *", "@hourly"] {
+            assert_eq!(parse(schedule).unwrap().next(from), None, "{schedule}");
+        }
     }
 
     #[test]

@@ -79,7 +79,9 @@ pub(super) fn calculate(
     now: Timestamp,
     counts_terminating: bool,
 ) -> DeploymentStatus {
-    let sum = |count: fn(&ReplicaSet) -> i32| sets.all().map(|set| count(set)).sum::<i32>();
+    let sum = |count: fn(&ReplicaSet) -> i32| {
+        sets.all().map(|set| count(set)).fold(0, i32::saturating_add)
+    };
     let available = sum(|set| set.status.available_replicas);
     let mut status = DeploymentStatus {
         observed_generation: Some(deployment.meta.generation),
@@ -88,7 +90,7 @@ pub(super) fn calculate(
         ready_replicas: Some(sum(|set| set.status.ready_replicas)),
         available_replicas: Some(available),
         // More are available than wanted while a Deployment shrinks.
-        unavailable_replicas: Some((sets.replicas() - available).max(0)),
+        unavailable_replicas: Some(sets.replicas().saturating_sub(available).max(0)),
         collision_count: deployment.status.collision_count,
         terminating_replicas: terminating(sets).filter(|_| counts_terminating),
         conditions: deployment.status.conditions.clone(),
@@ -106,11 +108,11 @@ pub(super) fn calculate(
 /// `None` while a ReplicaSet that has a status does not show the count. Upstream:
 /// `GetTerminatingReplicaCountForReplicaSets` (gate `DeploymentReplicaSetTerminatingReplicas`).
 fn terminating(sets: &Sets) -> Option<i32> {
-    let known = sets.all().map(|set| match set.status.terminating_replicas {
+    let mut known = sets.all().map(|set| match set.status.terminating_replicas {
         None if set.status.observed_generation == 0 => Some(0),
         count => count,
     });
-    known.sum()
+    known.try_fold(0i32, |sum, count| Some(sum.saturating_add(count?)))
 }
 
 /// As the API would give it back: what is zero or empty is absent.
@@ -220,6 +222,16 @@ mod tests {
         assert_eq!(got["terminatingReplicas"], 1);
         let got = status_of(Some(json!({"observedGeneration": 1})), &[full], spec, json!({}));
         assert_eq!(got["terminatingReplicas"], Value::Null);
+    }
+
+    #[test]
+    fn a_sum_that_is_too_large_is_the_largest_number() {
+        let full = json!({"replicas": i32::MAX, "readyReplicas": i32::MAX,
+            "availableReplicas": i32::MAX, "observedGeneration": 1, "terminatingReplicas": i32::MAX});
+        let got = status_of(Some(full.clone()), &[full], json!({"replicas": 1}), json!({}));
+        for count in ["replicas", "readyReplicas", "availableReplicas", "terminatingReplicas"] {
+            assert_eq!(got[count], i32::MAX, "{count}");
+        }
     }
 
     #[test]
