@@ -69,6 +69,8 @@ pub enum Error {
     Decode { request: String, source: Cause },
     /// The request could not be built: a body that does not serialize, a bad path.
     Request { request: String, source: Cause },
+    /// The request was not made: a name in its path would address another path.
+    Path(String),
     /// The client's guard did not pass the request: no byte of it was sent.
     HeldBack { request: String },
     /// The client may only read: no byte of the request was sent.
@@ -365,7 +367,7 @@ impl fmt::Display for Error {
             }
             Error::Shadowed { request } => write!(f, "{request}: not sent: shadow mode only reads"),
             Error::Credentials(source) => write!(f, "credentials: {source}"),
-            Error::Config(what) => f.write_str(what),
+            Error::Path(what) | Error::Config(what) => f.write_str(what),
         }
     }
 }
@@ -379,6 +381,7 @@ impl std::error::Error for Error {
             | Error::Decode { source, .. }
             | Error::Credentials(source) => source.source(),
             Error::Status(_)
+            | Error::Path(_)
             | Error::HeldBack { .. }
             | Error::Shadowed { .. }
             | Error::Config(_) => None,

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::calculator::{PodMetric, PodMetrics};
-use crate::client::{Call, Client, Error, Failure, FailureBody, Scales};
+use crate::client::{self, ApiPath, Call, Client, Error, Failure, FailureBody, Scales};
 use crate::clock::SharedClock;
 use crate::objects::{
     CrossVersionObjectReference, Quantity, ResourceList, Selector, Timestamp, null_as_default,
@@ -119,11 +119,10 @@ impl MetricsApi {
         selector: &Selector,
         container: &str,
     ) -> Result<PodMetrics, String> {
-        let path = ["apis", RESOURCE_METRICS, "v1beta1", "namespaces", namespace, "pods"];
-        let mut call = Call::to("GET", &path);
-        call.query_some("labelSelector", &Some(selector.to_string()));
+        let path =
+            || ApiPath::new(RESOURCE_METRICS, "v1beta1").namespace(namespace)?.resource("pods");
         let found: Items<OfPod> = self
-            .fetch(&call, "pods.metrics.k8s.io")
+            .fetch(path(), &[("labelSelector", selector)], "pods.metrics.k8s.io")
             .await
             .map_err(|error| unable("resource", &error))?;
         if found.items.is_empty() {
@@ -146,9 +145,12 @@ impl MetricsApi {
         selector: &Selector,
         metric_selector: &Selector,
     ) -> Result<PodMetrics, String> {
-        let path = ["namespaces", namespace, "pods", "*", metric];
+        let path = |path: ApiPath| {
+            path.namespace(namespace)?.resource("pods")?.name("*")?.subresource(metric)
+        };
+        let selectors = [("labelSelector", selector), ("metricLabelSelector", metric_selector)];
         let found = self
-            .custom(&path, Some(selector), metric_selector, "pods.custom.metrics.k8s.io *")
+            .custom(path, &selectors, "pods.custom.metrics.k8s.io *")
             .await
             .map_err(|error| unable("custom", &error))?;
         if found.is_empty() {
@@ -183,12 +185,14 @@ impl MetricsApi {
         metric_selector: &Selector,
     ) -> Result<i64, String> {
         let group = object.api_version.split_once('/').map_or("", |(group, _)| group);
+        let selectors = [("metricLabelSelector", metric_selector)];
         let found = match (group, object.kind.as_str()) {
             // The autoscaler's own, under any name.
             ("", "Namespace") => {
-                let path = ["namespaces", namespace, "metrics", metric];
+                let path =
+                    |path: ApiPath| path.namespace(namespace)?.resource("metrics")?.name(metric);
                 let what = format!("metrics.custom.metrics.k8s.io {metric}");
-                self.custom(&path, None, metric_selector, &what).await?
+                self.custom(path, &selectors, &what).await?
             }
             (group, kind) => {
                 let resources = self.scales.resources_of(group, kind, None).await;
@@ -202,9 +206,12 @@ impl MetricsApi {
                     .ok()
                     .and_then(|found| found.first().map(ToString::to_string))
                     .ok_or_else(|| format!("unable to map kind {kind} to resource: {why}"))?;
-                let path = ["namespaces", namespace, &resource, &object.name, metric];
+                let path = |path: ApiPath| {
+                    let path = path.namespace(namespace)?.resource(&resource)?;
+                    path.name(&object.name)?.subresource(metric)
+                };
                 let what = format!("{resource}.custom.metrics.k8s.io {}", object.name);
-                self.custom(&path, None, metric_selector, &what).await?
+                self.custom(path, &selectors, &what).await?
             }
         };
         match found.as_slice() {
@@ -223,11 +230,11 @@ impl MetricsApi {
         namespace: &str,
         selector: &Selector,
     ) -> Result<Vec<i64>, String> {
-        let path = ["apis", EXTERNAL_METRICS, "v1beta1", "namespaces", namespace, metric];
-        let mut call = Call::to("GET", &path);
-        call.query_some("labelSelector", &Some(selector.to_string()));
+        let path =
+            || ApiPath::new(EXTERNAL_METRICS, "v1beta1").namespace(namespace)?.resource(metric);
+        let what = format!("{metric}.external.metrics.k8s.io");
         let found: Items<MetricValue> = self
-            .fetch(&call, &format!("{metric}.external.metrics.k8s.io"))
+            .fetch(path(), &[("labelSelector", selector)], &what)
             .await
             .map_err(|error| unable("external", &error))?;
         if found.items.is_empty() {
@@ -236,20 +243,16 @@ impl MetricsApi {
         Ok(found.items.iter().map(|found| found.value.milli_value()).collect())
     }
 
+    /// `path`: what it adds to the path of the group version.
     async fn custom(
         &self,
-        path: &[&str],
-        selector: Option<&Selector>,
-        metric_selector: &Selector,
+        path: impl FnOnce(ApiPath) -> client::Result<ApiPath>,
+        selectors: &[(&'static str, &Selector)],
         what: &str,
     ) -> Result<Vec<MetricValue>, String> {
         let version = self.custom_version().await?;
-        let mut segments = vec!["apis", CUSTOM_METRICS, version];
-        segments.extend(path);
-        let mut call = Call::to("GET", &segments);
-        call.query_some("labelSelector", &selector.map(ToString::to_string));
-        call.query_some("metricLabelSelector", &Some(metric_selector.to_string()));
-        let found: Items<MetricValue> = self.fetch(&call, what).await?;
+        let path = path(ApiPath::new(CUSTOM_METRICS, version));
+        let found: Items<MetricValue> = self.fetch(path, selectors, what).await?;
         Ok(found.items)
     }
 
@@ -261,21 +264,34 @@ impl MetricsApi {
         {
             return Ok(version);
         }
-        let group = match self.client.fetch(&Call::to("GET", &["apis", CUSTOM_METRICS])).await {
-            Ok(group) => group,
-            Err(error) if error.is_not_found() => {
-                return Err(format!("no custom metrics API ({CUSTOM_METRICS}) registered"));
-            }
-            Err(error) => return Err(described(&error, "get", "")),
-        };
+        let group =
+            match self.client.fetch(&Call::new("GET", format!("/apis/{CUSTOM_METRICS}"))).await {
+                Ok(group) => group,
+                Err(error) if error.is_not_found() => {
+                    return Err(format!("no custom metrics API ({CUSTOM_METRICS}) registered"));
+                }
+                Err(error) => return Err(described(&error, "get", "")),
+            };
         let version = known_version(&group)
             .ok_or_else(|| "no known available metric versions found".to_owned())?;
         *self.custom_version.lock() = Some((now, version));
         Ok(version)
     }
 
-    async fn fetch<T: DeserializeOwned>(&self, call: &Call, what: &str) -> Result<T, String> {
-        self.client.fetch(call).await.map_err(|error| described(&error, "get", what))
+    async fn fetch<T: DeserializeOwned>(
+        &self,
+        path: client::Result<ApiPath>,
+        selectors: &[(&'static str, &Selector)],
+        what: &str,
+    ) -> Result<T, String> {
+        let ask = async {
+            let mut call = path?.call("GET");
+            for (name, selector) in selectors {
+                call.query_some(name, &Some(selector.to_string()));
+            }
+            self.client.fetch(&call).await
+        };
+        ask.await.map_err(|error| described(&error, "get", what))
     }
 }
 
