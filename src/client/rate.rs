@@ -36,7 +36,11 @@ impl Bucket {
         let grown = tokens + now.saturating_sub(at).as_secs_f64() * self.qps;
         let left = grown.min(self.burst) - 1.0;
         *state = (left, now);
-        if left >= 0.0 { Duration::ZERO } else { Duration::from_secs_f64(-left / self.qps) }
+        if left >= 0.0 {
+            return Duration::ZERO;
+        }
+        // A tiny rate makes a wait that no `Duration` holds.
+        Duration::try_from_secs_f64(-left / self.qps).unwrap_or(Duration::MAX)
     }
 
     pub async fn take(&self) {
@@ -61,6 +65,8 @@ fn on_grid(now: Duration, wait: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use futures_lite::future::{block_on, poll_once};
+
     use super::*;
     use crate::clock::FakeClock;
     use crate::objects::Timestamp;
@@ -85,5 +91,29 @@ mod tests {
         assert_eq!([bucket.reserve(), bucket.reserve()], [Duration::ZERO; 2]);
         assert_eq!(bucket.reserve().as_millis(), 100);
         assert_eq!(Bucket::new(-1.0, 1, clock).reserve(), Duration::ZERO);
+    }
+
+    #[test]
+    fn any_number_is_a_rate() {
+        // As --kube-api-qps takes them, times the factor of a faster client.
+        for (qps, expected) in [
+            (f64::from(f32::from_bits(1)), Duration::MAX),
+            (f64::from(f32::from_bits(1)) * 10.0, Duration::MAX),
+            (1e-300, Duration::MAX),
+            (1e-12, Duration::from_secs(1_000_000_000_000)),
+            (f64::from(f32::MAX) * 10.0, Duration::ZERO),
+            (f64::INFINITY, Duration::ZERO),
+            (f64::NAN, Duration::ZERO),
+            (f64::NEG_INFINITY, Duration::ZERO),
+        ] {
+            let clock = FakeClock::new(Timestamp::default());
+            let bucket = Bucket::new(qps, 1, clock.clone());
+            assert_eq!([bucket.reserve(), bucket.reserve()], [Duration::ZERO, expected], "{qps}");
+            // Those that wait do so without a panic.
+            let mut waiting = Box::pin(bucket.take());
+            let waits = block_on(poll_once(&mut waiting)).is_none();
+            assert_eq!(waits, expected > Duration::ZERO, "{qps}");
+            clock.advance(Duration::from_secs(60));
+        }
     }
 }
