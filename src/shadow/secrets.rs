@@ -24,7 +24,7 @@ pub fn conceal(object: &mut Value) {
     }
     for (field, digest) in [("data", digest_of_base64 as Digest), ("stringData", digest_of_text)] {
         match object.get_mut(field) {
-            Some(Value::Object(values)) => values.values_mut().for_each(|value| digest(value)),
+            Some(Value::Object(values)) => values.values_mut().for_each(digest),
             Some(value) => digest_of_text(value),
             None => {}
         }

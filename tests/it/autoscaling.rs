@@ -84,16 +84,18 @@ fn a_target_s_name_makes_no_line_of_the_log_and_no_other_path() {
     everywhere("autoscaler-names", async |env| {
         let manager = env.manager("manager", &FLAGS);
         let forged = "x\nE1125 00:00:00.000000       1 forged.rs:1] oops\u{1b}[2K";
-        for (name, target) in [("forged", forged), ("above", "..")] {
-            create(&env.client, autoscaler(name, target, [1, 3], cpu(50))).await;
-        }
         let failed = ("False", "FailedGetScale");
         let is_failed = |status: &Value| is(status, "AbleToScale", failed);
-        let status = has_status(env, "above", is_failed).await;
-        let refused = "the HPA controller was unable to get the target's current scale: \
-                       invalid resource name \"..\": [may not be '..']";
-        let conditions = status["conditions"].as_array().unwrap();
-        assert!(conditions.iter().any(|found| found["message"] == refused), "{status}");
+        create(&env.client, autoscaler("forged", forged, [1, 3], cpu(50))).await;
+        // A real API server does not take the other name.
+        if env.faults.is_some() {
+            create(&env.client, autoscaler("above", "..", [1, 3], cpu(50))).await;
+            let status = has_status(env, "above", is_failed).await;
+            let refused = "the HPA controller was unable to get the target's current scale: \
+                           invalid resource name \"..\": [may not be '..']";
+            let conditions = status["conditions"].as_array().unwrap();
+            assert!(conditions.iter().any(|found| found["message"] == refused), "{status}");
+        }
         has_status(env, "forged", is_failed).await;
         let log = eventually(&env.clock, "the name is logged", || async {
             let log = std::fs::read_to_string(&manager.log).unwrap();

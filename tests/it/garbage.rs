@@ -156,9 +156,9 @@ fn an_owner_whose_name_is_no_segment_of_a_path_is_not_gone() {
         })
         .await;
         objects.collector_works("names").await;
-        for n in 0..names.len() {
+        for (n, name) in names.iter().enumerate() {
             let left = objects.get(&CONFIG_MAPS, &format!("default/owned-{n}")).await;
-            assert!(left.is_some_and(|meta| !meta.is_being_deleted()), "{}", names[n]);
+            assert!(left.is_some_and(|meta| !meta.is_being_deleted()), "{name}");
         }
     });
 }
