@@ -14,7 +14,7 @@
 //! | `storage` | objects with their history, and those that the server itself keeps |
 //! | `nodes` | the scheduler and the kubelet |
 //! | `metrics` | the metrics APIs, with values that a person sets |
-//! | `front` | the way for a browser to the manager's debug pages |
+//! | `debug_proxy` | shows a manager's debug pages to a browser |
 //! | `load` | loads, and what they cost a controller manager |
 
 mod admission;
@@ -23,8 +23,8 @@ mod apply;
 mod auth;
 mod cel;
 pub mod cluster;
+pub mod debug_proxy;
 pub mod demo;
-pub mod front;
 mod kinds;
 pub mod load;
 mod metrics;

@@ -3,9 +3,9 @@
 pub mod decode;
 pub mod discovery;
 pub mod documents;
-pub mod marks;
 pub mod openapi;
 pub mod roots;
+pub mod schema_fixes;
 pub mod schemas;
 pub mod shape;
 pub mod validation;
