@@ -17,6 +17,7 @@
 //! | `debug_proxy` | shows a manager's debug pages to a browser |
 //! | `load` | loads, and what they cost a controller manager |
 
+mod access;
 mod admission;
 mod api;
 mod apply;
@@ -25,18 +26,23 @@ mod cel;
 pub mod cluster;
 pub mod debug_proxy;
 pub mod demo;
+mod failures;
 mod kinds;
 pub mod load;
 mod metrics;
 pub mod nodes;
+mod object;
 mod patch;
+mod percent;
 pub mod protobuf;
+mod request;
 mod rollout;
 mod server;
+pub mod status;
 mod storage;
 mod types;
 
-pub use api::{faults, status};
+pub use api::faults;
 pub use auth::certs;
 pub use server::{ClientFiles, Sandbox, SandboxError, SandboxOptions};
 pub use storage::store;

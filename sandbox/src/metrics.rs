@@ -3,9 +3,9 @@
 
 use serde_json::{Value, json};
 
-use crate::api::call::{Query, ResourcePath};
-use crate::api::failures;
-use crate::api::status::ApiResult;
+use crate::failures;
+use crate::request::call::{Query, ResourcePath};
+use crate::status::ApiResult;
 use crate::storage::registry::Registry;
 use crate::storage::store::{Store, Stored};
 use kube_controller_manager::objects::{Labels, Quantity, Selector, Timestamp};
@@ -198,7 +198,7 @@ impl Metrics<'_> {
             self.objects(&kind.to_string(), namespace).iter().filter_map(value).collect();
         if items.is_empty() {
             let what = format!("the server could not find the metric {metric} for {plural} {name}");
-            return Err(crate::api::status::ApiError::new(404, "NotFound", what));
+            return Err(crate::status::ApiError::new(404, "NotFound", what));
         }
         Ok(json!({
             "kind": "MetricValueList", "apiVersion": format!("{CUSTOM}/{}", at.version),

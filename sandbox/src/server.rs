@@ -10,15 +10,16 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::access::User;
 use crate::api::Api;
-use crate::api::call::Call;
 use crate::api::faults::Faults;
-use crate::api::status::{ApiError, ApiResult};
 use crate::api::traffic::Traffic;
+use crate::auth::Auth;
 use crate::auth::certs::{Authority, service_account_key};
 use crate::auth::rbac::Rbac;
-use crate::auth::{Auth, User};
 use crate::kinds::{self, Kind};
+use crate::request::call::Call;
+use crate::status::{ApiError, ApiResult};
 use crate::storage::registry::Registry;
 use crate::storage::store::Store;
 use kube_controller_manager::clock::{SharedClock, SystemClock};
@@ -287,7 +288,7 @@ impl Api {
         let kind = self
             .registry
             .find(group, version, resource)
-            .ok_or_else(crate::api::failures::no_such_path)?;
+            .ok_or_else(crate::failures::no_such_path)?;
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
         let mut call = Call::of(kind, namespace, "");
         call.query.fill("fieldManager", "kube-apiserver");

@@ -7,11 +7,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::admission::{forbidden, is_pod};
-use crate::api::call::Call;
-use crate::api::object::{generated, list, text};
-use crate::api::status::ApiResult;
-use crate::api::{Api, Payload};
+use crate::api::Api;
 use crate::kinds::Kind;
+use crate::object::{generated, list, text};
+use crate::request::call::Call;
+use crate::request::payload::Payload;
+use crate::status::ApiResult;
 use crate::storage::store::Stored;
 
 const ACCOUNTS: &str = "serviceaccounts";

@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::is_core;
 use crate::api::Api;
-use crate::api::failures;
-use crate::api::object::text;
-use crate::api::status::ApiResult;
+use crate::failures;
 use crate::kinds::Kind;
+use crate::object::text;
+use crate::status::ApiResult;
 use crate::storage::store::Stored;
 
 impl Api {

@@ -12,10 +12,10 @@ mod usage;
 
 use serde_json::Value;
 
-use crate::api::failures;
-use crate::api::object::text;
-use crate::api::status::ApiError;
+use crate::failures;
 use crate::kinds::Kind;
+use crate::object::text;
+use crate::status::ApiError;
 
 pub fn is_pod(kind: &Kind) -> bool {
     is_core(kind, "pods")

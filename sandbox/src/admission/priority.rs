@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use super::{forbidden, is_pod};
 use crate::api::Api;
-use crate::api::object::text;
-use crate::api::status::ApiResult;
 use crate::kinds::Kind;
+use crate::object::text;
+use crate::status::ApiResult;
 use crate::storage::store::Stored;
 
 const PRIORITY_CLASSES: &str = "priorityclasses.scheduling.k8s.io";

@@ -6,11 +6,11 @@ use serde_json::Value;
 use super::usage::{Evaluator, amounts, has_pod_resources};
 use super::{forbidden, is_pod};
 use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::object::{list, text};
-use crate::api::status::ApiResult;
 use crate::api::write::Part;
 use crate::kinds::Kind;
+use crate::object::{list, text};
+use crate::request::call::Call;
+use crate::status::ApiResult;
 use kube_controller_manager::objects::{Istr, ResourceList, ResourceQuota};
 
 const QUOTAS: &str = "resourcequotas";

@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::is_core;
 use crate::api::Api;
-use crate::api::object::text;
 use crate::kinds::Kind;
+use crate::object::text;
 use crate::storage::store::Stored;
 
 const STORAGE_CLASSES: &str = "storageclasses.storage.k8s.io";

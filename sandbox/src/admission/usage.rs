@@ -6,8 +6,8 @@
 use serde_json::Value;
 
 use super::is_core;
-use crate::api::object::{list, text};
 use crate::kinds::Kind;
+use crate::object::{list, text};
 use kube_controller_manager::objects::{Labels, Quantity, ResourceList, ScopeRequirement};
 
 /// Kinds with a quota resource under their bare name. Upstream: `legacyObjectCountAliases`.

@@ -2,15 +2,16 @@
 
 use serde_json::Value;
 
-use crate::api::call::Call;
-use crate::api::object::{carry, drop_empty, is_deleting, list, remove, same_content, text};
+use crate::api::Api;
 use crate::api::rules::{
     check_name, check_namespace, check_type, is_definition, is_namespace, kept_by_status, refuse,
     updates_unconditionally, wrong_phase,
 };
-use crate::api::status::ApiResult;
 use crate::api::write::Part;
-use crate::api::{Api, failures};
+use crate::failures;
+use crate::object::{carry, drop_empty, is_deleting, list, remove, same_content, text};
+use crate::request::call::Call;
+use crate::status::ApiResult;
 
 impl Api {
     /// Records when a volume's phase changed, unless the writer has done so. Upstream:

@@ -2,11 +2,12 @@
 
 use serde_json::{Value, json};
 
-use crate::api::object::{list, text};
+use crate::api::Api;
 use crate::api::rules::is_definition;
-use crate::api::status::ApiResult;
-use crate::api::{Api, failures};
+use crate::failures;
 use crate::kinds::{self, Kind};
+use crate::object::{list, text};
+use crate::status::ApiResult;
 
 /// The versions that objects have been stored in so far.
 fn stored_versions(definition: &Value) -> Vec<Value> {

@@ -6,13 +6,15 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::admission::policies::Request;
-use crate::api::call::Call;
-use crate::api::failures;
-use crate::api::object::{is_deleting, list, text};
+use crate::api::Api;
+use crate::api::response::{json_response, success};
 use crate::api::rules::is_definition;
-use crate::api::status::{ApiResult, Cause};
-use crate::api::{Api, Payload, json_response, success};
+use crate::failures;
 use crate::kinds::Kind;
+use crate::object::{is_deleting, list, text};
+use crate::request::call::Call;
+use crate::request::payload::Payload;
+use crate::status::{ApiResult, Cause};
 use crate::storage::definitions::condemned;
 use crate::storage::store::{StoreError, Stored};
 use kube_controller_manager::objects::Timestamp;
@@ -161,7 +163,7 @@ fn orphans_by_default(kind: &Kind) -> bool {
     )
 }
 
-fn invalid(cause: Cause) -> crate::api::status::ApiError {
+fn invalid(cause: Cause) -> crate::status::ApiError {
     failures::invalid("meta.k8s.io", "DeleteOptions", "", &[cause])
 }
 

@@ -10,15 +10,16 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_lite::FutureExt;
 use serde_json::{Value, json};
 
-use crate::api::accept::Encoding;
-use crate::api::call::{Call, Form};
-use crate::api::failures;
+use crate::api::Api;
+use crate::api::response::{failure, json_response};
 use crate::api::select::Selection;
-use crate::api::status::{ApiError, ApiResult, Cause};
 use crate::api::table::{self, IncludeObject};
-use crate::api::{Api, json_response};
+use crate::failures;
 use crate::kinds::Kind;
 use crate::protobuf;
+use crate::request::accept::{Encoding, Form};
+use crate::request::call::Call;
+use crate::status::{ApiError, ApiResult, Cause};
 use crate::storage::store::{Page, Store, StoreError, Stored};
 use kube_controller_manager::server::http::{Bytes, Response};
 
@@ -355,7 +356,7 @@ fn expired(after: Option<&str>, version: u64, oldest: u64) -> Response {
     let Some(after) = after else {
         let why =
             format!("The resourceVersion for the provided list is too old. ({version} < {oldest})");
-        return crate::api::failure(&failures::expired(why));
+        return failure(&failures::expired(why));
     };
     let why = "The provided continue parameter is too old to display a consistent list result. \
         You can start a new list without the continue parameter, or use the continue token in this \

@@ -3,12 +3,15 @@
 
 use serde_json::{Value, json};
 
-use crate::api::call::ResourcePath;
-use crate::api::failures::{self, invalid_value};
-use crate::api::object::{list, text};
-use crate::api::status::{ApiResult, Cause};
-use crate::api::{Api, Payload, json_response};
-use crate::auth::{Access, ISSUER, User, is_for};
+use crate::access::{Access, User};
+use crate::api::Api;
+use crate::api::response::json_response;
+use crate::auth::{ISSUER, is_for};
+use crate::failures::{self, invalid_value};
+use crate::object::{list, text};
+use crate::request::call::ResourcePath;
+use crate::request::payload::Payload;
+use crate::status::{ApiResult, Cause};
 use kube_controller_manager::server::http::Response;
 
 const AUTHORIZATION: &str = "authorization.k8s.io";

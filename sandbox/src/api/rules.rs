@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::api::call::Call;
-use crate::api::failures;
-use crate::api::object::{is_deleting, list, remove, text};
-use crate::api::status::{ApiResult, Cause};
+use crate::failures;
 use crate::kinds::Kind;
+use crate::object::{is_deleting, list, remove, text};
+use crate::request::call::Call;
+use crate::status::{ApiResult, Cause};
 
 pub fn check_type(kind: &Kind, object: &mut Value) -> ApiResult<()> {
     if !object.is_object() || !object.get("metadata").is_none_or(|m| m.is_object() || m.is_null()) {

@@ -4,23 +4,24 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::access::Access;
 use crate::admission::policies::Request;
 use crate::admission::{accounts, pod_group, quota};
-use crate::api::call::{Call, Warnings};
-use crate::api::failures;
-use crate::api::object::{
-    drop_empty, generated, is_deleting, remove, spec_keys, take_added, text, uuid,
-};
+use crate::api::Api;
 use crate::api::rules::{
     check_name, check_namespace, check_type, finalized_by_kubernetes, goes_now, is_definition,
     is_namespace, made_by_update, refuse,
 };
-use crate::api::status::ApiResult;
-use crate::api::{Api, Payload};
 use crate::apply;
-use crate::auth::Access;
+use crate::failures;
 use crate::kinds::{self, Kind, Subresource, View};
+use crate::object::{
+    drop_empty, generated, is_deleting, remove, spec_keys, take_added, text, uuid,
+};
 use crate::patch;
+use crate::request::call::{Call, Warnings};
+use crate::request::payload::Payload;
+use crate::status::ApiResult;
 use crate::storage::store::{StoreError, Stored};
 use kube_controller_manager::server::http::Response;
 

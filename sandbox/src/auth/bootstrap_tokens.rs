@@ -4,9 +4,9 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::User;
+use crate::access::User;
 use crate::api::Api;
-use crate::api::object::{is_deleting, text};
+use crate::object::{is_deleting, text};
 use kube_controller_manager::objects::Timestamp;
 
 impl Api {

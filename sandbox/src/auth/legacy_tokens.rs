@@ -7,12 +7,12 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
+use crate::access::User;
 use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::object::{is_deleting, text};
-use crate::api::status::ApiResult;
 use crate::api::write::Part;
-use crate::auth::User;
+use crate::object::{is_deleting, text};
+use crate::request::call::Call;
+use crate::status::ApiResult;
 use kube_controller_manager::jwt::{LEGACY_ISSUER, LegacyClaims};
 use kube_controller_manager::objects::Timestamp;
 

@@ -6,90 +6,21 @@ pub mod legacy_tokens;
 pub mod rbac;
 
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
-use serde_json::{Value, json};
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
+use crate::access::User;
+use crate::object::uuid;
 use kube_controller_manager::jwt::Signer;
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::server::auth::Authorities;
 use kube_controller_manager::server::http::Chain;
 
-const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 /// The issuer of service-account tokens, which is also their default audience.
 pub const ISSUER: &str = "https://kubernetes.default.svc";
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct User {
-    pub name: String,
-    pub uid: String,
-    pub groups: Vec<String>,
-    /// The identity of the credential: `JTI=…`, `X509SHA256=…`.
-    pub extra: BTreeMap<String, Vec<String>>,
-}
-
-impl User {
-    pub fn new(name: &str, groups: &[&str]) -> User {
-        let groups = groups.iter().copied().map(str::to_owned).collect();
-        User { name: name.to_owned(), groups, ..User::default() }
-    }
-
-    pub fn anonymous() -> User {
-        User::new("system:anonymous", &["system:unauthenticated"])
-    }
-
-    pub fn service_account(namespace: &str, name: &str, uid: &str) -> User {
-        let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{namespace}")]
-            .map(str::to_owned);
-        User {
-            name: format!("system:serviceaccount:{namespace}:{name}"),
-            uid: uid.to_owned(),
-            groups: groups.into(),
-            extra: BTreeMap::new(),
-        }
-    }
-
-    /// The API server itself.
-    pub fn server() -> User {
-        User::new("system:apiserver", &["system:masters"])
-    }
-
-    fn with_credential(mut self, credential: String) -> User {
-        self.extra.insert(CREDENTIAL.to_owned(), vec![credential]);
-        self
-    }
-
-    pub fn is_anonymous(&self) -> bool {
-        self.name == "system:anonymous"
-    }
-
-    /// As `authentication.k8s.io` shows it.
-    pub fn to_json(&self) -> Value {
-        let mut user = json!({ "username": self.name, "groups": self.groups });
-        if !self.uid.is_empty() {
-            user["uid"] = self.uid.as_str().into();
-        }
-        if !self.extra.is_empty() {
-            user["extra"] = json!(self.extra);
-        }
-        user
-    }
-}
-
-/// One access of a user.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Access {
-    pub verb: String,
-    pub group: String,
-    /// With the subresource: `pods/status`.
-    pub resource: String,
-    pub namespace: String,
-    pub name: String,
-    /// The path of a non-resource request: `/metrics`.
-    pub path: String,
-}
 
 struct Token {
     user: User,
@@ -132,7 +63,7 @@ impl Auth {
         expires: Timestamp,
     ) -> String {
         let user = User::service_account(namespace, name, uid);
-        let id = crate::api::object::uuid();
+        let id = uuid();
         let claims = json!({
             "aud": audiences, "exp": expires.as_secs(), "iat": issued.as_secs(), "iss": ISSUER,
             "jti": id, "nbf": issued.as_secs(), "sub": user.name,
@@ -214,6 +145,7 @@ fn random_text() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::CREDENTIAL;
 
     #[test]
     fn tokens_end_and_bad_certificates_are_nobody() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Result;
 use super::value::Value;
-use crate::auth::Access;
+use crate::access::Access;
 
 /// Answers whether a user may do something.
 pub trait Authorize {

@@ -5,11 +5,11 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::object::uuid;
-use crate::api::status::ApiResult;
 use crate::api::write::Part;
 use crate::nodes::DRIVER;
+use crate::object::uuid;
+use crate::request::call::Call;
+use crate::status::ApiResult;
 
 /// Group, version, and the priorities of both.
 const LOCAL: [(&str, &str, i32, i32); 21] = [

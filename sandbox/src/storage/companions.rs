@@ -8,13 +8,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use serde_json::{Value, json};
 
 use crate::api::Api;
-use crate::api::call::Call;
 use crate::api::delete::DeleteOptions;
-use crate::api::object::{list, text};
 use crate::api::rules::is_definition;
-use crate::api::status::ApiResult;
 use crate::api::write::Part;
 use crate::kinds::Kind;
+use crate::object::{list, text};
+use crate::request::call::Call;
+use crate::status::ApiResult;
 
 const REGISTRATION: &str = "apiregistration.k8s.io";
 const NETWORKING: &str = "networking.k8s.io";

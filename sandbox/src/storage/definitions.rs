@@ -6,14 +6,13 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::api::Api;
-use crate::api::call::Call;
 use crate::api::delete::DeleteOptions;
-use crate::api::failures;
-use crate::api::object::{is_deleting, list, text};
-use crate::api::status::ApiResult;
-use crate::api::subresources::set_condition;
 use crate::api::write::Part;
+use crate::failures;
 use crate::kinds::Kind;
+use crate::object::{is_deleting, list, set_condition, text};
+use crate::request::call::Call;
+use crate::status::ApiResult;
 
 const DEFINITIONS: &str = "customresourcedefinitions";
 const GROUP: &str = "apiextensions.k8s.io";

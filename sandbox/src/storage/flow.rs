@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::bootstrap::condition;
 use crate::api::Api;
-use crate::api::status::ApiResult;
+use crate::status::ApiResult;
 
 const GROUP: &str = "flowcontrol.apiserver.k8s.io";
 

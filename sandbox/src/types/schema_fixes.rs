@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 
-use crate::patch::merge_rule;
+use crate::types::merge_rules::merge_rule;
 
 /// Converts a schema to OpenAPI 3.0: keywords beside a reference are ignored there, and
 /// int-or-string fields are marked as such.

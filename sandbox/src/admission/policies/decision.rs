@@ -3,8 +3,8 @@
 
 use serde_json::Value as Json;
 
-use crate::api::object::{list, text};
 use crate::cel::{Authorize, Program, Value, Variables};
+use crate::object::{list, text};
 
 /// The longest message that an expression may make. Upstream:
 /// `MaxEvaluatedMessageExpressionSizeBytes`.
@@ -125,7 +125,7 @@ fn reason(given: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::Access;
+    use crate::access::Access;
     use serde_json::json;
 
     struct Nothing;

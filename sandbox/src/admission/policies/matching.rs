@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::Request;
 use crate::api::Api;
-use crate::api::object::{list, text};
+use crate::object::{list, text};
 use kube_controller_manager::objects::{LabelSelector, Labels, Selector};
 
 /// Policies are not about themselves, nor about reviews, which are not stored.

@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use self::decision::{Refusal, decide};
 use super::forbidden;
+use crate::access::{Access, User};
 use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::object::{list, text};
-use crate::api::status::ApiResult;
-use crate::auth::{Access, User};
 use crate::cel::{self, Authorize, Question};
+use crate::object::{list, text};
+use crate::request::call::Call;
+use crate::status::ApiResult;
 use kube_controller_manager::cel::on_deep_stack;
 
 const GROUP: &str = "admissionregistration.k8s.io";
@@ -77,7 +77,7 @@ impl Api {
             policies.iter().flat_map(|policy| self.denials(request, policy, bindings)).collect()
         });
         let denied: Vec<Denied> =
-            denied.map_err(|error| crate::api::failures::internal(error.to_string()))?;
+            denied.map_err(|error| crate::failures::internal(error.to_string()))?;
         let Some(first) = denied.first() else { return Ok(()) };
         let nothing = Value::Null;
         let object = request.object.or(request.old).unwrap_or(&nothing);

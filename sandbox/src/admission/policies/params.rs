@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::matching::{labels, selector};
 use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::object::text;
+use crate::object::text;
+use crate::request::call::Call;
 
 /// The objects to evaluate a policy with, one after the other; null: without any.
 pub fn collect(

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::GROUP;
 use crate::api::Api;
-use crate::api::status::ApiResult;
+use crate::status::ApiResult;
 
 const TABLE: &str = include_str!("bootstrap.txt");
 /// The roles of controllers that gates turn on, and what gates add to the others.

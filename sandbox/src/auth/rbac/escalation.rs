@@ -5,12 +5,12 @@ use serde_json::Value;
 
 use super::rule::quoted;
 use super::{GROUP, MASTERS, Missing, Rule};
+use crate::access::Access;
 use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::failures;
-use crate::api::object::{list, text};
-use crate::api::status::{ApiError, ApiResult};
-use crate::auth::Access;
+use crate::failures;
+use crate::object::{list, text};
+use crate::request::call::Call;
+use crate::status::{ApiError, ApiResult};
 
 impl Api {
     /// Whether the caller may write this role or binding, in place of `old` if there is one; any

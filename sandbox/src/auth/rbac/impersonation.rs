@@ -4,12 +4,12 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 
 use super::{MASTERS, refusal};
+use crate::access::{Access, User};
 use crate::api::Api;
-use crate::api::call::decode;
-use crate::api::failures;
-use crate::api::status::ApiResult;
-use crate::auth::{Access, User};
+use crate::failures;
 use crate::kinds::subdomain_fault;
+use crate::percent::decode;
+use crate::status::ApiResult;
 use kube_controller_manager::server::http::HeaderMap;
 
 const AUTHENTICATION: &str = "authentication.k8s.io";

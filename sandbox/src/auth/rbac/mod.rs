@@ -15,15 +15,15 @@ use serde_json::{Value, json};
 
 pub use self::impersonation::Modes;
 pub use self::rule::Rule;
+use crate::access::{Access, User};
 use crate::api::Api;
-use crate::api::failures;
-use crate::api::object::{list, text};
-use crate::api::status::{ApiError, ApiResult};
-use crate::auth::{Access, User};
+use crate::failures;
+use crate::kinds::RBAC_GROUP as GROUP;
+use crate::object::{list, text};
+use crate::status::{ApiError, ApiResult};
 use crate::storage::store::Store;
 use kube_controller_manager::objects::ResourceType;
 
-pub const GROUP: &str = "rbac.authorization.k8s.io";
 const CLUSTER_ROLES: &str = "clusterroles.rbac.authorization.k8s.io";
 const CLUSTER_BINDINGS: &str = "clusterrolebindings.rbac.authorization.k8s.io";
 const ROLES: &str = "roles.rbac.authorization.k8s.io";

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::auth::Access;
+use crate::access::Access;
 
 /// Upstream: `rbacv1.PolicyRule`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

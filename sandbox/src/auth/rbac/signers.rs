@@ -3,12 +3,12 @@
 
 use serde_json::Value;
 
+use crate::access::Access;
 use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::failures;
-use crate::api::object::text;
-use crate::api::status::ApiResult;
-use crate::auth::Access;
+use crate::failures;
+use crate::object::text;
+use crate::request::call::Call;
+use crate::status::ApiResult;
 
 const GROUP: &str = "certificates.k8s.io";
 

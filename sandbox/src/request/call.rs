@@ -1,15 +1,17 @@
-//! A parsed request: path, query, and the form of the response.
+//! A parsed request: its path, query and verb, and the call that handlers serve.
 //! Upstream: `apiserver/pkg/endpoints/request.RequestInfo`.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-use crate::api::accept::Encoding;
-use crate::api::failures;
-use crate::api::status::ApiResult;
+use crate::access::User;
 use crate::apply::Writer;
-use crate::auth::User;
+use crate::failures;
 use crate::kinds::Kind;
+use crate::percent::decode;
+use crate::request::accept::{Encoding, Form};
+use crate::status::{ApiResult, Cause};
+use kube_controller_manager::server::http::Method;
 
 /// The decoded query.
 #[derive(Clone, Debug, Default)]
@@ -60,7 +62,7 @@ impl Query {
     pub fn dry_run(&self) -> ApiResult<bool> {
         let mut values = self.0.iter().filter(|(key, _)| key == "dryRun").map(|(_, value)| value);
         if let Some(other) = values.clone().find(|value| *value != "All") {
-            let cause = crate::api::status::Cause {
+            let cause = Cause {
                 reason: "FieldValueNotSupported",
                 message: format!("Unsupported value: [{other:?}]: supported values: \"All\""),
                 field: "dryRun".to_owned(),
@@ -69,28 +71,6 @@ impl Query {
         }
         Ok(values.next().is_some())
     }
-}
-
-/// Decodes percent-encoding; with `plus`, `+` stands for a space.
-pub fn decode(text: &str, plus: bool) -> String {
-    let bytes = text.as_bytes();
-    let mut decoded = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let escaped = (bytes[at] == b'%')
-            .then(|| text.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok()))
-            .flatten();
-        match escaped {
-            Some(byte) => {
-                decoded.push(byte);
-                at += 2;
-            }
-            None if plus && bytes[at] == b'+' => decoded.push(b' '),
-            None => decoded.push(bytes[at]),
-        }
-        at += 1;
-    }
-    String::from_utf8_lossy(&decoded).into_owned()
 }
 
 /// A path below `/api/v1` or `/apis/GROUP/VERSION`.
@@ -154,6 +134,22 @@ impl ResourcePath {
             subresource: own(subresource),
         };
         Some((found, rest.len() > 2))
+    }
+}
+
+/// The verb of a request, as authorization and the counters name it.
+pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
+    let collection = path.is_some_and(|path| path.name.is_empty());
+    match method.as_str() {
+        "GET" | "HEAD" if query.is("watch") && collection => "watch",
+        "GET" | "HEAD" if collection => "list",
+        "GET" | "HEAD" => "get",
+        "POST" => "create",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" if collection => "deletecollection",
+        "DELETE" => "delete",
+        _ => "other",
     }
 }
 
@@ -233,17 +229,6 @@ impl Call {
             Some((group, _, plural)) => format!("{plural}.{group}"),
         }
     }
-}
-
-/// The form in which objects are answered, from the `Accept` header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    Object,
-    Table,
-    /// Metadata only.
-    Partial,
-    /// Discovery in one document.
-    Aggregated,
 }
 
 #[cfg(test)]

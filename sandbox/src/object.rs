@@ -1,6 +1,6 @@
-//! Objects as JSON: what is read of any of them, names and uids.
+//! Objects as JSON: access to their members, names and uids.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Letters of generated names: no vowels, nothing that looks like another. Upstream: `util/rand`.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
@@ -80,6 +80,40 @@ pub fn same_content(a: &Value, b: &Value) -> bool {
         map
     };
     content(a) == content(b)
+}
+
+/// A value as Go's `%v` prints it.
+pub fn go_text(value: &Value) -> String {
+    let joined = |parts: Vec<String>| parts.join(" ");
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => format!("[{}]", joined(items.iter().map(go_text).collect())),
+        Value::Object(members) => {
+            let members = members.iter().map(|(key, value)| format!("{key}:{}", go_text(value)));
+            format!("map[{}]", joined(members.collect()))
+        }
+        plain => plain.to_string(),
+    }
+}
+
+/// Sets a condition of `status.conditions`; its transition time moves when its status does.
+pub fn set_condition(object: &mut Value, now: &str, mut condition: Value) {
+    let conditions = &mut object["status"]["conditions"];
+    if !conditions.is_array() {
+        *conditions = json!([]);
+    }
+    condition["lastTransitionTime"] = now.into();
+    let Some(conditions) = conditions.as_array_mut() else { return };
+    match conditions.iter_mut().find(|known| known["type"] == condition["type"]) {
+        Some(known) => {
+            if known["status"] == condition["status"] {
+                condition["lastTransitionTime"] = known["lastTransitionTime"].clone();
+            }
+            *known = condition;
+        }
+        None => conditions.push(condition),
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::api::status::{ApiError, Cause};
+use crate::status::{ApiError, Cause};
 use kube_controller_manager::objects::ResourceType;
 
 fn details(resource: &ResourceType, name: &str) -> Value {
@@ -69,6 +69,18 @@ pub fn forbidden(resource: &ResourceType, name: &str, why: &str) -> ApiError {
 
 pub fn bad_request(message: impl Into<String>) -> ApiError {
     ApiError::new(400, "BadRequest", message)
+}
+
+/// The body's media type is not one of `accepted`.
+pub fn unsupported_media(accepted: &[&str]) -> ApiError {
+    let accepted = accepted.join(", ");
+    ApiError::new(
+        415,
+        "UnsupportedMediaType",
+        format!(
+            "the body of the request was in an unknown format - accepted media types include: {accepted}"
+        ),
+    )
 }
 
 pub fn method_not_allowed() -> ApiError {

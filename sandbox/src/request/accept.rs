@@ -1,11 +1,21 @@
 //! Negotiates form and encoding of the response from the request's `Accept`.
 //! Upstream: `apiserver/pkg/endpoints/handlers/negotiation`, `munnerz/goautoneg`.
 
-use crate::api::call::Form;
-use crate::api::status::{ApiError, ApiResult};
 use crate::kinds::Kind;
 use crate::protobuf;
+use crate::status::{ApiError, ApiResult};
 use kube_controller_manager::server::http::Response;
+
+/// The form in which objects are answered, from the `Accept` header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Object,
+    Table,
+    /// Metadata only.
+    Partial,
+    /// Discovery in one document.
+    Aggregated,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
