@@ -22,6 +22,7 @@ mod admission;
 mod api;
 mod apply;
 mod auth;
+mod bootstrap;
 mod cel;
 pub mod cluster;
 pub mod debug_proxy;

@@ -2,9 +2,13 @@
 //! faults and calls the handler.
 
 pub mod change;
+mod companions;
+mod definition_finalizer;
 pub mod definitions;
 pub mod delete;
+mod delete_options;
 pub mod faults;
+pub mod legacy_tokens;
 pub mod read;
 pub mod response;
 pub mod reviews;
@@ -28,7 +32,8 @@ use crate::api::faults::{Fault, Faults};
 use crate::api::response::{failure, json_response};
 use crate::api::select::exact_name;
 use crate::auth::Auth;
-use crate::auth::rbac::Rbac;
+use crate::auth::bootstrap_tokens::bootstrap_token;
+use crate::auth::rbac::{Authorizer, Rbac};
 use crate::failures;
 use crate::kinds::Kind;
 use crate::metrics::{self, Metrics};
@@ -138,17 +143,19 @@ impl Api {
         if let Some(agent) = header("user-agent").filter(|_| !applies) {
             query.fill("fieldManager", agent.split('/').next().unwrap_or_default());
         }
-        let stored = |token: &str| self.legacy_token(token).or_else(|| self.bootstrap_token(token));
         let now = self.clock.now();
+        let stored = |token: &str| {
+            self.legacy_token(token).or_else(|| bootstrap_token(&self.store, token, now))
+        };
         let Some(user) = self.auth.user(&peer, header("authorization"), now, stored) else {
             return failure(&failures::unauthorized());
         };
         let access = access(&method, &path, &query);
-        let user = match self.acting(user, &headers, &access) {
+        let user = match self.authorizer().impersonate(user, &headers, &access) {
             Ok(user) => user,
             Err(error) => return failure(&error),
         };
-        if let Err(error) = self.check_access(&user, &access) {
+        if let Err(error) = self.authorizer().check(&user, &access) {
             return failure(&error);
         }
         let payload = match body.read(BODY_LIMIT_BYTES).await {
@@ -300,6 +307,10 @@ impl Api {
             response = response.with_header(WARNING, &format!("299 - {warning:?}"));
         }
         Ok(response)
+    }
+
+    pub fn authorizer(&self) -> Authorizer<'_> {
+        self.rbac.authorizer(&self.store)
     }
 
     fn metrics(&self) -> Metrics<'_> {

@@ -49,7 +49,7 @@ impl Api {
                 ("SelfSubjectRulesReview", |api, user, _, review| {
                     match text(review, "/spec/namespace") {
                         "" => Err(failures::bad_request("no namespace on request")),
-                        namespace => Ok(api.rules_review(user, namespace)),
+                        namespace => Ok(api.authorizer().rules_review(user, namespace)),
                     }
                 })
             }
@@ -151,7 +151,7 @@ impl Api {
             access.path = text(review, "/spec/nonResourceAttributes/path").to_owned();
             access.verb = text(review, "/spec/nonResourceAttributes/verb").to_owned();
         }
-        let allowed = self.authorize(subject, &access);
+        let allowed = self.authorizer().authorize(subject, &access);
         let mut status = json!({ "allowed": allowed.is_ok() });
         let (Ok(reason) | Err(reason)) = allowed;
         if !reason.is_empty() {

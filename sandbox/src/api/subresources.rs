@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::api::Api;
-use crate::api::delete::DeleteOptions;
+use crate::api::delete_options::DeleteOptions;
 use crate::api::response::json_response;
 use crate::api::write::{Part, has};
 use crate::auth::ISSUER;

@@ -1,6 +1,6 @@
 //! Authenticates requests by certificate or bearer token. Authorization is in `rbac`.
 
-mod bootstrap_tokens;
+pub mod bootstrap_tokens;
 pub mod certs;
 pub mod legacy_tokens;
 pub mod rbac;

@@ -231,11 +231,11 @@ impl Authorize for Caller<'_> {
         access: &Access,
     ) -> Result<String, String> {
         let Some((namespace, name)) = account else {
-            return self.api.authorize(self.user, access);
+            return self.api.authorizer().authorize(self.user, access);
         };
         let of_namespace = format!("system:serviceaccounts:{namespace}");
         let groups = ["system:serviceaccounts", &of_namespace, "system:authenticated"];
         let user = User::new(&format!("system:serviceaccount:{namespace}:{name}"), &groups);
-        self.api.authorize(&user, access)
+        self.api.authorizer().authorize(&user, access)
     }
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::bootstrap::condition;
+use super::{condition, set_conditions};
 use crate::api::Api;
 use crate::status::ApiResult;
 
@@ -166,26 +166,24 @@ fn schema(Schema(name, precedence, level, flows, requests, who): &Schema) -> Val
     object("FlowSchema", name, spec)
 }
 
-impl Api {
-    pub fn first_flows(&self) -> ApiResult<()> {
-        if self.registry.find(GROUP, "v1", "flowschemas").is_none() {
-            return Ok(());
-        }
-        let exempt = json!({ "nominalConcurrencyShares": 0, "lendablePercent": 0 });
-        let exempt = json!({ "type": "Exempt", "exempt": exempt });
-        let exempt = object("PriorityLevelConfiguration", "exempt", exempt);
-        for level in LEVELS.iter().map(level).chain([exempt]) {
-            self.create_value(GROUP, "prioritylevelconfigurations", level)?;
-        }
-        for (made, Schema(name, _, level, ..)) in SCHEMAS.iter().map(|s| (schema(s), s)) {
-            self.create_value(GROUP, "flowschemas", made)?;
-            let message = format!(
-                "This FlowSchema references the PriorityLevelConfiguration object named {level:?} \
-                 and it exists"
-            );
-            let found = condition("Dangling", "False", "Found", &message);
-            self.set_conditions(GROUP, "flowschemas", name, found)?;
-        }
-        Ok(())
+pub fn create(api: &Api) -> ApiResult<()> {
+    if api.registry.find(GROUP, "v1", "flowschemas").is_none() {
+        return Ok(());
     }
+    let exempt = json!({ "nominalConcurrencyShares": 0, "lendablePercent": 0 });
+    let exempt = json!({ "type": "Exempt", "exempt": exempt });
+    let exempt = object("PriorityLevelConfiguration", "exempt", exempt);
+    for level in LEVELS.iter().map(level).chain([exempt]) {
+        api.create_value(GROUP, "prioritylevelconfigurations", level)?;
+    }
+    for (made, Schema(name, _, level, ..)) in SCHEMAS.iter().map(|s| (schema(s), s)) {
+        api.create_value(GROUP, "flowschemas", made)?;
+        let message = format!(
+            "This FlowSchema references the PriorityLevelConfiguration object named {level:?} \
+             and it exists"
+        );
+        let found = condition("Dangling", "False", "Found", &message);
+        set_conditions(api, GROUP, "flowschemas", name, found)?;
+    }
+    Ok(())
 }
