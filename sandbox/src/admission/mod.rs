@@ -1,13 +1,14 @@
-//! Admission plugins and allocators that act on new objects: pod priorities, cluster IPs,
-//! classes of claims, the protection of PodGroups, quotas; and policies, which look at every change.
+//! Admission plugins and allocators that check or change new objects: service accounts, pod
+//! priorities, cluster IPs, classes of claims, the protection of PodGroups, quotas; and policies,
+//! which check every write.
 
 pub mod accounts;
-mod cluster_ip;
+pub mod cluster_ip;
 pub mod pod_group;
 pub mod policies;
-mod priority;
+pub mod priority;
 pub mod quota;
-mod storage_class;
+pub mod storage_class;
 mod usage;
 
 use serde_json::Value;

@@ -1,5 +1,5 @@
-//! What a new object counts for under quotas: which resources, how much of each, and in which
-//! scopes.
+//! Measures what a new object adds to the usage of quotas: which resources, how much of each, and in
+//! which scopes.
 //! Upstream: `pkg/quota/v1/evaluator/core`. Independent of the quota controller's own count, so
 //! that a fault in one shows as a difference to the other.
 

@@ -187,7 +187,7 @@ impl Api {
                 let why = "this namespace may not be deleted";
                 return Err(failures::forbidden(&kind.resource, &call.name, why));
             }
-            self.admit_by_policies(&Request {
+            self.policies().admit(&Request {
                 call,
                 operation: "DELETE",
                 object: None,

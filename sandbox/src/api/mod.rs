@@ -28,6 +28,8 @@ use hyper::header::WARNING;
 use serde_json::{Value, json};
 
 use crate::access::{Access, User};
+use crate::admission::accounts::await_default;
+use crate::admission::policies::Policies;
 use crate::api::faults::{Fault, Faults};
 use crate::api::response::{failure, json_response};
 use crate::api::select::exact_name;
@@ -313,6 +315,11 @@ impl Api {
         self.rbac.authorizer(&self.store)
     }
 
+    fn policies(&self) -> Policies<'_> {
+        let (store, registry) = (&self.store, &self.registry);
+        Policies { store, registry, authorizer: self.authorizer() }
+    }
+
     fn metrics(&self) -> Metrics<'_> {
         Metrics { store: &self.store, registry: &self.registry, now: self.clock.now() }
     }
@@ -348,7 +355,9 @@ impl Api {
             "get" => self.get(call).await,
             "list" => self.list(call).await,
             "create" => {
-                self.await_account(call, payload).await;
+                if self.needs_account(&call.kind) {
+                    await_default(&self.store, &self.clock, call, payload).await;
+                }
                 self.create(call, payload)
             }
             "update" if !call.name.is_empty() => self.update(call, payload),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::access::Access;
 use crate::admission::policies::Request;
-use crate::admission::{accounts, pod_group, quota};
+use crate::admission::{accounts, cluster_ip, pod_group, priority, quota, storage_class};
 use crate::api::Api;
 use crate::api::rules::{
     check_name, check_namespace, check_type, finalized_by_kubernetes, goes_now, is_definition,
@@ -115,15 +115,18 @@ impl Api {
         self.check_defined(kind, &name)?;
         (kind.default)(&mut object);
         self.authorizer().check_escalation(call, None, &object)?;
-        let account = self.account_of(kind, &object)?;
+        let account = match self.needs_account(kind) {
+            true => accounts::account_of(&self.store, kind, &object)?,
+            false => None,
+        };
         let asked = spec_keys(&object);
         if is_namespace(kind) {
             finalized_by_kubernetes(&mut object);
         }
-        self.prioritize(kind, &mut object)?;
-        self.classify(kind, &mut object);
+        priority::prioritize(&self.store, kind, &mut object)?;
+        storage_class::classify(&self.store, kind, &mut object);
         pod_group::protect(kind, &mut object);
-        self.check_cluster_ip(kind, &object)?;
+        cluster_ip::check(&self.store, kind, &object)?;
         (kind.prepare_create)(&mut object);
         let mut causes = (kind.validate_create)(&object);
         if name.is_empty() && !causes.iter().any(|cause| cause.field == "metadata.name") {
@@ -149,7 +152,7 @@ impl Api {
         if let Some(account) = account {
             accounts::equip(&mut object, &account.value);
         }
-        self.admit_by_policies(&Request {
+        self.policies().admit(&Request {
             call,
             operation: "CREATE",
             object: Some(&object),
@@ -180,6 +183,45 @@ impl Api {
         Err(failures::already_exists(&kind.resource, &attempt))
     }
 
+    /// Whether an object of this kind needs its service account.
+    pub fn needs_account(&self, kind: &Kind) -> bool {
+        self.service_accounts && accounts::is_needed(&self.registry, kind)
+    }
+
+    /// Charges an object to the quotas of its namespace. `before`: the object before an update.
+    /// Errors: 403.
+    fn charge(
+        &self,
+        call: &Call,
+        object: &Value,
+        before: Option<&Value>,
+        dry_run: bool,
+    ) -> ApiResult<()> {
+        let kind = self.registry.find("", "v1", quota::QUOTAS).filter(|_| !dry_run);
+        for stored in quota::quotas(&self.store, call, before) {
+            let charged = quota::charge(&call.kind, object, &stored.value)?;
+            let (Some(_), Some(kind)) = (charged, kind.clone()) else { continue };
+            let name = text(&stored.value, "/metadata/name");
+            let at =
+                Call { subresource: "status".to_owned(), ..Call::of(kind, &call.namespace, name) };
+            // Requests are charged concurrently: the usage is checked again with each write.
+            let changed = self.modify(&at, Part::Raw, &|old| {
+                let mut new = old.clone();
+                let used = quota::charge(&call.kind, object, old)?.unwrap_or_default();
+                for (name, amount) in used.iter() {
+                    new["status"]["used"][name.as_str()] = amount.to_string().into();
+                }
+                Ok(new)
+            });
+            match changed {
+                Err(error) if error.code != 404 => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Errors: 403 when the namespace is being deleted, 404 when it does not exist.
     /// Upstream: the admission plugin NamespaceLifecycle.
     fn check_namespace_open(&self, call: &Call, name: &str) -> ApiResult<()> {
         let namespaces = kube_controller_manager::objects::ResourceType::fixed(
@@ -366,7 +408,7 @@ impl Api {
             if part != Part::Raw && call.subresource != "scale" {
                 let (object, old) = (Some(&new), Some(&*shown));
                 let operation = "UPDATE";
-                self.admit_by_policies(&Request { call, operation, object, old, dry_run })?;
+                self.policies().admit(&Request { call, operation, object, old, dry_run })?;
             }
             // An object of an earlier storage version is written again.
             if new == *shown && call.kind.is_encoded(&old.value) {

@@ -1,5 +1,5 @@
-//! The objects that every cluster starts with: namespaces, roles, priorities, classes and the records
-//! of the server itself.
+//! Creates the objects that every cluster starts with: namespaces, roles, priorities, classes and
+//! the records of the server itself.
 
 mod flow;
 mod own_service;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 pub use self::own_service::own_service;
 use crate::api::Api;
 use crate::api::write::Part;
-use crate::auth::legacy_tokens::date;
+use crate::auth::legacy_tokens;
 use crate::nodes::DRIVER;
 use crate::object::uuid;
 use crate::request::call::Call;
@@ -191,12 +191,13 @@ fn track_legacy_tokens(api: &Api) -> ApiResult<()> {
             "name": "kube-apiserver-legacy-service-account-token-tracking",
             "namespace": "kube-system",
         },
-        "data": { "since": date(api.clock.now()) },
+        "data": { "since": legacy_tokens::date(api.clock.now()) },
     });
     api.create_value("", "configmaps", map).map(drop)
 }
 
-/// Creates the StorageClasses of the stand-in driver: the default one, and one that waits for a consumer.
+/// Creates the StorageClasses of the stand-in driver: the default one, and one that waits for a
+/// consumer.
 fn first_classes(api: &Api) -> ApiResult<()> {
     const GROUP: &str = "storage.k8s.io";
     if api.registry.find(GROUP, "v1", "storageclasses").is_none() {

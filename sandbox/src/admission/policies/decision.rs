@@ -1,4 +1,4 @@
-//! What a policy says about a request, with one set of parameters.
+//! Evaluates a policy for a request with one set of parameters.
 //! Upstream: `admission/plugin/policy/validating.validator`.
 
 use serde_json::Value as Json;
@@ -19,7 +19,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// What a failure of the policy itself is.
+    /// The refusal when the policy itself fails.
     pub fn invalid(message: String) -> Refusal {
         Refusal { reason: "Invalid", message }
     }
