@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-/// Names the credential in the extra fields of a user.
+/// The key of the credential in the extra fields of a user.
 pub const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
 /// Who makes a request.
@@ -53,7 +53,7 @@ impl User {
         self.name == "system:anonymous"
     }
 
-    /// As `authentication.k8s.io` shows it.
+    /// The `UserInfo` of `authentication.k8s.io`.
     pub fn to_json(&self) -> Value {
         let mut user = json!({ "username": self.name, "groups": self.groups });
         if !self.uid.is_empty() {
@@ -66,7 +66,7 @@ impl User {
     }
 }
 
-/// One access of a user.
+/// An access that a user requests: a verb on a resource, or on a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     pub verb: String,

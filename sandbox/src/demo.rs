@@ -8,12 +8,12 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::SandboxOptions;
 use crate::cluster::{Cluster, Manager, ManagerProgram};
 use crate::debug_proxy::DebugProxy;
 use crate::nodes::NodeOptions;
 pub use crate::rollout::Rollout;
 use crate::rollout::{WORKLOADS, waits_for};
+use crate::server::SandboxOptions;
 use kube_controller_manager::client::{Client, ListOptions, Patch};
 use kube_controller_manager::objects::{ObjectKey, ResourceType};
 use kube_controller_manager::task::StopToken;

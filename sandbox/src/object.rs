@@ -44,7 +44,7 @@ pub fn generated(base: &str) -> String {
     base + &suffix
 }
 
-/// Drops lists and maps of the metadata that hold nothing, as its type does.
+/// Removes empty lists and maps from the metadata, as serializing its Go type does.
 pub fn drop_empty(metadata: &mut Value) {
     for key in ["annotations", "finalizers", "labels", "ownerReferences"] {
         let empty = match metadata.get(key) {
@@ -62,7 +62,7 @@ pub fn spec_keys(object: &Value) -> Vec<String> {
     object["spec"].as_object().into_iter().flatten().map(|(key, _)| key.clone()).collect()
 }
 
-/// Takes out the members of the spec that are not `asked` for.
+/// Removes the members of the spec that are not in `asked`, and returns them.
 pub fn take_added(object: &mut Value, asked: &[String]) -> Vec<(String, Value)> {
     let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else {
         return Vec::new();
@@ -71,7 +71,8 @@ pub fn take_added(object: &mut Value, asked: &[String]) -> Vec<(String, Value)> 
     added.into_iter().filter_map(|key| spec.remove_entry(&key)).collect()
 }
 
-/// Everything but metadata and status: what the generation counts.
+/// Whether two objects are equal without metadata and status. A change of the rest increases the
+/// generation.
 pub fn same_content(a: &Value, b: &Value) -> bool {
     let content = |object: &Value| {
         let mut map = object.as_object().cloned().unwrap_or_default();
@@ -97,7 +98,7 @@ pub fn go_text(value: &Value) -> String {
     }
 }
 
-/// Sets a condition of `status.conditions`; its transition time moves when its status does.
+/// Sets a condition in `status.conditions`; its transition time changes only with its status.
 pub fn set_condition(object: &mut Value, now: &str, mut condition: Value) {
     let conditions = &mut object["status"]["conditions"];
     if !conditions.is_array() {
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_uids_look_as_they_should() {
+    fn names_and_uids_have_the_form_of_upstreams() {
         let name = generated(&"x".repeat(70));
         assert_eq!((name.len(), &name[..58]), (63, &*"x".repeat(58)));
         let uid = uuid();

@@ -42,8 +42,8 @@ pub struct SandboxOptions {
     /// them.
     /// Upstream: the admission plugin ServiceAccount.
     pub service_accounts: bool,
-    /// Serves the kinds as well that are behind gates and `--runtime-config`, and grants
-    /// controllers their rights to them.
+    /// Also serves the kinds behind feature gates and `--runtime-config`, and grants controllers
+    /// their rights to them.
     pub all_versions: bool,
     /// Replaces the built-in kinds.
     pub kinds: Option<Vec<Kind>>,

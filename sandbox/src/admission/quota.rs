@@ -44,9 +44,9 @@ fn is_counted(kind: &Kind, object: &Value, quota: &Value) -> bool {
     quota.scopes().iter().all(|scope| evaluator.is_in_scope(scope))
 }
 
-/// The new usage of the resources that the object is charged for, by the quota's status; `None` when
-/// the quota does not count the object. A quota without a status limits nothing yet. Errors: 403.
-/// Upstream: `CheckRequest`.
+/// The new usage of the resources that the object is charged for, by the quota's status; `None`
+/// when the quota does not count the object. A quota without a status limits nothing yet. Errors:
+/// 403. Upstream: `CheckRequest`.
 pub fn charge(kind: &Kind, object: &Value, quota: &Value) -> ApiResult<Option<ResourceList>> {
     let Ok(quota) = serde_json::from_value::<ResourceQuota>(quota.clone()) else {
         return Ok(None);

@@ -1,7 +1,6 @@
-//! Measures what a new object adds to the usage of quotas: which resources, how much of each, and in
-//! which scopes.
-//! Upstream: `pkg/quota/v1/evaluator/core`. Independent of the quota controller's own count, so
-//! that a fault in one shows as a difference to the other.
+//! Measures what a new object adds to the usage of quotas: which resources, how much of each, and
+//! in which scopes. Upstream: `pkg/quota/v1/evaluator/core`. Independent of the quota controller's
+//! own count, so that a fault in one shows as a difference to the other.
 
 use serde_json::Value;
 
@@ -277,8 +276,8 @@ fn claim_usage(claim: &Value) -> ResourceList {
     usage
 }
 
-/// Of alternatives the most counts, for each class. Upstream: `claimEvaluator.Usage`, without
-/// extended resources.
+/// Counts the largest of the alternatives, for each class. Upstream: `claimEvaluator.Usage`,
+/// without extended resources.
 fn device_usage(claim: &Value) -> ResourceList {
     let mut usage = ResourceList::default();
     for request in list(claim, "/spec/devices/requests") {

@@ -1,4 +1,4 @@
-//! The object that an update or a patch leads to. Upstream: `rest.BeforeUpdate`.
+//! Computes the object that an update or a patch stores. Upstream: `rest.BeforeUpdate`.
 
 use serde_json::Value;
 
@@ -51,7 +51,8 @@ impl Api {
         }
     }
 
-    /// `new` as it would be stored in place of `old`.
+    /// Returns `new` with the members that this write may not change as `old` has them. Errors:
+    /// what validation and preconditions refuse.
     pub fn changed(
         &self,
         call: &Call,

@@ -1,5 +1,5 @@
-//! Objects that follow others: the IPAddress of a Service's address, and the APIService of a version
-//! that definitions serve. Upstream: `core/service/ipallocator`,
+//! Objects that follow others: the IPAddress of a Service's address, and the APIService of a
+//! version that definitions serve. Upstream: `core/service/ipallocator`,
 //! `kube-aggregator/pkg/controllers/autoregister`.
 
 use serde_json::{Value, json};

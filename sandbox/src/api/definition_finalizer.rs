@@ -1,4 +1,4 @@
-//! Finalizes CustomResourceDefinitions: deletes their objects first.
+//! Finalizes deleted CustomResourceDefinitions: deletes their objects, then the definition.
 //! Upstream: `apiextensions-apiserver/pkg/controller/finalizer`.
 
 use std::sync::Arc;

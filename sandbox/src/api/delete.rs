@@ -1,4 +1,4 @@
-//! Delete: grace, finalizers, propagation. Upstream: `registry/rest.BeforeDelete`,
+//! Deletes objects: grace, finalizers, propagation. Upstream: `registry/rest.BeforeDelete`,
 //! `registry/generic/registry.Store.Delete`.
 
 use std::time::Duration;
@@ -119,7 +119,7 @@ fn graceful_period(kind: &Kind, object: &Value, options: &DeleteOptions) -> Opti
     }
     let period = options.grace.or(own).or(object["spec"]["terminationGracePeriodSeconds"].as_i64());
     let ended = matches!(text(object, "/status/phase"), "Failed" | "Succeeded");
-    // No kubelet runs it, so the deletion need not wait.
+    // No kubelet runs the pod, so its deletion need not wait.
     if text(object, "/spec/nodeName").is_empty() || ended {
         return Some(0);
     }
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn finalizers_hold_what_is_deleted() {
+    fn finalizers_delay_the_deletion() {
         let kind = kind("configmaps");
         let now = Timestamp::from_secs(1000);
         let plain = json!({ "metadata": { "name": "a" } });

@@ -1,5 +1,5 @@
-//! The API server without its sockets: authenticates and counts each request, applies planned
-//! faults and calls the handler.
+//! The API server without its sockets: authenticates, authorizes and counts each request, applies
+//! planned faults and calls the handler.
 
 pub mod change;
 mod companions;
@@ -57,6 +57,7 @@ use kube_controller_manager::task::StopToken;
 /// Upstream's limit of a request's body.
 const BODY_LIMIT_BYTES: usize = 3 * 1024 * 1024;
 
+/// An API server: what it stores, and the parts that answer requests.
 pub struct Api {
     pub store: Store,
     pub registry: Registry,
@@ -124,7 +125,7 @@ impl Api {
                 sub => format!("{}/{sub}", at.resource),
             },
         );
-        // Read first: a clear that comes after the fault is taken releases this request too.
+        // Read before the fault is taken: a clear that follows must release this request too.
         let clears = self.faults.clears();
         let fault = self.faults.request(verb, &named);
         let agent = headers.get("user-agent").and_then(|agent| agent.to_str().ok());
@@ -265,7 +266,7 @@ impl Api {
             return Ok(json_response(200, &answer?));
         }
         let Some(kind) = self.registry.find(&at.group, &at.version, &at.resource) else {
-            // A group that does not exist is not a path.
+            // A path below an unknown group gets another answer than an unknown resource.
             let known = self.registry.all().iter().any(|kind| kind.resource.group == at.group);
             return Err(match known && !(at.group.is_empty() && at.version != "v1") {
                 true => failures::no_such_resource(),

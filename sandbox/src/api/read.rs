@@ -23,7 +23,7 @@ use crate::status::{ApiError, ApiResult, Cause};
 use crate::storage::store::{Page, Store, StoreError, Stored};
 use kube_controller_manager::server::http::{Bytes, Response};
 
-/// How long a request waits for a version that is not there yet.
+/// How long a request waits for a version that has not been written yet.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
 /// Lists longer than this are sent in chunks.
 const CHUNK_ITEMS: usize = 256;
@@ -44,7 +44,7 @@ pub fn shown<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     value
 }
 
-/// An object of a list; only custom resources repeat the kind that the list names.
+/// An object of a list, without the kind that the list names; only custom resources repeat it.
 pub struct Untyped<'a>(pub &'a Value);
 
 impl serde::Serialize for Untyped<'_> {
@@ -111,7 +111,7 @@ fn included(call: &Call) -> IncludeObject {
     IncludeObject::parse(call.query.get("includeObject")).unwrap_or_default()
 }
 
-/// `None` for the newest (`0`, absent).
+/// The requested version; `None` for the newest (`0` or absent).
 pub fn parse_version(text: &str) -> ApiResult<Option<u64>> {
     match text {
         "" | "0" => Ok(None),
@@ -351,7 +351,7 @@ fn protobuf_list(call: &Call, meta: &Value, items: &[Arc<Stored>]) -> Response {
     Response::stream(200, protobuf::MEDIA_TYPE, stream)
 }
 
-/// 410, with a token that goes on from the same key at the newest version.
+/// The answer 410, with a token that continues after the same key at the newest version.
 fn expired(after: Option<&str>, version: u64, oldest: u64) -> Response {
     let Some(after) = after else {
         let why =

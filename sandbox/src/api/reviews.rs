@@ -1,4 +1,4 @@
-//! Reviews of tokens and access: created, answered, never stored.
+//! Reviews of tokens and access, which are answered and not stored.
 //! Upstream: `pkg/registry/{authentication,authorization}`.
 
 use serde_json::{Value, json};
@@ -72,7 +72,7 @@ impl Api {
             review["metadata"]["creationTimestamp"] = self.clock.now().to_string().into();
         }
         if kind == "SelfSubjectRulesReview" {
-            // It is answered with a new one.
+            // The answer is a new object without the metadata and spec of the request.
             (review["metadata"], review["spec"]) = (json!({}), json!({}));
         }
         Ok(Some(json_response(201, &review)))
@@ -176,8 +176,8 @@ fn of_namespace(review: &mut Value, namespace: &str) -> ApiResult<()> {
     Ok(())
 }
 
-/// The faults of an access review, except those of its subject. `local`: it is of a namespace.
-/// Upstream: `pkg/apis/authorization/validation`.
+/// The faults of an access review, except those of its subject. `local`: the review is in a
+/// namespace. Upstream: `pkg/apis/authorization/validation`.
 fn faults(review: &Value, local: bool) -> Vec<Cause> {
     let spec = &review["spec"];
     let (of_resource, of_path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);

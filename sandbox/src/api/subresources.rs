@@ -1,4 +1,4 @@
-//! Status, scale, eviction, binding, token, finalize, log.
+//! The subresources: status, scale, eviction, binding, token, finalize, log.
 //! Upstream: `pkg/registry/core/pod/storage`, `pkg/registry/apps/deployment/storage`.
 
 use std::sync::Arc;
@@ -179,7 +179,7 @@ impl Api {
         Ok(json_response(200, &form(&stored.value)))
     }
 
-    /// A binding that names its pod in the body.
+    /// Binds the pod that the body names.
     pub fn bind_named(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let name = text(&payload.object()?, "/metadata/name").to_owned();
         let pods = self.registry.find("", "v1", "pods").ok_or_else(failures::no_such_path)?;
@@ -398,7 +398,7 @@ fn too_many(why: &str, retry_after: Option<u64>) -> ApiError {
     error
 }
 
-/// A selector as text: of a LabelSelector, a plain map of labels, or text already.
+/// The text of a selector, which is a LabelSelector, a map of labels or text.
 fn selector_text(selector: &Value) -> String {
     if let Some(text) = selector.as_str() {
         return text.to_owned();

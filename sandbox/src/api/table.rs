@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::kinds::Kind;
 
-/// What a row carries of its object, as the query parameter `includeObject` says.
+/// The part of its object that a row contains, by the query parameter `includeObject`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IncludeObject {
     None,
@@ -15,7 +15,7 @@ pub enum IncludeObject {
 }
 
 impl IncludeObject {
-    /// From the query parameter; `None` when it is no value of it.
+    /// From the query parameter; `None` for an unknown value.
     pub fn parse(text: &str) -> Option<IncludeObject> {
         match text {
             "" | "Metadata" => Some(IncludeObject::Metadata),

@@ -30,7 +30,7 @@ impl Count {
     }
 }
 
-/// By program (the user agent up to its first `/`) and verb.
+/// The counts by program (the user agent up to its first `/`) and verb.
 #[derive(Default)]
 pub struct Traffic {
     meters: Mutex<BTreeMap<(String, &'static str), Arc<Meter>>>,

@@ -28,16 +28,17 @@ use kube_controller_manager::server::http::Response;
 /// How often a patch or an unconditional update is retried after a conflict with another write.
 const RETRIES: usize = 20;
 
-/// How an object is changed.
+/// The part of an object that a write changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// By the object's own endpoint.
+    /// All but the status: by the object's own endpoint.
     Main,
-    /// By the status subresource (also approval): nothing else changes.
+    /// The status: by the subresources `status` and `approval`.
     Status,
-    /// By a subresource that changes the spec (resize, ephemeral containers).
+    /// The spec: by the subresources `resize` and `ephemeralcontainers`.
     Spec,
-    /// By a subresource whose handler has decided what changes (binding, eviction, finalize).
+    /// Any part, without checks: by handlers that have decided the change (`binding`, `eviction`,
+    /// `finalize`).
     Raw,
 }
 
@@ -45,7 +46,7 @@ pub enum Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Track {
     Update,
-    /// They are complete.
+    /// They have been computed.
     Done,
 }
 
@@ -250,7 +251,7 @@ impl Api {
         Err(error)
     }
 
-    /// A write to a kind that is stored as another.
+    /// Writes to a kind whose objects are stored as another kind.
     pub fn write_view(
         &self,
         view: View,
@@ -317,7 +318,7 @@ impl Api {
         Ok(self.one(200, call, &stored))
     }
 
-    /// Whether the caller may create the object that the request wanted to change. Errors: 403.
+    /// Checks that the caller may create the object, for an update that creates it. Errors: 403.
     fn check_creates(&self, call: &Call) -> ApiResult<()> {
         let access = Access {
             verb: "create".to_owned(),
@@ -371,8 +372,8 @@ impl Api {
         })
     }
 
-    /// Changes an object by `change`, which is given what is stored and may be called again when
-    /// another write came between.
+    /// Changes an object by `change`, which gets the stored object and is called again after a
+    /// conflict with another write.
     pub fn modify(
         &self,
         call: &Call,
@@ -404,7 +405,7 @@ impl Api {
                 let now = self.clock.now().to_string();
                 apply::update(&call.kind, Some(&shown), &mut new, &call.writer(&now));
             }
-            // Policies would see a Scale here, which is not built.
+            // Upstream passes a Scale to policies here.
             if part != Part::Raw && call.subresource != "scale" {
                 let (object, old) = (Some(&new), Some(&*shown));
                 let operation = "UPDATE";

@@ -28,7 +28,8 @@ struct Token {
     expires: Option<Timestamp>,
 }
 
-/// Tokens live in memory and end with the process; those in Secrets are signed and live there.
+/// The tokens and authorities that authenticate users. Tokens are kept in memory; those of Secrets
+/// are checked by their signature.
 #[derive(Default)]
 pub struct Auth {
     /// Signs the tokens of service accounts, and checks those in Secrets.
@@ -54,7 +55,7 @@ impl Auth {
         token
     }
 
-    /// A new token for a service account, signed, so that others can read it too.
+    /// A new signed token for a service account.
     pub fn issue_for_account(
         &self,
         (namespace, name, uid): (&str, &str, &str),
@@ -91,8 +92,9 @@ impl Auth {
         good.then(|| (token.user.clone(), token.audiences.clone()))
     }
 
-    /// `None`: 401. A bearer token counts when there is no valid certificate. `other` finds the
-    /// user of a token that is not one of ours. Without either the user is anonymous.
+    /// The user of a request; `None`: 401. A bearer token counts when there is no valid
+    /// certificate. `other` finds the user of a token that was not issued here. Without certificate
+    /// and token the user is anonymous.
     pub fn user(
         &self,
         peer: &Chain,
@@ -130,14 +132,14 @@ fn bearer(header: &str) -> Option<&str> {
     words.next().filter(|token| is_bearer && !token.is_empty())
 }
 
-/// Whether a token for `audiences` is good for one of `wanted`; none are the API server itself.
+/// Whether a token for `audiences` is valid for one of `wanted`; without audiences it is for the
+/// API server.
 pub fn is_for(audiences: &[String], wanted: &[String]) -> bool {
     let wanted = |of: &String| if wanted.is_empty() { of == ISSUER } else { wanted.contains(of) };
     audiences.is_empty() || audiences.iter().any(wanted)
 }
 
-/// 256 bits from the system's random source, by the keys that the standard library draws for its
-/// hash maps.
+/// 256 random bits, made of the random keys of the standard library's hash maps.
 fn random_text() -> String {
     (0..4u8).map(|n| format!("{:016x}", RandomState::new().hash_one(n))).collect()
 }
@@ -148,7 +150,7 @@ mod tests {
     use crate::access::CREDENTIAL;
 
     #[test]
-    fn tokens_end_and_bad_certificates_are_nobody() {
+    fn tokens_expire_and_bad_certificates_are_anonymous() {
         let stranger = rcgen::generate_simple_self_signed(["me".to_string()]).unwrap();
         let ours = rcgen::generate_simple_self_signed(["ca".to_string()]).unwrap();
         let clients = Authorities::from_pem(ours.cert.pem().as_bytes()).unwrap();

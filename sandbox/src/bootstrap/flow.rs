@@ -1,5 +1,5 @@
-//! Creates the default priority levels and flow schemas. They have no effect: this server serves all
-//! requests at once. Upstream: `apiserver/pkg/apis/flowcontrol/bootstrap`.
+//! Creates the default priority levels and flow schemas. They have no effect: this server serves
+//! all requests at once. Upstream: `apiserver/pkg/apis/flowcontrol/bootstrap`.
 
 use serde_json::{Value, json};
 
@@ -9,8 +9,8 @@ use crate::status::ApiResult;
 
 const GROUP: &str = "flowcontrol.apiserver.k8s.io";
 
-/// A priority level: its name, its shares of the server, the per cent of them that it lends, and its
-/// queues; without queues, requests above the limit are rejected.
+/// A priority level: its name, its shares of the server, the per cent of them that it lends, and
+/// its queues; without queues, requests above the limit are rejected.
 struct Level(&'static str, i32, i32, Option<Queues>);
 
 struct Queues {

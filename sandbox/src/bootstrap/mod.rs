@@ -138,7 +138,8 @@ pub fn authentication_settings(api: &Api, client_ca: &str, front_proxy_ca: &str)
     Ok(())
 }
 
-/// Creates the ConfigMap with which a joining node finds and trusts the cluster. Upstream: `kubeadm init`.
+/// Creates the ConfigMap with which a joining node finds and trusts the cluster. Upstream: `kubeadm
+/// init`.
 pub fn cluster_info(api: &Api, server: &str, ca: &str) -> ApiResult<()> {
     let cluster = json!({
         "certificate-authority-data": STANDARD.encode(ca), "server": server,
@@ -158,7 +159,8 @@ pub fn cluster_info(api: &Api, server: &str, ca: &str) -> ApiResult<()> {
     Ok(())
 }
 
-/// Creates the APIServices of the groups that this server serves. Upstream: `kube-aggregator/pkg/controllers/autoregister`.
+/// Creates the APIServices of the groups that this server serves. Upstream:
+/// `kube-aggregator/pkg/controllers/autoregister`.
 fn local_services(api: &Api) -> ApiResult<()> {
     let kinds = api.registry.all();
     let own = |group: &str| kinds.iter().any(|kind| kind.resource.group == group);

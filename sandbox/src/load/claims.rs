@@ -1,5 +1,5 @@
-//! Claims that are bound to volumes which are there already, and claims that a driver makes volumes
-//! for; all are deleted in the end.
+//! The load of claims: some are bound to existing volumes, a driver creates volumes for others, and
+//! all are deleted in the end.
 
 use kube_controller_manager::cache::{Lister, SharedInformerFactory};
 use kube_controller_manager::client::{Delete, ListOptions};
@@ -14,13 +14,13 @@ use super::manager_process::ManagerProcess;
 use super::{NAMESPACE, POLL, Result, Run};
 use crate::nodes::DRIVER;
 
-/// The class of the volumes that are there already, and of those that the driver makes.
+/// The class of existing volumes, and the class for which the driver creates volumes.
 const STATIC: &str = "load-static";
 const MADE: &str = "load-made";
 /// Sizes of volumes and claims.
 const SIZES: usize = 10;
 
-/// What the API server holds, without asking it again and again.
+/// The claims and volumes of the API server, kept up to date by watches.
 struct Seen {
     factory: SharedInformerFactory,
     stop: StopToken,

@@ -1,4 +1,4 @@
-//! Deployments, and a manager that starts when they are there.
+//! The load of Deployments, and the start of managers on a full cluster.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use kube_controller_manager::objects::{Deployment, ObjectKey, Resource};
 /// The length of a start varies by half and more, so the median is reported. Odd, so that the last
 /// start adds a pod.
 const RESTARTS: usize = 5;
-/// Between two of them, so that the API server has nothing left to do.
+/// The pause between two starts, so that the API server has finished its work.
 const PAUSE: Duration = Duration::from_secs(2);
 
 impl Run {
-    /// Deployments, and a manager that starts when they are there.
+    /// Creates the Deployments, then starts managers on the full cluster.
     pub(super) async fn deployments(
         &mut self,
         mut manager: ManagerProcess,
@@ -70,7 +70,7 @@ impl Run {
         Ok(manager)
     }
 
-    /// The manager has taken up its work: it answers a Deployment without pods.
+    /// Waits until the manager has written the status of a Deployment without pods.
     pub(super) async fn first_write(&self, manager: &mut ManagerProcess) -> Result<()> {
         let body = deployment("probe", 0, 0);
         self.create(&Deployment::RESOURCE, NAMESPACE, &body).await?;
@@ -99,8 +99,8 @@ impl Run {
         }
     }
 
-    /// Waits for the manager's status of the newest spec. Asks for one object at a time: the server
-    /// is to be busy with the manager.
+    /// Waits for the manager's status of the newest spec. Reads one object at a time, to
+    /// leave the server to the manager.
     async fn acted_upon(&self, manager: &mut ManagerProcess, key: &ObjectKey) -> Result<()> {
         let give_up = self.clock.monotonic() + self.patience;
         loop {
@@ -130,12 +130,12 @@ impl Run {
     }
 }
 
-/// Over all Deployments of the load, as their statuses say.
+/// Sums over the statuses of all Deployments of the load.
 #[derive(Debug, Default)]
 struct Sum {
     replicas: i64,
     available: i64,
-    /// Those whose newest spec no manager has acted on.
+    /// Deployments whose newest spec no manager has observed.
     unobserved: usize,
 }
 

@@ -1,7 +1,8 @@
 //! A load for a controller manager, and what it costs: seconds, CPU, memory, requests and bytes.
 //!
-//! The manager runs in a process of its own, so its figures are its own; what they were is read from
-//! `/proc`. The same phases run whatever the program is, so two managers can be set side by side.
+//! The manager runs in a process of its own, so its figures are its own; what they were is read
+//! from `/proc`. The same phases run whatever the program is, so two managers can be set side by
+//! side.
 
 mod claims;
 mod cleanup;
@@ -27,10 +28,10 @@ pub use self::outage::{Outage, OutageReport};
 pub use self::report::{Report, Row};
 use self::server::Server;
 pub use self::size::{Nodes, Size};
-use crate::SandboxOptions;
 use crate::cluster::ManagerProgram;
 use crate::debug_proxy::DebugProxy;
 use crate::nodes::NodeOptions;
+use crate::server::SandboxOptions;
 use kube_controller_manager::client::Client;
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::objects::{

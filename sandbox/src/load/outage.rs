@@ -1,8 +1,8 @@
 //! A large cluster at rest, and then a part of its nodes dies at once.
 //!
-//! No kubelet runs: the nodes' leases and statuses are replaced in the store at a kubelet's periods,
-//! and pods are stored as bound and running. So the server has time for the manager, and the
-//! manager's figures are those of a cluster on which no pod starts.
+//! No kubelet runs: the nodes' leases and statuses are replaced in the store at a kubelet's
+//! periods, and pods are stored as bound and running. So the server has time for the manager, and
+//! the manager's figures are those of a cluster on which no pod starts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::{NAMESPACE, Result, Row, namespace, objects};
 use crate::api::Api;
 use crate::cluster::ManagerProgram;
 use crate::object::{is_deleting, list, text};
-use crate::{Sandbox, SandboxOptions};
+use crate::server::{Sandbox, SandboxOptions};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::task::{self, StopToken};
 

@@ -58,7 +58,7 @@ impl Query {
         }
     }
 
-    /// Errors: 422 as upstream's for anything but `All`.
+    /// Whether the request is a dry run. Errors: 422 for a value other than `All`.
     pub fn dry_run(&self) -> ApiResult<bool> {
         let mut values = self.0.iter().filter(|(key, _)| key == "dryRun").map(|(_, value)| value);
         if let Some(other) = values.clone().find(|value| *value != "All") {
@@ -93,12 +93,12 @@ impl ResourcePath {
         (!more).then_some(found)
     }
 
-    /// What is asked for by a path that may go on behind the subresource, or end in a slash.
+    /// The resource of a path that may continue after the subresource, or end in a slash.
     pub fn asked(path: &str) -> Option<ResourcePath> {
         ResourcePath::read(path.trim_end_matches('/')).map(|(found, _)| found)
     }
 
-    /// Also returns whether the path goes on behind the subresource.
+    /// Also returns whether the path continues after the subresource.
     fn read(path: &str) -> Option<(ResourcePath, bool)> {
         let parts: Vec<String> = path.split('/').skip(1).map(|part| decode(part, false)).collect();
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
@@ -179,7 +179,7 @@ impl Warnings {
 }
 
 impl Call {
-    /// A request of the server's own for one object, or for none yet where `name` is empty.
+    /// A request of the server itself, for one object, or for a collection when `name` is empty.
     pub fn of(kind: Arc<Kind>, namespace: &str, name: &str) -> Call {
         Call {
             kind,
@@ -194,7 +194,7 @@ impl Call {
         }
     }
 
-    /// Adds a warning to the answer, once.
+    /// Adds a warning to the answer, unless it has that warning.
     pub fn warn(&self, warning: String) {
         let mut warnings = self.warnings.0.lock();
         if !warnings.contains(&warning) {
@@ -211,7 +211,7 @@ impl Call {
         }
     }
 
-    /// The manager of the fields that this call writes.
+    /// The field manager of this call.
     pub fn writer<'a>(&'a self, now: &'a str) -> Writer<'a> {
         Writer { manager: self.query.get("fieldManager"), subresource: &self.subresource, now }
     }

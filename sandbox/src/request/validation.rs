@@ -42,7 +42,7 @@ impl Call {
         }
     }
 
-    /// Warns of `faults`, or refuses them with `refusal`, as the request asks.
+    /// Warns of `faults` or fails with `refusal`, by the request's `fieldValidation`.
     fn judge(&self, faults: Vec<String>, refusal: impl FnOnce(&str) -> ApiError) -> ApiResult<()> {
         match self.validation()? {
             Validation::Strict if !faults.is_empty() => {
@@ -56,8 +56,8 @@ impl Call {
         }
     }
 
-    /// The object in a request's body, without the fields that its kind does not have.
-    /// Errors: 415; 400 for what cannot be read or, by `fieldValidation`, has such fields.
+    /// The object in a request's body, without the fields that its kind does not have. Errors: 415;
+    /// 400 for an unreadable body and, by `fieldValidation`, for such fields.
     pub fn object(&self, payload: &Payload) -> ApiResult<Value> {
         let validation = self.validation()?;
         let kind = &self.kind;
@@ -185,7 +185,8 @@ impl Call {
     }
 }
 
-/// A mismatch as a strategic merge patch reports it, which is converted, not decoded.
+/// The text of a mismatch in a strategic merge patch, whose result upstream converts instead of
+/// decoding it.
 /// Upstream: `apimachinery/pkg/runtime.fromUnstructured`.
 fn converted(mismatch: &str) -> Option<String> {
     let (given, field) = mismatch.strip_prefix("json: cannot unmarshal ")?.split_once(" into ")?;

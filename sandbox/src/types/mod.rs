@@ -1,5 +1,5 @@
-//! The types of the served kinds: their schemas, discovery and OpenAPI documents, and the decoding of
-//! bodies by type.
+//! The types of the served kinds: their schemas, discovery and OpenAPI documents, and the decoding
+//! of bodies by type.
 
 pub mod decode;
 pub mod discovery;

@@ -80,7 +80,7 @@ fn evaluate(source: &str, variables: &Variables<'_>) -> Result<Value, String> {
         .map_err(|error| format!("expression '{source}' resulted in error: {error}"))
 }
 
-/// Upstream: `matchconditions.Matcher`: one that is false decides, even if others fail.
+/// Upstream: `matchconditions.Matcher`: a false condition decides, even if others fail.
 fn conditions_hold(spec: &Json, variables: &Variables<'_>) -> Result<bool, String> {
     let mut errors = Vec::new();
     for condition in list(spec, "/matchConditions") {
@@ -161,7 +161,7 @@ mod tests {
                 with(json!({ "messageExpression": "'not ' + string(object.spec.replicas)" })),
                 vec![("Invalid", "not 7")],
             ),
-            // The message stands in for an expression that fails or says nothing.
+            // The message replaces that of an expression which fails or returns an empty text.
             (
                 with(json!({ "messageExpression": "object.nope", "message": "few" })),
                 vec![("Invalid", "few")],

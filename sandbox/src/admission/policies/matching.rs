@@ -60,7 +60,7 @@ fn is_of_rule(request: &Request<'_>, rule: &Value) -> bool {
         && (named.is_empty() || named.iter().any(|name| name == request.name()))
 }
 
-/// A selector in an object. `None`: it selects all.
+/// Parses a selector; `None` when it selects everything.
 pub fn selector(given: &Value) -> Result<Option<Selector>, String> {
     if given.as_object().is_none_or(serde_json::Map::is_empty) {
         return Ok(None);
@@ -74,7 +74,8 @@ pub fn labels(object: &Value) -> Labels {
     serde_json::from_value(object["metadata"]["labels"].clone()).unwrap_or_default()
 }
 
-/// Upstream: `namespace.Matcher`: what has no namespace is not selected by one.
+/// Whether the namespace of the request is selected; requests without one always are. Upstream:
+/// `namespace.Matcher`.
 fn in_namespace(store: &Store, request: &Request<'_>, given: &Value) -> Result<bool, String> {
     let Some(selector) = selector(given)? else { return Ok(true) };
     let call = request.call;

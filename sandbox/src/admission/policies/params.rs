@@ -8,7 +8,7 @@ use crate::request::call::Call;
 use crate::storage::registry::Registry;
 use crate::storage::store::Store;
 
-/// The objects to evaluate a policy with, one after the other; null: without any.
+/// The parameters with which a policy is evaluated, one at a time; one null when it has none.
 pub fn collect(
     store: &Store,
     registry: &Registry,

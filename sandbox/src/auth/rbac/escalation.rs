@@ -12,8 +12,9 @@ use crate::request::call::Call;
 use crate::status::{ApiError, ApiResult};
 
 impl Authorizer<'_> {
-    /// Whether the caller may write this role or binding, in place of `old` if there is one; any
-    /// other kind goes through. Errors: 403; 404 for a role that is not there.
+    /// Checks that the caller may write this role or binding; objects of other kinds are not
+    /// checked. `old`: the object before an update. Errors: 403; 404 for a role that does not
+    /// exist.
     pub fn check_escalation(&self, call: &Call, old: Option<&Value>, new: &Value) -> ApiResult<()> {
         let resource = &call.kind.resource;
         if *resource.group != *GROUP || call.user.groups.iter().any(|group| group == MASTERS) {
@@ -65,7 +66,7 @@ impl Authorizer<'_> {
         }
         let index = self.index();
         let rules = index.rules(&(kind.to_owned(), name.to_owned()), &call.namespace);
-        // The error text of a storage that takes the role for the requested object.
+        // Upstream's error names the binding's resource with the role's name.
         let rules = rules.map_err(|missing| failures::not_found(resource, &missing.name))?;
         self.escalates(call, rules).map_or(Ok(()), |why| refused(&why))
     }

@@ -1,4 +1,5 @@
-//! Authorizes requests of a user that act as another user. Upstream: `apiserver/pkg/endpoints/filters/impersonation`.
+//! Authorizes requests of a user that act as another user. Upstream:
+//! `apiserver/pkg/endpoints/filters/impersonation`.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -39,7 +40,7 @@ impl Modes {
         self.0.lock().get(user).copied()
     }
 
-    fn came_through(&self, user: &str, mode: Mode) {
+    fn record_success(&self, user: &str, mode: Mode) {
         self.0.lock().insert(user.to_owned(), mode);
     }
 }
@@ -113,7 +114,7 @@ fn wanted(headers: &HeaderMap) -> ApiResult<Option<User>> {
     )))
 }
 
-/// As Go's `%#v` prints it.
+/// A user as Go's `%#v` prints it.
 fn go_syntax(user: &User) -> String {
     let words = |words: &[String]| {
         let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
@@ -149,7 +150,7 @@ impl Authorizer<'_> {
             }
             match self.act(mode, &user, &wanted, access) {
                 Ok(acting) => {
-                    self.rbac.modes.came_through(&user.name, mode);
+                    self.rbac.modes.record_success(&user.name, mode);
                     return Ok(acting);
                 }
                 Err(error) => first = first.or(Some(error)),
@@ -264,8 +265,8 @@ mod tests {
     use crate::storage::store::Store;
     use serde_json::json;
 
-    /// Roles that let `old` act as alice of the developers in the old way, and `new` as alice, accounts
-    /// and nodes, but only to list pods.
+    /// Roles that let `old` act as alice of the developers in the old way, and `new` as alice,
+    /// accounts and nodes, but only to list pods.
     fn roles() -> Store {
         let store = Store::new(100);
         let users = ["users", "groups", "userextras/a.b/c"];
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_act_as_whom() {
+    fn users_impersonate_others_by_their_roles() {
         const ALL: &str = "system:authenticated";
         let account = ["system:serviceaccounts", "system:serviceaccounts:a", ALL].join(" ");
         let refused = |what: &str, verb: &str, resource: &str, group: &str, more: &str| {

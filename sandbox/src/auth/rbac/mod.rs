@@ -48,7 +48,7 @@ struct Index {
     namespaces: HashMap<String, Scope>,
 }
 
-/// Namespace and name; no namespace: a cluster role.
+/// Namespace and name; the namespace of a cluster role is empty.
 type RoleKey = (String, String);
 
 /// The bindings of one namespace, or of the cluster.
@@ -200,7 +200,7 @@ impl Index {
             .ok_or_else(|| Missing { kind: kind.clone(), name: name.clone() })
     }
 
-    /// The bindings that concern a user in a namespace, with the rules they bring.
+    /// The bindings of a user in a namespace, each with the rules of its role.
     fn granted<'a>(
         &'a self,
         user: &'a User,
@@ -254,7 +254,7 @@ impl Authorizer<'_> {
         self.rbac.index(self.store)
     }
 
-    /// Whether the access is allowed, and upstream's reason, or an empty one.
+    /// Whether the access is allowed; both results carry upstream's reason, which may be empty.
     pub fn authorize(&self, user: &User, access: &Access) -> Result<String, String> {
         if user.groups.iter().any(|group| group == MASTERS) {
             return Ok(String::new());
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn bindings_hold_where_they_are_made_and_for_whom_they_name() {
+    fn bindings_apply_to_their_namespace_and_subjects() {
         let (rbac, store) = (Rbac::default(), &Store::new(100));
         let authorizer = rbac.authorizer(store);
         put(store, CLUSTER_ROLES, "", role("reader", "get", "pods"));

@@ -13,8 +13,8 @@ use crate::status::ApiResult;
 const GROUP: &str = "certificates.k8s.io";
 
 impl Authorizer<'_> {
-    /// Whether the caller may write this subresource of a request; any other kind goes through.
-    /// Errors: 403.
+    /// Checks that the caller may write this subresource of a certificate request; other kinds are
+    /// not checked. Errors: 403.
     pub fn check_signer(&self, call: &Call, old: &Value, new: &Value) -> ApiResult<()> {
         let resource = &call.kind.resource;
         if !is_certificate_request(call) {
