@@ -9,6 +9,7 @@ use futures_lite::future::block_on;
 use kube_controller_manager::cache::{AnyIndexer, DeltaFifo, IndexValue, Indexer};
 use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::controllers::cluster::garbagecollector::graph::{Graph, Identity};
+use kube_controller_manager::controllers::storage::claims::{CLAIM_INDEX, by_claim};
 use kube_controller_manager::controllers::workloads::ref_manager::{
     CONTROLLER_INDEX, by_controller,
 };
@@ -64,6 +65,35 @@ fn indexer_empty(bencher: Bencher, count: usize) {
     bencher.counter(ItemsCount::new(count)).with_inputs(|| full(&pods)).bench_refs(|indexer| {
         for key in &keys {
             indexer.remove(key);
+        }
+    });
+}
+
+/// Updates of one object with this many index values, of which the last tenth changes.
+#[divan::bench(args = [1, 3, 10, 100, 1_000, 10_000])]
+fn indexer_update_of_many_values(bencher: Bencher, count: usize) {
+    let pod = |version: usize| -> Arc<Pod> {
+        let name = |n: usize| match n * 10 < count * 9 {
+            true => format!("claim-{n}"),
+            false => format!("claim-{n}-{version}"),
+        };
+        let volume = |n: usize| {
+            serde_json::json!({
+                "name": format!("v{n}"), "persistentVolumeClaim": { "claimName": name(n) },
+            })
+        };
+        let volumes: Vec<_> = (0..count).map(volume).collect();
+        let pod = serde_json::json!({
+            "metadata": { "namespace": "team-1", "name": "p" }, "spec": { "volumes": volumes },
+        });
+        Arc::new(serde_json::from_value(pod).expect("a pod"))
+    };
+    let indexer = Indexer::new();
+    indexer.add_index(CLAIM_INDEX, by_claim);
+    let pods = [pod(0), pod(1)];
+    bencher.counter(ItemsCount::new(2 * count)).bench(|| {
+        for pod in &pods {
+            indexer.insert(pod.clone());
         }
     });
 }
@@ -128,11 +158,7 @@ fn delta_fifo_changes(bencher: Bencher, count: usize) {
 
 fn drain(fifo: &DeltaFifo, indexer: &Indexer<Pod>) {
     while !fifo.is_empty() {
-        fifo.try_pop(|deltas, _| {
-            for delta in deltas {
-                AnyIndexer::insert(indexer, delta.object().clone());
-            }
-        });
+        fifo.try_pop(|delta, _| AnyIndexer::insert(indexer, delta.object().clone()));
     }
 }
 

@@ -117,7 +117,7 @@ impl Clock for FakeClock {
 
     fn sleep(&self, duration: Duration) -> Sleep {
         let state = self.state.clone();
-        let due = state.elapsed() + duration;
+        let due = state.elapsed().saturating_add(duration);
         state.sleepers.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         let guard = Sleeping(state);
         Box::pin(async move {

@@ -6,9 +6,12 @@
 pub mod clock;
 mod files;
 pub mod jwt;
+mod lines;
+mod lookup;
 pub mod metrics;
 pub mod sort;
 mod spare;
+pub mod storm;
 pub mod task;
 pub mod trace;
 

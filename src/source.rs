@@ -3,13 +3,12 @@
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use futures_lite::stream::{self, Boxed as BoxStream, Stream, StreamExt};
 
 use crate::cache::{Answer, DecodeError, Error, ListRequest, Scope, Source, WatchRequest};
 use crate::client::{self, Client, Dynamic, ListOptions, WatchStream};
-use crate::objects::{Encoded, Form, Lease, ListPart, Pod, Resource, WatchEvent};
+use crate::objects::{Encoded, Form, ListPart, WatchEvent};
 
 /// Lists and watches through a [`Client`].
 pub struct ClientSource {
@@ -73,13 +72,6 @@ fn translate_watch(error: client::Error) -> Error {
         other => other,
     }
 }
-
-/// How long events of pods gather. Pods come and go by the thousands, and each change costs a sync
-/// and a status of its owner and of the owner's owner.
-const PODS: Duration = Duration::from_millis(50);
-/// How long renewals of leases gather: in a large cluster hundreds come each second, and they are
-/// looked at every few seconds.
-const LEASES: Duration = Duration::from_millis(250);
 
 /// The events of a watch, up to the first error. As an `unfold` it would be stored twice.
 struct Events(Option<WatchStream>);
@@ -145,21 +137,15 @@ impl Source for ClientSource {
             Ok(Events(Some(watch)).boxed() as BoxStream<_>)
         })
     }
-
-    fn pace(&self, scope: &Scope) -> Duration {
-        match &scope.resource {
-            resource if *resource == Pod::RESOURCE => PODS,
-            resource if *resource == Lease::RESOURCE => LEASES,
-            _ => Duration::ZERO,
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::time::Duration;
 
     use super::*;
+    use crate::objects::{Pod, Resource};
 
     fn name(error: &Error) -> &'static str {
         match error {
@@ -190,17 +176,6 @@ mod tests {
         };
         assert!(unsupported(ClientSource::listing(client.clone())));
         assert!(!unsupported(ClientSource::new(client)), "nothing answers");
-    }
-
-    #[test]
-    fn events_gather_where_they_come_by_the_hundreds() {
-        let clock = crate::clock::FakeClock::new(crate::objects::Timestamp::from_secs(0));
-        let config = client::Config::new("http://127.0.0.1:1".to_owned());
-        let source = ClientSource::new(Client::new(config, clock).expect("no files are read"));
-        let pace = |resource| source.pace(&Scope::all(resource));
-        assert!(pace(Pod::RESOURCE) > Duration::ZERO);
-        assert!(pace(Lease::RESOURCE) > Duration::ZERO);
-        assert_eq!(pace(crate::objects::Node::RESOURCE), Duration::ZERO);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! Upstream: `context.Context` cancellation and `sync.WaitGroup`.
 
 mod census;
+pub mod panics;
 mod run;
 
 use std::future::Future;

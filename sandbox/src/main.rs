@@ -16,7 +16,7 @@ use kube_controller_manager::task::{self, StopToken};
 use sandbox::SandboxOptions;
 use sandbox::cluster::{EMBEDDED, ManagerProgram, administrator};
 use sandbox::demo::Demo;
-use sandbox::load::{Load, Nodes, Outage, Size};
+use sandbox::load::{Latency, Load, Nodes, Outage, Size};
 use sandbox::nodes::{NodeOptions, StandIns};
 use serde::Serialize;
 
@@ -37,6 +37,12 @@ struct Args {
     /// daemonsets=1 or claims=5000, or nodes=5000,pods-per-node=30, of which a third dies
     #[argh(option)]
     load: Option<Shape>,
+    /// measure how long single changes take, in so many rounds: medians and 99th percentiles
+    #[argh(option)]
+    latency: Option<usize>,
+    /// with --latency: the replicas of one more, large Deployment in each round (0: none)
+    #[argh(option, default = "0")]
+    large: usize,
     /// with --load: ConfigMaps of 10 KB (0)
     #[argh(option, default = "0")]
     configmaps: usize,
@@ -113,6 +119,20 @@ fn main() -> ExitCode {
     let ended = task::run(threads, async move {
         let stop = StopToken::new();
         stop_on_signals(&stop)?;
+        if let Some(rounds) = args.latency {
+            let latency = Latency {
+                sandbox,
+                kubeconfig: args.kubeconfig,
+                nodes: nodes(3),
+                rounds,
+                large: args.large,
+                manager,
+                manager_flags: args.manager_flags,
+                patience: patience(120),
+            };
+            let report = latency.run(stop).await?;
+            return Ok(print(&report, args.json)?);
+        }
         let Some(shape) = args.load else {
             if let Some(kubeconfig) = args.kubeconfig {
                 return stand_in(&kubeconfig, nodes(3), &stop).await;

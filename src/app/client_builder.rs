@@ -9,16 +9,11 @@ use futures_lite::future::Boxed;
 use serde_json::{Value, json};
 
 use super::connect::{Connection, TokenSource, user_agent};
-use crate::client::{self, Client};
+use super::service_accounts::{self, NAMESPACE};
+use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::ClientBuilder;
-use crate::objects::{ObjectKey, ResourceType, Timestamp};
-
-const NAMESPACE: &str = "kube-system";
-
-const NAMESPACES: ResourceType = ResourceType::fixed("", "v1", "Namespace", "namespaces", false);
-const SERVICE_ACCOUNTS: ResourceType =
-    ResourceType::fixed("", "v1", "ServiceAccount", "serviceaccounts", true);
+use crate::objects::{ObjectKey, Timestamp};
 
 /// What a token is asked for, and the least that it is taken to last.
 const EXPIRATION_SECONDS: i64 = 3600;
@@ -85,12 +80,13 @@ impl TokenRequests for ApiTokens {
     fn request(&self) -> Boxed<Result<Token, String>> {
         let (client, key) = (self.client.clone(), ObjectKey::new(NAMESPACE, &self.name));
         Box::pin(async move {
-            ensure_account(&client, &key).await.map_err(|error| error.to_string())?;
+            let ensured = service_accounts::ensure(&client, &key.name).await;
+            ensured.map_err(|error| error.to_string())?;
             let body = json!({
                 "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
                 "spec": { "audiences": null, "expirationSeconds": EXPIRATION_SECONDS },
             });
-            let tokens = client.resource(&SERVICE_ACCOUNTS).subresource("token");
+            let tokens = client.resource(&service_accounts::RESOURCE).subresource("token");
             let answer: Value =
                 tokens.create_for(&key, &body).await.map_err(|error| error.to_string())?;
             let status = &answer["status"];
@@ -101,37 +97,6 @@ impl TokenRequests for ApiTokens {
                 _ => Err("no token in the TokenRequest's status".into()),
             }
         })
-    }
-}
-
-/// Gets or creates a service account. Its namespace is created too where that is allowed.
-async fn ensure_account(client: &Client, key: &ObjectKey) -> client::Result<()> {
-    let accounts = client.resource(&SERVICE_ACCOUNTS);
-    match accounts.get::<Value>(key).await {
-        Err(error) if error.is_not_found() => (),
-        other => return other.map(drop),
-    }
-    let namespaces = client.resource(&NAMESPACES);
-    let namespace = namespaces.get::<Value>(&ObjectKey::cluster(NAMESPACE)).await;
-    if namespace.is_err_and(|error| error.is_not_found()) {
-        let body = json!({
-            "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE },
-        });
-        match namespaces.create::<Value>("", &body).await {
-            Err(error) if !error.is_already_exists() => {
-                log::warn!("create non-exist namespace {NAMESPACE} failed: {error}");
-            }
-            _ => (),
-        }
-    }
-    let body = json!({
-        "apiVersion": "v1", "kind": "ServiceAccount",
-        "metadata": { "name": &*key.name, "namespace": NAMESPACE },
-    });
-    match accounts.create::<Value>(NAMESPACE, &body).await {
-        // Somebody else made it meanwhile: it is there, that is what counts.
-        Err(error) if error.is_already_exists() => Ok(()),
-        other => other.map(drop),
     }
 }
 

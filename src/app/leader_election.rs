@@ -6,7 +6,7 @@ use crate::client::{Client, Guard};
 use crate::clock::SharedClock;
 use crate::events::EventBroadcaster;
 use crate::leaderelection::{
-    Config, Ended, HealthzAdaptor, LeaderCallbacks, LeaderElector, LeaseLock,
+    Config, Ended, HealthzAdaptor, LeaderCallbacks, LeaderElector, LeaseLock, Work,
 };
 use crate::objects::ObjectKey;
 use crate::options::{Options, PROGRAM};
@@ -33,7 +33,8 @@ impl Contender<'_> {
     }
 
     /// Waits for the lease `name` and runs `work` under it. `work` has to end when its token stops,
-    /// and to write only what its guard allows.
+    /// and to write only what its guard passes. The lease is released if nothing of the work is
+    /// left and all its writes have been answered.
     ///
     /// # Errors
     /// When the flags describe an impossible election.
@@ -45,7 +46,7 @@ impl Contender<'_> {
         work: impl FnOnce(StopToken, Guard) -> W + Send + 'static,
     ) -> Result<Ended, String>
     where
-        W: Future<Output = ()> + Send + 'static,
+        W: Future<Output = Work> + Send + 'static,
     {
         let options = self.options;
         let key = ObjectKey::new(&options.leader_elect_resource_namespace, name);
@@ -65,7 +66,14 @@ impl Contender<'_> {
             LeaderElector::new(config, self.clock.clone()).map_err(|error| error.to_string())?;
         health.set_leader_election(&elector);
         let lease = elector.clone();
-        let work = |stop| work(stop, Arc::new(move || lease.holds_lease()));
+        let guard = Guard::new(move || lease.holds_lease());
+        let work = |stop| {
+            let work = work(stop, guard.clone());
+            async move {
+                let left = work.await;
+                if guard.close() { left } else { Work::Unfinished }
+            }
+        };
         let callbacks = LeaderCallbacks::new(work, || ()).on_new_leader(|leader| match leader {
             "" => log::info!("leaderelection: no leader"),
             leader => log::info!("leaderelection: new leader {leader:?}"),

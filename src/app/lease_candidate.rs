@@ -87,7 +87,7 @@ impl LeaseCandidate {
         );
         let first = queue.clone();
         controller.at_start(move || first.add(key));
-        controller.sync(queue, move |key| renewal.clone().sync(key));
+        controller.sync(queue, &renewal, Renewal::sync);
         Ok(LeaseCandidate { factory, informer, controller })
     }
 

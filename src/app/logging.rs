@@ -8,6 +8,7 @@ use env_logger::{Builder, Logger, Target};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use crate::clock::SharedClock;
+use crate::lines::{escaped, escaped_json};
 use crate::objects::Timestamp;
 use crate::options::Options;
 use crate::trace;
@@ -66,7 +67,7 @@ pub fn init(options: &Options, clock: SharedClock) -> Verbosity {
             .filter_level(LevelFilter::Trace)
             .target(target)
             .format(move |out, record| {
-                let line = if json { json_line } else { text_line };
+                let line: Line = if json { json_line } else { text_line };
                 writeln!(out, "{}", line(clock.now(), record))
             })
             .build()
@@ -154,6 +155,9 @@ fn said_in_a_span(record: &Record<'_>) -> bool {
     part.starts_with("::controllers") && trace::current() != 0 && record.level() <= Level::Debug
 }
 
+/// Makes a line of a record.
+type Line = fn(Timestamp, &Record<'_>) -> String;
+
 /// The file's name.
 fn file<'a>(record: &Record<'a>) -> &'a str {
     record.file().unwrap_or("-").rsplit('/').next().unwrap_or("-")
@@ -166,7 +170,8 @@ fn module<'a>(record: &Record<'a>) -> &'a str {
     path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs")
 }
 
-/// `I1121 05:02:33.123456       1 file.rs:10] message`, in UTC.
+/// `I1121 05:02:33.123456       1 file.rs:10] message`, in UTC. Always one line: klog quotes names and
+/// errors too.
 fn text_line(now: Timestamp, record: &Record<'_>) -> String {
     let letter = match record.level() {
         Level::Error => 'E',
@@ -175,7 +180,8 @@ fn text_line(now: Timestamp, record: &Record<'_>) -> String {
     };
     let time = now.to_jiff().strftime("%m%d %H:%M:%S%.6f").to_string();
     let (pid, line) = (std::process::id(), record.line().unwrap_or_default());
-    format!("{letter}{time} {pid:>7} {}:{line}] {}", file(record), record.args())
+    let message = record.args().to_string();
+    format!("{letter}{time} {pid:>7} {}:{line}] {}", file(record), escaped(&message))
 }
 
 /// Upstream: `component-base/logs/json`.
@@ -192,7 +198,7 @@ fn json_line(now: Timestamp, record: &Record<'_>) -> String {
         Level::Debug => line["v"] = 4.into(),
         Level::Trace => line["v"] = 6.into(),
     }
-    line.to_string()
+    escaped_json(&line.to_string()).into_owned()
 }
 
 /// `*` stands for any characters, `?` for one.
@@ -233,6 +239,30 @@ mod tests {
         let json: serde_json::Value =
             serde_json::from_str(&json_line(now, &record(Level::Debug))).expect("JSON");
         assert_eq!((&json["caller"], &json["v"]), (&"mod.rs:10".into(), &4.into()));
+    }
+
+    #[test]
+    fn no_message_makes_a_second_line() {
+        let now: Timestamp = "2026-11-21T05:02:33.123456Z".parse().expect("a time");
+        for name in ["a\nE1121 forged.rs:1] b", "a\r\u{85}\u{2028}b", "\u{1b}[2K\u{9b}A"] {
+            for (line, is_json) in [(text_line as Line, false), (json_line, true)] {
+                let line = line(
+                    now,
+                    &Record::builder()
+                        .level(Level::Info)
+                        .file(Some("src/app/mod.rs"))
+                        .args(format_args!("scaling {name}"))
+                        .build(),
+                );
+                assert!(!line.contains(char::is_control), "{line}");
+                assert_eq!(line.lines().count(), 1, "{line}");
+                assert!(!line.contains('\u{2028}'), "{line}");
+                if is_json {
+                    let read: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+                    assert_eq!(read["msg"], format!("scaling {name}"));
+                }
+            }
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod memory;
 mod notices;
 mod open_files;
 pub mod pipeline;
+mod service_accounts;
 pub mod serving;
 mod shadow;
 mod signals;
@@ -28,11 +29,12 @@ use std::time::Duration;
 
 use crate::client::Guard;
 use crate::clock::SystemClock;
-use crate::leaderelection::{Ended, HealthzAdaptor, new_identity};
+use crate::leaderelection::{Ended, HealthzAdaptor, Work, new_identity};
+use crate::lines::escaped;
 use crate::options::{self, Options, validate};
 use crate::server::health::HealthChecks;
 use crate::shadow::Shadow;
-use crate::task::{Latch, StopToken, TaskGroup, caught};
+use crate::task::{Latch, StopToken, TaskGroup, caught, panics};
 
 use connect::{Connect, Target, user_agent};
 use futures_lite::future;
@@ -40,7 +42,7 @@ use leader_election::Contender;
 use leader_migration::{LeaderMigration, Lease};
 use lease_candidate::LeaseCandidate;
 use pipeline::Pipeline;
-use start::Started;
+use start::{Failed, Started};
 
 /// The name of the health check of the second lease.
 const MIGRATION_CHECK: &str = "leaderMigration";
@@ -49,7 +51,7 @@ const MIGRATION_CHECK: &str = "leaderMigration";
 const ELECTION_TOLERANCE: Duration = Duration::from_secs(20);
 
 /// The threads that run the manager's tasks. One thread does the work of a large cluster with time
-/// to spare; a second one costs a fifth more CPU: see `docs/performance.md`.
+/// to spare; a second one costs a fifth more CPU: see `docs/performance-history.md`.
 pub const THREADS: usize = 1;
 
 /// Runs the manager with `options` until a signal, a lost lease or an error; errors are printed on
@@ -64,7 +66,7 @@ pub async fn run(options: Options, connect: Connect) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(errors) => {
             for error in errors {
-                eprintln!("Error: {error}");
+                eprintln!("Error: {}", escaped(&error));
             }
             ExitCode::FAILURE
         }
@@ -92,6 +94,9 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         }
     }
     log::info!("Starting version {}", options::git_version());
+    if let Some(stations) = panics::read_environment() {
+        log::warn!("{} is set: it panics on purpose at {stations}", panics::VARIABLE);
+    }
     open_files::raise_limit();
     for notice in notices::of(&options) {
         log::warn!("{notice}");
@@ -175,7 +180,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         let ended = future::or(run_controllers(started, stop.clone()), timed).await;
         serving.stop();
         tasks.join().await;
-        let ended = ended.map_err(|error| vec![error]);
+        let ended = ended.map_err(|failed| vec![failed.error]);
         return match shadow.filter(Shadow::has_begun) {
             Some(shadow) => shadow::conclude(&options, &shadow, ended),
             None => ended,
@@ -191,11 +196,16 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         move |stop: StopToken, guard: Guard| async move {
             let connection = started.connection.guarded(guard);
             let ended = run_controllers(Started { connection, ..started }, stop).await;
-            if let Err(error) = ended {
-                log::error!("{error}");
-                *cause.lock() = Some(error);
-            }
+            let work = match ended {
+                Ok(()) => Work::Ended,
+                Err(Failed { error, work }) => {
+                    log::error!("{error}");
+                    *cause.lock() = Some(error);
+                    work
+                }
+            };
             over.stop();
+            work
         }
     };
     let identity = new_identity();
@@ -237,9 +247,12 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
 }
 
 /// As [`start::run`]; a panic is an error too, so that no lease is held without controllers.
-async fn run_controllers(started: Started, stop: StopToken) -> Result<(), String> {
+async fn run_controllers(started: Started, stop: StopToken) -> Result<(), Failed> {
     let ended = caught(start::run(started, stop)).await;
-    ended.unwrap_or_else(|panic| Err(format!("the start of the controllers panicked: {panic}")))
+    ended.unwrap_or_else(|panic| {
+        let error = format!("the start of the controllers panicked: {panic}");
+        Err(Failed { error, work: Work::Unfinished })
+    })
 }
 
 /// `Err`: the process has to end at once, with the errors still to be printed.

@@ -12,15 +12,17 @@ use futures_lite::FutureExt;
 use super::client_builder::{ServiceAccountClients, SimpleClients};
 use super::component_metrics::RunningControllers;
 use super::connect::{Connection, user_agent};
-use super::controller_table::{CONTROLLERS, Descriptor};
+use super::controller_table::{CONTROLLERS, Descriptor, TOKEN_CONTROLLER, find};
 use super::leader_migration::{LeaderMigration, Lease};
 use super::pipeline::Pipeline;
+use super::service_accounts;
 use crate::cache::SharedInformerFactory;
 use crate::clock::SharedClock;
 use crate::controllers::{
     ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugHandler,
     DebugRequest, Watcher,
 };
+use crate::leaderelection::Work;
 use crate::options::{Options, show_duration};
 use crate::server::health::HealthChecks;
 use crate::server::routes::Routes;
@@ -31,8 +33,10 @@ use crate::task::{Failure, Latch, StopToken, TaskGroup, caught};
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 const API_SERVER_RETRY: Duration = Duration::from_secs(1);
 const DISCOVERY_RESET: Duration = Duration::from_secs(30);
-/// Shadow mode does not wait longer for controllers whose caches a server may never fill.
-const SHADOW_PATIENCE: Duration = Duration::from_secs(60);
+/// For how long is waited for all controllers to work: a server may never fill the caches of some.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+/// The name of the client that makes accounts and their tokens.
+const ACCOUNTS: &str = "token-requests";
 /// A controller starts after the start interval and up to as much again.
 const START_JITTER: f64 = 1.0;
 
@@ -63,19 +67,36 @@ impl Started {
     }
 }
 
+/// Why the controllers do not run, or did not end as they should.
+#[derive(Debug, PartialEq)]
+pub struct Failed {
+    pub error: String,
+    /// Whether controllers may still write.
+    pub work: Work,
+}
+
+impl Failed {
+    /// No controller runs.
+    fn ended(error: String) -> Failed {
+        Failed { error, work: Work::Ended }
+    }
+}
+
 /// Runs the controllers until stopped.
 ///
 /// # Errors
 /// When the API server is not healthy in time, when a controller or an informer fails, or when
 /// controllers do not end in their time.
-pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
+pub async fn run(started: Started, stop: StopToken) -> Result<(), Failed> {
     // Stops when a controller or an informer fails, too.
     let (stop, failure) = (stop.child(), Failure::new());
     let Started { options, connection, health, routes, clock, .. } = &started;
     let Some(healthy) = stop.unless_stopped(wait_for_api_server(&**connection, clock)).await else {
         return Ok(());
     };
-    healthy.map_err(|error| format!("failed to wait for apiserver being healthy: {error}"))?;
+    healthy.map_err(|error| {
+        Failed::ended(format!("failed to wait for apiserver being healthy: {error}"))
+    })?;
 
     let tasks = TaskGroup::new();
     tasks.spawn(reset_discovery(connection.clone(), clock.clone(), stop.clone()));
@@ -97,13 +118,14 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
         context.supervise(shadow.supervisor());
     }
     let rows = CONTROLLERS.iter().filter(|row| started.runs(row));
-    let controllers = build(rows, options, &context)?;
+    let controllers = build(rows, options, &context).map_err(Failed::ended)?;
     for controller in &controllers {
         if let Some(debug) = controller.debug_handler() {
             routes.add_debug(controller.name(), served(debug));
         }
     }
     let watchers: Vec<Watcher> = controllers.iter().map(Controller::watcher).collect();
+    let accounts = accounts(&controllers);
     let _shown = started.pipeline.show(&factory, watchers.clone());
     factory.start(&stop);
     let running = Arc::new(Mutex::new(BTreeSet::new()));
@@ -113,19 +135,26 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
     if started.lease == Lease::Main {
         started.running.open();
     }
+    let all_run = all_run(watchers.clone(), clock.clone());
     if let Some(shadow) = started.shadow.clone() {
-        let (clock, stop) = (clock.clone(), stop.clone());
+        let stop = stop.clone();
         tasks.spawn(async move {
             // A write that comes before the monitors of the collector watch is not seen.
-            let run = async {
-                for watcher in &watchers {
-                    watcher.runs().await;
-                }
-            };
-            if stop.unless_stopped(run.or(clock.sleep(SHADOW_PATIENCE))).await.is_some() {
+            if stop.unless_stopped(all_run).await.is_some() {
                 shadow.begin(watchers);
                 shadow.run(&stop).await;
             }
+        });
+    } else if options.use_service_account_credentials {
+        let client = connection.client(&user_agent(ACCOUNTS));
+        let (clock, stop) = (clock.clone(), stop.clone());
+        tasks.spawn(async move {
+            // Not before: nothing of the start has to wait for accounts that are not needed yet.
+            let make = async {
+                all_run.await;
+                service_accounts::make_all(client, accounts, clock).await;
+            };
+            stop.unless_stopped(make).await;
         });
     }
     let informers = async { failure.report(factory.failed().await) };
@@ -140,16 +169,37 @@ pub async fn run(started: Started, stop: StopToken) -> Result<(), String> {
         factory.shutdown().await;
     });
     let ended = ended.or(waiting).await;
-    if let Some(failure) = failure.get() {
-        return Err(failure.to_owned());
-    }
-    if ended.is_some() {
-        return Ok(());
-    }
     let running = running.lock().clone();
-    let timeout = show_duration(options.controller_shutdown_timeout);
-    log::info!("Controller shutdown timeout {timeout} reached, still running: {running:?}");
-    Err("controller shutdown timeout reached".into())
+    let work = match ended {
+        Some(()) if running.is_empty() => Work::Ended,
+        _ => Work::Unfinished,
+    };
+    if ended.is_none() {
+        let timeout = show_duration(options.controller_shutdown_timeout);
+        log::info!("Controller shutdown timeout {timeout} reached, still running: {running:?}");
+    }
+    match (failure.get(), ended) {
+        (Some(failure), _) => Err(Failed { error: failure.to_owned(), work }),
+        (None, Some(())) => Ok(()),
+        (None, None) => Err(Failed { error: "controller shutdown timeout reached".into(), work }),
+    }
+}
+
+/// Resolves when all controllers run, or after [`START_PATIENCE`].
+async fn all_run(watchers: Vec<Watcher>, clock: SharedClock) {
+    let run = async {
+        for watcher in &watchers {
+            watcher.runs().await;
+        }
+    };
+    run.or(clock.sleep(START_PATIENCE)).await;
+}
+
+/// The service accounts of these controllers. The token controller has none: it runs under the
+/// manager's own credentials.
+fn accounts(controllers: &[Controller]) -> BTreeSet<&'static str> {
+    let rows = controllers.iter().filter_map(|controller| find(controller.name()));
+    rows.filter(|row| row.name() != TOKEN_CONTROLLER).map(|row| row.profile.account).collect()
 }
 
 /// Logs from time to time which controllers have not ended yet. Never resolves.
@@ -201,7 +251,7 @@ fn clients(
     if !options.use_service_account_credentials {
         return Arc::new(SimpleClients { connection });
     }
-    let root = connection.client(&user_agent("token-requests"));
+    let root = connection.client(&user_agent(ACCOUNTS));
     Arc::new(ServiceAccountClients { connection, root, clock: clock.clone() })
 }
 
@@ -243,7 +293,8 @@ fn served(debug: DebugHandler) -> Handler {
 }
 
 /// A controller from its start, a jittered interval from now, to its end. Its failure, and an end
-/// before the stop, are reported to `failure`.
+/// before the stop, are reported to `failure`. One that panics stays in `running`: nobody waits for
+/// its tasks any more.
 fn run_one(
     controller: Controller,
     options: &Options,
@@ -268,11 +319,13 @@ fn run_one(
         running.lock().insert(name);
         RunningControllers::set(name, true);
         let work = async {
-            if let Err(panic) = caught(controller.run(stop.clone())).await {
-                own.report(format!("{name} panicked: {panic}"));
-            } else if !stop.is_stopped() {
-                own.report(format!("{name} has ended"));
+            let ended = caught(controller.run(stop.clone())).await;
+            match &ended {
+                Err(panic) => own.report(format!("{name} panicked: {panic}")),
+                Ok(()) if !stop.is_stopped() => own.report(format!("{name} has ended")),
+                Ok(()) => (),
             }
+            ended.is_ok()
         };
         // A failed controller may take long to end; the process does not wait for it.
         let failed = async {
@@ -280,12 +333,14 @@ fn run_one(
             failure.report(own.get().unwrap_or(name).to_owned());
             std::future::pending().await
         };
-        work.or(failed).await;
+        let is_over = work.or(failed).await;
         if let Some(reported) = own.get() {
             log::error!("{reported}");
             failure.report(reported.to_owned());
         }
-        running.lock().remove(name);
+        if is_over {
+            running.lock().remove(name);
+        }
         RunningControllers::set(name, false);
         log::info!("Controller terminated: {name}");
     }
@@ -409,8 +464,8 @@ mod tests {
             shadow: None,
         };
         let ended = block_on(crate::app::run_controllers(started, StopToken::new()));
-        let expected = "the start of the controllers panicked: as the test asks";
-        assert_eq!(ended, Err(expected.to_owned()));
+        let error = "the start of the controllers panicked: as the test asks".to_owned();
+        assert_eq!(ended, Err(Failed { error, work: Work::Unfinished }));
     }
 
     #[test]
@@ -427,6 +482,19 @@ mod tests {
         let check = health.answer("healthz", &Request::get("/healthz/test-fails"));
         assert_eq!(check.status, 500);
         assert!(running.lock().is_empty());
+    }
+
+    #[test]
+    fn a_controller_that_panics_outside_of_its_tasks_may_still_work() {
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let mut controller = Controller::for_test("test-panics", 1, clock.clone());
+        controller.background(|_| -> std::future::Ready<()> { panic!("as the test asks") });
+        let (health, failure) = (HealthChecks::new(), Failure::new());
+        let (options, running) = (Options::default(), Arc::default());
+        let (clock, stop): (SharedClock, _) = (clock, StopToken::new());
+        block_on(run_one(controller, &options, &health, &running, &clock, &stop, &failure));
+        assert_eq!(failure.get(), Some("test-panics panicked: as the test asks"));
+        assert_eq!(*running.lock(), ["test-panics"].into());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::logging::Verbosity;
 use super::pipeline::Pipeline;
+use crate::lines::escaped;
 use crate::options::TraceObject;
 use crate::server::http::Method;
 use crate::server::{Handler, Request, Response, handler as serve};
@@ -28,10 +29,10 @@ pub fn handler(pipeline: &Pipeline, verbosity: &Verbosity) -> Handler {
                 set(objects, &verbosity);
                 pipeline.teach_trace();
             }
-            Err(error) => return Response::text(400, format!("{error}\n")),
+            Err(error) => return Response::text(400, format!("{}\n", escaped(&error))),
         }
         let (objects, count) = trace::followed();
-        let lines = objects.iter().map(|object| format!("{object}\n"));
+        let lines = objects.iter().map(|object| format!("{}\n", escaped(&object.to_string())));
         let text = match objects.is_empty() {
             true => "nothing is traced\n".to_owned(),
             false => format!("{count} objects are followed: these and what they own\n"),

@@ -1,6 +1,7 @@
 //! The queue between the reflector and the cache. Upstream: `cache.DeltaFIFO`.
 
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +11,7 @@ use event_listener::{Event, EventListener};
 use super::any::AnyObject;
 use super::handler::Deleted;
 use super::indexer::AnyIndexer;
-use crate::objects::ObjectKey;
+use crate::objects::{Identity, ObjectKey};
 use crate::trace;
 
 /// What happened to an object. Upstream: `cache.Delta`, `cache.DeltaType`.
@@ -47,35 +48,26 @@ impl Delta {
     }
 }
 
-/// All changes of one object since it was popped last, oldest first; at least one delta.
-/// Upstream: `cache.Deltas`.
-pub struct Deltas {
+/// All changes of one object that wait, oldest first; at least one delta. Upstream: `cache.Deltas`.
+struct Deltas {
     first: Delta,
-    // Most keys wait with one delta: an empty Vec allocates nothing.
-    rest: Vec<Delta>,
+    // Most keys wait with one delta: an empty queue allocates nothing.
+    rest: VecDeque<Delta>,
 }
 
 impl Deltas {
     fn newest(&self) -> &Delta {
-        self.rest.last().unwrap_or(&self.first)
+        self.rest.back().unwrap_or(&self.first)
     }
 
     /// Two deletions in a row become one: the one that knows the final state stays.
     fn push(&mut self, delta: Delta) {
-        let newest = self.rest.last_mut().unwrap_or(&mut self.first);
+        let newest = self.rest.back_mut().unwrap_or(&mut self.first);
         match (&*newest, &delta) {
             (Delta::Deleted(Deleted::FinalStateUnknown(_)), Delta::Deleted(_)) => *newest = delta,
             (Delta::Deleted(_), Delta::Deleted(_)) => {}
-            _ => self.rest.push(delta),
+            _ => self.rest.push_back(delta),
         }
-    }
-}
-
-impl IntoIterator for Deltas {
-    type Item = Delta;
-    type IntoIter = std::iter::Chain<std::iter::Once<Delta>, std::vec::IntoIter<Delta>>;
-    fn into_iter(self) -> Self::IntoIter {
-        std::iter::once(self.first).chain(self.rest)
     }
 }
 
@@ -92,9 +84,12 @@ pub enum Popped {
 ///
 /// - A key waits once; further changes are appended to its deltas, in order. Changes of different
 ///   objects may therefore be processed in another order than they happened.
+/// - Deltas are popped one by one. A key stays the first until its last delta is popped.
 /// - A list is written item by item, so that it never stands in memory as a whole:
 ///   `begin_replace`, `replace_item` for each, `finish_replace`. A `delete` in between takes an item
 ///   back. A `begin_replace` before the `finish_replace` abandons the list under way.
+/// - An object that cannot be decoded keeps its last known state: `keep_item` for one in a list,
+///   `bookmark` for a change, `delete_known` for a deletion.
 /// - `process` runs under the queue's lock: the indexer and the queue change as one. It must be
 ///   short and must not call the queue.
 /// - A change older than the known state of its object is dropped, unless a list names it.
@@ -115,7 +110,7 @@ struct State {
     /// A key is in `queue`, once, if and only if it is in `items`.
     items: HashMap<ObjectKey, Deltas>,
     queue: VecDeque<ObjectKey>,
-    /// How many keys were popped since the start.
+    /// How many keys were popped, with their last delta, since the start.
     popped: u64,
     /// `version` is seen when `popped` reaches `at`. `at` rises.
     marks: VecDeque<Mark>,
@@ -133,8 +128,8 @@ struct Mark {
 }
 
 struct Replacing {
-    /// The keys that the list named; `None` when nothing was known before it, so nothing can
-    /// vanish.
+    /// The keys that the list named; `None` when nothing can vanish: nothing was known before the
+    /// list, or it has an item without a readable name.
     seen: Option<HashSet<ObjectKey>>,
 }
 
@@ -179,20 +174,26 @@ impl DeltaFifo {
         self.changed.listen()
     }
 
-    /// Takes the oldest key, if there is one, and passes its deltas to `process`, with whether it
-    /// belongs to the first list. Upstream: `Pop`.
-    pub fn try_pop(&self, process: impl FnOnce(Deltas, bool)) -> Popped {
-        let mut state = self.lock();
+    /// Takes the oldest delta of the oldest key, if there is one, and passes it to `process`, with
+    /// whether it belongs to the first list. Upstream: `Pop`, which passes all deltas of the key.
+    pub fn try_pop(&self, process: impl FnOnce(Delta, bool)) -> Popped {
+        let mut guard = self.lock();
+        let state = &mut *guard;
         let in_initial_list = !self.has_synced();
         let Some(key) = state.queue.pop_front() else {
             return if state.closed { Popped::Closed } else { Popped::Empty };
         };
-        state.popped += 1;
-        if let Some(deltas) = state.items.remove(&key) {
-            process(deltas, in_initial_list);
+        if let Entry::Occupied(mut waiting) = state.items.entry(key) {
+            if let Some(next) = waiting.get_mut().rest.pop_front() {
+                state.queue.push_front(waiting.key().clone());
+                process(std::mem::replace(&mut waiting.get_mut().first, next), in_initial_list);
+                return Popped::Processed;
+            }
+            process(waiting.remove().first, in_initial_list);
         }
+        state.popped += 1;
         state.initial = state.initial.saturating_sub(1);
-        self.check_synced(&state);
+        self.check_synced(state);
         while state.marks.front().is_some_and(|mark| mark.at <= state.popped) {
             if let Some(mark) = state.marks.pop_front() {
                 self.known.saw(mark.version);
@@ -243,7 +244,7 @@ impl DeltaFifo {
             Some(deltas) => deltas.push(delta),
             None => {
                 state.queue.push_back(key.clone());
-                state.items.insert(key, Deltas { first: delta, rest: Vec::new() });
+                state.items.insert(key, Deltas { first: delta, rest: VecDeque::new() });
                 self.changed.notify(usize::MAX);
             }
         }
@@ -259,11 +260,27 @@ impl DeltaFifo {
         }
     }
 
-    /// A change from a watch. While a list is under way it can only be a deletion, and counts as
-    /// part of the list.
+    /// The newest state of an object: of what waits, else of what is known.
+    fn newest(&self, state: &State, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
+        match state.items.get(key) {
+            Some(deltas) => Some(deltas.newest().object().clone()),
+            None => self.known.get(key),
+        }
+    }
+
     fn change(&self, object: Arc<dyn AnyObject>, delta: fn(Arc<dyn AnyObject>) -> Delta) {
-        let key = object.meta().key();
-        let version = object.meta().resource_version;
+        let (key, version) = (object.meta().key(), object.meta().resource_version);
+        self.record(key, version, |_| Some(delta(object)));
+    }
+
+    /// Records a change from a watch. While a list is under way it can only be a deletion, and
+    /// counts as part of the list. `delta` gets the newest state.
+    fn record(
+        &self,
+        key: ObjectKey,
+        version: u64,
+        delta: impl FnOnce(Option<&Arc<dyn AnyObject>>) -> Option<Delta>,
+    ) {
         let mut state = self.lock();
         let in_list = match &mut state.replacing {
             None => false,
@@ -278,18 +295,17 @@ impl DeltaFifo {
             state.populated = true;
             self.check_synced(&state);
         }
-        let latest = match state.items.get(&key) {
-            Some(deltas) => Some(deltas.newest().object().meta().resource_version),
-            None => self.known.get(&key).map(|object| object.meta().resource_version),
-        };
-        let delta = delta(object);
-        let nothing_to_delete = matches!(delta, Delta::Deleted(_)) && latest.is_none();
-        let stale = version != 0 && latest.is_some_and(|latest| latest > version);
-        if !nothing_to_delete && !stale {
-            self.queue(&mut state, key, delta);
-        } else if trace::is_on() {
-            let why = if stale { "older-than-known" } else { "not-known" };
-            trace::dropped(delta.object().meta(), why);
+        let newest = self.newest(&state, &key);
+        let latest = newest.as_ref().map(|object| object.meta().resource_version);
+        if let Some(delta) = delta(newest.as_ref()) {
+            let nothing_to_delete = matches!(delta, Delta::Deleted(_)) && latest.is_none();
+            let stale = version != 0 && latest.is_some_and(|latest| latest > version);
+            if !nothing_to_delete && !stale {
+                self.queue(&mut state, key, delta);
+            } else if trace::is_on() {
+                let why = if stale { "older-than-known" } else { "not-known" };
+                trace::dropped(delta.object().meta(), why);
+            }
         }
         if !in_list {
             self.mark(&mut state, version);
@@ -309,6 +325,13 @@ impl DeltaFifo {
         self.change(object, |object| Delta::Deleted(Deleted::Known(object)));
     }
 
+    /// Deletes an object whose final state cannot be decoded, with the last state known.
+    pub fn delete_known(&self, object: &Identity) {
+        self.record(object.key(), object.resource_version, |newest| {
+            Some(Delta::Deleted(Deleted::FinalStateUnknown(newest?.clone())))
+        });
+    }
+
     pub fn begin_replace(&self) {
         let mut state = self.lock();
         let nothing_known = state.items.is_empty() && self.known.is_empty();
@@ -322,6 +345,25 @@ impl DeltaFifo {
             seen.insert(key.clone());
         }
         self.queue(&mut state, key, Delta::Replaced(object));
+    }
+
+    /// An item that cannot be decoded: its last known state stays, unless that is of an earlier
+    /// object of this name. `None`: the item may be any object, so the list deletes nothing.
+    pub fn keep_item(&self, item: Option<&Identity>) {
+        let mut state = self.lock();
+        let key = item.map(Identity::key);
+        let newest = key.as_ref().and_then(|key| self.newest(&state, key));
+        let Some(replacing) = &mut state.replacing else { return };
+        match (item, key) {
+            (Some(item), Some(key)) => {
+                let is_same =
+                    newest.is_some_and(|known| item.uid.is_empty() || known.meta().uid == item.uid);
+                if let (true, Some(seen)) = (is_same, &mut replacing.seen) {
+                    seen.insert(key);
+                }
+            }
+            _ => replacing.seen = None,
+        }
     }
 
     /// Deletes what the list did not name. `version`: the list's.
@@ -387,19 +429,22 @@ mod tests {
 
     /// Pops one key, `+a@1 -a@2`; as the informer does, the indexer then holds the outcome.
     fn pop(fifo: &DeltaFifo, indexer: &Known) -> String {
-        let mut words = Vec::new();
-        fifo.try_pop(|deltas, _| {
-            for delta in deltas {
-                words.push(spell(&delta));
-                match &delta {
-                    Delta::Deleted(deleted) => {
-                        AnyIndexer::remove(indexer, &deleted.object().meta().key());
-                    }
-                    other => AnyIndexer::insert(indexer, other.object().clone()),
+        let (mut words, keys) = (Vec::new(), fifo.len());
+        while fifo.len() == keys && pop_delta(fifo, indexer, &mut words) {}
+        words.join(" ")
+    }
+
+    fn pop_delta(fifo: &DeltaFifo, indexer: &Known, words: &mut Vec<String>) -> bool {
+        let popped = fifo.try_pop(|delta, _| {
+            words.push(spell(&delta));
+            match &delta {
+                Delta::Deleted(deleted) => {
+                    AnyIndexer::remove(indexer, &deleted.object().meta().key());
                 }
+                other => AnyIndexer::insert(indexer, other.object().clone()),
             }
         });
-        words.join(" ")
+        popped == Popped::Processed
     }
 
     fn drain(fifo: &DeltaFifo, indexer: &Known) -> Vec<String> {
@@ -556,6 +601,33 @@ mod tests {
         assert_eq!(indexer.last_seen_version(), 9, "nothing waits");
         fifo.bookmark(5);
         assert_eq!(indexer.last_seen_version(), 9, "never back");
+    }
+
+    /// What happens while a key is popped delta by delta comes behind the deltas that wait.
+    #[test]
+    fn a_key_under_way_is_still_the_first_and_waits() {
+        let (indexer, fifo) = known();
+        replace(&fifo, &[], 1);
+        let mut words = Vec::new();
+        let mut pop_delta = || pop_delta(&fifo, &indexer, &mut words);
+        fifo.add(object("", "a", 2));
+        fifo.update(object("", "a", 3));
+        fifo.update(object("", "a", 4));
+        fifo.add(object("", "b", 5));
+        pop_delta();
+        fifo.resync();
+        fifo.update(object("", "a", 3));
+        fifo.update(object("", "a", 6));
+        assert_eq!((fifo.len(), indexer.last_seen_version()), (2, 1), "a waits, once");
+        pop_delta();
+        replace(&fifo, &[("b", 5)], 7);
+        for _ in 0..3 {
+            pop_delta();
+        }
+        assert_eq!((fifo.len(), indexer.last_seen_version()), (1, 4), "b at 5 is not stored");
+        while pop_delta() {}
+        assert_eq!(words, ["+a@2", "~a@3", "~a@4", "~a@6", "?a@6", "+b@5", "=b@5"]);
+        assert_eq!((indexer.len(), indexer.last_seen_version()), (1, 7));
     }
 
     #[test]

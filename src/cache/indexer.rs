@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::any::{AnyObject, typed};
 use super::slots::{Keys, Slot, Slots};
+use crate::lookup::Lookup;
 use crate::objects::{Istr, Object, ObjectKey, Uid};
 
 /// From an object to the values under which an index finds it.
@@ -91,8 +92,11 @@ const ALLOCATED: usize = 16 + 8;
 const FEW: usize = 64;
 
 impl Bucket {
+    /// Adds a slot, if it is not there: an index function may repeat a value.
     fn insert(&mut self, slot: Slot) {
         match self {
+            Bucket::One(known) if *known == slot => {}
+            Bucket::Few(known) if known.contains(&slot) => {}
             Bucket::One(first) => *self = Bucket::Few(vec![*first, slot]),
             Bucket::Few(slots) if slots.len() < FEW => slots.push(slot),
             Bucket::Few(slots) => {
@@ -148,31 +152,32 @@ impl Bucket {
 /// The values of an object: the index's number, and a value under which it has the object.
 type Values = SmallVec<[(usize, IndexValue); 4]>;
 
-/// Each value once, also when a function repeats it.
+/// In the order of the functions; one that a function repeats is repeated.
 fn values<T>(functions: &[IndexFn<T>], object: &T) -> Values {
     let mut values = Values::new();
     for (number, function) in functions.iter().enumerate() {
-        function(object, &mut |value| {
-            let value = (number, value);
-            if !values.contains(&value) {
-                values.push(value);
-            }
-        });
+        function(object, &mut |value| values.push((number, value)));
     }
     values
 }
 
 impl Tables {
-    /// Moves a slot from the values of its old object to those of its new one.
-    fn reindex(&mut self, slot: Slot, mut before: Values, after: Values) {
-        for value in after {
-            match before.iter().position(|old| *old == value) {
-                Some(kept) => drop(before.swap_remove(kept)),
-                None => self.add(slot, value),
-            }
+    /// Moves a slot from the values of its old object to those of its new one. A user may choose how
+    /// many there are.
+    fn reindex(&mut self, slot: Slot, before: &Values, after: Values) {
+        if *before == after {
+            return;
         }
-        for (number, value) in before {
-            self.indices[number].remove(slot, &value);
+        let kept = Lookup::new(&after, |value| value);
+        for value in before.iter().filter(|value| !kept.has(value)) {
+            self.indices[value.0].remove(slot, &value.1);
+        }
+        drop(kept);
+        let known = Lookup::new(before, |value| value);
+        for value in after {
+            if !known.has(&value) {
+                self.add(slot, value);
+            }
         }
     }
 
@@ -270,14 +275,14 @@ impl<T: Object> Indexer<T> {
             Some(slot) => {
                 let before = values(functions, slots.get(slot));
                 let old = slots.put(slot, object);
-                tables.reindex(slot, before, after);
+                tables.reindex(slot, &before, after);
                 old
             }
             None => {
                 let slot = tables.keys.allocate();
                 slots.put(slot, object);
                 tables.keys.insert(slots, slot);
-                tables.reindex(slot, Values::new(), after);
+                tables.reindex(slot, &Values::new(), after);
                 None
             }
         }
@@ -288,7 +293,7 @@ impl<T: Object> Indexer<T> {
         let State { slots, functions, tables } = &mut *state;
         let slot = tables.keys.find(slots, key)?;
         let before = values(functions, slots.get(slot));
-        tables.reindex(slot, before, Values::new());
+        tables.reindex(slot, &before, Values::new());
         tables.keys.remove(slots, slot);
         let old = slots.take(slot);
         if let Some(moved) = slots.shrink(tables.keys.len()) {
@@ -423,6 +428,33 @@ mod tests {
         indexer.insert(object("a", "x", 4));
         assert_eq!((under(&indexer, "web"), under(&indexer, "db")), (0, 0));
         assert!(indexer.state.read().tables.indices[0].buckets.is_empty(), "no empty bucket stays");
+    }
+
+    /// Thousands of values, each twice, of which some go, some stay and some come.
+    #[test]
+    fn an_object_may_have_many_values() {
+        fn by_range(object: &PartialObjectMetadata, put: &mut dyn FnMut(IndexValue)) {
+            let range = object.meta.labels.get("range").and_then(|range| range.split_once('-'));
+            let (from, to) = range.expect("the test gives one");
+            let range = from.parse::<usize>().unwrap()..to.parse().unwrap();
+            for n in range.clone().chain(range) {
+                put(IndexValue::Text(format!("v{n}").into()));
+            }
+        }
+        let indexer = Indexer::new();
+        indexer.add_index("range", by_range);
+        indexer.insert(labelled("a", "other", 1, &[("range", "0-4000")]));
+        for (from, to) in [(0, 2000), (0, 2000), (1000, 3000), (2990, 2995), (0, 5), (0, 4000)] {
+            indexer.insert(labelled("a", "x", 1, &[("range", &format!("{from}-{to}"))]));
+            for n in 0..4000 {
+                let found = indexer.by_index("range", &IndexValue::Text(format!("v{n}").into()));
+                let has = (from..to).contains(&n);
+                assert_eq!(found.len(), 1 + usize::from(has), "{n} of {from}-{to}");
+            }
+        }
+        indexer.remove(&ObjectKey::new("a", "other"));
+        indexer.remove(&ObjectKey::new("a", "x"));
+        assert!(indexer.state.read().tables.indices[0].buckets.is_empty());
     }
 
     /// Every size of bucket, grown, replaced and emptied.

@@ -19,6 +19,8 @@ const VERSION_DIGITS: u64 = 10_u64.pow(15);
 pub struct Counts {
     /// Panics while objects were decoded or indexed.
     pub panics: Count,
+    /// Objects that could not be decoded, each time that they came.
+    pub undecoded: Count,
     /// Lists begun as the initial events of a watch.
     pub streams: Count,
     /// Lists begun as lists.
@@ -67,6 +69,7 @@ struct Caches {
     backlog: IntGaugeVec,
     handler_panics: IntCounterVec,
     panics: IntCounterVec,
+    undecoded: IntCounterVec,
     lists: IntCounterVec,
     watches: IntCounterVec,
     short_watches: IntCounterVec,
@@ -107,6 +110,11 @@ impl Caches {
                 "Number of panics while objects were decoded or indexed",
                 &["informer"],
             )?,
+            undecoded: counter(
+                "reflector_undecodable_objects_total",
+                "Number of objects in lists and watches that could not be decoded",
+                &["informer"],
+            )?,
             lists: counter(
                 "reflector_lists_total",
                 "Number of lists begun, by how they are asked for",
@@ -125,8 +133,15 @@ impl Caches {
         [&self.queued, &self.version, &self.backlog]
     }
 
-    fn counters(&self) -> [&IntCounterVec; 5] {
-        [&self.handler_panics, &self.panics, &self.lists, &self.watches, &self.short_watches]
+    fn counters(&self) -> [&IntCounterVec; 6] {
+        [
+            &self.handler_panics,
+            &self.panics,
+            &self.undecoded,
+            &self.lists,
+            &self.watches,
+            &self.short_watches,
+        ]
     }
 
     fn read(&self, informer: &Informer) {
@@ -143,6 +158,7 @@ impl Caches {
         let counts = informer.counts();
         for (counter, labels, count) in [
             (&self.panics, &[name][..], &counts.panics),
+            (&self.undecoded, &[name], &counts.undecoded),
             (&self.lists, &[name, "stream"], &counts.streams),
             (&self.lists, &[name, "list"], &counts.lists),
             (&self.watches, &[name], &counts.watches),

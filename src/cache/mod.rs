@@ -7,6 +7,7 @@
 
 mod any;
 mod backlog;
+mod decoder;
 mod delta_fifo;
 mod error;
 mod factory;
@@ -23,9 +24,11 @@ mod slots;
 mod source;
 #[cfg(test)]
 pub(crate) mod testing;
+mod time_slice;
 
 pub use any::AnyObject;
-pub use delta_fifo::{Delta, DeltaFifo, Deltas, Popped};
+pub use decoder::Decoder;
+pub use delta_fifo::{Delta, DeltaFifo, Popped};
 pub use error::{DecodeError, Error};
 pub use factory::SharedInformerFactory;
 pub use handler::{Deleted, EventHandler, Registration};
@@ -34,6 +37,6 @@ pub use lister::Lister;
 pub use metadata::{MetadataHandler, MetadataInformer};
 pub use processor::HandlerStatus;
 pub use progress::ReflectorStatus;
-pub use reflector::{Backoff, Decoder, Outcome, Phase, Reflector, Start};
+pub use reflector::{Backoff, Outcome, Phase, Reflector, Start};
 pub use shared_informer::{InformerStatus, SharedIndexInformer};
 pub use source::{Answer, BoxFuture, ListRequest, Scope, Source, WatchRequest};

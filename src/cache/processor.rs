@@ -13,9 +13,10 @@ use super::backlog::Backlog;
 use super::handler::{Deleted, Registration};
 use super::metrics::Count;
 use super::source::BoxFuture;
+use super::time_slice::TimeSlice;
 use crate::clock::SharedClock;
 use crate::objects::Istr;
-use crate::task::TaskGroup;
+use crate::task::{TaskGroup, panics};
 use crate::trace;
 
 /// A shorter resync period is raised to this. Upstream: `minimumResyncPeriod`.
@@ -23,9 +24,6 @@ const MINIMUM_RESYNC: Duration = Duration::from_secs(1);
 
 /// After a handler panicked, its next notification waits this long.
 const PAUSE_AFTER_PANIC: Duration = Duration::from_secs(1);
-
-/// Notifications in a row before other tasks get their turn on the thread.
-const BATCH: u32 = 64;
 
 /// A change for the handlers.
 #[derive(Clone)]
@@ -300,7 +298,7 @@ impl Delivery {
 
     /// Until nothing waits.
     async fn run(self, mut resting: Box<dyn AnyHandler>) {
-        let mut in_a_row = 0_u32;
+        let mut slice = TimeSlice::new(self.clock.clone());
         while let Some((notification, mut handler)) = self.inbox.notifications.next(resting) {
             let event = match notification {
                 Notification::Event(event) => event,
@@ -311,9 +309,11 @@ impl Delivery {
                 }
             };
             let span = if trace::is_on() { self.traced(&event) } else { 0 };
+            let began = slice.begin_item();
             // The handler's state is its own business: it is called again with its next event.
             let call = AssertUnwindSafe(|| {
                 let _entered = trace::enter(span);
+                panics::at(|| format!("handler {} of {}", self.inbox.handler, self.informer));
                 handler.handle(event);
             });
             if catch_unwind(call).is_err() {
@@ -326,8 +326,7 @@ impl Delivery {
                 self.pause().await;
             }
             resting = handler;
-            in_a_row = in_a_row.wrapping_add(1);
-            if in_a_row.is_multiple_of(BATCH) {
+            if slice.end_item(began) {
                 yield_now().await;
             }
         }

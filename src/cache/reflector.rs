@@ -1,7 +1,6 @@
 //! Keeps a store as the API server has it: list, then watch, without end.
 //! Upstream: `cache.Reflector`.
 
-use std::error::Error as StdError;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +10,17 @@ use futures_lite::stream::Boxed as BoxStream;
 use futures_lite::{FutureExt, StreamExt};
 use log::Level;
 
-use super::any::AnyObject;
+use super::decoder::{Decoder, Received, Undecoded};
 use super::delta_fifo::DeltaFifo;
 use super::metrics::Counts;
 use super::progress::Progress;
 use super::source::{ListRequest, Scope, Source, WatchRequest};
+use super::time_slice::TimeSlice;
 use super::{DecodeError, Error};
 use crate::clock::{SharedClock, Sleep};
-use crate::objects::{
-    Bookmark, Encoded, Form, ListPart, Object, PartialObjectMetadata, WatchEvent,
-};
+use crate::objects::{Bookmark, Encoded, ListPart, WatchEvent};
+use crate::storm::Storm;
+use crate::task::panics;
 use crate::trace;
 
 /// Where a list begins: how old it may be.
@@ -192,28 +192,9 @@ const MIN_WATCH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// ... and when it has not after this much more, the connection counts as dead.
 const WATCH_GRACE: Duration = Duration::from_secs(30);
 
-/// Items in a row before the task that empties the queue gets a turn.
-const BATCH: u32 = 64;
-
-type Decoded = Result<Arc<dyn AnyObject>, Box<dyn StdError + Send + Sync>>;
-
-/// How objects of one kind are decoded: the only thing a reflector knows of the kind.
-#[derive(Clone, Copy)]
-pub struct Decoder {
-    best: Form,
-    decode: fn(&Encoded) -> Decoded,
-}
-
-impl Decoder {
-    pub fn of<T: Object>() -> Decoder {
-        let best = if T::MESSAGE.is_some() { Form::Protobuf } else { Form::Json };
-        Decoder { best, decode: |object| Ok(Arc::new(object.decode::<T>()?)) }
-    }
-}
-
 /// Fills a [`DeltaFifo`] from a [`Source`] and keeps it up to date. Each object is decoded once,
-/// into the `Arc` that every reader shares. One that cannot be decoded ends the list or watch with
-/// a [`DecodeError`]: a cache with a hole would be a wrong cache.
+/// into the `Arc` that every reader shares. Of one that cannot be decoded the last known state stays
+/// in the store until it is known to be deleted; one that never could is absent from it.
 pub struct Reflector {
     /// The scope, as logs and metrics name it.
     name: Arc<str>,
@@ -231,9 +212,9 @@ pub struct Reflector {
     /// A list from [`Start::Any`] came in pages: the server has no watch cache that could send all
     /// at once.
     paginated: bool,
-    in_a_row: u32,
-    /// When the watch last had no event ready.
-    drained: Duration,
+    slice: TimeSlice,
+    /// Of the watch's events.
+    storm: Storm,
 }
 
 /// An open watch, and the time at which its connection counts as dead.
@@ -252,6 +233,7 @@ impl Reflector {
         counts: Arc<Counts>,
         clock: SharedClock,
     ) -> Reflector {
+        let slice = TimeSlice::new(clock.clone());
         Reflector {
             name,
             scope,
@@ -264,8 +246,8 @@ impl Reflector {
             random: fastrand::Rng::new(),
             written: 0,
             paginated: false,
-            in_a_row: 0,
-            drained: Duration::ZERO,
+            slice,
+            storm: Storm::default(),
         }
     }
 
@@ -314,58 +296,80 @@ impl Reflector {
         log::log!(level_of(error), "{}: {what}: {error}", self.name);
     }
 
-    /// Yields now and then, so that a stream that is always ready does not hold the thread.
-    async fn breathe(&mut self) {
-        self.in_a_row = self.in_a_row.wrapping_add(1);
-        if self.in_a_row.is_multiple_of(BATCH) {
+    /// A stream that is always ready holds up neither other tasks nor the one that empties the queue,
+    /// which stays as short as what is read in a slice.
+    async fn end_item(&mut self, began: Duration) {
+        if self.slice.end_item(began) {
             yield_now().await;
+            while !self.store.is_empty() {
+                yield_now().await;
+            }
         }
     }
 
     /// `event`: what the server calls it, for the trace.
-    fn decode(&self, object: &Encoded, event: &str) -> Result<Arc<dyn AnyObject>, Error> {
+    fn decode(&self, object: &Encoded, event: &str) -> Received {
         self.progress.received();
-        if trace::is_on() {
-            let began = self.clock.monotonic();
-            let decoded = self.decode_untraced(object)?;
-            let (now, size) = (self.clock.monotonic(), (object.bytes.len(), object.form));
-            let resource = &self.scope.resource;
-            trace::decoded(resource, decoded.meta(), event, size, now.saturating_sub(began), now);
-            return Ok(decoded);
+        panics::at(|| format!("reflector of {}", self.name));
+        let began = trace::is_on().then(|| self.clock.monotonic());
+        let decoded = self.decoder.decode(&self.name, object);
+        match (&decoded, began) {
+            (Ok(decoded), Some(began)) => {
+                let (now, size) = (self.clock.monotonic(), (object.bytes.len(), object.form));
+                let (resource, took) = (&self.scope.resource, now.saturating_sub(began));
+                trace::decoded(resource, decoded.meta(), event, size, took, now);
+            }
+            (Ok(_), None) => {}
+            (Err(undecoded), _) => {
+                self.counts.undecoded.add_one();
+                log::error!("{} (the {event} object is passed over)", undecoded.error);
+            }
         }
-        self.decode_untraced(object)
+        decoded
     }
 
-    fn decode_untraced(&self, object: &Encoded) -> Result<Arc<dyn AnyObject>, Error> {
-        let decoded = (self.decoder.decode)(object).map_err(|cause| {
-            let what = match object.decode::<PartialObjectMetadata>() {
-                Ok(object) => format!("{} {}", self.name, object.meta.key()),
-                Err(_) => {
-                    let length = object.bytes.len();
-                    format!("{}: an object of {length} bytes without readable metadata", self.name)
-                }
-            };
-            DecodeError { what, cause }
-        });
-        Ok(decoded?)
-    }
-
-    fn decode_event(
-        &self,
-        event: WatchEvent<Encoded>,
-    ) -> Result<WatchEvent<Arc<dyn AnyObject>>, Error> {
+    fn decode_event(&self, event: WatchEvent<Encoded>) -> WatchEvent<Received> {
         let name = match &event {
             WatchEvent::Added(_) => "added",
             WatchEvent::Modified(_) => "modified",
             WatchEvent::Deleted(_) => "deleted",
             WatchEvent::Bookmark(_) => "bookmark",
         };
-        event.try_map(|object| self.decode(&object, name))
+        event.map(|object| self.decode(&object, name))
     }
 
-    fn replace_item(&mut self, object: Arc<dyn AnyObject>) {
-        self.written = self.written.max(object.meta().resource_version);
-        self.store.replace_item(object);
+    fn replace_item(&mut self, object: Received) {
+        match object {
+            Ok(object) => {
+                self.written = self.written.max(object.meta().resource_version);
+                self.store.replace_item(object);
+            }
+            Err(undecoded) => {
+                self.written = self.written.max(undecoded.version());
+                self.store.keep_item(undecoded.identity.as_ref());
+            }
+        }
+    }
+
+    /// Returns the version of the deletion.
+    ///
+    /// # Errors
+    /// When it is unknown what was deleted: only a list shows that.
+    fn delete(&mut self, object: Received) -> Result<u64, Error> {
+        let version = match object {
+            Ok(object) => {
+                let version = object.meta().resource_version;
+                self.store.delete(object);
+                version
+            }
+            Err(Undecoded { identity: Some(known), .. }) => {
+                self.store.delete_known(&known);
+                known.resource_version
+            }
+            Err(undecoded) => return Err(undecoded.error.into()),
+        };
+        self.written = self.written.max(version);
+        Ok(version)
     }
 
     /// Where the next list begins, which must not be older than what was written. A list of the
@@ -418,9 +422,10 @@ impl Reflector {
         self.store.begin_replace();
         let mut silent = true;
         while let Some(event) = open.next().await {
+            let began = self.slice.begin_item();
             silent = false;
-            let event = event.and_then(|event| self.decode_event(event));
-            match event.map_err(|error| explain(&self.name, error))? {
+            let event = event.map_err(|error| explain(&self.name, error))?;
+            match self.decode_event(event) {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                     self.replace_item(object);
                 }
@@ -431,11 +436,10 @@ impl Reflector {
                 WatchEvent::Bookmark(_) => {}
                 // The server's own cache may lag at first; it catches up before the end.
                 WatchEvent::Deleted(object) => {
-                    self.written = self.written.max(object.meta().resource_version);
-                    self.store.delete(object);
+                    self.delete(object).map_err(|error| explain(&self.name, error))?;
                 }
             }
-            self.breathe().await;
+            self.end_item(began).await;
         }
         Err(self.ended(begun, silent))
     }
@@ -479,16 +483,17 @@ impl Reflector {
         let (source, scope) = (self.source.clone(), self.scope.clone());
         let mut parts = source.list(&scope, self.decoder.best, request).await?;
         while let Some(part) = parts.next().await {
+            let began = self.slice.begin_item();
             match part? {
                 ListPart::Item(object) => {
-                    let object = self.decode(&object, "listed")?;
+                    let object = self.decode(&object, "listed");
                     self.replace_item(object);
                 }
                 ListPart::End { resource_version, continue_token } => {
                     return Ok((self.version_of_list(&resource_version)?, continue_token));
                 }
             }
-            self.breathe().await;
+            self.end_item(began).await;
         }
         Err(Error::Failed("the list ended before its end".into()))
     }
@@ -515,8 +520,9 @@ impl Reflector {
         };
         let mut silent = true;
         while let Some(event) = self.next(&mut open).await {
-            let version = match event.and_then(|event| self.decode_event(event)) {
-                Ok(event) => self.apply(event),
+            let began = self.slice.begin_item();
+            let version = match event.and_then(|event| self.apply(self.decode_event(event))) {
+                Ok(version) => version,
                 Err(error) => match Outcome::from(&error) {
                     Outcome::Failed => {
                         log::debug!("{}: the watch broke: {error}", self.name);
@@ -530,45 +536,56 @@ impl Reflector {
             };
             silent = false;
             *from = version.max(*from);
-            self.breathe().await;
+            self.end_item(began).await;
         }
         self.ended(begun, silent)
     }
 
-    /// Writes an event of a watch to the store. Returns its version.
-    fn apply(&mut self, event: WatchEvent<Arc<dyn AnyObject>>) -> u64 {
-        let version = match &event {
-            WatchEvent::Added(object)
-            | WatchEvent::Modified(object)
-            | WatchEvent::Deleted(object) => object.meta().resource_version,
-            WatchEvent::Bookmark(bookmark) => bookmark.version,
+    /// Writes an event of a watch to the store. Returns its version; 0 when it is unknown.
+    fn apply(&mut self, event: WatchEvent<Received>) -> Result<u64, Error> {
+        let version = match event {
+            WatchEvent::Added(Ok(object)) => {
+                let version = object.meta().resource_version;
+                self.store.add(object);
+                version
+            }
+            WatchEvent::Modified(Ok(object)) => {
+                let version = object.meta().resource_version;
+                self.store.update(object);
+                version
+            }
+            WatchEvent::Deleted(object) => return self.delete(object),
+            // The last known state stays.
+            WatchEvent::Added(Err(undecoded)) | WatchEvent::Modified(Err(undecoded)) => {
+                self.store.bookmark(undecoded.version());
+                undecoded.version()
+            }
+            WatchEvent::Bookmark(Bookmark { version, .. }) => {
+                self.store.bookmark(version);
+                version
+            }
         };
-        match event {
-            WatchEvent::Added(object) => self.store.add(object),
-            WatchEvent::Modified(object) => self.store.update(object),
-            WatchEvent::Deleted(object) => self.store.delete(object),
-            WatchEvent::Bookmark(_) => self.store.bookmark(version),
-        }
         self.written = self.written.max(version);
-        version
+        Ok(version)
     }
 
-    /// The next event. Events that follow each other closely are gathered: a wake-up costs more
-    /// than an event, and a sync that sees several changes writes one status.
+    /// The next event. In a storm events are gathered: a wake-up costs more than an event, and a
+    /// sync that sees several changes writes one status.
     async fn next(&mut self, open: &mut Open) -> Option<Result<WatchEvent<Encoded>, Error>> {
-        let pace = self.source.pace(&self.scope);
-        if pace.is_zero() {
+        if self.decoder.gathered.is_zero() {
             return open.next().await;
         }
-        if let Some(event) = poll_once(open.next()).await {
-            return event;
-        }
-        let now = self.clock.monotonic();
-        if now.saturating_sub(self.drained) < pace * 2 {
-            self.clock.sleep(pace).await;
-        }
-        self.drained = self.clock.monotonic();
-        open.next().await
+        let event = match poll_once(open.next()).await {
+            Some(event) => event,
+            None => {
+                if self.storm.is_on(self.clock.monotonic()) {
+                    self.clock.sleep(self.decoder.gathered).await;
+                }
+                open.next().await
+            }
+        };
+        self.storm.count(self.clock.monotonic(), 1);
+        event
     }
 
     fn ended(&self, begun: Duration, silent: bool) -> Outcome {
@@ -595,32 +612,9 @@ impl Open {
 
 #[cfg(test)]
 mod tests {
-    use super::super::indexer::Indexer;
-    use super::super::testing::Script;
     use super::*;
-    use crate::clock::SystemClock;
-    use crate::objects::{Pod, Resource};
 
     const DELAY: Duration = Duration::from_secs(3);
-
-    #[test]
-    fn a_decode_error_names_the_object() {
-        let reflector = Reflector::new(
-            "pods".into(),
-            Arc::new(Scope::all(Pod::RESOURCE)),
-            Script::new(),
-            Decoder::of::<Pod>(),
-            Arc::new(DeltaFifo::new(Arc::new(Indexer::<Pod>::new()))),
-            Arc::default(),
-            SystemClock::shared(),
-        );
-        let bad = Encoded::json(br#"{"metadata":{"namespace":"a","name":"b"},"spec":[1]}"#);
-        let error = reflector.decode_event(WatchEvent::Added(bad)).map(drop).unwrap_err();
-        assert!(error.is_decode());
-        assert!(error.to_string().starts_with("pods a/b: cannot be decoded: "), "{error}");
-        assert!(reflector.decode(&Encoded::json(b"{"), "").is_err_and(|error| error.is_decode()));
-        assert!(reflector.version_of_list("seven").is_err());
-    }
 
     fn wait(then: Phase) -> Phase {
         Phase::Wait { delay: DELAY, then: Box::new(then) }

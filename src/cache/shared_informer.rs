@@ -9,7 +9,8 @@ use futures_lite::FutureExt;
 use futures_lite::future::{yield_now, zip};
 
 use super::any::{AnyObject, typed};
-use super::delta_fifo::{Delta, DeltaFifo, Deltas, Popped};
+use super::decoder::Decoder;
+use super::delta_fifo::{Delta, DeltaFifo, Popped};
 use super::handler::{EventHandler, Registration};
 use super::indexer::{AnyIndexer, IndexFn, Indexer};
 use super::lister::Lister;
@@ -17,15 +18,13 @@ use super::metadata::MetadataInformer;
 use super::metrics::{self, Counts};
 use super::processor::{AnyHandler, Event, HandlerStatus, Listeners, Processor};
 use super::progress::{Progress, ReflectorStatus};
-use super::reflector::{Backoff, Decoder, Reflector};
+use super::reflector::{Backoff, Reflector};
 use super::source::{Scope, Source};
+use super::time_slice::TimeSlice;
 use crate::clock::{SharedClock, Sleep};
 use crate::objects::{Meta, Object};
 use crate::task::{Failure, Latch, StopToken, caught};
 use crate::trace;
-
-/// Keys processed in a row before the reflector gets its turn.
-const BATCH: u32 = 64;
 
 /// An informer that panics this often within [`PANIC_PERIOD`] has failed.
 const PANICS: usize = 5;
@@ -344,12 +343,13 @@ impl Informer {
     /// Moves changes from the queue into the cache and to the handlers. While none wait, passes all
     /// objects again to each handler whose resync is due. Upstream: `processLoop`.
     async fn process(&self) {
-        let mut in_a_row = 0_u32;
+        // Many changes of one object, or of a large one, hold up neither other tasks nor the reflector.
+        let mut slice = TimeSlice::new(self.clock.clone());
         // Of the next resync, and when that is due.
         let mut timer: Option<(Duration, Sleep)> = None;
         loop {
-            let changed = self.fifo.changed();
-            let popped = self.fifo.try_pop(|deltas, initial| self.apply(deltas, initial));
+            let (changed, began) = (self.fifo.changed(), slice.begin_item());
+            let popped = self.fifo.try_pop(|delta, initial| self.apply(delta, initial));
             if !self.synced.is_open() && self.fifo.has_synced() {
                 self.processor.lock().set_synced();
                 self.synced.open();
@@ -357,8 +357,7 @@ impl Informer {
             }
             match popped {
                 Popped::Processed => {
-                    in_a_row = in_a_row.wrapping_add(1);
-                    if in_a_row.is_multiple_of(BATCH) {
+                    if slice.end_item(began) {
                         yield_now().await;
                     }
                 }
@@ -400,21 +399,19 @@ impl Informer {
     }
 
     /// Upstream: `processDeltas`.
-    fn apply(&self, deltas: Deltas, initial: bool) {
+    fn apply(&self, delta: Delta, initial: bool) {
         let mut listeners = self.processor.lock();
-        for delta in deltas {
-            match delta {
-                Delta::Added(object)
-                | Delta::Updated(object)
-                | Delta::Replaced(object)
-                | Delta::Sync(object) => self.store(&mut listeners, object, initial),
-                Delta::Deleted(deleted) => {
-                    self.indexer.remove(&deleted.object().meta().key());
-                    if trace::is_on() {
-                        trace::cached(deleted.object().meta(), "removed", self.indexer.len());
-                    }
-                    listeners.distribute(Event::Delete(deleted), false);
+        match delta {
+            Delta::Added(object)
+            | Delta::Updated(object)
+            | Delta::Replaced(object)
+            | Delta::Sync(object) => self.store(&mut listeners, object, initial),
+            Delta::Deleted(deleted) => {
+                self.indexer.remove(&deleted.object().meta().key());
+                if trace::is_on() {
+                    trace::cached(deleted.object().meta(), "removed", self.indexer.len());
                 }
+                listeners.distribute(Event::Delete(deleted), false);
             }
         }
     }

@@ -110,9 +110,4 @@ pub trait Source: Send + Sync + 'static {
         best: Form,
         request: WatchRequest,
     ) -> Answer<'a, WatchEvent<Encoded>>;
-
-    /// How long events of a watch that follow each other closely are gathered. Zero: not at all.
-    fn pace(&self, _scope: &Scope) -> Duration {
-        Duration::ZERO
-    }
 }

@@ -108,7 +108,6 @@ pub struct Script {
 struct State {
     replies: VecDeque<Reply>,
     requests: Vec<Request>,
-    pace: Duration,
 }
 
 impl Script {
@@ -118,10 +117,6 @@ impl Script {
 
     fn lock(&self) -> parking_lot::MutexGuard<'_, State> {
         self.state.lock()
-    }
-
-    pub fn set_pace(&self, pace: Duration) {
-        self.lock().pace = pace;
     }
 
     pub fn reply(&self, reply: Reply) {
@@ -187,9 +182,5 @@ impl Source for Script {
                 None => futures_lite::future::pending().await,
             }
         })
-    }
-
-    fn pace(&self, _: &Scope) -> Duration {
-        self.lock().pace
     }
 }

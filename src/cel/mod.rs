@@ -236,6 +236,19 @@ mod tests {
     }
 
     #[test]
+    fn types_that_double_have_an_end() {
+        for source in [
+            format!("[1]{}", ".map(a, {a: a})".repeat(60)),
+            format!("[any]{}", ".map(a, [[a, a]]).map(a, {a: [a]})".repeat(30)),
+            format!("[[]]{}", ".map(a, {a: a})".repeat(60)),
+            format!("[optional.none()]{}", ".map(a, {a: a})".repeat(60)),
+        ] {
+            let found = on_deep_stack(|| environment().compile(&source)).unwrap();
+            assert!(found.is_ok(), "{}: {found:?}", &source[..20]);
+        }
+    }
+
+    #[test]
     fn depth_is_bounded() {
         let deep = |source: String| {
             on_deep_stack(|| environment().compile(&source)).unwrap().map(|of| of.to_string())

@@ -1,6 +1,7 @@
 //! Types, their printed form, and assignability. Upstream: cel-go's `common/types.Type`,
 //! `checker.FormatCELType`, `checker.isAssignable`.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -135,6 +136,19 @@ impl Type {
         }
     }
 
+    /// Whether the type has more parts, itself included. Looks at no more than `most` of them.
+    pub fn has_more_parts_than(&self, most: usize) -> bool {
+        fn count(of: &Type, left: &mut usize) -> bool {
+            let Some(rest) = left.checked_sub(1) else { return true };
+            *left = rest;
+            match of {
+                Type::Map(of) => count(&of.0, left) || count(&of.1, left),
+                other => other.params().iter().any(|inner| count(inner, left)),
+            }
+        }
+        count(self, &mut { most })
+    }
+
     fn params(&self) -> &[Type] {
         match self {
             Type::List(of) | Type::Kind(Some(of)) => std::slice::from_ref(of),
@@ -203,15 +217,29 @@ impl fmt::Display for Type {
     }
 }
 
+/// The steps of comparing and replacing types that one expression may take: comprehensions can
+/// double a type again and again. After these everything fits, and types are dynamic.
+const MAX_STEPS: u32 = 4_000_000;
+/// The parts of one type; the others are dynamic.
+const MAX_PARTS: u32 = 10_000;
+
 /// The type parameters and the types they stand for.
 #[derive(Default)]
 pub struct Substitutions {
     known: Vec<Option<Type>>,
+    steps: Cell<u32>,
     /// The former value of each change, to undo a failed attempt.
     journal: Vec<(u32, Option<Type>)>,
 }
 
 impl Substitutions {
+    /// Counts a step. `false`: there were too many.
+    fn step(&self) -> bool {
+        let steps = self.steps.get().saturating_add(1);
+        self.steps.set(steps);
+        steps <= MAX_STEPS
+    }
+
     /// Makes an unbound parameter.
     pub fn fresh(&mut self) -> u32 {
         self.known.push(None);
@@ -250,6 +278,9 @@ impl Substitutions {
     }
 
     fn fits(&mut self, this: &Type, place: &Type) -> bool {
+        if !self.step() {
+            return true;
+        }
         if let Type::Param(param) = place {
             let (valid, known) = self.substitutes(this, *param);
             if valid || known {
@@ -298,6 +329,9 @@ impl Substitutions {
     }
 
     fn is_free_of(&self, param: u32, within: &Type) -> bool {
+        if !self.step() {
+            return false;
+        }
         match within {
             Type::Param(other) if *other == param => false,
             Type::Param(other) => match self.find(*other) {
@@ -311,21 +345,25 @@ impl Substitutions {
 
     /// `of` with bound parameters replaced.
     pub fn resolve(&self, of: &Type) -> Type {
-        self.replace(of, &|param| Type::Param(param))
+        self.replace(of, &|param| Type::Param(param), &Cell::new(MAX_PARTS))
     }
 
     /// `of` with bound parameters replaced and unbound ones as `dyn`.
     pub fn finish(&self, of: &Type) -> Type {
-        self.replace(of, &|_| Type::Dyn)
+        self.replace(of, &|_| Type::Dyn, &Cell::new(MAX_PARTS))
     }
 
-    fn replace(&self, of: &Type, unknown: &dyn Fn(u32) -> Type) -> Type {
+    fn replace(&self, of: &Type, unknown: &dyn Fn(u32) -> Type, left: &Cell<u32>) -> Type {
+        let Some(rest) = left.get().checked_sub(1).filter(|_| self.step()) else {
+            return Type::Dyn;
+        };
+        left.set(rest);
         match of {
             Type::Param(param) => match self.find(*param) {
-                Some(known) => self.replace(known, unknown),
+                Some(known) => self.replace(known, unknown, left),
                 None => unknown(*param),
             },
-            other => other.map_params(&mut |inner| self.replace(inner, unknown)),
+            other => other.map_params(&mut |inner| self.replace(inner, unknown, left)),
         }
     }
 }
@@ -359,6 +397,17 @@ mod tests {
         ] {
             assert_eq!(of.to_string(), text);
         }
+    }
+
+    #[test]
+    fn parts_are_counted_up_to_a_limit() {
+        let mut doubled = Type::Int;
+        for _ in 0..200 {
+            doubled = Type::map(doubled.clone(), doubled);
+        }
+        assert!(doubled.has_more_parts_than(1000));
+        let of = Type::map(Type::String, Type::list(Type::Int));
+        assert!(of.has_more_parts_than(3) && !of.has_more_parts_than(4));
     }
 
     #[test]

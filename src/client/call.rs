@@ -1,6 +1,5 @@
 //! A request before it is sent.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,7 +9,7 @@ use super::{Error, Result};
 use crate::spare;
 
 /// One request, before it is sent.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Call {
     pub method: &'static str,
     pub path: String,
@@ -20,38 +19,24 @@ pub struct Call {
     pub(super) content: Option<(&'static str, Arc<[u8]>)>,
 }
 
+/// Without the body, which may hold a Secret.
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let body = self.content.as_ref().map_or(0, |(_, body)| body.len());
+        write!(f, "Call({self}, {:?}, {body} bytes)", self.query)
+    }
+}
+
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.method, self.path)
     }
 }
 
-/// A segment of a path, escaped where it has to be.
-pub(super) fn escape(text: &str) -> Cow<'_, str> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@!$&'()*+,;=".contains(&byte);
-    if text.bytes().all(plain) {
-        return Cow::Borrowed(text);
-    }
-    let escaped = text.bytes().fold(String::new(), |mut escaped, byte| {
-        match plain(byte) {
-            true => escaped.push(byte as char),
-            false => escaped.push_str(&format!("%{byte:02X}")),
-        }
-        escaped
-    });
-    Cow::Owned(escaped)
-}
-
 impl Call {
     pub fn new(method: &'static str, path: impl Into<String>) -> Call {
         let (path, accept) = (path.into(), "application/json");
         Call { method, path, query: Vec::new(), accept, is_watch: false, content: None }
-    }
-
-    /// To the path of these segments, of any text.
-    pub fn to(method: &'static str, segments: &[&str]) -> Call {
-        let escaped = segments.iter().map(|segment| format!("/{}", escape(segment)));
-        Call::new(method, escaped.collect::<String>())
     }
 
     pub fn query(&mut self, name: &'static str, value: &str) {
@@ -69,15 +54,21 @@ impl Call {
         self.content.as_ref().map(|(content_type, bytes)| (*content_type, &**bytes))
     }
 
+    /// The same, with this body.
+    pub fn bytes(mut self, content_type: &'static str, body: impl Into<Arc<[u8]>>) -> Call {
+        self.content = Some((content_type, body.into()));
+        self
+    }
+
     /// The same, with a JSON body.
-    pub fn body(mut self, content_type: &'static str, body: &impl Serialize) -> Result<Call> {
+    pub fn body(self, content_type: &'static str, body: &impl Serialize) -> Result<Call> {
         let mut bytes = spare::take();
         serde_json::to_writer(&mut bytes, body).map_err(|source| Error::Request {
             request: self.to_string(),
             source: source.into(),
         })?;
-        self.content = Some((content_type, Arc::from(bytes.as_slice())));
+        let call = self.bytes(content_type, bytes.as_slice());
         spare::give(&mut bytes);
-        Ok(self)
+        Ok(call)
     }
 }

@@ -69,6 +69,8 @@ pub enum Error {
     Decode { request: String, source: Cause },
     /// The request could not be built: a body that does not serialize, a bad path.
     Request { request: String, source: Cause },
+    /// The request was not made: a name in its path would address another path.
+    Path(String),
     /// The client's guard did not pass the request: no byte of it was sent.
     HeldBack { request: String },
     /// The client may only read: no byte of the request was sent.
@@ -294,9 +296,14 @@ impl Error {
         }
     }
 
-    /// A write that failed in this way may have been carried out.
+    /// A write that failed in this way may have been carried out. Only a 4xx answer is a sure
+    /// refusal: servers and proxies answer 5xx also after the write.
     pub fn is_unsure(&self) -> bool {
-        self.is_timeout() || matches!(self, Error::Transport { .. } | Error::Decode { .. })
+        match self {
+            Error::Status(failure) => !(400..500).contains(&failure.code),
+            Error::Transport { .. } | Error::Decode { .. } => true,
+            _ => false,
+        }
     }
 
     /// The client only reads, and the request was a write.
@@ -365,7 +372,7 @@ impl fmt::Display for Error {
             }
             Error::Shadowed { request } => write!(f, "{request}: not sent: shadow mode only reads"),
             Error::Credentials(source) => write!(f, "credentials: {source}"),
-            Error::Config(what) => f.write_str(what),
+            Error::Path(what) | Error::Config(what) => f.write_str(what),
         }
     }
 }
@@ -379,6 +386,7 @@ impl std::error::Error for Error {
             | Error::Decode { source, .. }
             | Error::Credentials(source) => source.source(),
             Error::Status(_)
+            | Error::Path(_)
             | Error::HeldBack { .. }
             | Error::Shadowed { .. }
             | Error::Config(_) => None,
@@ -420,6 +428,25 @@ mod tests {
         assert!(error(500, r#"{"code":500,"reason":"InternalError"}"#).is_internal());
         let unknown = r#"{"kind":"Status","status":"Failure","message":"unknown"}"#;
         assert!(!error(500, unknown).is_internal());
+    }
+
+    #[test]
+    fn only_a_refusal_says_that_nothing_was_written() {
+        for (code, is_unsure) in [
+            (400, false),
+            (403, false),
+            (404, false),
+            (409, false),
+            (422, false),
+            (429, false),
+            (500, true),
+            (502, true),
+            (503, true),
+            (504, true),
+        ] {
+            let error = Error::from_answer("PUT /x".into(), code, None, true, b"");
+            assert_eq!(error.is_unsure(), is_unsure, "{code}");
+        }
     }
 
     #[test]

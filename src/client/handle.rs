@@ -9,6 +9,7 @@ use http_client::http_types::headers::{HeaderName, HeaderValue};
 use super::api::Discovery;
 use super::config::{Config, Credentials, Pem, Tls};
 use super::credentials::{Auth, Plugin, TokenProvider, impersonation};
+use super::guard::Guard;
 use super::interceptor::Interceptor;
 use super::kept::Kept;
 use super::rate::Bucket;
@@ -17,10 +18,6 @@ use super::writes::{WriteCounter, Writes};
 use super::{Error, Result};
 use crate::clock::SharedClock;
 use crate::objects::Form;
-
-/// Asked whether a write may still be made: when it begins, and again before its first byte is
-/// sent.
-pub type Guard = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Speaks to one API server as one user, with one rate limiter. Cheap to clone.
 #[derive(Clone)]
@@ -107,7 +104,7 @@ impl Client {
         })
     }
 
-    /// The same, but no write passes once `guard` says no. This holds for clients derived from it.
+    /// The same, but no write passes that `guard` holds back. This holds for clients derived from it.
     pub fn guarded(&self, guard: Guard) -> Client {
         self.derive(|derived| derived.guard = Some(guard))
     }

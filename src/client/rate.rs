@@ -4,8 +4,9 @@ use parking_lot::Mutex;
 use std::time::Duration;
 
 use crate::clock::SharedClock;
+use crate::storm::Storm;
 
-/// In a burst, requests go on and answers are read at multiples of this time, so that the thread
+/// In a storm, requests go on and answers are read at multiples of this time, so that the thread
 /// wakes once for several of them. The rate stays the same.
 pub(super) const GRID: Duration = Duration::from_millis(10);
 
@@ -15,6 +16,8 @@ pub(super) struct Bucket {
     clock: SharedClock,
     /// Tokens, and when they were counted. Negative: requests wait for them.
     state: Mutex<(f64, Duration)>,
+    /// Of the requests.
+    storm: Storm,
 }
 
 impl Bucket {
@@ -22,7 +25,7 @@ impl Bucket {
     pub fn new(qps: f64, burst: u32, clock: SharedClock) -> Bucket {
         let burst = f64::from(burst.max(1));
         let now = clock.monotonic();
-        Bucket { qps, burst, clock, state: Mutex::new((burst, now)) }
+        Bucket { qps, burst, clock, state: Mutex::new((burst, now)), storm: Storm::default() }
     }
 
     /// Takes a token. Returns how long the caller has to wait for it.
@@ -36,14 +39,21 @@ impl Bucket {
         let grown = tokens + now.saturating_sub(at).as_secs_f64() * self.qps;
         let left = grown.min(self.burst) - 1.0;
         *state = (left, now);
-        if left >= 0.0 { Duration::ZERO } else { Duration::from_secs_f64(-left / self.qps) }
+        if left >= 0.0 {
+            return Duration::ZERO;
+        }
+        // A tiny rate makes a wait that no `Duration` holds.
+        Duration::try_from_secs_f64(-left / self.qps).unwrap_or(Duration::MAX)
     }
 
     pub async fn take(&self) {
-        let wait = self.reserve();
-        if !wait.is_zero() {
-            self.clock.sleep(on_grid(self.clock.monotonic(), wait)).await;
+        let (wait, now) = (self.reserve(), self.clock.monotonic());
+        self.storm.count(now, 1);
+        if wait.is_zero() {
+            return;
         }
+        let wait = if self.storm.is_on(now) { on_grid(now, wait) } else { wait };
+        self.clock.sleep(wait).await;
     }
 }
 
@@ -61,6 +71,8 @@ fn on_grid(now: Duration, wait: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use futures_lite::future::{block_on, poll_once};
+
     use super::*;
     use crate::clock::FakeClock;
     use crate::objects::Timestamp;
@@ -85,5 +97,29 @@ mod tests {
         assert_eq!([bucket.reserve(), bucket.reserve()], [Duration::ZERO; 2]);
         assert_eq!(bucket.reserve().as_millis(), 100);
         assert_eq!(Bucket::new(-1.0, 1, clock).reserve(), Duration::ZERO);
+    }
+
+    #[test]
+    fn any_number_is_a_rate() {
+        // As --kube-api-qps takes them, times the factor of a faster client.
+        for (qps, expected) in [
+            (f64::from(f32::from_bits(1)), Duration::MAX),
+            (f64::from(f32::from_bits(1)) * 10.0, Duration::MAX),
+            (1e-300, Duration::MAX),
+            (1e-12, Duration::from_secs(1_000_000_000_000)),
+            (f64::from(f32::MAX) * 10.0, Duration::ZERO),
+            (f64::INFINITY, Duration::ZERO),
+            (f64::NAN, Duration::ZERO),
+            (f64::NEG_INFINITY, Duration::ZERO),
+        ] {
+            let clock = FakeClock::new(Timestamp::default());
+            let bucket = Bucket::new(qps, 1, clock.clone());
+            assert_eq!([bucket.reserve(), bucket.reserve()], [Duration::ZERO, expected], "{qps}");
+            // Those that wait do so without a panic.
+            let mut waiting = Box::pin(bucket.take());
+            let waits = block_on(poll_once(&mut waiting)).is_none();
+            assert_eq!(waits, expected > Duration::ZERO, "{qps}");
+            clock.advance(Duration::from_secs(60));
+        }
     }
 }

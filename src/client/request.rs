@@ -139,7 +139,7 @@ impl Client {
         let labels = [call.method, inner.host.as_str()];
         let guard = inner.guard.as_ref().filter(|_| call.method != "GET");
         let held_back = || Error::HeldBack { request: call.to_string() };
-        if guard.is_some_and(|guard| !guard()) {
+        if guard.is_some_and(|guard| !guard.passes()) {
             return Err(held_back());
         }
         let start = inner.clock.monotonic();

@@ -17,8 +17,7 @@ use super::frames::{self, ListFrames, WatchFrames};
 use super::request::broken;
 use super::split::{DocumentSplitter, ListPiece, ListSplitter};
 use super::{Error, Result};
-use crate::objects::protobuf::Message;
-use crate::objects::{Bookmark, Encoded, ListPart, WatchEvent, decode, messages, protobuf};
+use crate::objects::{Bookmark, Encoded, ListPart, WatchEvent, messages, protobuf};
 use crate::spare;
 
 type Body = Box<dyn AsyncBufRead + Unpin + Send + Sync + 'static>;
@@ -118,15 +117,6 @@ impl ListStream {
         }
         self.body.consume(count);
         Ok(())
-    }
-
-    /// An item as a type of one's own. `message`: its fields' numbers in protobuf.
-    pub fn decode_item<O: DeserializeOwned>(
-        &self,
-        item: &Encoded,
-        message: &'static Message,
-    ) -> Result<O> {
-        decode(item.form, Some(message), &item.bytes).map_err(undecoded(&self.request))
     }
 
     /// An item's JSON as a type of one's own.

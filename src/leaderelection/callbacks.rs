@@ -5,7 +5,16 @@ use std::pin::Pin;
 
 use crate::task::StopToken;
 
-pub(super) type Leading = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type Leading = Pin<Box<dyn Future<Output = Work> + Send>>;
+
+/// What the leader's work leaves behind when its future resolves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Nothing: another leader may begin.
+    Ended,
+    /// Parts of it, which may still write. The lock is kept until it expires, as after a crash.
+    Unfinished,
+}
 
 /// The calls at the turns of an election. Upstream: `LeaderCallbacks`.
 pub struct LeaderCallbacks {
@@ -22,7 +31,7 @@ impl LeaderCallbacks {
         stopped: impl FnOnce() + Send + 'static,
     ) -> LeaderCallbacks
     where
-        F: Future<Output = ()> + Send + 'static,
+        F: Future<Output = Work> + Send + 'static,
     {
         LeaderCallbacks {
             on_started_leading: Box::new(|stop| Box::pin(started(stop))),
@@ -44,7 +53,7 @@ impl LeaderCallbacks {
 pub enum Ended {
     /// Stopped before we ever led.
     NeverLed,
-    /// Stopped; the leader's work has ended, and the lease is released if so configured.
+    /// Stopped. If the leader's work has ended, the lease is released where so configured.
     Stopped,
     /// We could not renew in time. The token of the leader's work has stopped, but the work may
     /// still run: the process has to end now.

@@ -15,8 +15,9 @@ pub(super) struct Election {
     coordinated: bool,
     observed: Record,
     observed_at: Duration,
-    /// When our last successful attempt to write the lock began.
-    written_at: Duration,
+    /// When our last successful attempt to write the lock began. `None` before the first, and from
+    /// the decision to release the lock on.
+    written_at: Option<Duration>,
 }
 
 /// The request that an attempt makes now.
@@ -54,7 +55,7 @@ impl Election {
             coordinated,
             observed: Record::default(),
             observed_at: Duration::ZERO,
-            written_at: Duration::ZERO,
+            written_at: None,
         }
     }
 
@@ -71,7 +72,7 @@ impl Election {
     pub fn holds_lease(&self, now: Duration) -> bool {
         // The lease names whole seconds.
         let written = Duration::from_secs(self.lease_duration.as_secs());
-        self.is_leader() && now < self.written_at + written
+        self.is_leader() && self.written_at.is_some_and(|at| now < at + written)
     }
 
     /// How long ago we saw the record change.
@@ -102,7 +103,7 @@ impl Election {
                 Outcome::Written,
             ) => {
                 self.observe(record, at);
-                self.written_at = start.monotonic;
+                self.written_at = Some(start.monotonic);
                 Break(true)
             }
             (Attempt::Renew(_), _) => Continue(Attempt::Read),
@@ -137,7 +138,10 @@ impl Election {
     }
 
     /// The record that releases the lock, to be written over `current`; `None` if it is not ours.
-    pub fn release(&self, current: &Record, now: Timestamp) -> Option<Record> {
+    /// From now on we do not hold the lock: once the record is on its way, another contender may
+    /// take it before we see the answer.
+    pub fn release(&mut self, current: &Record, now: Timestamp) -> Option<Record> {
+        self.written_at = None;
         (self.is_leader() && current.holder_identity == self.identity).then(|| Record {
             holder_identity: String::new(),
             lease_duration_seconds: 1,
@@ -397,7 +401,11 @@ mod tests {
     fn only_own_lease_is_released() {
         let now = at(110).wall;
         let ours = record("me", 50, 108, 7);
-        let given_back = election(ours.clone()).release(&ours, now).unwrap();
+        let mut holding = election(ours.clone());
+        assert_eq!(requests(&mut holding, 109, vec![Outcome::Written]).1, Some(true));
+        assert!(holding.holds_lease(at(110).monotonic));
+        let given_back = holding.release(&ours, now).unwrap();
+        assert!(!holding.holds_lease(at(110).monotonic), "before the record is written");
         assert_eq!(given_back.holder_identity, "");
         assert_eq!((given_back.lease_duration_seconds, given_back.leader_transitions), (1, 7));
         let theirs = record("other", 109, 109, 8);

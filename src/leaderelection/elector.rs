@@ -12,7 +12,7 @@ use log::Level;
 use super::callbacks::Leading;
 use super::config::JITTER_FACTOR;
 use super::election::{Attempt, Election, Outcome, Start};
-use super::{Config, ConfigError, Ended, LeaderCallbacks, LockError};
+use super::{Config, ConfigError, Ended, LeaderCallbacks, LockError, Work};
 use crate::clock::SharedClock;
 use crate::metrics::metrics;
 use crate::task::{self, StopToken};
@@ -68,8 +68,8 @@ impl LeaderElector {
 
     /// Waits for the lock, leads, and keeps the lock until it is lost or `stop` stops.
     ///
-    /// After a stop, the lock is renewed until the leader's work has ended, and only then released:
-    /// no other leader works at the same time.
+    /// After a stop, the lock is renewed until the leader's work resolves, and released only if
+    /// nothing of it is left: no other leader works at the same time.
     pub async fn run(&self, callbacks: LeaderCallbacks, stop: &StopToken) -> Ended {
         let LeaderCallbacks { on_started_leading, on_stopped_leading, on_new_leader } = callbacks;
         let mut run = Run { inner: &self.inner, on_new_leader, reported: String::new() };
@@ -105,23 +105,27 @@ impl Run<'_> {
         let work = task::spawn(lead(leading.clone()));
         let lost = async {
             self.renew().await;
-            Ended::Lost
+            (Ended::Lost, Work::Unfinished)
         };
         let stopped = async {
             stop.stopped().await;
             leading.stop();
-            work.await;
-            Ended::Stopped
+            (Ended::Stopped, work.await)
         };
-        let ended = lost.or(stopped).await;
+        let (ended, work) = lost.or(stopped).await;
         leading.stop();
         set_master(&config.name, false);
         if ended == Ended::Lost {
             log::error!("leaderelection: {}: failed to renew lease", config.lock.describe());
         }
-        // A lock lost to an unreachable API server cannot be released either.
-        if config.release_on_cancel && ended == Ended::Stopped {
-            self.release().await;
+        match (ended, work) {
+            // A lock lost to an unreachable API server cannot be released either.
+            (Ended::Stopped, Work::Ended) if config.release_on_cancel => self.release().await,
+            (Ended::Stopped, Work::Unfinished) => log::warn!(
+                "leaderelection: {}: kept until it expires: writes may be under way",
+                config.lock.describe()
+            ),
+            _ => (),
         }
         config.lock.record_event("stopped leading");
         ended
@@ -291,6 +295,7 @@ fn count_slow_path(name: &str) {
 #[cfg(test)]
 mod tests {
     use std::pin::Pin;
+    use std::sync::OnceLock;
 
     use futures_lite::future::{block_on, poll_once};
 
@@ -320,6 +325,7 @@ mod tests {
         server: Arc<Mutex<Server>>,
         seen: Mutex<u64>,
         events: Mutex<Vec<String>>,
+        elector: OnceLock<LeaderElector>,
     }
 
     impl FakeLock {
@@ -359,6 +365,10 @@ mod tests {
             })
         }
         fn update<'a>(&'a self, record: &'a LeaderElectionRecord) -> LockFuture<'a, ()> {
+            if let Some(elector) = self.elector.get().filter(|_| record.holder_identity.is_empty())
+            {
+                self.events.lock().push(format!("releases, holds it: {}", elector.holds_lease()));
+            }
             let seen = *self.seen.lock();
             self.ask(move |server| {
                 (server.version == seen).then(|| {
@@ -384,11 +394,23 @@ mod tests {
     }
 
     fn contender(server: &Arc<Mutex<Server>>, identity: &'static str, wall: i64) -> Contender {
+        contender_with(server, identity, wall, false, Work::Ended)
+    }
+
+    /// A contender whose work leaves `left` behind.
+    fn contender_with(
+        server: &Arc<Mutex<Server>>,
+        identity: &'static str,
+        wall: i64,
+        coordinated: bool,
+        left: Work,
+    ) -> Contender {
         let lock = Arc::new(FakeLock {
             identity,
             server: server.clone(),
             seen: Mutex::new(u64::MAX),
             events: Mutex::default(),
+            elector: OnceLock::new(),
         });
         let clock = FakeClock::new(Timestamp::from_secs(wall));
         let config = Config {
@@ -397,18 +419,20 @@ mod tests {
             renew_deadline: Duration::from_secs(10),
             retry_period: Duration::from_secs(2),
             release_on_cancel: true,
-            coordinated: false,
+            coordinated,
             name: format!("test-{identity}"),
         };
         let elector = LeaderElector::new(config, clock.clone()).unwrap();
+        let _ = lock.elector.set(elector.clone());
         let (stop, work_ended) = (StopToken::new(), StopToken::new());
         let leaders = Arc::new(Mutex::new(Vec::new()));
         let run = {
             let (elector, stop, leaders) = (elector.clone(), stop.clone(), leaders.clone());
             let ended = work_ended.clone();
-            let work = |token: StopToken| async move {
+            let work = move |token: StopToken| async move {
                 token.stopped().await;
                 ended.stop();
+                left
             };
             let callbacks = LeaderCallbacks::new(work, || ())
                 .on_new_leader(move |leader| leaders.lock().push(leader.to_owned()));
@@ -465,7 +489,9 @@ mod tests {
         assert!(a.work_ended.is_stopped());
         let released = server.lock().record.clone().unwrap();
         assert_eq!((released.holder_identity.as_str(), released.lease_duration_seconds), ("", 1));
-        assert_eq!(*a.lock.events.lock(), ["a became leader", "a stopped leading"]);
+        // Before the write is sent: another contender may lead before its answer is here.
+        let expected = ["a became leader", "releases, holds it: false", "a stopped leading"];
+        assert_eq!(*a.lock.events.lock(), expected);
         assert_eq!(*a.leaders.lock(), ["a", ""]);
 
         // Released: the next contender takes it at its first attempt.
@@ -473,6 +499,32 @@ mod tests {
         b.poll();
         assert_eq!(holder(&server), "b");
         assert_eq!(server.lock().record.as_ref().unwrap().leader_transitions, 1);
+    }
+
+    #[test]
+    fn leader_whose_work_is_unfinished_keeps_the_lock_until_it_expires() {
+        for coordinated in [false, true] {
+            let given = LeaderElectionRecord {
+                holder_identity: "a".into(),
+                lease_duration_seconds: 15,
+                ..LeaderElectionRecord::default()
+            };
+            let record = coordinated.then_some(given);
+            let server = Arc::new(Mutex::new(Server { record, ..Server::default() }));
+            let mut a = contender_with(&server, "a", 1000, coordinated, Work::Unfinished);
+            assert_eq!(a.poll(), None);
+            assert!(a.elector.is_leader());
+            a.stop.stop();
+            assert_eq!(block_on(&mut a.run), Ended::Stopped);
+            assert!(a.work_ended.is_stopped());
+            assert_eq!(*a.lock.events.lock(), ["a became leader", "a stopped leading"]);
+            assert_eq!(holder(&server), "a");
+
+            let mut b = contender(&server, "b", 1000);
+            b.poll();
+            let took = b.ticks_until(|b, _| b.elector.is_leader());
+            assert!(took >= 15, "{took}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod healthz;
 mod lease_lock;
 mod lock;
 
-pub use callbacks::{Ended, LeaderCallbacks};
+pub use callbacks::{Ended, LeaderCallbacks, Work};
 pub use config::{Config, ConfigError};
 pub use elector::LeaderElector;
 pub use healthz::HealthzAdaptor;

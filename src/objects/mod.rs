@@ -11,9 +11,10 @@ mod views;
 pub mod wire;
 
 pub use values::address::{Addresses, parse_ip};
+pub use values::condition::Condition;
 pub use values::intern::{Interned, Istr, Labels};
 pub use values::key::{ObjectKey, ObjectName, Uid};
-pub use values::meta::{Meta, PartialObjectMetadata, WholeMeta, Written};
+pub use values::meta::{Identity, Meta, PartialObjectMetadata, WholeMeta, Written};
 pub use values::node_selector::{NodeAffinity, NodeSelector};
 pub use values::owner::OwnerReference;
 pub use values::quantity::{Format, Quantity, QuantityError, stored_quantity};
@@ -32,10 +33,14 @@ pub use views::cluster_role::{AggregationRule, ClusterRole, PolicyRule};
 pub use views::config_map::ConfigMap;
 pub use views::confined_pod::{ConfinedMount, ConfinedPod, ConfinedShape};
 pub use views::controller_revision::{ControllerRevision, RevisionData};
-pub use views::cron_job::{CronJob, CronJobSpec, JobTemplate, JobTemplateMeta};
+pub use views::cron_job::{CronJob, CronJobSpec, CronJobStatus, JobTemplate, JobTemplateMeta};
 pub use views::csi_driver::CSIDriver;
-pub use views::daemon_set::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, Placement};
-pub use views::deployment::{Deployment, DeploymentSpec, DeploymentStrategy, RollingUpdate};
+pub use views::daemon_set::{
+    DaemonSet, DaemonSetSpec, DaemonSetStatus, DaemonSetUpdateStrategy, Placement,
+};
+pub use views::deployment::{
+    Deployment, DeploymentSpec, DeploymentStatus, DeploymentStrategy, RollingUpdate,
+};
 pub use views::device_class::{DeviceClass, DeviceClassSpec};
 pub use views::device_taint_rule::{
     DeviceSelector, DeviceTaintRule, DeviceTaintRuleSpec, DeviceTaintRuleStatus, TaintRuleCondition,
@@ -55,7 +60,7 @@ pub use views::job::{
 };
 pub use views::lease::{Lease, LeaseSpec};
 pub use views::lease_candidate::{LeaseCandidate, LeaseCandidateSpec};
-pub use views::namespace::{Namespace, NamespaceSpec};
+pub use views::namespace::{Namespace, NamespaceSpec, NamespaceStatus};
 pub use views::node::{AttachedVolume, Node, NodeCondition, NodeSpec, NodeStatus};
 pub use views::persistent_volume::{
     ClaimRef, LocalSource, PersistentVolume, PersistentVolumeSpec, PersistentVolumeStatus,
@@ -99,7 +104,7 @@ pub use views::resource_slice::{
 pub use views::scale::Scale;
 pub use views::service::{Service, ServicePort, ServiceSpec, TargetPort};
 pub use views::service_account::{ServiceAccount, TokenData, TokenSecret};
-pub use views::service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec};
+pub use views::service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec, ServiceCidrStatus};
 pub use views::stateful_set::{
     ClaimRetentionPolicy, ClaimTemplate, RollingUpdateStatefulSet, StatefulSet,
     StatefulSetOrdinals, StatefulSetSpec, StatefulSetStatus, StatefulSetUpdateStrategy,

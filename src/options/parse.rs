@@ -174,6 +174,8 @@ mod tests {
             (&["--allocate-node-cidrs"], with(|o| o.allocate_node_cidrs = true)),
             (&["--secure-port", "0"], with(|o| o.secure_port = 0)),
             (&["--kube-api-qps=-1"], with(|o| o.kube_api_qps = -1.0)),
+            (&["--kube-api-qps=1e-300"], with(|o| o.kube_api_qps = 0.0)),
+            (&["--kube-api-qps=+Inf"], with(|o| o.kube_api_qps = f32::INFINITY)),
             (
                 &["--leader-elect-lease-duration=1m30s"],
                 with(|o| o.leader_elect_lease_duration = Duration::from_secs(90)),
@@ -216,6 +218,10 @@ mod tests {
             (
                 &["--secure-port=x"],
                 "invalid argument \"x\" for \"--secure-port\" flag: not a whole number of 32 bits",
+            ),
+            (
+                &["--kube-api-qps=1e39"],
+                "invalid argument \"1e39\" for \"--kube-api-qps\" flag: not a number of 32 bits",
             ),
             (&["-v", "x"], "invalid argument \"x\" for \"-v, --v\" flag: not a whole number"),
             (

@@ -85,11 +85,14 @@ macro_rules! number {
     };
 }
 number!(i32, "int32", whole, "not a whole number of 32 bits");
-number!(f32, "float32", parsed, "not a number");
-number!(f64, "float", parsed, "not a number");
+number!(f32, "float32", |text| decimal(text, f32::is_infinite), "not a number of 32 bits");
+number!(f64, "float", |text| decimal(text, f64::is_infinite), "not a number of 64 bits");
 
-fn parsed<T: FromStr>(text: &str) -> Option<T> {
-    text.parse().ok()
+/// Infinity only where the text says so: not what is too large. Upstream: `strconv.ParseFloat`.
+fn decimal<T: FromStr + Copy>(text: &str, is_infinite: fn(T) -> bool) -> Option<T> {
+    let number = text.parse().ok()?;
+    let is_word = text.contains(['i', 'I']);
+    (is_word || !is_infinite(number)).then_some(number)
 }
 
 /// Parses a literal of Go: `0x1F`, `0b1`, `0o7` or `07`, and digits in groups, `1_000`.

@@ -8,7 +8,7 @@ use super::author::bound_to;
 use super::ledger::{Kind, Place, Wish, kind_of};
 use super::request::{Effect, Refusal, Request};
 use super::target::Target;
-use super::{Inner, Shadow};
+use super::{Inner, Shadow, secrets};
 use crate::client::{
     Call, Details, Error, Failure, FailureBody, Interceptor, Result, Status, StatusCause,
 };
@@ -94,14 +94,19 @@ impl Inner {
         if target.plural == "events" {
             return Ok(bytes.to_vec());
         }
-        let body: Value = serde_json::from_slice(bytes).unwrap_or_default();
+        let mut body: Value = serde_json::from_slice(bytes).unwrap_or_default();
         let place = asked.place(&target, &body);
+        let is_of_secret = place.resource == secrets::RESOURCE;
+        if is_of_secret {
+            secrets::conceal(&mut body);
+        }
         let object_path = object_path(&target, &place);
         let request = Request {
             method: asked.call.method,
             content_type,
             subresource: target.subresource.clone(),
             body,
+            is_of_secret,
             object_path,
             collection: collection(&asked.call, &place),
         };

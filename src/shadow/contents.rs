@@ -1,9 +1,11 @@
 //! What creations say. Most objects are compared by the updates that each manager wants of them;
 //! those that are written once are compared when they are created.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value};
 
-use super::diff::{Change, identity, same};
+use super::diff::{Change, identified, identity, same};
 
 /// Resources that are written once, with the fields that both managers must agree on. The annotations
 /// of ReplicaSets are written again with each revision.
@@ -165,21 +167,26 @@ fn contained(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Change>
         }
         (Value::Array(wanted), Value::Array(created)) => match identity(wanted, created) {
             Some(key) => {
-                for item in wanted {
-                    let other = created.iter().find(|other| other.get(key) == item.get(key));
-                    let id = item[key].as_str().unwrap_or_default();
+                let others: HashMap<&str, &Value> = identified(created, key).collect();
+                for (id, item) in identified(wanted, key) {
                     let path = format!("{path}[{key}={id}]");
-                    contained(&path, item, other.unwrap_or(&Value::Null), into);
+                    contained(&path, item, others.get(id).unwrap_or(&&Value::Null), into);
                 }
             }
             None => {
+                let mut next = 0;
                 for (index, item) in wanted.iter().enumerate() {
                     let has = |other: &Value| {
                         let mut found = Vec::new();
                         contained(path, item, other, &mut found);
                         found.is_empty()
                     };
-                    if !created.iter().any(has) {
+                    // Both are likely in one order, so the search goes on where the last one ended.
+                    let (before, behind) = created.split_at(next);
+                    let place = behind.iter().chain(before).position(has);
+                    if let Some(place) = place {
+                        next = (next + place + 1) % created.len();
+                    } else {
                         let other = created.get(index).unwrap_or(&Value::Null);
                         push(&format!("{path}[{index}]"), item, other, into);
                     }

@@ -1,5 +1,7 @@
 //! Which fields differ between two states of an object.
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 use serde_json::Value;
 
@@ -100,7 +102,12 @@ pub fn identity<'a>(a: &[Value], b: &[Value]) -> Option<&'a str> {
     })
 }
 
-fn compare(path: &str, old: &Value, new: &Value, changes: &mut Vec<Change>) {
+/// The items, with the text of the member that identifies them.
+pub fn identified<'v>(items: &'v [Value], key: &str) -> impl Iterator<Item = (&'v str, &'v Value)> {
+    items.iter().filter_map(move |item| Some((item.get(key)?.as_str()?, item)))
+}
+
+fn compare<'v>(path: &str, old: &'v Value, new: &'v Value, changes: &mut Vec<Change>) {
     const NULL: &Value = &Value::Null;
     if same_plain(old, new) {
         return;
@@ -118,24 +125,13 @@ fn compare(path: &str, old: &Value, new: &Value, changes: &mut Vec<Change>) {
         }
         (Value::Array(before), Value::Array(after)) => {
             if let Some(key) = identity(before, after) {
-                let of = |items: &[Value], id: &Value| {
-                    items.iter().find(|item| item.get(key) == Some(id)).cloned()
-                };
-                let ids = before.iter().chain(after.iter()).filter_map(|item| item.get(key));
-                let mut seen: Vec<&Value> = Vec::new();
-                for id in ids {
-                    if seen.contains(&id) {
-                        continue;
-                    }
-                    seen.push(id);
-                    let path = format!("{path}[{key}={}]", id.as_str().unwrap_or_default());
-                    let (old, new) = (of(before, id), of(after, id));
-                    compare(
-                        &path,
-                        old.as_ref().unwrap_or(NULL),
-                        new.as_ref().unwrap_or(NULL),
-                        changes,
-                    );
+                let by_id = |items| -> HashMap<&str, &Value> { identified(items, key).collect() };
+                let (old, new) = (by_id(before), by_id(after));
+                let added = identified(after, key).filter(|(id, _)| !old.contains_key(id));
+                for (id, _) in identified(before, key).chain(added) {
+                    let of = |items: &HashMap<&str, &'v Value>| items.get(id).copied();
+                    let path = format!("{path}[{key}={id}]");
+                    compare(&path, of(&old).unwrap_or(NULL), of(&new).unwrap_or(NULL), changes);
                 }
                 return;
             }

@@ -11,6 +11,7 @@ use super::creations::{Creations, Verdict};
 use super::diff::{Change, same};
 use super::report::{Item, Outcome, Report, Row, Unexpected};
 use super::request::{Effect, Request};
+use crate::lookup::Lookup;
 use crate::sort::Order;
 
 /// A write of the one in charge is expected when this manager wanted one of the same place and kind
@@ -231,15 +232,14 @@ impl Intention {
             Effect::Unknown => return false,
             Effect::Changes(found) => found,
         };
-        for now in found {
-            let wanted = self.wish.changes.iter_mut().find(|wanted| wanted.path == now.path);
-            let Some(wanted) = wanted.filter(|wanted| !same(&wanted.old, &now.old)) else {
-                continue;
-            };
+        let found = Lookup::new(&found, |now| now.path.as_str());
+        for wanted in &mut self.wish.changes {
+            let now = found.get(&wanted.path);
+            let Some(now) = now.filter(|now| !same(&wanted.old, &now.old)) else { continue };
             match by_incumbent {
                 true => self.rewritten = true,
                 // Someone else's value is what the one in charge finds.
-                false => wanted.old = now.old,
+                false => wanted.old = now.old.clone(),
             }
         }
         false
@@ -328,15 +328,14 @@ impl Ledger {
             });
             return;
         };
+        let former = Lookup::new(&known.wish.changes, |change| change.path.as_str());
         let is_unchanged = known.wish.changes.len() == wish.changes.len()
             && wish.changes.iter().all(|change| {
-                let former = known.wish.changes.iter().find(|former| former.path == change.path);
-                former.is_some_and(|former| same(&former.new, &change.new))
+                former.get(&change.path).is_some_and(|former| same(&former.new, &change.new))
             });
         let mut wish = wish;
         for change in &mut wish.changes {
-            let former = known.wish.changes.iter().find(|former| former.path == change.path);
-            if let Some(former) = former {
+            if let Some(former) = former.get(&change.path) {
                 // What it was before any of both wrote.
                 known.rewritten |= known.touched && !same(&former.old, &change.old);
                 change.old = former.old.clone();

@@ -16,6 +16,7 @@ mod ledger;
 mod patch;
 mod report;
 mod request;
+mod secrets;
 mod supervisor;
 mod tap;
 mod target;

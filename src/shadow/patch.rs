@@ -1,6 +1,8 @@
 //! What an object is after a patch, without the types of its kind: lists merge by the names of
 //! their fields.
 
+use std::collections::{HashMap, HashSet};
+
 use serde_json::{Map, Value};
 
 const DIRECTIVE: &str = "$patch";
@@ -110,23 +112,26 @@ fn merge_list(list: &mut Value, changes: &[Value], id: &str) {
         *list = Value::Array(Vec::new());
     }
     let Some(items) = list.as_array_mut() else { return };
-    for change in changes {
-        let is_same = |item: &Value| match id {
-            "" => item == change,
-            id => item.get(id).is_some() && item.get(id) == change.get(id),
-        };
-        match directive(change) {
-            Some("delete") => items.retain(|item| !is_same(item)),
-            Some(_) => {}
-            None => match items.iter_mut().find(|item| is_same(item)) {
-                Some(item) => merge_strategically(item, change),
-                None => {
-                    let mut item = Value::Null;
-                    merge_strategically(&mut item, change);
-                    items.push(item);
-                }
-            },
+    // By text: a value cannot be hashed. An item without an identity is like no other.
+    let name = |item: &Value| match id {
+        "" => Some(item.to_string()),
+        id => item.get(id).map(Value::to_string),
+    };
+    let is_deletion = |change: &&Value| directive(change) == Some("delete");
+    let deleted: HashSet<String> = changes.iter().filter(is_deletion).filter_map(name).collect();
+    items.retain(|item| name(item).is_none_or(|name| !deleted.contains(&name)));
+    let mut places = HashMap::new();
+    for (at, item) in items.iter().enumerate() {
+        places.entry(name(item)).or_insert(at);
+    }
+    for change in changes.iter().filter(|change| directive(change).is_none()) {
+        let named = name(change);
+        let place = named.is_some().then(|| *places.entry(named).or_insert(items.len()));
+        if place.is_none_or(|at| at == items.len()) {
+            items.push(Value::Null);
         }
+        let last = items.len() - 1;
+        merge_strategically(&mut items[place.unwrap_or(last)], change);
     }
 }
 
@@ -145,6 +150,17 @@ mod tests {
             json!({ "metadata": { "ownerReferences": owners } })
         };
         for (content_type, object, patch, expected) in [
+            (
+                STRATEGIC,
+                owners(&["a", "b", "c", "d"]),
+                json!({ "metadata": { "ownerReferences": [
+                    { "$patch": "delete", "uid": "b" }, { "uid": "e" }, { "uid": "c", "x": 1 },
+                    { "$patch": "delete", "uid": "d" }, { "uid": "e", "x": 2 },
+                ] } }),
+                json!({ "metadata": { "ownerReferences": [
+                    { "uid": "a" }, { "uid": "c", "x": 1 }, { "uid": "e", "x": 2 },
+                ] } }),
+            ),
             (
                 MERGE,
                 json!({"a": 1, "b": {"c": 1}}),

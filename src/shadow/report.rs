@@ -5,6 +5,7 @@ use std::fmt::{self, Write as _};
 use serde::Serialize;
 
 use super::diff::Change;
+use crate::lines::escaped;
 use crate::metrics::metrics;
 
 metrics! {
@@ -149,7 +150,7 @@ fn place(resource: &str, subresource: &str, namespace: &str, name: &str) -> Stri
             let _ = write!(text, " {namespace}/{name}");
         }
     }
-    text
+    escaped(&text).into_owned()
 }
 
 impl Item {
@@ -178,7 +179,7 @@ fn shown(value: &serde_json::Value) -> String {
         text.truncate(end);
         text.push('…');
     }
-    text
+    escaped(&text).into_owned()
 }
 
 impl fmt::Display for Item {
@@ -187,7 +188,7 @@ impl fmt::Display for Item {
         writeln!(f, "  {controller}: {verb} {} (for {wanted_for_seconds}s)", self.place())?;
         for change in self.changes.iter().take(FIELDS) {
             let (old, new) = (shown(&change.old), shown(&change.new));
-            writeln!(f, "      {}: {old} -> {new}", change.path)?;
+            writeln!(f, "      {}: {old} -> {new}", escaped(&change.path))?;
         }
         match self.changes.len().saturating_sub(FIELDS) {
             0 => Ok(()),
@@ -206,7 +207,7 @@ impl fmt::Display for Unexpected {
         }
         let more = if fields.len() > FIELDS { ", …" } else { "" };
         let fields = fields.iter().take(FIELDS).map(String::as_str).collect::<Vec<_>>().join(", ");
-        writeln!(f, "      {fields}{more}")
+        writeln!(f, "      {}{more}", escaped(&fields))
     }
 }
 

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::diff::{Change, changes, object_changes};
 use super::patch::patched;
+use super::secrets::conceal;
 use crate::client::Call;
 
 /// A write of one object, or of a collection.
@@ -12,8 +13,10 @@ pub struct Request {
     pub method: &'static str,
     pub content_type: &'static str,
     pub subresource: String,
-    /// Null without one.
+    /// Null without one. Of a Secret, as it may be shown.
     pub body: Value,
+    /// The object is a Secret: its values are compared and shown as digests.
+    pub is_of_secret: bool,
     /// Where the object is read that the write changes; `None`: it has no name yet, or there is a
     /// collection.
     pub object_path: Option<String>,
@@ -128,6 +131,15 @@ impl Request {
 
     /// What the write would change in `live`.
     pub fn effect(&self, live: &Value) -> Effect {
+        if !self.is_of_secret {
+            return self.effect_on(live);
+        }
+        let mut live = live.clone();
+        conceal(&mut live);
+        self.effect_on(&live)
+    }
+
+    fn effect_on(&self, live: &Value) -> Effect {
         if self.is_create() || (self.is_delete() && is_going(live)) {
             return Effect::Nothing;
         }
@@ -179,7 +191,15 @@ mod tests {
             _ => "application/json",
         };
         let subresource = subresource.to_owned();
-        Request { method, content_type, subresource, body, object_path: None, collection: None }
+        Request {
+            method,
+            content_type,
+            subresource,
+            body,
+            is_of_secret: false,
+            object_path: None,
+            collection: None,
+        }
     }
 
     #[test]

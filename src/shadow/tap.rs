@@ -106,10 +106,6 @@ impl Source for Tap {
             Ok(events.boxed() as BoxStream<_>)
         })
     }
-
-    fn pace(&self, scope: &Scope) -> Duration {
-        self.source.pace(scope)
-    }
 }
 
 /// An event that waits.

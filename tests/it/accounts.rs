@@ -134,6 +134,34 @@ fn a_token_secret_authenticates_until_its_account_goes() {
 }
 
 #[test]
+fn no_token_is_logged() {
+    everywhere("tokens-log", async |env| {
+        let flags = ["-v=9", "--trace-object=Secret/default/token"];
+        let manager = env.manager("manager", &flags);
+        let client = &env.client;
+        let account = json!({
+            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "robot" },
+        });
+        create(client, account).await;
+        create(client, secret("token", json!({ TokenSecret::ACCOUNT_NAME: "robot" }))).await;
+        let key = ObjectKey::new("default", "token");
+        let filled =
+            comes(env, &TokenSecret::RESOURCE, &key, |secret| token_of(secret).is_some()).await;
+        let token = token_of(&filled).unwrap();
+        let log = eventually(&env.clock, "the write comes back", || async {
+            let log = std::fs::read_to_string(&manager.log).unwrap();
+            if log.contains("seen-again Secret default/token") { Ok(log) } else { Err(log) }
+        })
+        .await;
+        // The token in the Secret, and the start of any other: the manager's own.
+        for shown in [&*token, filled["data"]["token"].as_str().unwrap(), "eyJ", "ZXlK"] {
+            let line = log.lines().find(|line| line.contains(shown));
+            assert_eq!(line, None, "{shown}");
+        }
+    });
+}
+
+#[test]
 fn an_account_missing_from_the_cache_alone_gets_its_token() {
     Env::run("tokens-live", async |env| {
         let _manager = env.manager("manager", &[]);

@@ -404,3 +404,43 @@ fn refused_writes_are_tried_again() {
         assert_eq!(faults.pending(), [], "every fault has hit");
     });
 }
+
+/// The write is carried out, its answer is lost, and the volume comes back before the next write.
+#[test]
+fn a_volume_that_comes_back_after_a_lost_answer_is_listed() {
+    Env::run("attach-unanswered", async |env| {
+        let faults = env.cluster.sandbox.faults();
+        let _manager = manager(env, "manager");
+        // No kubelet runs on it, whose writes would meet the faults.
+        env.steering.kill("bare");
+        let annotations =
+            json!({ "volumes.kubernetes.io/controller-managed-attach-detach": "true" });
+        let node = json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": { "name": "bare", "annotations": annotations },
+        });
+        env.client.create::<Node>("", &node).await.expect("create");
+        bound(env, "data", csi("h")).await;
+        let away = json!({ "csi": { "driver": "away.example.com", "volumeHandle": "h" } });
+        bound(env, "never", away).await;
+        let first = pod(env, "first", "bare", &["data"]).await;
+        attached(env, "h", "bare").await;
+        lists(env, "bare", &[&unique("h")]).await;
+        // Without a kubelet it goes at once.
+        env.client.delete::<Pod>(&first, Delete::new().grace_period(0)).await.expect("delete");
+        goes(env, &Pod::RESOURCE, &first).await;
+
+        faults.next(1, "patch", "nodes/status", Fault::LoseAnswer);
+        faults.next(usize::MAX, "patch", "nodes/status", Fault::code(429, None));
+        // A change of the node shows that its kubelet does not use the volume.
+        let labels = Patch::Merge(json!({ "metadata": { "labels": { "seen": "true" } } }));
+        env.client.patch::<Node>(&ObjectKey::cluster("bare"), &labels).await.expect("patch");
+        lists(env, "bare", &[]).await;
+        pod(env, "second", "bare", &["data", "never"]).await;
+        // The attachment of the other volume, which no driver answers, shows that the pod is known.
+        let never = attachment("h", "away.example.com", "bare");
+        comes(env, &VolumeAttachment::RESOURCE, &never, |_| true).await;
+        faults.clear();
+        lists(env, "bare", &[&unique("h")]).await;
+    });
+}

@@ -80,6 +80,34 @@ fn annotate_pods(name: &str, value: &str) -> Patch {
 }
 
 #[test]
+fn a_target_s_name_makes_no_line_of_the_log_and_no_other_path() {
+    everywhere("autoscaler-names", async |env| {
+        let manager = env.manager("manager", &FLAGS);
+        let forged = "x\nE1125 00:00:00.000000       1 forged.rs:1] oops\u{1b}[2K";
+        for (name, target) in [("forged", forged), ("above", "..")] {
+            create(&env.client, autoscaler(name, target, [1, 3], cpu(50))).await;
+        }
+        let failed = ("False", "FailedGetScale");
+        let is_failed = |status: &Value| is(status, "AbleToScale", failed);
+        let status = has_status(env, "above", is_failed).await;
+        let refused = "the HPA controller was unable to get the target's current scale: \
+                       invalid resource name \"..\": [may not be '..']";
+        let conditions = status["conditions"].as_array().unwrap();
+        assert!(conditions.iter().any(|found| found["message"] == refused), "{status}");
+        has_status(env, "forged", is_failed).await;
+        let log = eventually(&env.clock, "the name is logged", || async {
+            let log = std::fs::read_to_string(&manager.log).unwrap();
+            if log.contains("forged.rs:1] oops") { Ok(log) } else { Err(log) }
+        })
+        .await;
+        let forged: Vec<&str> =
+            log.lines().filter(|line| line.starts_with("E1125 00:00")).collect();
+        assert!(forged.is_empty(), "{forged:?}");
+        assert!(!log.contains('\u{1b}') && log.contains("x\\nE1125"), "{log}");
+    });
+}
+
+#[test]
 fn targets_are_brought_between_their_limits() {
     everywhere("autoscaler-limits", async |env| {
         let manager = env.manager("manager", &FLAGS);

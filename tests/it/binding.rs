@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 
 use crate::crashes::{Scenario, survives_every_write};
 use crate::env::*;
-use crate::volumes::{annotation, bound, claim, claim_key, make, manager, read, volume, volume_in};
+use crate::volumes::{
+    annotation, bound, claim, claim_key, make, make_class, manager, read, volume, volume_in,
+};
 
 #[test]
 fn a_claim_takes_no_volume_of_another_kind() {
@@ -165,6 +167,48 @@ fn a_binding_that_fails_again_and_again_is_tried_in_each_sync_period() {
         stop.stop();
         running.await;
         factory.shutdown().await;
+    });
+}
+
+/// A directory that is removed would be that of a volume with a claim.
+#[test]
+fn a_host_path_volume_that_may_exist_keeps_its_directory() {
+    Env::run("hostpath-unanswered", async |env| {
+        let faults = env.cluster.sandbox.faults();
+        make_class(&env.client, "host", "kubernetes.io/host-path", "Immediate").await;
+        faults.next(1, "create", "persistentvolumes", Fault::LoseAnswer);
+        faults.next(4, "create", "persistentvolumes", Fault::code(403, None));
+        create(&env.client, claim("data", "1Gi", Some("host"))).await;
+        let clock = FakeClock::new(env.clock.now());
+        let options = Options { enable_hostpath_provisioner: true, ..Options::default() };
+        let InProcess { cx, factory, stop } = InProcess::new(env, clock.clone(), options);
+        let controller = made(BINDER, &cx);
+        factory.start(&stop);
+        let running = spawn(controller.run(stop.clone()));
+        eventually(&env.clock, "all tries have failed", || async {
+            clock.advance(Duration::from_secs(5));
+            let left = faults.pending();
+            if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+        })
+        .await;
+        let text = "default/data: fault on purpose: Forbidden.";
+        has_event(env, "data", "ProvisioningFailed", text).await;
+        let bound = eventually(&env.clock, "the claim is bound", || async {
+            clock.advance(Duration::from_secs(5));
+            let claim: Value = read::<PersistentVolumeClaim>(&env.client, &claim_key("data"))
+                .await
+                .ok_or("no claim")?;
+            if claim["status"]["phase"] == "Bound" { Ok(claim) } else { Err(claim.to_string()) }
+        })
+        .await;
+        let name = bound["spec"]["volumeName"].as_str().expect("a volume");
+        let made = volume_in(env, name, "Bound").await;
+        let path = std::path::Path::new(made["spec"]["hostPath"]["path"].as_str().expect("a path"));
+        assert!(path.is_dir(), "{made}");
+        stop.stop();
+        running.await;
+        factory.shutdown().await;
+        std::fs::remove_dir(path).expect("it is empty");
     });
 }
 

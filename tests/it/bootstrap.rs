@@ -88,16 +88,19 @@ fn cluster_info_is_signed_by_each_token_while_it_lasts() {
         let end = soon(4);
         let short = create_token(env, "shorty", ends(end)).await;
         let long = create_token(env, "longer", ends(soon(3600))).await;
+        let last = json!({ "expiration": "9999-12-31T23:59:59Z" });
+        let last = create_token(env, "lasted", last).await;
         comes(env, &CONFIG_MAPS, &key, |map| signature(map, "shorty").is_some()).await;
         goes(env, &BootstrapToken::RESOURCE, &old).await;
         goes(env, &BootstrapToken::RESOURCE, &short).await;
         assert!(env.clock.now() >= end.truncate_to_secs(), "deleted too early");
         let signed = comes(env, &CONFIG_MAPS, &key, |map| signature(map, "shorty").is_none()).await;
-        assert!(signature(&signed, "longer").is_some());
+        assert!(signature(&signed, "longer").is_some() && signature(&signed, "lasted").is_some());
         // One whose end is moved here goes as well.
         let patch = Patch::Merge(json!({ "stringData": ends(soon(1)) }));
         client.patch::<BootstrapToken>(&long, &patch).await.expect("patch");
         goes(env, &BootstrapToken::RESOURCE, &long).await;
+        client.get::<BootstrapToken>(&last).await.expect("the token that lasts");
         drop(manager);
     });
 }

@@ -11,8 +11,8 @@ use futures_lite::future::zip;
 use futures_lite::{AsyncBufReadExt, FutureExt, StreamExt, io};
 use futures_rustls::TlsAcceptor;
 use kube_controller_manager::client::{
-    Client, Config, Credentials, Delete, Error, Exec, Impersonation, ListOptions, Pem, Result,
-    WatchStream,
+    Client, Config, Credentials, Delete, Error, Exec, Guard, Impersonation, ListOptions, Pem,
+    Result, WatchStream,
 };
 use kube_controller_manager::clock::{FakeClock, SharedClock, SystemClock};
 use kube_controller_manager::objects::{ObjectKey, Resource, ServiceAccount};
@@ -367,7 +367,7 @@ fn a_write_is_held_back_when_the_lease_is_lost_while_it_connects() {
         let guard = lease.clone();
         let client = Client::new(config, SystemClock::shared())
             .unwrap()
-            .guarded(Arc::new(move || guard.load(Ordering::SeqCst)));
+            .guarded(Guard::new(move || guard.load(Ordering::SeqCst)));
         let serve = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             let (mut greeting, mut request) = ([0; 3], [0; 16]);

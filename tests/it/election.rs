@@ -16,7 +16,7 @@ use crate::real;
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 
-async fn holder(env: &Env) -> Result<String, String> {
+pub async fn holder(env: &Env) -> Result<String, String> {
     holder_of(env, "kube-controller-manager").await
 }
 
@@ -178,29 +178,96 @@ fn leader_that_cannot_renew_ends_before_another_may_lead() {
     });
 }
 
+/// Waits until the write that [`Fault::Hold`] is planned for is under way.
+async fn is_held(env: &Env) {
+    let faults = env.cluster.sandbox.faults();
+    eventually(&env.clock, "a write is under way", || async {
+        let pending = faults.pending();
+        if pending.is_empty() { Ok(()) } else { Err(format!("{pending:?}")) }
+    })
+    .await;
+}
+
+#[test]
+fn leader_that_ends_with_a_write_under_way_keeps_its_lease() {
+    Env::run("under-way", async |env| {
+        let (client, clock) = (&env.client, &env.clock);
+        let faults = env.cluster.sandbox.faults();
+        let mut first = env.candidate("first", &["--controller-shutdown-timeout=1s"]);
+        let leader = new_holder(env, "").await;
+        faults.next(1, "create", "pods", Fault::Hold);
+        create(client, deployment("web", 1, "web:1")).await;
+        is_held(env).await;
+        signal(&first, "-TERM");
+        assert_eq!(ended(env, &mut first).await.code(), Some(1));
+        assert_eq!(holder(env).await.expect("the lease"), leader, "the API server may create it");
+
+        // The API server creates the pod only now; the next leader, who waits, counts it.
+        let second = env.candidate("second", &[]);
+        faults.clear();
+        new_holder(env, &leader).await;
+        rolled_out(client, clock, "web").await;
+        assert_eq!(births(env).await, [1]);
+        let status = second.stop(clock, PATIENCE).await.expect("a process");
+        assert!(status.success(), "{status}");
+        assert_eq!(holder(env).await.expect("the lease"), "", "its work has ended");
+    });
+}
+
+/// Writes a migration of the deployment controller to the lease `moving`; returns the flag.
+fn migration(env: &Env) -> String {
+    let file = env.kubeconfig.with_file_name("migration.yaml");
+    let configuration = "apiVersion: controllermanager.config.k8s.io/v1\n\
+         kind: LeaderMigrationConfiguration\n\
+         leaderName: moving\n\
+         controllerLeaders:\n\
+         - { name: deployment-controller, component: '*' }\n\
+         - { name: garbage-collector-controller, component: cloud-controller-manager }\n";
+    std::fs::write(&file, configuration).unwrap();
+    format!("--leader-migration-config={}", file.display())
+}
+
+async fn holder_of_both(env: &Env) -> String {
+    eventually(&env.clock, "one manager holds both leases", || async {
+        let main = holder(env).await?;
+        let moving = holder_of(env, "moving").await?;
+        let one = !main.is_empty() && main == moving;
+        if one { Ok(main) } else { Err(format!("{main:?} and {moving:?}")) }
+    })
+    .await
+}
+
+#[test]
+fn each_lease_of_a_migration_is_kept_for_the_writes_under_it() {
+    Env::run_several(&["under-way-moving", "under-way-main"], async |sites| {
+        for (env, (held, main_is_kept)) in
+            sites.iter().zip([("replicasets", false), ("pods", true)])
+        {
+            let flag = migration(env);
+            let flags = ["--enable-leader-migration", &flag, "--controller-shutdown-timeout=1s"];
+            let mut manager = env.candidate("manager", &flags);
+            let leader = holder_of_both(env).await;
+            env.cluster.sandbox.faults().next(1, "create", held, Fault::Hold);
+            create(&env.client, deployment("web", 1, "web:1")).await;
+            is_held(env).await;
+            signal(&manager, "-TERM");
+            assert_eq!(ended(env, &mut manager).await.code(), Some(1), "{held}");
+            let main = holder(env).await.expect("the lease");
+            let moving = holder_of(env, "moving").await.expect("the lease");
+            let (kept, released) = if main_is_kept { (main, moving) } else { (moving, main) };
+            assert_eq!((kept, released.as_str()), (leader, ""), "{held}");
+            env.cluster.sandbox.faults().clear();
+        }
+    });
+}
+
 #[test]
 fn both_leases_of_a_migration_are_held_by_one_manager() {
     Env::run("migration", async |env| {
         let (client, clock) = (&env.client, &env.clock);
-        let file = env.kubeconfig.with_file_name("migration.yaml");
-        let configuration = "apiVersion: controllermanager.config.k8s.io/v1\n\
-             kind: LeaderMigrationConfiguration\n\
-             leaderName: moving\n\
-             controllerLeaders:\n\
-             - { name: deployment-controller, component: '*' }\n\
-             - { name: garbage-collector-controller, component: cloud-controller-manager }\n";
-        std::fs::write(&file, configuration).unwrap();
-        let flag = format!("--leader-migration-config={}", file.display());
+        let flag = migration(env);
         let flags = ["--enable-leader-migration", flag.as_str()];
-        let both = async || {
-            eventually(clock, "one manager holds both leases", || async {
-                let main = holder(env).await?;
-                let moving = holder_of(env, "moving").await?;
-                let one = !main.is_empty() && main == moving;
-                if one { Ok(main) } else { Err(format!("{main:?} and {moving:?}")) }
-            })
-            .await
-        };
+        let both = async || holder_of_both(env).await;
 
         let mut first = env.candidate("first", &flags);
         let leader = both().await;

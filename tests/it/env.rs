@@ -1,6 +1,8 @@
 //! A cluster and a controller manager for one test.
 
+use std::fs::Permissions;
 use std::future::Future;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -74,8 +76,22 @@ impl Drop for Folder {
     }
 }
 
+/// The manager under test: the one that `KUBE_CONTROLLER_MANAGER` names, else the one that cargo
+/// built with the tests.
 pub fn manager_program() -> ManagerProgram {
-    ManagerProgram::Path(PathBuf::from(env!("CARGO_BIN_EXE_kube-controller-manager")))
+    let given = std::env::var_os("KUBE_CONTROLLER_MANAGER").filter(|path| !path.is_empty());
+    let built = || env!("CARGO_BIN_EXE_kube-controller-manager").into();
+    ManagerProgram::Path(PathBuf::from(given.unwrap_or_else(built)))
+}
+
+/// A script in `folder` that runs the manager under test after `setup`, a line of shell.
+pub fn manager_after(folder: &Folder, setup: &str) -> ManagerProgram {
+    let ManagerProgram::Path(program) = manager_program() else { panic!("a path") };
+    let script = folder.0.join("manager.sh");
+    let text = format!("#!/bin/sh\n{setup}\nexec {} \"$@\"\n", program.display());
+    std::fs::write(&script, text).expect("written");
+    std::fs::set_permissions(&script, Permissions::from_mode(0o755)).expect("executable");
+    ManagerProgram::Path(script)
 }
 
 /// The manager's flags for leader election in seconds rather than minutes.

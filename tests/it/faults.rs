@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kube_controller_manager::client::{Client, Config, Delete, Patch};
+use kube_controller_manager::client::{Client, Config, Delete, Guard, Patch};
 use kube_controller_manager::clock::{Clock, Sleep, SystemClock};
 use kube_controller_manager::objects::{
     DaemonSet, Deployment, Job, Namespace, Node, ObjectKey, PersistentVolume, Pod, ReplicaSet,
@@ -585,7 +585,7 @@ fn nothing_is_written_without_the_lease() {
         let faults = env.cluster.sandbox.faults();
         let is_held = Arc::new(AtomicBool::new(true));
         let lease = is_held.clone();
-        let client = env.client.guarded(Arc::new(move || lease.load(Ordering::SeqCst)));
+        let client = env.client.guarded(Guard::new(move || lease.load(Ordering::SeqCst)));
         let client = client.named("a controller");
         let made = create(&client, deployment("web", 1, "web:1")).await;
         is_held.store(false, Ordering::SeqCst);

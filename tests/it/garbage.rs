@@ -134,6 +134,36 @@ impl Objects<'_> {
 }
 
 #[test]
+fn an_owner_whose_name_is_no_segment_of_a_path_is_not_gone() {
+    everywhere("garbage-names", async |env| {
+        let manager = env.manager("manager", &[]);
+        let objects = Objects(env);
+        // As parts of a path they would address the namespace, the collection, a subresource.
+        let names = ["..", ".", "a/b", "%2e%2e"];
+        for (n, name) in names.iter().enumerate() {
+            let owner =
+                json!({ "apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": "x" });
+            let key = format!("default/owned-{n}");
+            objects.make(&CONFIG_MAPS, &key, json!({ "ownerReferences": [owner] })).await;
+        }
+        // Each is tried, refused and tried again.
+        eventually(&env.clock, "the names are refused", || async {
+            let log = std::fs::read_to_string(&manager.log).unwrap();
+            let is_refused = |name: &str| {
+                log.matches(&format!("invalid resource name {name:?}: [may not ")).count() > 1
+            };
+            if names.into_iter().all(is_refused) { Ok(()) } else { Err(log) }
+        })
+        .await;
+        objects.collector_works("names").await;
+        for n in 0..names.len() {
+            let left = objects.get(&CONFIG_MAPS, &format!("default/owned-{n}")).await;
+            assert!(left.is_some_and(|meta| !meta.is_being_deleted()), "{}", names[n]);
+        }
+    });
+}
+
+#[test]
 fn an_owner_is_the_object_that_its_reference_names() {
     everywhere("garbage-owners", async |env| {
         let _manager = env.manager("manager", &[]);

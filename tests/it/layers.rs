@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use crate::paths::{Named, Source};
 
 const GROUND: &[&str] = &[
-    "cel", "clock", "files", "jwt", "task", "objects", "metrics", "options", "sort", "spare",
-    "trace",
+    "cel", "clock", "files", "jwt", "lines", "lookup", "task", "objects", "metrics", "options",
+    "sort", "spare", "storm", "trace",
 ];
 
 /// The rooms that a room may use beside itself; `None`: it is not in the list.
@@ -17,8 +17,10 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
     let above: &[&str] = match room {
         "clock" | "task" => return Some(vec!["objects"]),
         "cel" | "options" => return Some(vec!["sort"]),
-        "objects" => return Some(vec!["sort", "spare"]),
-        "files" | "metrics" | "jwt" | "sort" | "spare" => return Some(vec![]),
+        "objects" => return Some(vec!["lookup", "sort", "spare"]),
+        "files" | "metrics" | "jwt" | "lines" | "lookup" | "sort" | "spare" | "storm" => {
+            return Some(vec![]);
+        }
         "trace" => return Some(vec!["objects", "options"]),
         "client" | "cache" | "workqueue" => &[],
         "source" => &["client", "cache"],

@@ -3,13 +3,11 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::time::Duration;
 
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::objects::{ObjectKey, ResourceType};
-use sandbox::cluster::{Manager, ManagerProgram};
+use sandbox::cluster::Manager;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -17,19 +15,6 @@ use crate::kinds::DEFINITIONS;
 
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
-
-/// A script that runs the manager under these limits of open files.
-fn limited(folder: &Path, soft: u32, hard: u32) -> ManagerProgram {
-    let ManagerProgram::Path(program) = manager_program() else { panic!("the built binary") };
-    let script = folder.join("limited.sh");
-    let text = format!(
-        "#!/bin/sh\nulimit -Sn {soft} && ulimit -Hn {hard} && exec {} \"$@\"\n",
-        program.display()
-    );
-    fs::write(&script, text).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-    ManagerProgram::Path(script)
-}
 
 async fn define(env: &Site, index: usize) {
     let (plural, kind) = (format!("things{index}"), format!("Thing{index}"));
@@ -56,7 +41,7 @@ fn lease_and_health_checks_go_on_when_watches_use_up_the_open_files() {
         for index in 0..HARD as usize {
             define(env, index).await;
         }
-        let program = limited(&folder.0, 64, HARD);
+        let program = manager_after(&folder, &format!("ulimit -Sn 64; ulimit -Hn {HARD}"));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);

@@ -117,8 +117,8 @@ fn series(line: &str) -> Option<(&str, Vec<(&str, &str)>)> {
 
 /// A manager that serves its metrics to anybody.
 pub struct Serving {
-    manager: Manager,
-    client: Client,
+    pub manager: Manager,
+    pub client: Client,
 }
 
 impl Serving {

@@ -264,3 +264,20 @@ fn failed_discovery_and_refused_deletes_hold_a_namespace() {
         goes(env, "ns").await;
     });
 }
+
+/// A list of very many objects may never come to its end, and a delete of the collection goes on
+/// where the one before it stopped.
+#[test]
+fn content_that_cannot_be_listed_is_deleted() {
+    Env::run("namespace-unlisted", async |env| {
+        let faults = env.cluster.sandbox.faults();
+        let _manager = env.manager("manager", &["--controllers=namespace-controller"]);
+        make_namespace(&env.client, "ns").await;
+        make(env, &SECRETS, "ns", json!({ "metadata": { "name": "a" } })).await;
+        faults.next(usize::MAX, "list", "secrets", Fault::code(504, None));
+        delete_namespace(env, "ns").await;
+        crate::kinds::goes(env, &SECRETS, &ObjectKey::new("ns", "a")).await;
+        faults.clear();
+        goes(env, "ns").await;
+    });
+}

@@ -262,3 +262,23 @@ fn when_a_third_of_the_nodes_dies_just_their_intolerant_pods_leave_once() {
         assert!(asked.is_none_or(|asked| asked == 3), "{asked:?} requests");
     });
 }
+
+/// After the write whose answer is lost the node is Unknown already, as if another manager had
+/// marked its pods.
+#[test]
+fn pods_are_marked_although_the_answer_to_the_write_of_their_node_is_lost() {
+    everywhere_with("nodes-unanswered", lively(), async |env| {
+        let Some(faults) = &env.faults else { return };
+        let _manager = env.manager("manager", &QUICK);
+        has_event(env, "node-0", "RegisteredNode", "Registered Node node-0 in Controller").await;
+        create(&env.client, tolerant("stays", "node-0", None)).await;
+        let key = ObjectKey::new("default", "stays");
+        let is =
+            |status: &'static str| move |pod: &Value| condition(pod, "Ready")["status"] == status;
+        comes(env, &Pod::RESOURCE, &key, is("True")).await;
+        faults.next(1, "patch", "nodes/status", Fault::LoseAnswer);
+        env.steering.kill("node-0");
+        comes(env, &Pod::RESOURCE, &key, is("False")).await;
+        assert_eq!(faults.pending(), [], "the fault has hit");
+    });
+}

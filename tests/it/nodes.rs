@@ -436,3 +436,48 @@ fn an_eviction_that_is_refused_waits_for_the_taints_to_change() {
         goes(env, &Pod::RESOURCE, &ObjectKey::new("default", "refused")).await;
     });
 }
+
+#[test]
+fn an_eviction_that_fails_waits_for_a_longer_toleration() {
+    Env::run("nodes-postponed", async |env| {
+        let faults = env.faults.as_ref().expect("the sandbox has faults");
+        let _manager = env.manager("manager", &["--controllers=taint-eviction-controller"]);
+        let key = "example.com/out";
+        let mut patient = tolerant("patient", "node-0", None);
+        patient["spec"]["tolerations"] = json!([{
+            "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1,
+        }]);
+        create(&env.client, patient).await;
+        faults.next(usize::MAX, "delete", "pods", Fault::code(503, None));
+        let taints = json!([{ "key": key, "effect": "NoExecute" }]);
+        let patch = Patch::Merge(json!({ "spec": { "taints": taints } }));
+        env.client.patch::<Node>(&ObjectKey::cluster("node-0"), &patch).await.expect("patch");
+        has_event(
+            env,
+            "patient",
+            "TaintManagerEviction",
+            "Marking for deletion Pod default/patient",
+        )
+        .await;
+        eventually(&env.clock, "the eviction has failed", || async {
+            let count = faults.count("delete", "pods");
+            if count > 0 { Ok(()) } else { Err(count.to_string()) }
+        })
+        .await;
+        let patient = ObjectKey::new("default", "patient");
+        let modified = env.client.modify::<Pod>(&patient, |live| {
+            let tolerations = live["spec"]["tolerations"].as_array_mut().expect("a list");
+            let own = tolerations.iter_mut().find(|toleration| toleration["key"] == key);
+            own.expect("its own")["tolerationSeconds"] = 3600.into();
+            true
+        });
+        modified.await.expect("modified");
+        let text = "Cancelling deletion of Pod default/patient";
+        has_event(env, "patient", "TaintManagerEviction", text).await;
+        faults.clear();
+        // The controller evicts others.
+        create(&env.client, tolerant("leaves", "node-0", None)).await;
+        goes(env, &Pod::RESOURCE, &ObjectKey::new("default", "leaves")).await;
+        assert!(pod(env, "patient").await["metadata"]["deletionTimestamp"].is_null());
+    });
+}

@@ -163,16 +163,13 @@ fn a_warning_stays_until_its_fault_is_corrected() {
 #[test]
 fn a_kind_whose_schema_cannot_be_read_is_left_out() {
     Env::run("policies-schema", async |env| {
-        let failing = Fault::code(500, None);
-        env.faults.as_ref().expect("embedded").next(
-            usize::MAX,
-            "get",
-            "/openapi/v3/apis/batch/v1",
-            failing,
-        );
+        kinds::serve_widgets(env).await;
+        let faults = env.cluster.sandbox.faults();
+        faults.next(usize::MAX, "get", "/openapi/v3/apis/example.com/v1", Fault::code(500, None));
         let _manager = env.manager("manager", &[ONLY]);
+        let rules = [rule("example.com", "widgets"), rule("apps", "deployments")];
         let spec = json!({
-            "matchConstraints": { "resourceRules": [rule("batch", "jobs"), rule("apps", "deployments")] },
+            "matchConstraints": { "resourceRules": rules },
             "validations": [{ "expression": "object.spec.nothing > 5" }],
         });
         create_policy(env, "two-kinds", &spec).await;
@@ -180,7 +177,31 @@ fn a_kind_whose_schema_cannot_be_read_is_left_out() {
         assert_eq!(found.len(), 1);
         let warning = &found[0].warning;
         assert!(warning.starts_with("apps/v1, Kind=Deployment: ERROR"), "{warning}");
-        assert!(!warning.contains("batch"), "{warning}");
+        assert!(!warning.contains("example"), "{warning}");
+        assert_eq!(faults.pending().len(), 1);
+    });
+}
+
+/// The Go manager has the schemas of built-in kinds.
+#[test]
+fn the_schema_of_a_built_in_kind_is_waited_for() {
+    Env::run("policies-busy", async |env| {
+        let faults = env.cluster.sandbox.faults();
+        for code in [500, 429, 503] {
+            faults.next(1, "get", "/openapi/v3/apis/batch/v1", Fault::code(code, None));
+        }
+        let _manager = env.manager("manager", &[ONLY]);
+        let rules = [rule("batch", "jobs"), rule("apps", "deployments")];
+        let spec = json!({
+            "matchConstraints": { "resourceRules": rules },
+            "validations": [{ "expression": "object.spec.nothing > 5" }],
+        });
+        create_policy(env, "two-kinds", &spec).await;
+        let (_, found) = warnings(env, "two-kinds").await;
+        assert_eq!(found.len(), 1);
+        let warning = &found[0].warning;
+        assert!(warning.contains("batch/v1, Kind=Job: ERROR"), "{warning}");
+        assert_eq!(faults.pending(), []);
     });
 }
 

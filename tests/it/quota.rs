@@ -134,6 +134,45 @@ fn deleted_and_ended_objects_are_not_counted() {
 }
 
 #[test]
+fn the_extended_resource_of_a_deleted_class_is_not_counted() {
+    everywhere("quota-class", async |env| {
+        let client = &env.client;
+        let classes =
+            ResourceType::fixed("resource.k8s.io", "v1", "DeviceClass", "deviceclasses", false);
+        let class = json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass",
+            "metadata": { "name": "fast" },
+            "spec": { "extendedResourceName": "example.com/gpu" },
+        });
+        client.resource(&classes).create::<Value>("", &class).await.expect("create");
+        let request = json!({ "name": "r", "exactly": {
+            "deviceClassName": "fast", "allocationMode": "ExactCount", "count": 2,
+        } });
+        let claim = json!({ "spec": { "devices": { "requests": [request] } } });
+        create(client, object("resource.k8s.io/v1", "ResourceClaim", "two", claim)).await;
+        let limits = json!({ "hard": {
+            "requests.example.com/gpu": "9", "count/resourceclaims.resource.k8s.io": "9",
+            "requests.deviceclass.resource.kubernetes.io/fast": "9",
+            "fast.deviceclass.resource.k8s.io/devices": "9",
+        } });
+        create(client, quota("all", limits)).await;
+        let _manager = env.manager("manager", &[ONLY, "--resource-quota-sync-period=1s"]);
+        let used = |extended: &'static str| {
+            [
+                ("requests.example.com/gpu", extended),
+                ("count/resourceclaims.resource.k8s.io", "1"),
+                ("requests.deviceclass.resource.kubernetes.io/fast", extended),
+                ("fast.deviceclass.resource.k8s.io/devices", "2"),
+            ]
+        };
+        uses(env, "all", &used("2")).await;
+        client.resource(&classes).delete(&ObjectKey::cluster("fast"), Delete::new()).await.unwrap();
+        // Pods alone may still ask for it. The claim keeps the name of its class.
+        uses(env, "all", &used("0")).await;
+    });
+}
+
+#[test]
 fn the_next_pass_corrects_a_wrong_count() {
     everywhere("quota-resync", async |env| {
         let client = &env.client;

@@ -34,9 +34,9 @@ fn a_subnet_stays_while_an_address_is_in_it() {
             async move {
                 eventually(clock, &format!("Ready is {status}"), || async {
                     let cidr: ServiceCIDR = client.get(subnet).await.unwrap();
-                    let conditions = cidr.status.conditions.as_deref().unwrap_or_default();
-                    let found = conditions.iter().any(|it| {
-                        it.type_ == "Ready" && it.status == status && it.reason == reason
+                    let found = cidr.status.conditions.iter().any(|it| {
+                        (&*it.type_, &*it.status) == ("Ready", status)
+                            && it.reason.as_deref() == Some(reason)
                     });
                     if found { Ok(cidr) } else { Err(format!("{cidr:?}")) }
                 })

@@ -12,8 +12,8 @@ use kube_controller_manager::task::StopToken;
 
 /// Flags that every manager gets: the client's own rate limits and the lease of another manager
 /// must not count.
-pub const FLAGS: [&str; 3] =
-    ["--leader-elect=false", "--kube-api-qps=2000", "--kube-api-burst=4000"];
+pub const FLAGS: [&str; 3] = [NO_ELECTION, "--kube-api-qps=2000", "--kube-api-burst=4000"];
+pub const NO_ELECTION: &str = "--leader-elect=false";
 
 /// A running manager, with the figures of its process.
 pub struct ManagerProcess {

@@ -1,12 +1,12 @@
 //! A load for a controller manager, and what it costs: seconds, CPU, memory, requests and bytes.
 //!
-//! The manager runs in a process of its own, so its figures are its own; what they were is read
-//! from `/proc`. The same phases run whatever the program is, so two managers can be set side by
-//! side.
+//! The manager runs in a process of its own, whose figures are read from `/proc`. The phases are the
+//! same for every program, so two managers can be compared.
 
 mod claims;
 mod cleanup;
 mod deployments;
+mod latency;
 mod manager_process;
 mod measure;
 pub mod objects;
@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+pub use self::latency::{Latency, LatencyReport};
 use self::manager_process::{FLAGS, ManagerProcess, Rest};
 use self::measure::Mark;
 pub use self::outage::{Outage, OutageReport};
@@ -54,7 +55,7 @@ const SETTLED: Rest = Rest {
     cpu: 0.1,
 };
 
-/// What is loaded, and on what.
+/// The objects and the cluster of a load.
 pub struct Load {
     pub sandbox: SandboxOptions,
     /// Another API server than the embedded one, with the rights of an administrator. Its namespace
@@ -63,11 +64,11 @@ pub struct Load {
     pub nodes: NodeOptions,
     pub size: Size,
     pub config_maps: usize,
-    /// How long to look at the idle manager.
+    /// How long the idle manager is measured.
     pub idle: Duration,
     pub manager: ManagerProgram,
     pub manager_flags: Vec<String>,
-    /// Serve the manager's debug pages to a browser. What that costs is part of the figures.
+    /// Whether to show the manager's debug pages to a browser. Their cost is part of the figures.
     pub pages: bool,
     /// How long a phase may take.
     pub patience: Duration,

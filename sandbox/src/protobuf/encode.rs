@@ -9,7 +9,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde_json::Value;
 
 use super::table::{Field, Shape, Type, table};
-use super::{MAGIC, MEDIA_TYPE};
+use super::{MAGIC, MEDIA_TYPE, raw};
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::server::http::{Body, Bytes, Response};
 
@@ -198,7 +198,7 @@ impl Backwards {
                 for (key, value) in value.as_object().into_iter().flatten().rev() {
                     self.within(number, |entry| {
                         entry.value(2, &field.of, value);
-                        entry.bytes(1, key.as_bytes());
+                        entry.bytes(1, &raw(key));
                     });
                 }
             }
@@ -212,7 +212,7 @@ impl Backwards {
     fn value(&mut self, number: u64, of: &Type, value: &Value) {
         let text = value.as_str().unwrap_or_default();
         match of {
-            Type::Text => self.bytes(number, text.as_bytes()),
+            Type::Text => self.bytes(number, &raw(text)),
             Type::Bytes => self.bytes(number, &STANDARD.decode(text).unwrap_or_default()),
             Type::Int => self.int(number, value.as_i64().unwrap_or_default()),
             Type::Bool => self.int(number, i64::from(value.as_bool().unwrap_or_default())),

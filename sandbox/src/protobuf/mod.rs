@@ -5,6 +5,8 @@
 mod encode;
 mod table;
 
+use std::borrow::Cow;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
@@ -110,7 +112,7 @@ fn entry_of(of: &Type, entry: &[u8], depth: usize) -> Option<(String, Value)> {
     let mut value = None;
     for part in parts(entry) {
         match part? {
-            (1, Wire::Bytes(text)) => key = String::from_utf8(text.to_vec()).ok()?,
+            (1, Wire::Bytes(bytes)) => key = text(bytes),
             (2, wire) => value = Some(value_of(of, &wire, depth)?),
             _ => {}
         }
@@ -131,8 +133,51 @@ fn either_empty(place: usize) -> Value {
     }
 }
 
-fn text(bytes: &[u8]) -> Option<Value> {
-    Some(std::str::from_utf8(bytes).ok()?.into())
+/// A string may hold bytes that are not UTF-8. A real server stores them as they are, writes them so
+/// in protobuf, and as U+FFFD in JSON. Here each stands in the stored JSON as a character of private
+/// use, which JSON shows.
+fn text(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => {
+            let chunks = bytes.utf8_chunks().flat_map(|chunk| {
+                chunk.valid().chars().chain(chunk.invalid().iter().copied().map(raw_byte))
+            });
+            chunks.collect()
+        }
+    }
+}
+
+/// Of the bytes that are not UTF-8: U+10FF80 to U+10FFFF.
+const RAW: u32 = 0x0010_FF00;
+
+/// The character that stands for a byte which is no part of one.
+///
+/// # Panics
+/// When the byte is ASCII.
+pub fn raw_byte(byte: u8) -> char {
+    assert!(!byte.is_ascii(), "ASCII stands for itself");
+    char::from_u32(RAW + u32::from(byte)).expect("a character of private use")
+}
+
+/// The inverse of [`text`].
+fn raw(text: &str) -> Cow<'_, [u8]> {
+    let byte = |character: char| {
+        u32::from(character).checked_sub(RAW).and_then(|byte| u8::try_from(byte).ok())
+    };
+    let is_raw = |character| byte(character).is_some_and(|byte| !byte.is_ascii());
+    // Their encodings begin with this byte, and hardly any other does.
+    if !text.as_bytes().contains(&0xf4) || !text.contains(is_raw) {
+        return Cow::Borrowed(text.as_bytes());
+    }
+    let mut bytes = Vec::with_capacity(text.len());
+    for character in text.chars() {
+        match byte(character) {
+            Some(byte) if is_raw(character) => bytes.push(byte),
+            _ => bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
+    Cow::Owned(bytes)
 }
 
 /// The members of the small messages that JSON shows as one value, by their numbers.
@@ -178,15 +223,15 @@ fn value_of(of: &Type, wire: &Wire<'_>, depth: usize) -> Option<Value> {
         (_, Wire::Bytes(bytes)) => *bytes,
     };
     match of {
-        Type::Text => text(bytes),
+        Type::Text => Some(text(bytes).into()),
         Type::Bytes => Some(STANDARD.encode(bytes).into()),
         Type::Quantity => match Small::read(bytes)?.texts[1] {
             [] => Some("0".into()),
-            digits => text(digits),
+            digits => Some(text(digits).into()),
         },
         Type::IntOrString => match Small::read(bytes)? {
             small if small.ints[1] == 0 => Some(small.ints[2].into()),
-            small => text(small.texts[3]),
+            small => Some(text(small.texts[3]).into()),
         },
         // The zero time is an empty message.
         Type::Time | Type::MicroTime if bytes.is_empty() => Some(Value::Null),
@@ -282,6 +327,19 @@ mod tests {
             } } },
         });
         assert_eq!(decode(&deployment()).unwrap(), expected);
+    }
+
+    #[test]
+    fn bytes_that_are_not_utf8_are_written_as_they_were_read() {
+        let note = |key: &[u8], value: &[u8]| bytes(12, &[bytes(1, key), bytes(2, value)].concat());
+        let meta = [bytes(1, b"n"), note(b"a", b"a\xff"), note(b"k\xe2\x82", b"\xf4\x8f\xbf\xbf")];
+        let map = envelope("v1", "ConfigMap", &bytes(1, &meta.concat()));
+        let read = decode(&map).unwrap();
+        assert_eq!(read["metadata"]["annotations"]["a"], format!("a{}", raw_byte(0xff)));
+        let written = encode(&read).unwrap();
+        for piece in [&b"a\xff"[..], b"k\xe2\x82"] {
+            assert!(written.windows(piece.len()).any(|found| found == piece), "{written:?}");
+        }
     }
 
     #[test]

@@ -194,7 +194,7 @@ mod tests {
         let _ = factory.informer::<Pod>();
         let mut test = Controller::for_test("test-controller", 2, clock.clone());
         let queue = test.queue::<ObjectKey>(Retries::default());
-        test.sync(queue.clone(), |_| async { Ok(Next::Done) });
+        test.sync(queue.clone(), &Arc::new(()), |_, _| async { Ok(Next::Done) });
         queue.add(ObjectKey::new("ns", "a"));
         queue.add_after(ObjectKey::new("ns", "b"), std::time::Duration::from_secs(60));
         clock.advance(std::time::Duration::from_secs(3));

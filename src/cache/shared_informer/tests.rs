@@ -1,14 +1,17 @@
 //! The whole machine on a scripted source: what is asked, what handlers hear, what readers see.
 
-use async_channel::Receiver;
-use futures_lite::future::{block_on, yield_now};
+use std::pin::pin;
 
-use super::super::testing::{Feed, Reply, Request, Script, bookmark, initial, json};
+use async_channel::Receiver;
+use futures_lite::future::{block_on, poll_once, yield_now};
+
+use super::super::testing::{Feed, Reply, Request, Script, bookmark, initial, json, object};
 use super::super::{Deleted, Error, IndexValue, SharedInformerFactory};
 use super::*;
 use crate::clock::{Clock, FakeClock};
 use crate::objects::{
-    Encoded, ListPart, ObjectKey, PartialObjectMetadata, Pod, Resource, ResourceType, Timestamp,
+    Encoded, ListPart, Object, ObjectKey, PartialObjectMetadata, Pod, Resource, ResourceType,
+    Timestamp,
 };
 
 type WatchEvent = crate::objects::WatchEvent<Encoded>;
@@ -32,24 +35,24 @@ fn fixture() -> Fixture {
 /// Writes down what it hears: `+x@1!` (initial), `+x@1`, `~x@1>2`, `-x@2`, `?x@2`, `sx@1` (resync).
 struct Ear(async_channel::Sender<String>);
 
-impl EventHandler<PartialObjectMetadata> for Ear {
-    fn on_add(&mut self, object: &Arc<PartialObjectMetadata>, initial: bool) {
+impl<T: Object> EventHandler<T> for Ear {
+    fn on_add(&mut self, object: &Arc<T>, initial: bool) {
         let mark = if initial { "!" } else { "" };
-        self.say(format!("+{}@{}{mark}", object.meta.name, object.meta.resource_version));
+        self.say(format!("+{}@{}{mark}", object.meta().name, object.meta().resource_version));
     }
-    fn on_update(&mut self, old: &Arc<PartialObjectMetadata>, new: &Arc<PartialObjectMetadata>) {
-        let (name, version) = (&new.meta.name, new.meta.resource_version);
+    fn on_update(&mut self, old: &Arc<T>, new: &Arc<T>) {
+        let (name, version) = (&new.meta().name, new.meta().resource_version);
         self.say(match Arc::ptr_eq(old, new) {
             true => format!("s{name}@{version}"),
-            false => format!("~{name}@{}>{version}", old.meta.resource_version),
+            false => format!("~{name}@{}>{version}", old.meta().resource_version),
         });
     }
-    fn on_delete(&mut self, object: &Deleted<PartialObjectMetadata>) {
+    fn on_delete(&mut self, object: &Deleted<T>) {
         let sign = match object {
             Deleted::Known(_) => "-",
             Deleted::FinalStateUnknown(_) => "?",
         };
-        let meta = &object.object().meta;
+        let meta = object.object().meta();
         self.say(format!("{sign}{}@{}", meta.name, meta.resource_version));
     }
 }
@@ -203,25 +206,147 @@ fn pages_that_expire_are_followed_by_one_whole_list() {
     assert_eq!(f.script.requests()[3], Request::List(whole));
 }
 
-/// A list that breaks, or holds what cannot be decoded, is no list; nothing is synced by it.
+/// A list that breaks is no list; nothing is synced by it.
 #[test]
 fn a_list_is_whole_or_ignored() {
-    for fault in [
-        Err(Error::Failed("reset".into())),
-        Ok(ListPart::Item(Encoded::json(br#"{"metadata":{"name":1}}"#))),
-    ] {
+    let f = fixture();
+    f.script.reply(Reply::Refused(Error::Unsupported));
+    let reset = Err(Error::Failed("reset".into()));
+    f.script.reply(Reply::List(vec![Ok(ListPart::Item(json("a", "x", 1))), reset]));
+    f.script.reply(Reply::stream(&[json("a", "y", 2)], 5));
+    run(&f, async {
+        let again = Request::Watch(Some("1".into()), true);
+        assert_eq!(f.script.request(3, &f.clock).await, again, "not older than x");
+        assert!(f.clock.monotonic() >= Duration::from_millis(500), "after a pause");
+        f.informer.synced().await;
+        assert_eq!(f.informer.lister().len(), 1, "x was of the list that broke");
+    });
+}
+
+/// Named `a/name`, with labels that are none.
+fn undecodable(name: &str, uid: &str, version: u64) -> Encoded {
+    Encoded::json(format!(
+        r#"{{"metadata":{{"namespace":"a","name":"{name}","uid":"{uid}","labels":[],
+            "resourceVersion":"{version}"}}}}"#
+    ))
+}
+
+/// Without a name that can be read.
+fn nameless() -> Encoded {
+    Encoded::json(br#"{"metadata":{"name":1,"resourceVersion":"9"}}"#)
+}
+
+#[test]
+fn an_event_that_cannot_be_decoded_leaves_the_last_known_state() {
+    let f = fixture();
+    let (ear, heard) = Ear::new();
+    f.informer.add_handler("ear", ear, None);
+    let first = f.script.watch(initial(&[json("a", "x", 3), json("a", "y", 3)], 5));
+    run(&f, async {
+        assert_eq!(hear(&heard, 2).await, "+x@3! +y@3!");
+        for event in [
+            WatchEvent::Modified(undecodable("x", "", 6)),
+            WatchEvent::Added(undecodable("z", "", 7)),
+            WatchEvent::Modified(nameless()),
+            // Older than what is known, of what is not known, and of what is.
+            WatchEvent::Deleted(undecodable("y", "", 2)),
+            WatchEvent::Deleted(undecodable("z", "", 8)),
+            WatchEvent::Deleted(undecodable("y", "", 9)),
+            added("w", 10),
+            WatchEvent::Modified(undecodable("w", "", 11)),
+        ] {
+            say(&first, event);
+        }
+        assert_eq!(hear(&heard, 2).await, "?y@3 +w@10");
+        let lister = f.informer.lister();
+        while lister.last_seen_version() < 11 {
+            yield_now().await;
+        }
+        let version =
+            |name| lister.get(&ObjectKey::new("a", name)).map(|it| it.meta.resource_version);
+        assert_eq!((version("x"), version("w"), lister.len()), (Some(3), Some(10), 2));
+        say(&first, modified("x", 12));
+        assert_eq!(hear(&heard, 1).await, "~x@3>12", "it can be decoded again");
+        assert_eq!(f.informer.inner.counts().undecoded.get(), 7);
+        say(&first, WatchEvent::Modified(undecodable("x", "", 13)));
+        first.close();
+        assert_eq!(f.script.request(2, &f.clock).await, watch_from(13));
+        assert!(heard.is_empty());
+    });
+}
+
+/// The server first sends a list, then the initial events of a watch, with the same content.
+#[test]
+fn an_object_of_a_list_that_cannot_be_decoded_leaves_the_last_known_state() {
+    let known = |name: &str, uid: &str| {
+        Encoded::json(format!(
+            r#"{{"metadata":{{"namespace":"a","name":"{name}","uid":"{uid}","resourceVersion":"3"}}}}"#
+        ))
+    };
+    let items = [known("x", "1"), known("y", "1"), known("z", "1")];
+    // y was made again under its name, z is gone, w was never known.
+    let next = [undecodable("x", "1", 6), undecodable("y", "2", 7), undecodable("w", "1", 8)];
+    for lists in [false, true] {
         let f = fixture();
-        f.script.reply(Reply::Refused(Error::Unsupported));
-        f.script.reply(Reply::List(vec![Ok(ListPart::Item(json("a", "x", 1))), fault]));
-        f.script.reply(Reply::stream(&[json("a", "y", 2)], 5));
+        let (ear, heard) = Ear::new();
+        f.informer.add_handler("ear", ear, None);
+        let first = f.script.watch(initial(&items, 5));
+        if lists {
+            f.script.reply(Reply::Refused(Error::Unsupported));
+            f.script.reply(Reply::list(&next, 9, None));
+        } else {
+            f.script.reply(Reply::stream(&next, 9));
+        }
         run(&f, async {
-            let again = Request::Watch(Some("1".into()), true);
-            assert_eq!(f.script.request(3, &f.clock).await, again, "not older than x");
-            assert!(f.clock.monotonic() >= Duration::from_millis(500), "after a pause");
-            f.informer.synced().await;
-            assert_eq!(f.informer.lister().len(), 1, "x was of the list that broke");
+            assert_eq!(hear(&heard, 3).await, "+x@3! +y@3! +z@3!");
+            first.try_send(Err(Error::Expired)).expect("the watch is open");
+            f.script.request(2, &f.clock).await;
+            let lister = f.informer.lister();
+            while lister.last_seen_version() < 9 {
+                yield_now().await;
+            }
+            let mut gone = [hear(&heard, 1).await, hear(&heard, 1).await];
+            gone.sort();
+            assert_eq!(gone, ["?y@3", "?z@3"]);
+            assert_eq!(lister.len(), 1);
+            assert!(lister.get(&ObjectKey::new("a", "x")).is_some());
         });
     }
+}
+
+#[test]
+fn a_first_list_syncs_without_what_cannot_be_decoded() {
+    let f = fixture();
+    f.script.reply(Reply::stream(&[undecodable("x", "", 3), nameless(), json("a", "y", 4)], 5));
+    run(&f, async {
+        f.informer.synced().await;
+        let lister = f.informer.lister();
+        assert_eq!((lister.len(), lister.last_seen_version()), (1, 5));
+    });
+}
+
+/// It may be any object that is known.
+#[test]
+fn a_list_with_a_nameless_object_deletes_nothing() {
+    let f = fixture();
+    let (ear, heard) = Ear::new();
+    f.informer.add_handler("ear", ear, None);
+    let first = f.script.watch(initial(&[json("a", "x", 3), json("a", "y", 3)], 5));
+    let second = f.script.watch(initial(&[json("a", "x", 8), nameless()], 9));
+    f.script.reply(Reply::stream(&[json("a", "x", 8)], 12));
+    run(&f, async {
+        assert_eq!(hear(&heard, 2).await, "+x@3! +y@3!");
+        first.try_send(Err(Error::Expired)).expect("the watch is open");
+        f.script.request(2, &f.clock).await;
+        say(&second, modified("y", 10));
+        assert_eq!(hear(&heard, 2).await, "~x@3>8 ~y@3>10");
+        // The next list that has none tells what is gone, and is asked for when it is unknown what
+        // was deleted.
+        say(&second, WatchEvent::Deleted(nameless()));
+        let again = f.script.request(3, &f.clock).await;
+        assert_eq!(again, Request::Watch(Some("10".into()), true));
+        assert_eq!(hear(&heard, 1).await, "?y@10");
+    });
 }
 
 #[test]
@@ -372,6 +497,37 @@ fn a_handler_that_panics_or_lags_harms_no_other_and_misses_nothing() {
     });
 }
 
+/// Between the changes of one object other tasks run, and a handler may be added: it gets the object
+/// as it is by then, and each later change once.
+#[test]
+fn the_changes_of_one_object_are_applied_in_slices() {
+    const CHANGES: u64 = 150;
+    let f = fixture();
+    let fifo = &f.informer.inner.fifo;
+    assert!(f.informer.inner.processor.start());
+    for version in 1..=CHANGES {
+        fifo.update(object("a", "x", version));
+    }
+    block_on(async {
+        let mut process = pin!(f.informer.inner.process());
+        let mut applied = Vec::new();
+        let (ear, heard) = Ear::new();
+        let mut ear = Some(ear);
+        while !fifo.is_empty() {
+            assert!(poll_once(&mut process).await.is_none());
+            let cached = f.informer.lister().get(&ObjectKey::new("a", "x")).expect("it is cached");
+            applied.push(cached.meta.resource_version);
+            if let Some(ear) = ear.take() {
+                f.informer.add_handler("late", ear, None);
+            }
+        }
+        assert_eq!(applied, [64, 128, CHANGES]);
+        let updates = (64..CHANGES).map(|version| format!("~x@{version}>{}", version + 1));
+        let expected: Vec<String> = ["+x@64!".to_owned()].into_iter().chain(updates).collect();
+        assert_eq!(hear(&heard, expected.len()).await, expected.join(" "));
+    });
+}
+
 #[test]
 fn each_handler_has_its_own_resync() {
     let f = fixture();
@@ -508,38 +664,43 @@ fn an_informer_runs_once_and_takes_no_handler_after_its_end() {
 }
 
 #[test]
-fn events_that_follow_close_upon_each_other_gather() {
-    const PACE: Duration = Duration::from_millis(50);
-    let fixture = fixture();
-    let (script, clock) = (&fixture.script, &fixture.clock);
-    script.set_pace(PACE);
+fn a_lone_event_passes_at_once_and_a_storm_gathers() {
+    let (script, clock) = (Script::new(), FakeClock::new(Timestamp::from_micros(0)));
+    let scope = Scope::all(Pod::RESOURCE);
+    let informer = SharedIndexInformer::<Pod>::new(script.clone(), scope, clock.clone());
     let feed = script.watch(initial(&[json("", "a", 1)], 1));
     let (ear, heard) = Ear::new();
-    fixture.informer.add_handler("ear", ear, None);
-    run(&fixture, async {
+    informer.add_handler("ear", ear, None);
+    let stop = StopToken::new();
+    block_on(zip(informer.run(stop.clone()), async {
         let change =
             |version| feed.try_send(Ok(WatchEvent::Modified(json("", "a", version)))).unwrap();
-        let rest = async || {
-            for _ in 0..64 {
-                yield_now().await;
-            }
-        };
         assert_eq!(hear(&heard, 1).await, "+a@1!");
-        for _ in 0..2 {
-            rest().await;
-            clock.advance(PACE * 4);
+        // The clock stands still, so whatever waits for it is not heard.
+        for version in 2..500 {
+            change(version);
+            assert_eq!(hear(&heard, 1).await, format!("~a@{}>{version}", version - 1));
         }
-        rest().await;
-        change(2);
-        assert_eq!(hear(&heard, 1).await, "~a@1>2", "after a silence at once");
-        change(3);
-        assert_eq!(hear(&heard, 1).await, "~a@2>3");
-        rest().await;
-        change(4);
-        change(5);
-        rest().await;
+        (500..2_000).for_each(change);
+        hear(&heard, 1_500).await;
+        // The watch has been drained, and waits.
+        while clock.sleepers() < 2 {
+            yield_now().await;
+        }
+        change(2_000);
+        change(2_001);
+        for _ in 0..64 {
+            yield_now().await;
+        }
         assert!(heard.is_empty(), "now they gather");
-        clock.advance(PACE);
-        assert_eq!(hear(&heard, 2).await, "~a@3>4 ~a@4>5");
-    });
+        clock.advance(Pod::GATHERED);
+        assert_eq!(hear(&heard, 2).await, "~a@1999>2000 ~a@2000>2001");
+        // Seconds of silence end the storm, also for the wait that it has begun.
+        clock.advance(Duration::from_secs(10));
+        for version in 2_002..2_010 {
+            change(version);
+            assert_eq!(hear(&heard, 1).await, format!("~a@{}>{version}", version - 1));
+        }
+        stop.stop();
+    }));
 }

@@ -4,9 +4,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Delete, ListOptions, Patch};
-use crate::client::call::{Call, escape};
+use crate::client::call::Call;
 use crate::client::stream::{ListStream, WatchStream};
-use crate::client::{Client, Result};
+use crate::client::{ApiPath, Client, Error, Result};
 use crate::objects::{Form, ListPart, ObjectKey, ResourceType, Written};
 
 /// The verbs over one resource, for any type that decodes from its JSON.
@@ -63,40 +63,44 @@ impl Dynamic {
         self
     }
 
-    fn path(&self, namespace: &str, name: Option<&str>) -> String {
+    /// The path of the collection, in a namespace unless that is empty.
+    fn collection(&self, namespace: &str) -> Result<ApiPath> {
         let ResourceType { group, version, plural, namespaced, .. } = &self.resource;
-        let mut path = match group.is_empty() {
-            true => format!("/api/{version}"),
-            false => format!("/apis/{group}/{version}"),
-        };
-        let mut push = |part: &str| {
-            path.push('/');
-            path.push_str(&escape(part));
-        };
+        let mut path = ApiPath::new(group, version);
         if *namespaced && !namespace.is_empty() {
-            push("namespaces");
-            push(namespace);
+            path = path.namespace(namespace)?;
         }
-        push(plural);
-        if let Some(name) = name {
-            push(name);
-            if let Some(subresource) = self.subresource {
-                push(subresource);
-            }
-        }
-        path
+        path.resource(plural)
     }
 
-    fn call(&self, method: &'static str, key: &ObjectKey) -> Call {
-        let mut call = Call::new(method, self.path(&key.namespace, Some(&key.name)));
+    /// A request that creates an object.
+    fn creation(&self, namespace: &str, body: &impl Serialize) -> Result<Call> {
+        if self.resource.namespaced && namespace.is_empty() {
+            return Err(Error::Path("an empty namespace may not be set during creation".into()));
+        }
+        self.collection(namespace)?.call("POST").body(JSON, body)
+    }
+
+    /// A request for one object. Without its namespace it would not find any.
+    /// Upstream: `requestPreflightCheck`.
+    fn call(&self, method: &'static str, key: &ObjectKey) -> Result<Call> {
+        let mut path = self.collection(&key.namespace)?.name(&key.name)?;
+        if let Some(subresource) = self.subresource {
+            path = path.subresource(subresource)?;
+        }
+        if self.resource.namespaced && key.namespace.is_empty() {
+            let what = "an empty namespace may not be set when a resource name is provided";
+            return Err(Error::Path(what.to_owned()));
+        }
+        let mut call = path.call(method);
         if self.metadata_only {
             call.accept = ONE_METADATA;
         }
-        call
+        Ok(call)
     }
 
     pub async fn get<O: DeserializeOwned>(&self, key: &ObjectKey) -> Result<O> {
-        self.client.fetch(&self.call("GET", key)).await
+        self.client.fetch(&self.call("GET", key)?).await
     }
 
     /// The media types of an answer with many objects, for readers of JSON alone.
@@ -118,13 +122,13 @@ impl Dynamic {
         method: &'static str,
         namespace: Option<&str>,
         options: &ListOptions,
-    ) -> Call {
-        let mut call = Call::new(method, self.path(namespace.unwrap_or_default(), None));
+    ) -> Result<Call> {
+        let mut call = self.collection(namespace.unwrap_or_default())?.call(method);
         call.accept = self.many_in_json();
         call.query_some("labelSelector", &options.label_selector);
         call.query_some("fieldSelector", &options.field_selector);
         call.query_some("resourceVersion", &options.resource_version);
-        call
+        Ok(call)
     }
 
     /// All pages, in memory.
@@ -136,14 +140,14 @@ impl Dynamic {
         let mut list = List { items: Vec::new(), resource_version: String::new() };
         let mut token: Option<String> = None;
         loop {
-            let mut call = self.listing("GET", namespace, options);
+            let mut call = self.listing("GET", namespace, options)?;
             call.query("limit", &options.limit.unwrap_or(PAGE).to_string());
             call.query_some("continue", &token);
             let page = match self.list_stream(&call).await {
                 // The version of the pages has expired: ask for all items at once.
                 Err(error) if error.is_expired() && token.is_some() => {
                     list.items.clear();
-                    self.list_stream(&self.listing("GET", namespace, options)).await
+                    self.list_stream(&self.listing("GET", namespace, options)?).await
                 }
                 page => page,
             };
@@ -171,7 +175,7 @@ impl Dynamic {
         options: &ListOptions,
         continue_token: Option<String>,
     ) -> Result<ListStream> {
-        let mut call = self.listing("GET", namespace, options);
+        let mut call = self.listing("GET", namespace, options)?;
         call.accept = self.many();
         call.query_some("limit", &options.limit.map(|limit| limit.to_string()));
         call.query_some("continue", &continue_token);
@@ -190,7 +194,7 @@ impl Dynamic {
         send_initial_events: bool,
         timeout: std::time::Duration,
     ) -> Result<WatchStream> {
-        let mut call = self.listing("GET", namespace, options);
+        let mut call = self.listing("GET", namespace, options)?;
         call.is_watch = true;
         call.accept = match (self.form, self.metadata_only) {
             (Form::Json, false) => JSON,
@@ -213,7 +217,7 @@ impl Dynamic {
         namespace: &str,
         body: &(impl Serialize + Sync),
     ) -> Result<O> {
-        self.client.fetch(&Call::new("POST", self.path(namespace, None)).body(JSON, body)?).await
+        self.client.fetch(&self.creation(namespace, body)?).await
     }
 
     /// As [`Self::create`], but the answer holds only the new object's metadata.
@@ -222,8 +226,7 @@ impl Dynamic {
         namespace: &str,
         body: &(impl Serialize + Sync),
     ) -> Result<Written> {
-        let call = Call::new("POST", self.path(namespace, None)).body(JSON, body)?;
-        self.fetch_metadata(call).await
+        self.fetch_metadata(self.creation(namespace, body)?).await
     }
 
     async fn fetch_metadata(&self, mut call: Call) -> Result<Written> {
@@ -240,7 +243,7 @@ impl Dynamic {
         key: &ObjectKey,
         body: &(impl Serialize + Sync),
     ) -> Result<O> {
-        self.client.fetch(&self.call("POST", key).body(JSON, body)?).await
+        self.client.fetch(&self.call("POST", key)?.body(JSON, body)?).await
     }
 
     pub async fn update<O: DeserializeOwned>(
@@ -248,7 +251,7 @@ impl Dynamic {
         key: &ObjectKey,
         body: &(impl Serialize + Sync),
     ) -> Result<O> {
-        self.client.fetch(&self.call("PUT", key).body(JSON, body)?).await
+        self.client.fetch(&self.call("PUT", key)?.body(JSON, body)?).await
     }
 
     pub async fn patch<O: DeserializeOwned>(&self, key: &ObjectKey, patch: &Patch) -> Result<O> {
@@ -262,7 +265,7 @@ impl Dynamic {
     }
 
     fn patching(&self, key: &ObjectKey, patch: &Patch) -> Result<Call> {
-        let call = self.call("PATCH", key);
+        let call = self.call("PATCH", key)?;
         match patch {
             Patch::Json(body) => call.body("application/json-patch+json", body),
             Patch::Merge(body) => call.body("application/merge-patch+json", body),
@@ -279,7 +282,7 @@ impl Dynamic {
     }
 
     pub async fn delete(&self, key: &ObjectKey, delete: Delete) -> Result<()> {
-        let mut call = self.call("DELETE", key).body(JSON, &Options::of(&delete))?;
+        let mut call = self.call("DELETE", key)?.body(JSON, &Options::of(&delete))?;
         call.accept = JSON;
         self.client.send(&call).await.map(drop)
     }
@@ -290,7 +293,7 @@ impl Dynamic {
         delete: Delete,
         options: &ListOptions,
     ) -> Result<()> {
-        let mut call = self.listing("DELETE", namespace, options);
+        let mut call = self.listing("DELETE", namespace, options)?;
         call.accept = self.many();
         self.client.send_and_drain(&call.body(JSON, &Options::of(&delete))?).await
     }

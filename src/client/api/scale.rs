@@ -7,8 +7,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::{Discovery, Dynamic};
-use crate::client::call::Call;
-use crate::client::{Client, Error, Result};
+use crate::client::{ApiPath, Client, Error, Result};
 use crate::objects::{ObjectKey, ResourceType, Scale, null_as_default};
 
 /// The shortest time between two reads of discovery for kinds that it did not know.
@@ -84,11 +83,8 @@ impl Scales {
 
     /// Whether objects of a resource have a Scale at all.
     pub async fn are_served(&self, resource: &ResourceType) -> Result<bool> {
-        let path = match &*resource.group {
-            "" => format!("/api/{}", resource.version),
-            group => format!("/apis/{group}/{}", resource.version),
-        };
-        let served: Served = self.client.fetch(&Call::new("GET", path)).await?;
+        let path = ApiPath::new(&resource.group, &resource.version);
+        let served: Served = self.client.fetch(&path.call("GET")).await?;
         let name = format!("{}/scale", resource.plural);
         Ok(served.resources.iter().any(|found| found.name == name && found.kind == "Scale"))
     }

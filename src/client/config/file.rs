@@ -114,7 +114,7 @@ fn unique<'a>(
 }
 
 /// The text of an error without the malformed value, which may be a token or a key.
-fn without_value(error: &serde_yaml_ng::Error) -> String {
+pub fn without_value(error: &impl fmt::Display) -> String {
     let text = error.to_string();
     let starts = ["invalid type: ", "invalid value: "];
     let start = starts.iter().find_map(|start| Some(text.find(start)? + start.len()));

@@ -1,6 +1,7 @@
 //! Where the API server is and how to connect to it: by hand, from a Pod, by kubeconfig.
 //! Upstream: `rest.Config`.
 
+mod debug;
 mod file;
 mod kubeconfig;
 
@@ -10,11 +11,12 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+pub(super) use self::file::without_value;
 use super::{Error, Result};
 use crate::objects::{Form, null_as_default};
 
 /// Bytes in the configuration itself, or in a file that is read again when it changes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Pem {
     Inline(Vec<u8>),
     File(PathBuf),
@@ -40,7 +42,7 @@ pub struct Tls {
 }
 
 /// What shows who the user is, besides the client certificate.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub enum Credentials {
     #[default]
     None,
@@ -90,7 +92,7 @@ pub struct Exec {
     pub cluster_config: serde_json::Value,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ExecEnv {
     #[serde(deserialize_with = "file::text")]
@@ -125,7 +127,7 @@ impl Exec {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Config {
     /// `https://host:port/prefix`
     pub host: String,

@@ -1,6 +1,7 @@
 //! Credential plugins: programs that print a token, a client certificate, or both.
 //! Upstream: `plugin/pkg/client/auth/exec`.
 
+use std::fmt;
 use std::io::{IsTerminal, stdin};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use base64::Engine;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::client::config::{Config, Exec};
+use crate::client::config::{Config, Exec, without_value};
 use crate::client::kept::Kept;
 use crate::client::{Error, Result};
 use crate::clock::SharedClock;
@@ -17,18 +18,24 @@ use crate::objects::Timestamp;
 use crate::task;
 
 /// A client certificate with its chain, and its key, both in PEM.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(in crate::client) struct Pair {
     pub certificate: Vec<u8>,
     pub key: Vec<u8>,
 }
 
 /// What a plugin printed: a token, a certificate or both.
-#[derive(Debug)]
 pub(in crate::client) struct Issued {
     pub token: Option<String>,
     pub pair: Option<Pair>,
     expires: Option<Timestamp>,
+}
+
+/// Without the token and the key.
+impl fmt::Debug for Issued {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Issued").field("expires", &self.expires).finish_non_exhaustive()
+    }
 }
 
 /// A plugin, and what it printed last. It runs again when that has expired or was refused.
@@ -153,7 +160,7 @@ fn is_interactive(mode: &str, is_terminal: bool) -> std::result::Result<bool, &'
 /// `Err`: what is wrong with the answer.
 fn issued(api_version: &str, answer: &[u8]) -> std::result::Result<Issued, String> {
     let answer: ExecCredential = serde_json::from_slice(answer)
-        .map_err(|error| format!("its answer does not decode: {error}"))?;
+        .map_err(|error| format!("its answer does not decode: {}", without_value(&error)))?;
     if answer.kind != "ExecCredential" {
         return Err(format!("its answer is of kind {:?}, not ExecCredential", answer.kind));
     }
@@ -217,7 +224,7 @@ mod tests {
     fn an_answer_is_whole_or_refused() {
         let pair = r#"{"clientCertificateData":"C","clientKeyData":"K"}"#;
         let found = issued(V1, answer(pair).as_bytes()).unwrap();
-        assert_eq!(found.pair, Some(Pair { certificate: b"C".to_vec(), key: b"K".to_vec() }));
+        assert!(found.pair == Some(Pair { certificate: b"C".to_vec(), key: b"K".to_vec() }));
         assert_eq!(found.token, None);
         let whole = r#"{"token":"t","expirationTimestamp":"1970-01-01T00:05:00Z"}"#;
         let found = issued(V1, answer(whole).as_bytes()).unwrap();
@@ -232,6 +239,7 @@ mod tests {
             (answer(whole).replace("/v1\"", "/v1beta1\""), "returned version client."),
             (answer(whole).replace("ExecCredential", "Pod"), "of kind \"Pod\""),
             ("oops".to_owned(), "does not decode"),
+            (answer("\"hunter2\""), "invalid type: string, expected struct Status at line 1"),
         ] {
             let error = issued(V1, text.as_bytes()).expect_err(&text);
             assert!(error.contains(expected), "{text}: {error}");

@@ -14,6 +14,7 @@ mod proxy;
 mod reads;
 mod rotation;
 mod secured;
+mod sending;
 mod sockets;
 mod tls;
 mod trust;
@@ -26,7 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_lite::{AsyncBufReadExt, AsyncWriteExt, FutureExt};
+use futures_lite::{AsyncBufReadExt, FutureExt};
 use http_client::http_types::{self, Method, StatusCode, Url};
 use http_client::{HttpClient, Request, Response};
 
@@ -38,6 +39,7 @@ use self::pool::Pool;
 pub(super) use self::proxy::Proxy;
 pub(super) use self::reads::{WriteRefused, is_read};
 use self::rotation::UntilRotated;
+use self::sending::Sending;
 pub(super) use self::sockets::Purpose;
 use self::sockets::Sockets;
 use self::tls::TlsSource;
@@ -205,7 +207,8 @@ impl Shared {
                 self.within(CONNECT_TIMEOUT, "the connection", Box::pin(connecting)).await?
             }
         };
-        if request.ext().get::<AskBefore>().is_some_and(|AskBefore(guard)| !guard()) {
+        let guard = request.ext().get::<AskBefore>().map(|AskBefore(guard)| guard.clone());
+        if guard.as_ref().is_some_and(|guard| !guard.begin()) {
             self.pool.put(connection);
             return Err(io::Error::other(HeldBack));
         }
@@ -216,12 +219,15 @@ impl Shared {
             let length = body.len().ok_or(io::ErrorKind::InvalidInput)?;
             write_head(&request, length, forwarding, &mut message)?;
             append(body, &mut message).await?;
-            connection.io.write_all(&message).await?;
-            connection.io.flush().await?;
-            spare::give(&mut message);
-            read_head(&mut connection.io).await
+            let mut sending = Sending::new(&mut *connection.io, message);
+            let head = read_head(&mut sending).await?;
+            Ok((head, sending.is_sent()))
         };
-        let head = self.within(self.timeout, "the answer", work).await?;
+        let head = self.within(self.timeout, "the answer", work).await;
+        if let Some(guard) = guard {
+            guard.end();
+        }
+        let (head, is_sent) = head?;
         let mut response = Response::new(head.status);
         if let Some(value) = &head.retry_after {
             response.insert_header("retry-after", value.as_str());
@@ -231,7 +237,7 @@ impl Shared {
             _ if is_head || matches!(head.code, 100..=199 | 204 | 304) => Framing::Length(0),
             framing => framing,
         };
-        let keep = head.keep_alive && purpose != Purpose::Watch;
+        let keep = head.keep_alive && is_sent && purpose != Purpose::Watch;
         let pool = keep.then(|| self.pool.clone());
         let mut reader = BodyReader { connection: Some(connection), framing, pool, turn };
         reader.finish_if_done();

@@ -1,4 +1,4 @@
-//! In a burst of requests, answers are read at ticks, all that have come since the last one: the
+//! In a storm of requests, answers are read at ticks, all that have come since the last one: the
 //! thread wakes once for several of them.
 
 use std::io;
@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use async_std::net::TcpStream;
 use futures_lite::io::{AsyncRead, AsyncWrite};
@@ -14,33 +15,39 @@ use rustix::net::RecvFlags;
 
 use crate::client::rate::until_tick;
 use crate::clock::{SharedClock, Sleep};
+use crate::storm::Storm;
 
-/// From this many requests under way on, answers are looked for at ticks.
+/// From this many requests under way on, answers in a storm are looked for at ticks.
 const MANY: usize = 8;
 /// An answer that has not come after this many ticks wakes its reader by itself.
 const TICKS: u32 = 8;
 
-/// How many requests are under way.
+/// How many requests are under way, and whether there is a storm of them.
 #[derive(Default)]
-pub(super) struct Traffic(AtomicUsize);
+pub(super) struct Traffic {
+    under_way: AtomicUsize,
+    storm: Storm,
+}
 
 /// A request is under way while this exists.
 pub(super) struct UnderWay(Arc<Traffic>);
 
 impl Traffic {
-    pub fn begin(self: &Arc<Self>) -> UnderWay {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    /// `now`: monotonic.
+    pub fn begin(self: &Arc<Self>, now: Duration) -> UnderWay {
+        self.under_way.fetch_add(1, Ordering::Relaxed);
+        self.storm.count(now, 1);
         UnderWay(self.clone())
     }
 
-    fn is_heavy(&self) -> bool {
-        self.0.load(Ordering::Relaxed) >= MANY
+    fn is_heavy(&self, now: Duration) -> bool {
+        self.under_way.load(Ordering::Relaxed) >= MANY && self.storm.is_on(now)
     }
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -71,7 +78,7 @@ impl AsyncRead for Patient {
                 ready!(tick.as_mut().poll(context));
                 *self.tick.get_mut() = None;
             }
-            if !self.traffic.is_heavy() || self.looks >= TICKS {
+            if !self.traffic.is_heavy(self.clock.monotonic()) || self.looks >= TICKS {
                 let read = ready!(Pin::new(&mut self.tcp).poll_read(context, output));
                 // The answer has begun; and a connection that is taken from the pool is looked at at
                 // once, whether the server has closed it.
@@ -132,7 +139,7 @@ mod tests {
 
     use super::*;
     use crate::client::rate::GRID;
-    use crate::clock::FakeClock;
+    use crate::clock::{Clock, FakeClock};
     use crate::objects::Timestamp;
 
     async fn pair() -> (TcpStream, TcpStream) {
@@ -141,14 +148,33 @@ mod tests {
         (ours, listener.accept().await.unwrap().0)
     }
 
+    fn storm() -> (Arc<FakeClock>, Arc<Traffic>) {
+        let (clock, traffic) = (FakeClock::new(Timestamp::default()), Arc::<Traffic>::default());
+        traffic.storm.count(clock.monotonic(), 1_000_000);
+        (clock, traffic)
+    }
+
+    fn under_way(traffic: &Arc<Traffic>, requests: usize) -> Vec<UnderWay> {
+        (0..requests).map(|_| traffic.begin(Duration::ZERO)).collect()
+    }
+
+    #[test]
+    fn a_burst_of_requests_is_no_storm() {
+        let traffic = Arc::<Traffic>::default();
+        let requests = under_way(&traffic, 500);
+        assert!(!traffic.is_heavy(Duration::ZERO));
+        drop(requests);
+        let _many = under_way(&traffic, 600);
+        assert!(traffic.is_heavy(Duration::ZERO));
+    }
+
     #[test]
     fn answers_among_many_are_read_at_ticks_and_others_at_once() {
         block_on(async {
             for (requests, waits) in [(MANY - 1, false), (MANY, true)] {
                 let (tcp, mut peer) = pair().await;
-                let (clock, traffic) = (FakeClock::new(Timestamp::default()), Arc::default());
-                let under_way: Vec<UnderWay> =
-                    (0..requests).map(|_| Traffic::begin(&traffic)).collect();
+                let (clock, traffic) = storm();
+                let under_way = under_way(&traffic, requests);
                 let mut patient = Patient::new(tcp.clone(), traffic, clock.clone());
                 let mut byte = [0];
                 let mut read = patient.read(&mut byte);
@@ -169,14 +195,14 @@ mod tests {
     fn a_silent_connection_is_looked_at_at_once_and_one_that_was_asked_is_not() {
         block_on(async {
             let (tcp, mut peer) = pair().await;
-            let (clock, traffic) = (FakeClock::new(Timestamp::default()), Arc::default());
+            let (clock, traffic) = storm();
             let mut patient = Patient::new(tcp.clone(), Arc::clone(&traffic), clock.clone());
             let mut byte = [0];
             patient.write_all(b"ask").await.unwrap();
             peer.write_all(b"a").await.unwrap();
             assert_eq!(patient.read(&mut byte).await.unwrap(), 1);
 
-            let _under_way: Vec<UnderWay> = (0..MANY).map(|_| Traffic::begin(&traffic)).collect();
+            let _under_way = under_way(&traffic, MANY);
             patient.write_all(b"ask").await.unwrap();
             peer.write_all(b"b").await.unwrap();
             tcp.peek(&mut [0]).await.unwrap();
@@ -197,13 +223,13 @@ mod tests {
     fn a_connection_that_was_quick_is_looked_at_at_once_in_a_burst() {
         block_on(async {
             let (tcp, mut peer) = pair().await;
-            let (clock, traffic) = (FakeClock::new(Timestamp::default()), Arc::default());
+            let (clock, traffic) = storm();
             let mut patient = Patient::new(tcp.clone(), Arc::clone(&traffic), clock.clone());
             let mut byte = [0];
             patient.write_all(b"ask").await.unwrap();
             peer.write_all(b"a").await.unwrap();
             assert_eq!(patient.read(&mut byte).await.unwrap(), 1);
-            let _under_way: Vec<UnderWay> = (0..MANY).map(|_| Traffic::begin(&traffic)).collect();
+            let _under_way = under_way(&traffic, MANY);
             peer.shutdown(std::net::Shutdown::Write).unwrap();
             tcp.peek(&mut [0]).await.unwrap();
             let mut read = patient.read(&mut byte);
@@ -215,8 +241,8 @@ mod tests {
     fn an_answer_that_takes_long_wakes_its_reader() {
         block_on(async {
             let (tcp, mut peer) = pair().await;
-            let (clock, traffic) = (FakeClock::new(Timestamp::default()), Arc::default());
-            let _under_way: Vec<UnderWay> = (0..MANY).map(|_| Traffic::begin(&traffic)).collect();
+            let (clock, traffic) = storm();
+            let _under_way = under_way(&traffic, MANY);
             let mut patient = Patient::new(tcp, traffic, clock.clone());
             let mut bytes = [0; 2];
             for text in [b"a", b"b"] {

@@ -65,7 +65,7 @@ impl Pool {
             self.overflow.acquire_arc().await
         };
         let place = self.in_use.acquire_arc().or(late).await;
-        Turn(place, self.traffic.begin())
+        Turn(place, self.traffic.begin(self.clock.monotonic()))
     }
 
     /// An idle connection that was made with `tls`. Those made with another configuration are

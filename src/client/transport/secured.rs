@@ -229,10 +229,9 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncBufRead for Secured<IO> {
             ready!(this.poll_receive(context))?;
             this.process(context)?;
             // An answer to the server, to a change of keys for example, is sent with the next
-            // write if there is no room for it now.
-            if let Poll::Ready(sent) = this.poll_send(context) {
-                sent?;
-            }
+            // write if there is no room for it now. That write also fails if this one does: what
+            // has been received is not lost.
+            let _ = this.poll_send(context);
         }
         Poll::Ready(Ok(this.buffer()))
     }

@@ -41,7 +41,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add(role.meta().key());
         }
     });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, Aggregation::sync);
     Ok(())
 }
 

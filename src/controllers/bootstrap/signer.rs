@@ -42,7 +42,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     c.watch(&tokens, &queue, move |_, wake| wake.add(key.clone()));
     let this = Arc::new(Signer { client: c.client(), maps, tokens, clock: c.clock() });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, Signer::sync);
     Ok(())
 }
 

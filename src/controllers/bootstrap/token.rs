@@ -21,7 +21,8 @@ pub fn expiration(token: &BootstrapToken, now: Timestamp) -> Expiration {
         return Expiration::Never;
     }
     let meta = &token.meta;
-    let Some(end) = std::str::from_utf8(text).ok().and_then(rfc3339) else {
+    let Some(end) = std::str::from_utf8(text).ok().and_then(|text| text.parse::<Timestamp>().ok())
+    else {
         log::debug!(
             "Unparseable expiration time ({}) in {} Secret. Treating as expired.",
             String::from_utf8_lossy(text),
@@ -33,40 +34,6 @@ pub fn expiration(token: &BootstrapToken, now: Timestamp) -> Expiration {
         Duration::ZERO => Expiration::Expired,
         remaining => Expiration::In(remaining),
     }
-}
-
-/// A time in the forms that Go takes for RFC 3339: the hour may be of one digit, the fraction of any
-/// length.
-fn rfc3339(text: &str) -> Option<Timestamp> {
-    let (date, time) = text.split_once('T')?;
-    let zone = time.rfind(['Z', '+', '-'])?;
-    let (time, zone) = time.split_at(zone);
-    let (time, fraction) = match time.find(['.', ',']) {
-        Some(at) => (&time[..at], Some(&time[at + 1..])),
-        None => (time, None),
-    };
-    let time = if time.len() == "1:02:03".len() { format!("0{time}") } else { time.to_owned() };
-    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    let is_of = |text: &str, form: &str| {
-        text.len() == form.len()
-            && text.bytes().zip(form.bytes()).all(|(byte, form)| match form {
-                b'0' => byte.is_ascii_digit(),
-                b'+' => matches!(byte, b'+' | b'-'),
-                other => byte == other,
-            })
-    };
-    // No leap second.
-    let good = is_of(date, "0000-00-00")
-        && is_of(&time, "00:00:00")
-        && !time.ends_with("60")
-        && (zone == "Z" || is_of(zone, "+00:00"))
-        && fraction.is_none_or(|fraction| !fraction.is_empty() && digits(fraction));
-    good.then(|| {
-        // Digits, so of one byte each.
-        let fraction = fraction.map_or("0", |fraction| &fraction[..fraction.len().min(9)]);
-        format!("{date}T{time}.{fraction}{zone}").parse().ok()
-    })
-    .flatten()
 }
 
 /// The id and the secret of a token that may sign now. Upstream: `validateSecretForSigning`.
@@ -122,6 +89,9 @@ mod tests {
             ("2001-09-09T1:46:41Z", seconds(1)),
             ("2001-09-09T01:46:40.5Z", Expiration::In(Duration::from_millis(500))),
             ("2001-09-09T01:46:40,5000000000000Z", Expiration::In(Duration::from_millis(500))),
+            ("9999-12-31T23:59:59Z", seconds(252_402_300_799)),
+            ("9999-12-31T23:59:59-23:59", seconds(252_402_387_139)),
+            ("12001-09-09T01:46:41Z", Expiration::Expired),
             ("2001-09-09T01:46:60Z", Expiration::Expired),
             ("2101-09-09T01:46:41", Expiration::Expired),
             ("2101-09-09t01:46:41z", Expiration::Expired),

@@ -21,7 +21,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     let this = Arc::new(Cleaner { client: c.client(), tokens, clock: c.clock() });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, Cleaner::sync);
     Ok(())
 }
 

@@ -52,7 +52,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     let this = Arc::new(Approving { client: c.client(), requests });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, Approving::sync);
     Ok(())
 }
 

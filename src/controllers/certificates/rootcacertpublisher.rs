@@ -72,7 +72,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add(change.object().meta.key());
         }
     });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, Publisher::sync);
     Ok(())
 }
 

@@ -129,7 +129,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add(change.object().meta.key());
         }
     });
-    c.sync_by(workers, queue, move |key| this.clone().sync(key));
+    c.sync_by(workers, queue, &this, Signing::sync);
     Ok(())
 }
 

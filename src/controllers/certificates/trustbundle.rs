@@ -57,7 +57,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let queue = c.queue(Retries::default());
     let (watching, wake, caches) = (this.clone(), queue.clone(), c.metadata_caches());
     c.background(|stop| async move { watching.watch(caches, wake, stop).await });
-    c.sync(queue, move |_| this.clone().sync());
+    c.sync(queue, &this, |this, _| this.sync());
     Ok(())
 }
 

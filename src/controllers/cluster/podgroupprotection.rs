@@ -24,7 +24,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.watch(&groups, &queue, keys::of_current(candidate));
     c.watch(&pods, &queue, wake_left);
     let this = Arc::new(PodGroupProtection { client: c.client(), groups, pods });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, PodGroupProtection::sync);
     Ok(())
 }
 

@@ -45,9 +45,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add(change.object().meta.key());
         }
     });
-    let of_leases = this.clone();
-    c.sync_by(1, lease_queue, move |key| of_leases.clone().sync_lease(key));
-    c.sync_by(1, version_queue, move |key| this.clone().sync_version(key));
+    c.sync_by(1, lease_queue, &this, StorageVersions::sync_lease);
+    c.sync_by(1, version_queue, &this, StorageVersions::sync_version);
     Ok(())
 }
 

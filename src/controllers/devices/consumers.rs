@@ -2,6 +2,7 @@
 //! Upstream: `k8s.io/dynamic-resource-allocation/resourceclaim`.
 
 use crate::controllers::Error;
+use crate::lookup::Lookup;
 use crate::objects::{
     ClaimConsumer, Istr, Meta, ObjectKey, Pod, PodGroup, PodResourceClaim, Resource, ResourceClaim,
     ResourceClaimStatus,
@@ -29,16 +30,23 @@ pub enum ClaimName<'a> {
     Unsupported,
 }
 
+/// The statuses of the entries of a pod or PodGroup, by the entries' names.
+pub type ClaimStatuses<'a> = Lookup<'a, ResourceClaimStatus, str>;
+
+pub fn by_entry(statuses: &[ResourceClaimStatus]) -> ClaimStatuses<'_> {
+    Lookup::new(statuses, |status| status.name.as_str())
+}
+
 impl<'a> ClaimName<'a> {
     /// Upstream: `Name`, `NameFromPodGroup`.
-    pub fn of(entry: &'a PodResourceClaim, statuses: &'a [ResourceClaimStatus]) -> ClaimName<'a> {
+    pub fn of(entry: &'a PodResourceClaim, statuses: &ClaimStatuses<'a>) -> ClaimName<'a> {
         if let Some(name) = &entry.resource_claim_name {
             return ClaimName::Given(name);
         }
         if entry.resource_claim_template_name.is_none() {
             return ClaimName::Unsupported;
         }
-        match statuses.iter().find(|status| status.name == entry.name) {
+        match statuses.get(&entry.name) {
             None => ClaimName::NotMade,
             Some(status) => match &status.resource_claim_name {
                 None => ClaimName::NotNeeded,
@@ -64,8 +72,8 @@ impl<'a> ClaimName<'a> {
 
 /// The names of a pod's claims as far as they are known, in the order of its spec.
 pub fn claims_of(pod: &Pod) -> impl Iterator<Item = ClaimName<'_>> {
-    let entries = pod.spec.shape.resource_claims.iter();
-    entries.map(|entry| ClaimName::of(entry, pod.status.resource_claims()))
+    let statuses = by_entry(pod.status.resource_claims());
+    pod.spec.shape.resource_claims.iter().map(move |entry| ClaimName::of(entry, &statuses))
 }
 
 /// The key of the pod's PodGroup. `None` without one, or where PodGroups are not considered.
@@ -247,7 +255,7 @@ mod tests {
             (json!({ "name": "new", "resourceClaimTemplateName": "t" }), ClaimName::NotMade),
             (json!({ "name": "made" }), ClaimName::Unsupported),
         ] {
-            assert_eq!(ClaimName::of(&entry(value.clone()), &statuses), name, "{value}");
+            assert_eq!(ClaimName::of(&entry(value.clone()), &by_entry(&statuses)), name, "{value}");
         }
     }
 

@@ -67,7 +67,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         waits: Mutex::default(),
     };
     let this = Arc::new(this);
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, PoolStatus::sync);
     Ok(())
 }
 

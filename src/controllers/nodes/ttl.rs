@@ -45,7 +45,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add(change.object().meta.key());
         }
     });
-    c.sync(queue, move |key| ttl.clone().sync(key));
+    c.sync(queue, &ttl, Ttl::sync);
     Ok(())
 }
 

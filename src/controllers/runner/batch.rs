@@ -13,20 +13,21 @@ const FIRST_BATCH: usize = 1;
 /// Upstream: `statefulset.MaxBatchSize`.
 const LARGEST_BATCH: usize = 500;
 
-/// Runs all `jobs` at once and gives their outputs in the order of the jobs. Panics when one did.
-/// Dropped half-way, it leaves the jobs running.
+/// Runs all `jobs` at once and gives their outputs in the order of the jobs. Panics when one did,
+/// after all have ended. Dropped half-way, it leaves the jobs running.
 pub async fn together<T, Fut>(jobs: impl IntoIterator<Item = Fut>) -> Vec<T>
 where
     T: Send + 'static,
     Fut: Future<Output = T> + Send + 'static,
 {
-    let tasks: Vec<task::Task<T>> =
-        jobs.into_iter().map(|job| task::spawn(trace::carried(job))).collect();
+    let start = |job| task::spawn(task::caught(trace::carried(job)));
+    let tasks: Vec<task::Task<Result<T, String>>> = jobs.into_iter().map(start).collect();
     let mut outputs = Vec::with_capacity(tasks.len());
     for task in tasks {
         outputs.push(task.await);
     }
-    outputs
+    let outputs: Result<Vec<T>, String> = outputs.into_iter().collect();
+    outputs.unwrap_or_else(|panic| panic!("{panic}"))
 }
 
 /// Makes up to `count` attempts, each with its number, in batches that double from 1 to 500; after a
@@ -114,10 +115,21 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_job_reaches_who_waits_for_it() {
-        use futures_lite::FutureExt;
-        let jobs = (0..3).map(|job| async move { assert_ne!(job, 1, "as the test asks") });
-        let waiting = std::panic::AssertUnwindSafe(together(jobs)).catch_unwind();
-        assert!(futures_lite::future::block_on(waiting).is_err());
+    fn a_panic_in_a_job_reaches_who_waits_for_all() {
+        use futures_lite::future::{block_on, yield_now};
+        let ended = Arc::new(AtomicUsize::new(0));
+        let jobs = (0..3).map(|job| {
+            let ended = ended.clone();
+            async move {
+                assert_ne!(job, 0, "as the test asks");
+                for _ in 0..10_000 {
+                    yield_now().await;
+                }
+                ended.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        let panic = block_on(task::caught(together(jobs))).expect_err("a job has panicked");
+        assert!(panic.contains("as the test asks"), "{panic}");
+        assert_eq!(ended.load(Ordering::SeqCst), 2, "the others have ended too");
     }
 }

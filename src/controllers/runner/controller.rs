@@ -310,27 +310,37 @@ impl Controller {
         self.gates.push(latch.clone());
     }
 
-    /// What the workers of `queue` do with a key.
-    pub fn sync<K: Key, F, Fut>(&mut self, queue: Queue<K>, sync: F)
+    /// What the workers of `queue` do with a key: `sync`, a method of `controller`.
+    pub fn sync<C, K, F, Fut>(&mut self, queue: Queue<K>, controller: &Arc<C>, sync: F)
     where
-        F: Fn(K) -> Fut + Send + Sync + 'static,
+        C: Send + Sync + 'static,
+        K: Key,
+        F: Fn(Arc<C>, K) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = SyncResult> + Send + 'static,
     {
-        self.sync_by(self.worker_count(), queue, sync);
+        self.sync_by(self.worker_count(), queue, controller, sync);
     }
 
     /// As [`Controller::sync`], with a number of workers other than the row's.
-    pub fn sync_by<K: Key, F, Fut>(&mut self, workers: usize, queue: Queue<K>, sync: F)
-    where
-        F: Fn(K) -> Fut + Send + Sync + 'static,
+    pub fn sync_by<C, K, F, Fut>(
+        &mut self,
+        workers: usize,
+        queue: Queue<K>,
+        controller: &Arc<C>,
+        sync: F,
+    ) where
+        C: Send + Sync + 'static,
+        K: Key,
+        F: Fn(Arc<C>, K) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = SyncResult> + Send + 'static,
     {
-        let name = self.profile.name;
+        let (name, controller) = (self.profile.name, controller.clone());
+        let sync = move |key| Box::pin(sync(controller.clone(), key));
         let sync: BoxSync<K> = match self.context.supervisor() {
-            None => Arc::new(move |key| Box::pin(sync(key))),
+            None => Arc::new(move |key| sync(key)),
             Some(supervisor) => Arc::new(move |key| {
                 let shown = key.to_string();
-                supervisor.sync(name, shown, Box::pin(sync(key)))
+                supervisor.sync(name, shown, sync(key))
             }),
         };
         for _ in 0..workers {
@@ -543,7 +553,7 @@ mod tests {
         let queue = c.queue::<String>(Retries::at_most(2));
         let (sent, calls) = async_channel::unbounded();
         let attempts: Mutex<HashMap<String, u32>> = Mutex::default();
-        c.sync(queue.clone(), move |key: String| {
+        c.sync(queue.clone(), &Arc::new(()), move |_, key: String| {
             let mut attempts = attempts.lock();
             let attempt = *attempts.entry(key.clone()).and_modify(|n| *n += 1).or_insert(1);
             drop(attempts);
@@ -594,7 +604,7 @@ mod tests {
         let mut c = Controller::for_test("test-idle", 1, FakeClock::new(Timestamp::from_secs(0)));
         let queue = c.queue::<String>(Retries::default());
         assert!(c.is_idle(), "a queue without workers is no work");
-        c.sync(queue, |_| async { Ok(Next::Done) });
+        c.sync(queue, &Arc::new(()), |_, _| async { Ok(Next::Done) });
         assert!(!c.is_idle());
     }
 
@@ -604,18 +614,15 @@ mod tests {
         let queue = c.queue::<String>(Retries::default());
         let (sent, calls) = async_channel::unbounded();
         let (release, released) = async_channel::unbounded::<()>();
-        c.sync(queue.clone(), {
-            let sent = sent.clone();
-            move |key: String| {
-                let (sent, released) = (sent.clone(), released.clone());
-                async move {
-                    sent.try_send(format!("{key} starts")).unwrap();
-                    released.recv().await.unwrap();
-                    sent.try_send(format!("{key} ends")).unwrap();
-                    Ok(Next::Done)
-                }
-            }
+        let channels = Arc::new((sent.clone(), released));
+        c.sync(queue.clone(), &channels, async |channels, key| {
+            let (sent, released) = &*channels;
+            sent.try_send(format!("{key} starts")).unwrap();
+            released.recv().await.unwrap();
+            sent.try_send(format!("{key} ends")).unwrap();
+            Ok(Next::Done)
         });
+        drop(channels);
         c.background(move |stop| async move {
             stop.stopped().await;
             sent.try_send("background ends".into()).unwrap();
@@ -666,7 +673,7 @@ mod tests {
             prepare(&mut c);
             let queue = c.queue::<&str>(Retries::default());
             let (sent, calls) = async_channel::unbounded();
-            c.sync(queue.clone(), move |key| {
+            c.sync(queue.clone(), &Arc::new(()), move |_, key| {
                 sent.try_send(key).unwrap();
                 async { Ok(Next::Done) }
             });

@@ -1,5 +1,6 @@
 //! What a sync ends with.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -111,15 +112,13 @@ impl Error {
 
 /// One as it is, several in brackets, each text once.
 fn aggregate(texts: impl Iterator<Item = String>) -> String {
-    let mut seen: Vec<String> = Vec::new();
-    for text in texts {
-        if !seen.contains(&text) {
-            seen.push(text);
-        }
-    }
-    match seen.len() {
-        1 => seen.remove(0),
-        _ => format!("[{}]", seen.join(", ")),
+    let texts: Vec<String> = texts.collect();
+    let mut seen = HashSet::new();
+    let once: Vec<&str> =
+        texts.iter().map(String::as_str).filter(|text| seen.insert(*text)).collect();
+    match once.as_slice() {
+        [one] => (*one).to_owned(),
+        several => format!("[{}]", several.join(", ")),
     }
 }
 

@@ -13,7 +13,8 @@ use crate::cache::BoxFuture;
 use crate::clock::SharedClock;
 use crate::metrics::metrics;
 use crate::objects::{ObjectKey, Timestamp};
-use crate::task::{self, StopToken};
+use crate::storm::Storm;
+use crate::task::{self, StopToken, panics};
 use crate::trace::{self, Traced};
 use crate::workqueue::{
     ItemExponentialFailureRateLimiter, Key, QueueStatus, RateLimiter, RateLimitingQueue,
@@ -31,9 +32,11 @@ metrics! {
 const STALE_RETRY: Duration = Duration::from_millis(100);
 const MAX_STALE_RETRY: Duration = Duration::from_secs(5);
 
-/// A key of a paced queue rests after a sync for this many times as long as the sync took, up to a
-/// limit, and what happens meanwhile is handled by one sync.
+/// In a storm, a key of a paced queue rests after a sync for this many times as long as the sync
+/// took, up to a limit, and what happens meanwhile is handled by one sync.
 const REST_FACTOR: u32 = 4;
+/// What a sync of a paced queue counts beside a plain event.
+const SYNC_WEIGHT: u32 = 5;
 const MAX_REST: Duration = Duration::from_millis(500);
 
 /// How a queue retries the keys that failed, and whether it paces those that did not.
@@ -62,8 +65,9 @@ impl<K: Key> Retries<K> {
         Retries { limiter: Some(limiter), ..self }
     }
 
-    /// Lets keys rest between their syncs, the longer the more a sync takes. For controllers whose
-    /// objects have many dependents that change one by one, where each sync looks at all of them.
+    /// Lets keys rest between their syncs in a storm, the longer the more a sync takes. For
+    /// controllers whose objects have many dependents that change one by one, where each sync looks
+    /// at all of them.
     pub fn paced(self) -> Retries<K> {
         Retries { paced: true, ..self }
     }
@@ -85,7 +89,8 @@ struct Shared<K> {
     outcomes: Outcomes,
     /// Of keys whose last sync ended with [`Error::Stale`].
     stale: ItemExponentialFailureRateLimiter<K>,
-    paced: bool,
+    /// Of the syncs, where keys rest in a storm.
+    storm: Option<Storm>,
 }
 
 /// How the syncs of a queue ended, and what follows from it. It does not depend on the type of keys.
@@ -193,7 +198,7 @@ impl<K: Key> Queue<K> {
         let queue = RateLimitingQueue::new(name, clock.clone(), limiter);
         let stale = ItemExponentialFailureRateLimiter::new(STALE_RETRY, MAX_STALE_RETRY);
         let outcomes = Outcomes { syncs: Syncs::default(), clock, max_retries, retry_level };
-        let shared = Shared { queue, outcomes, stale, paced };
+        let shared = Shared { queue, outcomes, stale, storm: paced.then(Storm::default) };
         Queue { shared: Arc::new(shared) }
     }
 
@@ -257,14 +262,20 @@ impl<K: Key> Queue<K> {
                     false => None,
                 };
                 let span = traced.as_ref().map_or(0, |sync| sync.span);
-                let work = Traced::new(span, async { sync(key.clone()).await });
+                let work = Traced::new(span, async {
+                    panics::at(|| format!("sync of {controller}"));
+                    sync(key.clone()).await
+                });
                 let result = caught(controller, work).await;
                 let now = self.shared.outcomes.clock.monotonic();
                 let took = now.saturating_sub(began);
                 self.shared.outcomes.syncs.ended(took);
                 // The time until a retry is the limiter's business.
-                if self.shared.paced && matches!(result, Some(Ok(_))) {
-                    rest = took.saturating_mul(REST_FACTOR).min(MAX_REST);
+                if let (Some(storm), Some(Ok(_))) = (&self.shared.storm, &result) {
+                    storm.count(now, SYNC_WEIGHT);
+                    if storm.is_on(now) {
+                        rest = took.saturating_mul(REST_FACTOR).min(MAX_REST);
+                    }
                 }
                 if let Some(sync) = traced {
                     trace::sync_ends(&sync, controller, &key, &describe(&result), now);
@@ -413,7 +424,7 @@ mod tests {
     use log::Level;
 
     use super::*;
-    use crate::clock::FakeClock;
+    use crate::clock::{Clock, FakeClock};
     use crate::objects::Timestamp;
 
     fn stale() -> Error {
@@ -456,22 +467,26 @@ mod tests {
     }
 
     #[test]
-    fn a_paced_key_rests_after_a_sync_in_proportion_to_it() {
+    fn a_paced_key_rests_after_a_sync_in_a_storm_in_proportion_to_it() {
         let paced = || Retries::default().paced();
-        for (retries, fails, took, rest) in [
-            (paced(), false, 0, 0),
-            (paced(), false, 5, 20),
-            (paced(), false, 100, 400),
-            (paced(), false, 9_000, 500),
-            (paced(), true, 1, 0),
-            (Retries::default(), false, 100, 0),
+        for (retries, is_storm, fails, took, rest) in [
+            (paced(), true, false, 0, 0),
+            (paced(), true, false, 5, 20),
+            (paced(), true, false, 100, 400),
+            (paced(), true, false, 9_000, 500),
+            (paced(), false, false, 9_000, 0),
+            (paced(), true, true, 1, 0),
+            (Retries::default(), true, false, 100, 0),
         ] {
             let clock = FakeClock::new(Timestamp::from_secs(0));
             let queue: Queue<String> = Queue::new("", retries, clock.clone());
             let (time, syncs) = (clock.clone(), Arc::new(AtomicU64::new(0)));
-            let count = syncs.clone();
+            let (count, shared) = (syncs.clone(), queue.shared.clone());
             let sync: BoxSync<String> = Arc::new(move |_| {
                 time.advance(Duration::from_millis(took));
+                if let (Some(storm), true) = (&shared.storm, is_storm) {
+                    storm.count(time.monotonic(), 1_000_000);
+                }
                 count.fetch_add(1, Ordering::Relaxed);
                 Box::pin(
                     async move { if fails { Err(Error::other("no")) } else { Ok(Next::Done) } },

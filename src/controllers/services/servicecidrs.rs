@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
 use crate::cache::Lister;
@@ -15,7 +14,7 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
 use crate::events::Recorder;
-use crate::objects::{IPAddress, Object, ObjectKey, Resource, ServiceCIDR};
+use crate::objects::{Condition, IPAddress, Object, ObjectKey, Resource, ServiceCIDR};
 
 const FIELD_MANAGER: &str = "service-cidr-controller";
 const MAX_RETRIES: u32 = 15;
@@ -65,7 +64,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             }
         }
     });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, ServiceCidrs::sync);
     Ok(())
 }
 
@@ -127,19 +126,23 @@ impl ServiceCidrs {
 
     /// Makes the condition Ready say what is `wanted`.
     async fn set_ready(&self, cidr: &ServiceCIDR, wanted: Ready) -> Result<(), Error> {
-        let conditions = cidr.status.conditions.as_deref().unwrap_or_default();
+        let conditions = &cidr.status.conditions;
         let current = conditions.iter().find(|condition| condition.type_ == READY);
         let (status, reason, message) = wanted;
-        if current.is_some_and(|now| (&*now.status, &*now.reason, &*now.message) == wanted) {
+        let said = |now: &Condition| {
+            let text = |text: &Option<String>| text.clone().unwrap_or_default();
+            (*now.status == *status) && text(&now.reason) == reason && text(&now.message) == message
+        };
+        if current.is_some_and(said) {
             return Ok(());
         }
         let ready = Condition {
             type_: READY.into(),
             status: status.into(),
-            reason: reason.into(),
-            message: message.into(),
-            last_transition_time: self.clock.now().to_api(),
-            observed_generation: None,
+            reason: Some(reason.into()),
+            message: Some(message.into()),
+            last_transition_time: Some(self.clock.now()),
+            ..Condition::default()
         };
         let body = json!({
             "apiVersion": ServiceCIDR::RESOURCE.api_version(), "kind": ServiceCIDR::RESOURCE.kind,

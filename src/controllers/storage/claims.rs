@@ -1,7 +1,7 @@
 //! Which pods use a claim.
 
 use crate::cache::{IndexValue, Lister};
-use crate::objects::{ClaimVolume, Meta, ObjectKey, PersistentVolumeClaim, Pod};
+use crate::objects::{ClaimSource, ClaimVolume, Meta, ObjectKey, PersistentVolumeClaim, Pod};
 
 /// The index of pods by the claims of their volumes. Upstream: `common.PodPVCIndex`.
 pub const CLAIM_INDEX: &str = "pod-pvc-index";
@@ -30,8 +30,58 @@ pub fn pods_of(pods: &Lister<Pod>, claim: &ObjectKey) -> Vec<std::sync::Arc<Pod>
 /// claim was made for this pod.
 pub fn uses(pod: &Pod, claim: &PersistentVolumeClaim, ephemeral: bool) -> bool {
     pod.meta.namespace == claim.meta.namespace
-        && pod.claims().any(|(name, for_pod)| {
-            *name == *claim.meta.name
-                && (!for_pod || ephemeral && claim.meta.is_controlled_by(&pod.meta.uid))
+        && pod.spec.shape.claims.iter().any(|volume| match &volume.claim {
+            ClaimSource::Existing(name) => *name == *claim.meta.name,
+            ClaimSource::Ephemeral => {
+                ephemeral
+                    && is_named_after(&claim.meta.name, &pod.meta.name, &volume.volume)
+                    && claim.meta.is_controlled_by(&pod.meta.uid)
+            }
         })
+}
+
+/// Whether a claim has the name of one for an ephemeral volume. A claim's sync asks this of each
+/// volume, so no name is made. Upstream: `ephemeral.VolumeClaimName`.
+fn is_named_after(claim: &str, pod: &str, volume: &str) -> bool {
+    let rest = claim.strip_prefix(pod).and_then(|rest| rest.strip_prefix('-'));
+    rest == Some(volume)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_claim_is_used_by_its_name_or_made_for_the_pod() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": { "namespace": "ns", "name": "p", "uid": "u" },
+            "spec": { "volumes": [
+                { "name": "a", "persistentVolumeClaim": { "claimName": "given" } },
+                { "name": "b", "ephemeral": {} },
+            ] },
+        }))
+        .unwrap();
+        let claim = |namespace: &str, name: &str, owner: &str| -> PersistentVolumeClaim {
+            let owner = json!([{ "kind": "Pod", "name": "p", "uid": owner, "controller": true }]);
+            let metadata =
+                json!({ "namespace": namespace, "name": name, "ownerReferences": owner });
+            serde_json::from_value(json!({ "metadata": metadata })).unwrap()
+        };
+        // The claim; whether it is used, without and with ephemeral ones.
+        for (namespace, name, owner, used) in [
+            ("ns", "given", "other", (true, true)),
+            ("other", "given", "other", (false, false)),
+            ("ns", "p-b", "u", (false, true)),
+            ("ns", "p-b", "other", (false, false)),
+            ("ns", "p-a", "u", (false, false)),
+            ("ns", "pb", "u", (false, false)),
+            ("ns", "p-bb", "u", (false, false)),
+        ] {
+            let claim = claim(namespace, name, owner);
+            let found = (uses(&pod, &claim, false), uses(&pod, &claim, true));
+            assert_eq!(found, used, "{namespace}/{name} of {owner}");
+        }
+    }
 }

@@ -43,7 +43,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let this = Ephemeral { client: c.client(), recorder: c.recorder(), claims, pods };
     let this = Arc::new(this);
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, Ephemeral::sync);
     Ok(())
 }
 

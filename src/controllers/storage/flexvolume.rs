@@ -42,7 +42,7 @@ impl Flex {
     }
 }
 
-/// What a driver prints.
+/// What a driver prints. Upstream: `DriverStatus`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Answer {
@@ -50,7 +50,6 @@ struct Answer {
     message: String,
     device: String,
     attached: bool,
-    #[serde(alias = "Capabilities")]
     capabilities: Capabilities,
 }
 
@@ -66,6 +65,20 @@ impl Default for Capabilities {
     }
 }
 
+/// A value as Go's `encoding/json` reads it into a struct: the case of keys does not matter, and
+/// null leaves a field as it is.
+fn as_go_reads(value: Value) -> Value {
+    match value {
+        Value::Null => Value::Object(Map::new()),
+        Value::Object(members) => members
+            .into_iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(key, value)| (key.to_ascii_lowercase(), as_go_reads(value)))
+            .collect(),
+        other => other,
+    }
+}
+
 #[derive(Debug, PartialEq)]
 enum Failure {
     NotSupported,
@@ -73,10 +86,14 @@ enum Failure {
 }
 
 impl Answer {
+    fn read(output: &[u8]) -> serde_json::Result<Answer> {
+        let value = serde_json::from_str(&String::from_utf8_lossy(output))?;
+        Answer::deserialize(as_go_reads(value))
+    }
+
     /// Upstream: `handleCmdResponse`.
     fn of(command: &str, output: &[u8]) -> Result<Answer, Failure> {
-        let answer: Answer =
-            serde_json::from_slice(output).map_err(|error| Failure::Other(error.to_string()))?;
+        let answer = Answer::read(output).map_err(|error| Failure::Other(error.to_string()))?;
         match &*answer.status {
             SUCCESS => Ok(answer),
             NOT_SUPPORTED => Err(Failure::NotSupported),
@@ -334,6 +351,14 @@ mod tests {
             (json!({ "status": "Success" }), Ok(true)),
             (json!({ "status": "Success", "capabilities": { "attach": false } }), Ok(false)),
             (json!({ "status": "Success", "capabilities": { "fsGroup": false } }), Ok(true)),
+            (json!({ "Status": "Success", "Capabilities": { "ATTACH": false } }), Ok(false)),
+            (
+                json!({ "status": "Success", "message": null, "device": null, "attached": null }),
+                Ok(true),
+            ),
+            (json!({ "status": "Success", "capabilities": null }), Ok(true)),
+            (json!({ "status": "Success", "capabilities": { "attach": null } }), Ok(true)),
+            (Value::Null, failed("init command failed, status: , reason: ")),
             (json!({ "status": "Not supported" }), Err(Failure::NotSupported)),
             (
                 json!({ "status": "Failure", "message": "no" }),
@@ -343,7 +368,12 @@ mod tests {
             let answer = Answer::of("init", output.to_string().as_bytes());
             assert_eq!(answer.map(|answer| answer.capabilities.attach), expected, "{output}");
         }
-        assert!(matches!(Answer::of("init", b"oops"), Err(Failure::Other(_))));
+        for wrong in ["oops", "[]", r#"{"status": 1}"#, r#"{"status": "Success"} x"#] {
+            assert!(
+                matches!(Answer::of("init", wrong.as_bytes()), Err(Failure::Other(_))),
+                "{wrong}"
+            );
+        }
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let this = PvcProtection { client: c.client(), clock: c.clock(), claims, pods, tracks_use };
     let this = Arc::new(this);
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, PvcProtection::sync);
     Ok(())
 }
 

@@ -20,7 +20,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let queue = c.queue(Retries::default());
     let concerned = |volume: &PersistentVolume| PROTECTION.concerns(&volume.meta);
     c.watch(&volumes, &queue, keys::of_current(concerned));
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, PvProtection::sync);
     Ok(())
 }
 

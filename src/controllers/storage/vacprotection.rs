@@ -30,7 +30,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.watch(&volumes, &queue, wake_released::<PersistentVolume>);
     c.watch(&claims, &queue, wake_released::<PersistentVolumeClaim>);
     let this = Arc::new(VacProtection { client: c.client(), classes, volumes, claims });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, VacProtection::sync);
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::controllers::Error;
+use crate::lookup::Lookup;
 use crate::objects::{
     Istr, Labels, Meta, OwnerReference, RawObject, Resource, Template, from_json,
 };
@@ -42,16 +43,12 @@ pub struct NewPodMeta {
 }
 
 impl NewPod {
-    /// A pod of `owner` under a generated name. Fails for a template without labels: nothing would
-    /// select the pod.
+    /// A pod of `owner` under a generated name.
     pub fn of<O: Resource>(owner: &Meta, template: &Template) -> Result<NewPod, Error> {
         #[derive(Deserialize)]
         struct SpecOf {
             #[serde(default)]
             spec: Option<Box<RawValue>>,
-        }
-        if template.labels.is_empty() {
-            return Err(Error::other("unable to create pods, no labels"));
         }
         let SpecOf { spec } = from_json(template.json())?;
         Ok(NewPod {
@@ -161,11 +158,11 @@ impl PodSpecEditor {
             return Ok(());
         }
         self.0.edit_list("volumes", |list| {
+            let known = Lookup::new(&volumes, |(name, _)| name.as_str());
             let mut all =
                 volumes.iter().map(|(_, volume)| raw(volume)).collect::<Result<Vec<_>, _>>()?;
             for volume in list.drain(..) {
-                let name = Named::of(&volume)?.name;
-                if !volumes.iter().any(|(known, _)| name == **known) {
+                if !known.has(&Named::of(&volume)?.name) {
                     all.push(volume);
                 }
             }
@@ -342,8 +339,6 @@ mod tests {
                 "spec": {"containers": [{"name": "c", "brandNew": [1, 2]}]},
             })
         );
-        let error = NewPod::of::<ReplicaSet>(&owner, &Template::default()).unwrap_err();
-        assert_eq!(error.to_string(), "unable to create pods, no labels");
     }
 
     #[test]

@@ -39,8 +39,13 @@ impl PodControl {
         self
     }
 
-    /// Events: `SuccessfulCreate`, `FailedCreate`; no event when the namespace is terminating.
+    /// Refuses a pod without labels, those of its controller included.
+    /// Events: `SuccessfulCreate`, `FailedCreate`; no event for a refused pod, or when the namespace
+    /// is terminating.
     pub async fn create<O: Object + Resource>(&self, owner: &O, pod: &NewPod) -> Result<(), Error> {
+        if pod.metadata.labels.is_empty() {
+            return Err(Error::other("unable to create pods, no labels"));
+        }
         let meta = owner.meta();
         // The pod itself comes by the watch.
         let pods = self.client.resource(&Pod::RESOURCE);
@@ -94,7 +99,10 @@ impl PodControl {
         let mut answer = self.client.delete::<Pod>(key, delete.clone()).await;
         for pause in DELETE_PAUSES {
             match answer {
-                Err(error) if error.is_unsure() => self.clock.sleep(pause).await,
+                // A webhook that fails would do so again.
+                Err(error) if error.is_unsure() && !error.is_internal() => {
+                    self.clock.sleep(pause).await;
+                }
                 known => return known,
             }
             answer = match self.client.delete::<Pod>(key, delete.clone()).await {
@@ -249,12 +257,29 @@ pub(super) mod testing {
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use super::testing::{Nobody, forgetful};
+    use super::testing::{Heard, Nobody, forgetful};
     use super::*;
     use crate::clock::{Clock, FakeClock};
-    use crate::objects::{ReplicaSet, Timestamp};
+    use crate::objects::{ReplicaSet, Template, Timestamp};
     use futures_lite::FutureExt;
     use futures_lite::future::{block_on, pending, yield_now};
+
+    /// Labels that the controller adds count, so it is the pod that is checked, not the template.
+    #[test]
+    fn a_pod_without_labels_is_refused_without_a_request_or_an_event() {
+        let (client, requests) = block_on(forgetful(0));
+        let heard = Arc::new(Heard::default());
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let control = PodControl::new(client, Recorder::to_sink(heard.clone()), clock);
+        let set = ReplicaSet::default();
+        let mut pod = NewPod::of::<ReplicaSet>(&set.meta, &Template::default()).unwrap();
+        let refused = block_on(control.create(&set, &pod)).unwrap_err();
+        assert_eq!(refused.to_string(), "unable to create pods, no labels");
+        assert_eq!((requests.load(Ordering::SeqCst), heard.take().len()), (0, 0));
+        pod.metadata.set_label("a", "b");
+        block_on(control.create(&set, &pod)).unwrap_err();
+        assert_eq!((requests.load(Ordering::SeqCst), heard.take().len()), (1, 1));
+    }
 
     #[test]
     fn a_delete_without_an_answer_is_repeated_after_a_pause() {

@@ -26,7 +26,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let queue = c.queue(Retries::default());
     c.watch(&jobs, &queue, keys::of_current(|job: &Job| ttl(job).is_some()));
     let this = Arc::new(TtlAfterFinished { client: c.client(), clock: c.clock(), jobs });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, TtlAfterFinished::sync);
     Ok(())
 }
 

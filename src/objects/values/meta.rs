@@ -10,8 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::wire::protobuf::Message;
 use crate::objects::{
-    Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Seconds, Timestamp, Uid, messages,
-    null_as_default,
+    Encoded, Istr, Labels, Object, ObjectKey, OwnerReference, Resource, Seconds, Timestamp, Uid,
+    decode, messages, null_as_default,
 };
 
 /// `metav1.ObjectMeta` without `managedFields` and `selfLink`.
@@ -112,6 +112,42 @@ pub struct WrittenMeta {
     pub name: Arc<str>,
     #[serde(with = "resource_version")]
     pub resource_version: u64,
+}
+
+/// Which object something is, and at which version: what can be known of one whose other fields
+/// cannot be decoded.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Identity {
+    #[serde(deserialize_with = "name")]
+    pub name: Arc<str>,
+    pub namespace: Istr,
+    #[serde(deserialize_with = "null_as_default")]
+    pub uid: Uid,
+    /// 0 when it is absent or not decimal.
+    #[serde(deserialize_with = "version_or_zero")]
+    pub resource_version: u64,
+}
+
+impl Identity {
+    /// Of an object of any kind; `None` when not even its name can be read.
+    pub fn of(object: &Encoded) -> Option<Identity> {
+        #[derive(Deserialize)]
+        struct Identified {
+            metadata: Identity,
+        }
+        let found = decode::<Identified>(object.form, Some(&messages::PARTIAL), &object.bytes);
+        found.ok().map(|found| found.metadata).filter(|known| !known.name.is_empty())
+    }
+
+    pub fn key(&self) -> ObjectKey {
+        ObjectKey { namespace: self.namespace.clone(), name: self.name.clone() }
+    }
+}
+
+fn version_or_zero<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    let text = Option::<Box<str>>::deserialize(from)?;
+    Ok(text.and_then(|text| text.parse().ok()).unwrap_or(0))
 }
 
 /// A view whose `meta` holds all the metadata there is, so that a request which replaces the
@@ -218,5 +254,49 @@ impl Object for PartialObjectMetadata {
 
     fn meta(&self) -> &Meta {
         &self.meta
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_identified_whatever_else_is_in_it() {
+        let known = |name: &str, version| {
+            let (name, namespace) = (name.into(), "a".into());
+            Some(Identity { name, namespace, uid: "u".into(), resource_version: version })
+        };
+        let json = |text: &str| Identity::of(&Encoded::json(text));
+        for (rest, version) in [
+            (r#""resourceVersion":"7","generation":"no number"}}"#, 7),
+            (r#""resourceVersion":"7","labels":[],"ownerReferences":1},"spec":[1]}"#, 7),
+            (r#""resourceVersion":"seven"}}"#, 0),
+            (r#""resourceVersion":null}}"#, 0),
+            (r#""labels":null}}"#, 0),
+        ] {
+            let text = format!(r#"{{"metadata":{{"name":"n","namespace":"a","uid":"u",{rest}"#);
+            assert_eq!(json(&text), known("n", version), "{text}");
+        }
+        for text in ["", "{", "{}", r#"{"metadata":null}"#, r#"{"metadata":{"name":1}}"#] {
+            assert_eq!(json(text), None, "{text}");
+        }
+
+        let field = |number: u8, bytes: &[u8]| {
+            [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
+        };
+        let metadata = [
+            field(1, b"n\xff"),
+            field(3, b"a"),
+            field(5, b"u"),
+            field(6, b"7"),
+            // Labels that are numbers, and an entry that is cut off.
+            vec![11 << 3, 1],
+            field(12, b"\x0a\x05k"),
+        ];
+        let protobuf = field(1, &metadata.concat());
+        assert_eq!(Identity::of(&Encoded::protobuf(&protobuf[..])), known("n\u{fffd}", 7));
+        assert_eq!(Identity::of(&Encoded::protobuf(&protobuf[..9])), None);
+        assert_eq!(Identity::of(&Encoded::protobuf(&b"\x0a\x00"[..])), None);
     }
 }

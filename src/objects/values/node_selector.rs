@@ -4,6 +4,7 @@
 use serde::Deserialize;
 
 use super::label_syntax::{is_label_key, is_label_value};
+use super::one_of::OneOf;
 use crate::objects::{Istr, Labels, null_as_default};
 
 /// Ready to match: terms, of which one has to hold. Terms that are empty or malformed match no
@@ -23,8 +24,8 @@ struct Term {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Test {
-    In(Box<[Istr]>),
-    NotIn(Box<[Istr]>),
+    In(OneOf),
+    NotIn(OneOf),
     Exists,
     DoesNotExist,
     GreaterThan(i64),
@@ -55,8 +56,8 @@ impl NodeSelector {
 impl Test {
     fn holds(&self, label: Option<&str>) -> bool {
         match (self, label) {
-            (Test::In(values), Some(label)) => values.iter().any(|value| value == label),
-            (Test::NotIn(values), Some(label)) => values.iter().all(|value| value != label),
+            (Test::In(values), Some(label)) => values.has(label),
+            (Test::NotIn(values), Some(label)) => !values.has(label),
             (Test::GreaterThan(bound), Some(label)) => number(label).is_some_and(|n| n > *bound),
             (Test::LessThan(bound), Some(label)) => number(label).is_some_and(|n| n < *bound),
             (Test::Exists, label) => label.is_some(),
@@ -142,8 +143,8 @@ fn label_test(WireRequirement { key, operator, values }: WireRequirement) -> Opt
         return None;
     }
     let test = match (operator.as_str(), &*values) {
-        ("In", [_, ..]) => Test::In(values),
-        ("NotIn", [_, ..]) => Test::NotIn(values),
+        ("In", [_, ..]) => Test::In(values.into()),
+        ("NotIn", [_, ..]) => Test::NotIn(values.into()),
         ("Exists", []) => Test::Exists,
         ("DoesNotExist", []) => Test::DoesNotExist,
         ("Gt", [bound]) => Test::GreaterThan(number(bound)?),

@@ -81,6 +81,8 @@ impl Quantity {
     pub const ONE: Quantity = Quantity { nanos: UNIT, format: Format::DecimalSi };
     /// The largest that there is room for.
     pub const MAX: Quantity = Quantity { nanos: i128::MAX, format: Format::DecimalSi };
+    /// The smallest that there is room for.
+    pub const MIN: Quantity = Quantity { nanos: -i128::MAX, format: Format::DecimalSi };
 
     /// So many, counted in decimal units.
     pub fn new(count: i64) -> Quantity {
@@ -354,8 +356,8 @@ impl Serialize for Quantity {
     }
 }
 
-/// From a string, or a number that stands for itself. What is too large is [`Quantity::MAX`]: one
-/// odd object must not keep a list from being read.
+/// From a string, or a number that stands for itself. What is too large is [`Quantity::MAX`], or
+/// [`Quantity::MIN`]: one odd object must not keep a list from being read.
 impl<'de> Deserialize<'de> for Quantity {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Quantity, D::Error> {
         struct Text;
@@ -366,6 +368,9 @@ impl<'de> Deserialize<'de> for Quantity {
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Quantity, E> {
                 match text.trim().parse() {
+                    Err(QuantityError::TooLarge) if text.trim().starts_with('-') => {
+                        Ok(Quantity::MIN)
+                    }
                     Err(QuantityError::TooLarge) => Ok(Quantity::MAX),
                     other => other.map_err(E::custom),
                 }

@@ -1,5 +1,6 @@
 //! JSON that keeps every byte where it is not edited.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use crate::objects::from_json;
@@ -42,6 +43,26 @@ impl RawObject {
         match self.place(name) {
             Some(at) => self.members[at].1 = value,
             None => self.members.push((serde_json::value::to_raw_value(name)?, value)),
+        }
+        Ok(())
+    }
+
+    /// Sets the text of many members. A user may choose how many there are, here and there.
+    pub fn set_all<'a>(
+        &mut self,
+        values: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<(), serde_json::Error> {
+        let name = |(at, (name, _)): (usize, &(Box<RawValue>, _))| {
+            from_json::<String>(name.get()).map(|name| (name, at))
+        };
+        let places: HashMap<String, usize> =
+            self.members.iter().enumerate().map(name).collect::<Result<_, _>>()?;
+        for (name, value) in values {
+            let value = serde_json::value::to_raw_value(value)?;
+            match places.get(name) {
+                Some(at) => self.members[*at].1 = value,
+                None => self.members.push((serde_json::value::to_raw_value(name)?, value)),
+            }
         }
         Ok(())
     }
@@ -160,6 +181,9 @@ mod tests {
             r#"{"z":2,"\u0061b":[1e400],"o":{"x":12345678901234567890123,"\"q":null,"y":["w"]},"a":{},"n<":"v","new":{"deep":{"x":true}}}"#
         );
         assert_eq!((object.text("n<"), object.text("z")), (Some("v".to_owned()), None));
+        let mut labels = RawObject::parse(r#"{"a":"1","\u0062":"2","c":3}"#).unwrap();
+        labels.set_all([("b", "x<"), ("d", "y"), ("c", "z")]).unwrap();
+        assert_eq!(labels.to_string(), r#"{"a":"1","\u0062":"x<","c":"z","d":"y"}"#);
         object.remove("o");
         object.remove("absent");
         assert_eq!(

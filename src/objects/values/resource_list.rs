@@ -76,11 +76,13 @@ impl ResourceList {
 
 impl<N: Into<Istr>> FromIterator<(N, Quantity)> for ResourceList {
     fn from_iter<I: IntoIterator<Item = (N, Quantity)>>(amounts: I) -> ResourceList {
-        let mut list = ResourceList::default();
-        for (name, amount) in amounts {
-            list.insert(name, amount);
-        }
-        list
+        let mut list: Vec<_> =
+            amounts.into_iter().map(|(name, amount)| (name.into(), amount)).collect();
+        // Of a name given twice the last amount counts.
+        list.reverse();
+        list.sort_by(|(a, _): &(Istr, _), (b, _)| a.cmp(b));
+        list.dedup_by(|(later, _), (kept, _)| later == kept);
+        ResourceList(list)
     }
 }
 

@@ -9,6 +9,7 @@ use std::slice;
 use serde::{Deserialize, Serialize};
 
 use super::label_syntax::{is_label_key, is_label_value, label_key_fault, label_value_fault};
+use super::one_of::OneOf;
 use crate::objects::{Istr, Labels, null_as_default};
 use crate::sort::Order;
 
@@ -22,11 +23,12 @@ pub struct LabelSelector {
     pub match_expressions: Vec<Requirement>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Requirement {
     pub key: Istr,
     pub operator: Istr,
-    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<Istr>,
 }
 
@@ -60,8 +62,8 @@ enum Test {
     Equals(Istr),
     DoubleEquals(Istr),
     NotEquals(Istr),
-    In(Vec<Istr>),
-    NotIn(Vec<Istr>),
+    In(OneOf),
+    NotIn(OneOf),
     Exists,
     DoesNotExist,
     /// The text of a number.
@@ -71,12 +73,11 @@ enum Test {
 
 impl Test {
     fn holds(&self, label: Option<&str>) -> bool {
-        let is_one_of = |values: &[Istr], label| values.iter().any(|value| value == label);
         match (self, label) {
             (Test::Equals(value) | Test::DoubleEquals(value), Some(label)) => value == label,
             (Test::NotEquals(value), Some(label)) => value != label,
-            (Test::In(values), Some(label)) => is_one_of(values, label),
-            (Test::NotIn(values), Some(label)) => !is_one_of(values, label),
+            (Test::In(values), Some(label)) => values.has(label),
+            (Test::NotIn(values), Some(label)) => !values.has(label),
             (Test::GreaterThan(bound), Some(label)) => compared(label, bound) == Some(Greater),
             (Test::LessThan(bound), Some(label)) => compared(label, bound) == Some(Less),
             (Test::Exists, label) => label.is_some(),
@@ -129,7 +130,7 @@ impl Selector {
     pub fn required_label(&self) -> Option<(&Istr, &Istr)> {
         self.terms.iter().find_map(|Term { key, test }| match test {
             Test::Equals(value) | Test::DoubleEquals(value) => Some((key, value)),
-            Test::In(values) => match values.as_slice() {
+            Test::In(values) => match values.as_ref() {
                 [value] => Some((key, value)),
                 _ => None,
             },
@@ -163,8 +164,8 @@ impl TryFrom<&LabelSelector> for Selector {
 
 fn term_of(Requirement { key, operator, values }: &Requirement) -> Result<Term, SelectorError> {
     let (test, is_misused, rule) = match operator.as_str() {
-        "In" => (Test::In(values.clone()), values.is_empty(), NOT_EMPTY),
-        "NotIn" => (Test::NotIn(values.clone()), values.is_empty(), NOT_EMPTY),
+        "In" => (Test::In(values.clone().into()), values.is_empty(), NOT_EMPTY),
+        "NotIn" => (Test::NotIn(values.clone().into()), values.is_empty(), NOT_EMPTY),
         "Exists" => (Test::Exists, !values.is_empty(), EMPTY),
         "DoesNotExist" => (Test::DoesNotExist, !values.is_empty(), EMPTY),
         other => {
@@ -253,8 +254,8 @@ impl fmt::Display for Term {
             Test::Equals(value) => write!(f, "{key}={value}"),
             Test::DoubleEquals(value) => write!(f, "{key}=={value}"),
             Test::NotEquals(value) => write!(f, "{key}!={value}"),
-            Test::In(values) => write!(f, "{key} in ({})", set(values)),
-            Test::NotIn(values) => write!(f, "{key} notin ({})", set(values)),
+            Test::In(values) => write!(f, "{key} in ({})", set(values.as_ref())),
+            Test::NotIn(values) => write!(f, "{key} notin ({})", set(values.as_ref())),
             Test::Exists => write!(f, "{key}"),
             Test::DoesNotExist => write!(f, "!{key}"),
             Test::GreaterThan(bound) => write!(f, "{key}>{bound}"),

@@ -1,4 +1,5 @@
-//! Points in time as integers.
+//! Points in time as integers. A Kubernetes object may hold any time that Go can write, which is
+//! more than jiff's type can: `9999-12-31T23:59:59Z` is a frequent one.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -48,7 +49,6 @@ impl fmt::Debug for Timestamp {
 #[derive(Debug)]
 pub struct ParseTimestampError {
     text: String,
-    source: jiff::Error,
 }
 
 impl fmt::Display for ParseTimestampError {
@@ -57,11 +57,7 @@ impl fmt::Display for ParseTimestampError {
     }
 }
 
-impl std::error::Error for ParseTimestampError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.source)
-    }
-}
+impl std::error::Error for ParseTimestampError {}
 
 impl Timestamp {
     pub const fn from_micros(micros: i64) -> Timestamp {
@@ -92,18 +88,17 @@ impl Timestamp {
         Duration::from_micros(micros.max(0).cast_unsigned())
     }
 
-    /// As `k8s-openapi`'s types want it.
-    pub fn to_api(self) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
-        k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(self.truncate_to_secs().to_jiff())
-    }
-
+    /// The closest time of jiff's, which has those from the year -9999 up to
+    /// `9999-12-30T22:00:00.999999999Z`. For what no object is made from.
     pub fn to_jiff(self) -> jiff::Timestamp {
-        jiff::Timestamp::from_microsecond(self.as_micros()).unwrap_or(jiff::Timestamp::UNIX_EPOCH)
+        let (first, last) = (jiff::Timestamp::MIN, jiff::Timestamp::MAX);
+        let end = if self.as_micros() < 0 { first } else { last };
+        jiff::Timestamp::from_microsecond(self.as_micros()).unwrap_or(end)
     }
 
     /// `2006-01-02T15:04:05.000000Z`
     pub fn to_micro_string(self) -> String {
-        self.to_jiff().strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
+        format!("{}.{:06}Z", Civil::of(self), self.as_micros().rem_euclid(1_000_000))
     }
 }
 
@@ -131,18 +126,146 @@ impl Sub<Duration> for Timestamp {
     }
 }
 
+/// `2006-01-02T15:04:05Z`
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.to_jiff().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        write!(f, "{}Z", Civil::of(*self))
     }
 }
 
+/// The forms that Go takes for RFC 3339: the hour may be of one digit, the fraction of any length.
+/// There is no leap second. Upstream: `time.Parse(time.RFC3339, ...)`.
 impl FromStr for Timestamp {
     type Err = ParseTimestampError;
     fn from_str(text: &str) -> Result<Timestamp, ParseTimestampError> {
-        let time: jiff::Timestamp =
-            text.parse().map_err(|source| ParseTimestampError { text: text.to_owned(), source })?;
-        Ok(time.into())
+        let has_four_digits = text.find('-') == Some(4);
+        let time = if has_four_digits { read(text) } else { None };
+        time.ok_or_else(|| ParseTimestampError { text: text.to_owned() })
+    }
+}
+
+/// A time in the forms that Go takes or writes: a year that does not have four digits has more, or a
+/// sign. The closest time where there is no room for it.
+fn read(text: &str) -> Option<Timestamp> {
+    let (date, time) = text.split_once('T')?;
+    let unsigned = date.strip_prefix('-');
+    let mut date = unsigned.unwrap_or(date).split('-');
+    let year = date.next().filter(|year| year.len() >= 4)?;
+    let year = match unsigned {
+        Some(_) => -number(year)?,
+        None => number(year)?,
+    };
+    let (month, day) = (two_digits(date.next()?)?, two_digits(date.next()?)?);
+    if date.next().is_some()
+        || !(1..=12).contains(&month)
+        || !(1..=days_of(year, month)).contains(&day)
+    {
+        return None;
+    }
+
+    let (time, zone) = time.split_at(time.find(['Z', '+', '-'])?);
+    let (time, fraction) = match time.split_once(['.', ',']) {
+        Some((time, fraction)) => (
+            time,
+            number(&fraction[..fraction.floor_char_boundary(6)])
+                .filter(|_| number(fraction).is_some())
+                .map(|micros| micros * 10_i64.pow(6 - fraction.len().min(6) as u32))?,
+        ),
+        None => (time, 0),
+    };
+    let mut time = time.split(':');
+    let hour = time.next()?;
+    let hour = if hour.len() == 1 { number(hour)? } else { two_digits(hour)? };
+    let (minute, second) = (two_digits(time.next()?)?, two_digits(time.next()?)?);
+    if time.next().is_some() || hour > 23 || minute > 59 || second > 59 {
+        return None;
+    }
+
+    let offset = match zone.strip_prefix(['+', '-']) {
+        None if zone == "Z" => 0,
+        None => return None,
+        Some(offset) => {
+            let (hours, minutes) = offset.split_once(':')?;
+            let (hours, minutes) = (two_digits(hours)?, two_digits(minutes)?);
+            if hours > 24 || minutes > 60 {
+                return None;
+            }
+            let offset = hours * 3600 + minutes * 60;
+            if zone.starts_with('-') { -offset } else { offset }
+        }
+    };
+    let seconds = hour * 3600 + minute * 60 + second - offset;
+    let seconds = i128::from(days_before(year, month, day)) * 86_400 + i128::from(seconds);
+    let micros =
+        (seconds * 1_000_000 + i128::from(fraction)).clamp(i64::MIN.into(), i64::MAX.into());
+    i64::try_from(micros).ok().map(Timestamp::from_micros)
+}
+
+/// Digits and nothing else; at most 10^12, beyond every year that there is.
+fn number(digits: &str) -> Option<i64> {
+    let all = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    all.then(|| digits.parse().unwrap_or(i64::MAX).min(1_000_000_000_000))
+}
+
+fn two_digits(text: &str) -> Option<i64> {
+    if text.len() == 2 { number(text) } else { None }
+}
+
+fn days_of(year: i64, month: i64) -> i64 {
+    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    match month {
+        2 if is_leap => 29,
+        2 => 28,
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    }
+}
+
+/// The days of 400 years, after which the calendar repeats.
+const CYCLE: i64 = 146_097;
+/// The days from the first of March of the year 0 up to 1970.
+const EPOCH: i64 = 719_468;
+
+/// The days from 1970 up to a date. Years begin in March here, so that a leap day ends one.
+fn days_before(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month > 2 { year } else { year - 1 };
+    let (cycle, in_cycle) = (year.div_euclid(400), year.rem_euclid(400));
+    let in_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    cycle * CYCLE + in_cycle * 365 + in_cycle / 4 - in_cycle / 100 + in_year - EPOCH
+}
+
+/// A time by the calendar, in UTC, in whole seconds. Displayed as RFC 3339 without the zone.
+struct Civil {
+    year: i64,
+    month: i64,
+    day: i64,
+    /// Of the day.
+    second: i64,
+}
+
+impl Civil {
+    /// The inverse of [`days_before`].
+    fn of(time: Timestamp) -> Civil {
+        let (days, second) = (time.as_secs().div_euclid(86_400), time.as_secs().rem_euclid(86_400));
+        let (cycle, day) = ((days + EPOCH).div_euclid(CYCLE), (days + EPOCH).rem_euclid(CYCLE));
+        // Without the leap days before it.
+        let plain = day - day / 1460 + day / 36_524 - day / 146_096;
+        let in_cycle = plain / 365;
+        let in_year = day - (365 * in_cycle + in_cycle / 4 - in_cycle / 100);
+        let march = (5 * in_year + 2) / 153;
+        let month = (march + 2) % 12 + 1;
+        let year = cycle * 400 + in_cycle + i64::from(month <= 2);
+        Civil { year, month, day: in_year - (153 * march + 2) / 5 + 1, second }
+    }
+}
+
+/// A year beyond four digits is written as Go does.
+impl fmt::Display for Civil {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Civil { year, month, day, second } = *self;
+        let (sign, year) = (if year < 0 { "-" } else { "" }, year.abs());
+        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        write!(f, "{sign}{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")
     }
 }
 
@@ -161,7 +284,7 @@ impl<'de> Deserialize<'de> for Timestamp {
                 f.write_str("an RFC 3339 time")
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Timestamp, E> {
-                text.parse().map_err(E::custom)
+                read(text).ok_or_else(|| E::custom(ParseTimestampError { text: text.to_owned() }))
             }
         }
         struct Either;
@@ -249,6 +372,107 @@ mod tests {
         }
         assert_eq!(Timestamp::from_micros(1).to_micro_string(), "1970-01-01T00:00:00.000001Z");
         assert!("yesterday".parse::<Timestamp>().is_err());
+    }
+
+    #[test]
+    fn texts_are_times_as_go_reads_them() {
+        let base = 1_000_000_000; // 2001-09-09T01:46:40Z
+        for (text, seconds) in [
+            ("2001-09-09T01:46:40Z", Some(base)),
+            ("2001-09-09T03:46:40+02:00", Some(base)),
+            ("2001-09-08T23:46:40-02:00", Some(base)),
+            ("2001-09-10T02:46:40+24:60", Some(base)),
+            ("2001-09-09T01:46:40-24:61", None),
+            ("2001-09-09T01:46:40+25:00", None),
+            ("2001-09-09T01:46:40+2:00", None),
+            ("2001-09-09T01:46:40z", None),
+            ("2001-09-09T01:46:40", None),
+            ("2001-09-09T01:46:40ZZ", None),
+            ("2001-09-09T1:46:40Z", Some(base)),
+            ("2001-09-09T24:46:40Z", None),
+            ("2001-09-09T01:6:40Z", None),
+            ("2001-09-09T01:60:40Z", None),
+            ("2001-09-09T01:46:60Z", None),
+            ("2001-09-09T01:46Z", None),
+            ("2001-09-09T01:46:40:00Z", None),
+            ("2001-09-09T01:46:40.Z", None),
+            ("2001-09-09T01:46:40.5xZ", None),
+            ("2001-09-09T01:46:40.5\u{fc}\u{fc}\u{fc}Z", None),
+            ("2001-09-09T01:46:40.000000999999999999999999999Z", Some(base)),
+            ("2001-09-09t01:46:40Z", None),
+            ("2001-09-09 01:46:40Z", None),
+            ("2001-9-09T01:46:40Z", None),
+            ("2001-00-09T01:46:40Z", None),
+            ("2001-13-09T01:46:40Z", None),
+            ("2001-09-00T01:46:40Z", None),
+            ("2001-09-31T01:46:40Z", None),
+            ("2001-02-29T00:00:00Z", None),
+            ("2000-02-29T00:00:00Z", Some(951_782_400)),
+            ("1900-02-29T00:00:00Z", None),
+            ("+001-09-09T01:46:40Z", None),
+            ("-001-09-09T01:46:40Z", None),
+            ("201-09-09T01:46:40Z", None),
+            ("12001-09-09T01:46:40Z", None),
+            ("0000-01-01T00:00:00Z", Some(-62_167_219_200)),
+            ("0001-01-01T00:00:00Z", Some(-62_135_596_800)),
+            ("9999-12-31T23:59:59Z", Some(253_402_300_799)),
+            ("9999-12-31T23:59:59-24:60", Some(253_402_390_799)),
+            ("T", None),
+            ("", None),
+        ] {
+            let time = text.parse::<Timestamp>().ok();
+            assert_eq!(time.map(Timestamp::as_secs), seconds, "{text}");
+        }
+        let half: Timestamp = "2001-09-09T01:46:40,50Z".parse().unwrap();
+        assert_eq!(half.as_micros(), 1_000_000_000_500_000);
+    }
+
+    /// Protobuf has times that JSON cannot be read from by Go, which writes them all the same.
+    #[test]
+    fn every_time_that_go_writes_is_read_and_written_as_it_came() {
+        for (text, seconds) in [
+            ("9999-12-31T23:59:59Z", 253_402_300_799_i64),
+            ("10000-01-01T00:00:00Z", 253_402_300_800),
+            ("0000-12-31T23:59:59Z", -62_135_596_801),
+            ("-0001-12-31T23:59:59Z", -62_167_219_201),
+            ("-12345-06-07T08:09:10Z", -451_724_140_250),
+            ("290000-02-28T00:00:00Z", 9_089_353_872_000),
+        ] {
+            let json = format!("{text:?}");
+            let time: Timestamp = serde_json::from_str(&json).unwrap();
+            assert_eq!(time.as_secs(), seconds, "{text}");
+            assert_eq!(serde_json::to_string(&time).unwrap(), json);
+            assert_eq!(time.to_micro_string(), text.replace('Z', ".000000Z"));
+        }
+        // Beyond the room that there is.
+        let read = |text: &str| serde_json::from_str::<Timestamp>(text).unwrap().as_micros();
+        assert_eq!(read(r#""292277026596-12-04T15:30:07Z""#), i64::MAX);
+        assert_eq!(read(r#""-99999999999999999999-01-01T00:00:00Z""#), i64::MIN + 1);
+    }
+
+    #[test]
+    fn the_calendar_is_jiffs() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let range = jiff::Timestamp::MIN.as_second()..jiff::Timestamp::MAX.as_second();
+        for _ in 0..10_000 {
+            let seconds = random.i64(range.clone());
+            let time = Timestamp::from_secs(seconds);
+            let jiffs = jiff::Timestamp::from_second(seconds).unwrap();
+            let text = time.to_string();
+            if seconds >= -62_167_219_200 {
+                assert_eq!(text, jiffs.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+                assert_eq!(text.parse::<Timestamp>().unwrap(), time);
+            }
+            assert_eq!(read(&text), Some(time), "{text}");
+            assert_eq!(time.to_jiff(), jiffs);
+        }
+    }
+
+    #[test]
+    fn a_time_beyond_jiffs_is_its_first_or_last() {
+        let last: Timestamp = "9999-12-31T23:59:59Z".parse().unwrap();
+        assert_eq!(last.to_jiff(), jiff::Timestamp::MAX);
+        assert_eq!(Timestamp::from_micros(i64::MIN).to_jiff(), jiff::Timestamp::MIN);
     }
 
     #[test]

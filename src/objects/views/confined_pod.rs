@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 use super::pod::{WirePod, WireVolume, kept};
+use crate::lookup::Lookup;
 use crate::objects::values::intern::{Interned, Pool};
 use crate::objects::{
     ClaimVolume, InlineVolume, Istr, Meta, Object, Pod, PodPhase, Resource, ResourceType,
@@ -123,10 +124,10 @@ impl From<WirePod<WireSpec, WireStatus>> for ConfinedPod {
         }
         let (claims, inline_volumes) = kept(spec.volumes);
         // The others have no labels of their own; several are a fault of the pod.
+        let by_claim = Lookup::new(&claims, |claim| claim.volume.as_str());
+        let inline = Lookup::new(&inline_volumes, |inline| inline.name.as_str());
         let is_kept = |volume: &Istr, labels: &BTreeSet<Istr>| {
-            labels.len() > 1
-                || claims.iter().any(|claim| claim.volume == *volume)
-                || inline_volumes.iter().any(|inline| inline.name == *volume)
+            labels.len() > 1 || by_claim.has(volume) || inline.has(volume)
         };
         let mounts = mounts
             .into_iter()

@@ -1,10 +1,10 @@
 //! The view of a CronJob.
 
-use k8s_openapi::api::batch::v1::CronJobStatus;
-use serde::Deserialize;
+use k8s_openapi::api::core::v1::ObjectReference;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::objects::{Istr, Labels, Meta, WholeMeta, null_as_default, resource};
+use crate::objects::{Istr, Labels, Meta, Timestamp, WholeMeta, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -47,6 +47,18 @@ pub struct JobTemplate {
 pub struct JobTemplateMeta {
     pub labels: Labels,
     pub annotations: Labels,
+}
+
+/// Whole.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct CronJobStatus {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active: Option<Vec<ObjectReference>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_schedule_time: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_successful_time: Option<Timestamp>,
 }
 
 resource!(CronJob, "batch", "v1", "cronjobs", namespaced);

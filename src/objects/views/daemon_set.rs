@@ -1,11 +1,10 @@
 //! The lean view of a DaemonSet.
 
-use k8s_openapi::api::apps::v1::DaemonSetStatus;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::objects::{
-    Istr, LabelSelector, Labels, Meta, NodeAffinity, NodeSelector, RollingUpdate, Template,
-    Toleration, WholeMeta, from_json, null_as_default, resource,
+    Condition, Istr, LabelSelector, Labels, Meta, NodeAffinity, NodeSelector, RollingUpdate,
+    Template, Toleration, WholeMeta, from_json, null_as_default, resource,
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -29,6 +28,32 @@ pub struct DaemonSetSpec {
     pub update_strategy: DaemonSetUpdateStrategy,
     pub min_ready_seconds: i32,
     pub revision_history_limit: Option<i32>,
+}
+
+/// Whole.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DaemonSetStatus {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collision_count: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conditions: Option<Vec<Condition>>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub current_number_scheduled: i32,
+    #[serde(deserialize_with = "null_as_default")]
+    pub desired_number_scheduled: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub number_available: Option<i32>,
+    #[serde(deserialize_with = "null_as_default")]
+    pub number_misscheduled: i32,
+    #[serde(deserialize_with = "null_as_default")]
+    pub number_ready: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub number_unavailable: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub updated_number_scheduled: Option<i32>,
 }
 
 /// On which nodes a template may run.

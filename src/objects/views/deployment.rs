@@ -1,10 +1,11 @@
 //! The lean view of a Deployment.
 
-use k8s_openapi::api::apps::v1::DeploymentStatus;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use crate::objects::{Istr, LabelSelector, Meta, Template, WholeMeta, null_as_default, resource};
+use crate::objects::{
+    Condition, Istr, LabelSelector, Meta, Template, WholeMeta, null_as_default, resource,
+};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -47,6 +48,30 @@ pub struct DeploymentStrategy {
 pub struct RollingUpdate {
     pub max_unavailable: Option<IntOrString>,
     pub max_surge: Option<IntOrString>,
+}
+
+/// Whole.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DeploymentStatus {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub available_replicas: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collision_count: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conditions: Option<Vec<Condition>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready_replicas: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub terminating_replicas: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unavailable_replicas: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub updated_replicas: Option<i32>,
 }
 
 resource!(Deployment, "apps", "v1", "deployments", namespaced);

@@ -1,9 +1,8 @@
 //! The lean view of a Namespace.
 
-use k8s_openapi::api::core::v1::NamespaceStatus;
 use serde::{Deserialize, Serialize};
 
-use crate::objects::{Istr, Meta, WholeMeta, null_as_default, resource};
+use crate::objects::{Condition, Istr, Meta, WholeMeta, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -23,6 +22,15 @@ pub struct NamespaceSpec {
     /// Who must be done with the namespace's content before the namespace goes.
     #[serde(deserialize_with = "null_as_default")]
     pub finalizers: Vec<Istr>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NamespaceStatus {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conditions: Option<Vec<Condition>>,
 }
 
 resource!(Namespace, "", "v1", "namespaces", cluster);

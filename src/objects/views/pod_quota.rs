@@ -1,6 +1,7 @@
 //! What quotas ask of a Pod. Upstream: `component-helpers/resource`, `quota/v1/evaluator/core`.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -161,22 +162,22 @@ impl<'a> Resources<'a> {
                 None => Cow::Borrowed(asked),
             }
         };
-        let mut sum = ResourceList::default();
-        self.spec.containers.iter().flatten().for_each(|container| sum.add(&of(container)));
-        let (mut sidecars, mut at_start) = (ResourceList::default(), ResourceList::default());
+        let mut needs: Vec<(Istr, Role, Quantity)> = Vec::new();
+        let mut add = |role: Role, list: &ResourceList| {
+            needs.extend(list.iter().map(|(name, amount)| (name.clone(), role, amount)));
+        };
+        self.spec.containers.iter().flatten().for_each(|c| add(Role::Main, &of(c)));
         for container in self.spec.init_containers.iter().flatten() {
-            if container.runs_on() {
-                let needs = of(container);
-                sum.add(&needs);
-                sidecars.add(&needs);
-                at_start.raise(&sidecars);
-            } else {
-                let mut needs = asked(container).cloned().unwrap_or_default();
-                needs.add(&sidecars);
-                at_start.raise(&needs);
+            match container.runs_on() {
+                true => add(Role::Sidecar, &of(container)),
+                false => add(Role::Init, asked(container).unwrap_or(&none)),
             }
         }
-        sum.raise(&at_start);
+        // Each resource by itself, so that it does not matter how many names all containers use.
+        needs.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        let by_name = needs.chunk_by(|(a, ..), (b, ..)| a == b);
+        let mut sum: ResourceList =
+            by_name.map(|needs| (needs[0].0.clone(), at_most(needs))).collect();
         let whole = self
             .spec
             .resources
@@ -189,6 +190,42 @@ impl<'a> Resources<'a> {
             }
         }
         sum
+    }
+}
+
+/// How a container runs.
+#[derive(Clone, Copy)]
+enum Role {
+    Main,
+    Sidecar,
+    /// To its end, before the next one begins.
+    Init,
+}
+
+/// What of one resource is needed at one time, by the needs of the containers in their order; at
+/// least one.
+fn at_most(needs: &[(Istr, Role, Quantity)]) -> Quantity {
+    let sum = |one: Option<Quantity>, other| one.map_or(other, |one| one + other);
+    let (mut together, mut sidecars, mut at_start) = (None, None, None);
+    let mut start = |amount: Quantity| match at_start {
+        Some(known) if amount.compare(known) != Ordering::Greater => {}
+        _ => at_start = Some(amount),
+    };
+    for (_, role, amount) in needs {
+        match role {
+            Role::Main => together = Some(sum(together, *amount)),
+            Role::Sidecar => {
+                together = Some(sum(together, *amount));
+                let before = sum(sidecars, *amount);
+                sidecars = Some(before);
+                start(before);
+            }
+            Role::Init => start(sidecars.map_or(*amount, |sidecars| *amount + sidecars)),
+        }
+    }
+    match (together, at_start) {
+        (Some(together), Some(start)) if start.compare(together) == Ordering::Greater => start,
+        (together, start) => together.or(start).unwrap_or_default(),
     }
 }
 
@@ -210,24 +247,23 @@ fn with_prefix(prefix: &str, name: &Istr) -> Istr {
 
 /// Under the names of quotas. Upstream: `podComputeUsageHelper`.
 fn charged(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
-    let mut charged = ResourceList::default();
-    charged.insert(PODS.clone(), Quantity::ONE);
+    let mut charged = vec![(PODS.clone(), Quantity::ONE)];
     for (name, amount) in requests.iter() {
         let is_compute = matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage")
             || name.starts_with("hugepages-");
         if is_compute {
-            charged.insert(name.clone(), amount);
+            charged.push((name.clone(), amount));
         }
         if is_compute || is_extended(name) {
-            charged.insert(with_prefix("requests.", name), amount);
+            charged.push((with_prefix("requests.", name), amount));
         }
     }
     for (name, amount) in limits.iter() {
         if matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage") {
-            charged.insert(with_prefix("limits.", name), amount);
+            charged.push((with_prefix("limits.", name), amount));
         }
     }
-    charged
+    charged.into_iter().collect()
 }
 
 /// Upstream: `IsDRAExtendedResourceName`.
@@ -287,6 +323,25 @@ mod tests {
         let mut container = c(name, cpu);
         container["restartPolicy"] = "Always".into();
         container
+    }
+
+    /// Of each resource by itself: the names of the sidecars before do not matter.
+    #[test]
+    fn resources_that_few_containers_name_are_charged_too() {
+        let names = |name: &str, requests: Value| json!({ "name": name, "resources": { "requests": requests } });
+        let mut side = names("s", json!({ "b/x": "2" }));
+        side["restartPolicy"] = "Always".into();
+        let spec = json!({
+            "initContainers": [
+                names("before", json!({ "b/x": "4", "c/x": "1" })),
+                side,
+                names("behind", json!({ "b/x": "3", "d/x": "7" })),
+            ],
+            "containers": [names("z", json!({ "e/x": "1" })), names("y", json!({ "a/x": "1", "b/x": "1" }))],
+        });
+        let expected =
+            "pods=1 requests.a/x=1 requests.b/x=5 requests.c/x=1 requests.d/x=7 requests.e/x=1";
+        assert_eq!(usage(spec, json!({})), expected);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! The lean view of a ReplicaSet.
 
-use k8s_openapi::api::apps::v1::ReplicaSetCondition;
 use serde::{Deserialize, Serialize};
 
-use crate::objects::{LabelSelector, Meta, Template, WholeMeta, null_as_default, resource};
+use crate::objects::{
+    Condition, LabelSelector, Meta, Template, WholeMeta, null_as_default, resource,
+};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -43,7 +44,7 @@ pub struct ReplicaSetStatus {
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "is_zero_i64")]
     pub observed_generation: i64,
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
-    pub conditions: Vec<ReplicaSetCondition>,
+    pub conditions: Vec<Condition>,
 }
 
 resource!(ReplicaSet, "apps", "v1", "replicasets", namespaced);

@@ -1,11 +1,8 @@
 //! The lean views of a ServiceCIDR and of an IPAddress.
 
-use k8s_openapi::api::networking::v1::ServiceCIDRStatus;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
-use crate::objects::wire::conditions::conditions;
-use crate::objects::{Meta, WholeMeta, null_as_default, resource};
+use crate::objects::{Condition, Meta, WholeMeta, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -14,8 +11,8 @@ pub struct ServiceCIDR {
     pub meta: Meta,
     #[serde(deserialize_with = "null_as_default")]
     pub spec: ServiceCidrSpec,
-    #[serde(deserialize_with = "status")]
-    pub status: ServiceCIDRStatus,
+    #[serde(deserialize_with = "null_as_default")]
+    pub status: ServiceCidrStatus,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -26,21 +23,15 @@ pub struct ServiceCidrSpec {
     pub cidrs: Vec<String>,
 }
 
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ServiceCidrStatus {
+    #[serde(deserialize_with = "null_as_default")]
+    pub conditions: Vec<Condition>,
+}
+
 resource!(ServiceCIDR, "networking.k8s.io", "v1", "servicecidrs", cluster);
 impl WholeMeta for ServiceCIDR {}
-
-/// The status as it comes.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct WireStatus {
-    #[serde(deserialize_with = "conditions")]
-    conditions: Vec<Condition>,
-}
-
-fn status<'de, D: Deserializer<'de>>(from: D) -> Result<ServiceCIDRStatus, D::Error> {
-    let WireStatus { conditions } = Option::deserialize(from)?.unwrap_or_default();
-    Ok(ServiceCIDRStatus { conditions: Some(conditions).filter(|found| !found.is_empty()) })
-}
 
 /// Its name is the address.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

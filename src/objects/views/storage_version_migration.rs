@@ -1,10 +1,8 @@
 //! The view of a StorageVersionMigration.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::{Deserialize, Serialize};
 
-use crate::objects::wire::conditions::conditions;
-use crate::objects::{Istr, Meta, WholeMeta, null_as_default, resource};
+use crate::objects::{Condition, Istr, Meta, WholeMeta, null_as_default, resource};
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -44,7 +42,7 @@ impl std::fmt::Display for GroupResource {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StorageVersionMigrationStatus {
-    #[serde(deserialize_with = "conditions", skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
     /// Objects of a newer version are migrated already; empty until it is known.
     #[serde(skip_serializing_if = "str::is_empty")]

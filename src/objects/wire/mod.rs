@@ -1,6 +1,5 @@
 //! How objects arrive: JSON and protobuf, and which resource a view is of.
 
-pub mod conditions;
 pub(crate) mod messages;
 pub mod parts;
 pub mod protobuf;

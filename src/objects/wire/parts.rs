@@ -31,16 +31,13 @@ pub enum WatchEvent<O> {
 
 impl<O> WatchEvent<O> {
     /// The same event with its object converted.
-    pub fn try_map<P, E>(
-        self,
-        convert: impl FnOnce(O) -> Result<P, E>,
-    ) -> Result<WatchEvent<P>, E> {
-        Ok(match self {
-            WatchEvent::Added(object) => WatchEvent::Added(convert(object)?),
-            WatchEvent::Modified(object) => WatchEvent::Modified(convert(object)?),
-            WatchEvent::Deleted(object) => WatchEvent::Deleted(convert(object)?),
+    pub fn map<P>(self, convert: impl FnOnce(O) -> P) -> WatchEvent<P> {
+        match self {
+            WatchEvent::Added(object) => WatchEvent::Added(convert(object)),
+            WatchEvent::Modified(object) => WatchEvent::Modified(convert(object)),
+            WatchEvent::Deleted(object) => WatchEvent::Deleted(convert(object)),
             WatchEvent::Bookmark(bookmark) => WatchEvent::Bookmark(bookmark),
-        })
+        }
     }
 }
 

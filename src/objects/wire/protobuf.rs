@@ -2,9 +2,10 @@
 //! which number a field has, and what a table does not name is stepped over unread.
 //! Upstream: `generated.proto` of each group, `apimachinery/pkg/runtime/serializer/protobuf`.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::value::BorrowedStrDeserializer;
+use serde::de::value::StrDeserializer;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::forward_to_deserialize_any;
 
@@ -178,6 +179,20 @@ pub fn find(message: &[u8], number: u64) -> Result<&[u8], Error> {
     Ok(&[])
 }
 
+/// A string as JSON shows it: API servers store strings that are not UTF-8. Each byte that is no part
+/// of a character is one U+FFFD; `from_utf8_lossy` writes one for several. Upstream: `encoding/json`.
+pub fn lossy(bytes: &[u8]) -> Cow<'_, str> {
+    if let Ok(text) = str::from_utf8(bytes) {
+        return Cow::Borrowed(text);
+    }
+    let mut text = String::with_capacity(bytes.len() + 2);
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(chunk.invalid().iter().map(|_| char::REPLACEMENT_CHARACTER));
+    }
+    Cow::Owned(text)
+}
+
 /// The seconds of a time, as microseconds. Where there are nanoseconds too nobody looks at them, for
 /// JSON has none. Upstream: `Time.Unmarshal`.
 fn micros(mut message: &[u8]) -> Result<i64, Error> {
@@ -204,13 +219,13 @@ impl<'de, 'r> Value<'de, 'r> {
         Value { kind, shape: Shape::One, number, wire, rest }
     }
 
-    fn text(&self) -> Result<&'de str, Error> {
+    fn text(&self) -> Result<Cow<'de, str>, Error> {
         let bytes = match (self.shape, self.kind, self.wire) {
             (Shape::One, Kind::Text, Wire::Bytes(bytes)) => bytes,
             (Shape::One, Kind::Wrapped, Wire::Bytes(bytes)) => find(bytes, 1)?,
             _ => return Err(self.another_type()),
         };
-        str::from_utf8(bytes).map_err(|error| Error(format!("field {}: {error}", self.number)))
+        Ok(lossy(bytes))
     }
 
     fn int(&self) -> Result<i64, Error> {
@@ -290,7 +305,7 @@ impl<'de> Deserializer<'de> for Value<'de, '_> {
     }
 
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        visitor.visit_borrowed_str(self.text()?)
+        visitor.visit_str(&self.text()?)
     }
 
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -330,7 +345,7 @@ impl<'de> Deserializer<'de> for Value<'de, '_> {
         _: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        visitor.visit_enum(BorrowedStrDeserializer::new(self.text()?))
+        visitor.visit_enum(StrDeserializer::new(&self.text()?))
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -357,10 +372,10 @@ impl<'de> MapAccess<'de> for Pairs<'de, '_> {
         seed: K,
     ) -> Result<Option<K::Value>, Error> {
         let key = match self {
-            Pairs::Fields(fields) => fields.next_name()?,
+            Pairs::Fields(fields) => fields.next_name()?.map(Cow::Borrowed),
             Pairs::Entries(entries) => entries.next_key()?,
         };
-        key.map(|key| seed.deserialize(BorrowedStrDeserializer::new(key))).transpose()
+        key.map(|key| seed.deserialize(StrDeserializer::new(&key))).transpose()
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
@@ -445,7 +460,7 @@ impl<'de, 'r> Repeated<'de, 'r> {
         })
     }
 
-    fn next_key(&mut self) -> Result<Option<&'de str>, Error> {
+    fn next_key(&mut self) -> Result<Option<Cow<'de, str>>, Error> {
         let Some(wire) = self.take()? else { return Ok(None) };
         let Wire::Bytes(mut entry) = wire else { return Err(Short::Malformed.into()) };
         let (mut key, mut value) = (EMPTY, EMPTY);
@@ -503,7 +518,7 @@ pub fn kind(envelope: &[u8]) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objects::{Node, Object, PartialObjectMetadata, Pod, Timestamp, messages};
+    use crate::objects::{Meta, Node, Object, PartialObjectMetadata, Pod, Timestamp, messages};
 
     /// One pod, as kube-apiserver writes it.
     const JSON: &[u8] = include_bytes!("../../../fixtures/pod.json");
@@ -523,7 +538,8 @@ mod tests {
         assert_eq!(metadata, serde_json::from_slice(JSON).unwrap());
 
         assert!(pod.is_ready() && pod.meta.is_being_deleted() && pod.status.is_disruption_target());
-        assert_eq!(pod.port("mesh", "UDP"), Some(15001));
+        let mesh = pod.named_ports().find(|port| port.key == ("mesh".into(), "UDP".into()));
+        assert_eq!(mesh.map(|port| port.number), Some(15001));
         assert_eq!(pod.status.max_restarts(), (3, 2));
         assert!(pod.quota.has_cross_namespace_affinity && pod.quota.has_deadline);
         assert_eq!(pod.meta.owners().len(), 2);
@@ -567,8 +583,7 @@ mod tests {
             [&[0x0a, length], bytes].concat()
         };
         for (bytes, why) in [
-            (&b"\x0a\x01\xff"[..], "no UTF-8"),
-            (b"\x08\x01", "a number for a text"),
+            (&b"\x08\x01"[..], "a number for a text"),
             (b"\x3a\x01a", "a text for a number"),
             (b"\x0f", "an unknown wire type"),
             (b"\x5a\x05\x0a\x01a\x12\x02", "an entry of a map that is cut off"),
@@ -587,6 +602,53 @@ mod tests {
         assert_eq!((&*meta.name, meta.generation), ("n", -1));
         assert_eq!(meta.creation_timestamp, Some(Timestamp::from_secs(2)));
         assert_eq!((meta.deletion_timestamp, meta.labels.get("k")), (None, Some("")));
+    }
+
+    /// As Go 1.26's `encoding/json` writes these bytes.
+    #[test]
+    fn each_byte_that_is_not_utf8_is_one_replacement_character() {
+        for (bytes, shown) in [
+            (&b"plain \xc3\xbc"[..], "plain \u{fc}"),
+            (b"a\xff", "a\u{fffd}"),
+            (b"\xff\xfea", "\u{fffd}\u{fffd}a"),
+            // Cut off in a character of three bytes, and of four.
+            (b"\xe2\x82", "\u{fffd}\u{fffd}"),
+            (b"\xf0\x9f\x98-", "\u{fffd}\u{fffd}\u{fffd}-"),
+            (b"\xe2\x82\xe2\x82\xac", "\u{fffd}\u{fffd}\u{20ac}"),
+            // A surrogate, an overlong form, beyond the last character.
+            (b"\xed\xa0\x80", "\u{fffd}\u{fffd}\u{fffd}"),
+            (b"\xc0\x80", "\u{fffd}\u{fffd}"),
+            (b"\xf4\x90\x80\x80", "\u{fffd}\u{fffd}\u{fffd}\u{fffd}"),
+            (b"\x80a\xc3", "\u{fffd}a\u{fffd}"),
+        ] {
+            assert_eq!(lossy(bytes), shown, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn any_string_may_hold_bytes_that_are_not_utf8() {
+        let field = |number: u8, bytes: &[u8]| {
+            [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
+        };
+        let entry = [field(1, b"k\xff"), field(2, b"v\xe2\x82")].concat();
+        let owner = [field(1, b"K"), field(3, b"o\xff"), field(4, b"u\xff")].concat();
+        let metadata = [
+            field(1, b"n\xff"),
+            field(11, &entry),
+            field(12, &entry),
+            field(13, &owner),
+            field(14, b"f\xff"),
+        ];
+        let status = field(3, &field(1, b"\xff"));
+        let pod: Pod = decode(&[field(1, &metadata.concat()), status].concat()).unwrap();
+        let Meta { name, labels, annotations, .. } = &pod.meta;
+        assert_eq!(&**name, "n\u{fffd}");
+        assert_eq!(labels.get("k\u{fffd}"), Some("v\u{fffd}\u{fffd}"));
+        assert_eq!(annotations, labels);
+        assert_eq!(pod.meta.owners()[0].name, "o\u{fffd}");
+        assert_eq!(pod.meta.owners()[0].uid, "u\u{fffd}".into());
+        assert!(pod.meta.has_finalizer("f\u{fffd}"));
+        assert_eq!(pod.status.phase, crate::objects::PodPhase::Unknown);
     }
 
     #[test]

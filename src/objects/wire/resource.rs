@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::time::Duration;
 
 use serde::de::{Deserialize, DeserializeOwned, Deserializer};
 
@@ -67,6 +68,8 @@ pub trait Resource: Send + Sync + 'static {
 pub trait Object: DeserializeOwned + Send + Sync + 'static {
     /// Its fields' numbers in protobuf; `None`: it is read from JSON alone.
     const MESSAGE: Option<&'static Message> = None;
+    /// How long the events of a watch are gathered in a storm. Zero: each is handled as it comes.
+    const GATHERED: Duration = Duration::ZERO;
 
     fn meta(&self) -> &Meta;
 }
@@ -124,10 +127,11 @@ pub fn decode<T: DeserializeOwned>(
 }
 
 /// `resource!(Pod, "", "v1", "pods", namespaced)`: implements [`Resource`] and [`Object`] for a
-/// view with a field `meta`. After a comma, the view's [`Message`].
+/// view with a field `meta`. After a comma, the view's [`Message`]; after another one, for how many
+/// milliseconds its events are gathered in a storm.
 macro_rules! resource {
     ($type:ident, $group:literal, $version:literal, $plural:literal, $scope:ident
-        $(, $message:ident)?) => {
+        $(, $message:ident $(, $gathered:literal)?)?) => {
         impl $crate::objects::Resource for $type {
             const RESOURCE: $crate::objects::ResourceType = $crate::objects::ResourceType::fixed(
                 $group,
@@ -141,6 +145,10 @@ macro_rules! resource {
             $(
                 const MESSAGE: Option<&'static $crate::objects::protobuf::Message> =
                     Some(&$crate::objects::messages::$message);
+                $(
+                    const GATHERED: std::time::Duration =
+                        std::time::Duration::from_millis($gathered);
+                )?
             )?
 
             fn meta(&self) -> &$crate::objects::Meta {

@@ -18,6 +18,7 @@ fn request(method: &'static str, body: Value) -> Request {
         content_type: "application/merge-patch+json",
         subresource: String::new(),
         body,
+        is_of_secret: false,
         object_path: Some("/apis/apps/v1/namespaces/a/deployments/x".into()),
         collection: None,
     }
@@ -342,4 +343,52 @@ fn what_is_refused_to_both_is_not_outstanding() {
     };
     assert_eq!(judge(&mut ledger, 61, Live::Refused), (true, 1));
     assert_eq!(judge(&mut ledger, 121, Live::Absent), (false, 0), "the other tries no longer");
+}
+
+#[test]
+fn no_value_of_a_secret_is_kept() {
+    let known = |value: &str| json!({ "data": { "ca.crt": value }, "metadata": {} });
+    let place = Place { resource: "secrets".into(), ..place("x") };
+    let mut body = known("bmV3");
+    super::super::secrets::conceal(&mut body);
+    let request = Request { is_of_secret: true, ..request("PUT", body) };
+    let live = known("aHVudGVyMg==");
+    let Effect::Changes(changes) = request.effect(&live) else { panic!("it changes") };
+    assert_eq!(request.effect(&known("bmV3")), Effect::Nothing);
+    let wish = Wish { place: place.clone(), request, changes, ..scale(1, 2) };
+    let mut ledger = ledger();
+    ledger.wish(at(1), wish);
+    // Someone changes it, and later the one in charge.
+    for (now, value, by_incumbent) in [(2, "aHVudGVyMw==", false), (3, "aHVudGVyNA==", true)] {
+        let seen = || Some(known(value));
+        ledger.saw(at(now), &place, None, Seen::Present, by_incumbent, seen);
+    }
+    for check in ledger.due(at(61)) {
+        ledger.checked(at(61), &check, Live::Object(&known("aHVudGVyNQ==")));
+    }
+    let report = ledger.report(at(100));
+    let text = format!("{report} {}", serde_json::to_string(&report).expect("JSON"));
+    assert!(text.contains("data.ca.crt") && text.contains("digest:"), "{text}");
+    assert!(!text.contains("aHVudGVy") && !text.contains("bmV3"), "{text}");
+    assert_eq!(report.contradicted.len(), 1, "{text}");
+}
+
+#[test]
+fn a_name_makes_no_line_of_the_report() {
+    let mut ledger = ledger();
+    let path = "spec.labels.a\n  forged: update b".to_owned();
+    let change = Change { path, old: Value::Null, new: json!("\u{85}x") };
+    let place = place("x\n\nresult: clean");
+    ledger.wish(at(1), Wish { place: place.clone(), changes: vec![change], ..scale(1, 2) });
+    let write =
+        Write { place, fields: vec!["f\nresult: clean".into()], ..write("x", Kind::Create) };
+    ledger.suspect(at(1), write);
+    for check in ledger.due(at(100)) {
+        ledger.checked(at(100), &check, Live::Unknown);
+    }
+    ledger.tick(at(100));
+    let text = ledger.report(at(100)).to_string();
+    let lines = |what: &str| text.lines().filter(|line| line.starts_with(what)).count();
+    assert_eq!((lines("result: "), lines("  forged")), (1, 0), "{text}");
+    assert!(text.contains("outstanding:") && text.contains("unexpected:"), "{text}");
 }

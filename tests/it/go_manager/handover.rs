@@ -49,9 +49,14 @@ const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "co
 /// The namespace of what only shows that a manager works.
 pub const PROBES: &str = "probes";
 
-pub fn other_program() -> ManagerProgram {
+/// The Go manager, where its binary is at hand.
+pub fn go_program() -> Option<ManagerProgram> {
     let beside = real::assets().map(|assets| assets.join("kube-controller-manager"));
-    beside.filter(|path| path.exists()).map_or_else(manager_program, ManagerProgram::Path)
+    beside.filter(|path| path.exists()).map(ManagerProgram::Path)
+}
+
+pub fn other_program() -> ManagerProgram {
+    go_program().unwrap_or_else(manager_program)
 }
 
 fn template(name: &str) -> Value {

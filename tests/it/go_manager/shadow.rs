@@ -4,8 +4,10 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
-use kube_controller_manager::client::{Client, Config, Delete, ListOptions, Patch};
-use kube_controller_manager::objects::{ObjectKey, ResourceType};
+use kube_controller_manager::client::{Call, Client, Config, Delete, ListOptions, Patch};
+use kube_controller_manager::objects::{
+    ObjectKey, Resource, ResourceType, ServiceAccount, TokenSecret,
+};
 use sandbox::cluster::Manager;
 use serde_json::{Value, json};
 
@@ -263,6 +265,62 @@ fn a_value_that_the_one_in_charge_writes_otherwise_is_named() {
             })
             .await;
         end(env, watcher.manager).await;
+        end(env, manager).await;
+    });
+}
+
+/// A Secret that waits for a token, with a value that the shadow wants to replace.
+fn known_secret(known: &str) -> Value {
+    let applied = json!({ "stringData": { "ca.crt": known } }).to_string();
+    json!({
+        "apiVersion": "v1", "kind": "Secret", "type": TokenSecret::TYPE,
+        "metadata": { "name": "known", "namespace": "default", "annotations": {
+            TokenSecret::ACCOUNT_NAME: "default",
+            "kubectl.kubernetes.io/last-applied-configuration": applied,
+        } },
+        "stringData": { "ca.crt": known, "more": known },
+    })
+}
+
+#[test]
+fn no_secret_is_shown() {
+    everywhere("shadow-secrets", async |env| {
+        const KNOWN: &str = "hunter2-is-known";
+        // Without a key it makes no tokens.
+        let manager = incumbent(env, &["--service-account-private-key-file="]).await;
+        let account = ObjectKey::new("default", "default");
+        comes(env, &ServiceAccount::RESOURCE, &account, |_| true).await;
+        let watcher = shadow(env, &["-v=9", "--trace-object=Secret/default/known"]).await;
+        create(&env.client, known_secret(KNOWN)).await;
+        let paths = |report: &Value| -> Vec<String> {
+            let items = report["outstanding"].as_array().into_iter().flatten();
+            let mut ours = items.filter(|item| item["name"] == "known");
+            let changes = ours.next().map(|item| item["changes"].clone()).unwrap_or_default();
+            let changes = changes.as_array().into_iter().flatten();
+            changes.filter_map(|change| change["path"].as_str().map(str::to_owned)).collect()
+        };
+        let report =
+            watcher.reports(env, "the token is wanted", |report| paths(report).len() > 2).await;
+        for path in ["data.ca.crt", "data.token"] {
+            assert!(paths(&report).iter().any(|found| found == path), "{report:#}");
+        }
+        let mut call = Call::new("GET", "/debug/shadow");
+        call.accept = "text/html";
+        let page = watcher.caller.send(&call).await.expect("the page");
+        let page = String::from_utf8(page).expect("a text");
+        assert!(page.contains("<html"), "{page}");
+        let log = watcher.manager.log.clone();
+        end(env, watcher.manager).await;
+        let log = std::fs::read_to_string(log).expect("its log and its report");
+        assert!(log.contains("      data.ca.crt: \"digest:"), "the report has values");
+        assert!(log.contains("received Secret default/known"), "the Secret is traced");
+        // The value, the start of a token, and both in base64.
+        for secret in [KNOWN, "aHVudGVyMi1pcy1rbm93", "eyJ", "ZXlK"] {
+            for text in [&report.to_string(), &page, &log] {
+                let line = text.lines().find(|line| line.contains(secret));
+                assert_eq!(line, None, "{secret}");
+            }
+        }
         end(env, manager).await;
     });
 }

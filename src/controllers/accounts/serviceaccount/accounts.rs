@@ -36,7 +36,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     c.watch_resyncing(&namespaces, None, &queue, keys::of_current(|_| true));
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, Accounts::sync);
     Ok(())
 }
 

@@ -6,8 +6,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::civil::Date;
-use jiff::tz::TimeZone;
 use serde_json::{Value, json};
 
 use super::mounts::Mounts;
@@ -167,10 +165,9 @@ impl Rule {
         patience: Duration,
     ) -> Result<Option<Rule>, String> {
         let first = date(tracked_since)
-            .and_then(|first| first.to_zoned(TimeZone::UTC).ok())
             .ok_or_else(|| format!("error parsing trackedSince time: {tracked_since:?}"))?;
         // On that day not every use was seen.
-        let tracked = Timestamp::from(first.timestamp()) + DAY;
+        let tracked = first + DAY;
         if now < tracked + patience {
             return Ok(None);
         }
@@ -210,15 +207,13 @@ impl Rule {
     }
 }
 
-/// Of the form `2006-01-02` and no other.
-fn date(text: &str) -> Option<Date> {
-    let bytes = text.as_bytes();
-    let formed = bytes.len() == 10 && bytes[4] == b'-' && bytes[7] == b'-';
-    if formed { text.parse().ok() } else { None }
+/// The beginning of a day; of the form `2006-01-02` and no other.
+fn date(text: &str) -> Option<Timestamp> {
+    format!("{text}T00:00:00Z").parse().ok()
 }
 
 fn date_of(time: Timestamp) -> String {
-    time.to_jiff().strftime("%Y-%m-%d").to_string()
+    time.to_string().chars().take_while(|character| *character != 'T').collect()
 }
 
 #[cfg(test)]

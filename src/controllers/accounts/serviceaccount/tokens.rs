@@ -114,9 +114,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             });
         }
     });
-    let accounts = this.clone();
-    c.sync(gone, move |key| accounts.clone().sync_account(key));
-    c.sync(filled, move |key| this.clone().sync_secret(key));
+    c.sync(gone, &this, Tokens::sync_account);
+    c.sync(filled, &this, Tokens::sync_secret);
     Ok(())
 }
 

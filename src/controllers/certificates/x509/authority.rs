@@ -246,11 +246,11 @@ fn extension(kind: &[u8], critical: bool, value: &[u8]) -> Vec<u8> {
 fn time(time: Timestamp) -> Vec<u8> {
     /// From 1950 up to 2050.
     const SHORT_YEARS: std::ops::Range<i64> = -631_152_000..2_524_608_000;
-    let (tag, format) = match SHORT_YEARS.contains(&time.as_secs()) {
-        true => (der::UTC_TIME, "%y%m%d%H%M%SZ"),
-        false => (der::GENERALIZED_TIME, "%Y%m%d%H%M%SZ"),
-    };
-    der::element(tag, time.to_jiff().strftime(format).to_string().as_bytes())
+    let text = time.to_string().replace(['-', ':', 'T'], "");
+    match SHORT_YEARS.contains(&time.as_secs()) {
+        true => der::element(der::UTC_TIME, &text.as_bytes()[2..]),
+        false => der::element(der::GENERALIZED_TIME, text.as_bytes()),
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! A certificate request (PKCS #10), as Go's `crypto/x509` reads it.
 
+use std::collections::HashSet;
 use std::net::Ipv6Addr;
 
 use rustls::pki_types::pem::{self, SectionKind};
@@ -175,7 +176,7 @@ fn encoded(value: &str) -> Vec<u8> {
 /// ignored.
 fn alternative_names(mut attributes: Reader<'_>) -> Result<AlternativeNames, String> {
     let mut names = AlternativeNames::default();
-    let mut seen: Vec<&[u8]> = Vec::new();
+    let mut seen: HashSet<&[u8]> = HashSet::new();
     while !attributes.is_empty() {
         let attribute = attributes.any("attribute").map_err(text)?;
         let Some(mut extensions) = requested(attribute.whole) else { continue };
@@ -187,11 +188,10 @@ fn alternative_names(mut attributes: Reader<'_>) -> Result<AlternativeNames, Str
             let _ = extension.expect(der::BOOLEAN, "extension");
             let value = extension.expect(der::OCTET_STRING, "extension").map_err(text)?;
             extension.end("extension").map_err(text)?;
-            if seen.contains(&kind.content) {
+            if !seen.insert(kind.content) {
                 let twice = "x509: certificate request contains duplicate requested extensions";
                 return Err(twice.to_owned());
             }
-            seen.push(kind.content);
             if kind.content == SUBJECT_ALTERNATIVE_NAME {
                 names = AlternativeNames::read(value.content)?;
             }

@@ -11,6 +11,7 @@ use super::graph::{FOREGROUND, Identity, ORPHAN};
 use crate::client::{Delete, Dynamic, Patch, Propagation};
 use crate::controllers::runner::batch::together;
 use crate::controllers::{Error, Next, SyncResult};
+use crate::lookup::Lookup;
 use crate::objects::{Istr, Meta, ObjectKey, OwnerReference, PartialObjectMetadata, Uid};
 
 /// What an owner reference leads to.
@@ -246,8 +247,9 @@ impl GarbageCollector {
         let answer = verbs.patch::<PartialObjectMetadata>(&key, &Patch::StrategicMerge(body)).await;
         match answer {
             Err(error) if error.code() == Some(415) => {
+                let dropped = Lookup::new(owners, |uid| uid);
                 self.replace_owners(&verbs, &key, item, |owner| {
-                    (!owners.contains(&owner.uid)).then(|| owner.clone())
+                    (!dropped.has(&owner.uid)).then(|| owner.clone())
                 })
                 .await
             }

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::nodes::{Dependents, Nodes};
+use crate::lookup::Lookup;
 use crate::objects::{Interned, Istr, Meta, OwnerReference, Uid};
 use crate::sort::Order;
 
@@ -189,13 +190,14 @@ impl Graph {
         }
         let before = std::mem::replace(&mut node.owners, new.owner_references.clone());
         let before = before.as_deref().unwrap_or_default();
-        let find = |list: &[OwnerReference], uid: &Uid| -> Option<OwnerReference> {
-            list.iter().find(|owner| owner.uid == *uid).cloned()
-        };
+        let (then, current) = (
+            Lookup::new(before, |owner: &OwnerReference| &owner.uid),
+            Lookup::new(new.owners(), |owner: &OwnerReference| &owner.uid),
+        );
         for owner in before {
-            let now = find(new.owners(), &owner.uid);
+            let now = current.get(&owner.uid);
             let blocked = owner.block_owner_deletion == Some(true);
-            let blocks = now.as_ref().is_some_and(|now| now.block_owner_deletion == Some(true));
+            let blocks = now.is_some_and(|now| now.block_owner_deletion == Some(true));
             if blocked && !blocks && self.nodes.contains_key(&owner.uid) {
                 wake(Wake::AttemptToDelete(owner.uid.clone()));
             }
@@ -203,12 +205,8 @@ impl Graph {
                 self.remove_from_owner(uid, &owner.uid);
             }
         }
-        let added: Vec<OwnerReference> = new
-            .owners()
-            .iter()
-            .filter(|owner| find(before, &owner.uid).is_none())
-            .cloned()
-            .collect();
+        let added: Vec<OwnerReference> =
+            new.owners().iter().filter(|owner| !then.has(&owner.uid)).cloned().collect();
         self.add_to_owners(uid, &added, wake);
     }
 

@@ -44,10 +44,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         to_delete: to_delete.clone(),
         to_orphan: to_orphan.clone(),
     });
-    let deleting = this.clone();
-    c.sync(to_delete, move |uid| deleting.clone().attempt_to_delete(uid));
-    let orphaning = this.clone();
-    c.sync(to_orphan, move |uid| orphaning.clone().attempt_to_orphan(uid));
+    c.sync(to_delete, &this, GarbageCollector::attempt_to_delete);
+    c.sync(to_orphan, &this, GarbageCollector::attempt_to_orphan);
     let shown = this.clone();
     c.debug(move |request| {
         let uids = request.query.iter().filter(|(name, _)| *name == "uid");

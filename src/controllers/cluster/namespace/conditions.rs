@@ -3,10 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::NamespaceCondition;
-
 use super::content::Content;
-use crate::objects::{Istr, ResourceType, Timestamp};
+use crate::objects::{Condition, Istr, ResourceType, Timestamp};
 use crate::sort::Order;
 
 /// What a pass found: empty, when all went well and nothing is left.
@@ -37,7 +35,7 @@ impl Findings {
     }
 
     /// Brings the conditions up to date. Returns whether that changed anything.
-    pub fn apply(&self, conditions: &mut Vec<NamespaceCondition>, now: Timestamp) -> bool {
+    pub fn apply(&self, conditions: &mut Vec<Condition>, now: Timestamp) -> bool {
         let mut changed = false;
         for kind in &KINDS {
             let (status, reason, message) = match (kind.fault)(self) {
@@ -46,19 +44,20 @@ impl Findings {
             };
             let known = conditions.iter_mut().find(|known| known.type_ == kind.name);
             let Some(known) = known else {
-                conditions.push(NamespaceCondition {
+                conditions.push(Condition {
                     type_: kind.name.to_owned(),
                     status: status.to_owned(),
-                    last_transition_time: Some(now.to_api()),
+                    last_transition_time: Some(now.truncate_to_secs()),
                     reason: Some(reason.to_owned()),
                     message: Some(message),
+                    ..Condition::default()
                 });
                 changed = true;
                 continue;
             };
             if known.status != status {
                 known.status = status.to_owned();
-                known.last_transition_time = Some(now.to_api());
+                known.last_transition_time = Some(now.truncate_to_secs());
                 changed = true;
             }
             if known.reason.as_deref() != Some(reason)
@@ -213,10 +212,10 @@ mod tests {
         assert!(!failing("a").apply(&mut conditions, at(2)));
         assert!(failing("b").apply(&mut conditions, at(3)));
         assert_eq!(conditions[0].message.as_deref(), Some("b"));
-        assert_eq!(conditions[0].last_transition_time, Some(at(1).to_api()), "still failing");
+        assert_eq!(conditions[0].last_transition_time, Some(at(1)), "still failing");
         assert!(Findings::default().apply(&mut conditions, at(4)));
-        assert_eq!(conditions[0].last_transition_time, Some(at(4).to_api()));
+        assert_eq!(conditions[0].last_transition_time, Some(at(4)));
         assert_eq!(conditions[0].reason.as_deref(), Some("ResourcesDiscovered"));
-        assert_eq!(conditions[1].last_transition_time, Some(at(1).to_api()));
+        assert_eq!(conditions[1].last_transition_time, Some(at(1)));
     }
 }

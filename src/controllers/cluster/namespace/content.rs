@@ -8,9 +8,9 @@ use serde::Deserialize;
 
 use crate::client::{self, ApiResource, Client, Delete, Dynamic, ListOptions};
 use crate::controllers::Error;
-use crate::objects::protobuf::Message;
 use crate::objects::{
-    Form, Istr, ListPart, ObjectKey, PodPhase, ResourceType, Timestamp, messages,
+    Encoded, Form, Identity, Istr, ListPart, ObjectKey, PodPhase, ResourceType, Timestamp, decode,
+    messages, null_as_default,
 };
 
 /// How long the finalizers of what is being deleted are given.
@@ -18,40 +18,86 @@ const FINALIZERS: Duration = Duration::from_secs(15);
 /// Finalizers that a delete in the background takes off.
 const COLLECTORS: [&str; 2] = ["orphan", "foregroundDeletion"];
 
-/// An object, as far as its deletion goes: decoded from the whole or from its metadata.
+/// An object, as far as its deletion goes.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct Item {
+    #[serde(deserialize_with = "null_as_default")]
     metadata: ItemMeta,
-    spec: ItemSpec,
-    status: ItemStatus,
+    #[serde(deserialize_with = "null_as_default")]
+    spec: PodSpec,
+    #[serde(deserialize_with = "null_as_default")]
+    status: PodStatus,
+}
+
+/// An object of any kind. What a custom resource has as its spec and status is its own business.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct AnyItem {
+    #[serde(deserialize_with = "null_as_default")]
+    metadata: ItemMeta,
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ItemMeta {
+    #[serde(deserialize_with = "null_as_default")]
     name: String,
     deletion_timestamp: Option<Timestamp>,
     deletion_grace_period_seconds: Option<i64>,
+    #[serde(deserialize_with = "null_as_default")]
     finalizers: Vec<Istr>,
 }
 
-/// Of a Pod.
+/// Empty for other kinds.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct ItemSpec {
+struct PodSpec {
+    #[serde(deserialize_with = "null_as_default")]
     node_name: Istr,
     termination_grace_period_seconds: Option<i64>,
 }
 
-/// Of a Pod.
+/// Empty for other kinds.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-struct ItemStatus {
+struct PodStatus {
+    #[serde(deserialize_with = "null_as_default")]
     phase: PodPhase,
 }
 
+/// How the objects of a list are read.
+#[derive(Clone, Copy)]
+enum Reading {
+    /// How long a Pod may take is not in its metadata.
+    Pods,
+    Metadata,
+}
+
+impl From<AnyItem> for Item {
+    fn from(AnyItem { metadata }: AnyItem) -> Item {
+        Item { metadata, ..Item::default() }
+    }
+}
+
 impl Item {
+    /// One that cannot be decoded is there, and not settled; its name is empty if not even that can
+    /// be read.
+    fn of(item: &Encoded, reading: Reading) -> Item {
+        let Encoded { form, bytes } = item;
+        let read = match reading {
+            Reading::Pods => decode(*form, Some(&messages::POD_DELETION), bytes),
+            Reading::Metadata => {
+                decode::<AnyItem>(*form, Some(&messages::DELETION), bytes).map(Item::from)
+            }
+        };
+        read.unwrap_or_else(|error| {
+            let name = Identity::of(item).map_or_else(String::new, |known| known.name.to_string());
+            log::warn!("the object {name:?} of a namespace cannot be decoded: {error}");
+            Item { metadata: ItemMeta { name, ..ItemMeta::default() }, ..Item::default() }
+        })
+    }
+
     fn has_ended(&self) -> bool {
         matches!(self.status.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
@@ -146,7 +192,9 @@ pub fn is_pods(resource: &ResourceType) -> bool {
 ///
 /// Lists before it deletes, unlike upstream: most resources have no objects in a namespace, and
 /// objects that only wait for their grace period or finalizers need no second delete. In either case
-/// a list shows that they are gone.
+/// a list shows that they are gone. Where that list fails, as that of a million events may, the
+/// objects are deleted all the same. Pods are not: upstream lists them first as well, and waits no
+/// longer than they may take.
 pub async fn delete_all(
     client: &Client,
     found: &ApiResource,
@@ -157,15 +205,18 @@ pub async fn delete_all(
     let whole = client.resource(resource).accepting(Form::Protobuf);
     let verbs = whole.clone().metadata_only();
     let listed = found.supports(&["list"]);
-    // How long a Pod may take is not in its metadata.
     let before = match (listed, is_pods(resource)) {
         (false, _) => Ok(None),
-        (true, true) => content(&whole, &messages::POD_DELETION, namespace).await,
-        (true, false) => content(&verbs, &messages::DELETION, namespace).await,
+        (true, true) => content(&whole, Reading::Pods, namespace).await,
+        (true, false) => content(&verbs, Reading::Metadata, namespace).await,
     };
     let mut left = match before {
         Ok(left) => left,
-        Err(error) => return Outcome::failed(Duration::ZERO, error),
+        Err(error) if is_pods(resource) => return Outcome::failed(Duration::ZERO, error),
+        Err(error) => {
+            log::debug!("deleting {resource} of namespace {namespace} without a list: {error}");
+            None
+        }
     };
     let grace = left.as_ref().map_or(Duration::ZERO, |left| left.grace);
     let estimate = if age < grace { grace } else { Duration::ZERO };
@@ -174,7 +225,7 @@ pub async fn delete_all(
             return Outcome::failed(estimate, error);
         }
         if listed {
-            left = match content(&verbs, &messages::DELETION, namespace).await {
+            left = match content(&verbs, Reading::Metadata, namespace).await {
                 Ok(left) => left,
                 Err(error) => return Outcome::failed(estimate, error),
             };
@@ -200,8 +251,8 @@ async fn delete(verbs: &Dynamic, found: &ApiResource, namespace: &str) -> client
         return Ok(());
     }
     let mut names = Vec::new();
-    each(verbs, &messages::DELETION, namespace, |item| names.push(item.metadata.name)).await?;
-    for name in names {
+    each(verbs, Reading::Metadata, namespace, |item| names.push(item.metadata.name)).await?;
+    for name in names.into_iter().filter(|name| !name.is_empty()) {
         let key = ObjectKey::new(namespace, &name);
         match verbs.delete(&key, Delete::background()).await {
             Err(error) if !is_unsupported(&error) => return Err(error),
@@ -219,18 +270,18 @@ fn is_unsupported(error: &client::Error) -> bool {
 /// `None`: the resource can't be listed.
 async fn content(
     verbs: &Dynamic,
-    message: &'static Message,
+    reading: Reading,
     namespace: &str,
 ) -> client::Result<Option<Content>> {
     let mut content = Content::default();
-    let listed = each(verbs, message, namespace, |item| content.add(item)).await?;
+    let listed = each(verbs, reading, namespace, |item| content.add(item)).await?;
     Ok(listed.then_some(content))
 }
 
 /// Looks at the objects as they arrive. `false`: the resource can't be listed.
 async fn each(
     verbs: &Dynamic,
-    message: &'static Message,
+    reading: Reading,
     namespace: &str,
     mut look: impl FnMut(Item) + Send,
 ) -> client::Result<bool> {
@@ -239,7 +290,7 @@ async fn each(
         list => list?,
     };
     while let ListPart::Item(item) = list.next().await? {
-        look(list.decode_item(&item, message)?);
+        look(Item::of(&item, reading));
     }
     Ok(true)
 }
@@ -249,7 +300,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::objects::decode;
 
     fn content_of(items: &[Value]) -> Content {
         let mut content = Content::default();
@@ -279,6 +329,60 @@ mod tests {
             "status": { "phase": "Running" },
         });
         assert_eq!(read, Item::deserialize(json).unwrap());
+    }
+
+    #[test]
+    fn objects_of_other_kinds_are_read_by_their_metadata_alone() {
+        let read = |object: &Value| AnyItem::deserialize(object).map(Item::from);
+        let named = |name: &str| ItemMeta { name: name.into(), ..ItemMeta::default() };
+        for (object, metadata) in [
+            (json!({ "metadata": { "name": "a", "finalizers": null } }), named("a")),
+            (
+                json!({ "metadata": {
+                    "name": "a", "deletionTimestamp": null, "deletionGracePeriodSeconds": null,
+                } }),
+                named("a"),
+            ),
+            (json!({ "metadata": { "name": null } }), named("")),
+            (json!({ "metadata": null }), named("")),
+            // What looks like a pod's spec, or like nothing known.
+            (
+                json!({
+                    "metadata": { "name": "a" },
+                    "spec": { "terminationGracePeriodSeconds": 3600, "nodeName": "n" },
+                    "status": { "phase": "Running" },
+                }),
+                named("a"),
+            ),
+            (json!({ "metadata": { "name": "a" }, "spec": "text", "status": [1] }), named("a")),
+            (
+                json!({ "metadata": { "name": "a" }, "spec": { "terminationGracePeriodSeconds": "x" } }),
+                named("a"),
+            ),
+        ] {
+            let expected = Item { metadata, ..Item::default() };
+            assert_eq!(read(&object).expect("it is read"), expected, "{object}");
+        }
+        let odd = json!({ "metadata": null, "spec": null, "status": null });
+        assert_eq!(Item::deserialize(odd).expect("it is read"), Item::default());
+        let odd = json!({ "spec": { "nodeName": null }, "status": { "phase": null } });
+        assert_eq!(Item::deserialize(odd).expect("it is read"), Item::default());
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_decoded_is_there() {
+        for (json, name) in [
+            (r#"{"metadata":{"name":"a","finalizers":1}}"#, "a"),
+            (r#"{"metadata":{"name":"a","deletionTimestamp":"then"}}"#, "a"),
+            (r#"{"metadata":1}"#, ""),
+            (r#"{"metadata":{"name":null,"finalizers":null},"spec":null,"status":null}"#, ""),
+        ] {
+            let item = Item::of(&Encoded::json(json), Reading::Metadata);
+            assert_eq!(item.metadata.name, name, "{json}");
+            let mut content = Content::default();
+            content.add(item);
+            assert_eq!((content.count, content.unsettled), (1, 1), "{json}");
+        }
     }
 
     #[test]

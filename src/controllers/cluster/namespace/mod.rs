@@ -58,7 +58,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     // A shadow keeps to the pace of the manager in charge.
     let waiting = (!c.options().shadow).then(|| Waiting::new(c, &queue));
     let this = Arc::new(NamespaceController { namespaces, waiting, client, clock: c.clock() });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, NamespaceController::sync);
     Ok(())
 }
 

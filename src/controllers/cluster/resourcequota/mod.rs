@@ -40,8 +40,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     watch_quotas(c, &this, &quotas, &urgent);
     watch_updates(c, &this);
     for queue in [queue, urgent] {
-        let syncing = this.clone();
-        c.sync(queue, move |key| syncing.clone().sync(key));
+        c.sync(queue, &this, Quotas::sync);
     }
     let period = c.options().resource_quota_sync_period;
     if !period.is_zero() {

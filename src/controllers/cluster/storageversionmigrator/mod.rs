@@ -13,15 +13,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-
 use crate::cache::Lister;
 use crate::client::{ApiResource, Client, Discovery};
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, keys};
 use crate::controllers::{Controller, Error, Queue, Retries};
 use crate::objects::{
-    GroupResource, ResourceType, StorageVersionMigration, StorageVersionMigrationStatus, Timestamp,
+    Condition, GroupResource, ResourceType, StorageVersionMigration, StorageVersionMigrationStatus,
+    Timestamp,
 };
 
 const RUNNING: &str = "Running";
@@ -75,10 +74,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add(change.object().spec.resource.clone());
         },
     );
-    let (of_dates, of_turns) = (this.clone(), this.clone());
-    c.sync_by(WORKERS, to_migrate, move |key| this.clone().migrate(key));
-    c.sync_by(1, to_date, move |key| of_dates.clone().note_version(key));
-    c.sync_by(1, in_turn, move |resource| of_turns.clone().take_turns(resource));
+    c.sync_by(WORKERS, to_migrate, &this, Migrator::migrate);
+    c.sync_by(1, to_date, &this, Migrator::note_version);
+    c.sync_by(1, in_turn, &this, Migrator::take_turns);
     Ok(())
 }
 
@@ -136,10 +134,10 @@ fn with_condition(
         status.conditions.push(Condition {
             type_: name.to_owned(),
             status: "True".to_owned(),
-            last_transition_time: now.to_api(),
-            reason: reason.to_owned(),
-            message: message.to_owned(),
-            observed_generation: None,
+            last_transition_time: Some(now.truncate_to_secs()),
+            reason: Some(reason.to_owned()),
+            message: Some(message.to_owned()),
+            ..Condition::default()
         });
     }
     status

@@ -4,13 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::{Value, json};
 
 use super::{Migrator, RUNNING, SUCCEEDED, is_terminal, with_condition};
 use crate::client::Patch;
 use crate::controllers::{Error, Next, SyncResult};
-use crate::objects::{GroupResource, ObjectKey, ResourceType, StorageVersionMigration, Timestamp};
+use crate::objects::{
+    Condition, GroupResource, ObjectKey, ResourceType, StorageVersionMigration, Timestamp,
+};
 
 /// Its field manager. Upstream: `MigrationRunnerControllerName`.
 const NAME: &str = "migration-runner-controller";
@@ -74,10 +75,11 @@ impl Migrator {
                 *condition = Condition {
                     type_: RUNNING.to_owned(),
                     status: "False".to_owned(),
-                    reason: "MigrationCompleted".to_owned(),
-                    message: "Migration completed".to_owned(),
+                    reason: Some("MigrationCompleted".to_owned()),
+                    message: Some("Migration completed".to_owned()),
                     observed_generation: Some(migration.meta.generation),
-                    last_transition_time: self.clock.now().to_api(),
+                    last_transition_time: Some(self.clock.now().truncate_to_secs()),
+                    ..Condition::default()
                 };
             }
             self.write(&migration, &status).await?;

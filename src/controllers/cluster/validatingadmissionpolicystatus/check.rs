@@ -1,6 +1,7 @@
 //! Checks the expressions of a policy against the types that it matches.
 //! Upstream: `admission/plugin/policy/validating`: `TypeChecker`.
 
+use async_lock::Semaphore;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,21 +10,53 @@ use serde::Deserialize;
 
 use super::declared;
 use super::schema::{Definitions, GroupVersionKind};
-use crate::cel::{Environment, Fields, Type, on_deep_stack};
+use crate::cel::{Environment, Fields, LazyFields, Type, on_deep_stack};
 use crate::client::{self, Call, Client, Discovery};
 use crate::clock::SharedClock;
 use crate::controllers::Error;
 use crate::objects::{ExpressionWarning, NamedRuleWithOperations, ValidatingAdmissionPolicy};
 use crate::sort::Order;
+use crate::task;
 
 /// Upstream: `maxTypesToCheck`.
 const MAX_TYPES: usize = 10;
 /// Documents are large, and policies often about the same few kinds.
 const MAX_KEPT: usize = 8;
+/// Warnings beyond this many bytes are dropped: no object holds them beside the policy.
+const MAX_WARNING_BYTES: usize = 256 << 10;
+/// The parts that a variable's type may have; a larger one is dynamic.
+const MAX_TYPE_PARTS: usize = 1000;
+/// The groups whose schemas upstream has compiled in, so that it never asks a server for them.
+const BUILT_IN_GROUPS: [&str; 22] = [
+    "",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "apps",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "autoscaling",
+    "batch",
+    "certificates.k8s.io",
+    "coordination.k8s.io",
+    "discovery.k8s.io",
+    "events.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+    "internal.apiserver.k8s.io",
+    "networking.k8s.io",
+    "node.k8s.io",
+    "policy",
+    "rbac.authorization.k8s.io",
+    "resource.k8s.io",
+    "scheduling.k8s.io",
+    "storage.k8s.io",
+    "storagemigration.k8s.io",
+];
 
 pub struct TypeChecker {
     client: Client,
     clock: SharedClock,
+    /// Checks take time and memory, so there is one at a time.
+    turn: Semaphore,
     /// What was read from documents, under their addresses, which change with them.
     kept: Mutex<Vec<Kept>>,
 }
@@ -48,17 +81,17 @@ struct IndexEntry {
 
 impl TypeChecker {
     pub fn new(client: Client, clock: SharedClock) -> TypeChecker {
-        TypeChecker { client, clock, kept: Mutex::default() }
+        TypeChecker { client, clock, turn: Semaphore::new(1), kept: Mutex::default() }
     }
 
     /// What is wrong with the policy's validations and their messages. Kinds whose schema the server
     /// does not give are skipped.
     ///
     /// # Errors
-    /// When the server could not be asked.
+    /// When the server could not be asked, or could not give the schema of a built-in kind.
     pub async fn check(
         &self,
-        policy: &ValidatingAdmissionPolicy,
+        policy: &Arc<ValidatingAdmissionPolicy>,
     ) -> Result<Vec<ExpressionWarning>, Error> {
         let kinds = self.kinds_to_check(policy).await?;
         let params = policy.spec.param_kind.as_ref().and_then(|kind| {
@@ -80,18 +113,22 @@ impl TypeChecker {
             }
             other => other?,
         };
-        let mut documents = Vec::new();
+        let mut types = Vec::new();
         for kind in kinds {
             if let Some(definitions) = self.definitions(&index, &kind).await? {
-                documents.push((kind, definitions));
+                let object = self.type_of(&kind, &definitions);
+                types.push((kind, object));
             }
         }
         let params = match params {
-            Some(kind) => Some((self.definitions(&index, &kind).await?, kind)),
+            Some(kind) => Some(match self.definitions(&index, &kind).await? {
+                Some(definitions) => self.type_of(&kind, &definitions),
+                None => Type::Dyn,
+            }),
             None => None,
         };
-        on_deep_stack(|| self.warnings(policy, documents, params))
-            .map_err(|error| Error::other(format!("type check of {}: {error}", policy.meta.name)))
+        let _turn = self.turn.acquire().await;
+        warnings(policy.clone(), types, params).await
     }
 
     /// Drops the cached definitions.
@@ -116,6 +153,7 @@ impl TypeChecker {
             return Ok(Some(kept.definitions.clone()));
         }
         let body = match self.client.get_path(&format!("/openapi/v3/{document}")).await {
+            Err(error) if may_pass(&error) && is_built_in(kind) => return Err(error),
             // The kind is skipped, as upstream, and the others are checked.
             Err(error) if error.code().is_some() => {
                 log::warn!("schema of {kind}: {error}");
@@ -123,7 +161,8 @@ impl TypeChecker {
             }
             other => other?,
         };
-        let definitions = match Definitions::read(&body, kind) {
+        let wanted = kind.clone();
+        let definitions = match task::blocking(move || Definitions::read(&body, &wanted)).await {
             Ok(Some(definitions)) => Arc::new(definitions),
             Ok(None) => return Ok(None),
             Err(error) => {
@@ -146,41 +185,6 @@ impl TypeChecker {
         definitions.root_type(&format!("{}{nanos}", kind.kind)).unwrap_or(Type::Dyn)
     }
 
-    fn warnings(
-        &self,
-        policy: &ValidatingAdmissionPolicy,
-        kinds: Vec<(GroupVersionKind, Arc<Definitions>)>,
-        params: Option<(Option<Arc<Definitions>>, GroupVersionKind)>,
-    ) -> Vec<ExpressionWarning> {
-        let params = params.map(|(definitions, kind)| match definitions {
-            Some(definitions) => self.type_of(&kind, &definitions),
-            None => Type::Dyn,
-        });
-        let environments: Vec<(GroupVersionKind, Environment)> = kinds
-            .into_iter()
-            .map(|(kind, definitions)| {
-                let object = self.type_of(&kind, &definitions);
-                let environment = environment(policy, object, params.clone());
-                (kind, environment)
-            })
-            .collect();
-        let mut warnings = Vec::new();
-        let mut check = |field: String, expression: &str| {
-            let warning = warning(&environments, expression);
-            if !warning.is_empty() {
-                warnings.push(ExpressionWarning { field_ref: field, warning });
-            }
-        };
-        for (n, validation) in policy.spec.validations.iter().enumerate() {
-            check(format!("spec.validations[{n}].expression"), &validation.expression);
-            if !validation.message_expression.is_empty() {
-                let field = format!("spec.validations[{n}].messageExpression");
-                check(field, &validation.message_expression);
-            }
-        }
-        warnings
-    }
-
     async fn kinds_to_check(
         &self,
         policy: &ValidatingAdmissionPolicy,
@@ -199,6 +203,58 @@ impl TypeChecker {
         let known = self.client.discovery().await?;
         Ok(kinds_to_check(rules, &known).0)
     }
+}
+
+/// The failure is the server's, or it is busy.
+fn may_pass(error: &client::Error) -> bool {
+    error.code().is_some_and(|code| code == 429 || code >= 500)
+}
+
+fn is_built_in(kind: &GroupVersionKind) -> bool {
+    BUILT_IN_GROUPS.contains(&kind.group.as_str())
+}
+
+/// Checks the policy against the types of the kinds. A large policy takes seconds, so the executor's
+/// thread does not wait for that.
+async fn warnings(
+    policy: Arc<ValidatingAdmissionPolicy>,
+    kinds: Vec<(GroupVersionKind, Type)>,
+    params: Option<Type>,
+) -> Result<Vec<ExpressionWarning>, Error> {
+    let name = policy.meta.name.clone();
+    let check = move || on_deep_stack(|| check_all(&policy, kinds, params));
+    let checked = task::blocking(check).await;
+    checked.map_err(|error| Error::other(format!("type check of {name}: {error}")))
+}
+
+fn check_all(
+    policy: &ValidatingAdmissionPolicy,
+    kinds: Vec<(GroupVersionKind, Type)>,
+    params: Option<Type>,
+) -> Vec<ExpressionWarning> {
+    let environments: Vec<(GroupVersionKind, Environment)> = kinds
+        .into_iter()
+        .map(|(kind, object)| (kind, environment(policy, object, params.clone())))
+        .collect();
+    let (mut warnings, mut bytes) = (Vec::new(), 0);
+    let mut check = |field: String, expression: &str| {
+        if bytes > MAX_WARNING_BYTES {
+            return;
+        }
+        let warning = warning(&environments, expression);
+        bytes += warning.len();
+        if !warning.is_empty() && bytes <= MAX_WARNING_BYTES {
+            warnings.push(ExpressionWarning { field_ref: field, warning });
+        }
+    };
+    for (n, validation) in policy.spec.validations.iter().enumerate() {
+        check(format!("spec.validations[{n}].expression"), &validation.expression);
+        if !validation.message_expression.is_empty() {
+            let field = format!("spec.validations[{n}].messageExpression");
+            check(field, &validation.message_expression);
+        }
+    }
+    warnings
 }
 
 /// What is wrong with an expression, kind by kind.
@@ -224,17 +280,27 @@ fn environment(
     if let Some(params) = params {
         environment.variables.insert("params", params);
     }
-    let mut fields = BTreeMap::new();
-    for variable in policy.spec.variables.iter().map(Some).chain([None]) {
-        let variables = Type::structure(VARIABLES, Fields::Known(fields.clone()));
-        environment.types.insert(VARIABLES.to_owned(), variables.clone());
-        environment.variables.insert("variables", variables);
-        if let Some(variable) = variable {
-            let found = environment.compile(&variable.expression).map(|of| plain(&of));
-            fields.insert(variable.name.clone(), found.unwrap_or(Type::Dyn));
-        }
+    let fields = Arc::new(Variables::default());
+    let variables = Type::structure(VARIABLES, Fields::Lazy(Box::new(fields.clone())));
+    environment.types.insert(VARIABLES.to_owned(), variables.clone());
+    environment.variables.insert("variables", variables);
+    for variable in &policy.spec.variables {
+        let found = environment.compile(&variable.expression).ok();
+        let found = found.filter(|of| !of.has_more_parts_than(MAX_TYPE_PARTS));
+        let found = found.map_or(Type::Dyn, |of| plain(&of));
+        fields.0.lock().insert(variable.name.clone(), found);
     }
     environment
+}
+
+/// The variables of a policy so far.
+#[derive(Default)]
+struct Variables(Mutex<BTreeMap<String, Type>>);
+
+impl LazyFields for Arc<Variables> {
+    fn field(&self, _: &str, name: &str) -> Option<Type> {
+        self.0.lock().get(name).cloned()
+    }
 }
 
 /// The type of a variable: objects lose theirs. Upstream: `convertCelTypeToDeclType`.
@@ -319,6 +385,12 @@ fn kinds_for(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::Receiver;
+    use std::time::Duration;
+
+    use futures_lite::future::{block_on, poll_once};
+    use serde_json::{Value, json};
+
     use super::*;
     use crate::client::ApiResource;
     use crate::objects::ResourceType;
@@ -360,6 +432,87 @@ mod tests {
         ];
         resources.extend(MANY.map(|(kind, plural)| resource("many", "v1", kind, plural)));
         Discovery { resources, ..Discovery::default() }
+    }
+
+    fn policy(spec: Value) -> Arc<ValidatingAdmissionPolicy> {
+        let policy = json!({ "metadata": { "name": "p" }, "spec": spec });
+        Arc::new(serde_json::from_value(policy).unwrap())
+    }
+
+    fn kind() -> GroupVersionKind {
+        GroupVersionKind { group: "g".into(), version: "v1".into(), kind: "K".into() }
+    }
+
+    fn checked(spec: Value) -> Vec<ExpressionWarning> {
+        let object = Type::structure("K", Fields::Known(BTreeMap::new()));
+        block_on(warnings(policy(spec), vec![(kind(), object)], None)).unwrap()
+    }
+
+    /// Fields that are found once the test says so.
+    struct Gate(Mutex<Receiver<()>>);
+
+    impl LazyFields for Gate {
+        fn field(&self, _: &str, _: &str) -> Option<Type> {
+            let _ = self.0.lock().recv_timeout(Duration::from_secs(10));
+            Some(Type::Int)
+        }
+    }
+
+    #[test]
+    fn a_check_does_not_hold_up_the_executor() {
+        let (open, gate) = std::sync::mpsc::channel();
+        let object = Type::structure("K", Fields::Lazy(Box::new(Gate(Mutex::new(gate)))));
+        let policy = policy(json!({ "validations": [{ "expression": "object.a == 'x'" }] }));
+        let mut checking = Box::pin(warnings(policy, vec![(kind(), object)], None));
+        assert!(block_on(poll_once(&mut checking)).is_none(), "other tasks get their turn");
+        open.send(()).unwrap();
+        assert_eq!(block_on(checking).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn variables_use_those_before_them_and_large_policies_end() {
+        let variable =
+            |name: String, expression: String| json!({ "name": name, "expression": expression });
+        let found = checked(json!({
+            "variables": [
+                variable("a".into(), "1".into()),
+                variable("b".into(), "variables.a + 1".into()),
+                variable("c".into(), "variables.d".into()),
+                variable("d".into(), "'text'".into()),
+            ],
+            "validations": [
+                { "expression": "variables.b == 'x'" }, { "expression": "variables.c == 'x'" },
+                { "expression": "variables.d == 1" }, { "expression": "variables.e == 1" },
+            ],
+        }));
+        let fields: Vec<&str> = found.iter().map(|warning| &*warning.field_ref).collect();
+        assert_eq!(
+            fields,
+            [0, 2, 3].map(|n| format!("spec.validations[{n}].expression")),
+            "c comes before d"
+        );
+
+        // Types that double, and types that nest: without bounds the first never ends, and the second
+        // has no stack that is deep enough.
+        for (first, next) in [("1", "{X: X}"), ("1", "[X]")] {
+            let mut variables = vec![variable("v0".into(), first.into())];
+            for n in 1..2_000 {
+                let next = next.replace('X', &format!("variables.v{}", n - 1));
+                variables.push(variable(format!("v{n}"), next));
+            }
+            let validations = json!([{ "expression": "variables.v1999 == 'x'" }]);
+            checked(json!({ "variables": variables, "validations": validations }));
+        }
+    }
+
+    #[test]
+    fn warnings_have_room_in_a_status() {
+        let expression = format!("object.nothing == '{}'", "x".repeat(10_000));
+        let validations = vec![json!({ "expression": expression }); 1_000];
+        let found = checked(json!({ "validations": validations }));
+        let bytes: usize = found.iter().map(|warning| warning.warning.len()).sum();
+        assert!(bytes <= MAX_WARNING_BYTES && bytes > MAX_WARNING_BYTES / 2, "{bytes}");
+        assert_eq!(found[0].field_ref, "spec.validations[0].expression");
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         forgetful.checker.forget();
         std::future::ready(Ok(()))
     });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, PolicyStatus::sync);
     Ok(())
 }
 

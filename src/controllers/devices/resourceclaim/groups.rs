@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::pods::{owner_reference, statuses};
 use super::{Key, MEMBER_INDEX, ResourceClaims};
 use crate::cache::IndexValue;
-use crate::controllers::devices::consumers::{ClaimName, UNSUPPORTED, is_for_group};
+use crate::controllers::devices::consumers::{ClaimName, UNSUPPORTED, by_entry, is_for_group};
 use crate::controllers::{Error, Next, Queue, SyncResult};
 use crate::objects::{ObjectKey, PodGroup, PodResourceClaim};
 
@@ -23,8 +23,8 @@ pub(super) fn by_template(group: &PodGroup, add: &mut dyn FnMut(IndexValue)) {
 }
 
 fn names(group: &PodGroup) -> impl Iterator<Item = ClaimName<'_>> {
-    let entries = group.spec.resource_claims.iter();
-    entries.map(|entry| ClaimName::of(entry, &group.status.resource_claim_statuses))
+    let statuses = by_entry(&group.status.resource_claim_statuses);
+    group.spec.resource_claims.iter().map(move |entry| ClaimName::of(entry, &statuses))
 }
 
 impl ResourceClaims {
@@ -100,7 +100,8 @@ impl ResourceClaims {
         group: &PodGroup,
         entry: &PodResourceClaim,
     ) -> Result<Option<Arc<str>>, Error> {
-        let name = ClaimName::of(entry, &group.status.resource_claim_statuses);
+        // A PodGroup has at most four entries.
+        let name = ClaimName::of(entry, &by_entry(&group.status.resource_claim_statuses));
         match name {
             ClaimName::Given(_) | ClaimName::NotNeeded => return Ok(None),
             ClaimName::Unsupported => {

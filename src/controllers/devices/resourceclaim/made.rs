@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{OWNER_INDEX, POD_CLAIM, metrics};
-use crate::cache::{IndexValue, Lister};
+use super::{OWNER_INDEX, POD_CLAIM, made_for, metrics};
+use crate::cache::Lister;
 use crate::client::Client;
 use crate::controllers::Error;
 use crate::objects::{
@@ -56,11 +56,9 @@ impl Maker {
             let new = new.iter().find(|new| new.owner == *owner && new.entry == *entry);
             new.map(|new| new.name.clone())
         };
-        let claims = self.claims.by_index(OWNER_INDEX, &IndexValue::Uid(owner.clone()));
-        let made = claims.iter().filter(|claim| {
-            claim.meta.annotations.get(POD_CLAIM).is_some_and(|name| name == entry)
-        });
-        let oldest = made.min_by_key(|claim| (claim.meta.creation_timestamp, &claim.meta.name));
+        let made = self.claims.by_index(OWNER_INDEX, &made_for(owner, entry));
+        let oldest =
+            made.iter().min_by_key(|claim| (claim.meta.creation_timestamp, &claim.meta.name));
         oldest.map(|claim| claim.meta.name.clone()).or(new)
     }
 

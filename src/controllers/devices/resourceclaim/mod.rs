@@ -18,7 +18,7 @@ use crate::client::Client;
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Queue, Retries, SyncResult};
 use crate::events::Recorder;
-use crate::objects::{ObjectKey, Pod, PodGroup, ResourceClaim, ResourceClaimTemplate};
+use crate::objects::{ObjectKey, Pod, PodGroup, ResourceClaim, ResourceClaimTemplate, Uid};
 
 /// On a claim that was made from a template: the name of the entry that it was made for.
 /// Upstream: `resourceapi.PodResourceClaimAnnotation`.
@@ -90,7 +90,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             change => own.group_changed(change.object(), queue),
         });
     }
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, ResourceClaims::sync);
     Ok(())
 }
 
@@ -112,10 +112,16 @@ impl fmt::Display for Key {
     }
 }
 
+/// The value of [`OWNER_INDEX`] for the entry of this name of an owner.
+fn made_for(owner: &Uid, entry: &str) -> IndexValue {
+    IndexValue::Text(format!("{owner}/{entry}").into())
+}
+
 fn by_owner(claim: &ResourceClaim, add: &mut dyn FnMut(IndexValue)) {
     let owner = claim.meta.controller();
     if let Some(owner) = owner.filter(|owner| is_owner_of_claims(&owner.api_version, &owner.kind)) {
-        add(IndexValue::Uid(owner.uid.clone()));
+        let entry = claim.meta.annotations.get(POD_CLAIM).unwrap_or_default();
+        add(made_for(&owner.uid, entry));
     }
 }
 

@@ -8,10 +8,11 @@ use super::{FIELD_MANAGER, Key, ResourceClaims};
 use crate::cache::IndexValue;
 use crate::client::Patch;
 use crate::controllers::devices::consumers::{
-    ClaimName, Consumer, UNSUPPORTED, claims_of, consumer_of, group_key, is_for_pod,
-    is_reserved_for,
+    ClaimName, ClaimStatuses, Consumer, UNSUPPORTED, by_entry, claims_of, consumer_of, group_key,
+    is_for_pod, is_reserved_for,
 };
 use crate::controllers::{Error, Next, Queue, SyncResult};
+use crate::lookup::Lookup;
 use crate::objects::{
     Istr, Meta, ObjectKey, OwnerReference, PartialObjectMetadata, Pod, PodGroup, PodResourceClaim,
     Resource, ResourceClaim, ResourceClaimStatus,
@@ -69,12 +70,19 @@ impl ResourceClaims {
 
     /// Upstream: `podNeedsWork`.
     fn needs_work(&self, pod: &Pod) -> bool {
-        let entries = || pod.spec.shape.resource_claims.iter();
-        !pod.meta.is_being_deleted() && entries().any(|entry| self.entry_needs_work(pod, entry))
+        let statuses = by_entry(pod.status.resource_claims());
+        let mut entries = pod.spec.shape.resource_claims.iter();
+        !pod.meta.is_being_deleted()
+            && entries.any(|entry| self.entry_needs_work(pod, entry, &statuses))
     }
 
-    fn entry_needs_work(&self, pod: &Pod, entry: &PodResourceClaim) -> bool {
-        let name = ClaimName::of(entry, pod.status.resource_claims());
+    fn entry_needs_work(
+        &self,
+        pod: &Pod,
+        entry: &PodResourceClaim,
+        statuses: &ClaimStatuses<'_>,
+    ) -> bool {
+        let name = ClaimName::of(entry, statuses);
         let (name, is_made) = match name {
             ClaimName::Given(name) => (name, false),
             ClaimName::Made(name) => (name, true),
@@ -123,9 +131,11 @@ impl ResourceClaims {
             return Ok(Next::Done);
         };
         let group = self.group_of(&pod)?;
+        let statuses = by_entry(pod.status.resource_claims());
         let mut named = Vec::new();
         for entry in &pod.spec.shape.resource_claims {
-            match self.provide(&pod, group.as_deref(), entry).await {
+            let name = ClaimName::of(entry, &statuses);
+            match self.provide(&pod, group.as_deref(), entry, name).await {
                 Ok(Some(name)) => named.push((&entry.name, name)),
                 Ok(None) => {}
                 Err(error) => {
@@ -143,7 +153,8 @@ impl ResourceClaims {
             return Ok(Next::Done);
         }
         for entry in &pod.spec.shape.resource_claims {
-            self.reserve(&pod, group.as_deref(), entry).await?;
+            let name = ClaimName::of(entry, &statuses);
+            self.reserve(&pod, group.as_deref(), entry, name).await?;
         }
         Ok(Next::Done)
     }
@@ -154,8 +165,8 @@ impl ResourceClaims {
         pod: &Pod,
         group: Option<&PodGroup>,
         entry: &PodResourceClaim,
+        name: ClaimName<'_>,
     ) -> Result<Option<Arc<str>>, Error> {
-        let name = ClaimName::of(entry, pod.status.resource_claims());
         match name {
             ClaimName::Given(_) | ClaimName::NotNeeded => return Ok(None),
             ClaimName::Unsupported => {
@@ -225,8 +236,9 @@ impl ResourceClaims {
         pod: &Pod,
         group: Option<&PodGroup>,
         entry: &PodResourceClaim,
+        name: ClaimName<'_>,
     ) -> Result<(), Error> {
-        let (name, is_made) = match ClaimName::of(entry, pod.status.resource_claims()) {
+        let (name, is_made) = match name {
             ClaimName::Given(name) => (name, false),
             ClaimName::Made(name) => (name, true),
             // The pod's next change brings it back.
@@ -310,12 +322,14 @@ pub(super) fn statuses(
     known: &[ResourceClaimStatus],
     named: &[(&Istr, Arc<str>)],
 ) -> Value {
+    let named = Lookup::new(named, |(name, _)| name.as_str());
+    let known = by_entry(known);
     let status = |entry: &PodResourceClaim| {
         let name = &entry.name;
-        if let Some((_, claim)) = named.iter().find(|(named, _)| *named == name) {
+        if let Some((_, claim)) = named.get(name) {
             return Some(json!({ "name": name, "resourceClaimName": &**claim }));
         }
-        let known = known.iter().find(|status| status.name == *name)?;
+        let known = known.get(name)?;
         Some(match &known.resource_claim_name {
             Some(claim) => json!({ "name": name, "resourceClaimName": claim }),
             None => json!({ "name": name }),

@@ -13,7 +13,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use self::eviction::{Eviction, NO_EXECUTE, Reason, newest, of_device, selects, tainted};
-use super::consumers::{ClaimName, GROUP_CLAIMS, group_key, is_for_pod, is_reserved_for};
+use super::consumers::{
+    ClaimName, GROUP_CLAIMS, claims_of, group_key, is_for_pod, is_reserved_for,
+};
 use super::recent::RecentUids;
 use crate::cache::{IndexValue, Lister};
 use crate::client::Client;
@@ -90,7 +92,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
         own.pool_changed(change.object(), &mut taints);
     });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, TaintEviction::sync);
     Ok(())
 }
 
@@ -329,8 +331,8 @@ impl TaintEviction {
             return None;
         }
         let mut eviction = None;
-        for entry in &pod.spec.shape.resource_claims {
-            let (name, is_made) = match ClaimName::of(entry, pod.status.resource_claims()) {
+        for name in claims_of(pod) {
+            let (name, is_made) = match name {
                 ClaimName::Given(name) => (name, false),
                 ClaimName::Made(name) => (name, true),
                 ClaimName::NotMade | ClaimName::NotNeeded | ClaimName::Unsupported => continue,

@@ -57,7 +57,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             Err(error) => log::error!("node-ipam-controller: {error}"),
         }
     });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, Ipam::sync);
     Ok(())
 }
 
@@ -110,8 +110,10 @@ impl Ipam {
             }
             Err((error, is_unsure)) => {
                 self.record(&node, "CIDRAssignmentFailed");
-                if !is_unsure {
-                    self.ranges.lock().refused(&node);
+                let mut ranges = self.ranges.lock();
+                match is_unsure {
+                    true => ranges.doubt(&node),
+                    false => ranges.refused(&node),
                 }
                 Err(error.into())
             }

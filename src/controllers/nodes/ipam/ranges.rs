@@ -17,9 +17,18 @@ pub struct Ranges {
 struct Given {
     uid: Uid,
     ranges: Vec<Cidr>,
-    /// The API server has taken them. Else the next attempt is with the same ones: the last one may
-    /// have been carried out.
-    is_written: bool,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    /// No attempt to write them has ended yet.
+    Unwritten,
+    /// An attempt may have been carried out. A later refusal does not tell, so they stay the node's,
+    /// and the next attempt is with the same ones.
+    Unsure,
+    /// The API server has taken them.
+    Written,
 }
 
 impl Ranges {
@@ -49,7 +58,7 @@ impl Ranges {
     pub fn allocate(&mut self, node: &Node) -> Result<Option<Vec<Cidr>>, String> {
         let given = self.given.get(&node.meta.name).filter(|given| given.uid == node.meta.uid);
         if let Some(given) = given {
-            return Ok((!given.is_written).then(|| given.ranges.clone()));
+            return Ok((given.state != State::Written).then(|| given.ranges.clone()));
         }
         let mut ranges = Vec::new();
         for index in 0..self.sets.len() {
@@ -63,7 +72,8 @@ impl Ranges {
                 }
             }
         }
-        let given = Given { uid: node.meta.uid.clone(), ranges: ranges.clone(), is_written: false };
+        let (uid, state) = (node.meta.uid.clone(), State::Unwritten);
+        let given = Given { uid, ranges: ranges.clone(), state };
         // Of a node of the same name that is gone.
         if let Some(older) = self.given.insert(node.meta.name.clone(), given) {
             self.release(&older.ranges);
@@ -73,14 +83,30 @@ impl Ranges {
 
     /// The API server has taken the ranges that [`Ranges::allocate`] gave.
     pub fn written(&mut self, node: &Node) {
+        self.note(node, State::Written);
+    }
+
+    /// The API server may have taken them: the answer is lost.
+    pub fn doubt(&mut self, node: &Node) {
+        self.note(node, State::Unsure);
+    }
+
+    fn note(&mut self, node: &Node, state: State) {
         let given = self.given.get_mut(&node.meta.name);
         if let Some(given) = given.filter(|given| given.uid == node.meta.uid) {
-            given.is_written = true;
+            given.state = state;
         }
     }
 
-    /// The node did not get them.
+    /// The API server has refused them. They stay the node's if an earlier attempt is unsure.
     pub fn refused(&mut self, node: &Node) {
+        let given = self.given.get(&node.meta.name);
+        if given.is_some_and(|given| given.state != State::Unsure) {
+            self.take_back(node);
+        }
+    }
+
+    fn take_back(&mut self, node: &Node) {
         let given = self.given.get(&node.meta.name);
         if given.is_some_and(|given| given.uid == node.meta.uid)
             && let Some(given) = self.given.remove(&node.meta.name)
@@ -138,7 +164,7 @@ impl Ranges {
     /// # Errors
     /// As [`Ranges::occupy`].
     pub fn gone(&mut self, node: &Node, successor: Option<&Node>) -> Result<(), String> {
-        self.refused(node);
+        self.take_back(node);
         let kept = successor.map(|node| &*node.spec.pod_cidrs).unwrap_or_default();
         for (index, text) in node.spec.pod_cidrs.iter().enumerate() {
             let range = Cidr::parse(text)
@@ -289,5 +315,18 @@ mod tests {
         assert!(ranges.allocate(&y).unwrap().is_some());
         ranges.gone(&y, None).unwrap();
         assert_eq!(next(&mut ranges), "10.0.0.0/24");
+    }
+
+    #[test]
+    fn a_refusal_after_a_lost_answer_frees_nothing() {
+        let mut ranges = ranges(&[("10.0.0.0/24", 24)], &[]);
+        let (x, y) = (node("x", &[]), node("y", &[]));
+        let given = ranges.allocate(&x).unwrap();
+        ranges.doubt(&x);
+        ranges.refused(&x);
+        assert!(ranges.allocate(&y).is_err(), "the only range may be the node's");
+        assert_eq!(ranges.allocate(&x).unwrap(), given);
+        ranges.gone(&x, None).unwrap();
+        assert_eq!(ranges.allocate(&y).unwrap(), given);
     }
 }

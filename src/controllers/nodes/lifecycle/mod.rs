@@ -106,8 +106,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 
     let reconcile = c.queue(Retries::default());
     c.watch(&nodes, &reconcile, keys::of_current(|_| true));
-    let syncs = this.clone();
-    c.sync_by(NODE_WORKERS, reconcile, move |key| syncs.clone().reconcile(key));
+    c.sync_by(NODE_WORKERS, reconcile, &this, NodeLifecycle::reconcile);
 
     let placed = c.queue_named("node_lifecycle_controller_pods", Retries::default());
     let known = this.clone();
@@ -116,11 +115,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add(change.object().meta.key());
         }
     });
-    let syncs = this.clone();
-    c.sync_by(POD_WORKERS, placed, move |key| syncs.clone().pod_placed(key));
+    c.sync_by(POD_WORKERS, placed, &this, NodeLifecycle::pod_placed);
 
-    let syncs = this.clone();
-    c.sync_by(1, zones, move |zone| syncs.clone().taint_zone(zone));
+    c.sync_by(1, zones, &this, NodeLifecycle::taint_zone);
 
     // The first pass comes with the workers. The first node of a cluster starts the passes again.
     passes.add(PASS);
@@ -129,7 +126,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add_after(PASS, period);
         }
     });
-    c.sync_by(1, passes, move |_| this.clone().pass());
+    c.sync_by(1, passes, &this, |this, _| this.pass());
     Ok(())
 }
 
@@ -185,7 +182,8 @@ struct Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unmarked {
     No,
-    /// They could not all be marked. Upstream: `nodesToRetry`.
+    /// They could not all be marked, or the answer to the write of the node's conditions is lost.
+    /// Upstream: `nodesToRetry`.
     Failed,
     /// The node was Unknown when this manager first saw it: another one may have died before it
     /// marked them. They are marked if the node stays silent.

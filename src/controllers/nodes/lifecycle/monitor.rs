@@ -246,6 +246,12 @@ impl NodeLifecycle {
                 break;
             };
             log::error!("Error updating node {}: {error}", node.meta.name);
+            if error.is_unsure()
+                && let Some(known) = self.state.lock().known.get_mut(&node.meta.name)
+            {
+                // The node may show its new condition from now on, which marks no pods.
+                known.unmarked = Unmarked::Failed;
+            }
             attempts += 1;
             if attempts > ATTEMPTS {
                 log::error!("Update health of Node {}: given up in this pass", node.meta.name);

@@ -22,6 +22,15 @@ impl Due {
             Due::Never | Due::After(_) => planned >= now,
         }
     }
+
+    /// When an eviction that is planned since `planned`, and was due and failed, is due again, if
+    /// that is later than now: tolerations have become longer. Upstream counts from the change.
+    pub fn postpones(self, planned: Duration, now: Duration) -> Option<Duration> {
+        match self {
+            Due::After(after) => Some(planned.saturating_add(after)).filter(|due| *due > now),
+            Due::Never | Due::Now => None,
+        }
+    }
 }
 
 /// The first toleration of each taint counts. `comparison`: the gate
@@ -98,6 +107,21 @@ mod tests {
             (Due::After(secs(5)), 20, true),
         ] {
             assert_eq!(due.replaces(secs(planned), secs(20)), replaced, "{due:?} {planned}");
+        }
+    }
+
+    #[test]
+    fn an_eviction_that_failed_is_postponed_by_a_longer_toleration() {
+        let secs = Duration::from_secs;
+        for (due, postponed) in [
+            (Due::Now, None),
+            (Due::Never, None),
+            (Due::After(secs(5)), None),
+            (Due::After(secs(10)), None),
+            (Due::After(secs(11)), Some(secs(21))),
+            (Due::After(Duration::MAX), Some(Duration::MAX)),
+        ] {
+            assert_eq!(due.postpones(secs(10), secs(20)), postponed, "{due:?}");
         }
     }
 }

@@ -64,9 +64,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add(change.object().meta.key());
         }
     });
-    let syncs = this.clone();
-    c.sync_by(1, tainted, move |key| {
-        syncs.sync_node(&key);
+    c.sync_by(1, tainted, &this, |this, key| {
+        this.sync_node(&key);
         std::future::ready(Ok(Next::Done))
     });
 
@@ -77,13 +76,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add(change.object().meta.key());
         }
     });
-    let syncs = this.clone();
-    c.sync_by(1, placed, move |key| {
-        syncs.sync_pod(key);
+    c.sync_by(1, placed, &this, |this, key| {
+        this.sync_pod(key);
         std::future::ready(Ok(Next::Done))
     });
 
-    c.sync_by(EVICTIONS, evictions, move |key| this.clone().evict(key));
+    c.sync_by(EVICTIONS, evictions, &this, TaintEviction::evict);
     Ok(())
 }
 
@@ -124,12 +122,20 @@ struct Planned {
     /// When it was planned, and when it is due, on the monotonic clock.
     created: Duration,
     due: Duration,
-    /// The deletion is announced, and not announced again.
-    begun: bool,
-    /// The deletion is under way: its end is not announced.
-    running: bool,
+    stage: Stage,
     /// How often the API server has refused it.
     refusals: u32,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Stage {
+    /// It is not announced yet.
+    Waiting,
+    /// It is announced, and not announced again; a request is to be made, for the first time or once
+    /// more.
+    Announced,
+    /// A request is under way: the end of the eviction is not announced.
+    Running,
 }
 
 impl TaintEviction {
@@ -189,29 +195,30 @@ impl TaintEviction {
         if uid.is_some_and(|uid| uid != pod.meta.uid) {
             self.cancel(&key);
         }
-        let due = due::of(taints, &pod.spec.shape.tolerations, self.comparison);
-        let after = match due {
+        let wanted = due::of(taints, &pod.spec.shape.tolerations, self.comparison);
+        let after = match wanted {
             Due::Never => return self.cancel(&key),
             Due::Now => Duration::ZERO,
             Due::After(after) => after,
         };
-        let known = self.planned.lock().get(&key).map(|known| (known.begun, known.created));
-        let created = match known {
-            Some((begun, created)) if begun || !due.replaces(created, now) => return,
-            Some(_) => {
-                self.cancel(&key);
-                now
+        let known = self.planned.lock().get(&key).map(|known| (known.stage, known.created));
+        let (created, due) = match known {
+            None => (now, now.saturating_add(after)),
+            Some((Stage::Waiting, created)) if wanted.replaces(created, now) => {
+                (now, now.saturating_add(after))
             }
-            None => now,
+            Some((Stage::Announced, created)) => match wanted.postpones(created, now) {
+                Some(due) => (created, due),
+                None => return,
+            },
+            Some(_) => return,
         };
-        let planned = Planned {
-            uid: pod.meta.uid.clone(),
-            created,
-            due: now + after,
-            begun: after.is_zero(),
-            running: false,
-            refusals: 0,
-        };
+        if known.is_some() {
+            self.cancel(&key);
+        }
+        let after = due - now;
+        let stage = if after.is_zero() { Stage::Announced } else { Stage::Waiting };
+        let planned = Planned { uid: pod.meta.uid.clone(), created, due, stage, refusals: 0 };
         self.planned.lock().insert(key.clone(), planned);
         if after.is_zero() {
             self.announce(&key, "Marking for deletion Pod");
@@ -222,7 +229,7 @@ impl TaintEviction {
     /// Upstream: `cancelWorkWithEvent`.
     fn cancel(&self, key: &ObjectKey) {
         let cancelled = self.planned.lock().remove(key);
-        if cancelled.is_some_and(|planned| !planned.running) {
+        if cancelled.is_some_and(|planned| planned.stage != Stage::Running) {
             self.queue.cancel_timer(key);
             self.announce(key, "Cancelling deletion of Pod");
         }
@@ -253,9 +260,8 @@ impl TaintEviction {
                 self.queue.set_timer_after(key, planned.due - now);
                 return Ok(Next::Done);
             }
-            let begins = !std::mem::replace(&mut planned.begun, true);
-            planned.running = true;
-            (planned.uid.clone(), planned.due, begins)
+            let stage = std::mem::replace(&mut planned.stage, Stage::Running);
+            (planned.uid.clone(), planned.due, stage == Stage::Waiting)
         };
         if begins {
             self.announce(&key, "Marking for deletion Pod");
@@ -268,8 +274,10 @@ impl TaintEviction {
         match result {
             Err(error) if !is_gone(&error) => {
                 if let Some(planned) = self.planned.lock().get_mut(&key) {
-                    planned.running = false;
+                    planned.stage = Stage::Announced;
                 }
+                // Tolerations may have changed meanwhile.
+                self.sync_pod(key.clone());
                 return self.failed(&key, &uid, error);
             }
             Err(_) | Ok(false) => {}

@@ -63,7 +63,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let (leftovers, wake) = (this.clone(), queue.clone());
     c.at_start(move || leftovers.wake_leftovers(&wake));
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, EndpointsController::sync);
     Ok(())
 }
 

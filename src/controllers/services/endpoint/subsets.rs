@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use crate::controllers::services::service_endpoints::repack::Packer;
-use crate::controllers::services::service_endpoints::{belongs, hostname, port_number, target_ref};
+use crate::controllers::services::service_endpoints::{
+    OfferedPort, belongs, hostname, offered_ports, target_ref,
+};
 use crate::objects::{
     EndpointAddress, EndpointPort, EndpointSubset, Pod, Service, ServicePort, TargetRef,
 };
@@ -22,10 +24,8 @@ pub fn of_service(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
         if service.spec.ports.is_empty() && service.is_headless() {
             packer.add(&address, None, 0, ready);
         }
-        for (at, port) in service.spec.ports.iter().enumerate() {
-            if let Some(number) = port_number(pod, port) {
-                packer.add(&address, Some(&endpoint_port(port, number)), at, ready);
-            }
+        for OfferedPort { at, port, number } in offered_ports(service, pod) {
+            packer.add(&address, Some(&endpoint_port(port, number)), at, ready);
         }
     }
     packer.finish()

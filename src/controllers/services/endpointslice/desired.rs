@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::MANAGER;
 use crate::controllers::services::service_endpoints::slices::{MANAGED_BY, SERVICE_NAME, prefix};
 use crate::controllers::services::service_endpoints::{
-    HEADLESS, hostname, port_number, target_ref,
+    HEADLESS, OfferedPort, hostname, offered_ports, target_ref,
 };
 use crate::objects::{
     Endpoint, EndpointConditions, EndpointSlice, Interned, Istr, Labels, Meta, Node, Pod, Service,
@@ -68,15 +68,14 @@ pub fn endpoint(
 
 /// The ports that a pod offers of a Service's, in the Service's order. Upstream: `getEndpointPorts`.
 pub fn ports(service: &Service, pod: &Pod) -> Vec<SlicePort> {
-    let offered = service.spec.ports.iter().filter_map(|port| {
-        Some(SlicePort {
-            name: Some(port.name.clone()),
-            protocol: Some(port.protocol.clone()),
-            port: Some(port_number(pod, port)?),
-            app_protocol: port.app_protocol.clone(),
-        })
+    let offered = offered_ports(service, pod);
+    let ports = offered.into_iter().map(|OfferedPort { port, number, .. }| SlicePort {
+        name: Some(port.name.clone()),
+        protocol: Some(port.protocol.clone()),
+        port: Some(number),
+        app_protocol: port.app_protocol.clone(),
     });
-    offered.collect()
+    ports.collect()
 }
 
 /// What all slices of one Service, one family and one list of ports have in common.

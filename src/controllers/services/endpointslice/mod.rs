@@ -88,18 +88,15 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add("nodes");
         }
     });
-    let (looking, wake) = (this.clone(), queue.clone());
-    c.sync_by(1, topology_queue, move |_| {
-        looking.look_at_nodes(&wake);
+    let wake = queue.clone();
+    c.sync_by(1, topology_queue, &this, move |this, _| {
+        this.look_at_nodes(&wake);
         async { Ok(Next::Done) }
     });
-    c.sync(queue, move |key| {
-        let this = this.clone();
-        async move {
-            let result = this.sync(key).await;
-            metrics::synced(&result);
-            result
-        }
+    c.sync(queue, &this, async |this, key| {
+        let result = this.sync(key).await;
+        metrics::synced(&result);
+        result
     });
     Ok(())
 }

@@ -92,6 +92,7 @@ impl Reconciler {
         address_type: &str,
     ) -> (Vec<Group>, Vec<Error>) {
         let (mut groups, mut errors) = (Vec::<Group>::new(), Vec::new());
+        let mut places: HashMap<Vec<SlicePort>, usize> = HashMap::new();
         let mut nodes: HashMap<&Istr, Option<Arc<Node>>> = HashMap::new();
         // Pods that are alike offer the same: what the last one offered, and the group it went to.
         let mut last: Option<(Vec<SlicePort>, usize)> = None;
@@ -101,9 +102,8 @@ impl Reconciler {
                 Some((same, at)) if *same == offered => *at,
                 _ => {
                     let ports = in_order(offered.clone());
-                    let known = groups.iter().position(|group| group.ports == ports);
-                    let at = known.unwrap_or_else(|| {
-                        groups.push(Group { ports, endpoints: Vec::new() });
+                    let at = *places.entry(ports).or_insert_with_key(|ports| {
+                        groups.push(Group { ports: ports.clone(), endpoints: Vec::new() });
                         groups.len() - 1
                     });
                     last = Some((offered, at));

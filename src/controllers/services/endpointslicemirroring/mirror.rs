@@ -1,7 +1,7 @@
 //! Which slices mirror some Endpoints: one for each family and list of ports.
 //! Upstream: `pkg/controller/endpointslicemirroring`'s `reconciler`, `desiredCalc`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::MANAGER;
@@ -163,13 +163,17 @@ pub fn plan(
 /// Instead of deleting a slice and creating another, one is replaced.
 fn recycle(plan: &mut Plan) {
     let Plan { create, update, delete, .. } = plan;
+    let mut new: BTreeMap<Istr, VecDeque<EndpointSlice>> = BTreeMap::new();
+    for slice in create.drain(..) {
+        new.entry(slice.address_type.clone()).or_default().push_back(slice);
+    }
     delete.retain(|old| {
-        let fits = create.iter().position(|new| new.address_type == old.address_type);
-        if let Some(at) = fits {
-            update.push(named(create.remove(at), old));
-        }
-        fits.is_none()
+        let fits = new.get_mut(&old.address_type).and_then(VecDeque::pop_front);
+        let keep = fits.is_none();
+        update.extend(fits.map(|new| named(new, old)));
+        keep
     });
+    create.extend(new.into_values().flatten());
 }
 
 /// `new`, to take the place of `old`.

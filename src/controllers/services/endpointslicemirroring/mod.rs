@@ -82,14 +82,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let period = c.options().mirroring_endpointslice_updates_batch_period;
     c.watch(&slices, &queue, slices::wake_service(MANAGER, tracker, period));
-    c.sync(queue, move |key| {
-        let this = this.clone();
-        async move {
-            let start = this.clock.monotonic();
-            let result = this.sync(key).await;
-            metrics::took(this.clock.monotonic().saturating_sub(start));
-            result
-        }
+    c.sync(queue, &this, async |this, key| {
+        let start = this.clock.monotonic();
+        let result = this.clone().sync(key).await;
+        metrics::took(this.clock.monotonic().saturating_sub(start));
+        result
     });
     Ok(())
 }

@@ -19,8 +19,10 @@ use serde::Serialize;
 use crate::cache::Lister;
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, Mapper};
+use crate::lookup::Lookup;
 use crate::objects::{
-    Labels, Object, ObjectKey, Pod, Resource, Service, ServicePort, TargetPort, TargetRef,
+    Labels, NamedPort, Object, ObjectKey, Pod, Resource, Service, ServicePort, TargetPort,
+    TargetRef,
 };
 use crate::workqueue::{
     BucketRateLimiter, MaxOfRateLimiter, RateLimiter, exponential_failure_rate_limiter,
@@ -105,13 +107,31 @@ pub fn hostname(pod: &Pod, service: &Service) -> Option<Arc<str>> {
     named.then(|| hostname.into())
 }
 
-/// The port of `pod` that a Service's port leads to; `None`: it has none of that name.
-/// Upstream: `FindPort`.
-pub fn port_number(pod: &Pod, port: &ServicePort) -> Option<i32> {
-    match &port.target_port {
+/// A Service's port that a pod offers.
+pub struct OfferedPort<'a> {
+    /// Its place in the Service.
+    pub at: usize,
+    pub port: &'a ServicePort,
+    /// The pod's number of it.
+    pub number: i32,
+}
+
+/// The ports of a Service that `pod` offers, in the Service's order. Of the pod's ports with one name
+/// the first counts. Upstream: `FindPort`.
+pub fn offered_ports<'a>(service: &'a Service, pod: &Pod) -> Vec<OfferedPort<'a>> {
+    let ports = &service.spec.ports;
+    let is_named = |port: &ServicePort| matches!(port.target_port, TargetPort::Name(_));
+    let named: Vec<&NamedPort> = match ports.iter().any(is_named) {
+        true => pod.named_ports().collect(),
+        false => Vec::new(),
+    };
+    let by_key = Lookup::new(&named, |port| &port.key);
+    let number = |port: &ServicePort| match &port.target_port {
         TargetPort::Number(number) => Some(*number),
-        TargetPort::Name(name) => pod.port(name, &port.protocol),
-    }
+        TargetPort::Name(name) => Some(by_key.get(&(name.clone(), port.protocol.clone()))?.number),
+    };
+    let offered = |(at, port)| Some(OfferedPort { at, port, number: number(port)? });
+    ports.iter().enumerate().filter_map(offered).collect()
 }
 
 pub fn target_ref(pod: &Pod) -> Arc<TargetRef> {

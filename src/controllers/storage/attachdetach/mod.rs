@@ -124,13 +124,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     c.ready_when(&this.populated);
     metrics::report(&this);
-    let (of_pods, of_volumes, of_nodes) = (this.clone(), this.clone(), this);
-    c.sync_by(1, pod_queue, move |key| {
-        let this = of_pods.clone();
-        async move { this.sync_pod(&key).await }
-    });
-    c.sync_by(WORKERS, volume_queue, move |key| of_volumes.clone().sync_volume(key));
-    c.sync_by(WORKERS, node_queue, move |key| of_nodes.clone().sync_node(key));
+    c.sync_by(1, pod_queue, &this, async |this, key| this.sync_pod(&key).await);
+    c.sync_by(WORKERS, volume_queue, &this, AttachDetach::sync_volume);
+    c.sync_by(WORKERS, node_queue, &this, AttachDetach::sync_node);
     Ok(())
 }
 

@@ -66,12 +66,17 @@ pub enum Stage {
     /// Requests are under way.
     Requesting,
     /// The driver is at work.
-    Waiting {
-        attachment: Istr,
-        since: Duration,
-        /// The attachment of this uid is gone already, though the cache may still hold it.
-        gone: Option<Uid>,
-    },
+    Waiting { attachment: Istr, since: Duration, lag: Lag },
+}
+
+/// How the cache of VolumeAttachments is known to lag behind the API server.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Lag {
+    None,
+    /// The attachment of this uid is gone, though the cache may still hold it.
+    Gone(Uid),
+    /// The attachment exists, though the cache may not hold it before it has seen this version.
+    Unseen(u64),
 }
 
 impl Operation {
@@ -94,13 +99,15 @@ impl Operation {
     }
 
     /// What has become of an operation that the driver works on: its end, or when to look again
-    /// unless the attachment changes before.
+    /// unless the attachment changes before. `seen`: the version that the cache had seen before the
+    /// attachment was looked for in it.
     pub fn progress(
         &self,
         found: Option<&VolumeAttachment>,
+        seen: u64,
         now: Duration,
     ) -> Result<Result<(), String>, Duration> {
-        let Stage::Waiting { since, gone, .. } = &self.stage else { return Err(Duration::MAX) };
+        let Stage::Waiting { since, lag, .. } = &self.stage else { return Err(Duration::MAX) };
         let (deadline, patience) = (*since + DRIVER_TIMEOUT, *since + ERROR_GRACE);
         let error = match (self.kind, found) {
             (Kind::Attach, None) => None,
@@ -111,11 +118,18 @@ impl Operation {
             (Kind::Attach, Some(va)) => {
                 va.status.attach_error.as_ref().map(|error| &*error.message)
             }
-            (Kind::Detach, None) => return Ok(Ok(())),
-            (Kind::Detach, Some(va)) => match gone {
-                Some(uid) if *uid != va.meta.uid => return Ok(Ok(())),
-                Some(_) => None,
-                None => va.status.detach_error.as_ref().map(|error| &*error.message),
+            (Kind::Detach, None) => match lag {
+                // No event may come once the cache has seen enough.
+                Lag::Unseen(version) if seen < *version && now < deadline => {
+                    return Err(deadline.min(now + ERROR_GRACE));
+                }
+                Lag::Unseen(version) if seen < *version => None,
+                _ => return Ok(Ok(())),
+            },
+            (Kind::Detach, Some(va)) => match lag {
+                Lag::Gone(uid) if *uid != va.meta.uid => return Ok(Ok(())),
+                Lag::Gone(_) => None,
+                _ => va.status.detach_error.as_ref().map(|error| &*error.message),
             },
         };
         match error {
@@ -289,35 +303,42 @@ mod tests {
         let error = |text: &str| Ok(Err(text.to_owned()));
         let wait = |until: Duration| Err(until);
         type Expected = Result<Result<(), String>, Duration>;
-        type Case<'a> = (Kind, Option<&'a Value>, Option<&'a str>, Duration, Expected);
+        type Case<'a> = (Kind, Option<&'a Value>, Lag, Duration, Expected);
+        let gone = |uid: &str| Lag::Gone(Uid::new(uid));
         let table: Vec<Case> = vec![
-            (Kind::Attach, None, None, later, wait(late)),
-            (Kind::Attach, None, None, late, timeout("attach")),
-            (Kind::Attach, Some(&attached), None, now, Ok(Ok(()))),
+            (Kind::Attach, None, Lag::None, later, wait(late)),
+            (Kind::Attach, None, Lag::None, late, timeout("attach")),
+            (Kind::Attach, Some(&attached), Lag::None, now, Ok(Ok(()))),
             (
                 Kind::Attach,
                 Some(&deleted),
-                None,
+                Lag::None,
                 later,
                 error("volume attachment is being deleted"),
             ),
-            (Kind::Attach, Some(&refused), None, now, wait(now + ERROR_GRACE)),
-            (Kind::Attach, Some(&refused), None, later, error("no")),
-            (Kind::Attach, Some(&plain), None, later, wait(late)),
-            (Kind::Detach, None, None, now, Ok(Ok(()))),
-            (Kind::Detach, Some(&deleted), None, later, wait(late)),
-            (Kind::Detach, Some(&kept), None, later, error("busy")),
-            (Kind::Detach, Some(&plain), Some("u"), later, wait(late)),
-            (Kind::Detach, Some(&plain), Some("older"), later, Ok(Ok(()))),
-            (Kind::Detach, Some(&plain), None, late, timeout("detach")),
+            (Kind::Attach, Some(&refused), Lag::None, now, wait(now + ERROR_GRACE)),
+            (Kind::Attach, Some(&refused), Lag::None, later, error("no")),
+            (Kind::Attach, Some(&plain), Lag::None, later, wait(late)),
+            (Kind::Detach, None, Lag::None, now, Ok(Ok(()))),
+            (Kind::Detach, Some(&deleted), Lag::None, later, wait(late)),
+            (Kind::Detach, Some(&kept), Lag::None, later, error("busy")),
+            (Kind::Detach, Some(&plain), gone("u"), later, wait(late)),
+            (Kind::Detach, Some(&plain), gone("older"), later, Ok(Ok(()))),
+            (Kind::Detach, Some(&plain), Lag::None, late, timeout("detach")),
+            // The cache had seen version 7.
+            (Kind::Detach, None, Lag::Unseen(8), now, wait(now + ERROR_GRACE)),
+            (Kind::Detach, None, Lag::Unseen(8), late - ERROR_GRACE / 2, wait(late)),
+            (Kind::Detach, None, Lag::Unseen(8), late, timeout("detach")),
+            (Kind::Detach, None, Lag::Unseen(7), now, Ok(Ok(()))),
+            (Kind::Detach, Some(&kept), Lag::Unseen(8), later, error("busy")),
+            (Kind::Detach, Some(&plain), Lag::Unseen(7), later, wait(late)),
         ];
-        for (kind, found, gone, at, expected) in table {
+        for (kind, found, lag, at, expected) in table {
             let mut waiting = operation(kind, "n", true);
-            let gone = gone.map(Uid::new);
-            waiting.stage = Stage::Waiting { attachment: "va".into(), since: now, gone };
+            waiting.stage = Stage::Waiting { attachment: "va".into(), since: now, lag };
             let found: Option<VolumeAttachment> =
                 found.map(|found| serde_json::from_value(found.clone()).unwrap());
-            assert_eq!(waiting.progress(found.as_ref(), at), expected, "{kind:?} {found:?}");
+            assert_eq!(waiting.progress(found.as_ref(), 7, at), expected, "{kind:?} {found:?}");
         }
     }
 }

@@ -7,15 +7,16 @@ use serde_json::{Value, json};
 
 use super::AttachDetach;
 use super::metrics;
-use super::operations::{Kind, PodRef};
+use super::operations::{Kind, Lag, PodRef};
 use super::reconcile::{Act, Ended, Facts, Plan};
+use super::world::{Listed, Report};
 use crate::client::{Delete, Patch};
 use crate::controllers::storage::volume_specs::{
     AttachmentSource, Csi, Plugin, Spec, attachment_name, driver_and_handle, flex_driver_of,
 };
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{
-    Istr, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Uid, VolumeAttachment,
+    AttachedVolume, Istr, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, VolumeAttachment,
 };
 use crate::sort::Order;
 
@@ -51,6 +52,7 @@ impl AttachDetach {
 
     fn decide(&self, name: &Istr) -> Plan {
         let facts = Facts {
+            seen: self.attachments.last_seen_version(),
             attachment: &|name| self.attachments.get(&ObjectKey::cluster(name)),
             health: &|node| self.health(node),
             attaches: &|driver| self.resolver.attaches(driver),
@@ -119,13 +121,12 @@ impl AttachDetach {
             Act::Attach { node, spec } => match self.attach(&spec, &node).await {
                 Err(error) => self.end(name, &node, Err(error)),
                 Ok(Some(device)) => self.end(name, &node, Ok(device)),
-                Ok(None) => self.wait(name, &node, None),
+                Ok(None) => self.wait(name, &node, Lag::None),
             },
             Act::Detach { node, verify } => match self.detach(name, &node, verify).await {
                 Err(error) => self.end(name, &node, Err(error)),
                 Ok(Detaching::Done) => self.end(name, &node, Ok(Istr::default())),
-                Ok(Detaching::Begun) => self.wait(name, &node, None),
-                Ok(Detaching::Gone(uid)) => self.wait(name, &node, Some(uid)),
+                Ok(Detaching::Begun(lag)) => self.wait(name, &node, lag),
             },
             Act::RefuseMultiAttach { spec, pods, users } => {
                 self.refuse_multi_attach(&spec, &pods, &users);
@@ -139,8 +140,8 @@ impl AttachDetach {
         }
     }
 
-    fn wait(&self, name: &Istr, node: &Istr, gone: Option<Uid>) {
-        self.world.lock().wait(name, node, gone, self.clock.monotonic());
+    fn wait(&self, name: &Istr, node: &Istr, lag: Lag) {
+        self.world.lock().wait(name, node, lag, self.clock.monotonic());
     }
 
     /// Attaches the volume and returns the path of the device; `None`: the driver is to answer.
@@ -183,12 +184,26 @@ impl AttachDetach {
             None => Delete::new(),
         };
         match self.client.delete::<VolumeAttachment>(&attachment, delete).await {
-            Ok(()) => Ok(Detaching::Begun),
+            Ok(()) if known.is_some() => Ok(Detaching::Begun(Lag::None)),
+            Ok(()) => self.unseen(&attachment).await,
             Err(error) if error.is_not_found() => {
-                Ok(known.map_or(Detaching::Done, Detaching::Gone))
+                Ok(known.map_or(Detaching::Done, |uid| Detaching::Begun(Lag::Gone(uid))))
             }
             Err(error) => Err(format!(
                 "kubernetes.io/csi: detacher.Detach failed to delete VolumeAttachment [{}]: {}",
+                attachment.name,
+                Error::from(error).message(),
+            )),
+        }
+    }
+
+    /// Whether an attachment whose deletion has begun, and that the cache does not have, is gone.
+    async fn unseen(&self, attachment: &ObjectKey) -> Result<Detaching, String> {
+        match self.client.get::<VolumeAttachment>(attachment).await {
+            Ok(found) => Ok(Detaching::Begun(Lag::Unseen(found.meta.resource_version))),
+            Err(error) if error.is_not_found() => Ok(Detaching::Done),
+            Err(error) => Err(format!(
+                "kubernetes.io/csi: detacher.Detach failed to get VolumeAttachment [{}]: {}",
                 attachment.name,
                 Error::from(error).message(),
             )),
@@ -266,10 +281,13 @@ impl AttachDetach {
         let is_there = match self.nodes.get(&key) {
             None => false,
             Some(node) => {
-                let cached = || sorted(&node.status.volumes_attached);
-                let known = report.last_written.clone().unwrap_or_else(cached);
-                // Starting over a cluster that is in order writes nothing.
-                known == report.volumes || self.write_status(&key, &report.volumes).await?
+                let is_listed = match &report.listed {
+                    // Starting over a cluster that is in order writes nothing.
+                    Listed::Cached => sorted(&node.status.volumes_attached) == report.volumes,
+                    Listed::Written(volumes) => *volumes == report.volumes,
+                    Listed::Unknown => false,
+                };
+                is_listed || self.write_status(&key, &report).await?
             }
         };
         let mut world = self.world.lock();
@@ -284,23 +302,25 @@ impl AttachDetach {
     }
 
     /// Returns whether the node is still there.
-    async fn write_status(
-        &self,
-        key: &ObjectKey,
-        volumes: &[crate::objects::AttachedVolume],
-    ) -> Result<bool, Error> {
+    async fn write_status(&self, key: &ObjectKey, report: &Report) -> Result<bool, Error> {
+        let volumes = &report.volumes;
         let volumes = if volumes.is_empty() { Value::Null } else { json!(volumes) };
         let patch = Patch::StrategicMerge(json!({ "status": { "volumesAttached": volumes } }));
         let status = self.client.resource(&Node::RESOURCE).subresource("status");
         match status.patch::<PartialObjectMetadata>(key, &patch).await {
             Ok(_) => Ok(true),
             Err(error) if error.is_not_found() => Ok(false),
-            Err(error) => Err(error.into()),
+            Err(error) => {
+                if error.is_unsure() {
+                    self.world.lock().doubt(&key.name, report);
+                }
+                Err(error.into())
+            }
         }
     }
 }
 
-fn sorted(volumes: &[crate::objects::AttachedVolume]) -> Vec<crate::objects::AttachedVolume> {
+fn sorted(volumes: &[AttachedVolume]) -> Vec<AttachedVolume> {
     let mut volumes = volumes.to_vec();
     volumes.order();
     volumes
@@ -309,9 +329,7 @@ fn sorted(volumes: &[crate::objects::AttachedVolume]) -> Vec<crate::objects::Att
 enum Detaching {
     Done,
     /// The driver is to answer.
-    Begun,
-    /// There was no attachment, though the cache holds that of this uid.
-    Gone(Uid),
+    Begun(Lag),
 }
 
 fn new_attachment(name: &str, csi: &Csi, node: &str) -> Value {
@@ -349,6 +367,7 @@ fn multi_attach_error(namespace: &str, users: &[PodRef]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::Uid;
 
     #[test]
     fn texts_are_those_of_upstream() {

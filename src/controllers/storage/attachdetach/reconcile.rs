@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::operations::{Begin, Kind, Operation, PodRef, Stage};
+use super::operations::{Begin, Kind, Lag, Operation, PodRef, Stage};
 use super::world::{World, attachment_of};
 use crate::controllers::storage::volume_specs::Spec;
-use crate::objects::{Istr, Uid, VolumeAttachment};
+use crate::objects::{Istr, VolumeAttachment};
 
 /// Upstream: `ReconcilerMaxWaitForUnmountDuration`.
 const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(6 * 60);
@@ -32,6 +32,8 @@ pub struct Health {
 /// What a decision reads besides the [`World`].
 pub struct Facts<'a> {
     pub attachment: &'a dyn Fn(&str) -> Option<Arc<VolumeAttachment>>,
+    /// The version that the cache of attachments had seen before it is read.
+    pub seen: u64,
     pub health: &'a dyn Fn(&str) -> Health,
     /// Whether a driver attaches its volumes.
     pub attaches: &'a dyn Fn(&str) -> bool,
@@ -121,7 +123,7 @@ impl World {
         for operation in volume.operations.iter() {
             let Stage::Waiting { attachment, .. } = &operation.stage else { continue };
             let found = (facts.attachment)(attachment);
-            match operation.progress(found.as_deref(), facts.now) {
+            match operation.progress(found.as_deref(), facts.seen, facts.now) {
                 Ok(result) => answers.push((operation.node.clone(), result)),
                 Err(until) => plan.wake(until),
             }
@@ -155,12 +157,12 @@ impl World {
     }
 
     /// The driver works on the operation from now on.
-    pub fn wait(&mut self, name: &Istr, node: &Istr, gone: Option<Uid>, now: Duration) {
+    pub fn wait(&mut self, name: &Istr, node: &Istr, lag: Lag, now: Duration) {
         let Some(volume) = self.volumes.get_mut(name) else { return };
         let Some(operation) = volume.operations.on(node) else { return };
         let attachment = attachment_of(operation.spec.as_deref(), name, node);
         let Some(attachment) = attachment else { return };
-        operation.stage = Stage::Waiting { attachment: attachment.clone(), since: now, gone };
+        operation.stage = Stage::Waiting { attachment: attachment.clone(), since: now, lag };
         self.expect_attachment(&attachment, name);
     }
 

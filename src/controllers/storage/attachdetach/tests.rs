@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::operations::{Kind, PodRef};
+use super::operations::{Kind, Lag, PodRef};
 use super::reconcile::{Act, Facts, Health, Plan, Settings};
-use super::world::{Report, World};
+use super::world::{Listed, Report, World};
 use crate::controllers::runner::Change;
 use crate::controllers::storage::volume_specs::{Spec, of_volume};
 use crate::objects::{CSIDriver, Istr, ObjectKey, PersistentVolume, Uid, VolumeAttachment};
@@ -81,6 +81,7 @@ impl Stage {
                 let found = self.attachments.get(name)?;
                 Some(Arc::new(serde_json::from_value(found.clone()).unwrap()))
             },
+            seen: 0,
             health: &|node| self.health.get(node).copied().unwrap_or_default(),
             attaches: &|_| true,
             detaches: &|_, _| self.detaches,
@@ -96,7 +97,7 @@ impl Stage {
 
     /// As the driver of requests does once they are made.
     fn wait(&mut self, node: &str) {
-        self.world.wait(&self.spec.volume.clone(), &node.into(), None, self.now);
+        self.world.wait(&self.spec.volume.clone(), &node.into(), Lag::None, self.now);
     }
 
     fn fail(&mut self, node: &str) {
@@ -171,6 +172,25 @@ fn a_pod_that_comes_back_before_the_node_is_written_keeps_the_volume() {
     assert_eq!(stage.write("a"), ["kubernetes.io/csi/d^h"]);
     assert_eq!(stage.acts(), []);
     assert_eq!(stage.world.is_attached(&stage.spec.volume, "a"), Some(true));
+}
+
+#[test]
+fn after_a_lost_answer_it_is_not_known_what_a_node_lists() {
+    let mut stage = Stage::attached("ReadWriteOnce");
+    stage.unwant("p");
+    stage.in_use("a", false);
+    stage.acts();
+    let report = stage.world.unwritten_report("a").expect("a list without the volume");
+    assert_eq!((report.volumes.len(), matches!(report.listed, Listed::Written(_))), (0, true));
+    stage.world.doubt("a", &report);
+    // The list is that of before the write, but the node may not have it any more.
+    stage.want("q", "a");
+    stage.acts();
+    let report = stage.world.unwritten_report("a").expect("a list with the volume");
+    assert_eq!((report.volumes.len(), &report.listed), (1, &Listed::Unknown));
+    let volumes = report.volumes.clone();
+    stage.world.written(&"a".into(), report, true);
+    assert_eq!(stage.world.nodes["a"].listed, Listed::Written(volumes));
 }
 
 #[test]
@@ -344,8 +364,8 @@ fn nodes_that_appear_get_their_list_again() {
     let mut stage = Stage::attached("ReadWriteOnce");
     assert_eq!(stage.world.unwritten_report("a"), None);
     stage.world.node_appeared(&"a".into());
-    let Report { volumes, last_written, .. } = stage.world.unwritten_report("a").unwrap();
-    assert_eq!((volumes.len(), last_written), (1, None));
+    let Report { volumes, listed, .. } = stage.world.unwritten_report("a").unwrap();
+    assert_eq!((volumes.len(), listed), (1, Listed::Cached));
 }
 
 #[test]
@@ -359,7 +379,7 @@ fn a_node_that_is_created_again_under_its_name_gets_its_list() {
     stage.world.node_appeared(&node);
     stage.world.written(&node, report, true);
     let report = stage.world.unwritten_report("a").expect("a list for the second node");
-    assert_eq!((report.volumes.len(), &report.last_written), (1, &None));
+    assert_eq!((report.volumes.len(), &report.listed), (1, &Listed::Cached));
     stage.world.written(&node, report, true);
     assert_eq!(stage.world.unwritten_report("a"), None);
 }

@@ -67,11 +67,22 @@ pub(super) struct Node {
     /// Counts the changes of the report, and those that are written.
     changes: u64,
     pub written: u64,
-    /// What was written last; `None`: what the cache says.
-    last_written: Option<Vec<AttachedVolume>>,
+    pub listed: Listed,
     /// How often the node appeared or was deleted: a write to an earlier node of the name does not
     /// count for a later one.
     turns: u64,
+}
+
+/// What the status of a node is known to list.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Listed {
+    /// What the cache says.
+    #[default]
+    Cached,
+    /// What was written last.
+    Written(Vec<AttachedVolume>),
+    /// The answer to the last write is lost.
+    Unknown,
 }
 
 struct WantingPod {
@@ -85,7 +96,7 @@ struct WantingPod {
 pub struct Report {
     pub change: u64,
     pub volumes: Vec<AttachedVolume>,
-    pub last_written: Option<Vec<AttachedVolume>>,
+    pub listed: Listed,
     turns: u64,
 }
 
@@ -130,7 +141,7 @@ impl World {
     pub fn node_appeared(&mut self, name: &Istr) {
         let Some(node) = self.nodes.get_mut(name) else { return };
         node.turns += 1;
-        node.last_written = None;
+        node.listed = Listed::Cached;
         if node.report.is_none() {
             return;
         }
@@ -144,7 +155,7 @@ impl World {
         let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
         node.gone = true;
         node.turns += 1;
-        node.last_written = None;
+        node.listed = Listed::Cached;
         let changed = self.set_in_use(name, in_use);
         self.tidy_node(name);
         changed
@@ -402,7 +413,14 @@ impl World {
             .map(|volume| AttachedVolume { name: volume.clone(), device_path: device_path(volume) })
             .collect();
         let (change, turns) = (node.changes, node.turns);
-        Some(Report { change, volumes, last_written: node.last_written.clone(), turns })
+        Some(Report { change, volumes, listed: node.listed.clone(), turns })
+    }
+
+    /// The report may be in the status: the answer is lost.
+    pub fn doubt(&mut self, name: &str, report: &Report) {
+        if let Some(node) = self.nodes.get_mut(name).filter(|node| node.turns == report.turns) {
+            node.listed = Listed::Unknown;
+        }
     }
 
     /// The report is in the status, or there is no node to write it to. Returns the volumes whose
@@ -411,7 +429,10 @@ impl World {
         let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
         node.written = node.written.max(report.change);
         if node.turns == report.turns {
-            node.last_written = is_there.then_some(report.volumes);
+            node.listed = match is_there {
+                true => Listed::Written(report.volumes),
+                false => Listed::Cached,
+            };
         }
         let waits = |volume: &&Istr| {
             let operations = self.volumes.get(*volume).map(|volume| &volume.operations);

@@ -103,7 +103,7 @@ impl<'a> Request<'a> {
 }
 
 /// The volume for `claim`: one of those that name it, else the smallest that is free, both among the
-/// volumes with the fewest access modes. `free`: none, where the scheduler chooses among the free
+/// volumes with the fewest access modes. Upstream takes sets of as many modes in any order. `free`: none, where the scheduler chooses among the free
 /// volumes. `newest`: the newest state of a volume. `with_classes`: the gate VolumeAttributesClass.
 ///
 /// # Errors
@@ -124,10 +124,10 @@ pub fn best_match(
     let naming = naming.into_iter();
     let naming = naming.filter(|volume| names(volume, claim) && request.is_suited_by(volume));
     let named = naming.min_by_key(order);
-    let limit = named.as_ref().map(|volume| grade(volume));
+    let limit = named.as_ref().map(|volume| grade(volume).0);
     let shelf = request.shelf();
     let free = free.into_iter().flat_map(|free| free.find(&shelf, request.modes, request.size));
-    let before_named = free.take_while(|(grade, _)| limit.is_none_or(|limit| *grade < limit));
+    let before_named = free.take_while(|((modes, _), _)| limit.is_none_or(|limit| *modes < limit));
     let mut taken = before_named.filter_map(|(_, name)| newest(name));
     Ok(taken.find(|volume| request.may_take(volume)).or(named))
 }
@@ -229,7 +229,7 @@ mod tests {
         let rank = |volume: &&Arc<PersistentVolume>| {
             let size = Size(volume.spec.capacity.unwrap_or_default());
             let grade = Modes::of(&volume.spec.access_modes).grade();
-            (grade, !is_named(volume), size, volume.meta.name.clone())
+            (grade.0, !is_named(volume), grade, size, volume.meta.name.clone())
         };
         volumes.iter().filter(fits).min_by_key(rank).cloned()
     }
@@ -391,6 +391,19 @@ mod tests {
         let found = best(&claim, &[free.clone(), wide.clone()], false);
         assert_eq!(found.as_deref(), Some("free"), "fewer modes count more");
         assert_eq!(best(&claim, &[free, wide], true).as_deref(), Some("named"));
+    }
+
+    #[test]
+    fn a_volume_that_names_the_claim_comes_before_free_ones_with_as_many_modes() {
+        let named = json!({ "spec": { "claimRef": { "namespace": "ns", "name": "claim" } } });
+        let claim = claim("1Gi", RWO, json!({}));
+        let other = &["ReadWriteOnce", "ReadWriteMany"];
+        for (of_named, of_free) in [(BOTH, &other[..]), (other, BOTH)] {
+            let named = volume("named", "10Gi", of_named, named.clone());
+            let free = volume("free", "1Gi", of_free, json!({}));
+            let found = best(&claim, &[free, named], false);
+            assert_eq!(found.as_deref(), Some("named"), "{of_named:?} {of_free:?}");
+        }
     }
 
     #[test]

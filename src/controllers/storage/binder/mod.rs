@@ -113,14 +113,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     c.at_start(move || metrics::register(volumes, claims));
     c.background(move |stop| operations::run(started, stop));
-    let this = binder.clone();
-    c.sync_by(WORKERS, volume_queue, move |key| {
-        let sync = this.clone().sync_volume(key);
-        async move { sync.await.map_err(routine) }
+    c.sync_by(WORKERS, volume_queue, &binder, async |this, key| {
+        this.sync_volume(key).await.map_err(routine)
     });
-    c.sync_by(WORKERS, claim_queue, move |key| {
-        let sync = binder.clone().sync_claim(key);
-        async move { sync.await.map_err(routine) }
+    c.sync_by(WORKERS, claim_queue, &binder, async |this, key| {
+        this.sync_claim(key).await.map_err(routine)
     });
     Ok(())
 }

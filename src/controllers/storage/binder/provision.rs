@@ -140,12 +140,21 @@ impl Binder {
             return Err(Error::other(error));
         }
         let volume = host_path_volume(claim, class, &name, &path);
-        let Err(error) = self.save(&volume).await else {
-            let message = format!("Successfully provisioned volume {name} using {plugin}");
-            self.record(&**claim, Notice::normal("ProvisioningSucceeded", message));
-            return Ok(());
+        let (error, is_unsure) = match self.save(&volume).await {
+            Ok(()) => {
+                let message = format!("Successfully provisioned volume {name} using {plugin}");
+                self.record(&**claim, Notice::normal("ProvisioningSucceeded", message));
+                return Ok(());
+            }
+            Err(failed) => failed,
         };
         let key = claim.meta.key();
+        if is_unsure {
+            // The volume may be there, and its directory in use: the next try looks for it.
+            let error = error.message();
+            fail(claim, format!("Error creating provisioned PV object for claim {key}: {error}."));
+            return Err(Error::other(error));
+        }
         let error = error.message();
         fail(
             claim,
@@ -203,8 +212,10 @@ impl Binder {
         }
     }
 
-    async fn save(&self, volume: &Value) -> Result<(), Error> {
-        let mut tries = 0;
+    /// # Errors
+    /// The last one, and whether the volume may have been created after all.
+    async fn save(&self, volume: &Value) -> Result<(), (Error, bool)> {
+        let (mut tries, mut is_unsure) = (0, false);
         loop {
             tries += 1;
             match self.client.create::<PersistentVolume>("", volume).await {
@@ -213,8 +224,13 @@ impl Binder {
                     return Ok(());
                 }
                 Err(error) if error.is_already_exists() => return Ok(()),
-                Err(error) if tries == TRIES => return Err(error.into()),
-                Err(_) => self.clock.sleep(BETWEEN_TRIES).await,
+                Err(error) => {
+                    is_unsure |= error.is_unsure();
+                    if tries == TRIES {
+                        return Err((error.into(), is_unsure));
+                    }
+                    self.clock.sleep(BETWEEN_TRIES).await;
+                }
             }
         }
     }

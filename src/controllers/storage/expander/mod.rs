@@ -48,7 +48,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let (client, recorder, clock) = (c.client(), c.recorder(), c.clock());
     let this = Arc::new(Expander { client, recorder, clock, claims, volumes });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, Expander::sync);
     Ok(())
 }
 

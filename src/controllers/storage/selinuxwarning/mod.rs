@@ -15,8 +15,10 @@ use crate::cache::{IndexValue, Lister, Scope};
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
 use crate::events::Recorder;
+use crate::lookup::Lookup;
 use crate::objects::{
-    CSIDriver, ConfinedPod, Istr, ObjectKey, PersistentVolume, PersistentVolumeClaim, Resource,
+    CSIDriver, ClaimVolume, ConfinedPod, InlineVolume, Istr, ObjectKey, PersistentVolume,
+    PersistentVolumeClaim, Resource,
 };
 
 const CLAIM_INDEX: &str = "pod-pvc-index";
@@ -97,10 +99,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     metrics::report(&this);
-    c.sync_by(1, queue, move |key| {
-        let this = this.clone();
-        async move { this.sync(&key) }
-    });
+    c.sync_by(1, queue, &this, async |this, key| this.sync(&key));
     Ok(())
 }
 
@@ -125,9 +124,17 @@ impl SelinuxWarning {
             self.uses.lock().remove(key);
             return Ok(Next::Done);
         };
+        let claims = Lookup::new(&pod.shape.claims, |claim| claim.volume.as_str());
+        let inline = Lookup::new(&pod.shape.inline_volumes, |inline| inline.name.as_str());
         let mut errors = Vec::new();
         for mount in &pod.shape.mounts {
-            let spec = match self.spec(&pod, &mount.volume).transpose() {
+            let spec = match (claims.get(&mount.volume), inline.get(&mount.volume)) {
+                (Some(claim), _) => self.spec_of_claim(&pod, claim).transpose(),
+                (None, inline) => {
+                    Ok(inline.and_then(|inline| SelinuxWarning::spec_of_inline(&pod, inline)))
+                }
+            };
+            let spec = match spec {
                 Ok(spec) => spec,
                 Err(error) => {
                     errors.push(error);
@@ -153,21 +160,22 @@ impl SelinuxWarning {
         Error::many(errors).map_or(Ok(Next::Done), Err)
     }
 
-    /// The spec of the volume; `None`: one without labels, or of no plugin that has them.
-    fn spec(&self, pod: &ConfinedPod, volume: &str) -> Option<Result<Spec, Error>> {
-        if let Some(claim) = pod.shape.claims.iter().find(|claim| claim.volume == *volume) {
-            let Some(bound) = self.resolver.volume_of_claim(&pod.meta, claim) else {
-                let text = format!("the claim of volume {volume} is not bound");
-                return Some(Err(Error::NotYet(text)));
-            };
-            let spec = super::volume_specs::of_volume(&bound, claim.read_only);
-            return spec.filter(|spec| spec.plugin != Plugin::Flex).map(Ok);
-        }
-        let inline = pod.shape.inline_volumes.iter().find(|inline| inline.name == *volume)?;
+    /// The spec of a volume; `None`: one without labels, or of no plugin that has them.
+    fn spec_of_claim(&self, pod: &ConfinedPod, claim: &ClaimVolume) -> Option<Result<Spec, Error>> {
+        let Some(bound) = self.resolver.volume_of_claim(&pod.meta, claim) else {
+            let text = format!("the claim of volume {} is not bound", claim.volume);
+            return Some(Err(Error::NotYet(text)));
+        };
+        let spec = super::volume_specs::of_volume(&bound, claim.read_only);
+        spec.filter(|spec| spec.plugin != Plugin::Flex).map(Ok)
+    }
+
+    /// See [`SelinuxWarning::spec_of_claim`].
+    fn spec_of_inline(pod: &ConfinedPod, inline: &InlineVolume) -> Option<Spec> {
         let spec = of_inline(inline, &pod.meta.namespace)?;
         let is_ephemeral =
             spec.csi.as_ref().is_some_and(|csi| csi.source == AttachmentSource::Never);
-        (!is_ephemeral && spec.plugin != Plugin::Flex).then_some(Ok(spec))
+        (!is_ephemeral && spec.plugin != Plugin::Flex).then_some(spec)
     }
 
     /// Upstream: `SupportsSELinuxContextMount`.

@@ -255,17 +255,43 @@ impl<'a> Calculator<'a> {
     }
 }
 
+/// The values of a metric together; the largest or the least number where that is out of range.
+pub(super) fn sum(values: &[i64]) -> i64 {
+    let mut sum = 0i64;
+    for value in values {
+        let Some(more) = sum.checked_add(*value) else {
+            return if *value > 0 { i64::MAX } else { i64::MIN };
+        };
+        sum = more;
+    }
+    sum
+}
+
 /// To come to `target` thousandths for each of `current` replicas: `usage` is the sum, and the
-/// average in what is returned. Upstream: `GetObjectPerPodMetricReplicas`,
-/// `GetExternalPerPodMetricReplicas`.
+/// average in what is returned. Upstream: `GetObjectPerPodMetricReplicas`.
 pub(super) fn by_share(usage: i64, current: i32, target: i64, tolerances: Tolerances) -> Proposal {
     let (sum, count, target) = (usage as f64, f64::from(current), target as f64);
     let replicas = match tolerances.cover(sum / (target * count)) {
         true => current,
         false => ceil(sum / target),
     };
-    let usage = if usage == i64::MAX { usage } else { (sum / count).ceil() as i64 };
-    Proposal { replicas, usage, utilization: None }
+    Proposal { replicas, usage: (sum / count).ceil() as i64, utilization: None }
+}
+
+/// As [`by_share`], for the sum of `values`. A sum that falls below zero counts as one that is too
+/// large: upstream takes it for an overflow. Upstream: `GetExternalPerPodMetricReplicas`.
+pub(super) fn by_shares(
+    values: &[i64],
+    current: i32,
+    target: i64,
+    tolerances: Tolerances,
+) -> Proposal {
+    let add = |sum: i64, value: &i64| sum.checked_add(*value).filter(|sum| *sum >= 0);
+    let sum = values.iter().try_fold(0, add).unwrap_or(i64::MAX);
+    let proposal = by_share(sum, current, target, tolerances);
+    // Such a sum is shown as it is.
+    let is_too_large = sum as f64 >= i64::MAX as f64;
+    Proposal { usage: if is_too_large { i64::MAX } else { proposal.usage }, ..proposal }
 }
 
 /// Rounded up; at most what an `i32` holds.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::calculator::{PodMetric, PodMetrics};
-use crate::client::{Call, Client, Error, Failure, FailureBody, Scales};
+use crate::client::{self, ApiPath, Call, Client, Error, Failure, FailureBody, Scales};
 use crate::clock::SharedClock;
 use crate::objects::{
     CrossVersionObjectReference, Quantity, ResourceList, Selector, Timestamp, null_as_default,
@@ -43,12 +43,14 @@ struct Items<T> {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Named {
+    #[serde(deserialize_with = "null_as_default")]
     name: String,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct OfPod {
+    #[serde(deserialize_with = "null_as_default")]
     metadata: Named,
     timestamp: Option<Timestamp>,
     #[serde(deserialize_with = "null_as_default")]
@@ -60,6 +62,7 @@ struct OfPod {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct OfContainer {
+    #[serde(deserialize_with = "null_as_default")]
     name: String,
     #[serde(deserialize_with = "null_as_default")]
     usage: ResourceList,
@@ -73,7 +76,8 @@ struct MetricValue {
     timestamp: Option<Timestamp>,
     /// Of v1beta1 the name is `window`.
     #[serde(alias = "window")]
-    window_seconds: Option<u64>,
+    window_seconds: Option<i64>,
+    #[serde(deserialize_with = "null_as_default")]
     value: Quantity,
 }
 
@@ -89,6 +93,7 @@ struct Group {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Version {
+    #[serde(deserialize_with = "null_as_default")]
     version: String,
 }
 
@@ -106,6 +111,13 @@ impl OfPod {
     }
 }
 
+impl MetricValue {
+    fn window(&self) -> Duration {
+        let seconds = |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+        self.window_seconds.map_or(DEFAULT_WINDOW, seconds)
+    }
+}
+
 fn time(timestamp: Option<Timestamp>) -> Timestamp {
     timestamp.unwrap_or(Timestamp::from_secs(0))
 }
@@ -119,11 +131,10 @@ impl MetricsApi {
         selector: &Selector,
         container: &str,
     ) -> Result<PodMetrics, String> {
-        let path = ["apis", RESOURCE_METRICS, "v1beta1", "namespaces", namespace, "pods"];
-        let mut call = Call::to("GET", &path);
-        call.query_some("labelSelector", &Some(selector.to_string()));
+        let path =
+            || ApiPath::new(RESOURCE_METRICS, "v1beta1").namespace(namespace)?.resource("pods");
         let found: Items<OfPod> = self
-            .fetch(&call, "pods.metrics.k8s.io")
+            .fetch(path(), &[("labelSelector", selector)], "pods.metrics.k8s.io")
             .await
             .map_err(|error| unable("resource", &error))?;
         if found.items.is_empty() {
@@ -146,16 +157,19 @@ impl MetricsApi {
         selector: &Selector,
         metric_selector: &Selector,
     ) -> Result<PodMetrics, String> {
-        let path = ["namespaces", namespace, "pods", "*", metric];
+        let path = |path: ApiPath| {
+            path.namespace(namespace)?.resource("pods")?.name("*")?.subresource(metric)
+        };
+        let selectors = [("labelSelector", selector), ("metricLabelSelector", metric_selector)];
         let found = self
-            .custom(&path, Some(selector), metric_selector, "pods.custom.metrics.k8s.io *")
+            .custom(path, &selectors, "pods.custom.metrics.k8s.io *")
             .await
             .map_err(|error| unable("custom", &error))?;
         if found.is_empty() {
             return Err("no metrics returned from custom metrics API".to_owned());
         }
         let metric = |found: MetricValue| {
-            let window = found.window_seconds.map_or(DEFAULT_WINDOW, Duration::from_secs);
+            let window = found.window();
             let timestamp = time(found.timestamp);
             let metric = PodMetric { value: found.value.milli_value(), timestamp, window };
             (found.described_object.name.into(), metric)
@@ -183,12 +197,14 @@ impl MetricsApi {
         metric_selector: &Selector,
     ) -> Result<i64, String> {
         let group = object.api_version.split_once('/').map_or("", |(group, _)| group);
+        let selectors = [("metricLabelSelector", metric_selector)];
         let found = match (group, object.kind.as_str()) {
             // The autoscaler's own, under any name.
             ("", "Namespace") => {
-                let path = ["namespaces", namespace, "metrics", metric];
+                let path =
+                    |path: ApiPath| path.namespace(namespace)?.resource("metrics")?.name(metric);
                 let what = format!("metrics.custom.metrics.k8s.io {metric}");
-                self.custom(&path, None, metric_selector, &what).await?
+                self.custom(path, &selectors, &what).await?
             }
             (group, kind) => {
                 let resources = self.scales.resources_of(group, kind, None).await;
@@ -202,9 +218,12 @@ impl MetricsApi {
                     .ok()
                     .and_then(|found| found.first().map(ToString::to_string))
                     .ok_or_else(|| format!("unable to map kind {kind} to resource: {why}"))?;
-                let path = ["namespaces", namespace, &resource, &object.name, metric];
+                let path = |path: ApiPath| {
+                    let path = path.namespace(namespace)?.resource(&resource)?;
+                    path.name(&object.name)?.subresource(metric)
+                };
                 let what = format!("{resource}.custom.metrics.k8s.io {}", object.name);
-                self.custom(&path, None, metric_selector, &what).await?
+                self.custom(path, &selectors, &what).await?
             }
         };
         match found.as_slice() {
@@ -223,11 +242,11 @@ impl MetricsApi {
         namespace: &str,
         selector: &Selector,
     ) -> Result<Vec<i64>, String> {
-        let path = ["apis", EXTERNAL_METRICS, "v1beta1", "namespaces", namespace, metric];
-        let mut call = Call::to("GET", &path);
-        call.query_some("labelSelector", &Some(selector.to_string()));
+        let path =
+            || ApiPath::new(EXTERNAL_METRICS, "v1beta1").namespace(namespace)?.resource(metric);
+        let what = format!("{metric}.external.metrics.k8s.io");
         let found: Items<MetricValue> = self
-            .fetch(&call, &format!("{metric}.external.metrics.k8s.io"))
+            .fetch(path(), &[("labelSelector", selector)], &what)
             .await
             .map_err(|error| unable("external", &error))?;
         if found.items.is_empty() {
@@ -236,20 +255,16 @@ impl MetricsApi {
         Ok(found.items.iter().map(|found| found.value.milli_value()).collect())
     }
 
+    /// `path`: what it adds to the path of the group version.
     async fn custom(
         &self,
-        path: &[&str],
-        selector: Option<&Selector>,
-        metric_selector: &Selector,
+        path: impl FnOnce(ApiPath) -> client::Result<ApiPath>,
+        selectors: &[(&'static str, &Selector)],
         what: &str,
     ) -> Result<Vec<MetricValue>, String> {
         let version = self.custom_version().await?;
-        let mut segments = vec!["apis", CUSTOM_METRICS, version];
-        segments.extend(path);
-        let mut call = Call::to("GET", &segments);
-        call.query_some("labelSelector", &selector.map(ToString::to_string));
-        call.query_some("metricLabelSelector", &Some(metric_selector.to_string()));
-        let found: Items<MetricValue> = self.fetch(&call, what).await?;
+        let path = path(ApiPath::new(CUSTOM_METRICS, version));
+        let found: Items<MetricValue> = self.fetch(path, selectors, what).await?;
         Ok(found.items)
     }
 
@@ -261,21 +276,34 @@ impl MetricsApi {
         {
             return Ok(version);
         }
-        let group = match self.client.fetch(&Call::to("GET", &["apis", CUSTOM_METRICS])).await {
-            Ok(group) => group,
-            Err(error) if error.is_not_found() => {
-                return Err(format!("no custom metrics API ({CUSTOM_METRICS}) registered"));
-            }
-            Err(error) => return Err(described(&error, "get", "")),
-        };
+        let group =
+            match self.client.fetch(&Call::new("GET", format!("/apis/{CUSTOM_METRICS}"))).await {
+                Ok(group) => group,
+                Err(error) if error.is_not_found() => {
+                    return Err(format!("no custom metrics API ({CUSTOM_METRICS}) registered"));
+                }
+                Err(error) => return Err(described(&error, "get", "")),
+            };
         let version = known_version(&group)
             .ok_or_else(|| "no known available metric versions found".to_owned())?;
         *self.custom_version.lock() = Some((now, version));
         Ok(version)
     }
 
-    async fn fetch<T: DeserializeOwned>(&self, call: &Call, what: &str) -> Result<T, String> {
-        self.client.fetch(call).await.map_err(|error| described(&error, "get", what))
+    async fn fetch<T: DeserializeOwned>(
+        &self,
+        path: client::Result<ApiPath>,
+        selectors: &[(&'static str, &Selector)],
+        what: &str,
+    ) -> Result<T, String> {
+        let ask = async {
+            let mut call = path?.call("GET");
+            for (name, selector) in selectors {
+                call.query_some(name, &Some(selector.to_string()));
+            }
+            self.client.fetch(&call).await
+        };
+        ask.await.map_err(|error| described(&error, "get", what))
     }
 }
 
@@ -374,6 +402,30 @@ mod tests {
             assert_eq!(two.value(resource, container), value, "{resource} {container}");
         }
         assert_eq!(pod(Value::Null).value("cpu", ""), None);
+    }
+
+    /// An adapter need not be written in Go, nor send what upstream's types send.
+    #[test]
+    fn one_odd_value_leaves_the_others_readable() {
+        let found: Items<MetricValue> = serde_json::from_value(json!({ "items": [
+            {
+                "describedObject": null, "timestamp": null, "windowSeconds": null, "value": null,
+            },
+            {
+                "describedObject": { "name": null }, "timestamp": "9999-12-31T23:59:59Z",
+                "windowSeconds": -1, "value": "-1e40",
+            },
+            { "describedObject": { "name": "p" }, "window": 30, "value": "1500m" },
+        ]}))
+        .unwrap();
+        let values = found.items.iter().map(|it| (it.window().as_secs(), it.value.milli_value()));
+        assert_eq!(values.collect::<Vec<_>>(), [(60, 0), (0, i64::MIN), (30, 1500)]);
+        let found: Items<OfPod> = serde_json::from_value(json!({ "items": [
+            { "metadata": null, "timestamp": null, "window": null, "containers": null },
+            { "metadata": { "name": "p" }, "containers": [{ "name": null, "usage": null }] },
+        ]}))
+        .unwrap();
+        assert_eq!(found.items[1].metadata.name, "p");
     }
 
     #[test]

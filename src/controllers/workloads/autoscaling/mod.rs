@@ -70,7 +70,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             AUTOSCALERS.inc();
         }
     });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, Autoscaling::sync);
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::calculator::{Calculator, Proposal, by_share};
+use super::calculator::{Calculator, Proposal, by_share, by_shares, sum};
 use super::metrics_api::MetricsApi;
 use crate::objects::{Format, LabelSelector, MetricSource, MetricSpec, Quantity, Selector, golang};
 
@@ -270,24 +270,24 @@ impl Source<'_> {
                 let selector = golang::label_selector(metric.selector.as_ref());
                 format!("unable to get external metric {namespace}/{name}/{selector}: {error}")
             })?;
-            Ok::<i64, String>(found.into_iter().fold(0, i64::saturating_add))
+            Ok::<Vec<i64>, String>(found)
         };
         let status = |current: Value| json!({ "type": "External", "external": { "metric": metric, "current": current } });
         let (proposal, current) = match (source.target.average_value, source.target.value) {
             (Some(average), _) => {
-                let usage = read().await.map_err(|cause| {
+                let values = read().await.map_err(|cause| {
                     failed(cause, |name, cause| {
                         format!("failed to get {name} external metric: {cause}")
                     })
                 })?;
                 let (count, tolerances) = (self.target.status_replicas, self.calculator.tolerances);
-                let proposal = by_share(usage, count, average.milli_value(), tolerances);
+                let proposal = by_shares(&values, count, average.milli_value(), tolerances);
                 let current = json!({ "averageValue": milli(proposal.usage) });
                 (proposal, current)
             }
             (None, Some(value)) => {
                 let proposed = async {
-                    let usage = read().await?;
+                    let usage = sum(&read().await?);
                     self.calculator.by_value(usage, self.target.replicas, value.milli_value())
                 };
                 let proposal = proposed.await.map_err(|cause| {
@@ -340,7 +340,7 @@ mod tests {
     use crate::controllers::workloads::pod_control::testing::answering;
     use crate::objects::Timestamp;
 
-    async fn failed(client: Client, spec: &Value) -> Failed {
+    async fn computed(client: Client, spec: &Value) -> Result<Computed, Failed> {
         let api = MetricsApi {
             scales: Scales::new(client.clone()),
             client,
@@ -350,7 +350,7 @@ mod tests {
         };
         let selector = Selector::everything();
         let target =
-            Target { namespace: "ns", selector: &selector, replicas: 1, status_replicas: 1 };
+            Target { namespace: "ns", selector: &selector, replicas: 2, status_replicas: 2 };
         let (cpu_initialization, readiness_delay) = (Duration::ZERO, Duration::ZERO);
         let calculator = Calculator {
             pods: &[],
@@ -360,7 +360,87 @@ mod tests {
             pod_level_resources: false,
         };
         let spec = serde_json::from_value(spec.clone()).unwrap();
-        compute(&api, &spec, target, calculator).await.unwrap_err()
+        compute(&api, &spec, target, calculator).await
+    }
+
+    async fn failed(client: Client, spec: &Value) -> Failed {
+        computed(client, spec).await.unwrap_err()
+    }
+
+    /// Replicas and `status.currentMetrics` of a metric of the API group `group`, of these values in
+    /// thousandths.
+    fn replicas(spec: &Value, group: &str, values: &[i64]) -> (i32, Value) {
+        let items =
+            values.iter().map(|value| json!({ "value": format!("{value}m"), "window": -1 }));
+        let (items, group) = (json!({ "items": items.collect::<Vec<_>>() }), group.to_owned());
+        let client = answering(move |line| match line {
+            line if line.contains(&format!("/apis/{group}.metrics.k8s.io/v1beta")) => {
+                (200, items.clone())
+            }
+            _ => (200, json!({ "versions": [{ "version": "v1beta2" }] })),
+        });
+        block_on(async { computed(client.await, spec).await })
+            .map(|computed| (computed.replicas, computed.status))
+            .unwrap()
+    }
+
+    #[test]
+    fn a_negative_external_metric_for_each_pod_counts_as_one_that_is_too_large() {
+        const MAX: i64 = i64::MAX;
+        let spec = json!({ "type": "External", "external": {
+            "metric": { "name": "m" }, "target": { "type": "AverageValue", "averageValue": "1" },
+        } });
+        for (values, wanted, current) in [
+            (&[5000][..], 5, "2500m"),
+            (&[0], 0, "0"),
+            (&[7000, -2000], 5, "2500m"),
+            (&[-5000], i32::MAX, "9223372036854775807m"),
+            // Where the sum is negative on its way, what follows does not count.
+            (&[-2000, 7000], i32::MAX, "9223372036854775807m"),
+            (&[MAX, MAX, -MAX], i32::MAX, "9223372036854775807m"),
+            (&[MAX - 7], i32::MAX, "9223372036854775807m"),
+        ] {
+            let (replicas, status) = replicas(&spec, "external", values);
+            let shown = &status["external"]["current"]["averageValue"];
+            assert_eq!((replicas, shown), (wanted, &json!(current)), "{values:?}");
+        }
+    }
+
+    #[test]
+    fn a_negative_object_metric_for_each_pod_asks_for_less_than_nothing() {
+        let spec = json!({ "type": "Object", "object": {
+            "describedObject": { "kind": "Namespace", "name": "ns" }, "metric": { "name": "m" },
+            "target": { "type": "AverageValue", "averageValue": "1" },
+        } });
+        for (value, wanted, current) in [
+            (5000, 5, "2500m"),
+            (-5000, -5, "-2500m"),
+            (i64::MAX, i32::MAX, "4611686018427387904m"),
+            (i64::MIN, i32::MIN, "-4611686018427387904m"),
+        ] {
+            let (replicas, status) = replicas(&spec, "custom", &[value]);
+            let shown = &status["object"]["current"]["averageValue"];
+            assert_eq!((replicas, shown), (wanted, &json!(current)), "{value}");
+        }
+    }
+
+    #[test]
+    fn a_sum_that_is_too_large_for_a_value_is_the_largest_number() {
+        const MAX: i64 = i64::MAX;
+        // Within the tolerance, so that no pods are asked for.
+        for (target, values, sum) in [
+            ("1", &[-4000, 5000][..], "1"),
+            ("-1", &[-5000, 4000], "-1"),
+            ("9223372036854775807m", &[MAX, 5, -MAX], "9223372036854775807m"),
+            ("-9223372036854775808m", &[-MAX, -MAX, MAX], "-9223372036854775808m"),
+        ] {
+            let spec = json!({ "type": "External", "external": {
+                "metric": { "name": "m" }, "target": { "type": "Value", "value": target },
+            } });
+            let (replicas, status) = replicas(&spec, "external", values);
+            let shown = &status["external"]["current"]["value"];
+            assert_eq!((replicas, shown), (2, &json!(sum)), "{values:?}");
+        }
     }
 
     #[test]

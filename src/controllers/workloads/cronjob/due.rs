@@ -36,11 +36,8 @@ fn recent(
     now: Timestamp,
     deadline: Option<i64>,
 ) -> Result<Recent, String> {
-    let last = cron_job.status.last_schedule_time.as_ref();
-    let mut since = match last {
-        Some(last) => last.0.into(),
-        None => cron_job.meta.creation_timestamp.unwrap_or_default(),
-    };
+    let last = cron_job.status.last_schedule_time;
+    let mut since = last.or(cron_job.meta.creation_timestamp).unwrap_or_default();
     if let Some(deadline) = deadline {
         // Anything before this is too late anyway.
         since = since.max(now - Duration::from_secs(u64::try_from(deadline).unwrap_or(0)));

@@ -55,7 +55,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let (client, clock, recorder) = (c.client(), c.clock(), c.recorder());
     let this = Arc::new(CronJobs { client, clock, recorder, cron_jobs, jobs });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, CronJobs::sync);
     Ok(())
 }
 
@@ -108,7 +108,8 @@ impl Run {
     }
 
     fn is_active(&self, job: &Job) -> bool {
-        self.active().iter().any(|active| active.uid.as_deref() == Some(&*job.meta.uid.to_string()))
+        let uid = job.meta.uid.to_string();
+        self.active().iter().any(|active| active.uid.as_deref() == Some(&*uid))
     }
 
     fn forget(&mut self, uid: &str) {
@@ -255,8 +256,8 @@ impl CronJobs {
             }
             if finished.r#type == "Complete" {
                 let last = &mut run.cron_job.status.last_successful_time;
-                let completed = job.status.completion_time.map(Timestamp::to_api);
-                if completed.as_ref().map(|time| time.0) > last.as_ref().map(|time| time.0) {
+                let completed = job.status.completion_time;
+                if completed > *last {
                     *last = completed;
                     run.changed = true;
                 }
@@ -309,8 +310,7 @@ impl CronJobs {
             active.name.as_deref() == Some(&*name)
                 && active.namespace.as_deref() == Some(&namespace)
         });
-        let last = run.cron_job.status.last_schedule_time.as_ref();
-        if listed || last.is_some_and(|last| last.0 == time.to_jiff()) {
+        if listed || run.cron_job.status.last_schedule_time == Some(time) {
             return Ok(Started::Handled);
         }
         if spec.concurrency_policy == "Forbid" && !run.active().is_empty() {
@@ -351,7 +351,7 @@ impl CronJobs {
         };
         let status = &mut run.cron_job.status;
         status.active.get_or_insert_default().push(reference(&job));
-        status.last_schedule_time = Some(time.to_api());
+        status.last_schedule_time = Some(time);
         run.changed = true;
         Ok(Started::Handled)
     }

@@ -124,9 +124,10 @@ impl Schedule {
 
     /// The first time after `time` at which the schedule is due.
     pub fn next(&self, time: Timestamp) -> Option<Timestamp> {
-        let seconds = time.as_micros().div_euclid(1_000_000);
+        let seconds = time.as_secs();
         match self {
             Schedule::Every(delay) => Some(Timestamp::from_secs(seconds) + *delay),
+            Schedule::Fields(_, _) if !CALENDAR.contains(&seconds) => None,
             Schedule::Fields(fields, zone) => {
                 fields.next(&Zone(zone), seconds + 1).map(Timestamp::from_secs)
             }
@@ -243,6 +244,9 @@ impl Set {
     }
 }
 
+/// From the year 1 up to 9990. jiff's calendar, which ends with 9999, has room for a search there.
+const CALENDAR: std::ops::Range<i64> = -62_135_596_800..252_423_993_600;
+
 /// A time zone, in seconds since 1970.
 struct Zone<'a>(&'a TimeZone);
 
@@ -289,6 +293,10 @@ impl Fields {
             return None;
         }
         let last_year = zone.local(from).year() + HORIZON_YEARS;
+        // A year of the calendar must be left to end the search in.
+        if last_year >= jiff::civil::Date::MAX.year() {
+            return None;
+        }
         let mut time = from;
         // Whether the smaller fields are at their beginning already.
         let mut advanced = false;
@@ -373,6 +381,14 @@ mod tests {
 
     fn time(text: &str) -> Timestamp {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn nothing_is_due_after_the_last_year_of_the_calendar() {
+        let from = time("9999-12-30T20:00:00Z");
+        for schedule in ["* * * * *", "0 0 1 1 *", "30 8 * * 1", "0 0 30 2 *", "@hourly"] {
+            assert_eq!(parse(schedule).unwrap().next(from), None, "{schedule}");
+        }
     }
 
     #[test]

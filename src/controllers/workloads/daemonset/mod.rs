@@ -125,9 +125,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             wake.add(change.object().meta.key());
         }
     });
-    let of_nodes = this.clone();
-    c.sync(queue, move |key| this.clone().sync(key));
-    c.sync(node_queue, move |key| of_nodes.clone().sync_node(key));
+    c.sync(queue, &this, DaemonSets::sync);
+    c.sync(node_queue, &this, DaemonSets::sync_node);
     Ok(())
 }
 

@@ -1,8 +1,7 @@
 //! The status of a DaemonSet. Upstream: `updateDaemonSetStatus`, `storeDaemonSetStatus`.
 
-use k8s_openapi::api::apps::v1::DaemonSetStatus;
-
 use super::sites::{Availability, Site, Version, order};
+use crate::objects::DaemonSetStatus;
 
 /// What the status counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -205,14 +205,18 @@ impl DaemonSets {
         create.truncate(BURST_REPLICAS);
         delete.truncate(BURST_REPLICAS);
         let Work { set, key, .. } = work;
+        let mut errors = Vec::new();
+        // A pod that cannot be made holds no deletion back.
         let template = match create.is_empty() {
             true => None,
-            false => Some(self.new_pod(work)?),
+            false => self.new_pod(work).map_err(|error| errors.push(error)).ok(),
         };
+        if template.is_none() {
+            create.clear();
+        }
         log::debug!("{key}: creating {} pods, deleting {}", create.len(), delete.len());
         let uids = delete.iter().map(|pod| pod.meta.uid.clone()).collect();
         self.expectations.expect(key, create.len(), uids);
-        let mut errors = Vec::new();
         if let Some(template) = template {
             errors.extend(self.create(set, key, template, create).await.err());
         }

@@ -55,7 +55,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.watch(&replica_sets, &queue, wake::by_replica_set(deployments.clone()));
     let by_pod = wake::by_pod(deployments, replica_sets, pods.clone());
     c.watch(&pods, &queue, by_pod);
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, DeploymentController::sync);
     Ok(())
 }
 

@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::apps::v1::{DeploymentCondition, DeploymentStatus};
-
 use super::DeploymentController;
 use super::sets::Sets;
 use super::status::{self, PROGRESSING, REPLICA_FAILURE};
 use crate::controllers::{Next, SyncResult};
-use crate::objects::{Deployment, Timestamp};
+use crate::objects::{Condition, Deployment, DeploymentStatus, Timestamp};
 
 impl DeploymentController {
     /// Writes the status with what is to say about the rollout, if anything changed; if not, looks
@@ -59,7 +57,7 @@ fn rollout_status(
                 // progress.
                 if let Some(current) = current {
                     if current.status == "True" {
-                        moving.last_transition_time = current.last_transition_time.clone();
+                        moving.last_transition_time = current.last_transition_time;
                     }
                     status::remove(&mut next, PROGRESSING);
                 }
@@ -77,16 +75,12 @@ fn rollout_status(
     status::normal(next)
 }
 
-fn has_reason(condition: &DeploymentCondition, reason: &str) -> bool {
+fn has_reason(condition: &Condition, reason: &str) -> bool {
     condition.reason.as_deref() == Some(reason)
 }
 
 /// Upstream: `DeploymentTimedOut`.
-fn has_timed_out(
-    progressing: Option<&DeploymentCondition>,
-    deadline: Duration,
-    now: Timestamp,
-) -> bool {
+fn has_timed_out(progressing: Option<&Condition>, deadline: Duration, now: Timestamp) -> bool {
     match progressing {
         None => false,
         // That rollout has ended; the condition of the next one is on its way.
@@ -97,7 +91,7 @@ fn has_timed_out(
 }
 
 /// The failure that a ReplicaSet reports, the new one before the old. Upstream: `getReplicaFailures`.
-fn replica_failure(sets: &Sets) -> Option<DeploymentCondition> {
+fn replica_failure(sets: &Sets) -> Option<Condition> {
     let failures = sets.new.iter().chain(&sets.old).flat_map(|set| &set.status.conditions);
     let mut failures = failures.filter(|condition| condition.type_ == REPLICA_FAILURE);
     failures.next().map(status::from_replica_set)
@@ -197,8 +191,7 @@ mod tests {
             let wanted = deployment(json!(10), status(was.0, was.1, was.2));
             let next = rollout_status(&sets(is.0, is.1), &wanted, NOW, true);
             let got = super::status::find(&next, PROGRESSING).map(|condition| {
-                let transition: Timestamp =
-                    condition.last_transition_time.clone().unwrap().0.into();
+                let transition: Timestamp = condition.last_transition_time.unwrap();
                 (
                     condition.status.clone(),
                     condition.reason.clone().unwrap(),

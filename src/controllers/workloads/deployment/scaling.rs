@@ -29,18 +29,18 @@ pub(super) fn proportional(
     let mut added = 0;
     let mut sizes: Vec<i32> = Vec::with_capacity(shares.len());
     for share in shares {
-        let allowed = to_add - added;
+        let allowed = to_add.saturating_sub(added);
         let fraction = match allowed {
             _ if to_add == 0 || share.replicas == 0 => 0,
             0 => 0,
             _ if to_add > 0 => fraction(*share, desired, most, status_replicas).min(allowed),
             _ => fraction(*share, desired, most, status_replicas).max(allowed),
         };
-        sizes.push(share.replicas + fraction);
-        added += fraction;
+        sizes.push(share.replicas.saturating_add(fraction));
+        added = added.saturating_add(fraction);
     }
     if let (Some(first), true) = (sizes.first_mut(), to_add != 0) {
-        *first = first.saturating_add(to_add - added).max(0);
+        *first = first.saturating_add(to_add.saturating_sub(added)).max(0);
     }
     sizes
 }
@@ -99,7 +99,8 @@ pub(super) struct Shrink {
 pub(super) fn shrink(old: &[Old], new: Old, min_available: i32) -> Shrink {
     let sizes = old.iter().map(|set| set.replicas);
     let total = sizes.fold(new.replicas, i32::saturating_add);
-    let limit = total - min_available - (new.replicas - new.available);
+    let unavailable = new.replicas.saturating_sub(new.available);
+    let limit = total.saturating_sub(min_available).saturating_sub(unavailable);
     if limit <= 0 {
         return Shrink::default();
     }
@@ -111,8 +112,8 @@ pub(super) fn shrink(old: &[Old], new: Old, min_available: i32) -> Shrink {
     for step in &steps {
         left[step.index].replicas = step.size;
     }
-    let available = old.iter().map(|set| set.available).sum::<i32>() + new.available;
-    steps.extend(drop_old(&left, available - min_available));
+    let available = old.iter().map(|set| set.available).fold(new.available, i32::saturating_add);
+    steps.extend(drop_old(&left, available.saturating_sub(min_available)));
     let scaled = !steps.is_empty();
     Shrink { steps, scaled }
 }
@@ -216,6 +217,26 @@ mod tests {
         }
         let old = Old { replicas: i32::MAX, available: 0 };
         assert!(shrink(&[old, old], old, i32::MAX).steps.is_empty());
+    }
+
+    #[test]
+    fn no_numbers_are_too_large_to_share() {
+        const SIZES: [i32; 4] = [1, 3, 2_000_000_000, i32::MAX];
+        let pairs = || SIZES.iter().flat_map(|one| SIZES.iter().map(|other| (*one, *other)));
+        for (one, other) in pairs() {
+            for (before, (desired, surge)) in SIZES.iter().flat_map(|b| pairs().map(|p| (*b, p))) {
+                let share = |replicas| Share { replicas, max_before: Some(before) };
+                let most = desired.wrapping_add(surge);
+                let add = to_add(desired, most, one.saturating_add(other));
+                let sizes = proportional(&[share(one), share(other)], add, desired, most, 0);
+                assert!(sizes[0] >= 0, "{one} {other} {before} {desired} {surge}");
+                let newest = newest(desired, most, one.saturating_add(other), one);
+                assert!(newest <= desired.max(one), "{one} {other} {desired} {surge}");
+                let old = |replicas| Old { replicas, available: before };
+                let steps = shrink(&[old(one), old(other)], old(desired), surge).steps;
+                assert!(steps.iter().all(|step| step.size >= 0), "{one} {other} {desired}");
+            }
+        }
     }
 
     #[test]

@@ -77,15 +77,30 @@ pub(super) fn by_size_older(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
     b.replicas().cmp(&a.replicas()).then_with(|| by_creation(a, b))
 }
 
+/// Lowest revision first; oldest first where one of the two cannot be read.
+/// Upstream: `ReplicaSetsByRevision`.
+fn by_revision(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
+    let by_number = match (annotations::revision(&a.meta), annotations::revision(&b.meta)) {
+        (Some(a), Some(b)) => a.cmp(&b),
+        _ => Ordering::Equal,
+    };
+    by_number.then_with(|| by_creation(a, b))
+}
+
 /// The old ReplicaSets to delete so that `limit` stay: lowest revision first, and none that has
 /// pods, may get some, or is going anyway. Upstream: `cleanupDeployment`.
 pub(super) fn beyond_history(old: &[Arc<ReplicaSet>], limit: i32) -> Vec<Arc<ReplicaSet>> {
     let mut staying: Vec<_> = old.iter().filter(|set| !set.meta.is_being_deleted()).collect();
     let surplus = staying.len().saturating_sub(usize::try_from(limit).unwrap_or(0));
-    staying.order_by(|a, b| {
-        let revision = |set: &ReplicaSet| annotations::revision(&set.meta).unwrap_or(0);
-        revision(a).cmp(&revision(b)).then_with(|| by_creation(a, b))
-    });
+    // By insertion, as upstream sorts up to twelve: where a revision cannot be read, the order is not
+    // transitive. They come oldest first, so few are moved.
+    for end in 1..staying.len() {
+        let mut at = end;
+        while at > 0 && by_revision(staying[at], staying[at - 1]).is_lt() {
+            staying.swap(at, at - 1);
+            at -= 1;
+        }
+    }
     let idle = |set: &ReplicaSet| {
         set.status.replicas == 0
             && set.replicas() == 0
@@ -208,6 +223,29 @@ pub(super) mod tests {
             (10, vec![]),
         ] {
             assert_eq!(names(&beyond_history(&old, limit)), gone, "{limit}");
+        }
+    }
+
+    #[test]
+    fn a_revision_that_cannot_be_read_has_its_place_by_age() {
+        let of = |(created, revision): (u32, &str)| {
+            let base = set(&format!("{created}"), created, "x", 0, json!({}));
+            let mut copy = (*base).clone();
+            copy.meta.annotations = [(annotations::REVISION, revision)].into_iter().collect();
+            Arc::new(copy)
+        };
+        // What is created when, with its revision, oldest first; what is deleted so that one stays.
+        for (old, gone) in [
+            (vec![(1, "1"), (2, "2"), (3, "abc")], vec!["1", "2"]),
+            (vec![(1, "1"), (2, "abc"), (3, "3")], vec!["1", "2"]),
+            (vec![(1, "abc"), (2, "2"), (3, "3")], vec!["1", "2"]),
+            (vec![(1, ""), (2, "x"), (3, "9223372036854775808")], vec!["1", "2"]),
+            // The order is not transitive: upstream's for so few.
+            (vec![(1, "5"), (2, "abc"), (3, "2")], vec!["1", "2"]),
+            (vec![(1, "5"), (2, "2"), (3, "abc"), (4, "1")], vec!["2", "1", "3"]),
+        ] {
+            let sets: Vec<_> = old.iter().copied().map(of).collect();
+            assert_eq!(names(&beyond_history(&sets, 1)), gone, "{old:?}");
         }
     }
 }

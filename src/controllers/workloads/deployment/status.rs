@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::apps::v1::{DeploymentCondition, DeploymentStatus, ReplicaSetCondition};
-
 use super::limits::Limits;
 use super::sets::Sets;
-use crate::objects::{Deployment, ReplicaSet, Timestamp};
+use crate::objects::{Condition, Deployment, DeploymentStatus, ReplicaSet, Timestamp};
 
 pub(super) const AVAILABLE: &str = "Available";
 pub(super) const PROGRESSING: &str = "Progressing";
@@ -28,34 +26,32 @@ pub(super) fn condition(
     reason: &str,
     message: impl Into<String>,
     now: Timestamp,
-) -> DeploymentCondition {
-    DeploymentCondition {
+) -> Condition {
+    Condition {
         type_: kind.to_owned(),
         status: status.to_owned(),
-        last_update_time: Some(now.to_api()),
-        last_transition_time: Some(now.to_api()),
+        last_update_time: Some(now.truncate_to_secs()),
+        last_transition_time: Some(now.truncate_to_secs()),
         reason: Some(reason.to_owned()),
         message: Some(message.into()),
+        ..Condition::default()
     }
 }
 
-pub(super) fn find<'a>(
-    status: &'a DeploymentStatus,
-    kind: &str,
-) -> Option<&'a DeploymentCondition> {
+pub(super) fn find<'a>(status: &'a DeploymentStatus, kind: &str) -> Option<&'a Condition> {
     status.conditions.iter().flatten().find(|condition| condition.type_ == kind)
 }
 
 /// Sets a condition, unless it is there with the same status and reason. The time of its transition
 /// stays when its status does. Upstream: `SetDeploymentCondition`.
-pub(super) fn set(status: &mut DeploymentStatus, mut condition: DeploymentCondition) {
+pub(super) fn set(status: &mut DeploymentStatus, mut condition: Condition) {
     if let Some(current) = find(status, &condition.type_)
         && current.status == condition.status
     {
         if current.reason == condition.reason {
             return;
         }
-        condition.last_transition_time = current.last_transition_time.clone();
+        condition.last_transition_time = current.last_transition_time;
     }
     remove(status, &condition.type_);
     status.conditions.get_or_insert_default().push(condition);
@@ -71,15 +67,8 @@ pub(super) fn remove(status: &mut DeploymentStatus, kind: &str) {
 }
 
 /// Upstream: `ReplicaSetToDeploymentCondition`.
-pub(super) fn from_replica_set(condition: &ReplicaSetCondition) -> DeploymentCondition {
-    DeploymentCondition {
-        type_: condition.type_.clone(),
-        status: condition.status.clone(),
-        last_update_time: condition.last_transition_time.clone(),
-        last_transition_time: condition.last_transition_time.clone(),
-        reason: condition.reason.clone(),
-        message: condition.message.clone(),
-    }
+pub(super) fn from_replica_set(condition: &Condition) -> Condition {
+    Condition { last_update_time: condition.last_transition_time, ..condition.clone() }
 }
 
 /// The counts, and whether enough pods are available; other conditions are carried over.
@@ -90,7 +79,9 @@ pub(super) fn calculate(
     now: Timestamp,
     counts_terminating: bool,
 ) -> DeploymentStatus {
-    let sum = |count: fn(&ReplicaSet) -> i32| sets.all().map(|set| count(set)).sum::<i32>();
+    let sum = |count: fn(&ReplicaSet) -> i32| {
+        sets.all().map(|set| count(set)).fold(0, i32::saturating_add)
+    };
     let available = sum(|set| set.status.available_replicas);
     let mut status = DeploymentStatus {
         observed_generation: Some(deployment.meta.generation),
@@ -99,7 +90,7 @@ pub(super) fn calculate(
         ready_replicas: Some(sum(|set| set.status.ready_replicas)),
         available_replicas: Some(available),
         // More are available than wanted while a Deployment shrinks.
-        unavailable_replicas: Some((sets.replicas() - available).max(0)),
+        unavailable_replicas: Some(sets.replicas().saturating_sub(available).max(0)),
         collision_count: deployment.status.collision_count,
         terminating_replicas: terminating(sets).filter(|_| counts_terminating),
         conditions: deployment.status.conditions.clone(),
@@ -117,11 +108,11 @@ pub(super) fn calculate(
 /// `None` while a ReplicaSet that has a status does not show the count. Upstream:
 /// `GetTerminatingReplicaCountForReplicaSets` (gate `DeploymentReplicaSetTerminatingReplicas`).
 fn terminating(sets: &Sets) -> Option<i32> {
-    let known = sets.all().map(|set| match set.status.terminating_replicas {
+    let mut known = sets.all().map(|set| match set.status.terminating_replicas {
         None if set.status.observed_generation == 0 => Some(0),
         count => count,
     });
-    known.sum()
+    known.try_fold(0i32, |sum, count| Some(sum.saturating_add(count?)))
 }
 
 /// As the API would give it back: what is zero or empty is absent.
@@ -172,8 +163,8 @@ pub(super) fn progress_deadline(deployment: &Deployment) -> Option<Duration> {
     Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
-pub(super) fn updated_at(condition: &DeploymentCondition) -> Timestamp {
-    condition.last_update_time.as_ref().map_or(Timestamp::default(), |time| time.0.into())
+pub(super) fn updated_at(condition: &Condition) -> Timestamp {
+    condition.last_update_time.unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -234,6 +225,16 @@ mod tests {
     }
 
     #[test]
+    fn a_sum_that_is_too_large_is_the_largest_number() {
+        let full = json!({"replicas": i32::MAX, "readyReplicas": i32::MAX,
+            "availableReplicas": i32::MAX, "observedGeneration": 1, "terminatingReplicas": i32::MAX});
+        let got = status_of(Some(full.clone()), &[full], json!({"replicas": 1}), json!({}));
+        for count in ["replicas", "readyReplicas", "availableReplicas", "terminatingReplicas"] {
+            assert_eq!(got[count], i32::MAX, "{count}");
+        }
+    }
+
+    #[test]
     fn conditions_keep_their_times() {
         let at = |secs| Timestamp::from_secs(secs);
         let mut status = DeploymentStatus::default();
@@ -245,7 +246,7 @@ mod tests {
         {
             set(&mut status, condition("A", value, reason, "m", at(now)));
             let found = find(&status, "A").unwrap();
-            assert_eq!(found.last_transition_time, Some(at(transition).to_api()));
+            assert_eq!(found.last_transition_time, Some(at(transition)));
             assert_eq!(updated_at(found), at(update));
             assert_eq!(found.reason.as_deref(), Some(reason));
         }

@@ -191,7 +191,7 @@ impl DeploymentController {
         {
             return Ok(found);
         }
-        let count = deployment.status.collision_count.unwrap_or(0) + 1;
+        let count = deployment.status.collision_count.unwrap_or(0).wrapping_add(1);
         deployment.status.collision_count = Some(count);
         if self.write_status(deployment).await.is_ok() {
             log::info!(
@@ -360,10 +360,11 @@ fn paused_condition(deployment: &Deployment) -> Option<(&'static str, &'static s
     }
 }
 
-/// The revision of the new ReplicaSet: one more than the highest of the old.
+/// The revision of the new ReplicaSet: one more than the highest of the old. After the largest number
+/// it wraps, as upstream's: any number is valid in the annotation.
 fn next_revision(sets: &Sets) -> i64 {
     annotations::max_revision(sets.old.iter().filter_map(|set| annotations::revision(&set.meta)))
-        + 1
+        .wrapping_add(1)
 }
 
 /// Whether the annotation changed. Upstream: `SetDeploymentRevision`.
@@ -384,7 +385,8 @@ fn newest_patch(deployment: &Deployment, new: &ReplicaSet, revision: i64) -> Opt
     if next.is_none() && new.spec.min_ready_seconds == min_ready {
         return None;
     }
-    let mut changed = next.unwrap_or_default();
+    let copied = || annotations::copied(&deployment.meta.annotations, &current);
+    let mut changed = next.unwrap_or_else(copied);
     changed.retain(|key, value| current.get(key) != Some(value));
     let mut patch = json!({"metadata": {"annotations": changed}});
     if new.spec.min_ready_seconds != min_ready {
@@ -497,6 +499,33 @@ mod tests {
             Some(json!({"metadata": {"annotations":
                 {REVISION: "3", "deployment.kubernetes.io/revision-history": "2"}}}))
         );
+    }
+
+    #[test]
+    fn an_unreadable_revision_stays_and_hides_no_other_change() {
+        let wanted = |min_ready: i32| {
+            deployment(json!({"metadata": {"annotations": {"cause": "edit"}},
+                "spec": {"minReadySeconds": min_ready}}))
+        };
+        let noted = json!({"/metadata/annotations": {"cause": "old", REVISION: "abc"}});
+        let current = set("web", 1, "a", 1, noted);
+        // Alone the Deployment's annotations are not written, as upstream.
+        assert_eq!(newest_patch(&wanted(0), &current, 2), None);
+        let patch = json!({"metadata": {"annotations": {"cause": "edit"}},
+            "spec": {"minReadySeconds": 3}});
+        assert_eq!(newest_patch(&wanted(3), &current, 2), Some(patch));
+    }
+
+    #[test]
+    fn the_revision_after_the_largest_number_is_not_written() {
+        let noted = json!({"/metadata/annotations": {REVISION: i64::MAX.to_string()}});
+        let old = vec![set("old", 1, "a", 0, noted)];
+        // It wraps, as upstream's, and so is no higher than any.
+        let next = next_revision(&Sets { new: None, old });
+        assert_eq!(next, i64::MIN);
+        let wanted = deployment(json!({"metadata": {"name": "web", "uid": "u"}}));
+        let body = new_replica_set(&wanted, "web-h", "h", 1, next);
+        assert!(body["metadata"]["annotations"].get(REVISION).is_none(), "{body}");
     }
 
     #[test]

@@ -53,8 +53,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             timers.add_after(pod.meta.key(), after);
         }
     });
-    c.sync(queue, move |key| this.clone().sync(key));
-    c.sync(stale_queue, move |key| stale.clone().sync(key));
+    c.sync(queue, &this, Disruption::sync);
+    c.sync(stale_queue, &stale, Stale::sync);
     Ok(())
 }
 

@@ -343,6 +343,21 @@ mod tests {
         assert_eq!(annotations, json!({ COMPLETION_INDEX: "0", INDEX_FAILURES: "0" }));
     }
 
+    /// Without one, [`PodControl::create`] refuses the pod.
+    #[test]
+    fn only_an_index_gives_a_label_to_the_pods_of_a_template_without_labels() {
+        for (mode, index, labels) in [("NonIndexed", None, 0), ("Indexed", Some(4), 1)] {
+            let job: Job = serde_json::from_value(json!({
+                "metadata": { "name": "j", "uid": "u" },
+                "spec": { "completionMode": mode, "template": { "spec": {} } },
+            }))
+            .unwrap();
+            let base = template_pod(&job, None).unwrap();
+            let pod = pod_for(&base, &job, &Wanted { index, failures: None }).unwrap();
+            assert_eq!(pod.metadata.labels.iter().count(), labels, "{mode}");
+        }
+    }
+
     #[test]
     fn pods_of_a_group_name_it() {
         let job: Job = serde_json::from_value(json!({

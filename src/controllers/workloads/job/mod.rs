@@ -136,9 +136,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         metrics::count_tracked(&change);
         owned(change, wake);
     });
-    let orphaned = this.clone();
-    c.sync(queue, move |key| this.clone().sync(key));
-    c.sync(orphans, move |key| orphaned.clone().sync_orphans(key));
+    c.sync(queue, &this, Jobs::sync);
+    c.sync(orphans, &this, Jobs::sync_orphans);
     Ok(())
 }
 

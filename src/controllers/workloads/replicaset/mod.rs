@@ -119,6 +119,6 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
         wake.add(key);
     });
     c.watch(&pods, &queue, owned.mapper());
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, ReplicaSets::sync);
     Ok(())
 }

@@ -3,11 +3,9 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::apps::v1::ReplicaSetCondition;
-
 use super::Replicating;
 use crate::controllers::Error;
-use crate::objects::{Pod, ReplicaSetStatus, Selector, Timestamp};
+use crate::objects::{Condition, Pod, ReplicaSetStatus, Selector, Timestamp};
 
 const REPLICA_FAILURE: &str = "ReplicaFailure";
 
@@ -44,7 +42,7 @@ fn conditions(
     active: usize,
     failure: Option<&Error>,
     now: Timestamp,
-) -> Vec<ReplicaSetCondition> {
+) -> Vec<Condition> {
     let mut conditions = set.status().conditions.clone();
     let is_shown = conditions.iter().any(|condition| condition.type_ == REPLICA_FAILURE);
     match failure {
@@ -56,12 +54,13 @@ fn conditions(
                 0 => None,
                 1.. => Some("FailedDelete".to_owned()),
             };
-            conditions.push(ReplicaSetCondition {
+            conditions.push(Condition {
                 type_: REPLICA_FAILURE.to_owned(),
                 status: "True".to_owned(),
-                last_transition_time: Some(now.to_api()),
+                last_transition_time: Some(now.truncate_to_secs()),
                 reason,
                 message: Some(failure.message()),
+                ..Condition::default()
             });
         }
     }

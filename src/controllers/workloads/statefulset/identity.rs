@@ -6,6 +6,7 @@ use std::ops::Range;
 use crate::controllers::Error;
 use crate::controllers::workloads::history::REVISION_LABEL;
 use crate::controllers::workloads::new_pod::NewPod;
+use crate::lookup::Lookup;
 use crate::objects::{
     ClaimSource, ClaimTemplate, ClaimVolume, Object, Pod, RawObject, StatefulSet, Template,
 };
@@ -70,10 +71,10 @@ pub fn identity_matches(set: &StatefulSet, pod: &Pod) -> bool {
 /// Upstream: `storageMatches`.
 pub fn storage_matches(set: &StatefulSet, pod: &Pod) -> bool {
     let Some(ordinal) = ordinal(pod) else { return false };
+    // The API server refuses two volumes of one name.
+    let volumes = Lookup::new(&pod.spec.shape.claims, |known| known.volume.as_str());
     claim_volumes(set, ordinal).iter().all(|(name, claim)| {
-        // Of volumes of one name the last counts.
-        let volume = pod.spec.shape.claims.iter().rfind(|known| known.volume == **name);
-        matches!(volume, Some(ClaimVolume { claim: ClaimSource::Existing(known), .. })
+        matches!(volumes.get(name), Some(ClaimVolume { claim: ClaimSource::Existing(known), .. })
             if known == &**claim)
     })
 }
@@ -114,9 +115,9 @@ pub fn new_claim(
         metadata.set("name", claim_name(set, template, ordinal))?;
         metadata.set("namespace", &*set.meta.namespace)?;
         match set.spec.selector.as_ref().map(|selector| &selector.match_labels) {
-            Some(selected) if !selected.is_empty() => metadata.edit("labels", |labels| {
-                selected.iter().try_for_each(|(key, value)| labels.set(key, value))
-            }),
+            Some(selected) if !selected.is_empty() => {
+                metadata.edit("labels", |labels| labels.set_all(selected.iter()))
+            }
             _ => Ok(()),
         }
     })?;

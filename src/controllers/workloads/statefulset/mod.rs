@@ -87,6 +87,6 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             }
         }
     });
-    c.sync(queue, move |key| this.clone().sync(key));
+    c.sync(queue, &this, StatefulSets::sync);
     Ok(())
 }

@@ -16,6 +16,7 @@ use super::retention::Owners;
 use super::revisions::Revisions;
 use crate::client::Delete;
 use crate::controllers::Error;
+use crate::lookup::Lookup;
 use crate::objects::{
     ObjectKey, OwnerReference, PersistentVolumeClaim, Pod, Resource, StatefulSet, Uid, from_json,
 };
@@ -300,18 +301,17 @@ fn set_identity(live: &mut Value, set: &StatefulSet, ordinal: i32) -> bool {
     let claims = claim_volumes(set, ordinal);
     if let Some(spec) = member(live, "spec").filter(|_| !claims.is_empty()) {
         let known = spec.get("volumes").and_then(Value::as_array).cloned().unwrap_or_default();
+        let by_name = Lookup::new(&claims, |(name, _)| *name);
+        let claim_of = |volume: &Value| by_name.get(volume["name"].as_str()?);
         let has = |volume: &&Value| {
-            claims.iter().any(|(name, claim)| {
-                volume["name"] == **name && volume["persistentVolumeClaim"]["claimName"] == **claim
-            })
+            claim_of(volume)
+                .is_some_and(|(_, claim)| volume["persistentVolumeClaim"]["claimName"] == **claim)
         };
         if known.iter().filter(has).count() < claims.len() {
             let volumes = claims.iter().map(|(name, claim)| {
                 json!({"name": name, "persistentVolumeClaim": {"claimName": claim}})
             });
-            let others = known
-                .iter()
-                .filter(|volume| !claims.iter().any(|(name, _)| volume["name"] == **name));
+            let others = known.iter().filter(|volume| claim_of(volume).is_none());
             let volumes = volumes.chain(others.cloned()).collect();
             spec.insert("volumes".to_owned(), Value::Array(volumes));
         }

@@ -124,8 +124,8 @@ impl<'a> Parser<'a> {
     /// An operator and its values.
     fn test(&mut self, key: &str) -> Result<Test, String> {
         match self.next() {
-            Word("in") => Ok(Test::In(self.set(key)?)),
-            Word("notin") => Ok(Test::NotIn(self.set(key)?)),
+            Word("in") => Ok(Test::In(self.set(key)?.into())),
+            Word("notin") => Ok(Test::NotIn(self.set(key)?.into())),
             Symbol("=") => Ok(Test::Equals(self.value(key)?)),
             Symbol("==") => Ok(Test::DoubleEquals(self.value(key)?)),
             Symbol("!=") => Ok(Test::NotEquals(self.value(key)?)),

@@ -137,8 +137,8 @@ pub struct Sidecar {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NamedPort {
-    pub name: Istr,
-    pub protocol: Istr,
+    /// Name and protocol.
+    pub key: (Istr, Istr),
     pub number: i32,
 }
 
@@ -250,7 +250,9 @@ pub enum PodPhase {
     Unknown,
 }
 
-resource!(Pod, "", "v1", "pods", namespaced, POD);
+// Pods come and go by the thousands, and each change costs a sync and a status of its owner and of the
+// owner's owner.
+resource!(Pod, "", "v1", "pods", namespaced, POD, 50);
 
 impl Pod {
     /// Upstream: `podutil.IsPodReady`.
@@ -299,11 +301,10 @@ impl Pod {
         !self.is_terminal() && self.meta.is_being_deleted()
     }
 
-    /// The number of the first port that containers, or else sidecars, call `name`.
-    pub fn port(&self, name: &str, protocol: &str) -> Option<i32> {
+    /// The ports with a name: those of containers, then those of sidecars.
+    pub fn named_ports(&self) -> impl Iterator<Item = &NamedPort> {
         let PodShape { ports, sidecars, .. } = &*self.spec.shape;
-        let mut all = ports.iter().chain(sidecars.iter().flat_map(|sidecar| &sidecar.ports));
-        Some(all.find(|port| port.name == *name && port.protocol == *protocol)?.number)
+        ports.iter().chain(sidecars.iter().flat_map(|sidecar| &sidecar.ports))
     }
 }
 

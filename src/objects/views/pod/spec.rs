@@ -208,7 +208,7 @@ fn named(ports: impl Iterator<Item = WirePort>) -> Box<[NamedPort]> {
     let named = named.map(|WirePort { name, protocol, container_port: number }| {
         // The API server's default.
         let protocol = if protocol.is_empty() { "TCP".into() } else { protocol };
-        NamedPort { name, protocol, number }
+        NamedPort { key: (name, protocol), number }
     });
     named.collect()
 }
@@ -288,7 +288,9 @@ mod tests {
             ("late", "TCP", None),
             ("", "TCP", None),
         ] {
-            assert_eq!(pod().port(name, protocol), found, "{name}/{protocol}");
+            let (pod, key) = (pod(), (name.into(), protocol.into()));
+            let first = pod.named_ports().find(|port| port.key == key);
+            assert_eq!(first.map(|port| port.number), found, "{name}/{protocol}");
         }
         let (a, b) = (pod(), pod());
         assert!(Interned::ptr_eq(&a.spec.shape, &b.spec.shape), "pods that are alike share it");

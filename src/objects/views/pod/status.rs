@@ -9,6 +9,7 @@ use super::spec::WireResources;
 use super::{
     PodCondition, PodPhase, PodStatus, RareStatus, ResourceClaimStatus, Sidecar, Terminated,
 };
+use crate::lookup::Lookup;
 use crate::objects::values::intern::Pool;
 use crate::objects::{Istr, ResourceList, Timestamp, null_as_default, parse_ip};
 
@@ -127,8 +128,8 @@ impl PodStatus {
             });
             ended.collect()
         };
-        let runs_on =
-            |status: &&WireContainerStatus| sidecars.iter().any(|s| s.name == status.name);
+        let sidecars = Lookup::new(sidecars, |sidecar| sidecar.name.as_str());
+        let runs_on = |status: &&WireContainerStatus| sidecars.has(&status.name);
         let restarts = |status: &WireContainerStatus| status.restart_count;
         let rare = RareStatus {
             terminated: [terminated(containers, false), terminated(init, true)].concat().into(),

@@ -1,0 +1,96 @@
+//! The service accounts that controllers run under, with `--use-service-account-credentials`.
+//! Upstream: `getOrCreateServiceAccount`.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::client::{self, Client, ListOptions};
+use crate::clock::SharedClock;
+use crate::objects::{
+    Namespace, ObjectKey, PartialObjectMetadata, Resource, ResourceType, ServiceAccount,
+};
+
+pub const NAMESPACE: &str = "kube-system";
+pub const RESOURCE: ResourceType = ServiceAccount::RESOURCE;
+
+/// The time between two tries to make what is missing: at first, and at most.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// Gets or creates a service account. Its namespace is created too where that is allowed.
+pub async fn ensure(client: &Client, name: &str) -> client::Result<()> {
+    let key = ObjectKey::new(NAMESPACE, name);
+    match client.resource(&RESOURCE).metadata_only().get::<PartialObjectMetadata>(&key).await {
+        Err(error) if error.is_not_found() => {}
+        other => return other.map(drop),
+    }
+    ensure_namespace(client).await;
+    create(client, name).await
+}
+
+/// Makes the accounts of these names that are missing, and tries again until none is. They would be
+/// made when they are needed, but who lists accounts or binds roles to them expects all of them.
+pub async fn make_all(client: Client, mut names: BTreeSet<&'static str>, clock: SharedClock) {
+    let mut wait = FIRST_WAIT;
+    while let Err(error) = make_missing(&client, &mut names).await {
+        let count = names.len();
+        log::warn!("{count} service accounts of controllers could not be made yet: {error}");
+        clock.sleep(wait).await;
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+}
+
+/// One after another, so that the tokens which controllers wait for come first. Takes those that
+/// are there out of `names`.
+///
+/// # Errors
+/// The first one. The others are tried all the same.
+async fn make_missing(client: &Client, names: &mut BTreeSet<&'static str>) -> client::Result<()> {
+    let accounts = client.resource(&RESOURCE).metadata_only();
+    let all = ListOptions::default();
+    for account in accounts.list::<PartialObjectMetadata>(Some(NAMESPACE), &all).await?.items {
+        names.remove(&*account.meta.name);
+    }
+    if names.is_empty() {
+        return Ok(());
+    }
+    ensure_namespace(client).await;
+    let mut result = Ok(());
+    for name in names.clone() {
+        match create(client, name).await {
+            Ok(()) => _ = names.remove(name),
+            error => result = result.and(error),
+        }
+    }
+    result
+}
+
+async fn ensure_namespace(client: &Client) {
+    let namespaces = client.resource(&Namespace::RESOURCE).metadata_only();
+    let namespace = namespaces.get::<PartialObjectMetadata>(&ObjectKey::cluster(NAMESPACE)).await;
+    if namespace.is_err_and(|error| error.is_not_found()) {
+        let body = json!({
+            "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE },
+        });
+        match client.resource(&Namespace::RESOURCE).create::<Value>("", &body).await {
+            Err(error) if !error.is_already_exists() => {
+                log::warn!("create non-exist namespace {NAMESPACE} failed: {error}");
+            }
+            _ => {}
+        }
+    }
+}
+
+async fn create(client: &Client, name: &str) -> client::Result<()> {
+    let body = json!({
+        "apiVersion": "v1", "kind": "ServiceAccount",
+        "metadata": { "name": name, "namespace": NAMESPACE },
+    });
+    match client.resource(&RESOURCE).create::<Value>(NAMESPACE, &body).await {
+        // Another one made it meanwhile.
+        Err(error) if error.is_already_exists() => Ok(()),
+        other => other.map(drop),
+    }
+}

@@ -1,0 +1,121 @@
+//! Passes the writes of a client or holds them back, and counts those under way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Asked whether a write may still be made: when it begins, and again before its first byte is
+/// sent. Clones share one state.
+#[derive(Clone)]
+pub struct Guard {
+    state: Arc<State>,
+}
+
+struct State {
+    may_write: Box<dyn Fn() -> bool + Send + Sync>,
+    closed: AtomicBool,
+    /// Writes that were sent and have neither been answered nor failed. One that got no answer in
+    /// the client's time is over: the API server's own limit, a minute, is shorter.
+    under_way: AtomicUsize,
+}
+
+impl Guard {
+    /// Passes writes while `may_write` says yes.
+    pub fn new(may_write: impl Fn() -> bool + Send + Sync + 'static) -> Guard {
+        let (may_write, under_way) = (Box::new(may_write), AtomicUsize::new(0));
+        Guard { state: Arc::new(State { may_write, closed: AtomicBool::new(false), under_way }) }
+    }
+
+    /// Holds back all further writes. Returns whether none is under way: the server can carry out
+    /// no write that passed before. A write whose future was dropped half-way is under way for
+    /// ever, since its answer is not read.
+    pub fn close(&self) -> bool {
+        self.state.closed.store(true, Ordering::SeqCst);
+        self.state.under_way.load(Ordering::SeqCst) == 0
+    }
+
+    pub(super) fn passes(&self) -> bool {
+        !self.state.closed.load(Ordering::SeqCst) && (self.state.may_write)()
+    }
+
+    /// Counts a write, unless it is held back (`false`). The caller sends it now, and calls
+    /// [`Guard::end`] after the answer or the failure.
+    pub(super) fn begin(&self) -> bool {
+        // Counted first: a close at the same time either is seen here or sees this write.
+        self.state.under_way.fetch_add(1, Ordering::SeqCst);
+        let passes = self.passes();
+        if !passes {
+            self.end();
+        }
+        passes
+    }
+
+    pub(super) fn end(&self) {
+        self.state.under_way.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_std::net::TcpListener;
+    use futures_lite::future::{block_on, or};
+    use futures_lite::{AsyncReadExt, AsyncWriteExt};
+
+    use super::super::call::Call;
+    use super::super::{Client, Config, Error};
+    use super::*;
+    use crate::clock::SystemClock;
+
+    #[test]
+    fn a_closed_guard_knows_the_writes_without_an_answer() {
+        block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let address = listener.local_addr().expect("its number");
+            let config = Config::new(format!("http://{address}"));
+            let client = Client::new(config, SystemClock::shared()).expect("a client");
+            let write = async |client: &Client| client.send(&Call::new("POST", "/x")).await;
+            let received = async || {
+                let (mut stream, _) = listener.accept().await.expect("a connection");
+                assert!(stream.read(&mut [0; 4096]).await.expect("a request") > 0);
+                stream
+            };
+            for dropped in [false, true] {
+                let guard = Guard::new(|| true);
+                let client = client.guarded(guard.clone());
+                let mut writing = Box::pin(write(&client));
+                let early = async {
+                    (&mut writing).await.expect_err("no answer");
+                    unreachable!("nothing was answered")
+                };
+                let mut stream = or(received(), early).await;
+                assert!(!guard.close(), "a write is under way");
+                match dropped {
+                    true => drop(writing),
+                    false => {
+                        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+                        stream.write_all(answer).await.expect("sent");
+                        assert!(writing.await.is_ok());
+                    }
+                }
+                assert_eq!(guard.close(), !dropped);
+                let refused = write(&client).await;
+                assert!(matches!(refused, Err(Error::HeldBack { .. })), "{refused:?}");
+                assert_eq!(guard.close(), !dropped, "what was held back is not under way");
+            }
+        });
+    }
+
+    #[test]
+    fn a_write_that_fails_or_is_held_back_is_not_under_way() {
+        block_on(async {
+            let config = Config::new("http://127.0.0.1:1".to_owned());
+            let client = Client::new(config, SystemClock::shared()).expect("a client");
+            for allowed in [true, false] {
+                let guard = Guard::new(move || allowed);
+                let failed = client.guarded(guard.clone()).send(&Call::new("POST", "/x")).await;
+                let held_back = matches!(failed, Err(Error::HeldBack { .. }));
+                assert_eq!((failed.is_err(), held_back), (true, !allowed));
+                assert!(guard.close());
+            }
+        });
+    }
+}

@@ -1,0 +1,123 @@
+//! Paths of resources, made of names that may come from objects.
+
+use std::borrow::Cow;
+
+use super::{Call, Error, Result};
+
+/// A path below `/api` or `/apis`, made segment by segment. A name that would address another path
+/// is refused, as client-go refuses it. Upstream: `rest.Request`.
+#[derive(Clone, Debug)]
+pub struct ApiPath(String);
+
+impl ApiPath {
+    /// The path of a group version, both as discovery names them.
+    pub fn new(group: &str, version: &str) -> ApiPath {
+        ApiPath(match group {
+            "" => format!("/api/{version}"),
+            group => format!("/apis/{group}/{version}"),
+        })
+    }
+
+    pub fn namespace(self, namespace: &str) -> Result<ApiPath> {
+        ApiPath(self.0 + "/namespaces").push("namespace", namespace)
+    }
+
+    /// In lower case, as client-go sends it: names of external metrics stand here too.
+    pub fn resource(self, resource: &str) -> Result<ApiPath> {
+        match resource.contains(char::is_uppercase) {
+            true => self.push("resource", &resource.to_lowercase()),
+            false => self.push("resource", resource),
+        }
+    }
+
+    /// # Errors
+    /// Also when the name is empty: the path would be the collection's.
+    pub fn name(self, name: &str) -> Result<ApiPath> {
+        match name {
+            "" => Err(Error::Path("resource name may not be empty".to_owned())),
+            name => self.push("resource name", name),
+        }
+    }
+
+    pub fn subresource(self, subresource: &str) -> Result<ApiPath> {
+        self.push("subresource", subresource)
+    }
+
+    fn push(mut self, what: &str, segment: &str) -> Result<ApiPath> {
+        let faults = faults(segment);
+        if !faults.is_empty() {
+            let faults = faults.join(" ");
+            return Err(Error::Path(format!("invalid {what} {segment:?}: [{faults}]")));
+        }
+        self.0.push('/');
+        self.0.push_str(&escape(segment));
+        Ok(self)
+    }
+
+    pub fn call(self, method: &'static str) -> Call {
+        Call::new(method, self.0)
+    }
+}
+
+/// Why a text cannot be one segment of a path. Upstream: `rest.IsValidPathSegmentName`.
+fn faults(segment: &str) -> Vec<String> {
+    if matches!(segment, "." | "..") {
+        return vec![format!("may not be '{segment}'")];
+    }
+    let forbidden = ['/', '%'].into_iter().filter(|byte| segment.contains(*byte));
+    forbidden.map(|byte| format!("may not contain '{byte}'")).collect()
+}
+
+/// A segment, escaped where it has to be.
+fn escape(text: &str) -> Cow<'_, str> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@!$&'()*+,;=".contains(&byte);
+    if text.bytes().all(plain) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = text.bytes().fold(String::new(), |mut escaped, byte| {
+        match plain(byte) {
+            true => escaped.push(byte as char),
+            false => escaped.push_str(&format!("%{byte:02X}")),
+        }
+        escaped
+    });
+    Cow::Owned(escaped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_address_another_path_are_refused() {
+        let path = |namespace: &str, name: &str, subresource: &str| {
+            let path = ApiPath::new("apps", "v1").namespace(namespace)?.resource("deployments")?;
+            path.name(name)?.subresource(subresource).map(|path| path.0)
+        };
+        for (namespace, name, subresource, expected) in [
+            ("a", "b", "scale", "/apis/apps/v1/namespaces/a/deployments/b/scale"),
+            ("a", "b:c d?é", "x", "/apis/apps/v1/namespaces/a/deployments/b:c%20d%3F%C3%A9/x"),
+            ("a", "...", ".x", "/apis/apps/v1/namespaces/a/deployments/.../.x"),
+            ("a", "..", "x", "invalid resource name \"..\": [may not be '..']"),
+            ("a", ".", "x", "invalid resource name \".\": [may not be '.']"),
+            ("..", "b", "x", "invalid namespace \"..\": [may not be '..']"),
+            ("a", "b", "..", "invalid subresource \"..\": [may not be '..']"),
+            ("a", "../b", "x", "invalid resource name \"../b\": [may not contain '/']"),
+            (
+                "a",
+                "%2e%2e/",
+                "x",
+                "invalid resource name \"%2e%2e/\": [may not contain '/' may not contain '%']",
+            ),
+            ("a", "", "x", "resource name may not be empty"),
+        ] {
+            let found = path(namespace, name, subresource).unwrap_or_else(|e| e.to_string());
+            assert_eq!(found, expected);
+        }
+        let metric = ApiPath::new("external.metrics.k8s.io", "v1beta1").resource("Queue-Depth");
+        assert_eq!(metric.expect("a path").0, "/apis/external.metrics.k8s.io/v1beta1/queue-depth");
+        let error = ApiPath::new("", "v1").resource("..").expect_err("it is refused");
+        assert_eq!(error.to_string(), "invalid resource \"..\": [may not be '..']");
+        assert!(!error.is_not_found() && !error.is_unsure());
+    }
+}

@@ -1,0 +1,69 @@
+//! Panics on purpose, by which the tests of a finished binary see that it survives one. There is no
+//! other way to one: no input that panics is known.
+//!
+//! `CONTRIBUTING.md` says how; `tests/it/binary.rs` does so.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// In the environment: the stations at which the process panics, once each, separated by commas.
+/// A station is spelled as its call of [`at`] has it.
+pub const VARIABLE: &str = "KCM_TEST_PANIC";
+
+static PLANNED: OnceLock<Plan> = OnceLock::new();
+
+struct Plan(Vec<(String, AtomicBool)>);
+
+impl Plan {
+    fn new(stations: &str) -> Plan {
+        let stations = stations.split(',').map(|station| station.trim().to_owned());
+        Plan(stations.map(|station| (station, AtomicBool::new(true))).collect())
+    }
+
+    /// Whether `station` is planned. Says so once.
+    fn take(&self, station: &str) -> bool {
+        let planned = self.0.iter().find(|(planned, _)| planned == station);
+        planned.is_some_and(|(_, is_left)| is_left.swap(false, Ordering::Relaxed))
+    }
+}
+
+/// Reads the environment, at the start of the process. Returns what it asks for.
+pub fn read_environment() -> Option<String> {
+    let stations = std::env::var(VARIABLE).ok().filter(|stations| !stations.is_empty())?;
+    PLANNED.get_or_init(|| Plan::new(&stations));
+    Some(stations)
+}
+
+/// Panics if the environment asks for it. Else one load: `station` is not called.
+#[inline]
+pub fn at(station: impl FnOnce() -> String) {
+    if let Some(plan) = PLANNED.get() {
+        panic_if_planned(plan, &station());
+    }
+}
+
+#[cold]
+fn panic_if_planned(plan: &Plan, station: &str) {
+    assert!(!plan.take(station), "{station}: as {VARIABLE} asks");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_planned_station_panics_once() {
+        at(|| unreachable!("nothing is planned"));
+        let plan = Plan::new("sync of a, handler a of b");
+        for (station, panics) in [
+            ("sync of b", false),
+            ("handler a of b", true),
+            ("handler a of b", false),
+            ("sync of a", true),
+            ("sync of a", false),
+            ("", false),
+        ] {
+            assert_eq!(plan.take(station), panics, "{station}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The service accounts that controllers run under.
+
+use kube_controller_manager::client::ListOptions;
+use kube_controller_manager::objects::{Resource, ServiceAccount};
+use sandbox::cluster::Manager;
+use sandbox::faults::Fault;
+use serde_json::Value;
+
+use crate::env::*;
+use crate::go_manager::handover::go_program;
+
+/// Those of the controllers that run by default.
+const DEFAULT: [&str; 35] = [
+    "attachdetach-controller",
+    "certificate-controller",
+    "clusterrole-aggregation-controller",
+    "cronjob-controller",
+    "daemon-set-controller",
+    "deployment-controller",
+    "device-taint-eviction-controller",
+    "disruption-controller",
+    "endpoint-controller",
+    "endpointslice-controller",
+    "endpointslicemirroring-controller",
+    "ephemeral-volume-controller",
+    "expand-controller",
+    "generic-garbage-collector",
+    "horizontal-pod-autoscaler",
+    "job-controller",
+    "legacy-service-account-token-cleaner",
+    "namespace-controller",
+    "node-controller",
+    "persistent-volume-binder",
+    "pod-garbage-collector",
+    "pv-protection-controller",
+    "pvc-protection-controller",
+    "replicaset-controller",
+    "replication-controller",
+    "resource-claim-controller",
+    "resourcequota-controller",
+    "root-ca-cert-publisher",
+    "service-account-controller",
+    "service-cidrs-controller",
+    "statefulset-controller",
+    "ttl-after-finished-controller",
+    "ttl-controller",
+    "validatingadmissionpolicy-status-controller",
+    "volumeattributesclass-protection-controller",
+];
+
+/// Waits until `kube-system` has these accounts, and its own, and no other.
+async fn accounts_are(env: &Site, wanted: &[&str]) {
+    eventually(&env.clock, "the controllers have their accounts", || async {
+        let accounts = env.client.resource(&ServiceAccount::RESOURCE);
+        let found = accounts.list::<Value>(Some("kube-system"), &ListOptions::default()).await;
+        let found = found.map_err(|error| error.to_string())?.items;
+        let names = found.iter().filter_map(|account| account["metadata"]["name"].as_str());
+        let mut names: Vec<&str> = names.filter(|name| *name != "default").collect();
+        names.sort_unstable();
+        if names == wanted { Ok(()) } else { Err(format!("{names:?}")) }
+    })
+    .await;
+}
+
+#[test]
+fn each_controller_has_its_account_from_the_start() {
+    everywhere("controller-accounts", async |env| {
+        let _manager = env.manager("manager", &[]);
+        accounts_are(env, &DEFAULT).await;
+    });
+}
+
+#[test]
+fn the_go_manager_makes_the_same_accounts() {
+    let Some(program) = go_program() else { return };
+    everywhere("accounts-of-go", async |env| {
+        let flags = ["--leader-elect=false".to_owned()];
+        let _manager = Manager::spawn(&program, &env.kubeconfig, "go", &flags).expect("it starts");
+        accounts_are(env, &DEFAULT).await;
+    });
+}
+
+#[test]
+fn controllers_that_do_not_run_have_no_account() {
+    everywhere("few-accounts", async |env| {
+        // They are made in this order: the last one shows that the others could have been made.
+        let list = "--controllers=bootstrapsigner,garbagecollector,selinux-warning-controller,\
+                    podcertificaterequest-cleaner-controller,nodeipam,ttl";
+        let _manager = env.manager("manager", &[list, "--enable-garbage-collector=false"]);
+        accounts_are(env, &["bootstrap-signer", "selinux-warning-controller", "ttl-controller"])
+            .await;
+    });
+}
+
+#[test]
+fn an_account_that_is_refused_is_made_later() {
+    Env::run("accounts-refused", async |env| {
+        const TIMES: usize = 20;
+        let faults = env.cluster.sandbox.faults();
+        for code in [403, 409, 500] {
+            faults.next(TIMES, "create", "serviceaccounts", Fault::code(code, None));
+        }
+        let _manager = env.manager("manager", &[]);
+        // Nothing waits for the accounts of others.
+        create(&env.client, deployment("web", 1, "web:1")).await;
+        rolled_out(&env.client, &env.clock, "web").await;
+        accounts_are(env, &DEFAULT).await;
+        let tries = faults.count("create", "serviceaccounts");
+        assert!(tries >= (3 * TIMES + DEFAULT.len()) as u64, "{tries}");
+    });
+}
