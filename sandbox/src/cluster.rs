@@ -5,7 +5,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use crate::nodes::{NodeOptions, StandIns, Steering};
-use crate::{Sandbox, SandboxOptions};
+use crate::server::{Sandbox, SandboxOptions};
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 

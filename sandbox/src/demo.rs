@@ -8,12 +8,12 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::SandboxOptions;
 use crate::cluster::{Cluster, Manager, ManagerProgram};
-use crate::front::Front;
+use crate::debug_proxy::DebugProxy;
 use crate::nodes::NodeOptions;
 pub use crate::rollout::Rollout;
 use crate::rollout::{WORKLOADS, waits_for};
+use crate::server::SandboxOptions;
 use kube_controller_manager::client::{Client, ListOptions, Patch};
 use kube_controller_manager::objects::{ObjectKey, ResourceType};
 use kube_controller_manager::task::StopToken;
@@ -51,14 +51,14 @@ impl Demo {
         let cluster = Cluster::start(self.sandbox, self.nodes).await?;
         println!("API server   {}", cluster.sandbox.client_config().server);
         println!("kubeconfig   {}", cluster.kubeconfig().display());
-        let front = Front::start(cluster.sandbox.client_config(), &cluster.clock()).await?;
+        let proxy = DebugProxy::start(cluster.sandbox.client_config(), &cluster.clock()).await?;
         // Flags of the command line come last, so that they take precedence.
-        let flags = [front.manager_flags(), self.manager_flags].concat();
+        let flags = [proxy.manager_flags(), self.manager_flags].concat();
         let kubeconfig = cluster.manager_kubeconfig();
         let mut manager =
             Manager::spawn(&self.manager, &kubeconfig, "kube-controller-manager", &flags)?;
         println!("manager log  {}", manager.log.display());
-        println!("pipeline     {}", front.page("pipeline"));
+        println!("pipeline     {}", proxy.page("pipeline"));
         for object in &objects {
             println!("{}", create(&cluster.client, object).await?);
         }
@@ -107,7 +107,7 @@ impl Demo {
             Err(error) => Err(error),
         };
         let status = manager.stop(&cluster.clock(), Duration::from_secs(15)).await?;
-        front.stop().await;
+        proxy.stop().await;
         cluster.stop().await;
         outcome?;
         if !status.success() {

@@ -1,11 +1,11 @@
-//! The metrics APIs, with values that a person sets: what metrics-server and adapters serve on a
-//! cluster. `docs/sandbox.md` says how to set them.
+//! The metrics APIs, which metrics-server and adapters serve on a cluster. Annotations set the
+//! values: see `docs/sandbox.md`.
 
 use serde_json::{Value, json};
 
-use crate::api::call::{Query, ResourcePath};
-use crate::api::failures;
-use crate::api::status::ApiResult;
+use crate::failures;
+use crate::request::call::{Query, ResourcePath};
+use crate::status::ApiResult;
 use crate::storage::registry::Registry;
 use crate::storage::store::{Store, Stored};
 use kube_controller_manager::objects::{Labels, Quantity, Selector, Timestamp};
@@ -31,10 +31,10 @@ const EXTERNAL_METRICS: &str = "sandbox-external-metrics";
 /// The usage of a container without an annotation.
 const IDLE_CPU: &str = "1m";
 const IDLE_MEMORY: &str = "1Mi";
-/// Values are exact, so they need no time to be measured.
+/// The period of a measurement. Values are exact, so it is short.
 const WINDOW: &str = "1s";
 
-/// Where the values come from.
+/// The metrics APIs over the objects of a store.
 pub struct Metrics<'a> {
     pub store: &'a Store,
     pub registry: &'a Registry,
@@ -114,7 +114,7 @@ impl Metrics<'_> {
         measured
     }
 
-    /// `None` of a pod that does not run, or shall have no metrics.
+    /// The usage of a pod; `None` when it does not run, or has no metrics by its annotation.
     fn of_pod(&self, pod: &Stored) -> Option<Value> {
         if pod.value["status"]["phase"] != "Running" {
             return None;
@@ -133,7 +133,7 @@ impl Metrics<'_> {
         Some(measured)
     }
 
-    /// The amounts of the node's annotations, or the sum of its pods.
+    /// The usage of a node: by its annotations, or the sum of its pods.
     fn of_node(&self, node: &Stored) -> Option<Value> {
         let name = &node.value["metadata"]["name"];
         let pods = self.objects("pods", "");
@@ -198,7 +198,7 @@ impl Metrics<'_> {
             self.objects(&kind.to_string(), namespace).iter().filter_map(value).collect();
         if items.is_empty() {
             let what = format!("the server could not find the metric {metric} for {plural} {name}");
-            return Err(crate::api::status::ApiError::new(404, "NotFound", what));
+            return Err(crate::status::ApiError::new(404, "NotFound", what));
         }
         Ok(json!({
             "kind": "MetricValueList", "apiVersion": format!("{CUSTOM}/{}", at.version),
@@ -240,7 +240,7 @@ fn selector(text: &str) -> ApiResult<Selector> {
     text.parse().map_err(|error| failures::bad_request(format!("unable to parse: {error}")))
 }
 
-/// What a container uses of the amount for the pod; `None`: it has no metrics.
+/// The usage of a container, by the annotation of its pod; `None` when it has no metrics.
 fn share(said: Option<&str>, container: &str, count: usize, idle: &str) -> Option<Quantity> {
     let idle = || idle.parse().ok();
     let Some(said) = said.filter(|said| !said.is_empty()) else { return idle() };
@@ -256,8 +256,7 @@ fn share(said: Option<&str>, container: &str, count: usize, idle: &str) -> Optio
     Some(Quantity::from_milli(whole.milli_value() / count, whole.format()))
 }
 
-/// What the groups serve, for discovery: the version, the resource, its kind, whether it is
-/// namespaced, and its verbs.
+/// The resources of a group, for discovery: name, kind, whether it is namespaced, and verbs.
 fn resources(
     group: &str,
 ) -> &'static [(&'static str, &'static str, bool, &'static [&'static str])] {
@@ -266,7 +265,7 @@ fn resources(
             ("nodes", "NodeMetrics", false, &["get", "list"]),
             ("pods", "PodMetrics", true, &["get", "list"]),
         ],
-        // Any name may be that of a metric.
+        // Any name can be the name of a metric.
         _ => &[],
     }
 }

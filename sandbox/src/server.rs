@@ -8,17 +8,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
+use crate::access::User;
 use crate::api::Api;
-use crate::api::call::Call;
 use crate::api::faults::Faults;
-use crate::api::status::{ApiError, ApiResult};
 use crate::api::traffic::Traffic;
+use crate::auth::Auth;
 use crate::auth::certs::{Authority, service_account_key};
 use crate::auth::rbac::Rbac;
-use crate::auth::{Auth, User};
+use crate::bootstrap;
 use crate::kinds::{self, Kind};
+use crate::status::ApiError;
 use crate::storage::registry::Registry;
 use crate::storage::store::Store;
 use kube_controller_manager::clock::{SharedClock, SystemClock};
@@ -41,8 +42,8 @@ pub struct SandboxOptions {
     /// them.
     /// Upstream: the admission plugin ServiceAccount.
     pub service_accounts: bool,
-    /// Serves the kinds as well that are behind gates and `--runtime-config`, and grants
-    /// controllers their rights to them.
+    /// Also serves the kinds behind feature gates and `--runtime-config`, and grants controllers
+    /// their rights to them.
     pub all_versions: bool,
     /// Replaces the built-in kinds.
     pub kinds: Option<Vec<Kind>>,
@@ -160,9 +161,9 @@ impl Sandbox {
             stop: stop.clone(),
             bookmark_every,
         });
-        api.first_objects().map_err(SandboxError::Objects)?;
+        bootstrap::first_objects(&api).map_err(SandboxError::Objects)?;
         let proxies = Authority::new(clock.now()).map_err(SandboxError::Certificates)?;
-        api.authentication_settings(&authority.certificate, &proxies.certificate)
+        bootstrap::authentication_settings(&api, &authority.certificate, &proxies.certificate)
             .map_err(SandboxError::Objects)?;
         let traffic = Arc::new(Traffic::default());
         let (serve, counted) = (api.clone(), traffic.clone());
@@ -175,9 +176,10 @@ impl Sandbox {
             .await
             .map_err(|error| SandboxError::Bind(address, error))?;
         let address = server.address();
-        api.own_service(address).map_err(SandboxError::Objects)?;
+        bootstrap::own_service(&api, address).map_err(SandboxError::Objects)?;
         let url = format!("https://{address}");
-        api.cluster_info(&url, &authority.certificate).map_err(SandboxError::Objects)?;
+        bootstrap::cluster_info(&api, &url, &authority.certificate)
+            .map_err(SandboxError::Objects)?;
         let files = ClientFiles {
             server: url,
             ca: dir.join("ca.crt"),
@@ -277,20 +279,4 @@ impl Sandbox {
 
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
-}
-
-impl Api {
-    /// Creates an object in the same process, with all checks.
-    pub fn create_value(&self, group: &str, resource: &str, object: Value) -> ApiResult<Value> {
-        let version = object["apiVersion"].as_str().unwrap_or_default();
-        let version = version.rsplit('/').next().unwrap_or_default();
-        let kind = self
-            .registry
-            .find(group, version, resource)
-            .ok_or_else(crate::api::failures::no_such_path)?;
-        let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
-        let mut call = Call::of(kind, namespace, "");
-        call.query.fill("fieldManager", "kube-apiserver");
-        self.create_object(&call, object).map(|stored| stored.value.clone())
-    }
 }

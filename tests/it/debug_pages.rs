@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use kube_controller_manager::client::{Call, Client, Config, Credentials};
 use kube_controller_manager::objects::{Deployment, ObjectKey};
-use sandbox::front::Front;
+use sandbox::debug_proxy::DebugProxy;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -125,13 +125,13 @@ fn the_last_error_is_shown_with_its_object() {
 
 #[test]
 fn a_browser_reaches_the_pages_of_the_sandbox_manager() {
-    Env::run("front", async |env| {
+    Env::run("debug-proxy", async |env| {
         let files = env.cluster.sandbox.client_config();
-        let front = Front::start(files, &env.clock).await.expect("a port");
-        let flags = front.manager_flags();
+        let proxy = DebugProxy::start(files, &env.clock).await.expect("a port");
+        let flags = proxy.manager_flags();
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let manager = env.manager("manager", &flags);
-        let link = front.page("pipeline");
+        let link = proxy.page("pipeline");
         let at = "http://".len() + link["http://".len()..].find('/').expect("a path");
         let (address, path) = link.split_at(at);
         let config = Config::new(address.to_owned());
@@ -151,7 +151,7 @@ fn a_browser_reaches_the_pages_of_the_sandbox_manager() {
         }
         let write = path.replace("pipeline", "trace/Pod/a/b");
         assert_eq!(code(browser.send(&Call::new("PUT", write)).await), 404, "reads alone pass");
-        front.stop().await;
+        proxy.stop().await;
         drop(manager);
     });
 }

@@ -1,5 +1,5 @@
-//! Each room uses only the rooms below it: `docs/architecture.md`. Holds every path to an item of
-//! the crate against that list, in the library and in the sandbox.
+//! Each room uses only the rooms below it, in the library and in the sandbox: checks every path to
+//! an item of either crate against the lists of `docs/architecture.md`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ const GROUND: &[&str] = &[
     "sort", "spare", "storm", "trace",
 ];
 
-/// What a room may use beside itself; `None`: it is not in the list.
+/// The rooms that a room may use beside itself; `None`: it is not in the list.
 fn below(room: &str) -> Option<Vec<&'static str>> {
     let above: &[&str] = match room {
         "clock" | "task" => return Some(vec!["objects"]),
@@ -46,7 +46,7 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
     Some(GROUND.iter().chain(above).copied().collect())
 }
 
-/// What a family of controllers uses of another: the path below `controllers`.
+/// The paths below `controllers` that a family may use of another one.
 const ACROSS: [(&str, &str); 4] = [
     ("accounts", "certificates::root_ca"),
     ("cluster", "storage::protection"),
@@ -54,7 +54,7 @@ const ACROSS: [(&str, &str); 4] = [
     ("storage", "nodes::pods"),
 ];
 
-/// What the sandbox uses of the library: rooms, and paths in a room that is not all its own.
+/// The rooms of the library, or paths below them, that the sandbox may use.
 const SANDBOX: [&str; 14] = [
     // The binary starts the embedded manager.
     "app",
@@ -115,7 +115,53 @@ fn is_within(path: &[String], prefix: &str) -> bool {
     prefix.split("::").all(|part| path.next().is_some_and(|it| it == part))
 }
 
-/// What is wrong with a path that `module` names.
+/// A room of the sandbox, and the rooms that it may use.
+struct SandboxRoom {
+    name: String,
+    uses: Vec<String>,
+}
+
+/// The rows of the sandbox's table in `docs/architecture.md`, ground floor first.
+fn sandbox_rooms() -> Vec<SandboxRoom> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/architecture.md");
+    let docs = fs::read_to_string(file).unwrap();
+    let (_, table) = docs.split_once("| below `sandbox/src/` |").expect("the sandbox's table");
+    let rows = table.lines().skip(2).take_while(|row| row.starts_with('|'));
+    let mut rooms: Vec<SandboxRoom> = Vec::new();
+    for row in rows {
+        let [_, room, _, uses, _] = row.split('|').collect::<Vec<_>>()[..] else {
+            panic!("not three columns: {row}")
+        };
+        let names = |cell: &str| -> Vec<String> {
+            cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+        };
+        let name = names(room).concat();
+        let name = name.trim_end_matches('/').trim_end_matches(".rs").to_owned();
+        let above: Vec<String> = rooms.iter().map(|room| room.name.clone()).collect();
+        let uses = if uses.trim() == "all rows above" { above.clone() } else { names(uses) };
+        let is_above = |used: &String| above.contains(used);
+        assert!(uses.iter().all(is_above), "{name} uses a room that is not above it in the table");
+        rooms.push(SandboxRoom { name, uses });
+    }
+    rooms
+}
+
+/// The fault of a path that `module` of the sandbox names.
+fn sandbox_fault(rooms: &[SandboxRoom], module: &[String], path: &[String]) -> Option<String> {
+    let (name, used) = match (module, path) {
+        // The root only declares the rooms; the binary has no room.
+        ([], _) => return None,
+        (_, []) => return Some("names the whole crate".to_owned()),
+        ([name, ..], [used, ..]) => (name, used),
+    };
+    let Some(room) = rooms.iter().find(|room| room.name == *name) else {
+        return Some(format!("{name} is not in the table of docs/architecture.md"));
+    };
+    let is_fine = name == used || room.uses.contains(used);
+    (!is_fine).then(|| format!("uses {}", path.join("::")))
+}
+
+/// The fault of a path that `module` of the library names.
 fn fault(module: &[String], path: &[String]) -> Option<String> {
     let (room, used) = match (module, path) {
         // The root only declares the rooms.
@@ -145,9 +191,14 @@ fn fault(module: &[String], path: &[String]) -> Option<String> {
     }
 }
 
-#[test]
-fn every_room_uses_only_the_rooms_below_it() {
-    let sources = sources("src");
+/// The faults of the paths in a crate, with their files and lines. `name`: the crate's name, by which
+/// its binaries use it. `fault`: the fault of a path that a module names.
+fn faults(
+    folder: &str,
+    name: Option<&str>,
+    fault: impl Fn(&[String], &[String]) -> Option<String>,
+) -> Vec<String> {
+    let sources = sources(folder);
     let mut macros: BTreeMap<String, Vec<Vec<String>>> = BTreeMap::new();
     for (_, _, source) in &sources {
         for (name, module) in source.macros() {
@@ -157,7 +208,7 @@ fn every_room_uses_only_the_rooms_below_it() {
     let mut faults = Vec::new();
     for (file, module, source) in &sources {
         let mut named = source.internal();
-        named.extend(source.external("kube_controller_manager"));
+        named.extend(name.into_iter().flat_map(|name| source.external(name)));
         named.extend(source.calls(&macros));
         for Named { line, path } in named {
             if let Some(fault) = fault(module, &path) {
@@ -167,11 +218,30 @@ fn every_room_uses_only_the_rooms_below_it() {
         let detours = source.detours().into_iter();
         faults.extend(detours.map(|line| format!("{}:{line}: a detour", file.display())));
     }
+    faults
+}
+
+#[test]
+fn every_room_uses_only_the_rooms_below_it() {
+    let faults = faults("src", Some("kube_controller_manager"), fault);
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
 #[test]
-fn the_sandbox_uses_only_what_it_may() {
+fn every_room_of_the_sandbox_uses_only_the_rooms_below_it() {
+    let rooms = sandbox_rooms();
+    let faults = faults("sandbox/src", None, |module, path| sandbox_fault(&rooms, module, path));
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    // Each row names a room that exists, so that the table has no rows of former rooms.
+    let sources = sources("sandbox/src");
+    for SandboxRoom { name, .. } in &rooms {
+        let exists = sources.iter().any(|(_, module, _)| module.first() == Some(name));
+        assert!(exists, "{name} is in the table but not in sandbox/src");
+    }
+}
+
+#[test]
+fn the_sandbox_uses_only_its_rooms_of_the_library() {
     let mut faults = Vec::new();
     for (file, _, source) in sources("sandbox/src") {
         for Named { line, path } in source.external("kube_controller_manager") {
@@ -179,8 +249,6 @@ fn the_sandbox_uses_only_what_it_may() {
                 faults.push(format!("{}:{line}: uses {}", file.display(), path.join("::")));
             }
         }
-        let detours = source.detours().into_iter();
-        faults.extend(detours.map(|line| format!("{}:{line}: a detour", file.display())));
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
@@ -226,5 +294,30 @@ fn a_path_out_of_its_room_is_a_fault() {
     ] {
         let expected: Vec<String> = expected.into_iter().map(str::to_owned).collect();
         assert_eq!(faults(file, text), expected, "{file}: {text}");
+    }
+}
+
+#[test]
+fn a_path_to_a_room_above_is_a_fault_in_the_sandbox() {
+    let rooms = sandbox_rooms();
+    for (file, text, expected) in [
+        ("storage/store.rs", "use crate::protobuf; use super::registry::Registry;", None),
+        ("storage/store.rs", "use crate::api::Api;", Some("uses api::Api")),
+        ("admission/quota.rs", "fn f(api: &crate::api::Api) {}", Some("uses api::Api")),
+        ("auth/rbac/mod.rs", "use super::super::super::admission;", Some("uses admission")),
+        ("auth/rbac/mod.rs", "use crate::storage::store::Store;", None),
+        ("api/write.rs", "use crate::{admission::quota, auth::rbac::Rbac};", None),
+        ("api/write.rs", "use crate::server::Sandbox;", Some("uses server::Sandbox")),
+        ("load/mod.rs", "use crate::SandboxOptions;", Some("uses SandboxOptions")),
+        ("new.rs", "use crate::api;", Some("new is not in the table of docs/architecture.md")),
+        ("lib.rs", "pub use crate::api::faults;", None),
+    ] {
+        let module = module_of(Path::new(file));
+        let names: Vec<&str> = module.iter().map(String::as_str).collect();
+        let named = Source::new(text, &names).internal();
+        let found: Vec<String> =
+            named.iter().filter_map(|it| sandbox_fault(&rooms, &module, &it.path)).collect();
+        let expected: Vec<String> = expected.into_iter().map(str::to_owned).collect();
+        assert_eq!(found, expected, "{file}: {text}");
     }
 }

@@ -8,8 +8,8 @@ use std::net::{Ipv4Addr, TcpListener};
 use kube_controller_manager::client::{Client, Config};
 use sandbox::cluster::{Manager, ManagerProgram};
 
-use crate::beside::handover::{CLAIMS, VOLUMES, claim, make, populate, volume};
 use crate::env::*;
+use crate::go_manager::handover::{CLAIMS, VOLUMES, claim, make, populate, volume};
 use crate::real;
 
 /// What the Go manager has and this one has not: of Go's runtime, and of parts of its libraries

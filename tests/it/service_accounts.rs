@@ -6,8 +6,8 @@ use sandbox::cluster::Manager;
 use sandbox::faults::Fault;
 use serde_json::Value;
 
-use crate::beside::handover::go_program;
 use crate::env::*;
+use crate::go_manager::handover::go_program;
 
 /// Those of the controllers that run by default.
 const DEFAULT: [&str; 35] = [

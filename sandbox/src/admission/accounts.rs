@@ -7,22 +7,24 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::admission::{forbidden, is_pod};
-use crate::api::call::Call;
-use crate::api::object::{generated, list, text};
-use crate::api::status::ApiResult;
-use crate::api::{Api, Payload};
 use crate::kinds::Kind;
-use crate::storage::store::Stored;
+use crate::object::{generated, list, text};
+use crate::request::call::Call;
+use crate::request::payload::Payload;
+use crate::status::ApiResult;
+use crate::storage::registry::Registry;
+use crate::storage::store::{Store, Stored};
+use kube_controller_manager::clock::SharedClock;
 
 const ACCOUNTS: &str = "serviceaccounts";
-/// The account that a controller makes in every namespace.
+/// The account that a controller creates in every namespace.
 const DEFAULT: &str = "default";
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const VOLUME: &str = "kube-api-access-";
 const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
-/// How often the default account is looked up again, and the pause between.
-const LOOKS: usize = 9;
-const LOOK_EVERY: Duration = Duration::from_millis(150);
+/// How often the default account is polled, and the pause before each poll.
+const POLLS: usize = 9;
+const POLL_PERIOD: Duration = Duration::from_millis(150);
 
 fn account_name(pod: &Value) -> &str {
     match text(pod, "/spec/serviceAccountName") {
@@ -31,50 +33,45 @@ fn account_name(pod: &Value) -> &str {
     }
 }
 
-impl Api {
-    fn admits_by_account(&self, kind: &Kind) -> bool {
-        self.service_accounts && is_pod(kind) && self.registry.find("", "v1", ACCOUNTS).is_some()
-    }
+/// Whether objects of this kind need an account: pods, where accounts are served.
+pub fn is_needed(registry: &Registry, kind: &Kind) -> bool {
+    is_pod(kind) && registry.find("", "v1", ACCOUNTS).is_some()
+}
 
-    /// Waits a moment for the default account of a namespace that is new, when a pod needs it.
-    pub async fn await_account(&self, call: &Call, payload: &Payload) {
-        let missing = || self.store.get(ACCOUNTS, &call.key(DEFAULT)).is_none();
-        if !self.admits_by_account(&call.kind) || !missing() {
+/// Waits a moment for the default account of a new namespace, if a new pod needs it.
+pub async fn await_default(store: &Store, clock: &SharedClock, call: &Call, payload: &Payload) {
+    let missing = || store.get(ACCOUNTS, &call.key(DEFAULT)).is_none();
+    if !missing() {
+        return;
+    }
+    let named = payload.object().is_ok_and(|pod| account_name(&pod) == DEFAULT);
+    if !named || store.get("namespaces", &call.namespace).is_none() {
+        return;
+    }
+    for _ in 0..POLLS {
+        clock.sleep(POLL_PERIOD).await;
+        if !missing() {
             return;
         }
-        let named = payload.object().is_ok_and(|pod| account_name(&pod) == DEFAULT);
-        if !named || self.store.get("namespaces", &call.namespace).is_none() {
-            return;
-        }
-        for _ in 0..LOOKS {
-            self.clock.sleep(LOOK_EVERY).await;
-            if !missing() {
-                return;
-            }
-        }
     }
+}
 
-    /// The account of a new pod; `None` when the pod needs none. Errors: 403 when it does not
-    /// exist.
-    pub fn account_of(&self, kind: &Kind, pod: &Value) -> ApiResult<Option<Arc<Stored>>> {
-        if !self.admits_by_account(kind) {
-            return Ok(None);
-        }
-        if pod.pointer(MIRROR).is_some() {
-            return match text(pod, "/spec/serviceAccountName") {
-                "" => Ok(None),
-                _ => Err(forbidden(kind, pod, "a mirror pod may not reference service accounts")),
-            };
-        }
-        let (namespace, name) = (text(pod, "/metadata/namespace"), account_name(pod));
-        let found = self.store.get(ACCOUNTS, &format!("{namespace}/{name}"));
-        found.map(Some).ok_or_else(|| {
-            let why = format!(
-                "error looking up service account {namespace}/{name}: serviceaccount {name:?} not found"
-            );
-            forbidden(kind, pod, &why)
-        })
+/// The account of a new pod; `None` when the pod needs none. Errors: 403 when it does not exist.
+pub fn account_of(store: &Store, kind: &Kind, pod: &Value) -> ApiResult<Option<Arc<Stored>>> {
+    if pod.pointer(MIRROR).is_some() {
+        return match text(pod, "/spec/serviceAccountName") {
+            "" => Ok(None),
+            _ => Err(forbidden(kind, pod, "a mirror pod may not reference service accounts")),
+        };
     }
+    let (namespace, name) = (text(pod, "/metadata/namespace"), account_name(pod));
+    let found = store.get(ACCOUNTS, &format!("{namespace}/{name}"));
+    found.map(Some).ok_or_else(|| {
+        let why = format!(
+            "error looking up service account {namespace}/{name}: serviceaccount {name:?} not found"
+        );
+        forbidden(kind, pod, &why)
+    })
 }
 
 /// Adds the token and pull secrets of its account to a new pod.
@@ -150,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_gets_what_its_account_brings() {
+    fn a_pod_gets_the_token_and_secrets_of_its_account() {
         let account = json!({ "imagePullSecrets": [{ "name": "s" }] });
         let mut plain = pod(json!({}));
         equip(&mut plain, &account);
@@ -161,7 +158,7 @@ mod tests {
         assert_eq!((volume.len(), &volume[..VOLUME.len()]), (VOLUME.len() + 5, VOLUME));
         let mounts = |n: usize| list(&plain["spec"]["containers"][n], "/volumeMounts");
         assert_eq!(mounts(0)[0]["name"], volume);
-        assert_eq!(mounts(1).len(), 1, "its own mount stands in the way");
+        assert_eq!(mounts(1).len(), 1, "it has a mount of its own at that path");
 
         let mut own = pod(json!({ "imagePullSecrets": [{ "name": "t" }],
             "volumes": [{ "name": "kube-api-access-x" }] }));
@@ -173,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pod_says_first_whether_a_token_is_mounted() {
+    fn the_pod_decides_before_its_account_whether_a_token_is_mounted() {
         for (of_pod, of_account, mounted) in [
             (Value::Null, Value::Null, true),
             (Value::Null, json!(false), false),

@@ -1,21 +1,22 @@
-//! Admission plugins and allocators that act on new objects: pod priorities, cluster IPs,
-//! classes of claims, the protection of PodGroups, quotas; and policies, which look at every change.
+//! Admission plugins and allocators that check or change new objects: service accounts, pod
+//! priorities, cluster IPs, classes of claims, the protection of PodGroups, quotas; and policies,
+//! which check every write.
 
 pub mod accounts;
-mod cluster_ip;
+pub mod cluster_ip;
 pub mod pod_group;
 pub mod policies;
-mod priority;
+pub mod priority;
 pub mod quota;
-mod storage_class;
+pub mod storage_class;
 mod usage;
 
 use serde_json::Value;
 
-use crate::api::failures;
-use crate::api::object::text;
-use crate::api::status::ApiError;
+use crate::failures;
 use crate::kinds::Kind;
+use crate::object::text;
+use crate::status::ApiError;
 
 pub fn is_pod(kind: &Kind) -> bool {
     is_core(kind, "pods")

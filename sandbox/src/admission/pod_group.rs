@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::api::object::list;
 use crate::kinds::Kind;
+use crate::object::list;
 
 const FINALIZER: &str = "scheduling.k8s.io/podgroup-protection";
 

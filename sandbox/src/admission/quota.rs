@@ -1,65 +1,34 @@
-//! Charges new objects to the quotas of their namespace.
+//! Computes what new objects add to the usage of the quotas of their namespace.
 //! Upstream: `apiserver/pkg/admission/plugin/resourcequota`.
+
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::usage::{Evaluator, amounts, has_pod_resources};
 use super::{forbidden, is_pod};
-use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::object::{list, text};
-use crate::api::status::ApiResult;
-use crate::api::write::Part;
 use crate::kinds::Kind;
+use crate::object::{list, text};
+use crate::request::call::Call;
+use crate::status::ApiResult;
+use crate::storage::store::{Store, Stored};
 use kube_controller_manager::objects::{Istr, ResourceList, ResourceQuota};
 
-const QUOTAS: &str = "resourcequotas";
+pub const QUOTAS: &str = "resourcequotas";
 /// The resources that every container of a pod must specify when a quota limits them.
 const REQUIRED: [&str; 6] =
     ["cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"];
 
-impl Api {
-    /// Charges an object to the quotas of its namespace, as their status stands. A quota without a
-    /// status limits nothing yet. `before`: the object before an update; the quotas that counted it
-    /// then are not charged again. Errors: 403.
-    pub fn charge(
-        &self,
-        call: &Call,
-        object: &Value,
-        before: Option<&Value>,
-        dry_run: bool,
-    ) -> ApiResult<()> {
-        if call.namespace.is_empty() {
-            return Ok(());
-        }
-        let quotas = self.store.list(QUOTAS, &call.prefix(), None, usize::MAX, None, &|_| true);
-        let Ok(quotas) = quotas else { return Ok(()) };
-        let quota_kind = self.registry.find("", "v1", QUOTAS).filter(|_| !dry_run);
-        for stored in quotas.items {
-            if before.is_some_and(|before| is_counted(&call.kind, before, &stored.value)) {
-                continue;
-            }
-            let charged = charge_one(&call.kind, object, &stored.value)?;
-            let (Some(_), Some(kind)) = (charged, quota_kind.clone()) else { continue };
-            let name = text(&stored.value, "/metadata/name");
-            let at =
-                Call { subresource: "status".to_owned(), ..Call::of(kind, &call.namespace, name) };
-            // Requests are charged concurrently: the usage is checked again with each write.
-            let changed = self.modify(&at, Part::Raw, &|old| {
-                let mut new = old.clone();
-                let used = charge_one(&call.kind, object, old)?.unwrap_or_default();
-                for (name, amount) in used.iter() {
-                    new["status"]["used"][name.as_str()] = amount.to_string().into();
-                }
-                Ok(new)
-            });
-            match changed {
-                Err(error) if error.code != 404 => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(())
+/// The quotas of the call's namespace that an object is charged to. `before`: the object before an
+/// update; quotas that counted it then are left out.
+pub fn quotas(store: &Store, call: &Call, before: Option<&Value>) -> Vec<Arc<Stored>> {
+    if call.namespace.is_empty() {
+        return Vec::new();
     }
+    let is_new =
+        |quota: &Stored| before.is_none_or(|before| !is_counted(&call.kind, before, &quota.value));
+    let page = store.list(QUOTAS, &call.prefix(), None, usize::MAX, None, &is_new);
+    page.map(|page| page.items).unwrap_or_default()
 }
 
 /// Whether an update brings a pod into the scope of other quotas. Upstream: `podEvaluator.Handles`.
@@ -75,9 +44,10 @@ fn is_counted(kind: &Kind, object: &Value, quota: &Value) -> bool {
     quota.scopes().iter().all(|scope| evaluator.is_in_scope(scope))
 }
 
-/// The new usage of the resources that the object is charged for; `None` when the quota does not
-/// count the object. Upstream: `CheckRequest`.
-fn charge_one(kind: &Kind, object: &Value, quota: &Value) -> ApiResult<Option<ResourceList>> {
+/// The new usage of the resources that the object is charged for, by the quota's status; `None`
+/// when the quota does not count the object. A quota without a status limits nothing yet. Errors:
+/// 403. Upstream: `CheckRequest`.
+pub fn charge(kind: &Kind, object: &Value, quota: &Value) -> ApiResult<Option<ResourceList>> {
     let Ok(quota) = serde_json::from_value::<ResourceQuota>(quota.clone()) else {
         return Ok(None);
     };
@@ -167,7 +137,7 @@ mod tests {
 
     fn charged(plural: &str, object: &Value, quota: &Value) -> Result<Value, String> {
         let kind = kind(plural);
-        let used = charge_one(&kind, object, quota).map_err(|error| error.message)?;
+        let used = charge(&kind, object, quota).map_err(|error| error.message)?;
         let used = used.iter().flat_map(ResourceList::iter);
         Ok(used.map(|(name, amount)| (name.to_string(), Value::from(amount.to_string()))).collect())
     }

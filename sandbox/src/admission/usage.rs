@@ -1,13 +1,12 @@
-//! What a new object counts for under quotas: which resources, how much of each, and in which
-//! scopes.
-//! Upstream: `pkg/quota/v1/evaluator/core`. Independent of the quota controller's own count, so
-//! that a fault in one shows as a difference to the other.
+//! Measures what a new object adds to the usage of quotas: which resources, how much of each, and
+//! in which scopes. Upstream: `pkg/quota/v1/evaluator/core`. Independent of the quota controller's
+//! own count, so that a fault in one shows as a difference to the other.
 
 use serde_json::Value;
 
 use super::is_core;
-use crate::api::object::{list, text};
 use crate::kinds::Kind;
+use crate::object::{list, text};
 use kube_controller_manager::objects::{Labels, Quantity, ResourceList, ScopeRequirement};
 
 /// Kinds with a quota resource under their bare name. Upstream: `legacyObjectCountAliases`.
@@ -277,8 +276,8 @@ fn claim_usage(claim: &Value) -> ResourceList {
     usage
 }
 
-/// Of alternatives the most counts, for each class. Upstream: `claimEvaluator.Usage`, without
-/// extended resources.
+/// Counts the largest of the alternatives, for each class. Upstream: `claimEvaluator.Usage`,
+/// without extended resources.
 fn device_usage(claim: &Value) -> ResourceList {
     let mut usage = ResourceList::default();
     for request in list(claim, "/spec/devices/requests") {

@@ -1,16 +1,33 @@
-//! The object that an update or a patch leads to. Upstream: `rest.BeforeUpdate`.
+//! Computes the object that an update or a patch stores. Upstream: `rest.BeforeUpdate`.
 
 use serde_json::Value;
 
-use crate::api::call::Call;
-use crate::api::object::{carry, drop_empty, is_deleting, list, remove, same_content, text};
+use crate::api::Api;
 use crate::api::rules::{
     check_name, check_namespace, check_type, is_definition, is_namespace, kept_by_status, refuse,
     updates_unconditionally, wrong_phase,
 };
-use crate::api::status::ApiResult;
 use crate::api::write::Part;
-use crate::api::{Api, failures};
+use crate::auth::rbac::is_certificate_request;
+use crate::failures;
+use crate::object::{carry, drop_empty, is_deleting, list, remove, same_content, text};
+use crate::request::call::Call;
+use crate::status::ApiResult;
+
+/// Dates the conditions of a certificate request that come without times.
+/// Upstream: `populateConditionTimestamps`.
+fn date_conditions(call: &Call, new: &mut Value, now: &str) {
+    let conditions = new.pointer_mut("/status/conditions").and_then(Value::as_array_mut);
+    let conditions = conditions.filter(|_| is_certificate_request(call)).into_iter().flatten();
+    for condition in conditions.filter_map(Value::as_object_mut) {
+        for key in ["lastUpdateTime", "lastTransitionTime"] {
+            let time = condition.entry(key).or_insert(Value::Null);
+            if time.is_null() {
+                *time = now.into();
+            }
+        }
+    }
+}
 
 impl Api {
     /// Records when a volume's phase changed, unless the writer has done so. Upstream:
@@ -34,7 +51,8 @@ impl Api {
         }
     }
 
-    /// `new` as it would be stored in place of `old`.
+    /// Returns `new` with the members that this write may not change as `old` has them. Errors:
+    /// what validation and preconditions refuse.
     pub fn changed(
         &self,
         call: &Call,
@@ -92,7 +110,7 @@ impl Api {
         match part {
             Part::Main => {
                 (kind.default)(&mut new);
-                self.check_escalation(call, Some(old), &new)?;
+                self.authorizer().check_escalation(call, Some(old), &new)?;
                 (kind.prepare_update)(&mut new, old);
             }
             Part::Status => {
@@ -104,7 +122,7 @@ impl Api {
                 carry(&mut whole, &new, "status");
                 new = whole;
                 (kind.default)(&mut new);
-                self.date_conditions(call, &mut new);
+                date_conditions(call, &mut new, &self.clock.now().to_string());
                 self.date_phase(call, old, &mut new);
             }
             Part::Spec => (kind.default)(&mut new),
@@ -141,7 +159,7 @@ impl Api {
         }
         refuse(kind, &call.name, &causes)?;
         if part == Part::Status {
-            self.check_signer(call, old, &new)?;
+            self.authorizer().check_signer(call, old, &new)?;
         }
         if is_definition(kind) && part == Part::Main {
             self.establish(&mut new)?;

@@ -1,12 +1,13 @@
-//! CustomResourceDefinitions: their kinds are served from their creation to their removal.
+//! Serves the kinds of CustomResourceDefinitions, from their creation to their removal.
 
 use serde_json::{Value, json};
 
-use crate::api::object::{list, text};
+use crate::api::Api;
 use crate::api::rules::is_definition;
-use crate::api::status::ApiResult;
-use crate::api::{Api, failures};
+use crate::failures;
 use crate::kinds::{self, Kind};
+use crate::object::{list, text};
+use crate::status::ApiResult;
 
 /// The versions that objects have been stored in so far.
 fn stored_versions(definition: &Value) -> Vec<Value> {
@@ -21,7 +22,7 @@ fn stored_versions(definition: &Value) -> Vec<Value> {
 }
 
 impl Api {
-    /// Serves the kinds of a CustomResourceDefinition and says so in its status.
+    /// Serves the kinds of a CustomResourceDefinition and records this in its status.
     pub fn establish(&self, definition: &mut Value) -> ApiResult<()> {
         let name = text(definition, "/metadata/name").to_owned();
         let kinds = kinds::from_crd(definition).map_err(|causes| {
@@ -57,7 +58,7 @@ impl Api {
         Ok(())
     }
 
-    /// Acts on the removal of an object.
+    /// Cleans up after the removal of an object.
     pub fn gone(&self, kind: &Kind, object: &Value) {
         if is_definition(kind) {
             self.registry.define(text(object, "/metadata/name"), Vec::new());

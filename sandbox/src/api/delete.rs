@@ -1,25 +1,26 @@
-//! Delete: grace, finalizers, propagation. Upstream: `registry/rest.BeforeDelete`,
+//! Deletes objects: grace, finalizers, propagation. Upstream: `registry/rest.BeforeDelete`,
 //! `registry/generic/registry.Store.Delete`.
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::admission::policies::Request;
-use crate::api::call::Call;
-use crate::api::failures;
-use crate::api::object::{is_deleting, list, text};
+use crate::api::Api;
+use crate::api::definition_finalizer::condemned;
+use crate::api::delete_options::DeleteOptions;
+use crate::api::response::{json_response, success};
 use crate::api::rules::is_definition;
-use crate::api::status::{ApiResult, Cause};
-use crate::api::{Api, Payload, json_response, success};
+use crate::failures;
 use crate::kinds::Kind;
-use crate::storage::definitions::condemned;
+use crate::object::{is_deleting, list, text};
+use crate::request::call::Call;
+use crate::request::payload::Payload;
+use crate::status::ApiResult;
 use crate::storage::store::{StoreError, Stored};
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::server::http::Response;
 
-const ORPHAN: &str = "orphan";
-const FOREGROUND: &str = "foregroundDeletion";
 const JOB_LEAVES_PODS: &str = "child pods are preserved by default when jobs are deleted; set \
     propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this \
     warning";
@@ -34,145 +35,14 @@ const RETURNED: [&str; 7] = [
     "resourcequotas",
 ];
 
-/// `metav1.DeleteOptions`, from the body and the query.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct DeleteOptions {
-    pub grace: Option<i64>,
-    pub uid: Option<String>,
-    pub version: Option<String>,
-    /// `Orphan`, `Foreground`, `Background`.
-    pub propagation: Option<String>,
-    pub dry_run: bool,
-}
-
-impl DeleteOptions {
-    pub fn from_json(body: &Value) -> ApiResult<DeleteOptions> {
-        let own = |pointer: &str| body.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
-        let mut propagation = own("/propagationPolicy");
-        match body["orphanDependents"].as_bool() {
-            Some(_) if propagation.is_some() => {
-                return Err(invalid(failures::invalid_value(
-                    "propagationPolicy",
-                    &body["propagationPolicy"],
-                    "orphanDependents and deletionPropagation cannot be both set",
-                )));
-            }
-            Some(true) => propagation = Some("Orphan".to_owned()),
-            Some(false) => propagation = Some("Background".to_owned()),
-            None => {}
-        }
-        if let Some(policy) = &propagation
-            && !matches!(policy.as_str(), "Orphan" | "Foreground" | "Background")
-        {
-            return Err(invalid(Cause {
-                reason: "FieldValueNotSupported",
-                message: format!(
-                    "Unsupported value: {policy:?}: supported values: \"Foreground\", \"Background\", \"Orphan\", \"nil\""
-                ),
-                field: "propagationPolicy".to_owned(),
-            }));
-        }
-        if let Some(other) = list(body, "/dryRun").iter().find(|value| *value != "All") {
-            return Err(invalid(Cause {
-                reason: "FieldValueNotSupported",
-                message: format!("Unsupported value: [{other}]: supported values: \"All\""),
-                field: "dryRun".to_owned(),
-            }));
-        }
-        Ok(DeleteOptions {
-            grace: body["gracePeriodSeconds"].as_i64(),
-            uid: own("/preconditions/uid"),
-            version: own("/preconditions/resourceVersion"),
-            propagation,
-            dry_run: list(body, "/dryRun").iter().any(|value| value == "All"),
-        })
-    }
-
-    fn of(call: &Call, payload: &Payload) -> ApiResult<DeleteOptions> {
-        let mut body = payload.optional()?;
-        if !body.is_object() {
-            body = json!({});
-        }
-        if let Some(grace) = call.query.number::<i64>("gracePeriodSeconds")? {
-            body["gracePeriodSeconds"] = grace.into();
-        }
-        if call.query.has("propagationPolicy") {
-            body["propagationPolicy"] = call.query.get("propagationPolicy").into();
-        }
-        if call.query.has("orphanDependents") {
-            body["orphanDependents"] = call.query.is("orphanDependents").into();
-        }
-        let mut options = DeleteOptions::from_json(&body)?;
-        options.dry_run |= call.query.dry_run()?;
-        Ok(options)
-    }
-
-    fn check(&self, kind: &Kind, object: &Value) -> ApiResult<()> {
-        let name = text(object, "/metadata/name");
-        let faults = [
-            (&self.uid, "UID", "uid", "The object might have been deleted and then recreated"),
-            (
-                &self.version,
-                "ResourceVersion",
-                "resourceVersion",
-                "The object might have been modified",
-            ),
-        ];
-        for (wanted, label, key, hint) in faults {
-            let real = object["metadata"][key].as_str().unwrap_or_default();
-            if let Some(wanted) = wanted
-                && wanted != real
-            {
-                let why = format!(
-                    "the {label} in the precondition ({wanted}) does not match the {label} in record ({real}). {hint}"
-                );
-                // Upstream names the kind here, not the resource.
-                let mut named = kind.resource.clone();
-                named.plural = named.kind.clone();
-                return Err(failures::conflict(&named, name, &why));
-            }
-        }
-        Ok(())
-    }
-
-    /// The finalizers for the garbage collector that `object` gets or loses by this delete.
-    fn finalizers(&self, kind: &Kind, object: &Value) -> Vec<Value> {
-        let old = list(object, "/metadata/finalizers");
-        let mut new: Vec<Value> =
-            old.iter().filter(|f| *f != ORPHAN && *f != FOREGROUND).cloned().collect();
-        let kept = old.iter().find(|f| *f == ORPHAN || *f == FOREGROUND).and_then(Value::as_str);
-        let wanted = match self.propagation.as_deref() {
-            Some("Orphan") => Some(ORPHAN),
-            Some("Foreground") => Some(FOREGROUND),
-            Some(_) => None,
-            None => kept.or(orphans_by_default(kind).then_some(ORPHAN)),
-        };
-        new.extend(wanted.map(Value::from));
-        new
-    }
-}
-
-/// The oldest kinds orphan their pods unless a delete names another policy.
-/// Upstream: `DefaultGarbageCollectionPolicy`.
-fn orphans_by_default(kind: &Kind) -> bool {
-    matches!(
-        (&*kind.resource.group, &*kind.resource.plural),
-        ("", "replicationcontrollers") | ("batch", "jobs")
-    )
-}
-
-fn invalid(cause: Cause) -> crate::api::status::ApiError {
-    failures::invalid("meta.k8s.io", "DeleteOptions", "", &[cause])
-}
-
 /// What a delete does to an object.
 #[derive(Debug, PartialEq)]
 pub enum Step {
     /// It is removed now.
     Remove,
-    /// It stays as it is: its deletion is under way.
+    /// It does not change: its deletion has begun.
     Pending,
-    /// It is stored like this, to be removed by someone's later write.
+    /// It is stored like this; a later write removes it.
     Mark(Value),
 }
 
@@ -249,7 +119,7 @@ fn graceful_period(kind: &Kind, object: &Value, options: &DeleteOptions) -> Opti
     }
     let period = options.grace.or(own).or(object["spec"]["terminationGracePeriodSeconds"].as_i64());
     let ended = matches!(text(object, "/status/phase"), "Failed" | "Succeeded");
-    // No kubelet runs it, so the deletion need not wait.
+    // No kubelet runs the pod, so its deletion need not wait.
     if text(object, "/spec/nodeName").is_empty() || ended {
         return Some(0);
     }
@@ -317,7 +187,7 @@ impl Api {
                 let why = "this namespace may not be deleted";
                 return Err(failures::forbidden(&kind.resource, &call.name, why));
             }
-            self.admit_by_policies(&Request {
+            self.policies().admit(&Request {
                 call,
                 operation: "DELETE",
                 object: None,
@@ -391,6 +261,7 @@ impl Api {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn kind(plural: &str) -> Kind {
         let mut kinds = crate::kinds::builtin().into_iter();
@@ -402,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn finalizers_hold_what_is_deleted() {
+    fn finalizers_delay_the_deletion() {
         let kind = kind("configmaps");
         let now = Timestamp::from_secs(1000);
         let plain = json!({ "metadata": { "name": "a" } });

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use event_listener::{Event, EventListener};
 
-use crate::api::status::ApiError;
+use crate::status::ApiError;
 
 /// Selects requests: a verb (`create`, `watch` ... or `*`) and a resource (`pods`, `pods/status`,
 /// `leases` ... or `*`).

@@ -1,19 +1,19 @@
-//! The API server without its sockets: authenticates and counts each request, applies planned
-//! faults and calls the handler.
+//! The API server without its sockets: authenticates, authorizes and counts each request, applies
+//! planned faults and calls the handler.
 
-pub mod accept;
-pub mod call;
 pub mod change;
+mod companions;
+mod definition_finalizer;
 pub mod definitions;
 pub mod delete;
-pub mod failures;
+mod delete_options;
 pub mod faults;
-pub mod object;
+pub mod legacy_tokens;
 pub mod read;
+pub mod response;
 pub mod reviews;
 pub mod rules;
 pub mod select;
-pub mod status;
 pub mod subresources;
 pub mod table;
 pub mod traffic;
@@ -24,31 +24,40 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::StreamExt;
-use hyper::header::{RETRY_AFTER, WARNING};
+use hyper::header::WARNING;
 use serde_json::{Value, json};
 
-use crate::api::accept::{Accept, Encoding};
-use crate::api::call::{Call, Form, Query, ResourcePath, Warnings, decode};
+use crate::access::{Access, User};
+use crate::admission::accounts::await_default;
+use crate::admission::policies::Policies;
 use crate::api::faults::{Fault, Faults};
+use crate::api::response::{failure, json_response};
 use crate::api::select::exact_name;
-use crate::api::status::{ApiError, ApiResult};
-use crate::auth::rbac::Rbac;
-use crate::auth::{Access, Auth, User};
+use crate::auth::Auth;
+use crate::auth::bootstrap_tokens::bootstrap_token;
+use crate::auth::rbac::{Authorizer, Rbac};
+use crate::failures;
 use crate::kinds::Kind;
 use crate::metrics::{self, Metrics};
 use crate::patch;
+use crate::percent::decode;
 use crate::protobuf;
+use crate::request::accept::{Accept, Encoding, Form};
+use crate::request::call::{Call, Query, ResourcePath, Warnings, verb};
+use crate::request::payload::Payload;
+use crate::status::{ApiError, ApiResult};
 use crate::storage::registry::Registry;
 use crate::storage::store::Store;
+use crate::types::documents::VERSION;
 use crate::types::{discovery, documents};
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::server::http::{Body, BodyError, Bytes, Method, Request, Response};
+use kube_controller_manager::server::http::{Body, BodyError, Method, Request, Response};
 use kube_controller_manager::task::StopToken;
 
 /// Upstream's limit of a request's body.
 const BODY_LIMIT_BYTES: usize = 3 * 1024 * 1024;
-pub const VERSION: &str = "v1.36.2";
 
+/// An API server: what it stores, and the parts that answer requests.
 pub struct Api {
     pub store: Store,
     pub registry: Registry,
@@ -61,91 +70,6 @@ pub struct Api {
     pub stop: StopToken,
     /// The period of bookmarks on an idle watch.
     pub bookmark_every: Duration,
-}
-
-/// The body of a request, parsed on demand.
-pub struct Payload {
-    pub content_type: String,
-    pub bytes: Bytes,
-}
-
-impl Payload {
-    /// The object in the body, from JSON, YAML or protobuf. Errors: 415, 400.
-    pub fn object(&self) -> ApiResult<Value> {
-        let unreadable = |error: &dyn std::fmt::Display| {
-            failures::bad_request(format!("the object provided is unrecognized: {error}"))
-        };
-        let body: Value = match self.content_type.as_str() {
-            "" | "application/json" => {
-                serde_json::from_slice(&self.bytes).map_err(|error| unreadable(&error))?
-            }
-            "application/yaml" => {
-                serde_yaml_ng::from_slice(&self.bytes).map_err(|error| unreadable(&error))?
-            }
-            protobuf::MEDIA_TYPE => protobuf::decode(&self.bytes)?,
-            _ => return Err(unsupported_media(&["application/json", "application/yaml"])),
-        };
-        if body.is_object() { Ok(body) } else { Err(unreadable(&"it is no object")) }
-    }
-
-    /// As [`Payload::object`], null for an empty body.
-    pub fn optional(&self) -> ApiResult<Value> {
-        if self.bytes.is_empty() { Ok(Value::Null) } else { self.object() }
-    }
-}
-
-pub fn unsupported_media(accepted: &[&str]) -> ApiError {
-    let accepted = accepted.join(", ");
-    ApiError::new(
-        415,
-        "UnsupportedMediaType",
-        format!(
-            "the body of the request was in an unknown format - accepted media types include: {accepted}"
-        ),
-    )
-}
-
-pub fn json_response(status: u16, body: &Value) -> Response {
-    Response::new(status, "application/json", serde_json::to_vec(body).unwrap_or_default())
-}
-
-pub fn failure(error: &ApiError) -> Response {
-    if error.details["path"] == true {
-        return Response::text(404, "404 page not found\n");
-    }
-    let mut response = json_response(error.code, &error.to_json());
-    if let Some(seconds) = error.retry_after {
-        response = response.with_header(RETRY_AFTER, &seconds.to_string());
-    }
-    response
-}
-
-/// `metav1.Status` of a success.
-pub fn success(kind: &Kind, name: &str, uid: &str) -> Value {
-    let mut details = json!({ "name": name, "kind": kind.resource.plural });
-    if !kind.resource.group.is_empty() {
-        details["group"] = (&*kind.resource.group).into();
-    }
-    if !uid.is_empty() {
-        details["uid"] = uid.into();
-    }
-    json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details })
-}
-
-/// The verb of a request, as authorization and the counters name it.
-pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
-    let collection = path.is_some_and(|path| path.name.is_empty());
-    match method.as_str() {
-        "GET" | "HEAD" if query.is("watch") && collection => "watch",
-        "GET" | "HEAD" if collection => "list",
-        "GET" | "HEAD" => "get",
-        "POST" => "create",
-        "PUT" => "update",
-        "PATCH" => "patch",
-        "DELETE" if collection => "deletecollection",
-        "DELETE" => "delete",
-        _ => "other",
-    }
 }
 
 /// The question to the authorizer. Upstream: `RequestInfoFactory.NewRequestInfo`.
@@ -201,7 +125,7 @@ impl Api {
                 sub => format!("{}/{sub}", at.resource),
             },
         );
-        // Read first: a clear that comes after the fault is taken releases this request too.
+        // Read before the fault is taken: a clear that follows must release this request too.
         let clears = self.faults.clears();
         let fault = self.faults.request(verb, &named);
         let agent = headers.get("user-agent").and_then(|agent| agent.to_str().ok());
@@ -222,17 +146,19 @@ impl Api {
         if let Some(agent) = header("user-agent").filter(|_| !applies) {
             query.fill("fieldManager", agent.split('/').next().unwrap_or_default());
         }
-        let stored = |token: &str| self.legacy_token(token).or_else(|| self.bootstrap_token(token));
         let now = self.clock.now();
+        let stored = |token: &str| {
+            self.legacy_token(token).or_else(|| bootstrap_token(&self.store, token, now))
+        };
         let Some(user) = self.auth.user(&peer, header("authorization"), now, stored) else {
             return failure(&failures::unauthorized());
         };
         let access = access(&method, &path, &query);
-        let user = match self.acting(user, &headers, &access) {
+        let user = match self.authorizer().impersonate(user, &headers, &access) {
             Ok(user) => user,
             Err(error) => return failure(&error),
         };
-        if let Err(error) = self.check_access(&user, &access) {
+        if let Err(error) = self.authorizer().check(&user, &access) {
             return failure(&error);
         }
         let payload = match body.read(BODY_LIMIT_BYTES).await {
@@ -340,7 +266,7 @@ impl Api {
             return Ok(json_response(200, &answer?));
         }
         let Some(kind) = self.registry.find(&at.group, &at.version, &at.resource) else {
-            // A group that does not exist is not a path.
+            // A path below an unknown group gets another answer than an unknown resource.
             let known = self.registry.all().iter().any(|kind| kind.resource.group == at.group);
             return Err(match known && !(at.group.is_empty() && at.version != "v1") {
                 true => failures::no_such_resource(),
@@ -386,6 +312,15 @@ impl Api {
         Ok(response)
     }
 
+    pub fn authorizer(&self) -> Authorizer<'_> {
+        self.rbac.authorizer(&self.store)
+    }
+
+    fn policies(&self) -> Policies<'_> {
+        let (store, registry) = (&self.store, &self.registry);
+        Policies { store, registry, authorizer: self.authorizer() }
+    }
+
     fn metrics(&self) -> Metrics<'_> {
         Metrics { store: &self.store, registry: &self.registry, now: self.clock.now() }
     }
@@ -421,7 +356,9 @@ impl Api {
             "get" => self.get(call).await,
             "list" => self.list(call).await,
             "create" => {
-                self.await_account(call, payload).await;
+                if self.needs_account(&call.kind) {
+                    await_default(&self.store, &self.clock, call, payload).await;
+                }
                 self.create(call, payload)
             }
             "update" if !call.name.is_empty() => self.update(call, payload),

@@ -10,19 +10,20 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_lite::FutureExt;
 use serde_json::{Value, json};
 
-use crate::api::accept::Encoding;
-use crate::api::call::{Call, Form};
-use crate::api::failures;
+use crate::api::Api;
+use crate::api::response::{failure, json_response};
 use crate::api::select::Selection;
-use crate::api::status::{ApiError, ApiResult, Cause};
 use crate::api::table::{self, IncludeObject};
-use crate::api::{Api, json_response};
+use crate::failures;
 use crate::kinds::Kind;
 use crate::protobuf;
+use crate::request::accept::{Encoding, Form};
+use crate::request::call::Call;
+use crate::status::{ApiError, ApiResult, Cause};
 use crate::storage::store::{Page, Store, StoreError, Stored};
 use kube_controller_manager::server::http::{Bytes, Response};
 
-/// How long a request waits for a version that is not there yet.
+/// How long a request waits for a version that has not been written yet.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
 /// Lists longer than this are sent in chunks.
 const CHUNK_ITEMS: usize = 256;
@@ -43,7 +44,7 @@ pub fn shown<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     value
 }
 
-/// An object of a list; only custom resources repeat the kind that the list names.
+/// An object of a list, without the kind that the list names; only custom resources repeat it.
 pub struct Untyped<'a>(pub &'a Value);
 
 impl serde::Serialize for Untyped<'_> {
@@ -110,7 +111,7 @@ fn included(call: &Call) -> IncludeObject {
     IncludeObject::parse(call.query.get("includeObject")).unwrap_or_default()
 }
 
-/// `None` for the newest (`0`, absent).
+/// The requested version; `None` for the newest (`0` or absent).
 pub fn parse_version(text: &str) -> ApiResult<Option<u64>> {
     match text {
         "" | "0" => Ok(None),
@@ -350,12 +351,12 @@ fn protobuf_list(call: &Call, meta: &Value, items: &[Arc<Stored>]) -> Response {
     Response::stream(200, protobuf::MEDIA_TYPE, stream)
 }
 
-/// 410, with a token that goes on from the same key at the newest version.
+/// The answer 410, with a token that continues after the same key at the newest version.
 fn expired(after: Option<&str>, version: u64, oldest: u64) -> Response {
     let Some(after) = after else {
         let why =
             format!("The resourceVersion for the provided list is too old. ({version} < {oldest})");
-        return crate::api::failure(&failures::expired(why));
+        return failure(&failures::expired(why));
     };
     let why = "The provided continue parameter is too old to display a consistent list result. \
         You can start a new list without the continue parameter, or use the continue token in this \

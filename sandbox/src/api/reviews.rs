@@ -1,14 +1,17 @@
-//! Reviews of tokens and access: created, answered, never stored.
+//! Reviews of tokens and access, which are answered and not stored.
 //! Upstream: `pkg/registry/{authentication,authorization}`.
 
 use serde_json::{Value, json};
 
-use crate::api::call::ResourcePath;
-use crate::api::failures::{self, invalid_value};
-use crate::api::object::{list, text};
-use crate::api::status::{ApiResult, Cause};
-use crate::api::{Api, Payload, json_response};
-use crate::auth::{Access, ISSUER, User, is_for};
+use crate::access::{Access, User};
+use crate::api::Api;
+use crate::api::response::json_response;
+use crate::auth::{ISSUER, is_for};
+use crate::failures::{self, invalid_value};
+use crate::object::{list, text};
+use crate::request::call::ResourcePath;
+use crate::request::payload::Payload;
+use crate::status::{ApiResult, Cause};
 use kube_controller_manager::server::http::Response;
 
 const AUTHORIZATION: &str = "authorization.k8s.io";
@@ -46,7 +49,7 @@ impl Api {
                 ("SelfSubjectRulesReview", |api, user, _, review| {
                     match text(review, "/spec/namespace") {
                         "" => Err(failures::bad_request("no namespace on request")),
-                        namespace => Ok(api.rules_review(user, namespace)),
+                        namespace => Ok(api.authorizer().rules_review(user, namespace)),
                     }
                 })
             }
@@ -69,7 +72,7 @@ impl Api {
             review["metadata"]["creationTimestamp"] = self.clock.now().to_string().into();
         }
         if kind == "SelfSubjectRulesReview" {
-            // It is answered with a new one.
+            // The answer is a new object without the metadata and spec of the request.
             (review["metadata"], review["spec"]) = (json!({}), json!({}));
         }
         Ok(Some(json_response(201, &review)))
@@ -148,7 +151,7 @@ impl Api {
             access.path = text(review, "/spec/nonResourceAttributes/path").to_owned();
             access.verb = text(review, "/spec/nonResourceAttributes/verb").to_owned();
         }
-        let allowed = self.authorize(subject, &access);
+        let allowed = self.authorizer().authorize(subject, &access);
         let mut status = json!({ "allowed": allowed.is_ok() });
         let (Ok(reason) | Err(reason)) = allowed;
         if !reason.is_empty() {
@@ -173,8 +176,8 @@ fn of_namespace(review: &mut Value, namespace: &str) -> ApiResult<()> {
     Ok(())
 }
 
-/// The faults of an access review, except those of its subject. `local`: it is of a namespace.
-/// Upstream: `pkg/apis/authorization/validation`.
+/// The faults of an access review, except those of its subject. `local`: the review is in a
+/// namespace. Upstream: `pkg/apis/authorization/validation`.
 fn faults(review: &Value, local: bool) -> Vec<Cause> {
     let spec = &review["spec"];
     let (of_resource, of_path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);

@@ -1,12 +1,13 @@
-//! What a write may do to an object of a kind. Upstream: the strategies of the registries.
+//! Rules of the kinds about writes: what an update may create, leave out or change. Upstream: the
+//! strategies of the registries.
 
 use serde_json::{Value, json};
 
-use crate::api::call::Call;
-use crate::api::failures;
-use crate::api::object::{is_deleting, list, remove, text};
-use crate::api::status::{ApiResult, Cause};
+use crate::failures;
 use crate::kinds::Kind;
+use crate::object::{is_deleting, list, remove, text};
+use crate::request::call::Call;
+use crate::status::{ApiResult, Cause};
 
 pub fn check_type(kind: &Kind, object: &mut Value) -> ApiResult<()> {
     if !object.is_object() || !object.get("metadata").is_none_or(|m| m.is_object() || m.is_null()) {
@@ -48,7 +49,7 @@ pub fn check_name(call: &Call, object: &Value) -> ApiResult<()> {
     )))
 }
 
-/// An update of an object that is not there creates it. Upstream: `AllowCreateOnUpdate`.
+/// Whether an update creates an object that does not exist. Upstream: `AllowCreateOnUpdate`.
 pub fn made_by_update(kind: &Kind) -> bool {
     match &*kind.resource.group {
         "" => matches!(&*kind.resource.plural, "endpoints" | "events" | "limitranges" | "services"),
@@ -72,14 +73,14 @@ pub fn updates_unconditionally(kind: &Kind) -> bool {
     !strict && !kind.is_custom()
 }
 
-/// Metadata that the status endpoint leaves as it is. Upstream: `ResetObjectMetaForStatus` and the
-/// strategies that do as much by themselves.
+/// The metadata that the status endpoint does not change. Upstream: `ResetObjectMetaForStatus` and
+/// the strategies that have the same effect.
 pub fn kept_by_status(kind: &Kind) -> &'static [&'static str] {
     const ALL: &[&str] = &["labels", "annotations", "finalizers", "ownerReferences"];
     match (&*kind.resource.group, &*kind.resource.plural) {
         ("apps", "deployments") => &["labels"],
         ("apiextensions.k8s.io" | "apiregistration.k8s.io", _) => ALL,
-        // Upstream's strategies of these requests leave metadata to the writer.
+        // Here the status endpoint changes metadata too, as upstream's strategies let it.
         ("certificates.k8s.io", "certificatesigningrequests") => &[],
         ("certificates.k8s.io" | "flowcontrol.apiserver.k8s.io", _) => ALL,
         _ if kind.is_custom() => ALL,

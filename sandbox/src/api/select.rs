@@ -3,9 +3,9 @@
 use kube_controller_manager::objects::{Selector, SelectorError};
 use serde_json::Value;
 
-use crate::api::failures;
-use crate::api::status::ApiResult;
+use crate::failures;
 use crate::kinds::Kind;
+use crate::status::ApiResult;
 use crate::storage::store::{Change, Stored};
 
 /// Label and field selectors of a request.

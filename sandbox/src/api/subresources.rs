@@ -1,4 +1,4 @@
-//! Status, scale, eviction, binding, token, finalize, log.
+//! The subresources: status, scale, eviction, binding, token, finalize, log.
 //! Upstream: `pkg/registry/core/pod/storage`, `pkg/registry/apps/deployment/storage`.
 
 use std::sync::Arc;
@@ -6,16 +6,18 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::api::call::{Call, Warnings};
-use crate::api::delete::DeleteOptions;
-use crate::api::failures;
-use crate::api::object::{list, text};
-use crate::api::status::{ApiError, ApiResult};
+use crate::api::Api;
+use crate::api::delete_options::DeleteOptions;
+use crate::api::response::json_response;
 use crate::api::write::{Part, has};
-use crate::api::{Api, Payload, json_response};
 use crate::auth::ISSUER;
+use crate::failures;
 use crate::kinds::Subresource;
+use crate::object::{is_deleting, list, set_condition, text};
 use crate::patch;
+use crate::request::call::{Call, Warnings};
+use crate::request::payload::Payload;
+use crate::status::{ApiError, ApiResult};
 use crate::storage::store::Stored;
 use kube_controller_manager::objects::{LabelSelector, Labels, Selector};
 use kube_controller_manager::server::http::Response;
@@ -177,7 +179,7 @@ impl Api {
         Ok(json_response(200, &form(&stored.value)))
     }
 
-    /// A binding that names its pod in the body.
+    /// Binds the pod that the body names.
     pub fn bind_named(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let name = text(&payload.object()?, "/metadata/name").to_owned();
         let pods = self.registry.find("", "v1", "pods").ok_or_else(failures::no_such_path)?;
@@ -212,7 +214,7 @@ impl Api {
                 );
                 return Err(failures::conflict(&call.kind.resource, &call.name, &why));
             }
-            if crate::api::object::is_deleting(old) {
+            if is_deleting(old) {
                 let why =
                     format!("pod {} is being deleted, cannot be assigned to a host", call.name);
                 return Err(failures::conflict(&call.kind.resource, &call.name, &why));
@@ -244,8 +246,8 @@ impl Api {
         options.dry_run |= call.query.dry_run()?;
         let pod = self.stored(call)?;
         let phase = text(&pod.value, "/status/phase");
-        let counted = !matches!(phase, "Succeeded" | "Failed" | "Pending")
-            && !crate::api::object::is_deleting(&pod.value);
+        let counted =
+            !matches!(phase, "Succeeded" | "Failed" | "Pending") && !is_deleting(&pod.value);
         if counted {
             self.disrupt(call, &pod, options.dry_run)?;
         }
@@ -396,26 +398,7 @@ fn too_many(why: &str, retry_after: Option<u64>) -> ApiError {
     error
 }
 
-/// Sets a condition of `status.conditions`; its transition time moves when its status does.
-pub fn set_condition(object: &mut Value, now: &str, mut condition: Value) {
-    let conditions = &mut object["status"]["conditions"];
-    if !conditions.is_array() {
-        *conditions = json!([]);
-    }
-    condition["lastTransitionTime"] = now.into();
-    let Some(conditions) = conditions.as_array_mut() else { return };
-    match conditions.iter_mut().find(|known| known["type"] == condition["type"]) {
-        Some(known) => {
-            if known["status"] == condition["status"] {
-                condition["lastTransitionTime"] = known["lastTransitionTime"].clone();
-            }
-            *known = condition;
-        }
-        None => conditions.push(condition),
-    }
-}
-
-/// A selector as text: of a LabelSelector, a plain map of labels, or text already.
+/// The text of a selector, which is a LabelSelector, a map of labels or text.
 fn selector_text(selector: &Value) -> String {
     if let Some(text) = selector.as_str() {
         return text.to_owned();

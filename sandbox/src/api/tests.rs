@@ -1,7 +1,7 @@
 //! Tests of whole requests, without a connection.
 
 use super::*;
-use crate::auth::User;
+use crate::access::User;
 use futures_lite::future::block_on;
 use kube_controller_manager::server::http::{Chain, HeaderMap, RequestBody};
 

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use futures_lite::StreamExt;
 use serde::Serialize;
 
-use crate::api::call::{Query, ResourcePath};
-use crate::api::verb;
+use crate::request::call::{Query, ResourcePath, verb};
 use kube_controller_manager::server::http::{Body, Request, Response};
 
 /// Requests of one verb, and the bytes of their bodies before TLS and chunks.
@@ -31,7 +30,7 @@ impl Count {
     }
 }
 
-/// By program (the user agent up to its first `/`) and verb.
+/// The counts by program (the user agent up to its first `/`) and verb.
 #[derive(Default)]
 pub struct Traffic {
     meters: Mutex<BTreeMap<(String, &'static str), Arc<Meter>>>,

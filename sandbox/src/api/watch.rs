@@ -10,14 +10,14 @@ use futures_lite::FutureExt;
 use serde_json::{Value, json};
 
 use crate::api::Api;
-use crate::api::accept::Encoding;
-use crate::api::call::{Call, Form};
-use crate::api::failures;
 use crate::api::faults::Epoch;
 use crate::api::read::{list_options_fault, object_bytes, parse_version};
 use crate::api::select::{Selection, WatchEvent};
-use crate::api::status::ApiResult;
+use crate::failures;
 use crate::protobuf;
+use crate::request::accept::{Encoding, Form};
+use crate::request::call::Call;
+use crate::status::ApiResult;
 use crate::storage::store::{Change, StoreError, Stored};
 use kube_controller_manager::server::http::{Bytes, Response};
 

@@ -4,39 +4,41 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::access::Access;
 use crate::admission::policies::Request;
-use crate::admission::{accounts, pod_group, quota};
-use crate::api::call::{Call, Warnings};
-use crate::api::failures;
-use crate::api::object::{
-    drop_empty, generated, is_deleting, remove, spec_keys, take_added, text, uuid,
-};
+use crate::admission::{accounts, cluster_ip, pod_group, priority, quota, storage_class};
+use crate::api::Api;
 use crate::api::rules::{
     check_name, check_namespace, check_type, finalized_by_kubernetes, goes_now, is_definition,
     is_namespace, made_by_update, refuse,
 };
-use crate::api::status::ApiResult;
-use crate::api::{Api, Payload};
 use crate::apply;
-use crate::auth::Access;
+use crate::failures;
 use crate::kinds::{self, Kind, Subresource, View};
+use crate::object::{
+    drop_empty, generated, is_deleting, remove, spec_keys, take_added, text, uuid,
+};
 use crate::patch;
+use crate::request::call::{Call, Warnings};
+use crate::request::payload::Payload;
+use crate::status::ApiResult;
 use crate::storage::store::{StoreError, Stored};
 use kube_controller_manager::server::http::Response;
 
 /// How often a patch or an unconditional update is retried after a conflict with another write.
 const RETRIES: usize = 20;
 
-/// How an object is changed.
+/// The part of an object that a write changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// By the object's own endpoint.
+    /// All but the status: by the object's own endpoint.
     Main,
-    /// By the status subresource (also approval): nothing else changes.
+    /// The status: by the subresources `status` and `approval`.
     Status,
-    /// By a subresource that changes the spec (resize, ephemeral containers).
+    /// The spec: by the subresources `resize` and `ephemeralcontainers`.
     Spec,
-    /// By a subresource whose handler has decided what changes (binding, eviction, finalize).
+    /// Any part, without checks: by handlers that have decided the change (`binding`, `eviction`,
+    /// `finalize`).
     Raw,
 }
 
@@ -44,7 +46,7 @@ pub enum Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Track {
     Update,
-    /// They are complete.
+    /// They have been computed.
     Done,
 }
 
@@ -57,6 +59,18 @@ impl Api {
     /// Stores a new object, as a create request does.
     pub fn create_object(&self, call: &Call, object: Value) -> ApiResult<Arc<Stored>> {
         self.create_tracked(call, object, Track::Update)
+    }
+
+    /// Creates an object in the same process, with all checks.
+    pub fn create_value(&self, group: &str, resource: &str, object: Value) -> ApiResult<Value> {
+        let version = object["apiVersion"].as_str().unwrap_or_default();
+        let version = version.rsplit('/').next().unwrap_or_default();
+        let kind =
+            self.registry.find(group, version, resource).ok_or_else(failures::no_such_path)?;
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
+        let mut call = Call::of(kind, namespace, "");
+        call.query.fill("fieldManager", "kube-apiserver");
+        self.create_object(&call, object).map(|stored| stored.value.clone())
     }
 
     fn create_tracked(
@@ -101,16 +115,19 @@ impl Api {
         }
         self.check_defined(kind, &name)?;
         (kind.default)(&mut object);
-        self.check_escalation(call, None, &object)?;
-        let account = self.account_of(kind, &object)?;
+        self.authorizer().check_escalation(call, None, &object)?;
+        let account = match self.needs_account(kind) {
+            true => accounts::account_of(&self.store, kind, &object)?,
+            false => None,
+        };
         let asked = spec_keys(&object);
         if is_namespace(kind) {
             finalized_by_kubernetes(&mut object);
         }
-        self.prioritize(kind, &mut object)?;
-        self.classify(kind, &mut object);
+        priority::prioritize(&self.store, kind, &mut object)?;
+        storage_class::classify(&self.store, kind, &mut object);
         pod_group::protect(kind, &mut object);
-        self.check_cluster_ip(kind, &object)?;
+        cluster_ip::check(&self.store, kind, &object)?;
         (kind.prepare_create)(&mut object);
         let mut causes = (kind.validate_create)(&object);
         if name.is_empty() && !causes.iter().any(|cause| cause.field == "metadata.name") {
@@ -136,7 +153,7 @@ impl Api {
         if let Some(account) = account {
             accounts::equip(&mut object, &account.value);
         }
-        self.admit_by_policies(&Request {
+        self.policies().admit(&Request {
             call,
             operation: "CREATE",
             object: Some(&object),
@@ -167,6 +184,45 @@ impl Api {
         Err(failures::already_exists(&kind.resource, &attempt))
     }
 
+    /// Whether an object of this kind needs its service account.
+    pub fn needs_account(&self, kind: &Kind) -> bool {
+        self.service_accounts && accounts::is_needed(&self.registry, kind)
+    }
+
+    /// Charges an object to the quotas of its namespace. `before`: the object before an update.
+    /// Errors: 403.
+    fn charge(
+        &self,
+        call: &Call,
+        object: &Value,
+        before: Option<&Value>,
+        dry_run: bool,
+    ) -> ApiResult<()> {
+        let kind = self.registry.find("", "v1", quota::QUOTAS).filter(|_| !dry_run);
+        for stored in quota::quotas(&self.store, call, before) {
+            let charged = quota::charge(&call.kind, object, &stored.value)?;
+            let (Some(_), Some(kind)) = (charged, kind.clone()) else { continue };
+            let name = text(&stored.value, "/metadata/name");
+            let at =
+                Call { subresource: "status".to_owned(), ..Call::of(kind, &call.namespace, name) };
+            // Requests are charged concurrently: the usage is checked again with each write.
+            let changed = self.modify(&at, Part::Raw, &|old| {
+                let mut new = old.clone();
+                let used = quota::charge(&call.kind, object, old)?.unwrap_or_default();
+                for (name, amount) in used.iter() {
+                    new["status"]["used"][name.as_str()] = amount.to_string().into();
+                }
+                Ok(new)
+            });
+            match changed {
+                Err(error) if error.code != 404 => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Errors: 403 when the namespace is being deleted, 404 when it does not exist.
     /// Upstream: the admission plugin NamespaceLifecycle.
     fn check_namespace_open(&self, call: &Call, name: &str) -> ApiResult<()> {
         let namespaces = kube_controller_manager::objects::ResourceType::fixed(
@@ -195,7 +251,7 @@ impl Api {
         Err(error)
     }
 
-    /// A write to a kind that is stored as another.
+    /// Writes to a kind whose objects are stored as another kind.
     pub fn write_view(
         &self,
         view: View,
@@ -262,7 +318,7 @@ impl Api {
         Ok(self.one(200, call, &stored))
     }
 
-    /// Whether the caller may create the object that the request wanted to change. Errors: 403.
+    /// Checks that the caller may create the object, for an update that creates it. Errors: 403.
     fn check_creates(&self, call: &Call) -> ApiResult<()> {
         let access = Access {
             verb: "create".to_owned(),
@@ -272,7 +328,7 @@ impl Api {
             name: call.name.clone(),
             path: String::new(),
         };
-        self.check_access(&call.user, &access)
+        self.authorizer().check(&call.user, &access)
     }
 
     /// Replaces an object, as an update request does.
@@ -316,8 +372,8 @@ impl Api {
         })
     }
 
-    /// Changes an object by `change`, which is given what is stored and may be called again when
-    /// another write came between.
+    /// Changes an object by `change`, which gets the stored object and is called again after a
+    /// conflict with another write.
     pub fn modify(
         &self,
         call: &Call,
@@ -349,11 +405,11 @@ impl Api {
                 let now = self.clock.now().to_string();
                 apply::update(&call.kind, Some(&shown), &mut new, &call.writer(&now));
             }
-            // Policies would see a Scale here, which is not built.
+            // Upstream passes a Scale to policies here.
             if part != Part::Raw && call.subresource != "scale" {
                 let (object, old) = (Some(&new), Some(&*shown));
                 let operation = "UPDATE";
-                self.admit_by_policies(&Request { call, operation, object, old, dry_run })?;
+                self.policies().admit(&Request { call, operation, object, old, dry_run })?;
             }
             // An object of an earlier storage version is written again.
             if new == *shown && call.kind.is_encoded(&old.value) {

@@ -7,9 +7,9 @@ mod walk;
 use fields::Fields;
 use serde_json::{Map, Value, json};
 
-use crate::api::object::{list, text};
-use crate::api::status::{ApiError, ApiResult};
 use crate::kinds::{Kind, Subresource};
+use crate::object::{list, text};
+use crate::status::{ApiError, ApiResult};
 use crate::types::shape::Schemas;
 use walk::Comparison;
 

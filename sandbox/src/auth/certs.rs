@@ -1,4 +1,4 @@
-//! The sandbox's own CA and the certificates it signs.
+//! The sandbox's own CA and the certificates that it signs.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -18,7 +18,7 @@ pub fn service_account_key() -> Result<String, rcgen::Error> {
     Ok(KeyPair::generate()?.serialize_pem())
 }
 
-/// Valid for ten years around the time it was made.
+/// A CA, valid for ten years from its creation.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub certificate: String,
@@ -54,12 +54,12 @@ impl Authority {
         Ok(Authority { issuer: Issuer::new(params, key), certificate, now })
     }
 
-    /// Its key, in PEM.
+    /// The CA's key, in PEM.
     pub fn key(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// For the server, under its loopback names.
+    /// A certificate for the server, for its loopback names.
     pub fn serving(&self, address: std::net::IpAddr) -> Result<Pair, rcgen::Error> {
         let mut params = params(self.now, "kube-apiserver", &[]);
         for name in ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"] {
@@ -69,7 +69,7 @@ impl Authority {
         self.sign(params, ExtendedKeyUsagePurpose::ServerAuth)
     }
 
-    /// For a client: the user's name and groups.
+    /// A client certificate with the user's name and groups.
     pub fn client(&self, user: &str, groups: &[&str]) -> Result<Pair, rcgen::Error> {
         self.sign(params(self.now, user, groups), ExtendedKeyUsagePurpose::ClientAuth)
     }

@@ -1,95 +1,26 @@
 //! Authenticates requests by certificate or bearer token. Authorization is in `rbac`.
 
-mod bootstrap_tokens;
+pub mod bootstrap_tokens;
 pub mod certs;
 pub mod legacy_tokens;
 pub mod rbac;
 
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
-use serde_json::{Value, json};
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
+use crate::access::User;
+use crate::object::uuid;
 use kube_controller_manager::jwt::Signer;
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::server::auth::Authorities;
 use kube_controller_manager::server::http::Chain;
 
-const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 /// The issuer of service-account tokens, which is also their default audience.
 pub const ISSUER: &str = "https://kubernetes.default.svc";
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct User {
-    pub name: String,
-    pub uid: String,
-    pub groups: Vec<String>,
-    /// The identity of the credential: `JTI=…`, `X509SHA256=…`.
-    pub extra: BTreeMap<String, Vec<String>>,
-}
-
-impl User {
-    pub fn new(name: &str, groups: &[&str]) -> User {
-        let groups = groups.iter().copied().map(str::to_owned).collect();
-        User { name: name.to_owned(), groups, ..User::default() }
-    }
-
-    pub fn anonymous() -> User {
-        User::new("system:anonymous", &["system:unauthenticated"])
-    }
-
-    pub fn service_account(namespace: &str, name: &str, uid: &str) -> User {
-        let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{namespace}")]
-            .map(str::to_owned);
-        User {
-            name: format!("system:serviceaccount:{namespace}:{name}"),
-            uid: uid.to_owned(),
-            groups: groups.into(),
-            extra: BTreeMap::new(),
-        }
-    }
-
-    /// The API server itself.
-    pub fn server() -> User {
-        User::new("system:apiserver", &["system:masters"])
-    }
-
-    fn with_credential(mut self, credential: String) -> User {
-        self.extra.insert(CREDENTIAL.to_owned(), vec![credential]);
-        self
-    }
-
-    pub fn is_anonymous(&self) -> bool {
-        self.name == "system:anonymous"
-    }
-
-    /// As `authentication.k8s.io` shows it.
-    pub fn to_json(&self) -> Value {
-        let mut user = json!({ "username": self.name, "groups": self.groups });
-        if !self.uid.is_empty() {
-            user["uid"] = self.uid.as_str().into();
-        }
-        if !self.extra.is_empty() {
-            user["extra"] = json!(self.extra);
-        }
-        user
-    }
-}
-
-/// One access of a user.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Access {
-    pub verb: String,
-    pub group: String,
-    /// With the subresource: `pods/status`.
-    pub resource: String,
-    pub namespace: String,
-    pub name: String,
-    /// The path of a non-resource request: `/metrics`.
-    pub path: String,
-}
 
 struct Token {
     user: User,
@@ -97,7 +28,8 @@ struct Token {
     expires: Option<Timestamp>,
 }
 
-/// Tokens live in memory and end with the process; those in Secrets are signed and live there.
+/// The tokens and authorities that authenticate users. Tokens are kept in memory; those of Secrets
+/// are checked by their signature.
 #[derive(Default)]
 pub struct Auth {
     /// Signs the tokens of service accounts, and checks those in Secrets.
@@ -123,7 +55,7 @@ impl Auth {
         token
     }
 
-    /// A new token for a service account, signed, so that others can read it too.
+    /// A new signed token for a service account.
     pub fn issue_for_account(
         &self,
         (namespace, name, uid): (&str, &str, &str),
@@ -132,7 +64,7 @@ impl Auth {
         expires: Timestamp,
     ) -> String {
         let user = User::service_account(namespace, name, uid);
-        let id = crate::api::object::uuid();
+        let id = uuid();
         let claims = json!({
             "aud": audiences, "exp": expires.as_secs(), "iat": issued.as_secs(), "iss": ISSUER,
             "jti": id, "nbf": issued.as_secs(), "sub": user.name,
@@ -160,8 +92,9 @@ impl Auth {
         good.then(|| (token.user.clone(), token.audiences.clone()))
     }
 
-    /// `None`: 401. A bearer token counts when there is no valid certificate. `other` finds the
-    /// user of a token that is not one of ours. Without either the user is anonymous.
+    /// The user of a request; `None`: 401. A bearer token counts when there is no valid
+    /// certificate. `other` finds the user of a token that was not issued here. Without certificate
+    /// and token the user is anonymous.
     pub fn user(
         &self,
         peer: &Chain,
@@ -199,14 +132,14 @@ fn bearer(header: &str) -> Option<&str> {
     words.next().filter(|token| is_bearer && !token.is_empty())
 }
 
-/// Whether a token for `audiences` is good for one of `wanted`; none are the API server itself.
+/// Whether a token for `audiences` is valid for one of `wanted`; without audiences it is for the
+/// API server.
 pub fn is_for(audiences: &[String], wanted: &[String]) -> bool {
     let wanted = |of: &String| if wanted.is_empty() { of == ISSUER } else { wanted.contains(of) };
     audiences.is_empty() || audiences.iter().any(wanted)
 }
 
-/// 256 bits from the system's random source, by the keys that the standard library draws for its
-/// hash maps.
+/// 256 random bits, made of the random keys of the standard library's hash maps.
 fn random_text() -> String {
     (0..4u8).map(|n| format!("{:016x}", RandomState::new().hash_one(n))).collect()
 }
@@ -214,9 +147,10 @@ fn random_text() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::CREDENTIAL;
 
     #[test]
-    fn tokens_end_and_bad_certificates_are_nobody() {
+    fn tokens_expire_and_bad_certificates_are_anonymous() {
         let stranger = rcgen::generate_simple_self_signed(["me".to_string()]).unwrap();
         let ours = rcgen::generate_simple_self_signed(["ca".to_string()]).unwrap();
         let clients = Authorities::from_pem(ours.cert.pem().as_bytes()).unwrap();

@@ -1,15 +1,15 @@
-//! What expressions ask the authorizer. Upstream: Kubernetes' `library.Authz`.
+//! The authorizer in expressions. Upstream: Kubernetes' `library.Authz`.
 
 use std::sync::Arc;
 
 use super::Result;
 use super::value::Value;
-use crate::auth::Access;
+use crate::access::Access;
 
 /// Answers whether a user may do something.
 pub trait Authorize {
-    /// `account`: the service account (namespace and name) in whose place is asked; `None`: the
-    /// user of the request. The result is the reason; `Err`: it is not allowed.
+    /// `account`: the service account (namespace and name) to check; `None`: the user of the
+    /// request. Both results carry the reason; `Err`: the access is not allowed.
     fn authorize(
         &self,
         account: Option<&(String, String)>,
@@ -17,7 +17,7 @@ pub trait Authorize {
     ) -> std::result::Result<String, String>;
 }
 
-/// A question that is not yet complete.
+/// An access that an expression describes step by step.
 #[derive(Clone, Debug, Default)]
 pub struct Question {
     account: Option<(String, String)>,
@@ -86,7 +86,7 @@ pub fn call(
             asked.access.namespace.clone_from(namespace);
         }
         ("name", Stage::Resource, [name]) => asked.access.name.clone_from(name),
-        // Rules of RBAC know no selectors.
+        // RBAC ignores selectors.
         ("fieldSelector" | "labelSelector", Stage::Resource, [_]) => {}
         ("check", Stage::Path | Stage::Resource, [verb]) => {
             asked.access.verb.clone_from(verb);

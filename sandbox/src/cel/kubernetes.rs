@@ -136,7 +136,7 @@ impl Url {
                 let mut found: BTreeMap<Key, Vec<Value>> = BTreeMap::new();
                 for pair in self.query.split('&').filter(|pair| !pair.is_empty()) {
                     let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-                    let read = |text: &str| crate::api::call::decode(text, true);
+                    let read = |text: &str| crate::percent::decode(text, true);
                     let key = Key::String(read(key).into());
                     found.entry(key).or_default().push(read(value).into());
                 }

@@ -28,7 +28,7 @@ use kube_controller_manager::cel::ast::{Expr, Node};
 /// Why there is no value, with cel-go's text.
 pub type Result<T> = std::result::Result<T, String>;
 
-/// Of an expression that takes too many steps or makes too long a value.
+/// The error of an expression that takes too many steps or makes too long a value.
 const COST_LIMIT: &str = "operation cancelled: actual cost limit exceeded";
 
 /// An expression that is ready to be evaluated.

@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::authorizer::Authorize;
 use super::*;
-use crate::auth::Access;
+use crate::access::Access;
 
 struct OnlyGet;
 

@@ -8,7 +8,7 @@ use super::rules::Rules;
 use super::{
     Kind, Subresource, columns, core, devices, more, pod, pod_rules, rbac, views, workloads,
 };
-use crate::api::status::Cause;
+use crate::status::Cause;
 use kube_controller_manager::objects::ResourceType;
 
 fn no_field(_: &Value, _: &str) -> Option<String> {

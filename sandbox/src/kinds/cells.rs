@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::json::{int, list, members, text, truth};
 use super::quantity;
-use crate::api::table::human_duration;
+use crate::kinds::human_duration;
 use kube_controller_manager::objects::Timestamp;
 
 /// The text at a pointer, or `other` when absent.

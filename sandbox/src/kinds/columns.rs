@@ -167,7 +167,7 @@ pub fn of(group: &str, plural: &str) -> Vec<Column> {
                 at("Requestor", "/spec/username"),
                 string("RequestedDuration", |csr| {
                     let seconds = int(csr, "/spec/expirationSeconds");
-                    seconds.map_or_else(|| "<none>".to_owned(), crate::api::table::human_duration)
+                    seconds.map_or_else(|| "<none>".to_owned(), crate::kinds::human_duration)
                 }),
                 string("Condition", csr_condition),
             ];

@@ -11,7 +11,7 @@ use super::json::{
 use super::metadata::{self, NameRule};
 use super::quantity::canonicalize;
 use super::rules::Rules;
-use crate::api::status::Cause;
+use crate::status::Cause;
 
 /// The next free cluster address, counted up from 10.96.0.10 (below are the fixed ones).
 static NEXT_ADDRESS: AtomicU32 = AtomicU32::new(10);

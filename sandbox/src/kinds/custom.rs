@@ -9,8 +9,8 @@ use super::fault::{invalid, required, unsupported};
 use super::json::{list, restore, text, truth};
 use super::metadata::{self, NameRule};
 use super::{Column, Kind, Subresource, columns, schema, schema_expressions, schema_rules};
-use crate::api::status::Cause;
-use crate::api::table::human_duration;
+use crate::kinds::human_duration;
+use crate::status::Cause;
 use kube_controller_manager::objects::{ResourceType, Timestamp};
 
 /// The kinds that a CustomResourceDefinition defines, one for each served version; or why it is

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::api::status::Cause;
+use crate::status::Cause;
 
 fn cause(reason: &'static str, field: impl Into<String>, message: String) -> Cause {
     Cause { reason, message, field: field.into() }

@@ -8,7 +8,7 @@ use super::json::{list, text};
 use super::metadata::{self, NameRule, subdomain_fault};
 use super::rules::Rules;
 use super::{Kind, devices, more, workloads};
-use crate::api::status::Cause;
+use crate::status::Cause;
 
 pub fn behind_gates() -> Vec<Kind> {
     let of = |version: &'static str, mut kind: Kind| {

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::fault::{forbidden, immutable, invalid, required, too_long};
 use super::json::{list, members, text, truth};
-use crate::api::status::Cause;
+use crate::status::Cause;
 
 /// What a kind allows as a name.
 #[derive(Clone, Copy, Debug, PartialEq)]

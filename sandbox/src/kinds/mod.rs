@@ -9,6 +9,7 @@ mod devices;
 mod fault;
 mod formats;
 mod gated;
+mod human_duration;
 mod json;
 mod metadata;
 mod more;
@@ -26,13 +27,15 @@ mod workloads;
 pub use builtin::builtin;
 pub use custom::from_crd;
 pub use gated::behind_gates;
+pub use human_duration::human_duration;
 pub use json::drop_nulls;
 pub use metadata::subdomain_fault;
+pub use rbac::GROUP as RBAC_GROUP;
 pub use views::View;
 
 use serde_json::Value;
 
-use crate::api::status::Cause;
+use crate::status::Cause;
 use kube_controller_manager::objects::ResourceType;
 
 /// Changes an object in place.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::fault::{invalid, required, unsupported};
 use super::json::{drop_nulls, fill, list, list_mut, object, set, text};
 use super::rules::Rules;
-use crate::api::status::Cause;
+use crate::status::Cause;
 use kube_controller_manager::cel::{on_deep_stack, parse};
 
 pub fn default_slice(slice: &mut Value) {

@@ -6,7 +6,7 @@ use super::fault::{duplicate, forbidden, invalid, non_negative, not_found, requi
 use super::json::{int, list, text};
 use super::metadata::{self, label_fault};
 use super::quantity;
-use crate::api::status::Cause;
+use crate::status::Cause;
 
 fn port(field: &str, value: Option<&Value>, faults: &mut Vec<Cause>) {
     if let Some(value) = value

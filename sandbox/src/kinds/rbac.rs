@@ -5,8 +5,10 @@ use serde_json::{Value, json};
 use super::fault::{invalid, required, unsupported};
 use super::json::{drop_nulls, fill, list, list_mut, object, set, text};
 use super::metadata::{self, NameRule};
-use crate::api::status::Cause;
-use crate::auth::rbac::GROUP;
+use crate::status::Cause;
+
+/// The API group of roles and bindings.
+pub const GROUP: &str = "rbac.authorization.k8s.io";
 
 pub fn default_role(role: &mut Value) {
     drop_nulls(role);

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::fault::immutable;
 use super::metadata::{self, NameRule};
-use crate::api::status::Cause;
+use crate::status::Cause;
 
 /// The rules of a kind, beside those of all metadata.
 #[derive(Clone, Copy)]

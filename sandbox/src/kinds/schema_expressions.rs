@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::fault::{duplicate, forbidden, invalid, required};
 use super::json::{list, members, text, truth};
 use super::schema::{additional, is_own, property};
-use crate::api::status::Cause;
 use crate::cel::{self, Key, Program, Variables, parse_duration};
+use crate::status::Cause;
 use kube_controller_manager::cel::on_deep_stack;
 
 const RULES: &str = "x-kubernetes-validations";

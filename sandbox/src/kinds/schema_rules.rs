@@ -8,7 +8,7 @@ use super::fault::{duplicate, invalid, required, too_long, too_many, unsupported
 use super::formats;
 use super::json::{int, list, text, truth};
 use super::schema::{additional, is_own, property};
-use crate::api::status::Cause;
+use crate::status::Cause;
 
 /// Faults of a whole object. `old`: the object before an update: a fault that it had and that has
 /// not changed is accepted.

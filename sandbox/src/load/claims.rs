@@ -1,5 +1,5 @@
-//! Claims that are bound to volumes which are there already, and claims that a driver makes volumes
-//! for; all are deleted in the end.
+//! The load of claims: some are bound to existing volumes, a driver creates volumes for others, and
+//! all are deleted in the end.
 
 use kube_controller_manager::cache::{Lister, SharedInformerFactory};
 use kube_controller_manager::client::{Delete, ListOptions};
@@ -10,17 +10,17 @@ use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::StopToken;
 use serde_json::{Value, json};
 
-use super::working::Working;
+use super::manager_process::ManagerProcess;
 use super::{NAMESPACE, POLL, Result, Run};
 use crate::nodes::DRIVER;
 
-/// The class of the volumes that are there already, and of those that the driver makes.
+/// The class of existing volumes, and the class for which the driver creates volumes.
 const STATIC: &str = "load-static";
 const MADE: &str = "load-made";
 /// Sizes of volumes and claims.
 const SIZES: usize = 10;
 
-/// What the API server holds, without asking it again and again.
+/// The claims and volumes of the API server, kept up to date by watches.
 struct Seen {
     factory: SharedInformerFactory,
     stop: StopToken,
@@ -40,7 +40,11 @@ impl Seen {
 
 impl Run {
     /// The phases of a load of `count` claims.
-    pub(super) async fn claims(&mut self, working: &mut Working, count: usize) -> Result<()> {
+    pub(super) async fn claims(
+        &mut self,
+        manager: &mut ManagerProcess,
+        count: usize,
+    ) -> Result<()> {
         let source = ClientSource::new(self.client.clone());
         let factory = SharedInformerFactory::new(source, self.clock.clone());
         let stop = StopToken::new();
@@ -48,7 +52,7 @@ impl Run {
         let volumes = factory.informer::<PersistentVolume>().lister();
         factory.start(&stop);
         let seen = Seen { factory, stop, claims, volumes };
-        let ended = self.claim_phases(working, count, &seen).await;
+        let ended = self.claim_phases(manager, count, &seen).await;
         seen.stop.stop();
         seen.factory.shutdown().await;
         ended
@@ -56,7 +60,7 @@ impl Run {
 
     async fn claim_phases(
         &mut self,
-        working: &mut Working,
+        manager: &mut ManagerProcess,
         count: usize,
         seen: &Seen,
     ) -> Result<()> {
@@ -65,55 +69,55 @@ impl Run {
         }
 
         self.phase("volumes");
-        let mark = self.mark(Some(working))?;
+        let mark = self.mark(Some(manager))?;
         for n in 0..count {
             self.create(&PersistentVolume::RESOURCE, "", &volume(n)).await?;
         }
         let available = || seen.volumes("Available") == count;
-        self.wait_for(working, "volumes are available", available).await?;
-        self.row("volumes available", working, mark)?;
+        self.wait_for(manager, "volumes are available", available).await?;
+        self.row("volumes available", manager, mark)?;
 
         self.phase("claims");
-        let mark = self.mark(Some(working))?;
+        let mark = self.mark(Some(manager))?;
         self.create_claims(count, STATIC).await?;
-        self.wait_for(working, "claims are bound", || seen.claims("Bound") == count).await?;
-        self.row("claims bound", working, mark)?;
-        let mark = self.mark(Some(working))?;
-        self.settled(working).await?;
-        self.row("settled, bound", working, mark)?;
+        self.wait_for(manager, "claims are bound", || seen.claims("Bound") == count).await?;
+        self.row("claims bound", manager, mark)?;
+        let mark = self.mark(Some(manager))?;
+        self.settled(manager).await?;
+        self.row("settled, bound", manager, mark)?;
 
         self.phase("deletion of the claims");
-        let mark = self.mark(Some(working))?;
+        let mark = self.mark(Some(manager))?;
         self.delete_claims().await?;
         let released = || seen.claims.is_empty() && seen.volumes("Released") == count;
-        self.wait_for(working, "volumes are released", released).await?;
-        self.row("volumes released", working, mark)?;
-        let mark = self.mark(Some(working))?;
+        self.wait_for(manager, "volumes are released", released).await?;
+        self.row("volumes released", manager, mark)?;
+        let mark = self.mark(Some(manager))?;
         for n in 0..count {
             let key = ObjectKey::cluster(&volume_name(n));
             self.client.delete::<PersistentVolume>(&key, Delete::new()).await?;
         }
-        self.wait_for(working, "volumes are gone", || seen.volumes.is_empty()).await?;
-        self.row("volumes gone", working, mark)?;
+        self.wait_for(manager, "volumes are gone", || seen.volumes.is_empty()).await?;
+        self.row("volumes gone", manager, mark)?;
 
         self.phase("claims of a driver");
-        let mark = self.mark(Some(working))?;
+        let mark = self.mark(Some(manager))?;
         self.create_claims(count, MADE).await?;
-        self.wait_for(working, "volumes are made", || seen.claims("Bound") == count).await?;
-        self.row("claims provisioned", working, mark)?;
-        let mark = self.mark(Some(working))?;
-        self.settled(working).await?;
-        self.row("settled, provisioned", working, mark)?;
+        self.wait_for(manager, "volumes are made", || seen.claims("Bound") == count).await?;
+        self.row("claims provisioned", manager, mark)?;
+        let mark = self.mark(Some(manager))?;
+        self.settled(manager).await?;
+        self.row("settled, provisioned", manager, mark)?;
 
         self.phase("deletion of the claims");
-        let mark = self.mark(Some(working))?;
+        let mark = self.mark(Some(manager))?;
         self.delete_claims().await?;
         let gone = || seen.claims.is_empty() && seen.volumes.is_empty();
-        self.wait_for(working, "claims and volumes are gone", gone).await?;
-        self.row("claims, volumes deleted", working, mark)?;
-        let mark = self.mark(Some(working))?;
-        self.settled(working).await?;
-        self.row("settled, empty again", working, mark)
+        self.wait_for(manager, "claims and volumes are gone", gone).await?;
+        self.row("claims, volumes deleted", manager, mark)?;
+        let mark = self.mark(Some(manager))?;
+        self.settled(manager).await?;
+        self.row("settled, empty again", manager, mark)
     }
 
     async fn create_claims(&self, count: usize, class: &str) -> Result<()> {
@@ -132,13 +136,13 @@ impl Run {
 
     async fn wait_for(
         &self,
-        working: &mut Working,
+        manager: &mut ManagerProcess,
         what: &str,
         done: impl Fn() -> bool,
     ) -> Result<()> {
         let give_up = self.clock.monotonic() + self.patience;
         while !done() {
-            self.alive(working)?;
+            self.alive(manager)?;
             if self.clock.monotonic() > give_up {
                 return Err(format!("{what}: not after {:?}", self.patience).into());
             }

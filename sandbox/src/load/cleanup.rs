@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::working::Working;
+use super::manager_process::ManagerProcess;
 use super::{NAMESPACE, NAMESPACES, POLL, Result, Row, Run};
 use kube_controller_manager::client::{Delete, ListOptions};
 use kube_controller_manager::objects::{
@@ -13,16 +13,16 @@ use kube_controller_manager::objects::{
 const DELETION_STARTS_WITHIN: Duration = Duration::from_secs(20);
 
 impl Run {
-    pub(super) async fn delete_namespace(&mut self, working: &mut Working) -> Result<()> {
+    pub(super) async fn delete_namespace(&mut self, manager: &mut ManagerProcess) -> Result<()> {
         const PHASE: &str = "namespace deleted";
-        let mark = self.mark(Some(working))?;
+        let mark = self.mark(Some(manager))?;
         let key = ObjectKey::cluster(NAMESPACE);
         let namespaces = self.client.resource(&NAMESPACES);
         namespaces.delete(&key, Delete::new()).await?;
         let begun = self.clock.monotonic();
         let mut touched = false;
         loop {
-            self.alive(working)?;
+            self.alive(manager)?;
             match namespaces.get::<PartialObjectMetadata>(&key).await {
                 Err(error) if error.is_not_found() => break,
                 Err(error) => return Err(error.into()),
@@ -42,10 +42,10 @@ impl Run {
             }
             self.clock.sleep(POLL * 2).await;
         }
-        self.row(PHASE, working, mark)?;
-        let mark = self.mark(Some(working))?;
-        self.settled(working).await?;
-        self.row("settled, empty again", working, mark)
+        self.row(PHASE, manager, mark)?;
+        let mark = self.mark(Some(manager))?;
+        self.settled(manager).await?;
+        self.row("settled, empty again", manager, mark)
     }
 
     /// Some Deployment or pod of the namespace has been deleted.

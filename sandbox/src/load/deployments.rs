@@ -1,11 +1,11 @@
-//! Deployments, and a manager that starts when they are there.
+//! The load of Deployments, and the start of managers on a full cluster.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::manager_process::ManagerProcess;
 use super::objects::template;
-use super::working::Working;
 use super::{NAMESPACE, POLL, Result, Run};
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{Deployment, ObjectKey, Resource};
@@ -13,81 +13,81 @@ use kube_controller_manager::objects::{Deployment, ObjectKey, Resource};
 /// The length of a start varies by half and more, so the median is reported. Odd, so that the last
 /// start adds a pod.
 const RESTARTS: usize = 5;
-/// Between two of them, so that the API server has nothing left to do.
+/// The pause between two starts, so that the API server has finished its work.
 const PAUSE: Duration = Duration::from_secs(2);
 
 impl Run {
-    /// Deployments, and a manager that starts when they are there.
+    /// Creates the Deployments, then starts managers on the full cluster.
     pub(super) async fn deployments(
         &mut self,
-        mut working: Working,
+        mut manager: ManagerProcess,
         idle: Duration,
-    ) -> Result<Working> {
+    ) -> Result<ManagerProcess> {
         self.phase("Deployments");
-        let mark = self.mark(Some(&working))?;
+        let mark = self.mark(Some(&manager))?;
         for n in 0..self.size.deployments {
             let body = deployment(&format!("app-{n}"), n, self.size.replicas);
             self.create(&Deployment::RESOURCE, NAMESPACE, &body).await?;
         }
         let pods = self.size.pods() as i64;
-        self.until(&mut working, "all pods exist", |sum| sum.replicas >= pods).await?;
-        let existing = self.mark(Some(&working))?;
-        self.row("all pods exist", &working, mark)?;
-        self.until(&mut working, "all pods are ready", |sum| sum.available >= pods).await?;
-        self.row("all pods ready", &working, existing)?;
-        let mark = self.mark(Some(&working))?;
-        self.settled(&mut working).await?;
-        self.row("settled, full", &working, mark)?;
+        self.until(&mut manager, "all pods exist", |sum| sum.replicas >= pods).await?;
+        let existing = self.mark(Some(&manager))?;
+        self.row("all pods exist", &manager, mark)?;
+        self.until(&mut manager, "all pods are ready", |sum| sum.available >= pods).await?;
+        self.row("all pods ready", &manager, existing)?;
+        let mark = self.mark(Some(&manager))?;
+        self.settled(&mut manager).await?;
+        self.row("settled, full", &manager, mark)?;
 
         self.phase("idle");
-        let mark = self.mark(Some(&working))?;
+        let mark = self.mark(Some(&manager))?;
         self.clock.sleep(idle).await;
-        self.row("idle", &working, mark)?;
+        self.row("idle", &manager, mark)?;
 
         self.phase("restarts on the full cluster");
         let scaled = ObjectKey::new(NAMESPACE, "app-0");
         let mut starts = Vec::new();
         let mut mark = self.mark(None)?;
         for restart in 1..=RESTARTS {
-            self.end(working).await?;
+            self.end(manager).await?;
             self.clock.sleep(PAUSE).await;
             // One pod more, or one less again.
             let more = restart % 2;
             let replicas = json!({ "spec": { "replicas": self.size.replicas + more } });
             self.client.patch::<Deployment>(&scaled, &Patch::Merge(replicas)).await?;
             mark = self.mark(None)?;
-            working = self.start_manager()?;
-            self.acted_upon(&mut working, &scaled).await?;
-            starts.push(self.figures("restarted: first write", &working, mark)?);
-            mark = self.mark(Some(&working))?;
+            manager = self.start_manager()?;
+            self.acted_upon(&mut manager, &scaled).await?;
+            starts.push(self.figures("restarted: first write", &manager, mark)?);
+            mark = self.mark(Some(&manager))?;
             let wanted = pods + more as i64;
-            self.until(&mut working, "the new size", |sum| sum.available == wanted).await?;
+            self.until(&mut manager, "the new size", |sum| sum.available == wanted).await?;
         }
         starts.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
         self.report.rows.push(starts.swap_remove(RESTARTS / 2));
-        self.settled(&mut working).await?;
-        self.row("restarted: settled", &working, mark)?;
-        Ok(working)
+        self.settled(&mut manager).await?;
+        self.row("restarted: settled", &manager, mark)?;
+        Ok(manager)
     }
 
-    /// The manager has taken up its work: it answers a Deployment without pods.
-    pub(super) async fn first_write(&self, working: &mut Working) -> Result<()> {
+    /// Waits until the manager has written the status of a Deployment without pods.
+    pub(super) async fn first_write(&self, manager: &mut ManagerProcess) -> Result<()> {
         let body = deployment("probe", 0, 0);
         self.create(&Deployment::RESOURCE, NAMESPACE, &body).await?;
-        self.until(working, "the first write", |sum| sum.unobserved == 0).await?;
+        self.until(manager, "the first write", |sum| sum.unobserved == 0).await?;
         let key = ObjectKey::new(NAMESPACE, "probe");
         Ok(self.client.delete::<Deployment>(&key, Delete::background()).await?)
     }
 
     async fn until(
         &self,
-        working: &mut Working,
+        manager: &mut ManagerProcess,
         what: &str,
         done: impl Fn(&Sum) -> bool,
     ) -> Result<()> {
         let give_up = self.clock.monotonic() + self.patience;
         loop {
-            self.alive(working)?;
+            self.alive(manager)?;
             let sum = self.sum().await?;
             if done(&sum) {
                 return Ok(());
@@ -99,12 +99,12 @@ impl Run {
         }
     }
 
-    /// Waits for the manager's status of the newest spec. Asks for one object at a time: the server
-    /// is to be busy with the manager.
-    async fn acted_upon(&self, working: &mut Working, key: &ObjectKey) -> Result<()> {
+    /// Waits for the manager's status of the newest spec. Reads one object at a time, to
+    /// leave the server to the manager.
+    async fn acted_upon(&self, manager: &mut ManagerProcess, key: &ObjectKey) -> Result<()> {
         let give_up = self.clock.monotonic() + self.patience;
         loop {
-            self.alive(working)?;
+            self.alive(manager)?;
             let deployment: Deployment = self.client.get(key).await?;
             if deployment.status.observed_generation == Some(deployment.meta.generation) {
                 return Ok(());
@@ -130,12 +130,12 @@ impl Run {
     }
 }
 
-/// Over all Deployments of the load, as their statuses say.
+/// Sums over the statuses of all Deployments of the load.
 #[derive(Debug, Default)]
 struct Sum {
     replicas: i64,
     available: i64,
-    /// Those whose newest spec no manager has acted on.
+    /// Deployments whose newest spec no manager has observed.
     unobserved: usize,
 }
 

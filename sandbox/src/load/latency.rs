@@ -11,13 +11,13 @@ use futures_lite::FutureExt;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::manager_process::{ManagerProcess, NO_ELECTION};
 use super::objects::template;
 use super::server::Server;
-use super::working::{NO_ELECTION, Working};
 use super::{NAMESPACES, POLL, Result, namespace};
-use crate::SandboxOptions;
 use crate::cluster::ManagerProgram;
 use crate::nodes::NodeOptions;
+use crate::server::SandboxOptions;
 use kube_controller_manager::client::{Client, Delete, ListOptions, Patch};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::objects::{
@@ -104,13 +104,14 @@ impl Latency {
         };
         let server = Server::start(self.sandbox, self.kubeconfig, self.nodes).await?;
         let flags = [vec![NO_ELECTION.to_owned()], self.manager_flags].concat();
-        let working = Working::start(&self.manager, &server.kubeconfig(), "manager", &flags)?;
+        let process =
+            ManagerProcess::start(&self.manager, &server.kubeconfig(), "manager", &flags)?;
         let clock = SystemClock::shared();
         let mut user = User {
             client: server.client().clone(),
             seen: Seen::watch(server.client(), &clock).await?,
             clock: clock.clone(),
-            working,
+            process,
             stop,
             patience: self.patience,
             namespace: String::new(),
@@ -118,8 +119,8 @@ impl Latency {
             order: Vec::new(),
         };
         let ended = user.rounds(self.rounds, self.large).await;
-        let User { working, measured, order, .. } = user;
-        working.end(&clock).await?;
+        let User { process, measured, order, .. } = user;
+        process.end(&clock).await?;
         server.stop().await;
         ended?;
         let row = |(from, to): &(String, String)| {
@@ -216,7 +217,7 @@ struct User {
     client: Client,
     clock: SharedClock,
     seen: Seen,
-    working: Working,
+    process: ManagerProcess,
     stop: StopToken,
     patience: Duration,
     /// Of this round.
@@ -262,7 +263,7 @@ impl User {
     }
 
     async fn rest(&mut self) -> Result<()> {
-        self.working.alive(&self.stop)?;
+        self.process.alive(&self.stop)?;
         self.clock.sleep(PAUSE).await;
         Ok(())
     }
@@ -304,7 +305,7 @@ impl User {
                 self.seen.events.push(event);
                 continue;
             }
-            self.working.alive(&self.stop)?;
+            self.process.alive(&self.stop)?;
             if self.clock.monotonic() > give_up {
                 let namespace = &self.namespace;
                 return Err(format!("{namespace}: {what}: not after {:?}", self.patience).into());

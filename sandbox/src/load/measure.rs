@@ -1,4 +1,4 @@
-//! What a manager's process and its requests cost from one moment to another.
+//! Measures the costs of a manager's process and its requests in a phase.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +14,7 @@ pub const PROGRAM: &str = "kube-controller-manager";
 /// Requests by verb; `None` unless the API server is the embedded one.
 pub type Requests = Option<BTreeMap<&'static str, Count>>;
 
-/// Where a phase began.
+/// The figures at the start of a phase.
 pub struct Mark {
     at: Duration,
     cpu_seconds: f64,

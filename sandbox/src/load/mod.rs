@@ -1,12 +1,13 @@
 //! A load for a controller manager, and what it costs: seconds, CPU, memory, requests and bytes.
 //!
-//! The manager runs in a process of its own, so its figures are its own; what they were is read from
-//! `/proc`. The same phases run whatever the program is, so two managers can be set side by side.
+//! The manager runs in a process of its own, whose figures are read from `/proc`. The phases are the
+//! same for every program, so two managers can be compared.
 
 mod claims;
 mod cleanup;
 mod deployments;
 mod latency;
+mod manager_process;
 mod measure;
 pub mod objects;
 mod outage;
@@ -14,7 +15,6 @@ mod process;
 mod report;
 mod server;
 mod size;
-mod working;
 mod workloads;
 
 use std::path::PathBuf;
@@ -23,16 +23,16 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 pub use self::latency::{Latency, LatencyReport};
+use self::manager_process::{FLAGS, ManagerProcess, Rest};
 use self::measure::Mark;
 pub use self::outage::{Outage, OutageReport};
 pub use self::report::{Report, Row};
 use self::server::Server;
 pub use self::size::{Nodes, Size};
-use self::working::{FLAGS, Rest, Working};
-use crate::SandboxOptions;
 use crate::cluster::ManagerProgram;
-use crate::front::Front;
+use crate::debug_proxy::DebugProxy;
 use crate::nodes::NodeOptions;
+use crate::server::SandboxOptions;
 use kube_controller_manager::client::Client;
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::objects::{
@@ -48,14 +48,14 @@ const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "co
 const CONFIG_MAP_BYTES: usize = 10_000;
 const POLL: Duration = Duration::from_millis(100);
 const SETTLED: Rest = Rest {
-    look: Duration::from_millis(500),
-    looks: 24,
+    poll: Duration::from_millis(500),
+    quiet_polls: 24,
     at_most: Duration::from_secs(60),
     memory: 0.01,
     cpu: 0.1,
 };
 
-/// What is loaded, and on what.
+/// The objects and the cluster of a load.
 pub struct Load {
     pub sandbox: SandboxOptions,
     /// Another API server than the embedded one, with the rights of an administrator. Its namespace
@@ -64,11 +64,11 @@ pub struct Load {
     pub nodes: NodeOptions,
     pub size: Size,
     pub config_maps: usize,
-    /// How long to look at the idle manager.
+    /// How long the idle manager is measured.
     pub idle: Duration,
     pub manager: ManagerProgram,
     pub manager_flags: Vec<String>,
-    /// Serve the manager's debug pages to a browser. What that costs is part of the figures.
+    /// Whether to show the manager's debug pages to a browser. Their cost is part of the figures.
     pub pages: bool,
     /// How long a phase may take.
     pub patience: Duration,
@@ -86,15 +86,15 @@ impl Load {
         };
         let server = Server::start(self.sandbox, self.kubeconfig, self.nodes.clone()).await?;
         let mut flags = FLAGS.map(str::to_owned).to_vec();
-        let front = match server.sandbox().filter(|_| self.pages) {
+        let proxy = match server.sandbox().filter(|_| self.pages) {
             Some(sandbox) => {
-                Some(Front::start(sandbox.client_config(), &SystemClock::shared()).await?)
+                Some(DebugProxy::start(sandbox.client_config(), &SystemClock::shared()).await?)
             }
             None => None,
         };
-        if let Some(front) = &front {
-            flags.extend(front.manager_flags());
-            eprintln!("pipeline   {}", front.page("pipeline"));
+        if let Some(proxy) = &proxy {
+            flags.extend(proxy.manager_flags());
+            eprintln!("pipeline   {}", proxy.page("pipeline"));
         }
         flags.append(&mut self.manager_flags);
         let mut run = Run {
@@ -121,8 +121,8 @@ impl Load {
         };
         let ended = run.phases(self.config_maps, self.idle).await;
         let Run { server, report, .. } = run;
-        if let Some(front) = front {
-            front.stop().await;
+        if let Some(proxy) = proxy {
+            proxy.stop().await;
         }
         server.stop().await;
         ended.map(|()| report)
@@ -149,75 +149,75 @@ impl Run {
         // Pods need it, whether or not the manager runs the controller that makes it.
         let account = json!({ "metadata": { "name": "default" } });
         self.create(&ServiceAccount::RESOURCE, NAMESPACE, &account).await?;
-        let mut working = self.start_manager()?;
+        let mut manager = self.start_manager()?;
         self.phase("empty cluster");
         let mark = self.mark(None)?;
-        self.first_write(&mut working).await?;
-        self.settled(&mut working).await?;
-        self.row("empty cluster", &working, mark)?;
+        self.first_write(&mut manager).await?;
+        self.settled(&mut manager).await?;
+        self.row("empty cluster", &manager, mark)?;
 
         if self.size.claims > 0 {
-            self.claims(&mut working, self.size.claims).await?;
-            return self.end(working).await;
+            self.claims(&mut manager, self.size.claims).await?;
+            return self.end(manager).await;
         }
         if config_maps > 0 {
             self.phase("ConfigMaps");
-            let mark = self.mark(Some(&working))?;
+            let mark = self.mark(Some(&manager))?;
             for n in 0..config_maps {
                 self.create(&CONFIG_MAPS, NAMESPACE, &config_map(n)).await?;
             }
-            self.settled(&mut working).await?;
-            self.row("ConfigMaps loaded", &working, mark)?;
+            self.settled(&mut manager).await?;
+            self.row("ConfigMaps loaded", &manager, mark)?;
         }
 
         if self.size.job > 0 {
-            self.job(&mut working, self.size.job).await?;
+            self.job(&mut manager, self.size.job).await?;
         }
-        self.daemon_sets(&mut working, self.size.daemon_sets).await?;
+        self.daemon_sets(&mut manager, self.size.daemon_sets).await?;
         if self.size.deployments > 0 {
-            working = self.deployments(working, idle).await?;
+            manager = self.deployments(manager, idle).await?;
         }
         self.phase("deletion of the namespace");
-        self.delete_namespace(&mut working).await?;
-        self.end(working).await
+        self.delete_namespace(&mut manager).await?;
+        self.end(manager).await
     }
 
     fn phase(&self, name: &str) {
         eprintln!("{:>7.1} s  {name} ...", self.clock.monotonic().as_secs_f64());
     }
 
-    fn start_manager(&mut self) -> Result<Working> {
+    fn start_manager(&mut self) -> Result<ManagerProcess> {
         self.started += 1;
         let name = format!("manager-{}", self.started);
-        Working::start(&self.program, &self.server.kubeconfig(), &name, &self.flags)
+        ManagerProcess::start(&self.program, &self.server.kubeconfig(), &name, &self.flags)
     }
 
-    fn alive(&self, working: &mut Working) -> Result<()> {
-        working.alive(&self.stop)
+    fn alive(&self, manager: &mut ManagerProcess) -> Result<()> {
+        manager.alive(&self.stop)
     }
 
-    async fn settled(&self, working: &mut Working) -> Result<()> {
-        working.settled(&SETTLED, &self.clock, &self.stop).await
+    async fn settled(&self, manager: &mut ManagerProcess) -> Result<()> {
+        manager.settled(&SETTLED, &self.clock, &self.stop).await
     }
 
-    async fn end(&self, working: Working) -> Result<()> {
-        working.end(&self.clock).await
+    async fn end(&self, manager: ManagerProcess) -> Result<()> {
+        manager.end(&self.clock).await
     }
 
-    fn mark(&self, working: Option<&Working>) -> Result<Mark> {
-        let process = working.map(|working| &working.process);
+    fn mark(&self, manager: Option<&ManagerProcess>) -> Result<Mark> {
+        let process = manager.map(|manager| &manager.process);
         Ok(Mark::new(self.clock.monotonic(), process, self.server.traffic())?)
     }
 
-    fn row(&mut self, phase: &str, working: &Working, since: Mark) -> Result<()> {
-        let row = self.figures(phase, working, since)?;
+    fn row(&mut self, phase: &str, manager: &ManagerProcess, since: Mark) -> Result<()> {
+        let row = self.figures(phase, manager, since)?;
         self.report.rows.push(row);
         Ok(())
     }
 
-    fn figures(&self, phase: &str, working: &Working, since: Mark) -> Result<Row> {
+    fn figures(&self, phase: &str, manager: &ManagerProcess, since: Mark) -> Result<Row> {
         let (now, traffic) = (self.clock.monotonic(), self.server.traffic());
-        Ok(since.row(phase, now, &working.process, traffic)?)
+        Ok(since.row(phase, now, &manager.process, traffic)?)
     }
 
     /// An object that exists already is left as it is.

@@ -1,8 +1,8 @@
 //! A large cluster at rest, and then a part of its nodes dies at once.
 //!
-//! The nodes are only written, not played: their leases and statuses are replaced in the store at
-//! their periods, and their pods are put there, bound and running. So the server has time for the
-//! manager, and the manager's figures are those of a cluster that no pod is started on.
+//! No kubelet runs: the nodes' leases and statuses are replaced in the store at a kubelet's
+//! periods, and pods are stored as bound and running. So the server has time for the manager, and
+//! the manager's figures are those of a cluster on which no pod starts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::manager_process::{FLAGS, ManagerProcess, Rest};
 use super::measure::{Mark, PROGRAM, Requests};
 use super::report::write_rows;
 use super::size::Nodes;
-use super::working::{FLAGS, Rest, Working};
 use super::{NAMESPACE, Result, Row, namespace, objects};
 use crate::api::Api;
-use crate::api::object::{is_deleting, list, text};
 use crate::cluster::ManagerProgram;
-use crate::{Sandbox, SandboxOptions};
+use crate::object::{is_deleting, list, text};
+use crate::server::{Sandbox, SandboxOptions};
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::task::{self, StopToken};
 
@@ -36,19 +36,24 @@ const DYING: usize = 3;
 const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 /// At the default rate the last of 1,667 nodes would be tainted after an hour and a half.
 const RATE: &str = "--node-eviction-rate=100";
-/// A pod of each kind, in turn: what it tolerates, in seconds. Only the first has to leave within
-/// the time of the load.
+/// How many seconds a pod tolerates the loss of its node; pods get these values in turn. Only the
+/// first value makes a pod leave within the time of the load.
 const TOLERATED: [Option<i64>; 3] = [Some(10), None, Some(3600)];
-const LOOK: Duration = Duration::from_secs(1);
-/// The manager has listed everything.
-const STARTED: Rest =
-    Rest { look: LOOK, looks: 8, at_most: Duration::from_secs(180), memory: 0.02, cpu: 0.5 };
+const POLL_PERIOD: Duration = Duration::from_secs(1);
+/// The state in which the manager has listed everything.
+const STARTED: Rest = Rest {
+    poll: POLL_PERIOD,
+    quiet_polls: 8,
+    at_most: Duration::from_secs(180),
+    memory: 0.02,
+    cpu: 0.5,
+};
 
 /// The load.
 pub struct Outage {
     pub sandbox: SandboxOptions,
     pub size: Nodes,
-    /// How long to look at the manager at rest, and once more after the evictions.
+    /// How long the manager is measured at rest: at the start, and after the evictions.
     pub idle: Duration,
     pub manager: ManagerProgram,
     pub manager_flags: Vec<String>,
@@ -67,7 +72,7 @@ pub struct OutageReport {
     pub found: Found,
 }
 
-/// What the nodes and pods say in the end.
+/// The state of the nodes and pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Found {
@@ -77,7 +82,7 @@ pub struct Found {
     pub tainted_wrongly: usize,
     /// Pods that have to leave dead nodes.
     pub leaving: usize,
-    /// Of these, those that are being deleted, and others that are.
+    /// Those of them that are being deleted, and other pods that are.
     pub evicted: usize,
     pub evicted_wrongly: usize,
     /// Requests that delete a pod.
@@ -162,10 +167,10 @@ impl Outage {
         let (beating, until) = (beats.clone(), stop.child());
         let ends = until.clone();
         let beat = task::spawn(async move { ends.unless_stopped(beating.beat()).await });
-        let mut working = Working::start(&self.manager, &kubeconfig, "manager", &flags)?;
-        let ended = run.phases(&mut working, &beats, self.idle).await;
+        let mut manager = ManagerProcess::start(&self.manager, &kubeconfig, "manager", &flags)?;
+        let ended = run.phases(&mut manager, &beats, self.idle).await;
         let report = run.report;
-        let stopped = working.end(&run.clock).await;
+        let stopped = manager.end(&run.clock).await;
         until.stop();
         beat.await;
         sandbox.stop().await;
@@ -221,35 +226,35 @@ impl Run<'_> {
 
     async fn phases(
         &mut self,
-        working: &mut Working,
+        manager: &mut ManagerProcess,
         beats: &Heartbeats,
         idle: Duration,
     ) -> Result<()> {
         self.phase("start");
         // The first mark is the process's start.
         let mark = Mark::new(self.clock.monotonic(), None, None)?;
-        working.settled(&STARTED, &self.clock, &self.stop).await?;
-        self.row("started", working, mark)?;
+        manager.settled(&STARTED, &self.clock, &self.stop).await?;
+        self.row("started", manager, mark)?;
 
         self.phase("rest");
-        let mark = self.mark(working)?;
+        let mark = self.mark(manager)?;
         self.rest(idle).await?;
-        self.row("at rest", working, mark)?;
+        self.row("at rest", manager, mark)?;
 
         self.phase("a third of the nodes dies");
-        let mark = self.mark(working)?;
+        let mark = self.mark(manager)?;
         beats.has_died.store(true, Ordering::SeqCst);
-        self.until(working, "dead nodes are tainted", Found::is_tainted).await?;
-        self.row("dead nodes tainted", working, mark)?;
-        let mark = self.mark(working)?;
-        self.until(working, "pods are evicted", Found::is_evicted).await?;
-        self.row("pods evicted", working, mark)?;
+        self.until(manager, "dead nodes are tainted", Found::is_tainted).await?;
+        self.row("dead nodes tainted", manager, mark)?;
+        let mark = self.mark(manager)?;
+        self.until(manager, "pods are evicted", Found::is_evicted).await?;
+        self.row("pods evicted", manager, mark)?;
 
         self.phase("rest");
-        let mark = self.mark(working)?;
+        let mark = self.mark(manager)?;
         self.rest(idle).await?;
-        self.row("at rest again", working, mark)?;
-        self.report.found = self.look();
+        self.row("at rest again", manager, mark)?;
+        self.report.found = self.observe();
         Ok(())
     }
 
@@ -258,38 +263,38 @@ impl Run<'_> {
         rested.ok_or_else(|| "stopped".into())
     }
 
-    fn mark(&self, working: &Working) -> Result<Mark> {
-        let (at, process) = (self.clock.monotonic(), &working.process);
+    fn mark(&self, manager: &ManagerProcess) -> Result<Mark> {
+        let (at, process) = (self.clock.monotonic(), &manager.process);
         Ok(Mark::new(at, Some(process), self.requests())?)
     }
 
-    fn row(&mut self, phase: &str, working: &Working, mark: Mark) -> Result<()> {
+    fn row(&mut self, phase: &str, manager: &ManagerProcess, mark: Mark) -> Result<()> {
         let now = self.clock.monotonic();
-        self.report.rows.push(mark.row(phase, now, &working.process, self.requests())?);
+        self.report.rows.push(mark.row(phase, now, &manager.process, self.requests())?);
         Ok(())
     }
 
     async fn until(
         &self,
-        working: &mut Working,
+        manager: &mut ManagerProcess,
         what: &str,
         done: impl Fn(&Found) -> bool,
     ) -> Result<()> {
         let give_up = self.clock.monotonic() + self.patience;
         loop {
-            working.alive(&self.stop)?;
-            let found = self.look();
+            manager.alive(&self.stop)?;
+            let found = self.observe();
             if done(&found) {
                 return Ok(());
             }
             if self.clock.monotonic() > give_up {
                 return Err(format!("{what}: not after {:?}: {found:?}", self.patience).into());
             }
-            self.clock.sleep(LOOK).await;
+            self.clock.sleep(POLL_PERIOD).await;
         }
     }
 
-    fn look(&self) -> Found {
+    fn observe(&self) -> Found {
         let mut found =
             Found { deletions: self.sandbox.faults().count("delete", PODS), ..Found::default() };
         let store = &self.api.store;

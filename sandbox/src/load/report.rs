@@ -32,9 +32,9 @@ pub struct Row {
     pub cpu_seconds: f64,
     /// At the end of the phase.
     pub resident_bytes: u64,
-    /// Of these, what no file backs: without the program's code, which comes and goes.
+    /// The resident memory that no file backs: without the program's code.
     pub private_bytes: u64,
-    /// The most that was resident in this phase.
+    /// The highest resident memory in this phase.
     pub peak_bytes: u64,
     pub threads: u64,
     /// How often one of its threads was woken in this phase.

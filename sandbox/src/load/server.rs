@@ -6,7 +6,7 @@ use super::Result;
 use super::measure::{PROGRAM, Requests};
 use crate::cluster::{Cluster, administrator};
 use crate::nodes::{NodeOptions, StandIns};
-use crate::{Sandbox, SandboxOptions};
+use crate::server::{Sandbox, SandboxOptions};
 use kube_controller_manager::client::Client;
 
 /// The API server, embedded or elsewhere, with a scheduler and nodes.

@@ -1,8 +1,9 @@
-//! How large a load is, as its flag says: names with numbers.
+//! The size of a load, parsed from its flag: names with numbers.
 
 use std::str::FromStr;
 
-/// How many objects: `deployments=100,replicas=100`, `job=5000,daemonsets=1`, both, or `claims=5000`.
+/// How many objects: `deployments=100,replicas=100`, `job=5000,daemonsets=1`, both, or
+/// `claims=5000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     pub deployments: usize,
@@ -11,7 +12,7 @@ pub struct Size {
     pub job: usize,
     /// Each has a pod on every node.
     pub daemon_sets: usize,
-    /// Where there are any, there are no Deployments.
+    /// Claims; with any, the load has no Deployments.
     pub claims: usize,
 }
 

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::manager_process::ManagerProcess;
 use super::objects::template;
-use super::working::Working;
 use super::{NAMESPACE, POLL, Result, Run};
 use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{DaemonSet, Job, ObjectKey, Resource, ResourceType};
@@ -13,27 +13,31 @@ const RUN: &str = "sleep 20; exit 0";
 
 impl Run {
     /// A Job whose pods all run at once, until it is complete.
-    pub(super) async fn job(&mut self, working: &mut Working, pods: usize) -> Result<()> {
+    pub(super) async fn job(&mut self, manager: &mut ManagerProcess, pods: usize) -> Result<()> {
         self.phase("Job");
-        let mark = self.mark(Some(working))?;
+        let mark = self.mark(Some(manager))?;
         self.create(&Job::RESOURCE, NAMESPACE, &job(pods)).await?;
         let exist = |job: &Value| {
             let count = |field: &str| job["status"][field].as_u64().unwrap_or(0);
             (count("active") + count("succeeded")) as usize >= pods
         };
-        self.reached(working, &Job::RESOURCE, "job", exist).await?;
-        let existing = self.mark(Some(working))?;
-        self.row("pods of the Job exist", working, mark)?;
+        self.reached(manager, &Job::RESOURCE, "job", exist).await?;
+        let existing = self.mark(Some(manager))?;
+        self.row("pods of the Job exist", manager, mark)?;
         let complete = |job: &Value| job["status"]["completionTime"].is_string();
-        self.reached(working, &Job::RESOURCE, "job", complete).await?;
-        self.row("Job complete", working, existing)?;
-        let mark = self.mark(Some(working))?;
-        self.settled(working).await?;
-        self.row("settled, Job complete", working, mark)
+        self.reached(manager, &Job::RESOURCE, "job", complete).await?;
+        self.row("Job complete", manager, existing)?;
+        let mark = self.mark(Some(manager))?;
+        self.settled(manager).await?;
+        self.row("settled, Job complete", manager, mark)
     }
 
     /// DaemonSets on all nodes, one after the other, and a rollout of each.
-    pub(super) async fn daemon_sets(&mut self, working: &mut Working, count: usize) -> Result<()> {
+    pub(super) async fn daemon_sets(
+        &mut self,
+        manager: &mut ManagerProcess,
+        count: usize,
+    ) -> Result<()> {
         let nodes = self.report.nodes as u64;
         let available = |set: &Value| {
             let status = &set["status"];
@@ -45,17 +49,17 @@ impl Run {
         for n in 0..count {
             let name = format!("daemon-{n}");
             self.phase("DaemonSet");
-            let mark = self.mark(Some(working))?;
+            let mark = self.mark(Some(manager))?;
             self.create(&DaemonSet::RESOURCE, NAMESPACE, &daemon_set(&name)).await?;
-            self.reached(working, &DaemonSet::RESOURCE, &name, available).await?;
-            self.row("DaemonSet available", working, mark)?;
-            let mark = self.mark(Some(working))?;
+            self.reached(manager, &DaemonSet::RESOURCE, &name, available).await?;
+            self.row("DaemonSet available", manager, mark)?;
+            let mark = self.mark(Some(manager))?;
             let annotations = json!({ "annotations": { "version": "2" } });
             let change = json!({ "spec": { "template": { "metadata": annotations } } });
             let key = ObjectKey::new(NAMESPACE, &name);
             self.client.patch::<DaemonSet>(&key, &Patch::Merge(change)).await?;
-            self.reached(working, &DaemonSet::RESOURCE, &name, available).await?;
-            self.row("DaemonSet rolled out", working, mark)?;
+            self.reached(manager, &DaemonSet::RESOURCE, &name, available).await?;
+            self.row("DaemonSet rolled out", manager, mark)?;
         }
         Ok(())
     }
@@ -63,7 +67,7 @@ impl Run {
     /// Waits until the object is as `done` wants it.
     async fn reached(
         &self,
-        working: &mut Working,
+        manager: &mut ManagerProcess,
         resource: &ResourceType,
         name: &str,
         done: impl Fn(&Value) -> bool,
@@ -71,7 +75,7 @@ impl Run {
         let (verbs, key) = (self.client.resource(resource), ObjectKey::new(NAMESPACE, name));
         let give_up = self.clock.monotonic() + self.patience;
         loop {
-            self.alive(working)?;
+            self.alive(manager)?;
             let object: Value = verbs.get(&key).await?;
             if done(&object) {
                 return Ok(());

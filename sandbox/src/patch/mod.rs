@@ -1,16 +1,13 @@
 //! Patches: JSON patch, merge patch, strategic merge patch. Upstream: `apiserver
 //! handlers/patch.go`.
 
-mod keys;
 mod strategic;
-
-pub(crate) use keys::merge_rule;
 
 use json_patch::{AddOperation, PatchOperation};
 use serde_json::Value;
 
-use crate::api::status::{ApiError, ApiResult};
 use crate::kinds::Kind;
+use crate::status::{ApiError, ApiResult};
 use crate::types::schemas;
 
 const JSON: &str = "application/json-patch+json";

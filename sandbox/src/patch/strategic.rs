@@ -3,10 +3,10 @@
 
 use serde_json::{Map, Value};
 
-use super::keys::{MergeRule, merge_rule};
-use crate::api::status::{ApiError, ApiResult};
+use crate::object::go_text;
+use crate::status::{ApiError, ApiResult};
+use crate::types::merge_rules::{MergeRule, merge_rule};
 use crate::types::schemas::Types;
-use crate::types::validation::go_text;
 
 const DIRECTIVE: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";

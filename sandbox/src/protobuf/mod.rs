@@ -11,9 +11,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use crate::api::failures;
-use crate::api::status::ApiResult;
-use crate::api::unsupported_media;
+use crate::failures;
+use crate::status::ApiResult;
 use kube_controller_manager::objects::Timestamp;
 pub use kube_controller_manager::objects::protobuf::MEDIA_TYPE;
 use kube_controller_manager::objects::protobuf::{MAGIC, Wire, field};
@@ -48,7 +47,7 @@ pub fn decode(body: &[u8]) -> ApiResult<Value> {
         }
     }
     let Some(place) = table().find(&api_version, &kind) else {
-        let mut error = unsupported_media(&["application/json", "application/yaml"]);
+        let mut error = failures::unsupported_media(&["application/json", "application/yaml"]);
         error.message =
             format!("{kind} of {api_version:?} is not taken as {MEDIA_TYPE} - {}", error.message);
         return Err(error);

@@ -13,7 +13,7 @@ pub struct Registry {
 
 struct Entry {
     kind: Arc<Kind>,
-    /// The CustomResourceDefinition that brought it.
+    /// The CustomResourceDefinition of the kind; `None` for a built-in one.
     definition: Option<String>,
 }
 

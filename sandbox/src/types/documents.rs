@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 use super::{discovery, openapi};
 use crate::kinds::Kind;
 
+/// The version of Kubernetes that this server claims to be.
+pub const VERSION: &str = "v1.36.2";
+
 /// Discovery; `None` when nothing is at `path`.
 pub fn discovery(kinds: &[Arc<Kind>], path: &str, aggregated: bool) -> Option<Value> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
@@ -45,7 +48,7 @@ pub fn openapi_v2_protobuf() -> Vec<u8> {
         field.extend_from_slice(bytes);
         field
     };
-    let info = [field(1, b"Kubernetes"), field(2, crate::api::VERSION.as_bytes())].concat();
+    let info = [field(1, b"Kubernetes"), field(2, VERSION.as_bytes())].concat();
     [field(1, b"2.0"), field(2, &info), field(8, b""), field(9, b"")].concat()
 }
 

@@ -8,8 +8,8 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use crate::kinds::Kind;
-use crate::types::marks::{annotate, convert, mark, relax};
 use crate::types::roots::add;
+use crate::types::schema_fixes::{annotate, convert, mark, relax};
 
 pub type Definitions = Map<String, Value>;
 pub const SCHEMAS: &str = "#/components/schemas/";
@@ -120,7 +120,7 @@ pub fn gvk(kind: &Kind) -> Value {
 mod tests {
     use super::*;
     use crate::kinds::{behind_gates, builtin};
-    use crate::types::marks::FIELDS;
+    use crate::types::schema_fixes::FIELDS;
 
     #[test]
     fn every_field_of_the_table_is_one() {
@@ -131,14 +131,14 @@ mod tests {
             known.entry(&kind.resource.group).or_insert_with(|| types_of(kind));
         }
         for line in FIELDS.lines() {
-            let (type_name, marks) = line.split_once(' ').unwrap();
+            let (type_name, fields) = line.split_once(' ').unwrap();
             let suffix = format!(".{type_name}");
             let schema = known.values().find_map(|types| {
                 types.definitions.iter().find(|(name, _)| name.ends_with(&suffix))
             });
             let (_, schema) = schema.unwrap_or_else(|| panic!("no type {type_name}"));
-            for mark in marks.split(' ') {
-                let field = mark.split(['=', ':']).next().unwrap();
+            for field in fields.split(' ') {
+                let field = field.split(['=', ':']).next().unwrap();
                 let of = &schema["properties"][field];
                 let known = field == "-" || of.get("description").is_some();
                 assert!(known, "{type_name} has no field {field}");

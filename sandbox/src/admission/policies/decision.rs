@@ -1,10 +1,10 @@
-//! What a policy says about a request, with one set of parameters.
+//! Evaluates a policy for a request with one set of parameters.
 //! Upstream: `admission/plugin/policy/validating.validator`.
 
 use serde_json::Value as Json;
 
-use crate::api::object::{list, text};
 use crate::cel::{Authorize, Program, Value, Variables};
+use crate::object::{list, text};
 
 /// The longest message that an expression may make. Upstream:
 /// `MaxEvaluatedMessageExpressionSizeBytes`.
@@ -19,7 +19,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// What a failure of the policy itself is.
+    /// The refusal when the policy itself fails.
     pub fn invalid(message: String) -> Refusal {
         Refusal { reason: "Invalid", message }
     }
@@ -80,7 +80,7 @@ fn evaluate(source: &str, variables: &Variables<'_>) -> Result<Value, String> {
         .map_err(|error| format!("expression '{source}' resulted in error: {error}"))
 }
 
-/// Upstream: `matchconditions.Matcher`: one that is false decides, even if others fail.
+/// Upstream: `matchconditions.Matcher`: a false condition decides, even if others fail.
 fn conditions_hold(spec: &Json, variables: &Variables<'_>) -> Result<bool, String> {
     let mut errors = Vec::new();
     for condition in list(spec, "/matchConditions") {
@@ -125,7 +125,7 @@ fn reason(given: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::Access;
+    use crate::access::Access;
     use serde_json::json;
 
     struct Nothing;
@@ -161,7 +161,7 @@ mod tests {
                 with(json!({ "messageExpression": "'not ' + string(object.spec.replicas)" })),
                 vec![("Invalid", "not 7")],
             ),
-            // The message stands in for an expression that fails or says nothing.
+            // The message replaces that of an expression which fails or returns an empty text.
             (
                 with(json!({ "messageExpression": "object.nope", "message": "few" })),
                 vec![("Invalid", "few")],

@@ -1,13 +1,13 @@
-//! Which requests a policy or a binding is about. Upstream: `admission/plugin/policy/matching`.
+//! Whether a policy or a binding selects a request. Upstream: `admission/plugin/policy/matching`.
 
 use serde_json::Value;
 
 use super::Request;
-use crate::api::Api;
-use crate::api::object::{list, text};
+use crate::object::{list, text};
+use crate::storage::store::Store;
 use kube_controller_manager::objects::{LabelSelector, Labels, Selector};
 
-/// Policies are not about themselves, nor about reviews, which are not stored.
+/// Whether no policy applies to the request: policies and their bindings are exempt.
 pub fn is_exempt(request: &Request<'_>) -> bool {
     let of = &request.call.kind.resource;
     &*of.group == "admissionregistration.k8s.io" && of.plural.contains("admissionpolic")
@@ -15,8 +15,8 @@ pub fn is_exempt(request: &Request<'_>) -> bool {
 
 /// Whether `matched` (`matchConstraints` or `matchResources`) names the request. Errors: a
 /// selector that cannot be read.
-pub fn matches(api: &Api, request: &Request<'_>, matched: &Value) -> Result<bool, String> {
-    let by_namespace = in_namespace(api, request, &matched["namespaceSelector"]);
+pub fn matches(store: &Store, request: &Request<'_>, matched: &Value) -> Result<bool, String> {
+    let by_namespace = in_namespace(store, request, &matched["namespaceSelector"]);
     let by_object = of_object(request, &matched["objectSelector"]);
     if by_namespace == Ok(false) || by_object == Ok(false) {
         return Ok(false);
@@ -60,7 +60,7 @@ fn is_of_rule(request: &Request<'_>, rule: &Value) -> bool {
         && (named.is_empty() || named.iter().any(|name| name == request.name()))
 }
 
-/// A selector in an object. `None`: it selects all.
+/// Parses a selector; `None` when it selects everything.
 pub fn selector(given: &Value) -> Result<Option<Selector>, String> {
     if given.as_object().is_none_or(serde_json::Map::is_empty) {
         return Ok(None);
@@ -74,8 +74,9 @@ pub fn labels(object: &Value) -> Labels {
     serde_json::from_value(object["metadata"]["labels"].clone()).unwrap_or_default()
 }
 
-/// Upstream: `namespace.Matcher`: what has no namespace is not selected by one.
-fn in_namespace(api: &Api, request: &Request<'_>, given: &Value) -> Result<bool, String> {
+/// Whether the namespace of the request is selected; requests without one always are. Upstream:
+/// `namespace.Matcher`.
+fn in_namespace(store: &Store, request: &Request<'_>, given: &Value) -> Result<bool, String> {
     let Some(selector) = selector(given)? else { return Ok(true) };
     let call = request.call;
     let is_namespace = call.kind.resource.group.is_empty() && call.table() == "namespaces";
@@ -86,7 +87,7 @@ fn in_namespace(api: &Api, request: &Request<'_>, given: &Value) -> Result<bool,
     if call.namespace.is_empty() {
         return Ok(true);
     }
-    let namespace = api.store.get("namespaces", &call.namespace);
+    let namespace = store.get("namespaces", &call.namespace);
     Ok(namespace.is_some_and(|found| selector.matches(&labels(&found.value))))
 }
 

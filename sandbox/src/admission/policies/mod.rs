@@ -9,19 +9,22 @@ use serde_json::{Value, json};
 
 use self::decision::{Refusal, decide};
 use super::forbidden;
-use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::object::{list, text};
-use crate::api::status::ApiResult;
-use crate::auth::{Access, User};
+use crate::access::{Access, User};
+use crate::auth::rbac::Authorizer;
 use crate::cel::{self, Authorize, Question};
+use crate::failures;
+use crate::object::{list, text};
+use crate::request::call::Call;
+use crate::status::ApiResult;
+use crate::storage::registry::Registry;
+use crate::storage::store::Store;
 use kube_controller_manager::cel::on_deep_stack;
 
 const GROUP: &str = "admissionregistration.k8s.io";
 const POLICIES: &str = "validatingadmissionpolicies";
 const BINDINGS: &str = "validatingadmissionpolicybindings";
 
-/// A request that changes something.
+/// A write that policies admit or refuse.
 pub struct Request<'a> {
     pub call: &'a Call,
     /// `CREATE`, `UPDATE` or `DELETE`.
@@ -43,7 +46,14 @@ impl Request<'_> {
     }
 }
 
-/// A policy's refusal, and which of its bindings led to it.
+/// The policies in a store, with the parts of the server that they read.
+pub struct Policies<'a> {
+    pub store: &'a Store,
+    pub registry: &'a Registry,
+    pub authorizer: Authorizer<'a>,
+}
+
+/// A policy's refusal, and the binding that led to it.
 struct Denied {
     policy: String,
     binding: Option<String>,
@@ -59,10 +69,10 @@ impl Denied {
     }
 }
 
-impl Api {
-    /// Asks all policies. What the server itself writes is not subject to them. Errors: with the
-    /// reason of the first validation that refuses.
-    pub fn admit_by_policies(&self, request: &Request<'_>) -> ApiResult<()> {
+impl Policies<'_> {
+    /// Evaluates all policies. The server's own writes are exempt. Errors: with the reason of the
+    /// first validation that refuses.
+    pub fn admit(&self, request: &Request<'_>) -> ApiResult<()> {
         let call = request.call;
         if *call.user == User::server() || matching::is_exempt(request) {
             return Ok(());
@@ -76,8 +86,7 @@ impl Api {
             let bindings = bindings.as_slice();
             policies.iter().flat_map(|policy| self.denials(request, policy, bindings)).collect()
         });
-        let denied: Vec<Denied> =
-            denied.map_err(|error| crate::api::failures::internal(error.to_string()))?;
+        let denied: Vec<Denied> = denied.map_err(|error| failures::internal(error.to_string()))?;
         let Some(first) = denied.first() else { return Ok(()) };
         let nothing = Value::Null;
         let object = request.object.or(request.old).unwrap_or(&nothing);
@@ -119,14 +128,14 @@ impl Api {
             let refusal = Refusal::invalid(format!("failed to configure {what}: {error}"));
             if fails { vec![denied(binding, refusal)] } else { Vec::new() }
         };
-        match matching::matches(self, request, &policy["spec"]["matchConstraints"]) {
+        match matching::matches(self.store, request, &policy["spec"]["matchConstraints"]) {
             Ok(true) => {}
             Ok(false) => return Vec::new(),
             Err(error) => return broken(None, error),
         }
         let mut found = Vec::new();
         for binding in bound {
-            match matching::matches(self, request, &binding["spec"]["matchResources"]) {
+            match matching::matches(self.store, request, &binding["spec"]["matchResources"]) {
                 Ok(true) => {}
                 Ok(false) => continue,
                 Err(error) => {
@@ -134,7 +143,13 @@ impl Api {
                     continue;
                 }
             }
-            let params = match params::collect(self, policy, binding, &request.call.namespace) {
+            let params = match params::collect(
+                self.store,
+                self.registry,
+                policy,
+                binding,
+                &request.call.namespace,
+            ) {
                 Ok(params) => params,
                 Err(error) => {
                     found.extend(broken(Some(binding), error));
@@ -144,7 +159,7 @@ impl Api {
             let actions = list(binding, "/spec/validationActions");
             let acts = |wanted: &str| actions.iter().any(|action| action == wanted);
             for params in params {
-                let authorize = Caller { api: self, user: &request.call.user };
+                let authorize = Caller { authorizer: self.authorizer, user: &request.call.user };
                 for refusal in decide(policy, &self.values(request, &params), &authorize) {
                     if acts("Warn") {
                         request.call.warn(format!(
@@ -220,7 +235,7 @@ impl Api {
 
 /// The authorizer's answers for the user of a request.
 struct Caller<'a> {
-    api: &'a Api,
+    authorizer: Authorizer<'a>,
     user: &'a User,
 }
 
@@ -231,11 +246,11 @@ impl Authorize for Caller<'_> {
         access: &Access,
     ) -> Result<String, String> {
         let Some((namespace, name)) = account else {
-            return self.api.authorize(self.user, access);
+            return self.authorizer.authorize(self.user, access);
         };
         let of_namespace = format!("system:serviceaccounts:{namespace}");
         let groups = ["system:serviceaccounts", &of_namespace, "system:authenticated"];
         let user = User::new(&format!("system:serviceaccount:{namespace}:{name}"), &groups);
-        self.api.authorize(&user, access)
+        self.authorizer.authorize(&user, access)
     }
 }

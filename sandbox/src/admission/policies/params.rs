@@ -1,15 +1,17 @@
-//! The parameters that a binding gives its policy. Upstream: `generic.CollectParams`.
+//! Finds the parameters that a binding gives its policy. Upstream: `generic.CollectParams`.
 
 use serde_json::Value;
 
 use super::matching::{labels, selector};
-use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::object::text;
+use crate::object::text;
+use crate::request::call::Call;
+use crate::storage::registry::Registry;
+use crate::storage::store::Store;
 
-/// The objects to evaluate a policy with, one after the other; null: without any.
+/// The parameters with which a policy is evaluated, one at a time; one null when it has none.
 pub fn collect(
-    api: &Api,
+    store: &Store,
+    registry: &Registry,
     policy: &Value,
     binding: &Value,
     namespace: &str,
@@ -20,7 +22,7 @@ pub fn collect(
     }
     let (api_version, kind) = (text(of, "/apiVersion"), text(of, "/kind"));
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    let known = api.registry.all().into_iter().find(|known| {
+    let known = registry.all().into_iter().find(|known| {
         let resource = &known.resource;
         (&*resource.group, &*resource.version, &*resource.kind) == (group, version, kind)
     });
@@ -46,13 +48,13 @@ pub fn collect(
     let at = Call::of(known, namespace, name);
     let found: Vec<Value> = if name.is_empty() {
         let selector = selector(&by["selector"])?;
-        let page = api.store.list(&at.table(), &at.prefix(), None, usize::MAX, None, &|stored| {
+        let page = store.list(&at.table(), &at.prefix(), None, usize::MAX, None, &|stored| {
             selector.as_ref().is_none_or(|selector| selector.matches(&labels(&stored.value)))
         });
         let items = page.map(|page| page.items).unwrap_or_default();
         items.into_iter().map(|stored| stored.value.clone()).collect()
     } else {
-        api.store
+        store
             .get(&at.table(), &at.key(name))
             .map(|stored| stored.value.clone())
             .into_iter()

@@ -4,17 +4,17 @@
 use serde_json::Value;
 
 use super::rule::quoted;
-use super::{GROUP, MASTERS, Missing, Rule};
-use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::failures;
-use crate::api::object::{list, text};
-use crate::api::status::{ApiError, ApiResult};
-use crate::auth::Access;
+use super::{Authorizer, GROUP, MASTERS, Missing, Rule};
+use crate::access::Access;
+use crate::failures;
+use crate::object::{list, text};
+use crate::request::call::Call;
+use crate::status::{ApiError, ApiResult};
 
-impl Api {
-    /// Whether the caller may write this role or binding, in place of `old` if there is one; any
-    /// other kind goes through. Errors: 403; 404 for a role that is not there.
+impl Authorizer<'_> {
+    /// Checks that the caller may write this role or binding; objects of other kinds are not
+    /// checked. `old`: the object before an update. Errors: 403; 404 for a role that does not
+    /// exist.
     pub fn check_escalation(&self, call: &Call, old: Option<&Value>, new: &Value) -> ApiResult<()> {
         let resource = &call.kind.resource;
         if *resource.group != *GROUP || call.user.groups.iter().any(|group| group == MASTERS) {
@@ -64,9 +64,9 @@ impl Api {
         if old.is_some_and(|old| collected(old, new)) || may("bind", of_kind, name) {
             return Ok(());
         }
-        let index = self.rbac.index(&self.store);
+        let index = self.index();
         let rules = index.rules(&(kind.to_owned(), name.to_owned()), &call.namespace);
-        // The error text of a storage that takes the role for the requested object.
+        // Upstream's error names the binding's resource with the role's name.
         let rules = rules.map_err(|missing| failures::not_found(resource, &missing.name))?;
         self.escalates(call, rules).map_or(Ok(()), |why| refused(&why))
     }
@@ -105,7 +105,7 @@ fn everything() -> [Rule; 2] {
     ]
 }
 
-/// Whether nothing but what the garbage collector writes has changed.
+/// Whether only fields that the garbage collector writes have changed.
 fn collected(old: &Value, new: &Value) -> bool {
     let rest = |object: &Value| {
         let mut rest = object.clone();

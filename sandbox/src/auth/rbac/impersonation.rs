@@ -1,21 +1,21 @@
-//! Whether a user may act as another. Upstream: `apiserver/pkg/endpoints/filters/impersonation`.
+//! Authorizes requests of a user that act as another user. Upstream:
+//! `apiserver/pkg/endpoints/filters/impersonation`.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 
-use super::{MASTERS, refusal};
-use crate::api::Api;
-use crate::api::call::decode;
-use crate::api::failures;
-use crate::api::status::ApiResult;
-use crate::auth::{Access, User};
+use super::{Authorizer, MASTERS, refusal};
+use crate::access::{Access, User};
+use crate::failures;
 use crate::kinds::subdomain_fault;
+use crate::percent::decode;
+use crate::status::ApiResult;
 use kube_controller_manager::server::http::HeaderMap;
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
-/// Of the token of a service account whose pod runs on that node.
+/// The node on which the pod of a service account runs, in the extra fields of its token.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
-/// Above this number of checks, one for all of them comes first.
+/// With at least this number of checks, a check for `*` comes first.
 const MANY: usize = 4;
 
 /// The modes of impersonation: the constrained ones, each with its own verbs, then the old one.
@@ -40,7 +40,7 @@ impl Modes {
         self.0.lock().get(user).copied()
     }
 
-    fn came_through(&self, user: &str, mode: Mode) {
+    fn record_success(&self, user: &str, mode: Mode) {
         self.0.lock().insert(user.to_owned(), mode);
     }
 }
@@ -114,7 +114,7 @@ fn wanted(headers: &HeaderMap) -> ApiResult<Option<User>> {
     )))
 }
 
-/// As Go's `%#v` prints it.
+/// A user as Go's `%#v` prints it.
 fn go_syntax(user: &User) -> String {
     let words = |words: &[String]| {
         let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
@@ -136,10 +136,10 @@ fn go_syntax(user: &User) -> String {
     format!("&user.DefaultInfo{{Name:{name:?}, UID:{uid:?}, Groups:{groups}, Extra:{extra}}}")
 }
 
-impl Api {
+impl Authorizer<'_> {
     /// The user of a request: `user`, or the one that its headers name, if `user` may impersonate
     /// it. `access`: the access requested. Errors: 403; 400 for a group without a user.
-    pub fn acting(&self, user: User, headers: &HeaderMap, access: &Access) -> ApiResult<User> {
+    pub fn impersonate(&self, user: User, headers: &HeaderMap, access: &Access) -> ApiResult<User> {
         let Some(wanted) = wanted(headers)? else { return Ok(user) };
         let last = self.rbac.modes.last(&user.name);
         let others = MODES.into_iter().filter(|mode| Some(*mode) != last);
@@ -150,7 +150,7 @@ impl Api {
             }
             match self.act(mode, &user, &wanted, access) {
                 Ok(acting) => {
-                    self.rbac.modes.came_through(&user.name, mode);
+                    self.rbac.modes.record_success(&user.name, mode);
                     return Ok(acting);
                 }
                 Err(error) => first = first.or(Some(error)),
@@ -170,7 +170,7 @@ impl Api {
                 verb: format!("impersonate-on:{}:{}", mode.name(), access.verb),
                 ..access.clone()
             };
-            self.check_access(user, &on)?;
+            self.check(user, &on)?;
         }
         let what = |group: &str, resource: &str, namespace: &str, name: &str| Access {
             verb: verb.clone(),
@@ -195,9 +195,9 @@ impl Api {
             }
             _ => what(group, "users", "", &wanted.name),
         };
-        self.check_access(user, &of_name)?;
+        self.check(user, &of_name)?;
         if !wanted.uid.is_empty() {
-            self.check_access(user, &what(AUTHENTICATION, "uids", "", &wanted.uid))?;
+            self.check(user, &what(AUTHENTICATION, "uids", "", &wanted.uid))?;
         }
 
         for (name, bad) in [("", "empty string"), (MASTERS, MASTERS)] {
@@ -209,7 +209,7 @@ impl Api {
         let all = |access: &Access| narrow && self.authorize(user, access).is_ok();
         if wanted.groups.len() < MANY || !all(&what(group, "groups", "", "*")) {
             for name in &wanted.groups {
-                self.check_access(user, &what(group, "groups", "", name))?;
+                self.check(user, &what(group, "groups", "", name))?;
             }
         }
         let of_extra = |key: &str, value: &str| {
@@ -223,7 +223,7 @@ impl Api {
         if !many || !all(&of_extra("*", "*")) {
             for (key, values) in &wanted.extra {
                 for value in values {
-                    self.check_access(user, &of_extra(key, value))?;
+                    self.check(user, &of_extra(key, value))?;
                 }
             }
         }
@@ -261,13 +261,14 @@ fn extra_fault(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::for_tests;
+    use crate::auth::rbac::Rbac;
+    use crate::storage::store::Store;
     use serde_json::json;
 
-    /// An API where `old` may be alice of the developers in the old way, and `new` alice, accounts
-    /// and nodes, but only to list pods.
-    fn api() -> Api {
-        let api = for_tests();
+    /// Roles that let `old` act as alice of the developers in the old way, and `new` as alice,
+    /// accounts and nodes, but only to list pods.
+    fn roles() -> Store {
+        let store = Store::new(100);
         let users = ["users", "groups", "userextras/a.b/c"];
         let pods = json!({ "apiGroups": [""], "resources": ["pods"], "verbs": [
             "impersonate-on:user-info:list", "impersonate-on:serviceaccount:list",
@@ -288,14 +289,14 @@ mod tests {
             ),
         ] {
             let role = json!({ "metadata": { "name": name }, "rules": rules });
-            api.store.create(super::super::CLUSTER_ROLES, name, role).ok().unwrap();
+            store.create(super::super::CLUSTER_ROLES, name, role).ok().unwrap();
             let binding = json!({
                 "metadata": { "name": name }, "subjects": [{ "kind": "User", "name": name }],
                 "roleRef": { "kind": "ClusterRole", "name": name },
             });
-            api.store.create(super::super::CLUSTER_BINDINGS, name, binding).ok().unwrap();
+            store.create(super::super::CLUSTER_BINDINGS, name, binding).ok().unwrap();
         }
-        api
+        store
     }
 
     /// `name group... key=value`
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_act_as_whom() {
+    fn users_impersonate_others_by_their_roles() {
         const ALL: &str = "system:authenticated";
         let account = ["system:serviceaccounts", "system:serviceaccounts:a", ALL].join(" ");
         let refused = |what: &str, verb: &str, resource: &str, group: &str, more: &str| {
@@ -350,25 +351,27 @@ mod tests {
             ("new", "system:serviceaccount:a:b", "pods", Ok(&*account)),
             ("new", "system:node:n", "pods", Ok("system:nodes system:authenticated")),
         ] {
-            let api = api();
+            let (rbac, store) = (Rbac::default(), roles());
             let access =
                 Access { verb: "list".into(), resource: resource.into(), ..Access::default() };
-            let found = api.acting(User::new(who, &[]), &headers(wanted), &access);
+            let authorizer = rbac.authorizer(&store);
+            let found = authorizer.impersonate(User::new(who, &[]), &headers(wanted), &access);
             let found = found.map(|user| user.groups.join(" ")).map_err(|error| error.message);
             let outcome = outcome.map(str::to_owned).map_err(str::to_owned);
             assert_eq!(found, outcome, "{who} as {wanted:?}");
         }
         // A request admitted by one rule gets the reason of that rule.
-        let api = api();
+        let (rbac, store) = (Rbac::default(), roles());
+        let authorizer = rbac.authorizer(&store);
         let access = Access { verb: "list".into(), resource: "pods".into(), ..Access::default() };
-        let act = |wanted| api.acting(User::new("old", &[]), &headers(wanted), &access);
+        let act = |wanted| authorizer.impersonate(User::new("old", &[]), &headers(wanted), &access);
         assert!(act("alice").is_ok());
         let words = "users \"bert\" is forbidden: User \"old\" cannot impersonate resource \"users\" in API group \"\" at the cluster scope";
         assert_eq!(act("bert").unwrap_err().message, words);
         let mut headers = headers("");
         headers.append("impersonate-group", "a".parse().unwrap());
         let words = "requested &user.DefaultInfo{Name:\"\", UID:\"\", Groups:[]string{\"a\"}, Extra:map[string][]string(nil)} without impersonating a user name";
-        let error = api.acting(User::new("old", &[]), &headers, &access).unwrap_err();
+        let error = authorizer.impersonate(User::new("old", &[]), &headers, &access).unwrap_err();
         assert_eq!((error.code, &*error.message), (400, words));
     }
 }

@@ -1,7 +1,6 @@
 //! Authorizes requests by the roles and bindings in the store.
 //! Upstream: `plugin/pkg/auth/authorizer/rbac`, `pkg/registry/rbac/validation`.
 
-mod bootstrap;
 mod escalation;
 mod impersonation;
 mod rule;
@@ -15,15 +14,15 @@ use serde_json::{Value, json};
 
 pub use self::impersonation::Modes;
 pub use self::rule::Rule;
-use crate::api::Api;
-use crate::api::failures;
-use crate::api::object::{list, text};
-use crate::api::status::{ApiError, ApiResult};
-use crate::auth::{Access, User};
+pub use self::signers::is_certificate_request;
+use crate::access::{Access, User};
+use crate::failures;
+use crate::kinds::RBAC_GROUP as GROUP;
+use crate::object::{list, text};
+use crate::status::{ApiError, ApiResult};
 use crate::storage::store::Store;
 use kube_controller_manager::objects::ResourceType;
 
-pub const GROUP: &str = "rbac.authorization.k8s.io";
 const CLUSTER_ROLES: &str = "clusterroles.rbac.authorization.k8s.io";
 const CLUSTER_BINDINGS: &str = "clusterrolebindings.rbac.authorization.k8s.io";
 const ROLES: &str = "roles.rbac.authorization.k8s.io";
@@ -41,15 +40,15 @@ pub struct Rbac {
 
 #[derive(Default)]
 struct Index {
-    /// Of the last change to a role or binding that this knows.
+    /// The version of the last change to a role or binding in this index.
     version: u64,
     roles: HashMap<RoleKey, Arc<[Rule]>>,
-    /// Of the whole cluster.
+    /// The bindings of the whole cluster.
     cluster: Scope,
     namespaces: HashMap<String, Scope>,
 }
 
-/// Namespace and name; no namespace: a cluster role.
+/// Namespace and name; the namespace of a cluster role is empty.
 type RoleKey = (String, String);
 
 /// The bindings of one namespace, or of the cluster.
@@ -61,7 +60,7 @@ struct Scope {
 }
 
 struct Binding {
-    /// Empty: of the cluster.
+    /// Empty for a ClusterRoleBinding.
     namespace: String,
     name: String,
     /// `Role` or `ClusterRole`, and its name.
@@ -72,7 +71,7 @@ struct Binding {
 struct Subject {
     kind: String,
     name: String,
-    /// A service account's.
+    /// The namespace of a service account.
     namespace: String,
 }
 
@@ -201,7 +200,7 @@ impl Index {
             .ok_or_else(|| Missing { kind: kind.clone(), name: name.clone() })
     }
 
-    /// The bindings that concern a user in a namespace, with the rules they bring.
+    /// The bindings of a user in a namespace, each with the rules of its role.
     fn granted<'a>(
         &'a self,
         user: &'a User,
@@ -225,7 +224,19 @@ fn aggregate(mut faults: Vec<String>) -> String {
     }
 }
 
+/// Answers whether a user may do something, by the roles and bindings in the store.
+#[derive(Clone, Copy)]
+pub struct Authorizer<'a> {
+    rbac: &'a Rbac,
+    store: &'a Store,
+}
+
 impl Rbac {
+    /// The authorizer by the roles in `store`.
+    pub fn authorizer<'a>(&'a self, store: &'a Store) -> Authorizer<'a> {
+        Authorizer { rbac: self, store }
+    }
+
     fn index(&self, store: &Store) -> Arc<Index> {
         let version = store.changed_at(&[CLUSTER_ROLES, CLUSTER_BINDINGS, ROLES, BINDINGS]);
         let known = self.index.read().clone();
@@ -238,13 +249,17 @@ impl Rbac {
     }
 }
 
-impl Api {
-    /// Whether the access is allowed, and upstream's reason, or an empty one.
+impl Authorizer<'_> {
+    fn index(&self) -> Arc<Index> {
+        self.rbac.index(self.store)
+    }
+
+    /// Whether the access is allowed; both results carry upstream's reason, which may be empty.
     pub fn authorize(&self, user: &User, access: &Access) -> Result<String, String> {
         if user.groups.iter().any(|group| group == MASTERS) {
             return Ok(String::new());
         }
-        let index = self.rbac.index(&self.store);
+        let index = self.index();
         let mut faults = Vec::new();
         for (binding, rules) in index.granted(user, &access.namespace) {
             match rules {
@@ -258,14 +273,14 @@ impl Api {
         Err(if faults.is_empty() { String::new() } else { format!("RBAC: {}", aggregate(faults)) })
     }
 
-    /// Errors: 403.
-    pub fn check_access(&self, user: &User, access: &Access) -> ApiResult<()> {
+    /// Errors: 403 unless the access is allowed.
+    pub fn check(&self, user: &User, access: &Access) -> ApiResult<()> {
         self.authorize(user, access).map(drop).map_err(|why| refusal(user, access, &why))
     }
 
     /// The rules of a user in a namespace, and the errors of their lookup.
     pub fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, Vec<Missing>) {
-        let index = self.rbac.index(&self.store);
+        let index = self.index();
         let (mut found, mut missing) = (Vec::new(), Vec::new());
         for (_, rules) in index.granted(user, namespace) {
             match rules {
@@ -366,9 +381,9 @@ mod tests {
     }
 
     #[test]
-    fn bindings_hold_where_they_are_made_and_for_whom_they_name() {
-        let api = crate::api::for_tests();
-        let store = &api.store;
+    fn bindings_apply_to_their_namespace_and_subjects() {
+        let (rbac, store) = (Rbac::default(), &Store::new(100));
+        let authorizer = rbac.authorizer(store);
         put(store, CLUSTER_ROLES, "", role("reader", "get", "pods"));
         put(store, ROLES, "a", role("writer", "create", "pods"));
         let of_cluster = ("ClusterRole", "reader");
@@ -395,17 +410,17 @@ mod tests {
             (&bob, "create", "", Err("")),
             (&User::new("root", &[MASTERS]), "create", "b", Ok("")),
         ] {
-            let found = api.authorize(user, &access(verb, "pods", namespace));
+            let found = authorizer.authorize(user, &access(verb, "pods", namespace));
             let found = found.as_deref().map_err(String::as_str);
             assert_eq!(found, wanted, "{} {verb} {namespace:?}", user.name);
         }
-        assert!(api.authorize(&bob, &access("create", "pods", "a")).is_ok());
+        assert!(authorizer.authorize(&bob, &access("create", "pods", "a")).is_ok());
         // The next check sees the change.
         put(store, ROLES, "b", role("writer", "create", "pods"));
-        assert!(api.authorize(&bob, &access("create", "pods", "b")).is_ok());
+        assert!(authorizer.authorize(&bob, &access("create", "pods", "b")).is_ok());
         let last = store.get(BINDINGS, "a/more").unwrap();
         store.delete(BINDINGS, "a/more", last.version, None).ok().unwrap();
-        assert!(api.authorize(&bob, &access("create", "pods", "a")).is_err());
+        assert!(authorizer.authorize(&bob, &access("create", "pods", "a")).is_err());
     }
 
     #[test]

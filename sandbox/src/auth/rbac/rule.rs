@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::auth::Access;
+use crate::access::Access;
 
 /// Upstream: `rbacv1.PolicyRule`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,8 +61,8 @@ impl Rule {
             && (self.resource_names.is_empty() || has(&self.resource_names, &access.name))
     }
 
-    /// The parts of `wanted`, each one verb of one thing, that no rule of `owned`
-    /// covers.
+    /// The parts of `wanted` that no rule of `owned` covers. A part is one verb on one resource or
+    /// path.
     pub fn uncovered(owned: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
         let parts = wanted.iter().flat_map(Rule::parts);
         parts.filter(|part| !owned.iter().any(|rule| rule.covers(part))).collect()
@@ -98,7 +98,7 @@ impl Rule {
         parts
     }
 
-    /// Whether this allows all that `part` does, which names one thing.
+    /// Whether this rule allows all accesses of `part`, which names one resource or path.
     fn covers(&self, part: &Rule) -> bool {
         part.verbs.iter().all(|verb| any_or(&self.verbs, verb))
             && part.api_groups.iter().all(|group| any_or(&self.api_groups, group))
@@ -109,8 +109,8 @@ impl Rule {
                     && part.resource_names.iter().all(|name| has(&self.resource_names, name)))
     }
 
-    /// The parts of rules with the verbs of one thing put together again, each as people read it,
-    /// in order. Upstream: `validation.CompactRules`, `rbacv1helpers.CompactString`.
+    /// The texts of rules made of `parts`, sorted; parts of one resource become one rule. Upstream:
+    /// `validation.CompactRules`, `rbacv1helpers.CompactString`.
     pub fn described(parts: Vec<Rule>) -> Vec<String> {
         let mut rules: Vec<Rule> = Vec::new();
         for part in parts {
@@ -145,7 +145,7 @@ impl Rule {
     }
 }
 
-/// As Go's `%q` prints a list.
+/// A list as Go's `%q` prints it.
 pub fn quoted(words: &[String]) -> String {
     let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
     format!("[{}]", words.join(" "))

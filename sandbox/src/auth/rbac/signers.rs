@@ -3,21 +3,21 @@
 
 use serde_json::Value;
 
-use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::failures;
-use crate::api::object::text;
-use crate::api::status::ApiResult;
-use crate::auth::Access;
+use super::Authorizer;
+use crate::access::Access;
+use crate::failures;
+use crate::object::text;
+use crate::request::call::Call;
+use crate::status::ApiResult;
 
 const GROUP: &str = "certificates.k8s.io";
 
-impl Api {
-    /// Whether the caller may write this subresource of a request; any other kind goes through.
-    /// Errors: 403.
+impl Authorizer<'_> {
+    /// Checks that the caller may write this subresource of a certificate request; other kinds are
+    /// not checked. Errors: 403.
     pub fn check_signer(&self, call: &Call, old: &Value, new: &Value) -> ApiResult<()> {
         let resource = &call.kind.resource;
-        if !is_request(call) {
+        if !is_certificate_request(call) {
             return Ok(());
         }
         let same = |key: &str| old["status"][key] == new["status"][key];
@@ -44,25 +44,10 @@ impl Api {
         let why = format!("user not permitted to {verb} requests with signerName {signer:?}");
         Err(failures::forbidden(resource, &call.name, &why))
     }
-
-    /// Dates the conditions of a certificate request that come without times.
-    /// Upstream: `populateConditionTimestamps`.
-    pub fn date_conditions(&self, call: &Call, new: &mut Value) {
-        let conditions = new.pointer_mut("/status/conditions").and_then(Value::as_array_mut);
-        let conditions = conditions.filter(|_| is_request(call)).into_iter().flatten();
-        let now = self.clock.now().to_string();
-        for condition in conditions.filter_map(Value::as_object_mut) {
-            for key in ["lastUpdateTime", "lastTransitionTime"] {
-                let time = condition.entry(key).or_insert(Value::Null);
-                if time.is_null() {
-                    *time = now.as_str().into();
-                }
-            }
-        }
-    }
 }
 
-fn is_request(call: &Call) -> bool {
+/// Whether the call is about a CertificateSigningRequest.
+pub fn is_certificate_request(call: &Call) -> bool {
     let resource = &call.kind.resource;
     *resource.group == *GROUP && resource.plural == "certificatesigningrequests"
 }

@@ -3,11 +3,11 @@
 use serde_json::Value;
 
 use super::{always, mismatch, selector_matches, template_of, update};
-use crate::api::status::Cause;
 use crate::kinds::fault::{forbidden, invalid, non_negative, required, unsupported};
 use crate::kinds::json::{int, members, remove, text};
 use crate::kinds::metadata::{self, NameRule};
 use crate::kinds::pod_rules;
+use crate::status::Cause;
 use kube_controller_manager::objects::{Labels, Selector};
 
 /// Rules that all sets of pods share.

@@ -4,7 +4,6 @@ use jiff::tz::TimeZone;
 use serde_json::{Map, Value, json};
 
 use super::{selector_matches, template_of, update};
-use crate::api::status::Cause;
 use crate::kinds::fault::{immutable, invalid, non_negative, required, unsupported};
 use crate::kinds::json::{
     drop_nulls, fill, int, list, list_mut, members, object, remove, set, text, truth,
@@ -12,6 +11,7 @@ use crate::kinds::json::{
 use crate::kinds::metadata::{self, NameRule};
 use crate::kinds::pod::default_template;
 use crate::kinds::pod_rules;
+use crate::status::Cause;
 
 fn default_job_spec(spec: &mut Value) {
     default_template(spec, "template");

@@ -22,7 +22,7 @@ pub use self::jobs::{
 use super::fault::{immutable, invalid, required, unsupported};
 use super::json::{members, restore, set, text};
 use super::metadata;
-use crate::api::status::Cause;
+use crate::status::Cause;
 use kube_controller_manager::objects::{LabelSelector, Labels, Selector};
 
 /// Empties the status of a new object.

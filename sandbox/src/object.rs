@@ -1,6 +1,6 @@
-//! Objects as JSON: what is read of any of them, names and uids.
+//! Objects as JSON: access to their members, names and uids.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Letters of generated names: no vowels, nothing that looks like another. Upstream: `util/rand`.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
@@ -44,7 +44,7 @@ pub fn generated(base: &str) -> String {
     base + &suffix
 }
 
-/// Drops lists and maps of the metadata that hold nothing, as its type does.
+/// Removes empty lists and maps from the metadata, as serializing its Go type does.
 pub fn drop_empty(metadata: &mut Value) {
     for key in ["annotations", "finalizers", "labels", "ownerReferences"] {
         let empty = match metadata.get(key) {
@@ -62,7 +62,7 @@ pub fn spec_keys(object: &Value) -> Vec<String> {
     object["spec"].as_object().into_iter().flatten().map(|(key, _)| key.clone()).collect()
 }
 
-/// Takes out the members of the spec that are not `asked` for.
+/// Removes the members of the spec that are not in `asked`, and returns them.
 pub fn take_added(object: &mut Value, asked: &[String]) -> Vec<(String, Value)> {
     let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else {
         return Vec::new();
@@ -71,7 +71,8 @@ pub fn take_added(object: &mut Value, asked: &[String]) -> Vec<(String, Value)> 
     added.into_iter().filter_map(|key| spec.remove_entry(&key)).collect()
 }
 
-/// Everything but metadata and status: what the generation counts.
+/// Whether two objects are equal without metadata and status. A change of the rest increases the
+/// generation.
 pub fn same_content(a: &Value, b: &Value) -> bool {
     let content = |object: &Value| {
         let mut map = object.as_object().cloned().unwrap_or_default();
@@ -82,12 +83,46 @@ pub fn same_content(a: &Value, b: &Value) -> bool {
     content(a) == content(b)
 }
 
+/// A value as Go's `%v` prints it.
+pub fn go_text(value: &Value) -> String {
+    let joined = |parts: Vec<String>| parts.join(" ");
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => format!("[{}]", joined(items.iter().map(go_text).collect())),
+        Value::Object(members) => {
+            let members = members.iter().map(|(key, value)| format!("{key}:{}", go_text(value)));
+            format!("map[{}]", joined(members.collect()))
+        }
+        plain => plain.to_string(),
+    }
+}
+
+/// Sets a condition in `status.conditions`; its transition time changes only with its status.
+pub fn set_condition(object: &mut Value, now: &str, mut condition: Value) {
+    let conditions = &mut object["status"]["conditions"];
+    if !conditions.is_array() {
+        *conditions = json!([]);
+    }
+    condition["lastTransitionTime"] = now.into();
+    let Some(conditions) = conditions.as_array_mut() else { return };
+    match conditions.iter_mut().find(|known| known["type"] == condition["type"]) {
+        Some(known) => {
+            if known["status"] == condition["status"] {
+                condition["lastTransitionTime"] = known["lastTransitionTime"].clone();
+            }
+            *known = condition;
+        }
+        None => conditions.push(condition),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn names_and_uids_look_as_they_should() {
+    fn names_and_uids_have_the_form_of_upstreams() {
         let name = generated(&"x".repeat(70));
         assert_eq!((name.len(), &name[..58]), (63, &*"x".repeat(58)));
         let uid = uuid();

@@ -1,11 +1,11 @@
-//! Corrections of the generated schemas.
+//! Corrections of the generated schemas: keywords of OpenAPI 3.0, and facts that the types lack.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 
-use crate::patch::merge_rule;
+use crate::types::merge_rules::merge_rule;
 
 /// Converts a schema to OpenAPI 3.0: keywords beside a reference are ignored there, and
 /// int-or-string fields are marked as such.
@@ -81,7 +81,7 @@ pub fn mark(type_name: &str, schema: &mut Value) {
     }
 }
 
-/// Members that the API does not ask for, though the types do.
+/// Makes members optional that the API does not require, though the types do.
 pub fn relax(type_name: &str, schema: &mut Value) {
     const ANY: [&str; 4] =
         ["JSON", "JSONSchemaPropsOrArray", "JSONSchemaPropsOrBool", "JSONSchemaPropsOrStringArray"];
@@ -109,7 +109,7 @@ pub fn relax(type_name: &str, schema: &mut Value) {
     }
 }
 
-/// kubectl merges by these on its side.
+/// Adds the merge rules, by which kubectl computes strategic merge patches.
 pub fn annotate(type_name: &str, schema: &mut Value) {
     let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
         return;

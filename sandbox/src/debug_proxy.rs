@@ -1,6 +1,6 @@
-//! A way for a browser to the debug pages of the sandbox's manager, which asks for a client
-//! certificate: a plain port of the loopback address that passes requests on with the
-//! administrator's. Its address holds a secret, which makes it a link that others cannot guess.
+//! Shows the debug pages of the sandbox's manager to a browser. The manager asks for a client
+//! certificate; this proxy listens on a plain port of the loopback address and forwards requests
+//! with the administrator's certificate. Its address holds a secret that others cannot guess.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use kube_controller_manager::task::StopToken;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// The pages that are passed on, and all below them.
+/// Requests below this path are forwarded.
 const BELOW: &str = "/debug/";
 
-/// The port for browsers, and the flags that make a manager serve it.
-pub struct Front {
+/// A running proxy.
+pub struct DebugProxy {
     server: Server,
     stop: StopToken,
     secret: String,
-    /// Of the manager.
+    /// The manager's secure port.
     port: u16,
     files: ClientFiles,
 }
 
-impl Front {
-    /// Listens for browsers. `files`: of the administrator.
-    pub async fn start(files: &ClientFiles, clock: &SharedClock) -> Result<Front, Error> {
+impl DebugProxy {
+    /// Listens for browsers. `files`: the administrator's.
+    pub async fn start(files: &ClientFiles, clock: &SharedClock) -> Result<DebugProxy, Error> {
         // The manager takes the port once this listener is closed.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
         let mut config = Config::new(format!("https://127.0.0.1:{port}"));
@@ -49,7 +49,7 @@ impl Front {
         let handler = handler(manager, format!("/{secret}"));
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let server = Server::start(any, None, handler, clock.clone(), stop.clone()).await?;
-        Ok(Front { server, stop, secret, port, files: files.clone() })
+        Ok(DebugProxy { server, stop, secret, port, files: files.clone() })
     }
 
     /// The address of a debug page, for a browser.
@@ -57,7 +57,7 @@ impl Front {
         format!("http://{}/{}{BELOW}{name}", self.server.address(), self.secret)
     }
 
-    /// The flags of the manager behind it.
+    /// The flags with which a manager serves this proxy.
     pub fn manager_flags(&self) -> Vec<String> {
         vec![
             format!("--secure-port={}", self.port),
@@ -76,13 +76,13 @@ fn handler(manager: Client, secret: String) -> Handler {
     Arc::new(move |request| {
         let (manager, secret) = (manager.clone(), secret.clone());
         Box::pin(async move {
-            let answer = pass_on(&manager, &secret, &request).await;
+            let answer = forward(&manager, &secret, &request).await;
             answer.with_header(CACHE_CONTROL, "no-store")
         })
     })
 }
 
-async fn pass_on(manager: &Client, secret: &str, request: &Request) -> Response {
+async fn forward(manager: &Client, secret: &str, request: &Request) -> Response {
     let path = request.path.strip_prefix(secret).filter(|path| path.starts_with(BELOW));
     let Some(path) = path.filter(|_| request.method == Method::GET) else {
         return Response::text(404, "404 page not found\n");

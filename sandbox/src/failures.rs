@@ -1,9 +1,9 @@
-//! The failures of the handlers, with upstream's messages.
+//! The errors of handlers, with upstream's messages.
 //! Upstream: `apimachinery/pkg/api/errors`.
 
 use serde_json::{Value, json};
 
-use crate::api::status::{ApiError, Cause};
+use crate::status::{ApiError, Cause};
 use kube_controller_manager::objects::ResourceType;
 
 fn details(resource: &ResourceType, name: &str) -> Value {
@@ -27,14 +27,14 @@ pub fn not_found(resource: &ResourceType, name: &str) -> ApiError {
     with_details(error, resource, name)
 }
 
-/// A path that is not served; the answer is plain text.
+/// The error for a path that is not served; the answer is plain text.
 pub fn no_such_path() -> ApiError {
     let mut error = no_such_resource();
     error.details = json!({ "path": true });
     error
 }
 
-/// A kind, version or subresource that is missing in a group that is served.
+/// The error for an unknown kind, version or subresource of a served group.
 pub fn no_such_resource() -> ApiError {
     let mut error =
         ApiError::new(404, "NotFound", "the server could not find the requested resource");
@@ -71,6 +71,18 @@ pub fn bad_request(message: impl Into<String>) -> ApiError {
     ApiError::new(400, "BadRequest", message)
 }
 
+/// The error for a body whose media type is not one of `accepted`.
+pub fn unsupported_media(accepted: &[&str]) -> ApiError {
+    let accepted = accepted.join(", ");
+    ApiError::new(
+        415,
+        "UnsupportedMediaType",
+        format!(
+            "the body of the request was in an unknown format - accepted media types include: {accepted}"
+        ),
+    )
+}
+
 pub fn method_not_allowed() -> ApiError {
     let mut error = ApiError::new(
         405,
@@ -96,7 +108,7 @@ pub fn internal(message: impl std::fmt::Display) -> ApiError {
     error
 }
 
-/// The answer to a request for a version that is not there yet. Upstream:
+/// The error for a request for a version that has not been written yet. Upstream:
 /// `storage.NewTooLargeResourceVersionError`.
 pub fn too_large(wanted: u64, current: u64) -> ApiError {
     let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");
@@ -108,7 +120,7 @@ pub fn too_large(wanted: u64, current: u64) -> ApiError {
     error
 }
 
-/// 422 with one cause a fault; `group` and `kind` name the object's kind.
+/// The error 422 with its causes; `group` and `kind` are those of the object.
 pub fn invalid(group: &str, kind: &str, name: &str, causes: &[Cause]) -> ApiError {
     let lines: Vec<String> =
         causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();

@@ -5,28 +5,14 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use crate::api::call::Call;
-use crate::api::failures;
-use crate::api::status::{ApiError, ApiResult, Cause};
-use crate::api::{Payload, unsupported_media};
 use crate::apply;
+use crate::failures;
+use crate::object::go_text;
 use crate::protobuf;
+use crate::request::call::Call;
+use crate::request::payload::Payload;
+use crate::status::{ApiError, ApiResult, Cause};
 use crate::types::decode::read;
-
-/// A value as Go's `%v` prints it.
-pub(crate) fn go_text(value: &Value) -> String {
-    let joined = |parts: Vec<String>| parts.join(" ");
-    match value {
-        Value::Null => "<nil>".to_owned(),
-        Value::String(text) => text.clone(),
-        Value::Array(items) => format!("[{}]", joined(items.iter().map(go_text).collect())),
-        Value::Object(members) => {
-            let members = members.iter().map(|(key, value)| format!("{key}:{}", go_text(value)));
-            format!("map[{}]", joined(members.collect()))
-        }
-        plain => plain.to_string(),
-    }
-}
 
 /// The treatment of unknown and duplicate fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +42,7 @@ impl Call {
         }
     }
 
-    /// Warns of `faults`, or refuses them with `refusal`, as the request asks.
+    /// Warns of `faults` or fails with `refusal`, by the request's `fieldValidation`.
     fn judge(&self, faults: Vec<String>, refusal: impl FnOnce(&str) -> ApiError) -> ApiResult<()> {
         match self.validation()? {
             Validation::Strict if !faults.is_empty() => {
@@ -70,8 +56,8 @@ impl Call {
         }
     }
 
-    /// The object in a request's body, without the fields that its kind does not have.
-    /// Errors: 415; 400 for what cannot be read or, by `fieldValidation`, has such fields.
+    /// The object in a request's body, without the fields that its kind does not have. Errors: 415;
+    /// 400 for an unreadable body and, by `fieldValidation`, for such fields.
     pub fn object(&self, payload: &Payload) -> ApiResult<Value> {
         let validation = self.validation()?;
         let kind = &self.kind;
@@ -93,7 +79,9 @@ impl Call {
                 read(Some(kind), body).map_err(|error| unreadable(&error))?
             }
             protobuf::MEDIA_TYPE => return protobuf::decode(&payload.bytes),
-            _ => return Err(unsupported_media(&["application/json", "application/yaml"])),
+            _ => {
+                return Err(failures::unsupported_media(&["application/json", "application/yaml"]));
+            }
         };
         let name = object["kind"].as_str().unwrap_or(&kind.resource.kind).to_owned();
         let version = object["apiVersion"].as_str().unwrap_or(&kind.resource.version);
@@ -197,7 +185,8 @@ impl Call {
     }
 }
 
-/// A mismatch as a strategic merge patch reports it, which is converted, not decoded.
+/// The text of a mismatch in a strategic merge patch, whose result upstream converts instead of
+/// decoding it.
 /// Upstream: `apimachinery/pkg/runtime.fromUnstructured`.
 fn converted(mismatch: &str) -> Option<String> {
     let (given, field) = mismatch.strip_prefix("json: cannot unmarshal ")?.split_once(" into ")?;

@@ -1,20 +1,18 @@
-//! Objects that the API server keeps beside others: the IPAddress of a Service's address, the
-//! APIService of a definition's version, and its own Service and endpoints.
-//! Upstream: `core/service/ipallocator`, `kube-aggregator/pkg/controllers/autoregister`,
-//! `pkg/controlplane/reconcilers`.
-
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+//! Objects that follow others: the IPAddress of a Service's address, and the APIService of a
+//! version that definitions serve. Upstream: `core/service/ipallocator`,
+//! `kube-aggregator/pkg/controllers/autoregister`.
 
 use serde_json::{Value, json};
 
 use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::delete::DeleteOptions;
-use crate::api::object::{list, text};
+use crate::api::delete_options::DeleteOptions;
 use crate::api::rules::is_definition;
-use crate::api::status::ApiResult;
 use crate::api::write::Part;
 use crate::kinds::Kind;
+use crate::object::{list, text};
+use crate::request::call::Call;
+use crate::status::ApiResult;
+use crate::storage::store::Stored;
 
 const REGISTRATION: &str = "apiregistration.k8s.io";
 const NETWORKING: &str = "networking.k8s.io";
@@ -29,7 +27,7 @@ fn addresses(service: Option<&Value>) -> Vec<&str> {
     all.iter().filter_map(Value::as_str).filter(|address| *address != "None").collect()
 }
 
-/// The condition of an APIService that is served here.
+/// The status of an APIService that this server serves.
 pub fn local_status(now: &str) -> Value {
     json!({ "conditions": [{
         "type": "Available", "status": "True", "reason": "Local",
@@ -38,8 +36,8 @@ pub fn local_status(now: &str) -> Value {
 }
 
 impl Api {
-    /// Updates the companions of an object after a write of it. Absent:
-    /// it was not there before, or is not after.
+    /// Updates the companions of an object after a write. `old`: `None` for a new object; `new`:
+    /// `None` for a deleted one.
     pub fn accompany(&self, kind: &Kind, old: Option<&Value>, new: Option<&Value>) {
         let done = if is_service(kind) {
             self.keep_addresses(old, new)
@@ -85,7 +83,7 @@ impl Api {
         Ok(())
     }
 
-    /// An APIService for each version that definitions give a group, and no others.
+    /// Keeps one APIService for each version of a group that definitions serve.
     fn keep_registered(&self, group: &str) -> ApiResult<()> {
         let Some(kind) = self.registry.find(REGISTRATION, "v1", "apiservices") else {
             return Ok(());
@@ -95,7 +93,7 @@ impl Api {
         let served: Vec<String> =
             custom.map(|kind| format!("{}.{group}", kind.resource.version)).collect();
         let table = Call::of(kind.clone(), "", "").table();
-        let ours = |service: &crate::storage::store::Stored| {
+        let ours = |service: &Stored| {
             service.labels.get(AUTOMANAGED) == Some("true")
                 && text(&service.value, "/spec/group") == group
         };
@@ -120,7 +118,8 @@ impl Api {
         Ok(())
     }
 
-    /// Makes an APIService that is served here. `how` long: `true`, or `onstart`.
+    /// Creates an APIService of this server. `how`: the value of the label of automatic
+    /// registration, `true` or `onstart`.
     pub fn register(&self, name: &str, how: &str, spec: Value) -> ApiResult<()> {
         let Some(kind) = self.registry.find(REGISTRATION, "v1", "apiservices") else {
             return Ok(());
@@ -139,61 +138,5 @@ impl Api {
             Ok(new)
         });
         changed.map(drop)
-    }
-
-    /// The Service by which pods find the API server, and its endpoints.
-    pub fn own_service(&self, address: SocketAddr) -> ApiResult<()> {
-        let (group, port) = ("discovery.k8s.io", address.port());
-        // No endpoint is on the loopback: there an address that leads nowhere stands for it.
-        let ip = match address.ip() {
-            ip if ip.is_loopback() || ip.is_unspecified() => Ipv4Addr::new(192, 0, 2, 1).into(),
-            ip => ip,
-        };
-        let family = if matches!(ip, IpAddr::V4(_)) { "IPv4" } else { "IPv6" };
-        let ports = json!([{ "name": "https", "port": port, "protocol": "TCP" }]);
-        let named = |labels: Value| json!({ "name": "kubernetes", "namespace": "default", "labels": labels });
-        for (group, resource, object) in [
-            (
-                "",
-                "services",
-                json!({
-                    "apiVersion": "v1", "kind": "Service",
-                    "metadata": named(json!({
-                        "component": "apiserver", "provider": "kubernetes",
-                    })),
-                    "spec": {
-                        "type": "ClusterIP", "clusterIP": "10.96.0.1",
-                        "ipFamilyPolicy": "SingleStack",
-                        "ports": [{
-                            "name": "https", "protocol": "TCP", "port": 443, "targetPort": port,
-                        }],
-                    },
-                }),
-            ),
-            (
-                "",
-                "endpoints",
-                json!({
-                    "apiVersion": "v1", "kind": "Endpoints",
-                    "metadata": named(json!({ "endpointslice.kubernetes.io/skip-mirror": "true" })),
-                    "subsets": [{ "addresses": [{ "ip": ip }], "ports": ports }],
-                }),
-            ),
-            (
-                group,
-                "endpointslices",
-                json!({
-                    "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-                    "metadata": named(json!({ "kubernetes.io/service-name": "kubernetes" })),
-                    "addressType": family, "ports": ports,
-                    "endpoints": [{ "addresses": [ip], "conditions": { "ready": true } }],
-                }),
-            ),
-        ] {
-            if self.registry.find(group, "v1", resource).is_some() {
-                self.create_value(group, resource, object)?;
-            }
-        }
-        Ok(())
     }
 }

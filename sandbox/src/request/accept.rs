@@ -1,11 +1,21 @@
 //! Negotiates form and encoding of the response from the request's `Accept`.
 //! Upstream: `apiserver/pkg/endpoints/handlers/negotiation`, `munnerz/goautoneg`.
 
-use crate::api::call::Form;
-use crate::api::status::{ApiError, ApiResult};
 use crate::kinds::Kind;
 use crate::protobuf;
+use crate::status::{ApiError, ApiResult};
 use kube_controller_manager::server::http::Response;
+
+/// The form of the objects in an answer, from the `Accept` header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Object,
+    Table,
+    /// Metadata only.
+    Partial,
+    /// Discovery in one document.
+    Aggregated,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
@@ -41,7 +51,7 @@ struct Clause<'h> {
     params: Vec<(&'h str, &'h str)>,
 }
 
-/// Another kind than the object's own that a clause asks for.
+/// The kind that a clause requests in place of the object's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Convert<'h> {
     group: &'h str,
@@ -130,7 +140,7 @@ impl<'h> Accept<'h> {
         Accept(Some(clauses))
     }
 
-    /// The first that is allowed, in the order of the clauses.
+    /// The first allowed form, in the order of the clauses.
     fn first<T>(
         &self,
         allows: impl Fn(Encoding, Option<Convert<'h>>) -> Option<T>,
@@ -145,19 +155,19 @@ impl<'h> Accept<'h> {
         })
     }
 
-    /// The encoding of answers that have only their own kind: failures, reviews.
+    /// The encoding of answers that have one form only: failures, reviews.
     pub fn plain(&self) -> Option<Encoding> {
         self.first(|_, convert| convert.is_none().then_some(())).map(|(_, encoding)| encoding)
     }
 
-    /// For an answer about objects of `kind`. Errors: 406.
+    /// Form and encoding of an answer about objects of `kind`. Errors: 406.
     pub fn objects(
         &self,
         kind: &Kind,
         subresource: &str,
         verb: &str,
     ) -> ApiResult<(Form, Encoding)> {
-        // All scales are of one built-in kind.
+        // Scale is a built-in kind, also as the subresource of a custom kind.
         let whole = subresource == "scale"
             || !kind.is_custom()
                 && protobuf::knows(&kind.resource.api_version(), &kind.resource.kind);
@@ -184,7 +194,8 @@ impl<'h> Accept<'h> {
         Err(not_acceptable(format!("you requested {converted}, but the requested object {but}")))
     }
 
-    /// For discovery; `aggregated`: also in one document. Errors: 406.
+    /// Form and encoding of a discovery document. `aggregated`: whether one document for all groups
+    /// is served. Errors: 406.
     pub fn discovery(&self, aggregated: bool) -> ApiResult<(Form, Encoding)> {
         let form = |_, convert| match convert {
             None => Some(Form::Object),
@@ -198,7 +209,7 @@ impl<'h> Accept<'h> {
         self.first(form).ok_or_else(|| self.unacceptable(false))
     }
 
-    /// Where no clause names any encoding, the router refuses the request; else its handler does.
+    /// The 406 of the router when no clause names a known encoding, else that of the handler.
     fn unacceptable(&self, streams: bool) -> ApiError {
         let mut clauses = self.0.iter().flatten();
         let routed = clauses.any(|clause| {

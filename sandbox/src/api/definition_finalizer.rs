@@ -1,4 +1,4 @@
-//! Finalizes CustomResourceDefinitions: deletes their objects first.
+//! Finalizes deleted CustomResourceDefinitions: deletes their objects, then the definition.
 //! Upstream: `apiextensions-apiserver/pkg/controller/finalizer`.
 
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::api::Api;
-use crate::api::call::Call;
-use crate::api::delete::DeleteOptions;
-use crate::api::failures;
-use crate::api::object::{is_deleting, list, text};
-use crate::api::status::ApiResult;
-use crate::api::subresources::set_condition;
+use crate::api::delete_options::DeleteOptions;
 use crate::api::write::Part;
+use crate::failures;
 use crate::kinds::Kind;
+use crate::object::{is_deleting, list, set_condition, text};
+use crate::request::call::Call;
+use crate::status::ApiResult;
+use crate::storage::store::Stored;
 
 const DEFINITIONS: &str = "customresourcedefinitions";
 const GROUP: &str = "apiextensions.k8s.io";
@@ -26,7 +26,7 @@ fn terminating(definition: &mut Value, now: &str, status: &str, reason: &str, me
     set_condition(definition, now, condition);
 }
 
-/// The definition as its first delete leaves it.
+/// The definition after its first delete.
 pub fn condemned(definition: &Value, now: &str) -> Value {
     let mut marked = definition.clone();
     marked["metadata"]["deletionTimestamp"] = now.into();
@@ -42,8 +42,8 @@ pub fn condemned(definition: &Value, now: &str) -> Value {
 }
 
 impl Api {
-    /// The definition of that name, if it waits for its objects to go.
-    fn emptying(&self, name: &str) -> Option<Arc<crate::storage::store::Stored>> {
+    /// The definition of that name, if it is deleted and its objects are not yet.
+    fn emptying(&self, name: &str) -> Option<Arc<Stored>> {
         let found = self.store.get(&format!("{DEFINITIONS}.{GROUP}"), name)?;
         let waits = list(&found.value, "/metadata/finalizers").iter().any(|f| f == FINALIZER);
         (waits && is_deleting(&found.value)).then_some(found)

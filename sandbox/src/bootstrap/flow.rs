@@ -1,25 +1,26 @@
-//! How requests share an API server, as every cluster has it on record; here all are served at once.
-//! Upstream: `apiserver/pkg/apis/flowcontrol/bootstrap`.
+//! Creates the default priority levels and flow schemas. They have no effect: this server serves
+//! all requests at once. Upstream: `apiserver/pkg/apis/flowcontrol/bootstrap`.
 
 use serde_json::{Value, json};
 
-use super::bootstrap::condition;
+use super::{condition, set_conditions};
 use crate::api::Api;
-use crate::api::status::ApiResult;
+use crate::status::ApiResult;
 
 const GROUP: &str = "flowcontrol.apiserver.k8s.io";
 
-/// A priority level: its name, shares of the server, and per cent of them that may be lent. Of its
-/// queues, a flow is dealt some; without queues what is too much is rejected.
+/// A priority level: its name, its shares of the server, the per cent of them that it lends, and
+/// its queues; without queues, requests above the limit are rejected.
 struct Level(&'static str, i32, i32, Option<Queues>);
 
 struct Queues {
     count: i32,
-    dealt: i32,
+    /// The number of queues that one flow may use.
+    hand: i32,
 }
 
-const fn queues(count: i32, dealt: i32) -> Option<Queues> {
-    Some(Queues { count, dealt })
+const fn queues(count: i32, hand: i32) -> Option<Queues> {
+    Some(Queues { count, hand })
 }
 
 const LEVELS: [Level; 7] = [
@@ -32,8 +33,8 @@ const LEVELS: [Level; 7] = [
     Level("workload-low", 100, 90, queues(128, 6)),
 ];
 
-/// A flow schema: its name, precedence and priority level, what tells its flows apart, the requests,
-/// and who makes them.
+/// A flow schema: its name, precedence and priority level, the attribute that distinguishes its
+/// flows, its requests, and their users.
 struct Schema(&'static str, i32, &'static str, &'static str, Requests, &'static [&'static str]);
 
 #[derive(Clone, Copy)]
@@ -102,8 +103,8 @@ fn object(kind: &str, name: &str, spec: Value) -> Value {
 fn level(Level(name, shares, lent, queues): &Level) -> Value {
     let response = match queues {
         None => json!({ "type": "Reject" }),
-        Some(Queues { count, dealt }) => {
-            let queuing = json!({ "queues": count, "handSize": dealt, "queueLengthLimit": 50 });
+        Some(Queues { count, hand }) => {
+            let queuing = json!({ "queues": count, "handSize": hand, "queueLengthLimit": 50 });
             json!({ "type": "Queue", "queuing": queuing })
         }
     };
@@ -166,26 +167,25 @@ fn schema(Schema(name, precedence, level, flows, requests, who): &Schema) -> Val
     object("FlowSchema", name, spec)
 }
 
-impl Api {
-    pub fn first_flows(&self) -> ApiResult<()> {
-        if self.registry.find(GROUP, "v1", "flowschemas").is_none() {
-            return Ok(());
-        }
-        let exempt = json!({ "nominalConcurrencyShares": 0, "lendablePercent": 0 });
-        let exempt = json!({ "type": "Exempt", "exempt": exempt });
-        let exempt = object("PriorityLevelConfiguration", "exempt", exempt);
-        for level in LEVELS.iter().map(level).chain([exempt]) {
-            self.create_value(GROUP, "prioritylevelconfigurations", level)?;
-        }
-        for (made, Schema(name, _, level, ..)) in SCHEMAS.iter().map(|s| (schema(s), s)) {
-            self.create_value(GROUP, "flowschemas", made)?;
-            let message = format!(
-                "This FlowSchema references the PriorityLevelConfiguration object named {level:?} \
-                 and it exists"
-            );
-            let found = condition("Dangling", "False", "Found", &message);
-            self.set_conditions(GROUP, "flowschemas", name, found)?;
-        }
-        Ok(())
+/// Creates all levels and schemas.
+pub fn create(api: &Api) -> ApiResult<()> {
+    if api.registry.find(GROUP, "v1", "flowschemas").is_none() {
+        return Ok(());
     }
+    let exempt = json!({ "nominalConcurrencyShares": 0, "lendablePercent": 0 });
+    let exempt = json!({ "type": "Exempt", "exempt": exempt });
+    let exempt = object("PriorityLevelConfiguration", "exempt", exempt);
+    for level in LEVELS.iter().map(level).chain([exempt]) {
+        api.create_value(GROUP, "prioritylevelconfigurations", level)?;
+    }
+    for (made, Schema(name, _, level, ..)) in SCHEMAS.iter().map(|s| (schema(s), s)) {
+        api.create_value(GROUP, "flowschemas", made)?;
+        let message = format!(
+            "This FlowSchema references the PriorityLevelConfiguration object named {level:?} \
+             and it exists"
+        );
+        let found = condition("Dangling", "False", "Found", &message);
+        set_conditions(api, GROUP, "flowschemas", name, found)?;
+    }
+    Ok(())
 }

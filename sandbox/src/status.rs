@@ -1,4 +1,4 @@
-//! Failures as the API shows them: `metav1.Status`.
+//! Errors as the API shows them: `metav1.Status`.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! A manager under a load, in a process of its own.
+//! A controller manager in a process of its own, and the wait until it is idle.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -10,40 +10,42 @@ use crate::cluster::{Manager, ManagerProgram};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::StopToken;
 
-/// Not to measure the client's own limits, and not to wait for the lease of another manager.
+/// Flags that every manager gets: the client's own rate limits and the lease of another manager
+/// must not count.
 pub const FLAGS: [&str; 3] = [NO_ELECTION, "--kube-api-qps=2000", "--kube-api-burst=4000"];
 pub const NO_ELECTION: &str = "--leader-elect=false";
 
-pub struct Working {
+/// A running manager, with the figures of its process.
+pub struct ManagerProcess {
     manager: Manager,
     pub process: Process,
 }
 
-/// When a manager counts as settled: neither its memory nor its CPU moves in some looks in a row.
+/// When a manager counts as idle: its memory and CPU stay the same for some polls in a row.
 pub struct Rest {
-    pub look: Duration,
-    pub looks: usize,
-    /// A runtime that collects garbage may take longer to give back what it has.
+    pub poll: Duration,
+    pub quiet_polls: usize,
+    /// The longest wait: a runtime that collects garbage may take longer to free memory.
     pub at_most: Duration,
-    /// The share by which memory may change from look to look.
+    /// The share by which memory may change from poll to poll.
     pub memory: f64,
-    /// The share of the time for which a processor may be used.
+    /// The share of the time for which a processor may be busy.
     pub cpu: f64,
 }
 
-impl Working {
+impl ManagerProcess {
     pub fn start(
         program: &ManagerProgram,
         kubeconfig: &Path,
         name: &str,
         flags: &[String],
-    ) -> Result<Working> {
+    ) -> Result<ManagerProcess> {
         let manager = Manager::spawn(program, kubeconfig, name, flags)?;
         let process = Process::new(manager.id());
-        Ok(Working { manager, process })
+        Ok(ManagerProcess { manager, process })
     }
 
-    /// An error when the manager is gone or a signal came.
+    /// Errors: the manager has ended, or `stop` is stopped.
     pub fn alive(&mut self, stop: &StopToken) -> Result<()> {
         if stop.is_stopped() {
             return Err("stopped".into());
@@ -57,6 +59,7 @@ impl Working {
         }
     }
 
+    /// Waits until the manager is idle, at most for `rest.at_most`.
     pub async fn settled(
         &mut self,
         rest: &Rest,
@@ -66,24 +69,25 @@ impl Working {
         let give_up = clock.monotonic() + rest.at_most;
         let mut quiet = 0;
         let mut before = self.process.read()?;
-        while quiet < rest.looks && clock.monotonic() < give_up {
-            clock.sleep(rest.look).await;
+        while quiet < rest.quiet_polls && clock.monotonic() < give_up {
+            clock.sleep(rest.poll).await;
             self.alive(stop)?;
             let now = self.process.read()?;
             let moved = (now.resident_bytes - before.resident_bytes).abs();
             let used = now.cpu_seconds - before.cpu_seconds;
             let is_quiet = moved < before.resident_bytes * rest.memory
-                && used < rest.look.as_secs_f64() * rest.cpu;
+                && used < rest.poll.as_secs_f64() * rest.cpu;
             quiet = if is_quiet { quiet + 1 } else { 0 };
             before = now;
         }
         Ok(())
     }
 
+    /// Stops the manager; prints an unexpected exit status.
     pub async fn end(self, clock: &SharedClock) -> Result<()> {
         let log = self.manager.log.clone();
         let status = self.manager.stop(clock, Duration::from_secs(30)).await?;
-        // SIGTERM alone ends a manager without a lease, where that has no handler for it.
+        // A manager that has no handler for SIGTERM is ended by it.
         let terminated = status.signal() == Some(15);
         if !status.success() && !terminated {
             eprintln!("the manager ended with {status}, see {}", log.display());

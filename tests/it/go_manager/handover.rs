@@ -1,5 +1,5 @@
-//! Swaps of managers on a live cluster: the newcomer writes nothing that is right already, and goes
-//! on where the one before it stopped.
+//! Swaps of managers on a live cluster: the new manager writes nothing that is already right, and
+//! continues where the old one stopped.
 //!
 //! The other manager is the Go one, where its binary `kube-controller-manager` is in the folder
 //! that `KUBEBUILDER_ASSETS` names; elsewhere it is this one in another process.

@@ -1,15 +1,17 @@
-//! A parsed request: path, query, and the form of the response.
+//! A parsed request: its path, query and verb, and the call that handlers serve.
 //! Upstream: `apiserver/pkg/endpoints/request.RequestInfo`.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-use crate::api::accept::Encoding;
-use crate::api::failures;
-use crate::api::status::ApiResult;
+use crate::access::User;
 use crate::apply::Writer;
-use crate::auth::User;
+use crate::failures;
 use crate::kinds::Kind;
+use crate::percent::decode;
+use crate::request::accept::{Encoding, Form};
+use crate::status::{ApiResult, Cause};
+use kube_controller_manager::server::http::Method;
 
 /// The decoded query.
 #[derive(Clone, Debug, Default)]
@@ -56,11 +58,11 @@ impl Query {
         }
     }
 
-    /// Errors: 422 as upstream's for anything but `All`.
+    /// Whether the request is a dry run. Errors: 422 for a value other than `All`.
     pub fn dry_run(&self) -> ApiResult<bool> {
         let mut values = self.0.iter().filter(|(key, _)| key == "dryRun").map(|(_, value)| value);
         if let Some(other) = values.clone().find(|value| *value != "All") {
-            let cause = crate::api::status::Cause {
+            let cause = Cause {
                 reason: "FieldValueNotSupported",
                 message: format!("Unsupported value: [{other:?}]: supported values: \"All\""),
                 field: "dryRun".to_owned(),
@@ -69,28 +71,6 @@ impl Query {
         }
         Ok(values.next().is_some())
     }
-}
-
-/// Decodes percent-encoding; with `plus`, `+` stands for a space.
-pub fn decode(text: &str, plus: bool) -> String {
-    let bytes = text.as_bytes();
-    let mut decoded = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let escaped = (bytes[at] == b'%')
-            .then(|| text.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok()))
-            .flatten();
-        match escaped {
-            Some(byte) => {
-                decoded.push(byte);
-                at += 2;
-            }
-            None if plus && bytes[at] == b'+' => decoded.push(b' '),
-            None => decoded.push(bytes[at]),
-        }
-        at += 1;
-    }
-    String::from_utf8_lossy(&decoded).into_owned()
 }
 
 /// A path below `/api/v1` or `/apis/GROUP/VERSION`.
@@ -113,12 +93,12 @@ impl ResourcePath {
         (!more).then_some(found)
     }
 
-    /// What is asked for by a path that may go on behind the subresource, or end in a slash.
+    /// The resource of a path that may continue after the subresource, or end in a slash.
     pub fn asked(path: &str) -> Option<ResourcePath> {
         ResourcePath::read(path.trim_end_matches('/')).map(|(found, _)| found)
     }
 
-    /// Also returns whether the path goes on behind the subresource.
+    /// Also returns whether the path continues after the subresource.
     fn read(path: &str) -> Option<(ResourcePath, bool)> {
         let parts: Vec<String> = path.split('/').skip(1).map(|part| decode(part, false)).collect();
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
@@ -157,6 +137,22 @@ impl ResourcePath {
     }
 }
 
+/// The verb of a request, as authorization and the counters name it.
+pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
+    let collection = path.is_some_and(|path| path.name.is_empty());
+    match method.as_str() {
+        "GET" | "HEAD" if query.is("watch") && collection => "watch",
+        "GET" | "HEAD" if collection => "list",
+        "GET" | "HEAD" => "get",
+        "POST" => "create",
+        "PUT" => "update",
+        "PATCH" => "patch",
+        "DELETE" if collection => "deletecollection",
+        "DELETE" => "delete",
+        _ => "other",
+    }
+}
+
 /// A request for a kind that is served.
 pub struct Call {
     pub kind: Arc<Kind>,
@@ -183,7 +179,7 @@ impl Warnings {
 }
 
 impl Call {
-    /// A request of the server's own for one object, or for none yet where `name` is empty.
+    /// A request of the server itself, for one object, or for a collection when `name` is empty.
     pub fn of(kind: Arc<Kind>, namespace: &str, name: &str) -> Call {
         Call {
             kind,
@@ -198,7 +194,7 @@ impl Call {
         }
     }
 
-    /// Adds a warning to the answer, once.
+    /// Adds a warning to the answer, unless it has that warning.
     pub fn warn(&self, warning: String) {
         let mut warnings = self.warnings.0.lock();
         if !warnings.contains(&warning) {
@@ -215,7 +211,7 @@ impl Call {
         }
     }
 
-    /// The manager of the fields that this call writes.
+    /// The field manager of this call.
     pub fn writer<'a>(&'a self, now: &'a str) -> Writer<'a> {
         Writer { manager: self.query.get("fieldManager"), subresource: &self.subresource, now }
     }
@@ -233,17 +229,6 @@ impl Call {
             Some((group, _, plural)) => format!("{plural}.{group}"),
         }
     }
-}
-
-/// The form in which objects are answered, from the `Accept` header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    Object,
-    Table,
-    /// Metadata only.
-    Partial,
-    /// Discovery in one document.
-    Aggregated,
 }
 
 #[cfg(test)]

@@ -3,14 +3,14 @@
 
 use serde_json::{Value, json};
 
-use super::GROUP;
 use crate::api::Api;
-use crate::api::status::ApiResult;
+use crate::kinds::RBAC_GROUP as GROUP;
+use crate::status::ApiResult;
 
-const TABLE: &str = include_str!("bootstrap.txt");
+const TABLE: &str = include_str!("roles.txt");
 /// The roles of controllers that gates turn on, and what gates add to the others.
-const GATED: &str = include_str!("gated.txt");
-const KUBEADM: &str = include_str!("kubeadm.txt");
+const GATED: &str = include_str!("gated_roles.txt");
+const KUBEADM: &str = include_str!("kubeadm_roles.txt");
 
 /// Kind, resource and object of each line that names one, with its rules.
 fn objects(table: &str) -> Vec<(&'static str, Value)> {
@@ -55,7 +55,7 @@ fn rule(words: &[&str]) -> Value {
     }
 }
 
-/// `name`: with the namespace before it, where there is one.
+/// `name`: `NAMESPACE/NAME`, or `NAME` in the cluster scope.
 fn named(kind: &str, name: &str) -> Value {
     let mut object = json!({
         "apiVersion": format!("{GROUP}/v1"), "kind": kind,
@@ -118,27 +118,26 @@ fn binding(what: &str, name: &str, to: &str, subjects: &[&str]) -> (&'static str
     (resource, binding)
 }
 
-impl Api {
-    pub fn first_roles(&self) -> ApiResult<()> {
-        if self.registry.find(GROUP, "v1", "clusterroles").is_none() {
-            return Ok(());
-        }
-        let mut all = objects(TABLE);
-        if self.registry.find("resource.k8s.io", "v1beta2", "devicetaintrules").is_some() {
-            all.extend(objects(GATED));
-        }
-        // Those of kubeadm are not the API server's to mend.
-        all.extend(objects(KUBEADM).into_iter().map(|(resource, mut object)| {
-            if let Some(meta) = object["metadata"].as_object_mut() {
-                meta.retain(|field, _| field != "labels" && field != "annotations");
-            }
-            (resource, object)
-        }));
-        for (resource, object) in all {
-            self.create_value(GROUP, resource, object)?;
-        }
-        Ok(())
+/// Creates the default roles and bindings.
+pub fn create(api: &Api) -> ApiResult<()> {
+    if api.registry.find(GROUP, "v1", "clusterroles").is_none() {
+        return Ok(());
     }
+    let mut all = objects(TABLE);
+    if api.registry.find("resource.k8s.io", "v1beta2", "devicetaintrules").is_some() {
+        all.extend(objects(GATED));
+    }
+    // kubeadm creates these, so the API server does not update them.
+    all.extend(objects(KUBEADM).into_iter().map(|(resource, mut object)| {
+        if let Some(meta) = object["metadata"].as_object_mut() {
+            meta.retain(|field, _| field != "labels" && field != "annotations");
+        }
+        (resource, object)
+    }));
+    for (resource, object) in all {
+        api.create_value(GROUP, resource, object)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

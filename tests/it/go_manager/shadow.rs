@@ -1,5 +1,5 @@
-//! Shadow mode beside a manager in charge: the Go one where its binary is at hand, else this one in
-//! another process.
+//! Shadow mode while another manager is in charge: the Go one where its binary is present, else
+//! this one in another process.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
