@@ -271,7 +271,8 @@ mod tests {
         let heard = Arc::new(Heard::default());
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let control = PodControl::new(client, Recorder::to_sink(heard.clone()), clock);
-        let set = ReplicaSet::default();
+        let meta = Meta { namespace: "ns".into(), ..Meta::default() };
+        let set = ReplicaSet { meta, ..ReplicaSet::default() };
         let mut pod = NewPod::of::<ReplicaSet>(&set.meta, &Template::default()).unwrap();
         let refused = block_on(control.create(&set, &pod)).unwrap_err();
         assert_eq!(refused.to_string(), "unable to create pods, no labels");
