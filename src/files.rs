@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// How often served and trusted certificates are looked at.
-pub const LOOK: Duration = Duration::from_secs(10);
+pub const POLL_PERIOD: Duration = Duration::from_secs(10);
 
 /// Changes with a file's content, its rights and its place: inode, the time of its last change
 /// (seconds and nanoseconds), length. `None` where there is no such file.

@@ -3,6 +3,7 @@
 //!
 //! Each module stands on those named before it: see `docs/architecture.md`.
 
+mod buffer_pool;
 pub mod clock;
 mod files;
 pub mod jwt;
@@ -10,7 +11,6 @@ mod lines;
 mod lookup;
 pub mod metrics;
 pub mod sort;
-mod spare;
 pub mod storm;
 pub mod task;
 pub mod trace;

@@ -58,7 +58,7 @@ fn translate(error: client::Error) -> Error {
         client::Error::Decode { request, source } => {
             DecodeError { what: request, cause: source.into_error() }.into()
         }
-        error if error.is_refused() => Error::Away(error.into()),
+        error if error.is_refused() => Error::Unreachable(error.into()),
         error => Error::Failed(error.into()),
     }
 }
@@ -68,7 +68,7 @@ fn translate(error: client::Error) -> Error {
 fn translate_watch(error: client::Error) -> Error {
     let answered = error.code().is_some();
     match translate(error) {
-        Error::Failed(cause) if answered => Error::Ended(cause),
+        Error::Failed(cause) if answered => Error::EndedByServer(cause),
         other => other,
     }
 }
@@ -149,12 +149,12 @@ mod tests {
 
     fn name(error: &Error) -> &'static str {
         match error {
-            Error::Ended(_) => "Ended",
+            Error::EndedByServer(_) => "Ended",
             Error::Expired => "Expired",
             Error::Busy { .. } => "Busy",
             Error::Failed(_) if error.is_decode() => "Garbled",
             Error::Failed(_) => "Failed",
-            Error::TooLarge | Error::Unsupported | Error::Away(_) => "another",
+            Error::TooLarge | Error::Unsupported | Error::Unreachable(_) => "another",
         }
     }
 
@@ -182,7 +182,7 @@ mod tests {
     fn a_refused_connection_differs_from_a_failed_request() {
         let failed = |source| client::Error::Transport { request: "GET /".into(), source };
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
-        assert!(matches!(translate(failed(refused.into())), Error::Away(_)));
+        assert!(matches!(translate(failed(refused.into())), Error::Unreachable(_)));
         assert!(matches!(translate(failed("no answer in time".into())), Error::Failed(_)));
     }
 

@@ -1,9 +1,9 @@
 //! Tasks that are joined, the token that asks them to stop, and what tasks wait for.
 //! Upstream: `context.Context` cancellation and `sync.WaitGroup`.
 
-mod census;
 pub mod panics;
 mod run;
+mod task_counts;
 
 use std::future::Future;
 use std::num::NonZeroU64;
@@ -20,9 +20,9 @@ use futures_lite::future::block_on;
 use parking_lot::Mutex;
 use pin_project::pin_project;
 
-use census::Counted;
-pub use census::{Place, running};
 pub use run::{Run, current_run, in_run};
+use task_counts::Counted;
+pub use task_counts::{Place, running};
 
 /// A running task. Dropping it lets the task go on; `await` joins it.
 pub type Task<T> = async_std::task::JoinHandle<T>;

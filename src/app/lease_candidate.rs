@@ -13,8 +13,8 @@ use crate::cache::{Lister, Scope, SharedIndexInformer, SharedInformerFactory};
 use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::{
-    Change, Controller, ControllerContext, ControllerContextParts, Next, Profile, Queue, Retries,
-    SyncResult,
+    Change, Controller, ControllerContext, ControllerContextParts, Next, Profile, Queue,
+    QueuePolicy, SyncResult,
 };
 use crate::objects::{self, ObjectKey, Resource, Timestamp};
 use crate::options::{Options, VERSION, emulated};
@@ -73,7 +73,7 @@ impl LeaseCandidate {
             lease: options.leader_elect_resource_name.clone(),
             emulated: emulated(options),
         });
-        let queue = controller.queue(Retries::default());
+        let queue = controller.queue(QueuePolicy::default());
         controller.watch(
             &candidates,
             &queue,

@@ -42,7 +42,7 @@ use leader_election::Contender;
 use leader_migration::{LeaderMigration, Lease};
 use lease_candidate::LeaseCandidate;
 use pipeline::Pipeline;
-use start::{Failed, Started};
+use start::{Failed, RunContext};
 
 /// The name of the health check of the second lease.
 const MIGRATION_CHECK: &str = "leaderMigration";
@@ -86,7 +86,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     }
     let verbosity = logging::init(&options, clock.clone());
     crate::metrics::disable(&options.disabled_metrics);
-    crate::metrics::process::register();
+    crate::metrics::process_stats::register();
     component_metrics::register(&options);
     if options.v.0 >= 1 {
         for (name, value) in options.pairs() {
@@ -161,8 +161,8 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
         tasks.spawn(memory::release_regularly(clock.clone(), serving.clone()));
     }
 
-    let client = connection.client(&user_agent("leader-election")).urgent();
-    let started = Started {
+    let client = connection.client(&user_agent("leader-election")).for_lease();
+    let started = RunContext {
         options: options.clone(),
         connection,
         health: health.clone(),
@@ -192,10 +192,10 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
     let failure = Arc::new(Mutex::new(None));
     let under = |lease: Lease| {
         let (over, cause) = (leading.clone(), failure.clone());
-        let started = Started { lease, ..started.clone() };
+        let started = RunContext { lease, ..started.clone() };
         move |stop: StopToken, guard: Guard| async move {
             let connection = started.connection.guarded(guard);
-            let ended = run_controllers(Started { connection, ..started }, stop).await;
+            let ended = run_controllers(RunContext { connection, ..started }, stop).await;
             let work = match ended {
                 Ok(()) => Work::Ended,
                 Err(Failed { error, work }) => {
@@ -247,7 +247,7 @@ async fn run_until_stopped(options: Options, connect: Connect) -> Result<(), Vec
 }
 
 /// As [`start::run`]; a panic is an error too, so that no lease is held without controllers.
-async fn run_controllers(started: Started, stop: StopToken) -> Result<(), Failed> {
+async fn run_controllers(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     let ended = caught(start::run(started, stop)).await;
     ended.unwrap_or_else(|panic| {
         let error = format!("the start of the controllers panicked: {panic}");

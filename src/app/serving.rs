@@ -14,7 +14,7 @@ use super::delegated_auth::{Lookup, auth_config};
 use super::leader_migration::LeaderMigration;
 use super::logging::Verbosity;
 use crate::clock::SharedClock;
-use crate::files::LOOK;
+use crate::files::POLL_PERIOD;
 use crate::metrics;
 use crate::options::{Options, PROGRAM, VERSION, emulated, version_info};
 use crate::server::auth::Auth;
@@ -151,7 +151,7 @@ pub async fn serve(
     tasks.spawn(async move {
         // The first look reads what may have changed since the start.
         let (mut read, mut looks) = (Default::default(), 0);
-        while stop.unless_stopped(clock.sleep(LOOK)).await.is_some() {
+        while stop.unless_stopped(clock.sleep(POLL_PERIOD)).await.is_some() {
             let now = lookup.stamps().await;
             looks += 1;
             if now == read && looks < LOOKS {

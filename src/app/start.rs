@@ -42,7 +42,7 @@ const START_JITTER: f64 = 1.0;
 
 /// What start-up has made before it takes the lease.
 #[derive(Clone)]
-pub struct Started {
+pub struct RunContext {
     pub options: Arc<Options>,
     pub connection: Arc<dyn Connection>,
     pub health: HealthChecks,
@@ -60,7 +60,7 @@ pub struct Started {
     pub shadow: Option<Shadow>,
 }
 
-impl Started {
+impl RunContext {
     fn runs(&self, row: &Descriptor) -> bool {
         let lease = self.migration.as_ref().map_or(Lease::Main, |m| m.lease_of(row.name()));
         lease == self.lease
@@ -87,10 +87,10 @@ impl Failed {
 /// # Errors
 /// When the API server is not healthy in time, when a controller or an informer fails, or when
 /// controllers do not end in their time.
-pub async fn run(started: Started, stop: StopToken) -> Result<(), Failed> {
+pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     // Stops when a controller or an informer fails, too.
     let (stop, failure) = (stop.child(), Failure::new());
-    let Started { options, connection, health, routes, clock, .. } = &started;
+    let RunContext { options, connection, health, routes, clock, .. } = &started;
     let Some(healthy) = stop.unless_stopped(wait_for_api_server(&**connection, clock)).await else {
         return Ok(());
     };
@@ -451,7 +451,7 @@ mod tests {
 
     #[test]
     fn a_panic_during_the_start_is_an_error_of_the_process() {
-        let started = Started {
+        let started = RunContext {
             options: Arc::default(),
             connection: Arc::new(Broken),
             health: HealthChecks::new(),

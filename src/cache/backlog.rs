@@ -53,7 +53,7 @@ impl<T, R> Backlog<T, R> {
 
     /// The reader, if it rests and something waits: the caller takes it to [`Self::next`], again and
     /// again.
-    pub fn rouse(&self) -> Option<R> {
+    pub fn take_reader(&self) -> Option<R> {
         let mut state = self.state.lock();
         if state.waiting.is_empty() { None } else { state.reader.take() }
     }
@@ -104,16 +104,16 @@ mod tests {
     #[test]
     fn the_reader_takes_items_in_order_and_rests_behind_the_last() {
         let backlog = Backlog::new("reader");
-        assert_eq!(backlog.rouse(), None, "nothing has come yet");
+        assert_eq!(backlog.take_reader(), None, "nothing has come yet");
         (1..=3).for_each(|n| backlog.push(n));
-        let reader = backlog.rouse().expect("it rested");
-        assert_eq!(backlog.rouse(), None, "it is under way");
+        let reader = backlog.take_reader().expect("it rested");
+        assert_eq!(backlog.take_reader(), None, "it is under way");
         let next = || backlog.next(reader).map(|(item, _)| item);
         assert_eq!((next(), next(), backlog.len()), (Some(1), Some(2), 1));
         assert_eq!((next(), next()), (Some(3), None));
         assert_eq!(backlog.state.lock().waiting.capacity(), 0, "an empty queue holds no memory");
         backlog.push(4);
-        assert_eq!(backlog.rouse(), Some("reader"));
+        assert_eq!(backlog.take_reader(), Some("reader"));
     }
 
     #[test]
@@ -122,14 +122,14 @@ mod tests {
             let reader = Arc::new(());
             let backlog = Backlog::new(reader.clone());
             backlog.push(1);
-            let roused = is_under_way.then(|| backlog.rouse().expect("it rested"));
+            let roused = is_under_way.then(|| backlog.take_reader().expect("it rested"));
             backlog.close();
             backlog.push(2);
             assert_eq!(backlog.len(), 0);
             if let Some(roused) = roused {
                 assert!(backlog.next(roused).is_none());
             }
-            assert!(backlog.rouse().is_none());
+            assert!(backlog.take_reader().is_none());
             assert_eq!(Arc::strong_count(&reader), 1);
         }
     }

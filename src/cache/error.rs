@@ -16,9 +16,9 @@ pub enum Error {
     /// The server cannot do it this way (no `sendInitialEvents`): do it another way.
     Unsupported,
     /// The server refused or ended the watch with an error: it cannot be resumed, so relist.
-    Ended(Box<dyn StdError + Send + Sync>),
+    EndedByServer(Box<dyn StdError + Send + Sync>),
     /// The connection is refused: the server is down, or starting.
-    Away(Box<dyn StdError + Send + Sync>),
+    Unreachable(Box<dyn StdError + Send + Sync>),
     /// Anything else, kept whole.
     Failed(Box<dyn StdError + Send + Sync>),
 }
@@ -30,7 +30,7 @@ impl fmt::Display for Error {
             Error::TooLarge => f.write_str("the resource version is newer than the server's"),
             Error::Busy { after } => write!(f, "the server is busy for {after:?}"),
             Error::Unsupported => f.write_str("the server does not support the request"),
-            Error::Ended(cause) | Error::Away(cause) | Error::Failed(cause) => {
+            Error::EndedByServer(cause) | Error::Unreachable(cause) | Error::Failed(cause) => {
                 fmt::Display::fmt(cause, f)
             }
         }
@@ -40,7 +40,9 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
-            Error::Ended(cause) | Error::Away(cause) | Error::Failed(cause) => cause.source(),
+            Error::EndedByServer(cause) | Error::Unreachable(cause) | Error::Failed(cause) => {
+                cause.source()
+            }
             _ => None,
         }
     }

@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use super::any::{AnyObject, typed};
-use super::slots::{Keys, Slot, Slots};
+use super::object_table::{KeyTable, ObjectTable, Slot};
 use crate::lookup::Lookup;
 use crate::objects::{Istr, Object, ObjectKey, Uid};
 
@@ -59,7 +59,7 @@ pub trait AnyIndexer: Any + Send + Sync {
 }
 
 struct State<T> {
-    slots: Slots<T>,
+    slots: ObjectTable<T>,
     functions: Vec<IndexFn<T>>,
     tables: Tables,
 }
@@ -67,7 +67,7 @@ struct State<T> {
 /// What is compiled once for all kinds.
 #[derive(Default)]
 struct Tables {
-    keys: Keys,
+    keys: KeyTable,
     /// One for each of the `functions`.
     indices: Vec<Index>,
 }
@@ -243,7 +243,7 @@ impl<T: Object> Default for Indexer<T> {
 impl<T: Object> Indexer<T> {
     pub fn new() -> Indexer<T> {
         let (functions, tables) = (Vec::new(), Tables::default());
-        let state = State { slots: Slots::new(), functions, tables };
+        let state = State { slots: ObjectTable::new(), functions, tables };
         Indexer { state: RwLock::new(state), version: AtomicU64::new(0) }
     }
 
@@ -496,7 +496,7 @@ mod tests {
         assert_eq!(indexer.state.read().slots.iter().map(|(slot, _)| slot).max(), Some(2));
     }
 
-    /// Slots are numbered again when most are free; keys and indices must follow.
+    /// Entries are renumbered when most are free; keys and indices must follow.
     #[test]
     fn memory_is_given_back_after_a_peak() {
         let indexer = Indexer::new();

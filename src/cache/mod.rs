@@ -16,11 +16,11 @@ mod indexer;
 mod lister;
 mod metadata;
 mod metrics;
+mod object_table;
 mod processor;
 mod progress;
 mod reflector;
 mod shared_informer;
-mod slots;
 mod source;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -135,15 +135,15 @@ impl Listeners {
 
     fn send_to(&self, listener: &Listener, notification: Notification) {
         listener.inbox.notifications.push(notification);
-        self.rouse(listener);
+        self.take_reader(listener);
     }
 
     /// Starts the handler's task if it has none and something waits.
-    fn rouse(&self, listener: &Listener) {
+    fn take_reader(&self, listener: &Listener) {
         if self.state != State::Running {
             return;
         }
-        if let Some(handler) = listener.inbox.notifications.rouse() {
+        if let Some(handler) = listener.inbox.notifications.take_reader() {
             let delivery = Delivery {
                 inbox: listener.inbox.clone(),
                 informer: self.informer.clone(),
@@ -213,7 +213,7 @@ impl Processor {
             inbox.notifications.push(Notification::Synced);
         }
         let listener = Listener { inbox, resync };
-        listeners.rouse(&listener);
+        listeners.take_reader(&listener);
         listeners.all.reserve_exact(1);
         listeners.all.push(listener);
         registration
@@ -234,7 +234,7 @@ impl Processor {
             return false;
         }
         listeners.state = State::Running;
-        listeners.all.iter().for_each(|listener| listeners.rouse(listener));
+        listeners.all.iter().for_each(|listener| listeners.take_reader(listener));
         true
     }
 

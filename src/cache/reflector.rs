@@ -94,9 +94,9 @@ impl From<&Error> for Outcome {
             Error::TooLarge => Outcome::TooLarge,
             Error::Busy { after } => Outcome::Busy { after: *after },
             Error::Unsupported => Outcome::Unsupported,
-            Error::Ended(_) => Outcome::Garbled,
+            Error::EndedByServer(_) => Outcome::Garbled,
             Error::Failed(_) if error.is_decode() => Outcome::Garbled,
-            Error::Away(_) | Error::Failed(_) => Outcome::Failed,
+            Error::Unreachable(_) | Error::Failed(_) => Outcome::Failed,
         }
     }
 }
@@ -175,7 +175,7 @@ impl Backoff {
 /// Upstream: `isWatchErrorRetriable`, `DefaultWatchErrorHandler`.
 fn level_of(error: &Error) -> Level {
     match error {
-        Error::Expired | Error::Busy { .. } | Error::Away(_) => Level::Debug,
+        Error::Expired | Error::Busy { .. } | Error::Unreachable(_) => Level::Debug,
         _ => Level::Error,
     }
 }
@@ -623,10 +623,11 @@ mod tests {
     #[test]
     fn a_restart_of_the_server_is_no_error() {
         let busy = Error::Busy { after: DELAY };
-        for quiet in [Error::Expired, busy, Error::Away("refused".into())] {
+        for quiet in [Error::Expired, busy, Error::Unreachable("refused".into())] {
             assert_eq!(level_of(&quiet), Level::Debug, "{quiet}");
         }
-        for loud in [Error::TooLarge, Error::Ended("no".into()), Error::Failed("no".into())] {
+        for loud in [Error::TooLarge, Error::EndedByServer("no".into()), Error::Failed("no".into())]
+        {
             assert_eq!(level_of(&loud), Level::Error, "{loud}");
         }
     }

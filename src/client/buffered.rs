@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use futures_lite::io::{AsyncBufRead, AsyncRead, AsyncWrite};
 
-use crate::spare;
+use crate::buffer_pool;
 
 /// As `BufReader`, for connections without TLS. Most are watches, and silent most of the time: a silent
 /// one holds no memory.
@@ -46,7 +46,7 @@ impl<R: AsyncRead + Unpin> AsyncBufRead for Buffered<R> {
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.get_mut();
         if this.bytes.is_empty() {
-            std::task::ready!(spare::poll_read(&mut this.inner, context, &mut this.bytes))?;
+            std::task::ready!(buffer_pool::poll_read(&mut this.inner, context, &mut this.bytes))?;
         }
         Poll::Ready(Ok(this.buffer()))
     }
@@ -55,7 +55,7 @@ impl<R: AsyncRead + Unpin> AsyncBufRead for Buffered<R> {
         self.at = (self.at + count).min(self.bytes.len());
         // A connection may rest from here on, and is not read until its next answer.
         if self.at == self.bytes.len() {
-            spare::give(&mut self.bytes);
+            buffer_pool::give(&mut self.bytes);
             self.at = 0;
         }
     }

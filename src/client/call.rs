@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::{Error, Result};
-use crate::spare;
+use crate::buffer_pool;
 
 /// One request, before it is sent.
 #[derive(Clone)]
@@ -62,13 +62,13 @@ impl Call {
 
     /// The same, with a JSON body.
     pub fn body(self, content_type: &'static str, body: &impl Serialize) -> Result<Call> {
-        let mut bytes = spare::take();
+        let mut bytes = buffer_pool::take();
         serde_json::to_writer(&mut bytes, body).map_err(|source| Error::Request {
             request: self.to_string(),
             source: source.into(),
         })?;
         let call = self.bytes(content_type, bytes.as_slice());
-        spare::give(&mut bytes);
+        buffer_pool::give(&mut bytes);
         Ok(call)
     }
 }

@@ -72,7 +72,7 @@ pub enum Error {
     /// The request was not made: a name in its path would address another path.
     Path(String),
     /// The client's guard did not pass the request: no byte of it was sent.
-    HeldBack { request: String },
+    GuardRefused { request: String },
     /// The client may only read: no byte of the request was sent.
     Shadowed { request: String },
     /// There are no credentials to show.
@@ -367,7 +367,7 @@ impl fmt::Display for Error {
             Error::Transport { request, source } => write!(f, "{request}: {source}"),
             Error::Decode { request, source } => write!(f, "{request}: bad answer: {source}"),
             Error::Request { request, source } => write!(f, "{request}: {source}"),
-            Error::HeldBack { request } => {
+            Error::GuardRefused { request } => {
                 write!(f, "{request}: not sent: the lease is no longer held")
             }
             Error::Shadowed { request } => write!(f, "{request}: not sent: shadow mode only reads"),
@@ -387,7 +387,7 @@ impl std::error::Error for Error {
             | Error::Credentials(source) => source.source(),
             Error::Status(_)
             | Error::Path(_)
-            | Error::HeldBack { .. }
+            | Error::GuardRefused { .. }
             | Error::Shadowed { .. }
             | Error::Config(_) => None,
         }
@@ -485,7 +485,7 @@ mod tests {
             assert!(failed(gone).is_refused() && failed(gone).is_reset(), "{gone}");
         }
         assert!(!failed(ErrorKind::TimedOut).is_refused());
-        let held_back = Error::HeldBack { request: "PUT /x".into() };
+        let held_back = Error::GuardRefused { request: "PUT /x".into() };
         assert!(!held_back.is_refused() && !held_back.is_transport() && !held_back.is_unsure());
     }
 }

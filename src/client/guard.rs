@@ -98,7 +98,7 @@ mod tests {
                 }
                 assert_eq!(guard.close(), !dropped);
                 let refused = write(&client).await;
-                assert!(matches!(refused, Err(Error::HeldBack { .. })), "{refused:?}");
+                assert!(matches!(refused, Err(Error::GuardRefused { .. })), "{refused:?}");
                 assert_eq!(guard.close(), !dropped, "what was held back is not under way");
             }
         });
@@ -112,7 +112,7 @@ mod tests {
             for allowed in [true, false] {
                 let guard = Guard::new(move || allowed);
                 let failed = client.guarded(guard.clone()).send(&Call::new("POST", "/x")).await;
-                let held_back = matches!(failed, Err(Error::HeldBack { .. }));
+                let held_back = matches!(failed, Err(Error::GuardRefused { .. }));
                 assert_eq!((failed.is_err(), held_back), (true, !allowed));
                 assert!(guard.close());
             }

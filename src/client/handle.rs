@@ -11,8 +11,8 @@ use super::config::{Config, Credentials, Pem, Tls};
 use super::credentials::{Auth, Plugin, TokenProvider, impersonation};
 use super::guard::Guard;
 use super::interceptor::Interceptor;
-use super::kept::Kept;
 use super::rate::Bucket;
+use super::single_flight::SingleFlight;
 use super::transport::Transport;
 use super::writes::{WriteCounter, Writes};
 use super::{Error, Result};
@@ -39,7 +39,7 @@ pub(super) struct Inner {
     pub interceptor: Option<Arc<dyn Interceptor>>,
     /// Requests do not wait for the pool.
     pub is_urgent: bool,
-    pub discovery: Arc<Kept<Arc<Discovery>>>,
+    pub discovery: Arc<SingleFlight<Arc<Discovery>>>,
     /// Connections without a client certificate, shared by all clients with tokens of their own.
     pub anonymous: Arc<Mutex<Option<surf::Client>>>,
     /// Of this user agent.
@@ -92,12 +92,12 @@ impl Client {
     }
 
     /// The same, for another controller under this name: with a limiter and counts of its own.
-    pub fn apart(&self) -> Client {
+    pub fn with_own_limiter(&self) -> Client {
         self.derive(|derived| derived.writes = Arc::default())
     }
 
     /// The same, with a limiter of its own: the rate and the burst are multiplied by these factors.
-    pub fn hastened(&self, qps_times: f64, burst_times: u32) -> Client {
+    pub fn with_rate(&self, qps_times: f64, burst_times: u32) -> Client {
         self.derive(|derived| {
             derived.config.qps *= qps_times;
             derived.config.burst = derived.config.burst.saturating_mul(burst_times);
@@ -117,7 +117,7 @@ impl Client {
 
     /// The same, for the leader election: requests do not wait for others, and find a descriptor
     /// when few are free.
-    pub fn urgent(&self) -> Client {
+    pub fn for_lease(&self) -> Client {
         self.derive(|derived| derived.is_urgent = true)
     }
 

@@ -13,13 +13,13 @@ use super::call::Call;
 use super::credentials::{Shown, header_value};
 use super::metrics::{DURATION, LIMITED, REQUEST_SIZE, REQUESTS, RESPONSE_SIZE, RETRIES};
 use super::stream::undecoded;
-use super::transport::{AskBefore, HeldBack, Purpose, WriteRefused, is_read};
+use super::transport::{GuardRefused, Purpose, WriteGuard, WriteRefused, is_read};
 use super::{Client, Error, Result};
 use crate::objects::protobuf::Message;
 use crate::objects::{
     Encoded, Form, Meta, ObjectKey, PartialObjectMetadata, Uid, decode, protobuf,
 };
-use crate::{spare, trace};
+use crate::{buffer_pool, trace};
 
 /// As client-go's `rest.Request`.
 const TRIES: u32 = 10;
@@ -34,9 +34,9 @@ impl Client {
 
     /// Sends and decodes.
     pub async fn fetch<O: DeserializeOwned>(&self, call: &Call) -> Result<O> {
-        let mut body = self.read(call, spare::take).await?;
+        let mut body = self.read(call, buffer_pool::take).await?;
         let decoded = serde_json::from_slice(&body).map_err(undecoded(&call.to_string()));
-        spare::give(&mut body);
+        buffer_pool::give(&mut body);
         decoded
     }
 
@@ -46,14 +46,14 @@ impl Client {
         call: &Call,
         message: &'static Message,
     ) -> Result<T> {
-        let mut body = self.read(call, spare::take).await?;
+        let mut body = self.read(call, buffer_pool::take).await?;
         let decoded = match protobuf::is_enveloped(&body) {
             true => protobuf::open(&body)
                 .map_err(Into::into)
                 .and_then(|object| decode(Form::Protobuf, Some(message), object)),
             false => decode(Form::Json, None, &body),
         };
-        spare::give(&mut body);
+        buffer_pool::give(&mut body);
         decoded.map_err(|source| Error::Decode { request: call.to_string(), source: source.into() })
     }
 
@@ -102,9 +102,10 @@ impl Client {
     pub async fn open(&self, call: &Call) -> Result<http_types::Body> {
         if let Some(interceptor) = &self.inner.interceptor {
             match is_read(call.method, &call.path) {
-                true => interceptor.sees(call),
+                true => interceptor.on_read(call),
                 false => {
-                    let answer = interceptor.answers(call, &self.inner.config.user_agent).await?;
+                    let answer =
+                        interceptor.handle_write(call, &self.inner.config.user_agent).await?;
                     return Ok(http_types::Body::from_bytes(answer));
                 }
             }
@@ -138,7 +139,7 @@ impl Client {
         let inner = &self.inner;
         let labels = [call.method, inner.host.as_str()];
         let guard = inner.guard.as_ref().filter(|_| call.method != "GET");
-        let held_back = || Error::HeldBack { request: call.to_string() };
+        let held_back = || Error::GuardRefused { request: call.to_string() };
         if guard.is_some_and(|guard| !guard.passes()) {
             return Err(held_back());
         }
@@ -149,7 +150,7 @@ impl Client {
         *shown = inner.auth.show().await?;
         let mut request = self.request(call, shown)?;
         if let Some(guard) = guard {
-            request.ext_mut().insert(AskBefore(guard.clone()));
+            request.ext_mut().insert(WriteGuard(guard.clone()));
         }
         let size = call.content.as_ref().map_or(0, |(_, body)| body.len());
         REQUEST_SIZE.with_label_values(&labels).observe(size as f64);
@@ -159,7 +160,9 @@ impl Client {
         let answer = inner.http.send(request).await;
         DURATION.with_label_values(&labels).observe((inner.clock.monotonic() - sent).as_secs_f64());
         let answer = answer.map_err(|error| match error.into_inner().downcast::<io::Error>() {
-            Ok(error) if error.get_ref().is_some_and(|inner| inner.is::<HeldBack>()) => held_back(),
+            Ok(error) if error.get_ref().is_some_and(|inner| inner.is::<GuardRefused>()) => {
+                held_back()
+            }
             Ok(error) if error.get_ref().is_some_and(|inner| inner.is::<WriteRefused>()) => {
                 Error::Shadowed { request: call.to_string() }
             }
@@ -169,7 +172,7 @@ impl Client {
         });
         let code = match &answer {
             Ok(answer) => u16::from(answer.status()).to_string(),
-            Err(Error::HeldBack { .. }) => return Err(held_back()),
+            Err(Error::GuardRefused { .. }) => return Err(held_back()),
             Err(error) if error.is_shadowed() => return Err(error.clone()),
             Err(_) => "<error>".to_owned(),
         };

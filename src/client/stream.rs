@@ -17,8 +17,8 @@ use super::frames::{self, ListFrames, WatchFrames};
 use super::request::broken;
 use super::split::{DocumentSplitter, ListPiece, ListSplitter};
 use super::{Error, Result};
+use crate::buffer_pool;
 use crate::objects::{Bookmark, Encoded, ListPart, WatchEvent, messages, protobuf};
-use crate::spare;
 
 type Body = Box<dyn AsyncBufRead + Unpin + Send + Sync + 'static>;
 
@@ -248,14 +248,14 @@ fn json_event(request: &str, document: &[u8]) -> Result<WatchEvent<Encoded>> {
             (r#type.as_bytes(), object.get().as_bytes())
         }
     };
-    event(request, kind, json, || Ok(Encoded::json(spare::copied(json))))
+    event(request, kind, json, || Ok(Encoded::json(buffer_pool::copied(json))))
 }
 
 fn protobuf_event(request: &str, frame: &[u8]) -> Result<WatchEvent<Encoded>> {
     let (kind, object) = frames::event(frame).map_err(undecoded(request))?;
     event(request, kind, object, || {
         let message = protobuf::open(object).map_err(undecoded(request))?;
-        Ok(Encoded::protobuf(spare::copied(message)))
+        Ok(Encoded::protobuf(buffer_pool::copied(message)))
     })
 }
 

@@ -13,6 +13,6 @@ pub mod workloads;
 
 pub use runner::{
     Change, ClientBuilder, Controller, ControllerContext, ControllerContextParts, DebugAnswer,
-    DebugHandler, DebugRequest, Error, Next, Profile, Queue, Retries, Supervisor, SyncResult,
+    DebugHandler, DebugRequest, Error, Next, Profile, Queue, QueuePolicy, Supervisor, SyncResult,
     Watcher, Workers, keys,
 };

@@ -60,7 +60,7 @@ fn write_error(error: client::Error) -> WriteError {
         return WriteError::NotFound(message);
     }
     // A request that cannot be built or is not allowed fails the same way at a retry.
-    let held_back = matches!(error, client::Error::HeldBack { .. });
+    let held_back = matches!(error, client::Error::GuardRefused { .. });
     match error.code() {
         None if !held_back && !matches!(error, client::Error::Request { .. }) => {
             WriteError::Unreachable(message)
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn events_after_a_lost_lease_are_dropped_silently() {
         let request = || "POST /api/v1/namespaces/ns/events".to_owned();
-        let held_back = write_error(client::Error::HeldBack { request: request() });
+        let held_back = write_error(client::Error::GuardRefused { request: request() });
         assert!(matches!(held_back, WriteError::Rejected { expected: true, .. }), "{held_back:?}");
         let garbled = client::Error::Request { request: request(), source: "bad".into() };
         let garbled = write_error(garbled);

@@ -1,7 +1,7 @@
 //! Counters, gauges and histograms under the Go manager's names, and their text form.
 //! Each room declares its own with [`metrics!`], in the default registry.
 
-pub mod process;
+pub mod process_stats;
 
 use std::sync::OnceLock;
 

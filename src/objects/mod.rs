@@ -31,7 +31,6 @@ pub use views::certificate_signing_request::{
 };
 pub use views::cluster_role::{AggregationRule, ClusterRole, PolicyRule};
 pub use views::config_map::ConfigMap;
-pub use views::confined_pod::{ConfinedMount, ConfinedPod, ConfinedShape};
 pub use views::controller_revision::{ControllerRevision, RevisionData};
 pub use views::cron_job::{CronJob, CronJobSpec, CronJobStatus, JobTemplate, JobTemplateMeta};
 pub use views::csi_driver::CSIDriver;
@@ -102,6 +101,7 @@ pub use views::resource_slice::{
     DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec, SliceDevice,
 };
 pub use views::scale::Scale;
+pub use views::selinux_pod::{ConfinedMount, ConfinedPod, ConfinedShape};
 pub use views::service::{Service, ServicePort, ServiceSpec, TargetPort};
 pub use views::service_account::{ServiceAccount, TokenData, TokenSecret};
 pub use views::service_cidr::{IPAddress, ServiceCIDR, ServiceCidrSpec, ServiceCidrStatus};

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 use super::author::bound_to;
-use super::ledger::{Kind, Place, Wish, kind_of};
+use super::ledger::{IntendedWrite, Kind, Place, kind_of};
 use super::request::{Effect, Refusal, Request};
 use super::target::Target;
 use super::{Inner, Shadow, secrets};
@@ -26,7 +26,7 @@ struct Asked {
 }
 
 impl Interceptor for Shadow {
-    fn sees(&self, call: &Call) {
+    fn on_read(&self, call: &Call) {
         let target = Target::of(&call.path).filter(|target| !target.name.is_empty());
         let Some(target) = target.filter(|_| !call.is_watch) else { return };
         let place =
@@ -35,7 +35,7 @@ impl Interceptor for Shadow {
         self.inner.claim(&place, Kind::Look, run.map_or("", |run| run.controller));
     }
 
-    fn answers(&self, call: &Call, agent: &str) -> Boxed<Result<Vec<u8>>> {
+    fn handle_write(&self, call: &Call, agent: &str) -> Boxed<Result<Vec<u8>>> {
         let asked = Asked { call: call.clone(), agent: agent.to_owned(), run: current_run() };
         let shadow = self.inner.clone();
         Box::pin(async move { shadow.answer(asked).await })
@@ -127,7 +127,7 @@ impl Inner {
             // What a sync does after a failed write is not what it would do.
             return Err(asked.shadowed());
         }
-        let mut wish = Wish {
+        let mut wish = IntendedWrite {
             controller,
             key: if in_sync { run.map_or("", |run| &*run.key).to_owned() } else { String::new() },
             patience: run.map(|run| run.period).unwrap_or_default(),
@@ -171,13 +171,13 @@ impl Inner {
             self.wish(wish);
         }
         if let Some(run) = run {
-            run.derail();
+            run.mark_unwritten();
         }
         Err(asked.shadowed())
     }
 
     /// Why no object can be created in a namespace.
-    async fn namespace_refusal(&self, wish: &Wish) -> Option<Refusal> {
+    async fn namespace_refusal(&self, wish: &IntendedWrite) -> Option<Refusal> {
         let namespace = &wish.place.namespace;
         if !wish.request.is_create() || namespace.is_empty() {
             return None;

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::contents::{differences, part};
 use super::diff::Change;
-use super::ledger::{Place, Wish};
+use super::ledger::{IntendedWrite, Place};
 
 /// A creation of the one in charge is compared with what this manager wants up to so much later.
 const RECENT: Duration = Duration::from_secs(15);
@@ -18,7 +18,7 @@ const KEPT: usize = 50;
 
 /// What this manager wanted otherwise.
 pub struct Differing {
-    pub wish: Wish,
+    pub wish: IntendedWrite,
     /// With what came instead as the old value.
     pub changes: Vec<Change>,
     /// What it wanted.
@@ -69,7 +69,7 @@ impl Creations {
     /// Whether the one in charge has made what this manager wants to create. `None`: it has lately
     /// created nothing there, or objects of this kind are not compared. One content of those that
     /// share a name's prefix is enough: a batch begins with any of them.
-    pub fn agrees(&mut self, now: Duration, wish: &Wish) -> Option<Verdict> {
+    pub fn agrees(&mut self, now: Duration, wish: &IntendedWrite) -> Option<Verdict> {
         let wanted = part(&wish.place.resource, &wish.request.body)?;
         let is_recent = |made: &&mut Made| now.saturating_sub(made.at) < RECENT;
         let recent = self.recent.get_mut(&wish.place)?.iter_mut().filter(is_recent);
@@ -92,7 +92,13 @@ impl Creations {
     }
 
     /// What is at a place differs for good from what this manager wants.
-    pub fn differs(&mut self, now: Duration, wish: &Wish, changes: Vec<Change>, part: Value) {
+    pub fn differs(
+        &mut self,
+        now: Duration,
+        wish: &IntendedWrite,
+        changes: Vec<Change>,
+        part: Value,
+    ) {
         let known = self.differing.iter_mut().find(|known| {
             known.wish.place == wish.place && known.wish.controller == wish.controller
         });

@@ -63,7 +63,7 @@ impl fmt::Display for Place {
 
 /// A write that this manager would have made.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct IntendedWrite {
     pub controller: String,
     /// The key whose sync wanted it; empty: none.
     pub key: String,
@@ -107,7 +107,7 @@ pub enum Seen {
 }
 
 struct Intention {
-    wish: Wish,
+    wish: IntendedWrite,
     /// Wanted with this content since.
     first: Duration,
     /// Wanted with any content since.
@@ -215,7 +215,7 @@ impl Intention {
         }
     }
 
-    fn is_same(&self, wish: &Wish) -> bool {
+    fn is_same(&self, wish: &IntendedWrite) -> bool {
         self.wish.controller == wish.controller
             && self.wish.request.method == wish.request.method
             && self.wish.request.subresource == wish.request.subresource
@@ -311,7 +311,7 @@ impl Ledger {
     }
 
     /// This manager would have made a write.
-    pub fn wish(&mut self, now: Duration, wish: Wish) {
+    pub fn wish(&mut self, now: Duration, wish: IntendedWrite) {
         self.claim(now, &wish.place, kind_of(&wish.request), &wish.controller);
         let intentions = self.open.entry(wish.place.clone()).or_default();
         let Some(known) = intentions.iter_mut().find(|known| known.is_same(&wish)) else {
@@ -361,7 +361,7 @@ impl Ledger {
 
     /// Whether the one in charge has lately made what this manager wants to create, be its content
     /// the same or not.
-    pub fn is_made(&mut self, now: Duration, wish: &Wish) -> bool {
+    pub fn is_made(&mut self, now: Duration, wish: &IntendedWrite) -> bool {
         let agrees = self.creations.agrees(now, wish);
         if agrees == Some(Verdict::Agrees { is_first: true }) {
             self.count(&wish.controller).met += 1;
@@ -371,7 +371,7 @@ impl Ledger {
 
     /// The one in charge was faster, and what this manager wants is no longer possible. `live`: the
     /// object as it is.
-    pub fn overtaken(&mut self, now: Duration, wish: &Wish, live: &Value) {
+    pub fn overtaken(&mut self, now: Duration, wish: &IntendedWrite, live: &Value) {
         let changes = other_verdicts(&wish.place.resource, &wish.request.body, live);
         if !changes.is_empty() {
             self.creations.differs(now, wish, changes, Value::Null);
@@ -430,7 +430,7 @@ impl Ledger {
     }
 
     /// The API server would refuse a write that this manager wants. `is_met`: it is done already.
-    pub fn refused(&mut self, now: Duration, wish: &Wish, is_met: bool) {
+    pub fn refused(&mut self, now: Duration, wish: &IntendedWrite, is_met: bool) {
         self.settle(&wish.place, now, |intention| {
             intention.is_same(wish).then(|| End::met_if(is_met))
         });
@@ -636,7 +636,8 @@ impl Ledger {
             // Another one of a batch may follow that agrees.
             let is_late = age >= self.grace;
             let outcome = if is_late { Outcome::Contradicted } else { Outcome::Pending };
-            let wish = Wish { changes: differing.changes.clone(), ..differing.wish.clone() };
+            let wish =
+                IntendedWrite { changes: differing.changes.clone(), ..differing.wish.clone() };
             item(&wish, outcome, age, differing.times)
         }));
         items.order_by(|a, b| {
@@ -684,8 +685,8 @@ impl Ledger {
     }
 }
 
-fn item(wish: &Wish, outcome: Outcome, wanted_for: Duration, tries: u64) -> Item {
-    let Wish { controller, key, place, request, changes, .. } = wish;
+fn item(wish: &IntendedWrite, outcome: Outcome, wanted_for: Duration, tries: u64) -> Item {
+    let IntendedWrite { controller, key, place, request, changes, .. } = wish;
     Item {
         controller: controller.clone(),
         key: key.clone(),

@@ -12,16 +12,16 @@ mod author;
 mod contents;
 mod creations;
 mod diff;
+mod event_order;
+mod held_watch;
 mod ledger;
 mod patch;
+mod refused_creations;
 mod report;
 mod request;
 mod secrets;
 mod supervisor;
-mod tap;
 mod target;
-mod tried;
-mod turns;
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -33,10 +33,10 @@ use event_listener::Event;
 use serde_json::Value;
 
 use self::author::{Authors, Metadata};
-use self::ledger::{Kind, Ledger, Live, Place, Wish, Write};
+use self::event_order::{Turns, What};
+use self::ledger::{IntendedWrite, Kind, Ledger, Live, Place, Write};
 pub use self::report::Report;
 use self::request::Refusal;
-use self::turns::{Turns, What};
 use crate::cache::{Scope, Source};
 use crate::client::{Call, Client, Interceptor};
 use crate::clock::SharedClock;
@@ -91,7 +91,7 @@ impl Shadow {
             begun: Latch::new(),
             watchers: Mutex::default(),
             last: Mutex::default(),
-            reader: reader.hastened(READS, 10),
+            reader: reader.with_rate(READS, 10),
             clock,
             grace,
         };
@@ -110,7 +110,7 @@ impl Shadow {
 
     /// `source`, whose objects are seen on their way into the caches.
     pub fn tap(&self, source: Arc<dyn Source>) -> Arc<dyn Source> {
-        tap::Tap::new(source, self.inner.clone())
+        held_watch::Tap::new(source, self.inner.clone())
     }
 
     /// From now on writes of the one in charge are judged: the controllers, of which `watchers` know,
@@ -235,13 +235,13 @@ impl Inner {
     }
 
     /// Whether the one in charge has lately made what is to be created.
-    fn is_made(&self, wish: &Wish) -> bool {
+    fn is_made(&self, wish: &IntendedWrite) -> bool {
         self.ledger.lock().is_made(self.clock.monotonic(), wish)
     }
 
     /// The API server would refuse it: it is no longer an intention.
-    fn refused(&self, wish: &Wish, refusal: Refusal, live: Option<&Value>) {
-        let Wish { controller, request, place, .. } = wish;
+    fn refused(&self, wish: &IntendedWrite, refusal: Refusal, live: Option<&Value>) {
+        let IntendedWrite { controller, request, place, .. } = wish;
         log::debug!("shadow: {controller}: {} {place}: {refusal:?}", request.method);
         let now = self.clock.monotonic();
         let is_met = match refusal {
@@ -256,7 +256,7 @@ impl Inner {
         self.ledger.lock().refused(now, wish, is_met);
     }
 
-    fn wish(&self, wish: Wish) {
+    fn wish(&self, wish: IntendedWrite) {
         log::debug!("shadow: {}: {} {}", wish.controller, wish.request.method, wish.place);
         self.ledger.lock().wish(self.clock.monotonic(), wish);
         self.moved.notify(usize::MAX);

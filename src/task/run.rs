@@ -74,7 +74,7 @@ impl Run {
 
     /// One of its writes was not made: what the run, or one that waits for it, does from now on is
     /// what it does after a failure.
-    pub fn derail(&self) {
+    pub fn mark_unwritten(&self) {
         let mut run = Some(self);
         while let Some(derailed) = run {
             derailed.is_derailed.store(true, Ordering::Relaxed);
@@ -134,7 +134,7 @@ mod tests {
     fn a_derailed_part_derails_what_waits_for_it_but_not_its_siblings() {
         let run = Run::new("c", "a/b", Duration::ZERO);
         let (first, second) = (run.child(), run.child());
-        first.derail();
+        first.mark_unwritten();
         assert!(run.is_derailed() && first.is_derailed() && !second.is_derailed());
         assert!(run.child().is_derailed(), "it begins after the failure");
         assert!(!second.has_ended());

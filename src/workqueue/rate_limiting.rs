@@ -238,7 +238,7 @@ impl<K: Key> RateLimitingQueue<K> {
                 None => ready.await,
                 Some((keeper, sooner, due)) => {
                     ready.or(sooner).or(due).await;
-                    keeper.resign();
+                    keeper.release_timekeeping();
                 }
             }
         }
@@ -425,7 +425,7 @@ struct Timekeeper<'a, K> {
 
 impl<K> Timekeeper<'_, K> {
     /// Ends the office of a worker that goes on to look at the queue itself.
-    fn resign(mut self) {
+    fn release_timekeeping(mut self) {
         self.resigned = true;
         self.inner.lock().has_timekeeper = false;
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 use kube_controller_manager::controllers::runner::Change;
-use kube_controller_manager::controllers::{Controller, Profile, Queue, Retries};
+use kube_controller_manager::controllers::{Controller, Profile, Queue, QueuePolicy};
 use kube_controller_manager::objects::{Istr, VolumeAttachment};
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::{Task, spawn};
@@ -82,7 +82,7 @@ impl Attachments {
         let process = InProcess::new(env, env.clock.clone(), Options::default());
         let mut controller = Controller::new(Profile::new("observer"), &process.cx).unwrap();
         let attachments = controller.lister::<VolumeAttachment>();
-        let queue: Queue = controller.queue(Retries::default());
+        let queue: Queue = controller.queue(QueuePolicy::default());
         let seen = Arc::<Mutex<(usize, Vec<String>)>>::default();
         let (noted, mut nodes) = (seen.clone(), HashMap::<Istr, BTreeSet<Istr>>::new());
         controller.watch(

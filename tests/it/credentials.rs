@@ -391,7 +391,7 @@ fn a_write_is_held_back_when_the_lease_is_lost_while_it_connects() {
             async { Some(sent.await) }.or(unanswered).await
         };
         let (mut stream, answer) = zip(serve, ask).await;
-        assert!(matches!(answer, Some(Err(Error::HeldBack { .. }))), "{answer:?}");
+        assert!(matches!(answer, Some(Err(Error::GuardRefused { .. }))), "{answer:?}");
         let mut sent = Vec::new();
         stream.read_to_end(&mut sent).await.unwrap();
         assert!(sent.is_empty(), "{}", String::from_utf8_lossy(&sent));

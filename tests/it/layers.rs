@@ -8,8 +8,20 @@ use std::path::{Path, PathBuf};
 use crate::paths::{Named, Source};
 
 const GROUND: &[&str] = &[
-    "cel", "clock", "files", "jwt", "lines", "lookup", "task", "objects", "metrics", "options",
-    "sort", "spare", "storm", "trace",
+    "cel",
+    "clock",
+    "files",
+    "jwt",
+    "lines",
+    "lookup",
+    "task",
+    "objects",
+    "metrics",
+    "options",
+    "sort",
+    "buffer_pool",
+    "storm",
+    "trace",
 ];
 
 /// The rooms that a room may use beside itself; `None`: it is not in the list.
@@ -17,8 +29,8 @@ fn below(room: &str) -> Option<Vec<&'static str>> {
     let above: &[&str] = match room {
         "clock" | "task" => return Some(vec!["objects"]),
         "cel" | "options" => return Some(vec!["sort"]),
-        "objects" => return Some(vec!["lookup", "sort", "spare"]),
-        "files" | "metrics" | "jwt" | "lines" | "lookup" | "sort" | "spare" | "storm" => {
+        "objects" => return Some(vec!["lookup", "sort", "buffer_pool"]),
+        "files" | "metrics" | "jwt" | "lines" | "lookup" | "sort" | "buffer_pool" | "storm" => {
             return Some(vec![]);
         }
         "trace" => return Some(vec!["objects", "options"]),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::controllers::runner::Change;
 use kube_controller_manager::controllers::{
-    Controller, ControllerContext, ControllerContextParts, Profile, Queue, Retries,
+    Controller, ControllerContext, ControllerContextParts, Profile, Queue, QueuePolicy,
 };
 use kube_controller_manager::objects::Node;
 use kube_controller_manager::source::ClientSource;
@@ -28,7 +28,7 @@ fn a_watch_has_the_factorys_resync_period_or_its_own() {
         });
         let mut controller = Controller::new(Profile::new("resync"), &context).unwrap();
         let nodes = controller.lister::<Node>();
-        let queue: Queue = controller.queue(Retries::default());
+        let queue: Queue = controller.queue(QueuePolicy::default());
         let (sender, receiver) = async_channel::unbounded();
         let handler = |name: &'static str| {
             let sender = sender.clone();

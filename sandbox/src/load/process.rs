@@ -2,7 +2,7 @@
 
 use std::io;
 
-use kube_controller_manager::metrics::process::{Reading, read};
+use kube_controller_manager::metrics::process_stats::{Reading, read};
 
 pub struct Process {
     id: u32,

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::cache::{InformerStatus, SharedInformerFactory};
 use crate::clock::SharedClock;
 use crate::controllers::runner::{ControllerStatus, LastError, SyncStatus, Watcher};
-use crate::metrics::process;
+use crate::metrics::process_stats;
 use crate::objects::Timestamp;
 use crate::server::Handler;
 use crate::server::page::Page;
@@ -95,7 +95,7 @@ impl Pipeline {
 
     fn status(&self, up: f64, now: Timestamp) -> Value {
         let parts = self.parts();
-        let process = process::current();
+        let process = process_stats::current();
         let informers = parts.iter().flat_map(|part| part.factory.status());
         let controllers = parts.iter().flat_map(|part| &part.controllers).map(Watcher::status);
         json!({
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use crate::cache::testing::Script;
     use crate::clock::FakeClock;
-    use crate::controllers::{Controller, Next, Retries};
+    use crate::controllers::{Controller, Next, QueuePolicy};
     use crate::objects::{ObjectKey, Pod};
     use crate::server::Request;
 
@@ -193,7 +193,7 @@ mod tests {
         let factory = SharedInformerFactory::new(Script::new(), clock.clone());
         let _ = factory.informer::<Pod>();
         let mut test = Controller::for_test("test-controller", 2, clock.clone());
-        let queue = test.queue::<ObjectKey>(Retries::default());
+        let queue = test.queue::<ObjectKey>(QueuePolicy::default());
         test.sync(queue.clone(), &Arc::new(()), |_, _| async { Ok(Next::Done) });
         queue.add(ObjectKey::new("ns", "a"));
         queue.add_after(ObjectKey::new("ns", "b"), std::time::Duration::from_secs(60));

@@ -133,7 +133,9 @@ fn a_watch_that_the_server_breaks_off_with_an_error_lists_again() {
     run(&f, async {
         f.informer.synced().await;
         say(&first, added("y", 6));
-        first.try_send(Err(Error::Ended("cannot be encoded".into()))).expect("the watch is open");
+        first
+            .try_send(Err(Error::EndedByServer("cannot be encoded".into())))
+            .expect("the watch is open");
         let again = f.script.request(2, &f.clock).await;
         assert_eq!(again, Request::Watch(Some("6".into()), true), "past what cannot be sent");
         assert!(f.clock.monotonic() >= Duration::from_millis(500), "after a pause");

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::client::config::{Config, Exec, without_value};
-use crate::client::kept::Kept;
+use crate::client::single_flight::SingleFlight;
 use crate::client::{Error, Result};
 use crate::clock::SharedClock;
 use crate::objects::Timestamp;
@@ -47,13 +47,18 @@ pub(in crate::client) struct Plugin {
     /// For `KUBERNETES_EXEC_INFO`.
     cluster: Option<Value>,
     clock: SharedClock,
-    issued: Kept<Arc<Issued>>,
+    issued: SingleFlight<Arc<Issued>>,
 }
 
 impl Plugin {
     pub fn new(exec: &Exec, config: &Config, clock: &SharedClock) -> Result<Plugin> {
         let cluster = exec.provide_cluster_info.then(|| cluster_of(exec, config)).transpose()?;
-        Ok(Plugin { exec: exec.clone(), cluster, clock: clock.clone(), issued: Kept::default() })
+        Ok(Plugin {
+            exec: exec.clone(),
+            cluster,
+            clock: clock.clone(),
+            issued: SingleFlight::default(),
+        })
     }
 
     pub async fn credentials(&self) -> Result<Arc<Issued>> {

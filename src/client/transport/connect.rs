@@ -12,10 +12,10 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 
 use super::dial::dial;
-use super::patient::{Patient, Traffic};
 use super::proxy::{Kind, Proxy};
 use super::secured::Secured;
 use super::sockets::{Place, Purpose, Sockets};
+use super::ticked_reads::{TickedReads, Traffic};
 use super::tls::TlsSource;
 use super::tunnel;
 use crate::client::buffered::Buffered;
@@ -92,7 +92,7 @@ impl Connector {
         }
         let mut stream: Box<dyn ReadWrite> = match purpose {
             Purpose::Request => {
-                Box::new(Patient::new(tcp, self.traffic.clone(), self.clock.clone()))
+                Box::new(TickedReads::new(tcp, self.traffic.clone(), self.clock.clone()))
             }
             Purpose::Watch | Purpose::Lease => Box::new(tcp),
         };

@@ -8,7 +8,6 @@ mod body;
 mod connect;
 mod dial;
 mod head;
-mod patient;
 mod pool;
 mod proxy;
 mod reads;
@@ -16,6 +15,7 @@ mod rotation;
 mod secured;
 mod sending;
 mod sockets;
+mod ticked_reads;
 mod tls;
 mod trust;
 mod tunnel;
@@ -34,7 +34,6 @@ use http_client::{HttpClient, Request, Response};
 use self::body::{BodyReader, IdleLimit};
 use self::connect::Connector;
 use self::head::{Framing, read_head, write_head};
-use self::patient::Traffic;
 use self::pool::Pool;
 pub(super) use self::proxy::Proxy;
 pub(super) use self::reads::{WriteRefused, is_read};
@@ -42,13 +41,14 @@ use self::rotation::UntilRotated;
 use self::sending::Sending;
 pub(super) use self::sockets::Purpose;
 use self::sockets::Sockets;
+use self::ticked_reads::Traffic;
 use self::tls::TlsSource;
 use super::config::{Config, Tls};
 use super::credentials::Plugin;
 use super::{Guard, Result};
 use crate::clock::SharedClock;
 use crate::objects::protobuf;
-use crate::{spare, task};
+use crate::{buffer_pool, task};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two looks at the files of the client certificate, while no request looks at them.
@@ -56,19 +56,19 @@ const LOOK_AT_FILES: Duration = Duration::from_secs(5 * 60);
 
 /// In a request's extensions: asked before the first byte is sent. The request may have waited for
 /// its turn and for a connection since it was made.
-pub(super) struct AskBefore(pub Guard);
+pub(super) struct WriteGuard(pub Guard);
 
 /// Why a request was not sent: its guard did not pass it.
 #[derive(Debug)]
-pub(super) struct HeldBack;
+pub(super) struct GuardRefused;
 
-impl fmt::Display for HeldBack {
+impl fmt::Display for GuardRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("held back by its guard")
     }
 }
 
-impl std::error::Error for HeldBack {}
+impl std::error::Error for GuardRefused {}
 
 /// One server's connections.
 #[derive(Clone)]
@@ -207,14 +207,14 @@ impl Shared {
                 self.within(CONNECT_TIMEOUT, "the connection", Box::pin(connecting)).await?
             }
         };
-        let guard = request.ext().get::<AskBefore>().map(|AskBefore(guard)| guard.clone());
+        let guard = request.ext().get::<WriteGuard>().map(|WriteGuard(guard)| guard.clone());
         if guard.as_ref().is_some_and(|guard| !guard.begin()) {
             self.pool.put(connection);
-            return Err(io::Error::other(HeldBack));
+            return Err(io::Error::other(GuardRefused));
         }
         let work = async {
             // One piece: a record of TLS and a system call each would cost more than the copy.
-            let mut message = spare::take();
+            let mut message = buffer_pool::take();
             let body = request.take_body();
             let length = body.len().ok_or(io::ErrorKind::InvalidInput)?;
             write_head(&request, length, forwarding, &mut message)?;

@@ -12,7 +12,7 @@ use futures_lite::io::AsyncBufRead;
 use rustls::ClientConfig;
 
 use super::connect::Connection;
-use super::patient::{Traffic, UnderWay};
+use super::ticked_reads::{Traffic, UnderWay};
 use crate::clock::SharedClock;
 use crate::task;
 

@@ -66,7 +66,7 @@ mod tests {
             Box::pin(async { Ok("token".to_owned()) })
         });
         let with_tokens = client.with_tokens("t", tokens).expect("no certificates are read");
-        for client in [client.named("n"), client.urgent(), with_tokens, client] {
+        for client in [client.named("n"), client.for_lease(), with_tokens, client] {
             for method in ["POST", "PUT", "PATCH", "DELETE"] {
                 let call = Call::new(method, "/api/v1/namespaces/a/pods/b");
                 let error = block_on(client.send(&call)).expect_err("it is a write");

@@ -18,7 +18,7 @@ use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, EncryptError, UnbufferedStatus, WriteTraffic,
 };
 
-use crate::spare;
+use crate::buffer_pool;
 
 /// The most that one record of TLS carries.
 const RECORD_SIZE: usize = 16 << 10;
@@ -69,7 +69,7 @@ fn encrypt(
     plain: &[u8],
     to: &mut Vec<u8>,
 ) -> io::Result<()> {
-    spare::refill(to);
+    buffer_pool::refill(to);
     let start = to.len();
     let Err(EncryptError::InsufficientSize(size)) = traffic.encrypt(plain, &mut []) else {
         return Err(io::ErrorKind::BrokenPipe.into());
@@ -128,7 +128,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
                     while let Some(record) = traffic.next_record() {
                         let record = record.map_err(invalid)?;
                         discard += record.discard;
-                        spare::refill(&mut self.plain);
+                        buffer_pool::refill(&mut self.plain);
                         self.plain.extend_from_slice(record.payload);
                     }
                     None
@@ -158,7 +158,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
             };
             self.incoming.drain(..discard);
             if self.incoming.is_empty() {
-                spare::give(&mut self.incoming);
+                buffer_pool::give(&mut self.incoming);
             }
             if let Some(progress) = progress {
                 return Ok(progress);
@@ -187,7 +187,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
             }
             self.outgoing.drain(..sent);
         }
-        spare::give(&mut self.outgoing);
+        buffer_pool::give(&mut self.outgoing);
         Poll::Ready(Ok(()))
     }
 
@@ -198,7 +198,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
 
     /// Reads bytes from the server into `incoming`.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match ready!(spare::poll_read(&mut self.io, context, &mut self.incoming))? {
+        match ready!(buffer_pool::poll_read(&mut self.io, context, &mut self.incoming))? {
             0 => Poll::Ready(Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
                 "peer closed connection without sending TLS close_notify",
@@ -239,7 +239,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncBufRead for Secured<IO> {
     fn consume(mut self: Pin<&mut Self>, count: usize) {
         self.read = (self.read + count).min(self.plain.len());
         if self.read == self.plain.len() {
-            spare::give(&mut self.plain);
+            buffer_pool::give(&mut self.plain);
             self.read = 0;
         }
     }

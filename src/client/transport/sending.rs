@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use futures_lite::io::{AsyncBufRead, AsyncRead};
 
 use super::connect::Stream;
-use crate::spare;
+use crate::buffer_pool;
 
 /// Reads from a connection while it sends a request to it. A server may answer when it has read the
 /// head alone, to refuse a large body, and then read no further: so the answer counts before the
@@ -46,7 +46,7 @@ impl<'a> Sending<'a> {
                 count => self.sent += count,
             }
             if self.sent == self.message.len() {
-                spare::give(&mut self.message);
+                buffer_pool::give(&mut self.message);
                 self.state = State::Flushing;
             }
         }
@@ -62,7 +62,7 @@ impl AsyncBufRead for Sending<'_> {
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.get_mut();
         if let Poll::Ready(Err(error)) = this.poll_send(context) {
-            spare::give(&mut this.message);
+            buffer_pool::give(&mut this.message);
             this.state = State::Failed(Some(error));
         }
         let read = ready!(Pin::new(&mut *this.io).poll_fill_buf(context));

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::cache::{IndexValue, Lister};
 use crate::client::{Client, Patch};
-use crate::controllers::{Controller, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::objects::{
     AggregationRule, ClusterRole, Istr, Object, ObjectKey, PolicyRule, Resource, Selector,
     SelectorError,
@@ -33,12 +33,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     let this = Arc::new(Aggregation { client: c.client(), roles: roles.clone() });
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     let all = roles.clone();
     // Any role may be part of any other, and there are few.
-    c.watch(&roles, &queue, move |_, wake| {
+    c.watch(&roles, &queue, move |_, queue| {
         for role in all.by_index(AGGREGATING, &aggregating()) {
-            wake.add(role.meta().key());
+            queue.add(role.meta().key());
         }
     });
     c.sync(queue, &this, Aggregation::sync);

@@ -15,7 +15,7 @@ use crate::cache::{Lister, Scope};
 use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::objects::{BootstrapToken, ConfigMap, Labels, ObjectKey, Resource};
 
 const NAMESPACE: &str = "kube-public";
@@ -33,14 +33,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         ..Scope::all(ConfigMap::RESOURCE)
     });
     let tokens = super::tokens(c);
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     let key = ObjectKey::new(NAMESPACE, NAME);
-    c.watch(&maps, &queue, |change, wake| {
+    c.watch(&maps, &queue, |change, queue| {
         if !matches!(change, Change::Deleted(_)) {
-            wake.add(change.object().meta.key());
+            queue.add(change.object().meta.key());
         }
     });
-    c.watch(&tokens, &queue, move |_, wake| wake.add(key.clone()));
+    c.watch(&tokens, &queue, move |_, queue| queue.add(key.clone()));
     let this = Arc::new(Signer { client: c.client(), maps, tokens, clock: c.clock() });
     c.sync(queue, &this, Signer::sync);
     Ok(())

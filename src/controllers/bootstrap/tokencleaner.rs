@@ -8,16 +8,16 @@ use crate::cache::Lister;
 use crate::client::{Client, Delete};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::objects::{BootstrapToken, ObjectKey};
 
 /// The controller `token-cleaner-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let tokens = super::tokens(c);
-    let queue = c.queue(Retries::default());
-    c.watch(&tokens, &queue, |change, wake| {
+    let queue = c.queue(QueuePolicy::default());
+    c.watch(&tokens, &queue, |change, queue| {
         if !matches!(change, Change::Deleted(_)) {
-            wake.add(change.object().meta.key());
+            queue.add(change.object().meta.key());
         }
     });
     let this = Arc::new(Cleaner { client: c.client(), tokens, clock: c.clock() });

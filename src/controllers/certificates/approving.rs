@@ -46,9 +46,9 @@ const CLIENT: Right = Right {
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let requests = c.lister::<CertificateSigningRequest>();
     let queue = c.queue(requests::retries(c.clock()));
-    c.watch(&requests, &queue, |change, wake| {
+    c.watch(&requests, &queue, |change, queue| {
         if !matches!(change, Change::Deleted(_)) && is_open(change.object()) {
-            wake.add(change.object().meta.key());
+            queue.add(change.object().meta.key());
         }
     });
     let this = Arc::new(Approving { client: c.client(), requests });

@@ -9,13 +9,13 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::x509::CertificateRequest;
 use crate::clock::SharedClock;
-use crate::controllers::Retries;
+use crate::controllers::QueuePolicy;
 use crate::objects::{CertificateSigningRequest, ObjectKey};
 use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
 
 /// A key that failed waits from 200 ms to 1000 s; no more than 10 a second are retried, 100 at once.
-pub fn retries(clock: SharedClock) -> Retries<ObjectKey> {
-    Retries::default().limited_by(Arc::new(MaxOfRateLimiter::new(vec![
+pub fn retries(clock: SharedClock) -> QueuePolicy<ObjectKey> {
+    QueuePolicy::default().limited_by(Arc::new(MaxOfRateLimiter::new(vec![
         exponential_failure_rate_limiter(Duration::from_millis(200), Duration::from_secs(1000)),
         Arc::new(BucketRateLimiter::new(10.0, 100, clock)),
     ])))

@@ -10,7 +10,7 @@ use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::certificates::root_ca::root_ca;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::metrics::{exponential, metrics};
 use crate::objects::{ConfigMap, Labels, Namespace, ObjectKey, Resource};
 
@@ -56,20 +56,20 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         data: [(ENTRY, String::from_utf8_lossy(&authority))].into_iter().collect(),
         clock: c.clock(),
     });
-    let queue = c.queue(Retries::default());
-    c.watch(&maps, &queue, |change, wake| {
+    let queue = c.queue(QueuePolicy::default());
+    c.watch(&maps, &queue, |change, queue| {
         if !matches!(change, Change::Added { .. }) {
-            wake.add(ObjectKey::cluster(&change.object().meta.namespace));
+            queue.add(ObjectKey::cluster(&change.object().meta.namespace));
         }
     });
-    c.watch(&namespaces, &queue, |change, wake| {
+    c.watch(&namespaces, &queue, |change, queue| {
         let wakes = match &change {
             Change::Added { .. } => true,
             Change::Updated { new, .. } | Change::Resync { object: new } => new.is_active(),
             Change::Deleted(_) => false,
         };
         if wakes {
-            wake.add(change.object().meta.key());
+            queue.add(change.object().meta.key());
         }
     });
     c.sync(queue, &this, Publisher::sync);

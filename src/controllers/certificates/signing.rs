@@ -124,9 +124,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         Signing { client: c.client(), requests: requests.clone(), signers, clock: c.clock() };
     let this = Arc::new(this);
     let signing = this.clone();
-    c.watch(&requests, &queue, move |change, wake| {
+    c.watch(&requests, &queue, move |change, queue| {
         if !matches!(change, Change::Deleted(_)) && signing.signer_of(change.object()).is_some() {
-            wake.add(change.object().meta.key());
+            queue.add(change.object().meta.key());
         }
     });
     c.sync_by(workers, queue, &this, Signing::sync);

@@ -14,7 +14,7 @@ use crate::cache::MetadataHandler;
 use crate::client::{Client, Delete, ListOptions};
 use crate::clock::SharedClock;
 use crate::controllers::runner::MetadataCaches;
-use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::metrics::{exponential, metrics};
 use crate::objects::{Meta, ObjectKey, ResourceType};
 use crate::task::StopToken;
@@ -54,9 +54,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         resource: OnceLock::new(),
         clock: c.clock(),
     });
-    let queue = c.queue(Retries::default());
-    let (watching, wake, caches) = (this.clone(), queue.clone(), c.metadata_caches());
-    c.background(|stop| async move { watching.watch(caches, wake, stop).await });
+    let queue = c.queue(QueuePolicy::default());
+    let (watching, keys, caches) = (this.clone(), queue.clone(), c.metadata_caches());
+    c.background(|stop| async move { watching.watch(caches, keys, stop).await });
     c.sync(queue, &this, |this, _| this.sync());
     Ok(())
 }

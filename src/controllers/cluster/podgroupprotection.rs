@@ -7,7 +7,7 @@ use crate::cache::{IndexValue, Lister};
 use crate::client::Client;
 use crate::controllers::runner::{Change, keys};
 use crate::controllers::storage::protection::Protection;
-use crate::controllers::{Controller, Next, Queue, Retries, SyncResult};
+use crate::controllers::{Controller, Next, Queue, QueuePolicy, SyncResult};
 use crate::objects::{ObjectKey, Pod, PodGroup};
 
 /// Upstream: `scheduling.PodGroupProtectionFinalizer`. An admission plugin adds it.
@@ -19,7 +19,7 @@ const GROUP_INDEX: &str = "activePodSchedulingGroup";
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (groups, pods) = (c.lister::<PodGroup>(), c.lister::<Pod>());
     c.index(&pods, GROUP_INDEX, by_group);
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     let candidate = |group: &PodGroup| PROTECTION.is_deletion_candidate(&group.meta);
     c.watch(&groups, &queue, keys::of_current(candidate));
     c.watch(&pods, &queue, wake_left);
@@ -41,14 +41,14 @@ fn by_group(pod: &Pod, emit: &mut dyn FnMut(IndexValue)) {
 }
 
 /// Wakes the group of a pod that has ended or is gone.
-fn wake_left(change: Change<'_, Pod>, wake: &Queue) {
+fn wake_left(change: Change<'_, Pod>, queue: &Queue) {
     let has_left = match &change {
         Change::Added { new, .. } | Change::Updated { new, .. } => new.is_terminal(),
         Change::Deleted(_) => true,
         Change::Resync { .. } => false,
     };
     if has_left {
-        group_of(change.object()).into_iter().for_each(|group| wake.add(group));
+        group_of(change.object()).into_iter().for_each(|group| queue.add(group));
     }
 }
 

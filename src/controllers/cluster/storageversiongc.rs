@@ -9,7 +9,7 @@ use crate::cache::{Lister, Scope};
 use crate::client::{Client, Delete, ListOptions};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::objects::{
     Meta, ObjectKey, PartialObjectMetadata, Resource, ResourceType, StorageVersion, Timestamp, Uid,
 };
@@ -29,20 +29,20 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     });
     let versions = c.lister::<StorageVersion>();
     let this = Arc::new(StorageVersions { client: c.client(), clock: c.clock() });
-    let retries = Retries::default;
+    let retries = QueuePolicy::default;
     let lease_queue = c.queue_named("storage_version_garbage_collector_leases", retries());
     let version_queue =
         c.queue_named("storage_version_garbage_collector_storageversions", retries());
-    c.watch(&leases, &lease_queue, |change: Change<'_, PartialObjectMetadata>, wake: &Queue| {
+    c.watch(&leases, &lease_queue, |change: Change<'_, PartialObjectMetadata>, queue: &Queue| {
         if let Change::Deleted(last) = change
             && is_identity(&last.object().meta)
         {
-            wake.add(last.object().meta.key());
+            queue.add(last.object().meta.key());
         }
     });
-    c.watch(&versions, &version_queue, move |change: Change<'_, StorageVersion>, wake: &Queue| {
+    c.watch(&versions, &version_queue, move |change: Change<'_, StorageVersion>, queue: &Queue| {
         if !matches!(change, Change::Deleted(_)) && names_unknown(change.object(), &leases) {
-            wake.add(change.object().meta.key());
+            queue.add(change.object().meta.key());
         }
     });
     c.sync_by(1, lease_queue, &this, StorageVersions::sync_lease);

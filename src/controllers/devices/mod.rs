@@ -2,6 +2,6 @@
 
 pub mod consumers;
 pub mod poolstatus;
-pub mod recent;
 pub mod resourceclaim;
 pub mod tainteviction;
+pub mod uid_cache;

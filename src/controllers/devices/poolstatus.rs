@@ -12,7 +12,7 @@ use crate::cache::Lister;
 use crate::client::{Client, Delete, Patch};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::metrics::{exponential, metrics};
 use crate::objects::{
     Allocation, Istr, ObjectKey, PartialObjectMetadata, Resource, ResourceClaim,
@@ -47,7 +47,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let requests = c.lister::<ResourcePoolStatusRequest>();
     let (slices, claims) = (c.lister::<ResourceSlice>(), c.lister::<ResourceClaim>());
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     c.watch(&requests, &queue, |change, queue| {
         let key = change.object().meta.key();
         match change {

@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::cache::Lister;
 use crate::client::{Client, Patch};
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::objects::{Node, ObjectKey};
 
 /// Upstream: `v1.ObjectTTLAnnotationKey`.
@@ -31,10 +31,10 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let seconds = Arc::new(AtomicU32::new(STEPS[0].2));
     let ttl = Ttl { client: c.client(), nodes: nodes.clone(), seconds: seconds.clone() };
     let ttl = Arc::new(ttl);
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     let mut size = Size::default();
     // The other nodes follow with their next change: kubelets write their status all the time.
-    c.watch(&nodes, &queue, move |change, wake| {
+    c.watch(&nodes, &queue, move |change, queue| {
         match change {
             Change::Added { .. } => size.grow(),
             Change::Deleted(_) => size.shrink(),
@@ -42,7 +42,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
         seconds.store(size.seconds(), Ordering::Relaxed);
         if !matches!(change, Change::Deleted(_)) {
-            wake.add(change.object().meta.key());
+            queue.add(change.object().meta.key());
         }
     });
     c.sync(queue, &ttl, Ttl::sync);

@@ -84,7 +84,7 @@ impl ControllerContext {
     pub(super) fn client(&self, account: &str) -> Result<Client, String> {
         let mut clients = self.clients.lock();
         if let Some(client) = clients.get(account) {
-            return Ok(client.apart());
+            return Ok(client.with_own_limiter());
         }
         let client = self.builder.client(account)?;
         clients.insert(account.to_owned(), client.clone());

@@ -10,7 +10,7 @@ use super::change::Mapped;
 use super::queue::{BoxSync, SyncStatus, Watched, caught, log_job};
 use super::{
     ControllerContext, DebugAnswer, DebugHandler, DebugRequest, Error, Mapper, MetadataCaches,
-    Profile, Queue, Retries, SyncResult,
+    Profile, Queue, QueuePolicy, SyncResult,
 };
 use crate::cache::{BoxFuture, IndexFn, Lister, Registration, Scope, SharedIndexInformer};
 use crate::client::{Client, Writes};
@@ -265,12 +265,12 @@ impl Controller {
     }
 
     /// The queue that the controller's row names.
-    pub fn queue<K: Key>(&mut self, retries: Retries<K>) -> Queue<K> {
+    pub fn queue<K: Key>(&mut self, retries: QueuePolicy<K>) -> Queue<K> {
         self.queue_named(self.profile.queue, retries)
     }
 
     /// A further queue; metrics know it by `name`.
-    pub fn queue_named<K: Key>(&mut self, name: &'static str, retries: Retries<K>) -> Queue<K> {
+    pub fn queue_named<K: Key>(&mut self, name: &'static str, retries: QueuePolicy<K>) -> Queue<K> {
         let queue = Queue::new(name, retries, self.clock());
         let handle = queue.clone();
         self.queues.0.push(Box::new(move || handle.shut_down()));
@@ -550,7 +550,7 @@ mod tests {
     fn keys_are_retried_as_their_syncs_end() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let mut c = Controller::for_test("test-retries", 2, clock.clone());
-        let queue = c.queue::<String>(Retries::at_most(2));
+        let queue = c.queue::<String>(QueuePolicy::at_most(2));
         let (sent, calls) = async_channel::unbounded();
         let attempts: Mutex<HashMap<String, u32>> = Mutex::default();
         c.sync(queue.clone(), &Arc::new(()), move |_, key: String| {
@@ -602,7 +602,7 @@ mod tests {
     #[test]
     fn a_controller_without_work_is_idle() {
         let mut c = Controller::for_test("test-idle", 1, FakeClock::new(Timestamp::from_secs(0)));
-        let queue = c.queue::<String>(Retries::default());
+        let queue = c.queue::<String>(QueuePolicy::default());
         assert!(c.is_idle(), "a queue without workers is no work");
         c.sync(queue, &Arc::new(()), |_, _| async { Ok(Next::Done) });
         assert!(!c.is_idle());
@@ -611,7 +611,7 @@ mod tests {
     #[test]
     fn a_stop_lets_the_running_sync_end_and_takes_no_further_key() {
         let mut c = Controller::for_test("test-stop", 1, FakeClock::new(Timestamp::from_secs(0)));
-        let queue = c.queue::<String>(Retries::default());
+        let queue = c.queue::<String>(QueuePolicy::default());
         let (sent, calls) = async_channel::unbounded();
         let (release, released) = async_channel::unbounded::<()>();
         let channels = Arc::new((sent.clone(), released));
@@ -671,7 +671,7 @@ mod tests {
         let run = |prepare: &dyn Fn(&mut Controller)| {
             let mut c = Controller::for_test("test-gate", 1, clock.clone());
             prepare(&mut c);
-            let queue = c.queue::<&str>(Retries::default());
+            let queue = c.queue::<&str>(QueuePolicy::default());
             let (sent, calls) = async_channel::unbounded();
             c.sync(queue.clone(), &Arc::new(()), move |_, key| {
                 sent.try_send(key).unwrap();

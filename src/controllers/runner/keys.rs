@@ -1,4 +1,4 @@
-//! From events to the keys they wake: ready-made mappers.
+//! From events to the keys they queue: ready-made mappers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,23 +9,23 @@ use crate::objects::{Meta, Object, ObjectKey, OwnerReference, Resource, Selector
 
 /// Every change wakes the object's own key.
 pub fn of_object<T: Object>() -> impl Mapper<T, ObjectKey> {
-    |change, wake| wake.add(change.object().meta().key())
+    |change, queue| queue.add(change.object().meta().key())
 }
 
 /// Additions, updates and resyncs of objects that pass `filter`; never deletions.
 pub fn of_current<T: Object>(
     filter: impl Fn(&T) -> bool + Send + 'static,
 ) -> impl Mapper<T, ObjectKey> {
-    move |change, wake| {
+    move |change, queue| {
         if !matches!(change, Change::Deleted(_)) && filter(change.object()) {
-            wake.add(change.object().meta().key());
+            queue.add(change.object().meta().key());
         }
     }
 }
 
 /// A change of a dependent wakes the object of kind `O` that controls it, if `owners` holds exactly
-/// that one: kind, name and uid agree. A new owner reference or new labels wake the old owner too.
-/// Resyncs wake no owner. Upstream: `addPod`, `updatePod` and `deletePod` of the workload
+/// that one: kind, name and uid agree. After a new owner reference or new labels the old owner is
+/// queued too. Resyncs queue no owner. Upstream: `addPod`, `updatePod` and `deletePod` of the workload
 /// controllers.
 ///
 /// | | orphans | observers | other |
@@ -160,11 +160,11 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         resolve_in(&*self.owners, &meta.namespace, meta.controller()?)
     }
 
-    fn wake(&self, owner: &O, wake: &Queue) {
+    fn queue(&self, owner: &O, queue: &Queue) {
         let key = owner.meta().key();
         match self.delay.is_zero() {
-            true => wake.add(key),
-            false => wake.add_after(key, self.delay),
+            true => queue.add(key),
+            false => queue.add_after(key, self.delay),
         }
     }
 
@@ -180,22 +180,22 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         }
     }
 
-    fn added(&self, new: &T, wake: &Queue) {
+    fn added(&self, new: &T, queue: &Queue) {
         if new.meta().is_being_deleted() {
             // After a restart a dependent may appear when it is being deleted already.
-            return self.deleted(new, Seen::Deleting, wake);
+            return self.deleted(new, Seen::Deleting, queue);
         }
         if new.meta().controller().is_none() {
             self.is_unowned(new, None);
-            return self.wake_matching(new, wake);
+            return self.wake_matching(new, queue);
         }
         if let Some(owner) = self.owner(new) {
             self.observe(&owner, new, Seen::Created);
-            self.wake(&owner, wake);
+            self.queue(&owner, queue);
         }
     }
 
-    fn updated(&self, old: &T, new: &T, wake: &Queue) {
+    fn updated(&self, old: &T, new: &T, queue: &Queue) {
         let (was, is) = (old.meta(), new.meta());
         if was.resource_version == is.resource_version {
             return;
@@ -204,41 +204,41 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         let moved = was.controller() != is.controller();
         if is.is_being_deleted() {
             // The owner replaces it now, not when its grace period has ended.
-            self.deleted(new, Seen::Deleting, wake);
+            self.deleted(new, Seen::Deleting, queue);
             if relabelled || moved {
-                self.deleted(old, Seen::Deleting, wake);
+                self.deleted(old, Seen::Deleting, queue);
             }
             return;
         }
         if moved && let Some(owner) = self.owner(old) {
             self.observe(&owner, new, Seen::Updated);
-            self.wake(&owner, wake);
+            self.queue(&owner, queue);
         }
         if is.controller().is_none() {
             self.is_unowned(new, None);
             if relabelled || moved {
-                self.wake_matching(new, wake);
+                self.wake_matching(new, queue);
             }
         } else if let Some(owner) = self.owner(new) {
             self.observe(&owner, new, Seen::Updated);
-            self.wake(&owner, wake);
+            self.queue(&owner, queue);
             let again = self.again.as_ref().and_then(|again| again(old, new, &owner));
             if let Some(after) = again {
-                wake.add_after(owner.meta().key(), after);
+                queue.add_after(owner.meta().key(), after);
             }
         }
     }
 
-    fn deleted(&self, last: &T, seen: Seen, wake: &Queue) {
+    fn deleted(&self, last: &T, seen: Seen, queue: &Queue) {
         let owner = self.owner(last);
         self.is_unowned(last, owner.as_deref());
         // No owner waits for the deletion of an orphan.
         let Some(owner) = owner else { return };
         self.observe(&owner, last, seen);
-        self.wake(&owner, wake);
+        self.queue(&owner, queue);
     }
 
-    fn wake_matching(&self, orphan: &T, wake: &Queue) {
+    fn wake_matching(&self, orphan: &T, queue: &Queue) {
         let meta = orphan.meta();
         let Some(selector) = self.selector.as_ref().filter(|_| !meta.labels.is_empty()) else {
             return;
@@ -247,7 +247,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
             let selects = selector(&owner)
                 .is_ok_and(|selector| !selector.is_empty() && selector.matches(&meta.labels));
             if selects {
-                self.wake(&owner, wake);
+                self.queue(&owner, queue);
             }
         }
     }
@@ -255,15 +255,15 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
 
 impl<T: Object, O: Object + Resource> OfController<T, O> {
     pub fn mapper(self) -> impl Mapper<T, ObjectKey> {
-        move |change, wake| self.map(change, wake)
+        move |change, queue| self.map(change, queue)
     }
 
-    fn map(&self, change: Change<'_, T>, wake: &Queue) {
+    fn map(&self, change: Change<'_, T>, queue: &Queue) {
         match change {
-            Change::Added { new, .. } => self.added(new, wake),
-            Change::Updated { old, new } => self.updated(old, new, wake),
+            Change::Added { new, .. } => self.added(new, queue),
+            Change::Updated { old, new } => self.updated(old, new, queue),
             Change::Resync { .. } => {}
-            Change::Deleted(deleted) => self.deleted(deleted.object(), Seen::Deleted, wake),
+            Change::Deleted(deleted) => self.deleted(deleted.object(), Seen::Deleted, queue),
         }
     }
 }

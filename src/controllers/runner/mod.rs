@@ -18,7 +18,7 @@ pub use context::{ClientBuilder, ControllerContext, ControllerContextParts, Meta
 pub use controller::{Controller, ControllerStatus, OptionalCache, Watcher};
 pub use error::{Error, Next, SyncResult};
 pub use profile::{Profile, Workers};
-pub use queue::{LastError, Queue, Retries, SyncStatus};
+pub use queue::{LastError, Queue, QueuePolicy, SyncStatus};
 pub use supervisor::Supervisor;
 
 /// A request below `/debug/controllers/NAME`.

@@ -40,42 +40,42 @@ const SYNC_WEIGHT: u32 = 5;
 const MAX_REST: Duration = Duration::from_millis(500);
 
 /// How a queue retries the keys that failed, and whether it paces those that did not.
-pub struct Retries<K = ObjectKey> {
+pub struct QueuePolicy<K = ObjectKey> {
     limiter: Option<Arc<dyn RateLimiter<K>>>,
     max: Option<u32>,
     level: log::Level,
     paced: bool,
 }
 
-impl<K: Key> Default for Retries<K> {
+impl<K: Key> Default for QueuePolicy<K> {
     /// With `DefaultTypedControllerRateLimiter`, without end, logged as errors.
-    fn default() -> Retries<K> {
-        Retries { limiter: None, max: None, level: log::Level::Error, paced: false }
+    fn default() -> QueuePolicy<K> {
+        QueuePolicy { limiter: None, max: None, level: log::Level::Error, paced: false }
     }
 }
 
-impl<K: Key> Retries<K> {
+impl<K: Key> QueuePolicy<K> {
     /// Gives up on a key after this many failures in a row. Upstream: `maxRetries`.
-    pub fn at_most(max: u32) -> Retries<K> {
-        Retries { max: Some(max), ..Retries::default() }
+    pub fn at_most(max: u32) -> QueuePolicy<K> {
+        QueuePolicy { max: Some(max), ..QueuePolicy::default() }
     }
 
     /// After the delays of another limiter.
-    pub fn limited_by(self, limiter: Arc<dyn RateLimiter<K>>) -> Retries<K> {
-        Retries { limiter: Some(limiter), ..self }
+    pub fn limited_by(self, limiter: Arc<dyn RateLimiter<K>>) -> QueuePolicy<K> {
+        QueuePolicy { limiter: Some(limiter), ..self }
     }
 
     /// Lets keys rest between their syncs in a storm, the longer the more a sync takes. For
     /// controllers whose objects have many dependents that change one by one, where each sync looks
     /// at all of them.
-    pub fn paced(self) -> Retries<K> {
-        Retries { paced: true, ..self }
+    pub fn paced(self) -> QueuePolicy<K> {
+        QueuePolicy { paced: true, ..self }
     }
 
     /// Logs a failure that is retried at `level`. Where conflicts are routine, upstream logs as
     /// errors only the keys that it gives up.
-    pub fn logged_as(self, level: log::Level) -> Retries<K> {
-        Retries { level, ..self }
+    pub fn logged_as(self, level: log::Level) -> QueuePolicy<K> {
+        QueuePolicy { level, ..self }
     }
 }
 
@@ -190,10 +190,10 @@ impl<K> Clone for Queue<K> {
 impl<K: Key> Queue<K> {
     pub(in crate::controllers) fn new(
         name: &str,
-        retries: Retries<K>,
+        retries: QueuePolicy<K>,
         clock: SharedClock,
     ) -> Queue<K> {
-        let Retries { limiter, max: max_retries, level: retry_level, paced } = retries;
+        let QueuePolicy { limiter, max: max_retries, level: retry_level, paced } = retries;
         let limiter = limiter.unwrap_or_else(|| default_controller_rate_limiter(clock.clone()));
         let queue = RateLimitingQueue::new(name, clock.clone(), limiter);
         let stale = ItemExponentialFailureRateLimiter::new(STALE_RETRY, MAX_STALE_RETRY);
@@ -404,7 +404,7 @@ pub(super) fn panics(controller: &str) -> u64 {
 #[cfg(test)]
 impl<K: Key> Queue<K> {
     pub(in crate::controllers) fn for_test(clock: SharedClock) -> Queue<K> {
-        Queue::new("test", Retries::default(), clock)
+        Queue::new("test", QueuePolicy::default(), clock)
     }
 
     /// The keys that can be taken now, each done at once.
@@ -468,7 +468,7 @@ mod tests {
 
     #[test]
     fn a_paced_key_rests_after_a_sync_in_a_storm_in_proportion_to_it() {
-        let paced = || Retries::default().paced();
+        let paced = || QueuePolicy::default().paced();
         for (retries, is_storm, fails, took, rest) in [
             (paced(), true, false, 0, 0),
             (paced(), true, false, 5, 20),
@@ -476,7 +476,7 @@ mod tests {
             (paced(), true, false, 9_000, 500),
             (paced(), false, false, 9_000, 0),
             (paced(), true, true, 1, 0),
-            (Retries::default(), true, false, 100, 0),
+            (QueuePolicy::default(), true, false, 100, 0),
         ] {
             let clock = FakeClock::new(Timestamp::from_secs(0));
             let queue: Queue<String> = Queue::new("", retries, clock.clone());
@@ -515,10 +515,13 @@ mod tests {
     #[test]
     fn a_controller_sets_the_level_at_which_its_retries_are_logged() {
         for (retries, expected) in [
-            (Retries::default(), [Level::Error, Level::Debug, Level::Debug]),
-            (Retries::default().logged_as(Level::Info), [Level::Info, Level::Debug, Level::Debug]),
+            (QueuePolicy::default(), [Level::Error, Level::Debug, Level::Debug]),
+            (
+                QueuePolicy::default().logged_as(Level::Info),
+                [Level::Info, Level::Debug, Level::Debug],
+            ),
         ] {
-            let Retries::<String> { level, .. } = retries;
+            let QueuePolicy::<String> { level, .. } = retries;
             let errors = [Error::other("conflict"), stale(), not_yet()];
             assert_eq!(errors.map(|error| retry_log_level(&error, level)), expected);
         }

@@ -12,7 +12,7 @@ use crate::cache::Lister;
 use crate::client::{Client, Patch};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::objects::{Condition, IPAddress, Object, ObjectKey, Resource, ServiceCIDR};
 
@@ -39,28 +39,28 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         addresses: addresses.clone(),
         clock: c.clock(),
     });
-    let queue = c.queue(Retries::at_most(MAX_RETRIES).logged_as(log::Level::Debug));
+    let queue = c.queue(QueuePolicy::at_most(MAX_RETRIES).logged_as(log::Level::Debug));
     let all = cidrs.clone();
-    c.watch(&cidrs, &queue, move |change, wake| {
-        wake.add(change.object().meta().key());
+    c.watch(&cidrs, &queue, move |change, queue| {
+        queue.add(change.object().meta().key());
         if let Change::Added { new, .. } = change {
             // The new one may allocate the addresses that block another's deletion.
             let all = all.list();
             for subnet in subnets(new) {
                 for other in having(&all, |other| overlap(other, &subnet)) {
-                    wake.add(other.meta().key());
+                    queue.add(other.meta().key());
                 }
             }
         }
     });
-    c.watch(&addresses, &queue, move |change, wake| {
+    c.watch(&addresses, &queue, move |change, queue| {
         let meta = change.object().meta();
         if matches!(change, Change::Added { .. } | Change::Deleted(_))
             && meta.labels.get(MANAGED_BY_LABEL) == Some(ALLOCATOR)
             && let Ok(address) = meta.name.parse::<IpAddr>()
         {
             for cidr in having(&cidrs.list(), |subnet| allocates(subnet, address)) {
-                wake.add(cidr.meta().key());
+                queue.add(cidr.meta().key());
             }
         }
     });

@@ -8,7 +8,7 @@ use super::claims::{CLAIM_INDEX, by_claim, pods_of};
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::metrics::metrics;
 use crate::objects::{ClaimSource, ClaimVolume, ObjectKey, PersistentVolumeClaim, Pod, Resource};
@@ -26,18 +26,18 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (claims, pods) = (c.lister::<PersistentVolumeClaim>(), c.lister::<Pod>());
     c.index(&pods, CLAIM_INDEX, by_claim);
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     // The volumes of a pod never change, and its claims go with their owner.
-    c.watch(&pods, &queue, |change, wake| {
+    c.watch(&pods, &queue, |change, queue| {
         if let Change::Added { new, .. } = change {
-            wake_pod(new, wake);
+            wake_pod(new, queue);
         }
     });
     let users = pods.clone();
-    c.watch(&claims, &queue, move |change, wake| {
+    c.watch(&claims, &queue, move |change, queue| {
         if let Change::Deleted(last) = change {
             for pod in pods_of(&users, &last.object().meta.key()) {
-                wake_pod(&pod, wake);
+                wake_pod(&pod, queue);
             }
         }
     });
@@ -47,9 +47,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-fn wake_pod(pod: &Pod, wake: &Queue) {
+fn wake_pod(pod: &Pod, queue: &Queue) {
     if !pod.meta.is_being_deleted() && pod.claims().any(|(_, for_pod)| for_pod) {
-        wake.add(pod.meta.key());
+        queue.add(pod.meta.key());
     }
 }
 

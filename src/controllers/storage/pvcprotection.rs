@@ -11,7 +11,7 @@ use crate::cache::Lister;
 use crate::client::{Client, ListOptions};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::objects::{Object, ObjectKey, PersistentVolumeClaim, Pod, Resource, Timestamp};
 
 /// Upstream: `volumeutil.PVCProtectionFinalizer`.
@@ -25,19 +25,19 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (claims, pods) = (c.lister::<PersistentVolumeClaim>(), c.lister::<Pod>());
     c.index(&pods, CLAIM_INDEX, by_claim);
     let tracks_use = c.feature(UNUSED_SINCE);
-    let queue = c.queue(Retries::default());
-    c.watch(&claims, &queue, move |change, wake| {
+    let queue = c.queue(QueuePolicy::default());
+    c.watch(&claims, &queue, move |change, queue| {
         let claim = change.object();
         let unknown = || tracks_use && claim.condition(UNUSED).is_none();
         if !matches!(change, Change::Deleted(_)) && (PROTECTION.concerns(&claim.meta) || unknown())
         {
-            wake.add(claim.meta.key());
+            queue.add(claim.meta.key());
         }
     });
-    c.watch(&pods, &queue, move |change, wake| match change {
-        Change::Deleted(last) => wake_claims(last.object(), wake),
+    c.watch(&pods, &queue, move |change, queue| match change {
+        Change::Deleted(last) => wake_claims(last.object(), queue),
         change if tracks_use || frees_claims(change.object()) => {
-            wake_claims(change.object(), wake);
+            wake_claims(change.object(), queue);
         }
         _ => {}
     });
@@ -52,9 +52,9 @@ fn frees_claims(pod: &Pod) -> bool {
     pod.is_terminated() || pod.spec.node_name.is_empty()
 }
 
-fn wake_claims(pod: &Pod, wake: &Queue) {
+fn wake_claims(pod: &Pod, queue: &Queue) {
     for (claim, _) in pod.claims() {
-        wake.add(ObjectKey::new(&pod.meta.namespace, &claim));
+        queue.add(ObjectKey::new(&pod.meta.namespace, &claim));
     }
 }
 

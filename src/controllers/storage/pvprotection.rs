@@ -7,7 +7,7 @@ use super::protection::Protection;
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::controllers::runner::keys;
-use crate::controllers::{Controller, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::objects::{ObjectKey, PersistentVolume};
 
 /// Upstream: `volumeutil.PVProtectionFinalizer`.
@@ -17,7 +17,7 @@ const PROTECTION: Protection = Protection("kubernetes.io/pv-protection");
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let volumes = c.lister::<PersistentVolume>();
     let this = Arc::new(PvProtection { client: c.client(), volumes: volumes.clone() });
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     let concerned = |volume: &PersistentVolume| PROTECTION.concerns(&volume.meta);
     c.watch(&volumes, &queue, keys::of_current(concerned));
     c.sync(queue, &this, PvProtection::sync);

@@ -7,7 +7,7 @@ use super::protection::Protection;
 use crate::cache::{IndexValue, Lister};
 use crate::client::Client;
 use crate::controllers::runner::{Change, keys};
-use crate::controllers::{Controller, Next, Queue, Retries, SyncResult};
+use crate::controllers::{Controller, Next, Queue, QueuePolicy, SyncResult};
 use crate::objects::{
     Istr, Object, ObjectKey, PersistentVolume, PersistentVolumeClaim, VolumeAttributesClass,
 };
@@ -24,7 +24,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let claims = c.lister::<PersistentVolumeClaim>();
     c.index(&volumes, CLASS_INDEX, |volume, emit| emit_all(volume, emit));
     c.index(&claims, CLASS_INDEX, |claim, emit| emit_all(claim, emit));
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     let concerned = |class: &VolumeAttributesClass| PROTECTION.concerns(&class.meta);
     c.watch(&classes, &queue, keys::of_current(concerned));
     c.watch(&volumes, &queue, wake_released::<PersistentVolume>);
@@ -57,7 +57,7 @@ fn emit_all<T: NamesClasses>(object: &T, emit: &mut dyn FnMut(IndexValue)) {
 }
 
 /// Wakes the classes that a change no longer names.
-fn wake_released<T: NamesClasses>(change: Change<'_, T>, wake: &Queue) {
+fn wake_released<T: NamesClasses>(change: Change<'_, T>, queue: &Queue) {
     let released = match change {
         Change::Updated { old, new } => {
             let named = new.classes();
@@ -66,7 +66,7 @@ fn wake_released<T: NamesClasses>(change: Change<'_, T>, wake: &Queue) {
         Change::Deleted(last) => last.object().classes(),
         Change::Added { .. } | Change::Resync { .. } => Vec::new(),
     };
-    released.iter().for_each(|class| wake.add(ObjectKey::cluster(class)));
+    released.iter().for_each(|class| queue.add(ObjectKey::cluster(class)));
 }
 
 struct VacProtection {

@@ -8,7 +8,7 @@ use crate::cache::Lister;
 use crate::client::{Client, Delete};
 use crate::clock::SharedClock;
 use crate::controllers::runner::keys;
-use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::metrics::metrics;
 use crate::objects::{Job, ObjectKey, Timestamp};
 
@@ -23,7 +23,7 @@ metrics! {
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let jobs = c.lister::<Job>();
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     c.watch(&jobs, &queue, keys::of_current(|job: &Job| ttl(job).is_some()));
     let this = Arc::new(TtlAfterFinished { client: c.client(), clock: c.clock(), jobs });
     c.sync(queue, &this, TtlAfterFinished::sync);

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde::de::{Deserialize, DeserializeOwned, Deserializer};
 
+use crate::buffer_pool;
 use crate::objects::Meta;
 use crate::objects::wire::protobuf::{self, Message};
-use crate::spare;
 
 /// A served resource: what is needed to build its paths and to name it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -106,7 +106,7 @@ impl Encoded {
 
 impl Drop for Encoded {
     fn drop(&mut self) {
-        spare::give(&mut self.bytes);
+        buffer_pool::give(&mut self.bytes);
     }
 }
 

@@ -17,7 +17,7 @@ use rustls::server::NoServerSessionStorage;
 use rustls::{ServerConfig, SupportedCipherSuite};
 
 use crate::clock::SharedClock;
-use crate::files::{LOOK, Stamp, stamp};
+use crate::files::{POLL_PERIOD, Stamp, stamp};
 use crate::task::{self, StopToken};
 
 use certificates::{Certificates, Loaded, certified};
@@ -119,7 +119,7 @@ impl Tls {
         }
         // The first look reads what may have changed since the start.
         let (mut read, mut known) = (Vec::new(), String::new());
-        while stop.unless_stopped(clock.sleep(LOOK)).await.is_some() {
+        while stop.unless_stopped(clock.sleep(POLL_PERIOD)).await.is_some() {
             let (options, provider) =
                 (certificates.options.clone(), self.config.crypto_provider().clone());
             let before = read.clone();

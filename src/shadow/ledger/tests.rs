@@ -29,10 +29,10 @@ fn scaled(replicas: i64) -> Value {
 }
 
 /// A wish to scale from `old` to `new`.
-fn scale(old: i64, new: i64) -> Wish {
+fn scale(old: i64, new: i64) -> IntendedWrite {
     let request = request("PATCH", scaled(new));
     let Effect::Changes(changes) = request.effect(&scaled(old)) else { panic!("it changes") };
-    Wish {
+    IntendedWrite {
         controller: "c".into(),
         key: "a/x".into(),
         patience: Duration::ZERO,
@@ -42,9 +42,9 @@ fn scale(old: i64, new: i64) -> Wish {
     }
 }
 
-fn without_fields(method: &'static str, name: &str) -> Wish {
+fn without_fields(method: &'static str, name: &str) -> IntendedWrite {
     let (place, request) = (place(name), request(method, Value::Null));
-    Wish { place, request, changes: Vec::new(), ..scale(1, 2) }
+    IntendedWrite { place, request, changes: Vec::new(), ..scale(1, 2) }
 }
 
 fn write(name: &str, kind: Kind) -> Write {
@@ -281,7 +281,7 @@ fn what_is_written_once_is_compared_when_it_is_created() {
             "spec": { "nodeName": node },
         })
     };
-    let wish = |node: &str| Wish {
+    let wish = |node: &str| IntendedWrite {
         place: pods("agent-*"),
         request: request("POST", pod(node, "1")),
         changes: Vec::new(),
@@ -355,7 +355,7 @@ fn no_value_of_a_secret_is_kept() {
     let live = known("aHVudGVyMg==");
     let Effect::Changes(changes) = request.effect(&live) else { panic!("it changes") };
     assert_eq!(request.effect(&known("bmV3")), Effect::Nothing);
-    let wish = Wish { place: place.clone(), request, changes, ..scale(1, 2) };
+    let wish = IntendedWrite { place: place.clone(), request, changes, ..scale(1, 2) };
     let mut ledger = ledger();
     ledger.wish(at(1), wish);
     // Someone changes it, and later the one in charge.
@@ -379,7 +379,8 @@ fn a_name_makes_no_line_of_the_report() {
     let path = "spec.labels.a\n  forged: update b".to_owned();
     let change = Change { path, old: Value::Null, new: json!("\u{85}x") };
     let place = place("x\n\nresult: clean");
-    ledger.wish(at(1), Wish { place: place.clone(), changes: vec![change], ..scale(1, 2) });
+    ledger
+        .wish(at(1), IntendedWrite { place: place.clone(), changes: vec![change], ..scale(1, 2) });
     let write =
         Write { place, fields: vec!["f\nresult: clean".into()], ..write("x", Kind::Create) };
     ledger.suspect(at(1), write);

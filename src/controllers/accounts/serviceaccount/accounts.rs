@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Next, Retries, SyncResult, keys};
+use crate::controllers::{Controller, Next, QueuePolicy, SyncResult, keys};
 use crate::objects::{Namespace, ObjectKey, ServiceAccount};
 
 /// The accounts that every namespace has.
@@ -28,11 +28,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         namespaces: namespaces.clone(),
         accounts: accounts.clone(),
     });
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     // Without resyncs, as upstream.
-    c.watch_resyncing(&accounts, None, &queue, |change, wake| {
+    c.watch_resyncing(&accounts, None, &queue, |change, queue| {
         if let Change::Deleted(account) = change {
-            wake.add(ObjectKey::cluster(&account.object().meta.namespace));
+            queue.add(ObjectKey::cluster(&account.object().meta.namespace));
         }
     });
     c.watch_resyncing(&namespaces, None, &queue, keys::of_current(|_| true));

@@ -15,7 +15,7 @@ use crate::cache::Lister;
 use crate::client::{self, Client, Delete};
 use crate::clock::SharedClock;
 use crate::controllers::certificates::root_ca::root_ca;
-use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::jwt::{LegacyClaims, Signer};
 use crate::objects::{Istr, ObjectKey, ServiceAccount, TokenSecret, Uid, from_json};
 
@@ -96,17 +96,17 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         content: Content { signer, authority: Istr::new(&STANDARD.encode(authority)) },
     });
     // Without resyncs, as the Go manager is built.
-    let gone = c.queue(Retries::at_most(MAX_RETRIES));
-    c.watch_resyncing(&accounts, None, &gone, |change, wake| {
+    let gone = c.queue(QueuePolicy::at_most(MAX_RETRIES));
+    c.watch_resyncing(&accounts, None, &gone, |change, queue| {
         let meta = &change.object().meta;
-        wake.add(AccountKey { account: meta.key(), uid: meta.uid.clone() });
+        queue.add(AccountKey { account: meta.key(), uid: meta.uid.clone() });
     });
     // Upstream gives both queues the same name.
-    let filled = c.queue(Retries::at_most(MAX_RETRIES));
-    c.watch_resyncing(&secrets, None, &filled, |change, wake| {
+    let filled = c.queue(QueuePolicy::at_most(MAX_RETRIES));
+    c.watch_resyncing(&secrets, None, &filled, |change, queue| {
         let secret = change.object();
         if !secret.account_name().is_empty() {
-            wake.add(SecretKey {
+            queue.add(SecretKey {
                 secret: secret.meta.key(),
                 uid: secret.meta.uid.clone(),
                 account: Istr::new(secret.account_name()),

@@ -14,7 +14,7 @@ use crate::cache::MetadataHandler;
 use crate::client::{ApiResource, Client};
 use crate::clock::SharedClock;
 use crate::controllers::cluster::monitors::Monitors;
-use crate::controllers::{Controller, DebugAnswer, Queue, Retries};
+use crate::controllers::{Controller, DebugAnswer, Queue, QueuePolicy};
 use crate::events::{EventType, ObjectReference, Recorder};
 use crate::metrics::metrics;
 use crate::objects::{Istr, Meta, ResourceType, Uid};
@@ -34,10 +34,10 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         return Ok(());
     }
     register_metrics();
-    let to_delete = c.queue_named("garbage_collector_attempt_to_delete", Retries::default());
-    let to_orphan = c.queue_named("garbage_collector_attempt_to_orphan", Retries::default());
+    let to_delete = c.queue_named("garbage_collector_attempt_to_delete", QueuePolicy::default());
+    let to_orphan = c.queue_named("garbage_collector_attempt_to_orphan", QueuePolicy::default());
     let this = Arc::new(GarbageCollector {
-        client: c.client().hastened(RATE, 1),
+        client: c.client().with_rate(RATE, 1),
         recorder: c.recorder(),
         clock: c.clock(),
         graph: Mutex::default(),

@@ -21,7 +21,7 @@ use crate::cache::Lister;
 use crate::client::{self, ApiResource, Client};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::objects::{Istr, Namespace, ObjectKey, Pod, Resource, ResourceType};
 use crate::sort::Order;
 use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
@@ -45,16 +45,16 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         exponential_failure_rate_limiter(BACKOFF[0], BACKOFF[1]),
         Arc::new(BucketRateLimiter::new(10.0, 100, c.clock())),
     ]);
-    let queue = c.queue(Retries::default().limited_by(Arc::new(limiter)));
+    let queue = c.queue(QueuePolicy::default().limited_by(Arc::new(limiter)));
     let period = c.options().namespace_sync_period;
     let resync = Some(period).filter(|period| !period.is_zero());
-    c.watch_resyncing(&namespaces, resync, &queue, |change, wake| {
+    c.watch_resyncing(&namespaces, resync, &queue, |change, queue| {
         if !matches!(change, Change::Deleted(_)) && change.object().meta.is_being_deleted() {
-            wake.add_after(change.object().meta.key(), GRACE);
+            queue.add_after(change.object().meta.key(), GRACE);
         }
     });
     let (rate_factor, burst_factor) = FASTER;
-    let client = c.client().hastened(rate_factor, burst_factor);
+    let client = c.client().with_rate(rate_factor, burst_factor);
     // A shadow keeps to the pace of the manager in charge.
     let waiting = (!c.options().shadow).then(|| Waiting::new(c, &queue));
     let this = Arc::new(NamespaceController { namespaces, waiting, client, clock: c.clock() });
@@ -74,10 +74,10 @@ impl Waiting {
         let pods = c.lister::<Pod>();
         let waiting = Waiting { pods: pods.clone(), namespaces: Arc::default() };
         let emptied = waiting.clone();
-        c.watch_resyncing(&pods, None, queue, move |change, wake| {
+        c.watch_resyncing(&pods, None, queue, move |change, queue| {
             let namespace = &change.object().meta.namespace;
             if matches!(change, Change::Deleted(_)) && emptied.is_over(namespace) {
-                wake.add(ObjectKey::cluster(namespace));
+                queue.add(ObjectKey::cluster(namespace));
             }
         });
         waiting

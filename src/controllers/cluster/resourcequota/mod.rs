@@ -17,7 +17,7 @@ use crate::cache::{Lister, MetadataHandler};
 use crate::client::{ApiResource, Client};
 use crate::controllers::cluster::monitors::Monitors;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::objects::{
     Meta, Object, ObjectKey, PersistentVolumeClaim, Pod, Resource, ResourceClaim, ResourceList,
     ResourceQuota, ResourceQuotaStatus, ResourceType, Service,
@@ -28,8 +28,8 @@ const CLASSES_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The controller `resourcequota-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
-    let queue = c.queue(Retries::default());
-    let urgent = c.queue_named("resourcequota_priority", Retries::default());
+    let queue = c.queue(QueuePolicy::default());
+    let urgent = c.queue_named("resourcequota_priority", QueuePolicy::default());
     let quotas = c.lister::<ResourceQuota>();
     let this = Arc::new(Quotas {
         client: c.client(),

@@ -7,7 +7,7 @@
 
 mod freshness;
 mod migrate;
-mod turn;
+mod serializer;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use crate::cache::Lister;
 use crate::client::{ApiResource, Client, Discovery};
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, keys};
-use crate::controllers::{Controller, Error, Queue, Retries};
+use crate::controllers::{Controller, Error, Queue, QueuePolicy};
 use crate::objects::{
     Condition, GroupResource, ResourceType, StorageVersionMigration, StorageVersionMigrationStatus,
     Timestamp,
@@ -56,22 +56,22 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let migrations = c.lister::<StorageVersionMigration>();
     let this = Arc::new(Migrator {
         name: c.name(),
-        client: c.client().hastened(qps, burst),
+        client: c.client().with_rate(qps, burst),
         clock: c.clock(),
         migrations: migrations.clone(),
         written: AtomicU64::new(0),
     });
-    let to_migrate = c.queue(Retries::default().logged_as(log::Level::Info));
-    let to_date = c.queue_named(VERSIONS_QUEUE, Retries::default().logged_as(log::Level::Info));
+    let to_migrate = c.queue(QueuePolicy::default().logged_as(log::Level::Info));
+    let to_date = c.queue_named(VERSIONS_QUEUE, QueuePolicy::default().logged_as(log::Level::Info));
     // Upstream gives both queues one name.
-    let in_turn = c.queue_named(VERSIONS_QUEUE, Retries::default());
+    let in_turn = c.queue_named(VERSIONS_QUEUE, QueuePolicy::default());
     c.watch(&migrations, &to_migrate, keys::of_current(|_| true));
     c.watch(&migrations, &to_date, keys::of_current(|_| true));
     c.watch(
         &migrations,
         &in_turn,
-        |change: Change<'_, StorageVersionMigration>, wake: &Queue<GroupResource>| {
-            wake.add(change.object().spec.resource.clone());
+        |change: Change<'_, StorageVersionMigration>, queue: &Queue<GroupResource>| {
+            queue.add(change.object().spec.resource.clone());
         },
     );
     c.sync_by(WORKERS, to_migrate, &this, Migrator::migrate);

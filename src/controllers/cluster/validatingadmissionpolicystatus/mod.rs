@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use self::check::TypeChecker;
 use crate::cache::Lister;
 use crate::client::{self, Client, Patch};
-use crate::controllers::{Controller, Next, Retries, SyncResult, keys};
+use crate::controllers::{Controller, Next, QueuePolicy, SyncResult, keys};
 use crate::objects::{
     ObjectKey, Resource, TypeChecking, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyStatus,
 };
@@ -33,7 +33,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let policies = c.lister();
     let checker = TypeChecker::new(c.client(), c.clock());
     let this = Arc::new(PolicyStatus { client: c.client(), policies: policies.clone(), checker });
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     c.watch(&policies, &queue, keys::of_current(is_news));
     let forgetful = this.clone();
     c.every(MEMORY, move || {

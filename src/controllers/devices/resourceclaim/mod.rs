@@ -3,20 +3,20 @@
 
 mod claims;
 mod groups;
-mod made;
 mod metrics;
 mod pods;
+mod template_claims;
 
 use std::fmt;
 use std::sync::Arc;
 
-use self::made::Maker;
+use self::template_claims::Maker;
 use super::consumers::{GROUP_CLAIMS, claims_of, is_owner_of_claims};
-use super::recent::RecentUids;
+use super::uid_cache::RecentUids;
 use crate::cache::{IndexValue, Lister};
 use crate::client::Client;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Queue, Retries, SyncResult};
+use crate::controllers::{Controller, Queue, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::objects::{ObjectKey, Pod, PodGroup, ResourceClaim, ResourceClaimTemplate, Uid};
 
@@ -63,7 +63,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         maker,
         deleted: RecentUids::default(),
     });
-    let queue = c.queue::<Key>(Retries::default());
+    let queue = c.queue::<Key>(QueuePolicy::default());
     let own = this.clone();
     c.watch(&pods, &queue, move |change, queue| match change {
         Change::Deleted(last) => own.pod_is_gone(last.object(), queue),

@@ -16,12 +16,12 @@ use self::eviction::{Eviction, NO_EXECUTE, Reason, newest, of_device, selects, t
 use super::consumers::{
     ClaimName, GROUP_CLAIMS, claims_of, group_key, is_for_pod, is_reserved_for,
 };
-use super::recent::RecentUids;
+use super::uid_cache::RecentUids;
 use crate::cache::{IndexValue, Lister};
 use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Next, Queue, Retries, SyncResult};
+use crate::controllers::{Controller, Next, Queue, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::objects::{
     AllocatedDevice, Allocation, DeviceTaint, DeviceTaintRule, Istr, Meta, ObjectKey, Pod,
@@ -47,7 +47,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         c.index(&pods, MEMBER_INDEX, by_group);
     }
     let rules = c.feature("DRADeviceTaintRules").then(|| c.lister::<DeviceTaintRule>());
-    let queue = c.queue::<Key>(Retries::default().logged_as(log::Level::Info));
+    let queue = c.queue::<Key>(QueuePolicy::default().logged_as(log::Level::Info));
     let this = Arc::new(TaintEviction {
         name: c.name(),
         client: c.client(),

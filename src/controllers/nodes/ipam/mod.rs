@@ -16,7 +16,7 @@ use self::ranges::Ranges;
 use crate::cache::Lister;
 use crate::client::{self, Client, Patch};
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::events::{EventType, ObjectReference, Recorder};
 use crate::objects::{Node, ObjectKey, PartialObjectMetadata, Resource};
 use crate::task::Latch;
@@ -37,11 +37,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         nodes: nodes.clone(),
         ranges: Mutex::new(Ranges::new(&config)?),
     });
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     let ranges = this.clone();
-    c.watch(&nodes, &queue, move |change, wake| match change {
+    c.watch(&nodes, &queue, move |change, queue| match change {
         Change::Deleted(deleted) => ranges.release(deleted.object()),
-        _ => wake.add(change.object().meta.key()),
+        _ => queue.add(change.object().meta.key()),
     });
     // No node gets a range before those of all nodes are known. A range that the flags exclude ends
     // the manager, as upstream.

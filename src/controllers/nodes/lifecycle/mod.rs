@@ -5,8 +5,8 @@
 //! it is renewed. Without nodes there are no passes.
 
 mod health;
-mod look;
 mod monitor;
+mod node_observation;
 mod pods;
 mod reconcile;
 mod tainter;
@@ -27,7 +27,7 @@ use crate::cache::Lister;
 use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, Queue, keys};
-use crate::controllers::{Controller, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::metrics::{exponential, metrics};
 use crate::objects::{Istr, Lease, NO_EXECUTE, Node, ObjectKey, Pod, Uid};
@@ -80,8 +80,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         GracePeriods { monitor: o.node_monitor_grace_period, startup: o.node_startup_grace_period };
     let period = o.node_monitor_period.max(Duration::from_millis(1));
     let clock = c.clock();
-    let zones: Queue<Istr> = c.queue_named("", Retries::default());
-    let passes: Queue<&'static str> = c.queue_named("", Retries::default());
+    let zones: Queue<Istr> = c.queue_named("", QueuePolicy::default());
+    let passes: Queue<&'static str> = c.queue_named("", QueuePolicy::default());
     let state = State {
         clock: MonitorClock::new(clock.now(), clock.monotonic()),
         pass: 0,
@@ -104,15 +104,15 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         state: Mutex::new(state),
     });
 
-    let reconcile = c.queue(Retries::default());
+    let reconcile = c.queue(QueuePolicy::default());
     c.watch(&nodes, &reconcile, keys::of_current(|_| true));
     c.sync_by(NODE_WORKERS, reconcile, &this, NodeLifecycle::reconcile);
 
-    let placed = c.queue_named("node_lifecycle_controller_pods", Retries::default());
+    let placed = c.queue_named("node_lifecycle_controller_pods", QueuePolicy::default());
     let known = this.clone();
-    c.watch(&pods, &placed, move |change, wake| {
+    c.watch(&pods, &placed, move |change, queue| {
         if is_placed(&change) && known.is_not_ready(&change.object().spec.node_name) {
-            wake.add(change.object().meta.key());
+            queue.add(change.object().meta.key());
         }
     });
     c.sync_by(POD_WORKERS, placed, &this, NodeLifecycle::pod_placed);
@@ -121,9 +121,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 
     // The first pass comes with the workers. The first node of a cluster starts the passes again.
     passes.add(PASS);
-    c.watch_resyncing(&nodes, None, &passes, move |change: Change<'_, Node>, wake| {
+    c.watch_resyncing(&nodes, None, &passes, move |change: Change<'_, Node>, queue| {
         if matches!(change, Change::Added { initial: false, .. }) {
-            wake.add_after(PASS, period);
+            queue.add_after(PASS, period);
         }
     });
     c.sync_by(1, passes, &this, |this, _| this.pass());

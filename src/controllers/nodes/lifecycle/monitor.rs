@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use super::health::{Health, Ready, unknown_conditions};
-use super::look::Look;
+use super::node_observation::NodeObservation;
 use super::tainter::Tainter;
 use super::zones::{Count, Disruption, update, zone_of};
 use super::{
@@ -165,7 +165,11 @@ impl NodeLifecycle {
     }
 
     /// Looks at every node, settles those that need no request, and returns the others.
-    fn look_at_all(&self, nodes: &[Arc<Node>], counts: &mut Counts) -> Vec<(Arc<Node>, Look)> {
+    fn look_at_all(
+        &self,
+        nodes: &[Arc<Node>],
+        counts: &mut Counts,
+    ) -> Vec<(Arc<Node>, NodeObservation)> {
         let start = self.clock.monotonic();
         let mut to_write = Vec::new();
         let mut state = self.state.lock();
@@ -192,7 +196,7 @@ impl NodeLifecycle {
         to_write
     }
 
-    fn look(&self, state: &mut State, node: &Node) -> Look {
+    fn look(&self, state: &mut State, node: &Node) -> NodeObservation {
         let now = state.clock.now(self.clock.monotonic());
         let lease =
             ObjectKey { namespace: self.lease_namespace.clone(), name: node.meta.name.clone() };
@@ -200,16 +204,16 @@ impl NodeLifecycle {
         let current = Ready::of(node);
         let observed = current.unwrap_or(Ready::Unknown);
         let Some(known) = state.known.get_mut(&node.meta.name) else {
-            return Look { observed, current, write: None, is_silent: false };
+            return NodeObservation { observed, current, write: None, is_silent: false };
         };
         let health = Health::observe(known.health.as_ref(), node, lease.as_deref(), now);
         let is_silent = health.is_silent(&self.grace, now);
         known.health = Some(health);
         if !is_silent {
-            return Look { observed, current, write: None, is_silent };
+            return NodeObservation { observed, current, write: None, is_silent };
         }
         let write = unknown_conditions(node, self.clock.now());
-        Look { observed, current: Some(Ready::Unknown), write, is_silent }
+        NodeObservation { observed, current: Some(Ready::Unknown), write, is_silent }
     }
 
     /// Puts a node that is not ready into the queue of its zone, and takes one that is ready out.
@@ -233,7 +237,7 @@ impl NodeLifecycle {
 
     /// Writes what a look at a node asks for. A node whose conditions cannot be written is left alone,
     /// and does not count in its zone.
-    async fn tend(&self, mut node: Arc<Node>, mut look: Look, counts: &Mutex<Counts>) {
+    async fn tend(&self, mut node: Arc<Node>, mut look: NodeObservation, counts: &Mutex<Counts>) {
         let key = node.meta.key();
         if look.write.is_some() {
             // Others had their turns first: the node may have given a sign of life meanwhile.
@@ -285,7 +289,7 @@ impl NodeLifecycle {
     }
 
     /// `true`: not all pods could be marked as not ready.
-    async fn tend_pods(&self, node: &Node, look: &Look) -> bool {
+    async fn tend_pods(&self, node: &Node, look: &NodeObservation) -> bool {
         let name = &node.meta.name;
         let unmarked = self.state.lock().known.get(name).map(|known| known.unmarked);
         if !look.has_ready_pods(unmarked.unwrap_or(Unmarked::No)) {

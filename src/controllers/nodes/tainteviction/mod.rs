@@ -16,7 +16,7 @@ use crate::cache::Lister;
 use crate::client::{self, Client, Delete, Patch};
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, Queue};
-use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::events::{EventType, ObjectReference, Recorder};
 use crate::metrics::metrics;
 use crate::objects::{
@@ -45,7 +45,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (nodes, pods) = (c.lister::<Node>(), c.lister::<Pod>());
     c.index(&pods, NODE_INDEX, BY_NODE);
-    let evictions: Queue = c.queue_named("", Retries::default());
+    let evictions: Queue = c.queue_named("", QueuePolicy::default());
     let this = Arc::new(TaintEviction {
         turn: Mutex::default(),
         client: c.client(),
@@ -58,10 +58,10 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         planned: Mutex::default(),
     });
 
-    let tainted: Queue = c.queue_named("noexec_taint_node", Retries::default());
-    c.watch_resyncing(&nodes, None, &tainted, |change, wake| {
+    let tainted: Queue = c.queue_named("noexec_taint_node", QueuePolicy::default());
+    c.watch_resyncing(&nodes, None, &tainted, |change, queue| {
         if changes_taints(&change) {
-            wake.add(change.object().meta.key());
+            queue.add(change.object().meta.key());
         }
     });
     c.sync_by(1, tainted, &this, |this, key| {
@@ -69,11 +69,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         std::future::ready(Ok(Next::Done))
     });
 
-    let placed: Queue = c.queue_named("noexec_taint_pod", Retries::default());
+    let placed: Queue = c.queue_named("noexec_taint_pod", QueuePolicy::default());
     let concerned = this.clone();
-    c.watch_resyncing(&pods, None, &placed, move |change, wake| {
+    c.watch_resyncing(&pods, None, &placed, move |change, queue| {
         if concerned.is_concerned(&change) {
-            wake.add(change.object().meta.key());
+            queue.add(change.object().meta.key());
         }
     });
     c.sync_by(1, placed, &this, |this, key| {

@@ -15,7 +15,7 @@ use crate::controllers::services::service_endpoints::trigger_time::TriggerTimes;
 use crate::controllers::services::service_endpoints::{
     Body, HEADLESS, LAST_CHANGE, LEADER, MAX_RETRIES, of_pods, pods_of, relabelled,
 };
-use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult, keys};
+use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{EndpointSubset, Endpoints, Labels, Meta, ObjectKey, Pod, Service, Timestamp};
 
@@ -52,27 +52,27 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         replaced: Mutex::default(),
     });
     let period = c.options().endpoint_updates_batch_period;
-    let retries = Retries::at_most(MAX_RETRIES).logged_as(log::Level::Debug);
+    let retries = QueuePolicy::at_most(MAX_RETRIES).logged_as(log::Level::Debug);
     let queue = c.queue(retries);
     c.watch(&services, &queue, keys::of_object());
     c.watch(&pods, &queue, of_pods(services.clone(), period));
-    c.watch(&endpoints, &queue, |change, wake| {
+    c.watch(&endpoints, &queue, |change, queue| {
         if let Change::Deleted(deleted) = change {
-            wake.add(deleted.object().meta.key());
+            queue.add(deleted.object().meta.key());
         }
     });
-    let (leftovers, wake) = (this.clone(), queue.clone());
-    c.at_start(move || leftovers.wake_leftovers(&wake));
+    let (leftovers, keys) = (this.clone(), queue.clone());
+    c.at_start(move || leftovers.wake_leftovers(&keys));
     c.sync(queue, &this, EndpointsController::sync);
     Ok(())
 }
 
 impl EndpointsController {
     /// A Service may have been deleted while no manager ran. Upstream: `checkLeftoverEndpoints`.
-    fn wake_leftovers(&self, wake: &Queue) {
+    fn wake_leftovers(&self, queue: &Queue) {
         for endpoints in self.endpoints.list() {
             if !endpoints.meta.annotations.contains_key(LEADER) {
-                wake.add(endpoints.meta.key());
+                queue.add(endpoints.meta.key());
             }
         }
     }

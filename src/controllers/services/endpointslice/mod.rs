@@ -20,7 +20,7 @@ use crate::controllers::services::service_endpoints::trigger_time::TriggerTimes;
 use crate::controllers::services::service_endpoints::{
     MAX_RETRIES, of_pods, pods_of, slices, slow_retries,
 };
-use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult, keys};
+use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{EndpointSlice, Node, ObjectKey, Pod, Service};
 
@@ -73,7 +73,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         },
     });
     let period = c.options().endpointslice_updates_batch_period;
-    let retries = Retries::at_most(MAX_RETRIES)
+    let retries = QueuePolicy::at_most(MAX_RETRIES)
         .limited_by(slow_retries(MAX_BACKOFF, c.clock()))
         .logged_as(log::Level::Info);
     let queue = c.queue(retries);
@@ -82,15 +82,15 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let delay = MIN_SLICE_DELAY.max(period);
     c.watch(&slices, &queue, slices::wake_service(MANAGER, tracker, delay));
     // One key for all Nodes together, in a queue without metrics.
-    let topology_queue = c.queue_named("", Retries::default());
-    c.watch(&nodes, &topology_queue, |change, wake| {
+    let topology_queue = c.queue_named("", QueuePolicy::default());
+    c.watch(&nodes, &topology_queue, |change, queue| {
         if changes_topology(&change) {
-            wake.add("nodes");
+            queue.add("nodes");
         }
     });
-    let wake = queue.clone();
+    let services_of = queue.clone();
     c.sync_by(1, topology_queue, &this, move |this, _| {
-        this.look_at_nodes(&wake);
+        this.look_at_nodes(&services_of);
         async { Ok(Next::Done) }
     });
     c.sync(queue, &this, async |this, key| {
@@ -114,10 +114,10 @@ fn changes_topology(change: &Change<'_, Node>) -> bool {
 
 impl EndpointSlices {
     /// Upstream: `checkNodeTopologyDistribution`.
-    fn look_at_nodes(&self, wake: &Queue) {
+    fn look_at_nodes(&self, queue: &Queue) {
         self.topology.set_nodes(&self.nodes.list());
         for service in self.topology.overloaded() {
-            wake.add(service);
+            queue.add(service);
         }
     }
 

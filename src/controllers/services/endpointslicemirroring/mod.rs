@@ -14,7 +14,7 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::services::service_endpoints::tracker::SliceTracker;
 use crate::controllers::services::service_endpoints::{LEADER, MAX_RETRIES, slices, slow_retries};
-use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::objects::{EndpointSlice, Endpoints, ObjectKey, Service};
 
 /// The controller's name in the label of its slices. Upstream: `ControllerName`.
@@ -55,21 +55,21 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         },
         clock: c.clock(),
     });
-    let retries = Retries::at_most(MAX_RETRIES)
+    let retries = QueuePolicy::at_most(MAX_RETRIES)
         .limited_by(slow_retries(MAX_BACKOFF, c.clock()))
         .logged_as(log::Level::Info);
     let queue = c.queue(retries);
-    c.watch(&endpoints, &queue, |change, wake| {
+    c.watch(&endpoints, &queue, |change, queue| {
         let was = match &change {
             Change::Updated { old, .. } => is_mirrored(old),
             _ => false,
         };
         let endpoints = change.object();
         if was || is_mirrored(endpoints) {
-            wake.add(endpoints.meta.key());
+            queue.add(endpoints.meta.key());
         }
     });
-    c.watch(&services, &queue, |change, wake| {
+    c.watch(&services, &queue, |change, queue| {
         let concerned = match &change {
             Change::Updated { old, new } => has_selector(old) != has_selector(new),
             Change::Resync { .. } => false,
@@ -77,7 +77,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             Change::Deleted(deleted) => !has_selector(deleted.object()),
         };
         if concerned {
-            wake.add(change.object().meta.key());
+            queue.add(change.object().meta.key());
         }
     });
     let period = c.options().mirroring_endpointslice_updates_batch_period;

@@ -148,7 +148,7 @@ pub fn target_ref(pod: &Pod) -> Arc<TargetRef> {
 /// labels changed those that did, `period` later.
 /// Upstream: `GetPodUpdateProjectionKey`, `GetServicesToUpdate`.
 pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, ObjectKey> {
-    move |change, wake| {
+    move |change, queue| {
         let selecting = |pod: &Pod| -> HashSet<ObjectKey> {
             let services = services.in_namespace(&pod.meta.namespace);
             let selects = |service: &&Arc<Service>| service.selects(&pod.meta.labels);
@@ -166,7 +166,7 @@ pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, 
             },
         };
         for service in woken {
-            wake.add_after(service, period);
+            queue.add_after(service, period);
         }
     }
 }

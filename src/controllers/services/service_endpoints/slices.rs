@@ -63,7 +63,7 @@ pub fn wake_service(
     tracker: Arc<SliceTracker>,
     delay: Duration,
 ) -> impl Mapper<EndpointSlice, ObjectKey> {
-    move |change, wake| {
+    move |change, queue| {
         let managed = |slice: &EndpointSlice| is_managed(&slice.meta.labels, manager);
         let add = |slice: &EndpointSlice| {
             let service = service_of(slice);
@@ -73,7 +73,7 @@ pub fn wake_service(
                     slice.meta.key()
                 );
             }
-            wake.add_after(service, delay);
+            queue.add_after(service, delay);
         };
         match change {
             Change::Added { new, .. } if managed(new) && tracker.should_sync(new) => add(new),

@@ -8,9 +8,9 @@ mod metrics;
 mod operations;
 mod perform;
 mod reconcile;
+mod state_of_world;
 #[cfg(test)]
 mod tests;
-mod world;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use self::operations::PodRef;
 use self::reconcile::{DRIVER_PATIENCE, Health, Settings};
-use self::world::World;
+use self::state_of_world::StateOfWorld;
 use super::claims::{CLAIM_INDEX, by_claim, pods_of};
 use super::flexvolume::Drivers;
 use super::volume_specs::{Resolver, of_volume};
@@ -28,7 +28,7 @@ use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::nodes::pods::{BY_NODE, NODE_INDEX, on_node};
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Next, Queue, Retries, SyncResult};
+use crate::controllers::{Controller, Next, Queue, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::objects::{
     CSIDriver, Istr, Node, ObjectKey, PersistentVolume, PersistentVolumeClaim, Pod,
@@ -63,11 +63,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         verify_after: verify.then_some(options.attach_detach_reconcile_sync_period),
     };
     let flex = Drivers::new(&options.flex_volume_plugin_dir);
-    let pod_queue = c.queue(Retries::default());
-    let volume_queue = c.queue_named("attachdetach_volumes", Retries::default());
+    let pod_queue = c.queue(QueuePolicy::default());
+    let volume_queue = c.queue_named("attachdetach_volumes", QueuePolicy::default());
     let (first, longest) = STATUS_RETRY;
     let limiter = Arc::new(ItemExponentialFailureRateLimiter::new(first, longest));
-    let retries = Retries::default().limited_by(limiter).logged_as(log::Level::Debug);
+    let retries = QueuePolicy::default().limited_by(limiter).logged_as(log::Level::Debug);
     let node_queue = c.queue_named("attachdetach_nodes", retries);
     let this = Arc::new(AttachDetach {
         client: c.client(),
@@ -92,23 +92,23 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 
     c.watch(&pods, &pod_queue, wake_pod);
     let users = pods.clone();
-    c.watch(&claims, &pod_queue, move |change, wake| {
+    c.watch(&claims, &pod_queue, move |change, queue| {
         if let Some(claim) = newly_bound_claim(&change) {
-            pods_of(&users, &claim).iter().for_each(|pod| wake.add(pod.meta.key()));
+            pods_of(&users, &claim).iter().for_each(|pod| queue.add(pod.meta.key()));
         }
     });
     let users = pods.clone();
-    c.watch(&volumes, &pod_queue, move |change, wake| {
+    c.watch(&volumes, &pod_queue, move |change, queue| {
         if let Some(claim) = newly_bound_volume(&change) {
-            pods_of(&users, &claim).iter().for_each(|pod| wake.add(pod.meta.key()));
+            pods_of(&users, &claim).iter().for_each(|pod| queue.add(pod.meta.key()));
         }
     });
     let world = this.clone();
     c.watch(&nodes, &node_queue, move |change, _| world.node_changed(&change));
     let world = this.clone();
-    c.watch(&attachments, &volume_queue, move |change, wake| {
+    c.watch(&attachments, &volume_queue, move |change, queue| {
         let volume = world.world.lock().volume_of(&change.object().meta.name);
-        volume.iter().for_each(|volume| wake.add(ObjectKey::cluster(volume)));
+        volume.iter().for_each(|volume| queue.add(ObjectKey::cluster(volume)));
     });
     let world = this.clone();
     c.watch(&drivers, &pod_queue, move |change, _| world.driver_changed(&change));
@@ -138,7 +138,7 @@ struct AttachDetach {
     nodes: Lister<Node>,
     attachments: Lister<VolumeAttachment>,
     resolver: Resolver,
-    world: Mutex<World>,
+    world: Mutex<StateOfWorld>,
     settings: Settings,
     /// Pods whose volumes are looked at.
     pod_queue: Queue,
@@ -156,7 +156,7 @@ fn has_volumes(pod: &Pod) -> bool {
 }
 
 /// A pod's volumes never change; a pod gets a node once, and ends once.
-fn wake_pod(change: Change<'_, Pod>, wake: &Queue) {
+fn wake_pod(change: Change<'_, Pod>, queue: &Queue) {
     let pod = change.object();
     let matters = match change {
         Change::Updated { old, new } => {
@@ -166,7 +166,7 @@ fn wake_pod(change: Change<'_, Pod>, wake: &Queue) {
         Change::Added { .. } | Change::Deleted(_) => true,
     };
     if matters && has_volumes(pod) && !pod.spec.node_name.is_empty() {
-        wake.add(pod.meta.key());
+        queue.add(pod.meta.key());
     }
 }
 
@@ -215,7 +215,7 @@ impl AttachDetach {
     }
 
     /// Queues the nodes whose report has changed.
-    fn wake_nodes(&self, world: &mut World) {
+    fn wake_nodes(&self, world: &mut StateOfWorld) {
         for node in world.take_unwritten() {
             self.node_queue.add(ObjectKey::cluster(&node));
         }
@@ -319,7 +319,7 @@ impl AttachDetach {
 
     /// An attachment that no node reports is uncertain: it is confirmed if a pod wants the volume
     /// there, or else detached. Upstream: `processVolumeAttachments`.
-    fn populate_attachment(&self, world: &mut World, attachment: &VolumeAttachment) {
+    fn populate_attachment(&self, world: &mut StateOfWorld, attachment: &VolumeAttachment) {
         let (spec, name) = (&attachment.spec, &attachment.meta.name);
         let Some(volume) = &spec.source.persistent_volume_name else {
             return log::info!("Skipping VolumeAttachment {name}: it names no PersistentVolume");

@@ -9,7 +9,7 @@ use super::AttachDetach;
 use super::metrics;
 use super::operations::{Kind, Lag, PodRef};
 use super::reconcile::{Act, Ended, Facts, Plan};
-use super::world::{Listed, Report};
+use super::state_of_world::{Listed, Report};
 use crate::client::{Delete, Patch};
 use crate::controllers::storage::volume_specs::{
     AttachmentSource, Csi, Plugin, Spec, attachment_name, driver_and_handle, flex_driver_of,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::operations::{Begin, Kind, Lag, Operation, PodRef, Stage};
-use super::world::{World, attachment_of};
+use super::state_of_world::{StateOfWorld, attachment_of};
 use crate::controllers::storage::volume_specs::Spec;
 use crate::objects::{Istr, VolumeAttachment};
 
@@ -29,7 +29,7 @@ pub struct Health {
     pub out_of_service: bool,
 }
 
-/// What a decision reads besides the [`World`].
+/// What a decision reads besides the [`StateOfWorld`].
 pub struct Facts<'a> {
     pub attachment: &'a dyn Fn(&str) -> Option<Arc<VolumeAttachment>>,
     /// The version that the cache of attachments had seen before it is read.
@@ -100,12 +100,12 @@ impl Plan {
         self.acts.push(Act::Detach { node: node.clone(), verify });
     }
 
-    fn wake(&mut self, at: Duration) {
+    fn queue(&mut self, at: Duration) {
         self.wake_at = Some(self.wake_at.map_or(at, |before| before.min(at)));
     }
 }
 
-impl World {
+impl StateOfWorld {
     /// Takes the answers of drivers, then starts what can start. Detaches come first, so that a
     /// volume of pods that moved is free before it is attached again.
     pub fn reconcile(&mut self, volume: &Istr, facts: &Facts<'_>) -> Plan {
@@ -125,7 +125,7 @@ impl World {
             let found = (facts.attachment)(attachment);
             match operation.progress(found.as_deref(), facts.seen, facts.now) {
                 Ok(result) => answers.push((operation.node.clone(), result)),
-                Err(until) => plan.wake(until),
+                Err(until) => plan.queue(until),
             }
         }
         for (node, result) in answers {
@@ -191,7 +191,7 @@ impl World {
             }
             let due = *attached.verify_at.get_or_insert(facts.now + after);
             if facts.now < due {
-                plan.wake(due);
+                plan.queue(due);
             } else if found.is_some() {
                 lost.push(node.clone());
             } else {
@@ -225,7 +225,7 @@ impl World {
                 attached.verify_at = Some(now + period);
                 plan.acts.push(Act::Ask { node: node.clone(), spec: spec.clone() });
             }
-            plan.wake(attached.verify_at.unwrap_or(due));
+            plan.queue(attached.verify_at.unwrap_or(due));
         }
     }
 
@@ -260,7 +260,7 @@ impl World {
                     volume.operations.end(node, None);
                     self.report(name, node);
                     if now < timeout && facts.settings.force_detach_on_timeout {
-                        plan.wake(timeout);
+                        plan.queue(timeout);
                     }
                     return;
                 }
@@ -280,7 +280,7 @@ impl World {
                 return;
             }
             if let Some(at) = operation.retry_at(Kind::Detach, now) {
-                return plan.wake(at);
+                return plan.queue(at);
             }
         }
         let Some(attached) = volume.attached.get_mut(node) else { return };
@@ -289,13 +289,13 @@ impl World {
         let forced = timed_out && !health.ready;
         if is_in_use && !forced && !health.out_of_service {
             if now < timeout && facts.settings.force_detach_on_timeout {
-                plan.wake(timeout);
+                plan.queue(timeout);
             }
             return;
         }
         if !(facts.detaches)(spec.as_deref(), name) {
             log::warn!("no plugin can detach volume {name} from node {node}");
-            return plan.wake(now + DRIVER_PATIENCE);
+            return plan.queue(now + DRIVER_PATIENCE);
         }
         let change = self.unreport(name, node);
         let stage = match change <= self.nodes.get(node).map_or(0, |node| node.written) {
@@ -346,7 +346,7 @@ impl World {
             return;
         }
         if let Some(at) = before.and_then(|before| before.retry_at(Kind::Attach, facts.now)) {
-            return plan.wake(at);
+            return plan.queue(at);
         }
         plan.acts.push(Act::Attach { node: node.clone(), spec: spec.clone() });
         let (kind, node, stage) = (Kind::Attach, node.clone(), Stage::Requesting);

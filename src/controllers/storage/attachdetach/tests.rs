@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 
 use super::operations::{Kind, Lag, PodRef};
 use super::reconcile::{Act, Facts, Health, Plan, Settings};
-use super::world::{Listed, Report, World};
+use super::state_of_world::{Listed, Report, StateOfWorld};
 use crate::controllers::runner::Change;
 use crate::controllers::storage::volume_specs::{Spec, of_volume};
 use crate::objects::{CSIDriver, Istr, ObjectKey, PersistentVolume, Uid, VolumeAttachment};
 
 /// A world around one volume `v`.
 struct Stage {
-    world: World,
+    world: StateOfWorld,
     spec: Arc<Spec>,
     attachments: HashMap<String, Value>,
     health: HashMap<&'static str, Health>,
@@ -37,7 +37,7 @@ impl Stage {
         }))
         .unwrap();
         let mut stage = Stage {
-            world: World::default(),
+            world: StateOfWorld::default(),
             spec: Arc::new(of_volume(&volume, false).unwrap()),
             attachments: HashMap::new(),
             health: [("a", HEALTHY), ("b", HEALTHY)].into(),

@@ -168,10 +168,10 @@ impl Binder {
         let delayed = is_delayed(self.class_of(claim).as_deref())?;
         let naming = self.volumes.candidates(BY_CLAIM, &IndexValue::Key(claim.meta.key()));
         let newest = |name: &Arc<str>| self.volumes.get(&ObjectKey::cluster(name));
-        let shelves = self.shelves.lock();
-        let free = (!delayed).then_some(&*shelves);
+        let free_volumes = self.free_volumes.lock();
+        let free = (!delayed).then_some(&*free_volumes);
         let best = matching::best_match(claim, naming, free, newest, self.attributes_classes);
-        drop(shelves);
+        drop(free_volumes);
         let best = best.map_err(|error| {
             let key = claim.meta.key();
             Error::other(format!("error finding PV for claim \"{key}\": {error}"))

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::shelves::{Modes, Shelf, Shelves, Size};
+use super::free_volumes::{FreeVolumes, Modes, Shelf, Size};
 use crate::cache::IndexValue;
 use crate::objects::{
     ClaimRef, Istr, ObjectKey, PersistentVolume, PersistentVolumeClaim, Quantity, Selector,
@@ -111,7 +111,7 @@ impl<'a> Request<'a> {
 pub fn best_match(
     claim: &PersistentVolumeClaim,
     naming: impl IntoIterator<Item = Arc<PersistentVolume>>,
-    free: Option<&Shelves>,
+    free: Option<&FreeVolumes>,
     newest: impl Fn(&Arc<str>) -> Option<Arc<PersistentVolume>>,
     with_classes: bool,
 ) -> Result<Option<Arc<PersistentVolume>>, String> {
@@ -205,11 +205,11 @@ mod tests {
         volumes: &[Arc<PersistentVolume>],
         delayed: bool,
     ) -> Option<String> {
-        let mut shelves = Shelves::default();
-        volumes.iter().for_each(|volume| shelves.put(volume));
+        let mut free_volumes = FreeVolumes::default();
+        volumes.iter().for_each(|volume| free_volumes.put(volume));
         let newest =
             |name: &Arc<str>| volumes.iter().find(|volume| volume.meta.name == *name).cloned();
-        let free = (!delayed).then_some(&shelves);
+        let free = (!delayed).then_some(&free_volumes);
         let best = best_match(claim, volumes.iter().cloned(), free, newest, true).unwrap();
         if !delayed {
             assert_eq!(best, by_looking_at_all(claim, volumes), "{claim:?}");
@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn malformed_claims_are_errors() {
         let odd = json!({ "spec": { "selector": { "matchExpressions": [{ "key": "a", "operator": "Like" }] } } });
-        let nothing = Shelves::default();
+        let nothing = FreeVolumes::default();
         let none = |_: &Arc<str>| None;
         let error =
             best_match(&claim("1Gi", RWO, odd), [], Some(&nothing), none, true).unwrap_err();
@@ -429,23 +429,23 @@ mod tests {
         let of_class =
             volume("v", "1Gi", RWO, json!({ "spec": { "volumeAttributesClassName": "a" } }));
         let plain = claim("1Gi", RWO, json!({}));
-        let mut shelves = Shelves::default();
-        shelves.put(&of_class);
+        let mut free_volumes = FreeVolumes::default();
+        free_volumes.put(&of_class);
         let newest = |_: &Arc<str>| Some(of_class.clone());
-        let found = best_match(&plain, [], Some(&shelves), newest, false);
+        let found = best_match(&plain, [], Some(&free_volumes), newest, false);
         assert_eq!(found, Ok(None), "without the gate");
     }
 
     #[test]
     fn a_claim_looks_at_the_volumes_that_it_may_take_alone() {
-        let mut shelves = Shelves::default();
+        let mut free_volumes = FreeVolumes::default();
         let mut volumes = std::collections::HashMap::new();
         for n in 0..5_000 {
             let class =
                 json!({ "spec": { "storageClassName": if n % 2 == 0 { "a" } else { "b" } } });
             let modes = if n % 4 < 2 { RWO } else { BOTH };
             let volume = volume(&format!("v-{n}"), &format!("{}Mi", n + 1), modes, class);
-            shelves.put(&volume);
+            free_volumes.put(&volume);
             volumes.insert(volume.meta.name.clone(), volume);
         }
         let looks = std::cell::Cell::new(0);
@@ -455,14 +455,14 @@ mod tests {
         };
         let of_class = json!({ "spec": { "storageClassName": "b" } });
         let claim = claim("4000Mi", RWO, of_class);
-        let best = best_match(&claim, [], Some(&shelves), newest, true).unwrap().unwrap();
+        let best = best_match(&claim, [], Some(&free_volumes), newest, true).unwrap().unwrap();
         assert_eq!((&*best.meta.name, looks.get()), ("v-4001", 1));
-        // The shelves are behind: the volume has been taken.
+        // The table of free volumes is behind: the volume has been taken.
         let mut taken = (*best).clone();
         taken.status.phase = "Bound".into();
         volumes.insert(taken.meta.name.clone(), Arc::new(taken));
         let newest = |name: &Arc<str>| volumes.get(name).cloned();
-        let best = best_match(&claim, [], Some(&shelves), newest, true).unwrap().unwrap();
+        let best = best_match(&claim, [], Some(&free_volumes), newest, true).unwrap().unwrap();
         assert_eq!(&*best.meta.name, "v-4005");
     }
 

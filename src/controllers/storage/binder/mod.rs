@@ -8,18 +8,18 @@
 //! or volume that waits for something or has failed has a timer of that period, and those that wait
 //! for nothing are looked at when they, or what they are bound to, change.
 
+mod assume_cache;
 mod claim;
 mod delete;
 mod edits;
+mod free_volumes;
 mod hostpath;
-mod latest;
 mod matching;
 mod metrics;
 mod operations;
 mod plugins;
 mod provision;
 mod recycle;
-mod shelves;
 mod volume;
 mod writes;
 
@@ -33,16 +33,16 @@ use crate::cache::{IndexValue, Lister};
 use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Queue, Retries};
+use crate::controllers::{Controller, Error, Queue, QueuePolicy};
 use crate::events::Recorder;
 use crate::objects::{Node, ObjectKey, PersistentVolume, PersistentVolumeClaim, Pod, StorageClass};
 use crate::workqueue::exponential_failure_rate_limiter;
-use latest::Latest;
+use assume_cache::AssumeCache;
+use free_volumes::FreeVolumes;
 use matching::{BY_CLAIM, by_claim_ref};
 use metrics::Timestamps;
 use operations::Operations;
 use recycle::Recyclers;
-use shelves::Shelves;
 
 /// Claims and volumes have a worker each, as upstream: two syncs of claims could choose one volume.
 const WORKERS: usize = 1;
@@ -53,9 +53,9 @@ struct Binder {
     client: Client,
     recorder: Recorder,
     clock: SharedClock,
-    volumes: Latest<PersistentVolume>,
-    claims: Latest<PersistentVolumeClaim>,
-    shelves: Mutex<Shelves>,
+    volumes: AssumeCache<PersistentVolume>,
+    claims: AssumeCache<PersistentVolumeClaim>,
+    free_volumes: Mutex<FreeVolumes>,
     classes: Lister<StorageClass>,
     nodes: Lister<Node>,
     pods: Lister<Pod>,
@@ -88,9 +88,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         client: c.client(),
         recorder: c.recorder(),
         clock: c.clock(),
-        volumes: Latest::new(volumes.clone()),
-        claims: Latest::new(claims.clone()),
-        shelves: Mutex::default(),
+        volumes: AssumeCache::new(volumes.clone()),
+        claims: AssumeCache::new(claims.clone()),
+        free_volumes: Mutex::default(),
         classes,
         nodes,
         pods,
@@ -104,12 +104,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         attributes_classes: c.feature("VolumeAttributesClass"),
     });
     let (this, claims_of) = (binder.clone(), claim_queue.clone());
-    c.watch(&volumes, &volume_queue, move |change, wake| {
-        this.observe_volume(change, wake, &claims_of);
+    c.watch(&volumes, &volume_queue, move |change, queue| {
+        this.observe_volume(change, queue, &claims_of);
     });
     let (this, volumes_of, known) = (binder.clone(), volume_queue.clone(), volumes.clone());
-    c.watch(&claims, &claim_queue, move |change, wake| {
-        this.observe_claim(change, wake, &volumes_of, &known);
+    c.watch(&claims, &claim_queue, move |change, queue| {
+        this.observe_claim(change, queue, &volumes_of, &known);
     });
     c.at_start(move || metrics::register(volumes, claims));
     c.background(move |stop| operations::run(started, stop));
@@ -123,9 +123,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 /// A key that failed is looked at again once in a period at the latest, as all keys are upstream.
-fn retries(period: Duration) -> Retries {
+fn retries(period: Duration) -> QueuePolicy {
     let longest = period.max(FIRST_RETRY);
-    Retries::default().limited_by(exponential_failure_rate_limiter(FIRST_RETRY, longest))
+    QueuePolicy::default().limited_by(exponential_failure_rate_limiter(FIRST_RETRY, longest))
 }
 
 /// Users, the scheduler and provisioners write the same objects: a conflict is tried again soon.
@@ -138,7 +138,7 @@ fn routine(error: Error) -> Error {
 
 impl Binder {
     /// A change of a volume wakes it, and its claims when they have to follow.
-    fn observe_volume(&self, change: Change<'_, PersistentVolume>, wake: &Queue, claims: &Queue) {
+    fn observe_volume(&self, change: Change<'_, PersistentVolume>, queue: &Queue, claims: &Queue) {
         let wake_claim = |volume: &PersistentVolume| {
             volume.spec.claim_ref.iter().for_each(|claim| claims.add(claim.key()));
         };
@@ -147,7 +147,7 @@ impl Binder {
                 let meta = &last.object().meta;
                 self.volumes.forget(&meta.key(), &meta.uid);
                 self.timestamps.ended(&meta.name, true);
-                self.shelves.lock().remove(&last.object().meta.name);
+                self.free_volumes.lock().remove(&last.object().meta.name);
                 wake_claim(last.object());
                 return;
             }
@@ -161,15 +161,15 @@ impl Binder {
             }
             Change::Added { .. } | Change::Resync { .. } => {}
         }
-        self.shelves.lock().put(change.object());
-        wake.add(change.object().meta.key());
+        self.free_volumes.lock().put(change.object());
+        queue.add(change.object().meta.key());
     }
 
     /// A change of a claim wakes it, and the volumes that name it when they have to follow.
     fn observe_claim(
         &self,
         change: Change<'_, PersistentVolumeClaim>,
-        wake: &Queue,
+        queue: &Queue,
         volumes: &Queue,
         known: &Lister<PersistentVolume>,
     ) {
@@ -193,7 +193,7 @@ impl Binder {
             }
         }
         if !matches!(change, Change::Deleted(_)) {
-            wake.add(key);
+            queue.add(key);
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The writes of a binding. Each replaces the object at the version that was decided on, so a change
-//! by another writer is a conflict, and each answer is kept in [`Latest`].
+//! by another writer is a conflict, and each answer is kept in [`AssumeCache`].
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::Binder;
+use super::assume_cache::AssumeCache;
 use super::edits::{self, Edit};
-use super::latest::Latest;
 use crate::client::Client;
 use crate::controllers::Error;
 use crate::events::EventType;
@@ -60,7 +60,7 @@ async fn live<T: Side>(client: &Client, object: &T) -> Result<RawObject, Error> 
 /// Replaces metadata and spec.
 pub async fn replace<T: Side>(
     client: &Client,
-    latest: &Latest<T>,
+    latest: &AssumeCache<T>,
     object: &T,
     edit: Edit,
 ) -> Result<Arc<T>, Error> {
@@ -134,7 +134,7 @@ impl Binder {
         edit: Edit,
     ) -> Result<Arc<PersistentVolume>, Error> {
         let written = replace(&self.client, &self.volumes, volume, edit).await?;
-        self.shelves.lock().put(&written);
+        self.free_volumes.lock().put(&written);
         Ok(written)
     }
 
@@ -212,7 +212,7 @@ impl Binder {
         let status = edits::volume_status(volume, phase, message);
         let written: PersistentVolume = self.client.update_status(&**volume, &status).await?;
         let written = self.volumes.keep(written);
-        self.shelves.lock().put(&written);
+        self.free_volumes.lock().put(&written);
         if let Some(notice) = notice {
             self.record(&*written, notice);
         }

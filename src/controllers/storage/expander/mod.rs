@@ -13,7 +13,7 @@ use crate::cache::Lister;
 use crate::client::{Client, Patch};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::objects::{
     LocalSource, ObjectKey, PersistentVolume, PersistentVolumeClaim, Quantity, Resource,
@@ -34,8 +34,8 @@ struct Expander {
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let claims = c.lister::<PersistentVolumeClaim>();
     let volumes = c.lister::<PersistentVolume>();
-    let queue = c.queue(Retries::default());
-    c.watch(&claims, &queue, |change, wake| {
+    let queue = c.queue(QueuePolicy::default());
+    c.watch(&claims, &queue, |change, queue| {
         let concerns = match &change {
             Change::Added { .. } => true,
             Change::Updated { old, new } => has_grown(old, new),
@@ -43,7 +43,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         };
         let claim = change.object();
         if concerns && claim.status.phase == "Bound" {
-            wake.add(claim.meta.key());
+            queue.add(claim.meta.key());
         }
     });
     let (client, recorder, clock) = (c.client(), c.recorder(), c.clock());

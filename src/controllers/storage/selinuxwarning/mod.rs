@@ -13,7 +13,7 @@ use super::claims::emit_claims;
 use super::volume_specs::{AttachmentSource, Plugin, Resolver, Spec, of_inline};
 use crate::cache::{IndexValue, Lister, Scope};
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::lookup::Lookup;
 use crate::objects::{
@@ -33,7 +33,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let volumes = c.lister::<PersistentVolume>();
     let drivers = c.lister::<CSIDriver>();
     c.index(&pods, CLAIM_INDEX, |pod, emit| emit_claims(&pod.meta, &pod.shape.claims, emit));
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     let this = Arc::new(SelinuxWarning {
         recorder: c.recorder(),
         pods: pods.clone(),
@@ -46,7 +46,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         mounts_labels: c.feature("SELinuxMountReadWriteOncePod"),
         uses: Mutex::default(),
     });
-    c.watch(&pods, &queue, |change, wake| {
+    c.watch(&pods, &queue, |change, queue| {
         let pod = change.object();
         let matters = match change {
             // What matters of a pod does not change but for its end.
@@ -55,11 +55,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             Change::Added { .. } | Change::Deleted(_) => true,
         };
         if matters && !pod.shape.mounts.is_empty() {
-            wake.add(pod.meta.key());
+            queue.add(pod.meta.key());
         }
     });
     let users = pods.clone();
-    c.watch(&claims, &queue, move |change, wake| {
+    c.watch(&claims, &queue, move |change, queue| {
         let (old, new) = match change {
             Change::Added { new, .. } => (None, new),
             Change::Updated { old, new } => (Some(&old.spec.volume_name), new),
@@ -67,11 +67,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         };
         let volume = &new.spec.volume_name;
         if !volume.is_empty() && old != Some(volume) {
-            wake_users(&users, &new.meta.key(), wake);
+            wake_users(&users, &new.meta.key(), queue);
         }
     });
     let users = pods.clone();
-    c.watch(&volumes, &queue, move |change, wake| {
+    c.watch(&volumes, &queue, move |change, queue| {
         let (old, new) = match change {
             Change::Added { new, .. } => (None, new),
             Change::Updated { old, new } => (old.spec.claim_ref.as_ref(), new),
@@ -81,11 +81,11 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             return;
         };
         if old.is_none_or(|old| old.uid != claim.uid) {
-            wake_users(&users, &ObjectKey::new(&claim.namespace, &claim.name), wake);
+            wake_users(&users, &ObjectKey::new(&claim.namespace, &claim.name), queue);
         }
     });
     let uses = this.clone();
-    c.watch(&drivers, &queue, move |change, wake| {
+    c.watch(&drivers, &queue, move |change, queue| {
         let mounts = |driver: &CSIDriver| driver.spec.se_linux_mount == Some(true);
         let matters = match &change {
             Change::Added { .. } => true,
@@ -95,7 +95,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         };
         if matters {
             let pods = uses.uses.lock().pods_of_driver(&change.object().meta.name);
-            pods.into_iter().for_each(|pod| wake.add(pod));
+            pods.into_iter().for_each(|pod| queue.add(pod));
         }
     });
     metrics::report(&this);
@@ -103,9 +103,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-fn wake_users(pods: &Lister<ConfinedPod>, claim: &ObjectKey, wake: &Queue) {
+fn wake_users(pods: &Lister<ConfinedPod>, claim: &ObjectKey, queue: &Queue) {
     for pod in pods.by_index(CLAIM_INDEX, &IndexValue::Key(claim.clone())) {
-        wake.add(pod.meta.key());
+        queue.add(pod.meta.key());
     }
 }
 

@@ -469,7 +469,7 @@ mod tests {
             }
             assert_eq!(described(&error, "get", "jobs.external.metrics.k8s.io"), message);
         }
-        let unsent = Error::HeldBack { request: "GET /x".to_owned() };
+        let unsent = Error::GuardRefused { request: "GET /x".to_owned() };
         assert_eq!(described(&unsent, "get", "x"), unsent.to_string());
     }
 

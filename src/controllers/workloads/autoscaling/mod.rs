@@ -2,11 +2,11 @@
 //! Upstream: `pkg/controller/podautoscaler`.
 
 mod calculator;
-mod course;
 mod metrics_api;
 mod monitor;
 mod normalize;
 mod reconcile;
+mod scaling_mode;
 mod selectors;
 mod sources;
 mod status;
@@ -25,7 +25,7 @@ use crate::cache::Lister;
 use crate::client::{Client, Scales};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::objects::{HorizontalPodAutoscaler, ObjectKey, Pod};
 
@@ -54,9 +54,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         histories: Mutex::default(),
         settings,
     });
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     let known = this.clone();
-    c.watch(&autoscalers, &queue, move |change, wake| {
+    c.watch(&autoscalers, &queue, move |change, queue| {
         let key = change.object().meta.key();
         if let Change::Deleted(_) = change {
             known.selectors.forget(&key);
@@ -65,7 +65,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             return;
         }
         // Every autoscaler is looked at once in a period, however often it changes.
-        wake.add_after(key.clone(), period);
+        queue.add_after(key.clone(), period);
         if known.selectors.register(&key) {
             AUTOSCALERS.inc();
         }

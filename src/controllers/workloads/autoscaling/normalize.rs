@@ -43,7 +43,7 @@ impl ScaleEvent {
 
 /// What is wanted, and between what.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
+pub(super) struct ReplicaBounds {
     pub current: i32,
     pub desired: i32,
     pub min: i32,
@@ -102,7 +102,7 @@ impl History {
     /// `window`: `--horizontal-pod-autoscaler-downscale-stabilization`.
     pub fn normalize(
         &mut self,
-        wish: Wish,
+        wish: ReplicaBounds,
         behavior: Option<&Behavior>,
         window: Duration,
         now: Duration,
@@ -110,14 +110,15 @@ impl History {
         let (stabilized, verdict, (desired, reason, message)) = match behavior {
             None => {
                 let stabilized = self.stabilize(wish.desired, window, now);
-                let limited = Wish { desired: stabilized, ..wish }.limited();
+                let limited = ReplicaBounds { desired: stabilized, ..wish }.limited();
                 (stabilized, DOWN_STABILIZED, limited)
             }
             Some(behavior) => {
                 let up = Rules::up(&behavior.scale_up);
                 let down = Rules::down(&behavior.scale_down, window);
                 let stabilized = self.stabilize_both(wish, up.window, down.window, now);
-                let limited = self.limited(Wish { desired: stabilized, ..wish }, &up, &down, now);
+                let limited =
+                    self.limited(ReplicaBounds { desired: stabilized, ..wish }, &up, &down, now);
                 let verdict =
                     if wish.desired >= wish.current { UP_STABILIZED } else { DOWN_STABILIZED };
                 (stabilized, verdict, limited)
@@ -141,7 +142,13 @@ impl History {
 
     /// Up at most to the lowest recommendation of one window, down at most to the highest of the
     /// other. Upstream: `stabilizeRecommendationWithBehaviors`.
-    fn stabilize_both(&mut self, wish: Wish, up: Duration, down: Duration, now: Duration) -> i32 {
+    fn stabilize_both(
+        &mut self,
+        wish: ReplicaBounds,
+        up: Duration,
+        down: Duration,
+        now: Duration,
+    ) -> i32 {
         let within = |window: Duration| {
             let recent = self.recommendations.iter().filter(move |known| known.age(now) < window);
             recent.map(|known| known.replicas)
@@ -180,8 +187,8 @@ impl History {
     }
 
     /// Upstream: `convertDesiredReplicasWithBehaviorRate`.
-    fn limited(&self, wish: Wish, up: &Rules, down: &Rules, now: Duration) -> Limited {
-        let Wish { current, desired, min, max } = wish;
+    fn limited(&self, wish: ReplicaBounds, up: &Rules, down: &Rules, now: Duration) -> Limited {
+        let ReplicaBounds { current, desired, min, max } = wish;
         if desired > current {
             let limit = self.up_limit(current, up, now).max(current);
             let (most, (reason, message)) =
@@ -248,11 +255,11 @@ impl History {
     }
 }
 
-impl Wish {
+impl ReplicaBounds {
     /// The limits of an autoscaler without behavior: at most twice as many, or four.
     /// Upstream: `convertDesiredReplicasWithRules`.
     fn limited(self) -> Limited {
-        let Wish { current, desired, min, max } = self;
+        let ReplicaBounds { current, desired, min, max } = self;
         let rate = current.saturating_mul(2).max(4);
         let (most, (reason, message)) =
             if max > rate { (rate, SCALE_UP_LIMIT) } else { (max, TOO_MANY) };

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use super::Autoscaling;
 use super::calculator::Calculator;
-use super::course::{BELOW_MIN, Course, Zero, lifted};
 use super::metrics_api::described;
 use super::monitor::{self, Action, Fault};
-use super::normalize::{Normalized, Wish};
+use super::normalize::{Normalized, ReplicaBounds};
+use super::scaling_mode::{BELOW_MIN, ScalingMode, Zero, lifted};
 use super::sources::{self, Computed, Failed, Target};
 use super::status::{
     ABLE_TO_SCALE, SCALED_TO_ZERO, SCALING_ACTIVE, SCALING_LIMITED, remove_condition, set_condition,
@@ -27,14 +27,14 @@ const TRIES: u32 = 5;
 const BETWEEN_TRIES: Duration = Duration::from_millis(10);
 
 /// Why it ended early.
-struct Broken {
+struct ReconcileError {
     fault: Fault,
     error: String,
 }
 
-impl From<String> for Broken {
-    fn from(error: String) -> Broken {
-        Broken { fault: Fault::Internal, error }
+impl From<String> for ReconcileError {
+    fn from(error: String) -> ReconcileError {
+        ReconcileError { fault: Fault::Internal, error }
     }
 }
 
@@ -48,7 +48,7 @@ struct Proposed {
 }
 
 /// An autoscaler and what becomes of its status.
-struct Subject<'a> {
+struct Reconcile<'a> {
     autoscaler: &'a HorizontalPodAutoscaler,
     key: &'a ObjectKey,
     status: HorizontalPodAutoscalerStatus,
@@ -57,7 +57,7 @@ struct Subject<'a> {
     action: Action,
 }
 
-impl Subject<'_> {
+impl Reconcile<'_> {
     /// Upstream: `setStatus`.
     fn set_counts(&mut self, current: i32, desired: i32, metrics: Vec<Value>) {
         self.status.observed_generation = None;
@@ -77,7 +77,7 @@ impl Autoscaling {
         let target = &autoscaler.spec.scale_target_ref;
         let reference = format!("{}/{}/{}", target.kind, key.namespace, target.name);
         let (status, action) = (autoscaler.status.clone(), Action::None);
-        let mut subject = Subject { autoscaler, key, status, reference, action };
+        let mut subject = Reconcile { autoscaler, key, status, reference, action };
         let result = self.run(&mut subject).await;
         let fault = result.as_ref().err().map_or(Fault::None, |broken| broken.fault);
         let took = self.clock.monotonic().saturating_sub(start);
@@ -85,7 +85,7 @@ impl Autoscaling {
         result.map_err(|broken| broken.error)
     }
 
-    async fn run(&self, subject: &mut Subject<'_>) -> Result<(), Broken> {
+    async fn run(&self, subject: &mut Reconcile<'_>) -> Result<(), ReconcileError> {
         let (autoscaler, settings) = (subject.autoscaler, &self.settings);
         let (resource, mut scale) = self.scale_of(subject).await?;
         let now = self.clock.now();
@@ -113,8 +113,8 @@ impl Autoscaling {
         };
         let mut partial_error = None;
         let mut statuses = Vec::new();
-        let (desired, reason) = match Course::of(current, min, max, zero) {
-            Course::Disabled => {
+        let (desired, reason) = match ScalingMode::of(current, min, max, zero) {
+            ScalingMode::Disabled => {
                 let message = "scaling is disabled since the replica count of the target is zero";
                 let disabled = ("False", "ScalingDisabled", message);
                 set_condition(&mut subject.status, SCALING_ACTIVE, disabled, now);
@@ -123,8 +123,8 @@ impl Autoscaling {
                 }
                 (0, String::new())
             }
-            Course::Set(replicas, reason) => (replicas, reason.to_owned()),
-            Course::Follow => {
+            ScalingMode::Set(replicas, reason) => (replicas, reason.to_owned()),
+            ScalingMode::Follow => {
                 let proposed = self.proposed(subject, &scale).await?;
                 statuses = proposed.statuses;
                 partial_error = proposed.error;
@@ -132,7 +132,7 @@ impl Autoscaling {
                 let name = proposed.name;
                 log::debug!("{}: proposing {replicas} replicas by {name}", subject.reference);
                 let normalized =
-                    self.normalize(subject, Wish { current, desired: replicas, min, max });
+                    self.normalize(subject, ReplicaBounds { current, desired: replicas, min, max });
                 let desired = lifted(current, normalized, min, zero);
                 let reason = match replicas {
                     more if more > current => format!("{name} above target"),
@@ -190,14 +190,17 @@ impl Autoscaling {
     }
 
     /// The Scale of the target, and its resource: the first that has one.
-    async fn scale_of(&self, subject: &mut Subject<'_>) -> Result<(ResourceType, Scale), Broken> {
+    async fn scale_of(
+        &self,
+        subject: &mut Reconcile<'_>,
+    ) -> Result<(ResourceType, Scale), ReconcileError> {
         let target = &subject.autoscaler.spec.scale_target_ref;
         let group = match group_of(&target.api_version) {
             Ok(group) => group,
             Err(error) => {
                 self.has_no_scale(subject, &error).await;
                 let error = format!("invalid API version in scale target reference: {error}");
-                return Err(Broken { fault: Fault::Spec, error });
+                return Err(ReconcileError { fault: Fault::Spec, error });
             }
         };
         let kind = &target.kind;
@@ -232,7 +235,7 @@ impl Autoscaling {
         Err(format!("{doing} {}: {error}", subject.reference).into())
     }
 
-    async fn has_no_scale(&self, subject: &mut Subject<'_>, error: &str) {
+    async fn has_no_scale(&self, subject: &mut Reconcile<'_>, error: &str) {
         self.recorder.warning(subject.autoscaler, "FailedGetScale", error);
         let message =
             format!("the HPA controller was unable to get the target's current scale: {error}");
@@ -242,7 +245,11 @@ impl Autoscaling {
     }
 
     /// What the metrics ask for. When that is nothing, the status is written.
-    async fn proposed(&self, subject: &mut Subject<'_>, scale: &Scale) -> Result<Proposed, Broken> {
+    async fn proposed(
+        &self,
+        subject: &mut Reconcile<'_>,
+        scale: &Scale,
+    ) -> Result<Proposed, ReconcileError> {
         let (error, statuses) = match self.computed(subject, scale).await {
             Ok(proposed) => return Ok(proposed),
             Err(failed) => failed,
@@ -259,7 +266,7 @@ impl Autoscaling {
     /// others, so then there is no scaling down. Upstream: `computeReplicasForMetrics`.
     async fn computed(
         &self,
-        subject: &mut Subject<'_>,
+        subject: &mut Reconcile<'_>,
         scale: &Scale,
     ) -> Result<Proposed, (String, Vec<Value>)> {
         let autoscaler = subject.autoscaler;
@@ -328,7 +335,7 @@ impl Autoscaling {
     /// Upstream: `validateAndParseSelector`.
     fn selected(
         &self,
-        subject: &mut Subject<'_>,
+        subject: &mut Reconcile<'_>,
         text: &str,
     ) -> Result<(Selector, Vec<Arc<Pod>>), String> {
         let now = self.clock.now();
@@ -368,7 +375,7 @@ impl Autoscaling {
         Ok((selector, pods))
     }
 
-    fn normalize(&self, subject: &mut Subject<'_>, wish: Wish) -> i32 {
+    fn normalize(&self, subject: &mut Reconcile<'_>, wish: ReplicaBounds) -> i32 {
         let now = self.clock.now();
         let Normalized { desired, able, limited } = {
             let mut histories = self.histories.lock();
@@ -385,7 +392,7 @@ impl Autoscaling {
     /// Asks for `replicas`, again when the Scale has changed meanwhile.
     async fn rescale(
         &self,
-        subject: &Subject<'_>,
+        subject: &Reconcile<'_>,
         resource: &ResourceType,
         scale: &mut Scale,
         replicas: i32,
@@ -414,8 +421,8 @@ impl Autoscaling {
     }
 
     /// Writes the status, if it has changed. Upstream: `updateStatusIfNeeded`.
-    async fn write(&self, subject: &Subject<'_>) -> Result<(), String> {
-        let Subject { autoscaler, status, .. } = subject;
+    async fn write(&self, subject: &Reconcile<'_>) -> Result<(), String> {
+        let Reconcile { autoscaler, status, .. } = subject;
         if *status == autoscaler.status {
             return Ok(());
         }
@@ -429,7 +436,7 @@ impl Autoscaling {
         })
     }
 
-    async fn write_or_log(&self, subject: &Subject<'_>) {
+    async fn write_or_log(&self, subject: &Reconcile<'_>) {
         if let Err(error) = self.write(subject).await {
             log::error!("horizontal-pod-autoscaler-controller: {error}");
         }

@@ -19,7 +19,7 @@ use crate::cache::Lister;
 use crate::client::{Client, Delete};
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, keys};
-use crate::controllers::{Controller, Error, Next, Retries, SyncResult};
+use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::metrics::metrics;
 use crate::objects::{CronJob, Job, Labels, Object, ObjectKey, Resource, Timestamp};
@@ -39,18 +39,18 @@ metrics! {
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (cron_jobs, jobs) = (c.lister::<CronJob>(), c.lister::<Job>());
-    let queue = c.queue(Retries::default());
+    let queue = c.queue(QueuePolicy::default());
     c.watch(&jobs, &queue, keys::of_controller(&cron_jobs).mapper());
     let (clock, recorder) = (c.clock(), c.recorder());
-    c.watch(&cron_jobs, &queue, move |change, wake| {
+    c.watch(&cron_jobs, &queue, move |change, queue| {
         let key = change.object().meta.key();
         match change {
             Change::Updated { old, new } if rescheduled(old, new) => {
                 if let Some(wait) = wait(new, clock.now(), &recorder) {
-                    wake.add_after(key, wait);
+                    queue.add_after(key, wait);
                 }
             }
-            _ => wake.add(key),
+            _ => queue.add(key),
         }
     });
     let (client, clock, recorder) = (c.client(), c.clock(), c.recorder());

@@ -26,7 +26,7 @@ use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::pod_control::PodControl;
 use crate::controllers::workloads::ref_manager::{CONTROLLER_INDEX, by_controller};
-use crate::controllers::{Controller, Next, Retries, SyncResult, keys};
+use crate::controllers::{Controller, Next, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{
     ControllerRevision, DaemonSet, Istr, Node, ObjectKey, Pod, Resource, Selector,
@@ -73,8 +73,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     };
     let consistency = Arc::new(consistency);
     let expectations = Arc::new(Expectations::new(c.clock()));
-    let queue = c.queue(Retries::default().paced());
-    let node_queue = c.queue_named("daemonset-node-updates", Retries::default());
+    let queue = c.queue(QueuePolicy::default().paced());
+    let node_queue = c.queue_named("daemonset-node-updates", QueuePolicy::default());
     let this = Arc::new(DaemonSets {
         client: c.client(),
         recorder: c.recorder(),
@@ -99,7 +99,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         .observing(&expectations)
         .again_after(again);
     let mut of_revisions = keys::of_controller(&sets).or_matching_orphans(selector).mapper();
-    c.watch(&sets, &queue, move |change, wake| {
+    c.watch(&sets, &queue, move |change, queue| {
         let meta = &change.object().meta;
         let key = meta.key();
         if let Change::Deleted(_) = change {
@@ -107,22 +107,22 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             consistency.clear(&key, Some(&meta.uid));
             expectations.forget(&key);
         }
-        wake.add(key);
+        queue.add(key);
     });
     c.watch(&pods, &queue, of_pods.mapper());
-    c.watch(&revisions, &queue, move |change: Change<'_, ControllerRevision>, wake| {
+    c.watch(&revisions, &queue, move |change: Change<'_, ControllerRevision>, queue| {
         if !is_new_and_owned(&change) {
-            of_revisions(change, wake);
+            of_revisions(change, queue);
         }
     });
-    c.watch(&nodes, &node_queue, |change: Change<'_, Node>, wake: &Queue| {
+    c.watch(&nodes, &node_queue, |change: Change<'_, Node>, queue: &Queue| {
         let is_news = match &change {
             Change::Added { .. } => true,
             Change::Updated { old, new } => is_other(old, new),
             Change::Resync { .. } | Change::Deleted(_) => false,
         };
         if is_news {
-            wake.add(change.object().meta.key());
+            queue.add(change.object().meta.key());
         }
     });
     c.sync(queue, &this, DaemonSets::sync);
@@ -135,7 +135,7 @@ fn is_other(old: &Node, new: &Node) -> bool {
     old.meta.labels != new.meta.labels || old.spec.taints != new.spec.taints
 }
 
-/// Whether `change` is a revision that appeared with its owner. It does not wake the set: a sync that
+/// Whether `change` is a revision that appeared with its owner. It does not queue the set: a sync that
 /// made the revision used it already. Upstream: `addHistory`.
 fn is_new_and_owned(change: &Change<'_, ControllerRevision>) -> bool {
     match change {

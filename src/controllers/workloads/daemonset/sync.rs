@@ -307,7 +307,7 @@ mod tests {
     use crate::cache::{Indexer, Lister};
     use crate::client::Client;
     use crate::clock::FakeClock;
-    use crate::controllers::Retries;
+    use crate::controllers::QueuePolicy;
     use crate::controllers::runner::Queue;
     use crate::controllers::workloads::consistency::Consistency;
     use crate::controllers::workloads::expectations::Expectations;
@@ -333,7 +333,7 @@ mod tests {
             pods: empty(),
             nodes: empty(),
             revisions: empty(),
-            queue: Queue::new("", Retries::default(), clock.clone()),
+            queue: Queue::new("", QueuePolicy::default(), clock.clone()),
             expectations: Arc::new(Expectations::new(clock.clone())),
             consistency: Arc::new(Consistency::default()),
             backoff: Mutex::default(),

@@ -25,7 +25,7 @@ use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::ref_manager::{
     CONTROLLER_INDEX, ControllerRefManager, by_controller, owned_or_orphaned,
 };
-use crate::controllers::{Controller, Error, Next, Retries, SyncResult, keys};
+use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{Deployment, LabelSelector, ObjectKey, Pod, ReplicaSet, Selector};
 use sync::Owned;
@@ -39,7 +39,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let pods = c.lister::<Pod>();
     c.index(&replica_sets, CONTROLLER_INDEX, by_controller);
     c.index(&pods, CONTROLLER_INDEX, by_controller);
-    let queue = c.queue(Retries::at_most(MAX_RETRIES).logged_as(log::Level::Debug));
+    let queue = c.queue(QueuePolicy::at_most(MAX_RETRIES).logged_as(log::Level::Debug));
     let this = Arc::new(DeploymentController {
         queue: queue.clone(),
         client: c.client(),

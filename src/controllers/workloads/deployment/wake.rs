@@ -27,15 +27,15 @@ fn resolve(
 pub(super) fn by_replica_set(
     deployments: Lister<Deployment>,
 ) -> impl Mapper<ReplicaSet, ObjectKey> {
-    move |change, wake| match change {
+    move |change, queue| match change {
         Change::Added { new, .. } if !new.meta.is_being_deleted() => {
-            if !wake_owner(&deployments, new, wake) {
-                wake_selecting(&deployments, new, wake);
+            if !wake_owner(&deployments, new, queue) {
+                wake_selecting(&deployments, new, queue);
             }
         }
         // A manager that starts late sees a set that is being deleted as an addition.
         Change::Added { new, .. } => {
-            wake_owner(&deployments, new, wake);
+            wake_owner(&deployments, new, queue);
         }
         Change::Updated { old, new } => {
             if old.meta.resource_version == new.meta.resource_version {
@@ -43,36 +43,36 @@ pub(super) fn by_replica_set(
             }
             let owner_changed = old.meta.controller() != new.meta.controller();
             if owner_changed {
-                wake_owner(&deployments, old, wake);
+                wake_owner(&deployments, old, queue);
             }
             let changed = owner_changed || old.meta.labels != new.meta.labels;
-            if !wake_owner(&deployments, new, wake) && changed {
-                wake_selecting(&deployments, new, wake);
+            if !wake_owner(&deployments, new, queue) && changed {
+                wake_selecting(&deployments, new, queue);
             }
         }
         Change::Deleted(Deleted::Known(gone) | Deleted::FinalStateUnknown(gone)) => {
-            wake_owner(&deployments, gone, wake);
+            wake_owner(&deployments, gone, queue);
         }
         Change::Resync { .. } => {}
     }
 }
 
 /// Wakes the controller of `set` if it is a Deployment. Returns whether `set` has a controller.
-fn wake_owner(deployments: &Lister<Deployment>, set: &ReplicaSet, wake: &Queue) -> bool {
+fn wake_owner(deployments: &Lister<Deployment>, set: &ReplicaSet, queue: &Queue) -> bool {
     let Some(owner) = set.meta.controller() else { return false };
     if let Some(found) = resolve(deployments, &set.meta.namespace, owner) {
-        wake.add(found.meta.key());
+        queue.add(found.meta.key());
     }
     true
 }
 
-fn wake_selecting(deployments: &Lister<Deployment>, orphan: &ReplicaSet, wake: &Queue) {
+fn wake_selecting(deployments: &Lister<Deployment>, orphan: &ReplicaSet, queue: &Queue) {
     if orphan.meta.labels.is_empty() {
         return;
     }
     for candidate in deployments.in_namespace(&orphan.meta.namespace) {
         if selects(&candidate, orphan) {
-            wake.add(candidate.meta.key());
+            queue.add(candidate.meta.key());
         }
     }
 }
@@ -90,7 +90,7 @@ pub(super) fn by_pod(
     replica_sets: Lister<ReplicaSet>,
     pods: Lister<Pod>,
 ) -> impl Mapper<Pod, ObjectKey> {
-    move |change, wake| {
+    move |change, queue| {
         let Change::Deleted(gone) = change else { return };
         let pod = gone.object();
         let Some(owner) = pod.meta.controller() else { return };
@@ -110,7 +110,7 @@ pub(super) fn by_pod(
         }
         let sets = owned(&replica_sets, &deployment.meta);
         if sets.iter().all(|set| owned(&pods, &set.meta).is_empty()) {
-            wake.add(deployment.meta.key());
+            queue.add(deployment.meta.key());
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::cache::Lister;
 use crate::client::{self, Client, Scales};
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
-use crate::controllers::{Controller, Error, Next, Queue, Retries, SyncResult, keys};
+use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{
     Deployment, ObjectKey, Pod, PodDisruptionBudget, PodDisruptionBudgetStatus, ReplicaSet,
@@ -40,13 +40,13 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         controllers: c.lister(),
     });
     let stale = Arc::new(Stale { client: c.client(), clock: c.clock(), pods: pods.clone() });
-    let queue = c.queue(Retries::default().paced());
-    let stale_queue = c.queue_named("stale_pod_disruption", Retries::default());
+    let queue = c.queue(QueuePolicy::default().paced());
+    let stale_queue = c.queue_named("stale_pod_disruption", QueuePolicy::default());
     c.watch(&budgets, &queue, keys::of_object());
     let (of_pod, timers, stale_pods) = (this.clone(), stale_queue.clone(), stale.clone());
-    c.watch(&pods, &queue, move |change, wake| {
+    c.watch(&pods, &queue, move |change, queue| {
         let pod = change.object();
-        of_pod.wake_budget(pod, wake);
+        of_pod.wake_budget(pod, queue);
         if !matches!(change, Change::Deleted(_))
             && let Some(after) = stale_pods.cleared_after(pod)
         {
@@ -74,7 +74,7 @@ struct Disruption {
 impl Disruption {
     /// Wakes the budget that selects `pod`. Of several one is taken, which is an error of theirs.
     /// Upstream: `getPdbForPod`.
-    fn wake_budget(&self, pod: &Pod, wake: &Queue) {
+    fn wake_budget(&self, pod: &Pod, queue: &Queue) {
         let mut budgets = self.budgets.in_namespace(&pod.meta.namespace);
         budgets.retain(|budget| {
             Selector::try_from(budget.spec.selector.as_ref())
@@ -92,7 +92,7 @@ impl Disruption {
             );
             self.recorder.warning(pod, "MultiplePodDisruptionBudgets", message);
         }
-        wake.add(first.meta.key());
+        queue.add(first.meta.key());
     }
 
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {

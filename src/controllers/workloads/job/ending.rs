@@ -1,7 +1,7 @@
 //! Whether a Job comes to its end, and how. Upstream: `syncJob`, from "evaluating the end state" on.
 
 use super::policies::{Verdict, judge, success};
-use super::round::{Round, completions, condition, is_failed};
+use super::sync_state::{SyncState, completions, condition, is_failed};
 use crate::objects::{JobCondition, JobSpec, JobStatus, Pod, PodPhase, Timestamp};
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// The condition with which the Job of `round` ends, by anything but the number of completions.
 /// The first that holds counts: what an earlier sync decided, failures, the success policy.
-pub fn decide(round: &Round, now: Timestamp) -> Option<JobCondition> {
+pub fn decide(round: &SyncState, now: Timestamp) -> Option<JobCondition> {
     let (spec, status) = (round.spec(), &round.status);
     let decided = |kind: &str| status.condition(kind).filter(|condition| condition.is_true());
     if let Some(met) = decided("SuccessCriteriaMet") {

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::indexes::COMPLETION_INDEX;
 use super::plan::{Plan, Wanted};
-use super::round::{INDEX_FAILURES, INDEX_IGNORED_FAILURES, Round, TRACKING, count};
+use super::sync_state::{INDEX_FAILURES, INDEX_IGNORED_FAILURES, SyncState, TRACKING, count};
 use super::{BATCH_PERIOD, Jobs, metrics};
 use crate::client::Patch;
 use crate::controllers::Error;
@@ -55,7 +55,7 @@ impl Jobs {
     pub(super) async fn manage(
         self: &Arc<Self>,
         key: &ObjectKey,
-        round: &mut Round,
+        round: &mut SyncState,
         plan: Plan,
         group: Option<&PodGroup>,
     ) -> (i32, Action, Option<Error>) {
@@ -147,7 +147,7 @@ impl Jobs {
     async fn create(
         self: &Arc<Self>,
         key: &ObjectKey,
-        round: &Round,
+        round: &SyncState,
         wanted: Vec<Wanted>,
         group: Option<&PodGroup>,
     ) -> (i32, Option<Error>) {
@@ -251,7 +251,7 @@ fn name_prefix(job: &str, index: i32) -> String {
 }
 
 /// Upstream: `recordJobPodsCreationTotal`.
-fn record_creations(round: &Round, created: usize, failed: usize) {
+fn record_creations(round: &SyncState, created: usize, failed: usize) {
     let policy = &round.spec().pod_replacement_policy;
     let only_failed = policy.as_ref().is_some_and(|policy| *policy == "Failed");
     let reason = match () {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::indexes::Indexes;
-use super::round::{TRACKING, completions};
+use super::sync_state::{TRACKING, completions};
 use crate::controllers::runner::Change;
 use crate::metrics::{exponential, metrics};
 use crate::objects::{JobSpec, JobStatus, Pod};

@@ -16,8 +16,8 @@ mod orphans;
 mod plan;
 mod policies;
 mod released;
-mod round;
 mod sync;
+mod sync_state;
 mod tracking;
 mod workload;
 
@@ -34,7 +34,7 @@ use std::time::Duration;
 use self::backoff::BackoffStore;
 use self::orphans::Orphans;
 use self::released::Released;
-use self::round::TRACKING;
+use self::sync_state::TRACKING;
 use self::workload::Groups;
 use crate::cache::Lister;
 use crate::client::Client;
@@ -44,12 +44,12 @@ use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::pod_control::PodControl;
 use crate::controllers::workloads::ref_manager::{CONTROLLER_INDEX, by_controller};
-use crate::controllers::{Controller, Retries};
+use crate::controllers::{Controller, QueuePolicy};
 use crate::events::Recorder;
 use crate::objects::{Job, Pod, Selector, Timestamp, Uid};
 use crate::workqueue::exponential_failure_rate_limiter;
 
-/// Changes of pods and of a Job's status wake the Job this long after the first of them.
+/// Changes of pods and of a Job's status queue the Job this long after the first of them.
 /// Upstream: `SyncJobBatchPeriod`.
 const BATCH_PERIOD: Duration = Duration::from_secs(1);
 /// Upstream: `DefaultJobApiBackOff`.
@@ -90,10 +90,10 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         false => Consistency::default(),
     };
     let consistency = Arc::new(consistency);
-    let retries = Retries::default();
+    let retries = QueuePolicy::default();
     let queue =
         c.queue(retries.limited_by(exponential_failure_rate_limiter(FIRST_RETRY, LAST_RETRY)));
-    let retries = Retries::default();
+    let retries = QueuePolicy::default();
     let orphans = c.queue_named(
         "job_orphan_pod",
         retries.limited_by(exponential_failure_rate_limiter(FIRST_RETRY, LAST_RETRY)),
@@ -132,9 +132,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         })
         .delayed(BATCH_PERIOD)
         .mapper();
-    c.watch(&pods, &queue, move |change, wake| {
+    c.watch(&pods, &queue, move |change, queue| {
         metrics::count_tracked(&change);
-        owned(change, wake);
+        owned(change, queue);
     });
     c.sync(queue, &this, Jobs::sync);
     c.sync(orphans, &this, Jobs::sync_orphans);

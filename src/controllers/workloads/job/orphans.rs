@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::round::TRACKING;
+use super::sync_state::TRACKING;
 use super::{Jobs, managed_by_another};
 use crate::controllers::runner::keys::resolve;
 use crate::controllers::workloads::pod_control::is_not_found;

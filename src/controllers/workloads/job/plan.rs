@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::backoff::{Failures, wait_for_index};
 use super::indexes::{Indexes, index_of, valid_index_of};
 use super::policies::judge;
-use super::round::{
-    Indexed, Round, all_failures, completions, count, failures_before, ignored_before,
+use super::sync_state::{
+    Indexed, SyncState, all_failures, completions, count, failures_before, ignored_before,
     replaces_failed_only,
 };
 use crate::objects::{JobSpec, Pod, PodPhase, Timestamp};
@@ -42,7 +42,7 @@ pub struct IndexFailures {
 }
 
 /// `failures`: those of the Job's pods since the last success.
-pub fn plan(round: &Round, failures: Failures, now: Timestamp) -> Plan {
+pub fn plan(round: &SyncState, failures: Failures, now: Timestamp) -> Plan {
     let spec = round.spec();
     if spec.is_suspended() {
         return Plan::Delete(round.active.clone());
@@ -83,7 +83,7 @@ fn wanted_active(spec: &JobSpec, succeeded: i32, active: i32) -> i32 {
     }
 }
 
-fn create_indexed(round: &Round, indexed: &Indexed, missing: usize, now: Timestamp) -> Plan {
+fn create_indexed(round: &SyncState, indexed: &Indexed, missing: usize, now: Timestamp) -> Plan {
     let spec = round.spec();
     let indexes = pending(round, indexed, missing);
     if spec.backoff_limit_per_index.is_none() {
@@ -121,7 +121,7 @@ fn with_failure_of(spec: &JobSpec, pod: &Pod) -> IndexFailures {
 }
 
 /// The first indexes that nothing works on and that have not ended. Upstream: `firstPendingIndexes`.
-fn pending(round: &Round, indexed: &Indexed, most: usize) -> Vec<i32> {
+fn pending(round: &SyncState, indexed: &Indexed, most: usize) -> Vec<i32> {
     let spec = round.spec();
     let indexes = |pods: &mut dyn Iterator<Item = &Arc<Pod>>| -> Indexes {
         pods.filter_map(|pod| index_of(pod)).collect()

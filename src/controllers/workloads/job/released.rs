@@ -4,7 +4,7 @@
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 
-use super::round::TRACKING;
+use super::sync_state::TRACKING;
 use crate::controllers::runner::keys::{Observer, Seen};
 use crate::objects::{Meta, ObjectKey, Uid};
 

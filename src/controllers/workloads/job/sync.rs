@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::manage::Action;
-use super::round::{News, Round, TRACKING, condition, ensure_condition};
+use super::sync_state::{News, SyncState, TRACKING, condition, ensure_condition};
 use super::tracking::{Tally, count_released, finish, tally};
 use super::{Jobs, ending, managed_by_another, metrics, plan};
 use crate::controllers::runner::batch::together;
@@ -66,7 +66,7 @@ impl Jobs {
         let satisfied = self.expectations.satisfied(key);
         let pods = self.claim(&job, &selector).await?;
         let group = self.pod_group(&job, &pods).await?;
-        let (mut round, news) = Round::new(job, pods, self.released.of(key));
+        let (mut round, news) = SyncState::new(job, pods, self.released.of(key));
         let now = self.now();
         if round.status.start_time.is_none() && !round.spec().is_suspended() {
             round.status.start_time = Some(now);
@@ -126,7 +126,7 @@ impl Jobs {
     }
 
     /// Sets the condition `Suspended`. Returns whether it changed.
-    fn note_suspension(&self, round: &mut Round) -> bool {
+    fn note_suspension(&self, round: &mut SyncState) -> bool {
         let now = self.now();
         let (reason, event, message, start) = match round.spec().is_suspended() {
             true => ("JobSuspended", "Suspended", "Job suspended", None),
@@ -151,7 +151,7 @@ impl Jobs {
     async fn track(
         self: &Arc<Self>,
         key: &ObjectKey,
-        mut round: Round,
+        mut round: SyncState,
         changed: bool,
         first_written: impl FnOnce(),
     ) -> Result<(), Error> {
@@ -186,7 +186,7 @@ impl Jobs {
     async fn write_end(
         &self,
         key: &ObjectKey,
-        round: &mut Round,
+        round: &mut SyncState,
         finished: bool,
     ) -> Result<(), Error> {
         let doing = "removing uncounted pods from status";
@@ -209,7 +209,7 @@ impl Jobs {
     }
 
     /// Writes the status of `round`, which goes on with the Job as the API server has it then.
-    async fn write(&self, round: &mut Round, doing: &'static str) -> Result<(), Error> {
+    async fn write(&self, round: &mut SyncState, doing: &'static str) -> Result<(), Error> {
         let written: Job = self
             .client
             .update_status(&*round.job, &round.status)
@@ -306,7 +306,7 @@ mod tests {
             }));
             let (jobs, caches) = controller(client);
             cached.into_iter().for_each(|job| _ = caches.jobs.insert(job.clone()));
-            let (mut round, _) = Round::new(running.clone(), Vec::new(), HashSet::new());
+            let (mut round, _) = SyncState::new(running.clone(), Vec::new(), HashSet::new());
             let now = Timestamp::from_secs(1);
             round.ending = Some(condition("Complete", true, "R", "m", now));
             let written = block_on(jobs.write_end(&key, &mut round, true));

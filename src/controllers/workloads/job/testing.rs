@@ -6,7 +6,7 @@ use super::Jobs;
 use crate::cache::{Indexer, Lister};
 use crate::client::Client;
 use crate::clock::FakeClock;
-use crate::controllers::Retries;
+use crate::controllers::QueuePolicy;
 use crate::controllers::runner::Queue;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
@@ -29,8 +29,8 @@ pub(super) fn controller(client: Client) -> (Arc<Jobs>, Caches) {
     let pod_control = PodControl::new(client.clone(), recorder.clone(), clock.clone());
     let controller = Jobs {
         pod_control: pod_control.recording(&consistency),
-        queue: Queue::new("job", Retries::default(), clock.clone()),
-        orphans: Queue::new("job_orphan_pod", Retries::default(), clock.clone()),
+        queue: Queue::new("job", QueuePolicy::default(), clock.clone()),
+        orphans: Queue::new("job_orphan_pod", QueuePolicy::default(), clock.clone()),
         expectations: Arc::new(Expectations::new(clock.clone())),
         released: Arc::default(),
         backoff: Arc::default(),

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::backoff::Failures;
 use super::indexes::COMPLETION_INDEX;
 use super::plan::{IndexFailures, Plan, Wanted, plan};
-use super::round::{
-    INDEX_FAILURES, INDEX_IGNORED_FAILURES, Round, TRACKING, condition, ensure_condition,
+use super::sync_state::{
+    INDEX_FAILURES, INDEX_IGNORED_FAILURES, SyncState, TRACKING, condition, ensure_condition,
 };
 use super::tracking::{count_released, finish, tally};
 use super::{ending, tracking};
@@ -72,9 +72,9 @@ fn job(spec: Value, status: Value) -> Arc<Job> {
     Arc::new(serde_json::from_value(job).unwrap())
 }
 
-fn round(spec: Value, status: Value, pods: Vec<Value>) -> Round {
+fn round(spec: Value, status: Value, pods: Vec<Value>) -> SyncState {
     let pods = pods.into_iter().map(|pod| Arc::new(serde_json::from_value::<Pod>(pod).unwrap()));
-    Round::new(job(spec, status), pods.collect(), HashSet::new()).0
+    SyncState::new(job(spec, status), pods.collect(), HashSet::new()).0
 }
 
 fn of_indexes(completions: i32, more: Value) -> Value {
@@ -119,7 +119,7 @@ fn pods_are_counted_with_what_the_status_holds() {
     // A pod whose finalizer is known to be removed is not counted again.
     let pods = vec![Arc::new(serde_json::from_value(pod("c", "Succeeded")).unwrap())];
     let released = HashSet::from([Uid::new("c")]);
-    let (round, news) = Round::new(job(plain, json!({})), pods, released);
+    let (round, news) = SyncState::new(job(plain, json!({})), pods, released);
     assert_eq!((round.succeeded, news.succeeded.len()), (0, 0));
 }
 
@@ -249,7 +249,7 @@ fn the_deadline_counts_from_the_start_while_the_job_is_not_suspended() {
 }
 
 /// The names of the pods to be deleted, the indexes of those to be created, or the wait.
-fn planned(round: &Round, failures: Failures) -> Result<Vec<String>, Vec<Option<i32>>> {
+fn planned(round: &SyncState, failures: Failures) -> Result<Vec<String>, Vec<Option<i32>>> {
     match plan(round, failures, now()) {
         Plan::Nothing => Err(vec![]),
         Plan::Delete(pods) => Ok(pods.iter().map(|pod| pod.meta.name.to_string()).collect()),
@@ -487,7 +487,7 @@ fn a_job_that_fails_counts_its_pods_as_failed_and_one_that_succeeds_does_not() {
         let found = tally(&mut round, now());
         assert_eq!(found.release.len(), 2, "{kind}");
         assert_eq!(names(&round.uncounted().failed), failed, "{kind}");
-        let types = |round: &Round| -> Vec<String> {
+        let types = |round: &SyncState| -> Vec<String> {
             round.status.conditions.iter().map(|known| known.r#type.to_string()).collect()
         };
         assert_eq!(types(&round), interim);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::indexes::{index_of, valid_index_of};
 use super::policies::judge;
-use super::round::{Round, completions, condition, count, ensure_condition, is_failed};
+use super::sync_state::{SyncState, completions, condition, count, ensure_condition, is_failed};
 use crate::objects::{JobCondition, JobStatus, Pod, PodPhase, Timestamp, Uid};
 use crate::sort::Order;
 
@@ -33,7 +33,7 @@ pub struct Tally {
 }
 
 /// Puts finished pods and the end of the Job into the status of `round`.
-pub fn tally(round: &mut Round, now: Timestamp) -> Tally {
+pub fn tally(round: &mut SyncState, now: Timestamp) -> Tally {
     let mut tally = Tally::default();
     if round.indexed.is_some() {
         // The indexes that fit into the status are the lowest.
@@ -49,7 +49,7 @@ pub fn tally(round: &mut Round, now: Timestamp) -> Tally {
 }
 
 /// Names finished pods in the status. Returns the indexes that succeeded.
-fn count_finished(round: &mut Round, tally: &mut Tally) -> Vec<i32> {
+fn count_finished(round: &mut SyncState, tally: &mut Tally) -> Vec<i32> {
     let mut indexes = Vec::new();
     let completions = completions(round.spec());
     for pod in round.pods.clone() {
@@ -93,12 +93,12 @@ fn count_finished(round: &mut Round, tally: &mut Tally) -> Vec<i32> {
 }
 
 /// A Job that fails counts every pod that has not succeeded as failed.
-fn fails_all(round: &Round) -> bool {
+fn fails_all(round: &SyncState) -> bool {
     round.ending.as_ref().is_some_and(|ending| ending.r#type != "SuccessCriteriaMet")
 }
 
 /// Upstream: `canRemoveFinalizer`.
-fn may_release(round: &Round, pod: &Pod, has_failed: bool) -> bool {
+fn may_release(round: &SyncState, pod: &Pod, has_failed: bool) -> bool {
     if round.job.meta.is_being_deleted()
         || round.ending.is_some()
         || pod.status.phase == PodPhase::Succeeded
@@ -113,7 +113,7 @@ fn may_release(round: &Round, pod: &Pod, has_failed: bool) -> bool {
     has_failed && awaits() != Some(true)
 }
 
-fn write_indexes(round: &mut Round, new: &[i32], tally: &mut Tally) {
+fn write_indexes(round: &mut SyncState, new: &[i32], tally: &mut Tally) {
     let Some(indexed) = &mut round.indexed else { return };
     indexed.succeeded = indexed.succeeded.union(&new.iter().copied().collect());
     let completed: Box<str> = indexed.succeeded.to_string().into();
@@ -126,7 +126,7 @@ fn write_indexes(round: &mut Round, new: &[i32], tally: &mut Tally) {
 }
 
 /// Adds the interim condition to the status, and prepares the final one.
-fn announce_end(round: &mut Round, tally: &mut Tally, now: Timestamp) {
+fn announce_end(round: &mut SyncState, tally: &mut Tally, now: Timestamp) {
     let Some(ending) = &mut round.ending else { return };
     let last = match ending.r#type.as_str() {
         "FailureTarget" => "Failed",
@@ -157,7 +157,7 @@ pub fn count_released(status: &mut JobStatus, tracked: &HashSet<Uid>) -> bool {
 
 /// Adds the final condition if the Job has ended: every pod is counted, and gone or finished.
 /// Returns whether it has. Upstream: `enactJobFinished`.
-pub fn finish(round: &mut Round, now: Timestamp) -> bool {
+pub fn finish(round: &mut SyncState, now: Timestamp) -> bool {
     let Some(ending) = round.ending.clone() else { return false };
     let uncounted = round.uncounted();
     if !uncounted.succeeded.is_empty() || !uncounted.failed.is_empty() || round.terminating > 0 {

@@ -16,7 +16,7 @@ use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::pod_control::PodControl;
 use crate::controllers::workloads::ref_manager::{CONTROLLER_INDEX, by_controller};
-use crate::controllers::{Controller, Retries, keys};
+use crate::controllers::{Controller, QueuePolicy, keys};
 use crate::objects::{
     Pod, ReplicaSet, ReplicaSetSpec, ReplicaSetStatus, ReplicationController, Selector, WholeMeta,
 };
@@ -107,8 +107,8 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
         .again_after(|old: &Pod, new: &Pod, set: &S| {
             becomes_available(old, new, set.spec().min_ready_seconds)
         });
-    let queue = c.queue(Retries::default().paced());
-    c.watch(&sets, &queue, move |change, wake| {
+    let queue = c.queue(QueuePolicy::default().paced());
+    c.watch(&sets, &queue, move |change, queue| {
         let meta = change.object().meta();
         let key = meta.key();
         if let Change::Deleted(_) = change {
@@ -116,7 +116,7 @@ pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
             consistency.clear(&key, Some(&meta.uid));
             expectations.forget(&key);
         }
-        wake.add(key);
+        queue.add(key);
     });
     c.watch(&pods, &queue, owned.mapper());
     c.sync(queue, &this, ReplicaSets::sync);

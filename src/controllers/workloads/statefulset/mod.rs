@@ -18,7 +18,7 @@ use crate::controllers::runner::Change;
 use crate::controllers::workloads::availability::becomes_available;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::ref_manager::{CONTROLLER_INDEX, by_controller};
-use crate::controllers::{Controller, Retries, keys};
+use crate::controllers::{Controller, QueuePolicy, keys};
 use crate::events::Recorder;
 use crate::objects::{ControllerRevision, PersistentVolumeClaim, Pod, Selector, StatefulSet};
 
@@ -67,23 +67,23 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         .again_after(|old: &Pod, new: &Pod, set: &StatefulSet| {
             becomes_available(old, new, set.spec.min_ready_seconds)
         });
-    let queue = c.queue(Retries::default().paced());
-    c.watch(&sets, &queue, move |change, wake| {
+    let queue = c.queue(QueuePolicy::default().paced());
+    c.watch(&sets, &queue, move |change, queue| {
         let meta = &change.object().meta;
         if let Change::Deleted(_) = change {
             // A new set of the same name starts without the old one's record.
             consistency.clear(&meta.key(), Some(&meta.uid));
         }
-        wake.add(meta.key());
+        queue.add(meta.key());
     });
     c.watch(&pods, &queue, owned.mapper());
-    c.watch(&claims, &queue, move |change, wake| {
+    c.watch(&claims, &queue, move |change, queue| {
         // A pod may wait until the claim of the one before it is gone.
         if let Change::Deleted(last) = change {
             let meta = &last.object().meta;
             let sets = sets.in_namespace(&meta.namespace);
             for key in pods::sets_of_claim(&meta.name, &sets) {
-                wake.add(key);
+                queue.add(key);
             }
         }
     });

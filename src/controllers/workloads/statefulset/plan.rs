@@ -51,7 +51,7 @@ pub struct Plan {
 pub type ClaimOf<'a> = &'a dyn Fn(&str) -> Option<Arc<PersistentVolumeClaim>>;
 
 /// What a plan is made from.
-pub struct Scene<'a> {
+pub struct PlanInput<'a> {
     pub set: &'a StatefulSet,
     pub members: &'a Members,
     /// The name of the update revision.
@@ -130,7 +130,7 @@ pub fn is_running_and_ready(pod: &Pod) -> bool {
     pod.status.phase == PodPhase::Running && pod.is_ready()
 }
 
-impl Scene<'_> {
+impl PlanInput<'_> {
     pub fn plan(&self) -> Plan {
         let mut plan = Plan::default();
         if !self.plan_replicas(&mut plan.replicas) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::StatefulSets;
 use super::identity::is_member;
-use super::plan::{Job, Members, Plan, Scene, is_parallel, max_unavailable};
+use super::plan::{Job, Members, Plan, PlanInput, is_parallel, max_unavailable};
 use super::revisions::Revisions;
 use super::status::{self, Names};
 use crate::controllers::runner::batch::slow_start;
@@ -170,7 +170,7 @@ impl StatefulSets {
         now: Timestamp,
     ) -> Plan {
         let claim = |name: &str| self.claim(set, name);
-        let plan = Scene { set, members, update, claim: &claim, max_unavailable, now }.plan();
+        let plan = PlanInput { set, members, update, claim: &claim, max_unavailable, now }.plan();
         if let Some(unavailable) = plan.unavailable {
             UNAVAILABLE_REPLICAS.with_label_values(&labels(set)).set(unavailable as f64);
         }

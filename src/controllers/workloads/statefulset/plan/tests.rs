@@ -73,7 +73,7 @@ fn plan(
         let json = json!({"metadata": {"name": name, "ownerReferences": found.1}});
         Some(Arc::new(serde_json::from_value(json).unwrap()))
     };
-    Scene { set, members: &members, update: "update", claim: &claim, max_unavailable, now: NOW }
+    PlanInput { set, members: &members, update: "update", claim: &claim, max_unavailable, now: NOW }
         .plan()
 }
 

@@ -11,15 +11,15 @@ use crate::objects::{Object, ObjectKey, Uid};
 
 /// A binding is several writes to two objects. With this a sync sees those that were made, and does
 /// not take a volume that has just been given to another claim.
-pub struct Latest<T> {
+pub struct AssumeCache<T> {
     lister: Lister<T>,
     /// The answers to our writes that the cache has not caught up with.
     own: Mutex<HashMap<ObjectKey, Arc<T>>>,
 }
 
-impl<T: Object> Latest<T> {
-    pub fn new(lister: Lister<T>) -> Latest<T> {
-        Latest { lister, own: Mutex::default() }
+impl<T: Object> AssumeCache<T> {
+    pub fn new(lister: Lister<T>) -> AssumeCache<T> {
+        AssumeCache { lister, own: Mutex::default() }
     }
 
     /// Keeps the answer to a write.
@@ -92,7 +92,7 @@ mod tests {
     fn own_writes_are_seen_until_the_cache_has_them() {
         let indexer = Arc::new(Indexer::new());
         indexer.add_index("all", |_: &PersistentVolume, emit| emit(IndexValue::Text("x".into())));
-        let latest = Latest::new(Lister::new(indexer.clone()));
+        let latest = AssumeCache::new(Lister::new(indexer.clone()));
         let key = ObjectKey::cluster("v");
         let phase = || latest.get(&key).map(|volume| volume.status.phase.to_string());
         let all = || latest.candidates("all", &IndexValue::Text("x".into())).len();

@@ -10,29 +10,29 @@ use hashbrown::HashTable;
 use super::any::AnyObject;
 use crate::objects::{Istr, Object, ObjectKey};
 
-/// The number of a [`Slots`] entry. An object keeps its slot while it is cached.
+/// The number of an entry of an [`ObjectTable`]. An object keeps its slot while it is cached.
 pub type Slot = u32;
 
 /// The objects of one kind, each in a numbered slot.
-pub struct Slots<T> {
+pub struct ObjectTable<T> {
     objects: Vec<Option<Arc<T>>>,
 }
 
-/// [`Slots`] of any kind, as the tables read them.
+/// An [`ObjectTable`] of any kind, as the tables read them.
 pub trait AnySlots {
     /// The object of a slot in use.
     fn object(&self, slot: Slot) -> &dyn AnyObject;
 }
 
-impl<T: Object> AnySlots for Slots<T> {
+impl<T: Object> AnySlots for ObjectTable<T> {
     fn object(&self, slot: Slot) -> &dyn AnyObject {
         &**self.get(slot)
     }
 }
 
-impl<T> Slots<T> {
-    pub fn new() -> Slots<T> {
-        Slots { objects: Vec::new() }
+impl<T> ObjectTable<T> {
+    pub fn new() -> ObjectTable<T> {
+        ObjectTable { objects: Vec::new() }
     }
 
     /// # Panics
@@ -95,14 +95,14 @@ impl<T> Slots<T> {
 /// table's slack: names are read from the objects themselves. The table of a namespace is the
 /// index by namespace. Upstream: `cache.NamespaceIndex`.
 #[derive(Default)]
-pub struct Keys {
+pub struct KeyTable {
     namespaces: HashMap<Istr, HashTable<Slot>>,
     free: Vec<Slot>,
     used: usize,
     hasher: RandomState,
 }
 
-impl Keys {
+impl KeyTable {
     pub fn find(&self, slots: &dyn AnySlots, key: &ObjectKey) -> Option<Slot> {
         let named = |slot: &Slot| slots.object(*slot).meta().name == key.name;
         let hash = self.hasher.hash_one(&*key.name);
@@ -144,7 +144,7 @@ impl Keys {
         }
     }
 
-    /// `moved`: from [`Slots::shrink`].
+    /// `moved`: from [`ObjectTable::shrink`].
     pub fn renumber(&mut self, moved: &[Slot]) {
         self.free = Vec::new();
         for table in self.namespaces.values_mut() {

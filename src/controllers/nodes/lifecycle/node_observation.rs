@@ -6,7 +6,7 @@ use crate::controllers::nodes::taints::{self, Swap};
 use crate::objects::{NO_EXECUTE, Node, NodeCondition};
 
 /// What a pass finds out about a node.
-pub struct Look {
+pub struct NodeObservation {
     /// The condition Ready as the node has it; Unknown without one.
     pub observed: Ready,
     /// The same after the pass; `None`: none.
@@ -17,7 +17,7 @@ pub struct Look {
     pub is_silent: bool,
 }
 
-impl Look {
+impl NodeObservation {
     /// The node was ready until this pass.
     pub fn is_lost(&self) -> bool {
         self.observed == Ready::True && self.current.is_some_and(|ready| ready != Ready::True)
@@ -76,7 +76,8 @@ mod tests {
             let taints: Vec<Value> = has.iter().map(of).collect();
             let node: Node =
                 serde_json::from_value(json!({ "spec": { "taints": taints } })).unwrap();
-            let look = Look { observed: Unknown, current, write: None, is_silent: false };
+            let look =
+                NodeObservation { observed: Unknown, current, write: None, is_silent: false };
             let (add, remove) = (add.to_vec(), remove.to_vec());
             let expected = (!remove.is_empty()).then_some(Swap { effect: NO_EXECUTE, add, remove });
             assert_eq!(look.swap(&node), expected, "{current:?} {has:?}");
@@ -102,7 +103,7 @@ mod tests {
             (True, Some(True), false, Failed, false),
             (Unknown, None, false, Failed, false),
         ] {
-            let look = Look { observed, current, write: None, is_silent };
+            let look = NodeObservation { observed, current, write: None, is_silent };
             assert_eq!(
                 look.has_ready_pods(unmarked),
                 marked,

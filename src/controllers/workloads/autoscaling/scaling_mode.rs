@@ -3,7 +3,7 @@
 
 /// What an autoscaler does about its target.
 #[derive(Debug, PartialEq)]
-pub(super) enum Course {
+pub(super) enum ScalingMode {
     /// Nothing: the target was set to zero replicas, and not by the autoscaler.
     Disabled,
     /// Brings it between its limits, with this reason, without a look at the metrics.
@@ -38,14 +38,14 @@ impl Zero {
     }
 }
 
-impl Course {
-    pub fn of(current: i32, min: i32, max: i32, zero: Zero) -> Course {
+impl ScalingMode {
+    pub fn of(current: i32, min: i32, max: i32, zero: Zero) -> ScalingMode {
         match current {
-            0 if zero.is_own() && (min != 0 || zero.has_other_metrics) => Course::Follow,
-            0 => Course::Disabled,
-            more if more > max => Course::Set(max, ABOVE_MAX),
-            less if less < min => Course::Set(min, BELOW_MIN),
-            _ => Course::Follow,
+            0 if zero.is_own() && (min != 0 || zero.has_other_metrics) => ScalingMode::Follow,
+            0 => ScalingMode::Disabled,
+            more if more > max => ScalingMode::Set(max, ABOVE_MAX),
+            less if less < min => ScalingMode::Set(min, BELOW_MIN),
+            _ => ScalingMode::Follow,
         }
     }
 }
@@ -70,23 +70,23 @@ mod tests {
             (zero(false, true, true), zero(true, true, true), zero(true, false, true));
         let pods_only = zero(true, true, false);
         for (current, min, max, zero, course) in [
-            (5, 1, 3, off, Course::Set(3, ABOVE_MAX)),
-            (1, 2, 3, off, Course::Set(2, BELOW_MIN)),
-            (2, 1, 3, off, Course::Follow),
-            (3, 1, 3, off, Course::Follow),
-            (0, 1, 3, off, Course::Disabled),
-            (0, 0, 3, off, Course::Disabled),
-            (0, 0, 3, own, Course::Follow),
-            (0, 2, 3, own, Course::Follow),
-            (0, 0, 3, foreign, Course::Disabled),
-            (0, 2, 3, foreign, Course::Disabled),
+            (5, 1, 3, off, ScalingMode::Set(3, ABOVE_MAX)),
+            (1, 2, 3, off, ScalingMode::Set(2, BELOW_MIN)),
+            (2, 1, 3, off, ScalingMode::Follow),
+            (3, 1, 3, off, ScalingMode::Follow),
+            (0, 1, 3, off, ScalingMode::Disabled),
+            (0, 0, 3, off, ScalingMode::Disabled),
+            (0, 0, 3, own, ScalingMode::Follow),
+            (0, 2, 3, own, ScalingMode::Follow),
+            (0, 0, 3, foreign, ScalingMode::Disabled),
+            (0, 2, 3, foreign, ScalingMode::Disabled),
             // Nothing could say when to come back, but the new limit does.
-            (0, 0, 3, pods_only, Course::Disabled),
-            (0, 2, 3, pods_only, Course::Follow),
-            (1, 0, 3, own, Course::Follow),
+            (0, 0, 3, pods_only, ScalingMode::Disabled),
+            (0, 2, 3, pods_only, ScalingMode::Follow),
+            (1, 0, 3, own, ScalingMode::Follow),
         ] {
             assert_eq!(
-                Course::of(current, min, max, zero),
+                ScalingMode::of(current, min, max, zero),
                 course,
                 "{current} {min} {max} {zero:?}"
             );

@@ -95,12 +95,12 @@ type Row = BTreeSet<(Size, Arc<str>)>;
 
 /// May be behind the newest state of a volume: who takes one looks at that.
 #[derive(Default)]
-pub struct Shelves {
-    shelves: HashMap<Shelf, BTreeMap<Grade, Row>>,
+pub struct FreeVolumes {
+    free_volumes: HashMap<Shelf, BTreeMap<Grade, Row>>,
     places: HashMap<Arc<str>, Place>,
 }
 
-impl Shelves {
+impl FreeVolumes {
     /// Puts a volume to its place if it is free, and removes it if it is not.
     pub fn put(&mut self, volume: &PersistentVolume) {
         let (name, place) = (&volume.meta.name, Place::of(volume));
@@ -109,7 +109,7 @@ impl Shelves {
         }
         self.remove(name);
         if let Some(place) = place {
-            let rows = self.shelves.entry(place.shelf.clone()).or_default();
+            let rows = self.free_volumes.entry(place.shelf.clone()).or_default();
             rows.entry(place.grade).or_default().insert((place.size, name.clone()));
             self.places.insert(name.clone(), place);
         }
@@ -117,7 +117,7 @@ impl Shelves {
 
     pub fn remove(&mut self, name: &Arc<str>) {
         let Some(Place { shelf, grade, size }) = self.places.remove(name) else { return };
-        let Some(rows) = self.shelves.get_mut(&shelf) else { return };
+        let Some(rows) = self.free_volumes.get_mut(&shelf) else { return };
         if let Some(row) = rows.get_mut(&grade) {
             row.remove(&(size, name.clone()));
             if row.is_empty() {
@@ -125,7 +125,7 @@ impl Shelves {
             }
         }
         if rows.is_empty() {
-            self.shelves.remove(&shelf);
+            self.free_volumes.remove(&shelf);
         }
     }
 
@@ -137,7 +137,7 @@ impl Shelves {
         modes: Modes,
         size: Quantity,
     ) -> impl Iterator<Item = (Grade, &Arc<str>)> {
-        let rows = self.shelves.get(shelf).into_iter().flatten();
+        let rows = self.free_volumes.get(shelf).into_iter().flatten();
         let rows = rows.filter(move |((_, has), _)| has.include(modes));
         let start = (Size(size), Arc::from(""));
         rows.flat_map(move |(grade, row)| {
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn volumes_are_found_in_the_order_in_which_claims_take_them() {
-        let mut shelves = Shelves::default();
+        let mut free_volumes = FreeVolumes::default();
         for (name, size, modes) in [
             ("large", "2Gi", &[ONCE][..]),
             ("b", "1Gi", &[ONCE]),
@@ -175,26 +175,29 @@ mod tests {
             ("many", "1Gi", &[MANY]),
             ("small", "1Mi", &[ONCE]),
         ] {
-            shelves.put(&volume(name, size, modes, "Available"));
+            free_volumes.put(&volume(name, size, modes, "Available"));
         }
         let plain = Shelf { class: "".into(), attributes_class: "".into(), is_block: false };
-        let found = |shelves: &Shelves, mode: &str, size: &str| -> Vec<String> {
+        let found = |free_volumes: &FreeVolumes, mode: &str, size: &str| -> Vec<String> {
             let modes = Modes::of(&[mode.into()]);
-            let found = shelves.find(&plain, modes, size.parse().unwrap());
+            let found = free_volumes.find(&plain, modes, size.parse().unwrap());
             found.map(|(_, name)| name.to_string()).collect()
         };
-        assert_eq!(found(&shelves, ONCE, "1Gi"), ["a", "b", "large", "wide"]);
-        assert_eq!(found(&shelves, MANY, "2Mi"), ["many", "wide"]);
+        assert_eq!(found(&free_volumes, ONCE, "1Gi"), ["a", "b", "large", "wide"]);
+        assert_eq!(found(&free_volumes, MANY, "2Mi"), ["many", "wide"]);
         let block = Shelf { is_block: true, ..plain.clone() };
-        assert_eq!(shelves.find(&block, Modes::of(&[]), Quantity::ZERO).count(), 0);
+        assert_eq!(free_volumes.find(&block, Modes::of(&[]), Quantity::ZERO).count(), 0);
         // A volume moves with its changes, and leaves once it is taken.
-        shelves.put(&volume("a", "3Gi", &[ONCE], "Available"));
-        shelves.put(&volume("b", "1Gi", &[ONCE], "Bound"));
-        shelves.remove(&"wide".into());
-        assert_eq!(found(&shelves, ONCE, "1Gi"), ["large", "a"]);
+        free_volumes.put(&volume("a", "3Gi", &[ONCE], "Available"));
+        free_volumes.put(&volume("b", "1Gi", &[ONCE], "Bound"));
+        free_volumes.remove(&"wide".into());
+        assert_eq!(found(&free_volumes, ONCE, "1Gi"), ["large", "a"]);
         for name in ["a", "large", "many", "small"] {
-            shelves.remove(&name.into());
+            free_volumes.remove(&name.into());
         }
-        assert!(shelves.shelves.is_empty() && shelves.places.is_empty(), "nothing stays behind");
+        assert!(
+            free_volumes.free_volumes.is_empty() && free_volumes.places.is_empty(),
+            "nothing stays behind"
+        );
     }
 }

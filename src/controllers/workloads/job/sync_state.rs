@@ -18,7 +18,7 @@ pub const INDEX_FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
 pub const INDEX_IGNORED_FAILURES: &str = "batch.kubernetes.io/job-index-ignored-failure-count";
 
 /// A Job, its pods, and what is known of both in the course of a sync.
-pub struct Round {
+pub struct SyncState {
     /// As it was last read or written.
     pub job: Arc<Job>,
     /// What is to be written.
@@ -64,8 +64,8 @@ pub struct News {
     pub failed: Vec<Arc<Pod>>,
 }
 
-impl Round {
-    pub fn new(job: Arc<Job>, pods: Vec<Arc<Pod>>, released: HashSet<Uid>) -> (Round, News) {
+impl SyncState {
+    pub fn new(job: Arc<Job>, pods: Vec<Arc<Pod>>, released: HashSet<Uid>) -> (SyncState, News) {
         let mut status = job.status.clone();
         let known = status.uncounted_terminated_pods.get_or_insert_default();
         let uncounted = Uncounted {
@@ -73,7 +73,7 @@ impl Round {
             failed: known.failed.iter().cloned().collect(),
         };
         let active: Vec<Arc<Pod>> = pods.iter().filter(|pod| pod.is_active()).cloned().collect();
-        let mut round = Round {
+        let mut round = SyncState {
             terminating: count(pods.iter().filter(|pod| pod.is_terminating()).count()),
             ready: count(active.iter().filter(|pod| pod.is_ready()).count()),
             succeeded: 0,

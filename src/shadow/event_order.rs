@@ -26,7 +26,7 @@ pub enum What {
     /// A write of the one in charge.
     Write,
     /// What others ask.
-    Ask,
+    ForeignRequest,
 }
 
 /// The number in an object's version, which grows with time for all kinds that one server stores.
@@ -92,13 +92,13 @@ mod tests {
         for version in [3, 4, 4, 5, 9] {
             turns.waits(What::Write, "a", version, NOW);
         }
-        turns.waits(What::Ask, "b", 1, NOW);
+        turns.waits(What::ForeignRequest, "b", 1, NOW);
         for (passes, expected) in [(4, true), (3, true), (4, false), (9, false)] {
             assert!(!is_before(&turns, "b"), "another namespace, and no write");
             turns.passes(What::Write, "a", passes);
             assert_eq!(is_before(&turns, "a"), expected, "{passes}");
         }
-        assert!(turns.is_before(What::Ask, "b", 2));
+        assert!(turns.is_before(What::ForeignRequest, "b", 2));
         assert_eq!((number("17"), number("a17")), (Some(17), None));
     }
 

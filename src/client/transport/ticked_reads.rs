@@ -51,7 +51,7 @@ impl Drop for UnderWay {
     }
 }
 
-pub(super) struct Patient {
+pub(super) struct TickedReads {
     tcp: TcpStream,
     traffic: Arc<Traffic>,
     clock: SharedClock,
@@ -61,13 +61,13 @@ pub(super) struct Patient {
     looks: u32,
 }
 
-impl Patient {
-    pub fn new(tcp: TcpStream, traffic: Arc<Traffic>, clock: SharedClock) -> Patient {
-        Patient { tcp, traffic, clock, tick: Mutex::default(), looks: 0 }
+impl TickedReads {
+    pub fn new(tcp: TcpStream, traffic: Arc<Traffic>, clock: SharedClock) -> TickedReads {
+        TickedReads { tcp, traffic, clock, tick: Mutex::default(), looks: 0 }
     }
 }
 
-impl AsyncRead for Patient {
+impl AsyncRead for TickedReads {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -103,7 +103,7 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl AsyncWrite for TickedReads {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -175,7 +175,7 @@ mod tests {
                 let (tcp, mut peer) = pair().await;
                 let (clock, traffic) = storm();
                 let under_way = under_way(&traffic, requests);
-                let mut patient = Patient::new(tcp.clone(), traffic, clock.clone());
+                let mut patient = TickedReads::new(tcp.clone(), traffic, clock.clone());
                 let mut byte = [0];
                 let mut read = patient.read(&mut byte);
                 assert!(poll_once(&mut read).await.is_none(), "nothing has come");
@@ -196,7 +196,7 @@ mod tests {
         block_on(async {
             let (tcp, mut peer) = pair().await;
             let (clock, traffic) = storm();
-            let mut patient = Patient::new(tcp.clone(), Arc::clone(&traffic), clock.clone());
+            let mut patient = TickedReads::new(tcp.clone(), Arc::clone(&traffic), clock.clone());
             let mut byte = [0];
             patient.write_all(b"ask").await.unwrap();
             peer.write_all(b"a").await.unwrap();
@@ -224,7 +224,7 @@ mod tests {
         block_on(async {
             let (tcp, mut peer) = pair().await;
             let (clock, traffic) = storm();
-            let mut patient = Patient::new(tcp.clone(), Arc::clone(&traffic), clock.clone());
+            let mut patient = TickedReads::new(tcp.clone(), Arc::clone(&traffic), clock.clone());
             let mut byte = [0];
             patient.write_all(b"ask").await.unwrap();
             peer.write_all(b"a").await.unwrap();
@@ -243,7 +243,7 @@ mod tests {
             let (tcp, mut peer) = pair().await;
             let (clock, traffic) = storm();
             let _under_way = under_way(&traffic, MANY);
-            let mut patient = Patient::new(tcp, traffic, clock.clone());
+            let mut patient = TickedReads::new(tcp, traffic, clock.clone());
             let mut bytes = [0; 2];
             for text in [b"a", b"b"] {
                 patient.write_all(b"ask").await.unwrap();

@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use super::Inner;
 use super::author::{Head, Metadata, bound_to, owned_fields};
+use super::event_order::{self, What};
 use super::ledger::{Kind, Seen, Write};
-use super::turns::{self, What};
 use crate::cache::{Answer, Error, ListRequest, Scope, Source, WatchRequest};
 use crate::objects::{Encoded, Form, ListPart, ObjectKey, WatchEvent};
 
@@ -136,7 +136,7 @@ struct Turn {
 impl Turn {
     /// `None`: what has no namespace, or no version with an order, is in no order.
     fn take(what: What, namespace: &str, version: &str, shadow: &Arc<Inner>) -> Option<Turn> {
-        let version = turns::number(version).filter(|_| !namespace.is_empty())?;
+        let version = event_order::number(version).filter(|_| !namespace.is_empty())?;
         shadow.turns.lock().waits(what, namespace, version, shadow.clock.monotonic());
         Some(Turn { what, namespace: namespace.to_owned(), version, shadow: shadow.clone() })
     }
@@ -275,7 +275,7 @@ impl Flow {
             Some(write) => Waits::ToBeWanted(Box::new(write), turn(What::Write)),
             None if self.held.iter().any(|held| held.object == object) => Waits::ForItsObject,
             None => {
-                let turn = (asks && is_judged).then(|| turn(What::Ask)).flatten();
+                let turn = (asks && is_judged).then(|| turn(What::ForeignRequest)).flatten();
                 match turn.filter(|turn| turn.comes_after(What::Write)) {
                     Some(turn) => Waits::ForWrites(turn),
                     None => {
@@ -319,7 +319,7 @@ impl Flow {
                     let wanted = shadow.turns.lock().last_wanted(&write.place.namespace);
                     let until = until(held.since, self.patience, wanted.max(*last_suspect));
                     let is_answer =
-                        || turn.as_ref().is_some_and(|turn| turn.comes_after(What::Ask));
+                        || turn.as_ref().is_some_and(|turn| turn.comes_after(What::ForeignRequest));
                     if now < until || (now < limit && (is_answer() || !has_caught_up(age))) {
                         until.max(now + LOOK)
                     } else {

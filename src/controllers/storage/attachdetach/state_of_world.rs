@@ -13,7 +13,7 @@ use crate::objects::{AttachedVolume, Istr, ObjectKey, Uid};
 
 /// Volumes by their unique names, and nodes by theirs.
 #[derive(Default)]
-pub struct World {
+pub struct StateOfWorld {
     pub(super) volumes: HashMap<Istr, Volume>,
     pub(super) nodes: HashMap<Istr, Node>,
     pods: HashMap<ObjectKey, WantingPod>,
@@ -101,7 +101,7 @@ pub struct Report {
 }
 
 /// Nodes.
-impl World {
+impl StateOfWorld {
     /// Upstream: `addNodeToDswp`. Returns whether that is new.
     pub fn manage(&mut self, node: &Istr) -> bool {
         let node = self.nodes.entry(node.clone()).or_default();
@@ -150,7 +150,7 @@ impl World {
     }
 
     /// A node that pods still want volumes on stays managed as long as they do. `in_use`: the last
-    /// list of its kubelet; the result is that of [`World::set_in_use`]. Upstream: `DeleteNode`.
+    /// list of its kubelet; the result is that of [`StateOfWorld::set_in_use`]. Upstream: `DeleteNode`.
     pub fn node_deleted(&mut self, name: &Istr, in_use: &[Istr]) -> Vec<Istr> {
         let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
         node.gone = true;
@@ -183,7 +183,7 @@ impl World {
 }
 
 /// What pods want.
-impl World {
+impl StateOfWorld {
     /// Upstream: `DesiredStateOfWorld.AddPod`. Returns whether that is new.
     pub fn want(&mut self, pod: &PodRef, node: &Istr, spec: &Arc<Spec>) -> bool {
         let of_node = self.nodes.entry(node.clone()).or_default();
@@ -271,7 +271,7 @@ impl World {
 }
 
 /// What is attached.
-impl World {
+impl StateOfWorld {
     /// Upstream: `AddVolumeNode`.
     pub fn add_attached(
         &mut self,
@@ -373,7 +373,7 @@ pub(super) fn attachment_of(spec: Option<&Spec>, volume: &str, node: &str) -> Op
 }
 
 /// What the statuses of nodes list.
-impl World {
+impl StateOfWorld {
     /// Lists a volume that is known to be attached. Upstream: `AddVolumeToReportAsAttached`.
     pub(super) fn report(&mut self, volume: &Istr, name: &Istr) {
         if self.is_attached(volume, name) != Some(true) {

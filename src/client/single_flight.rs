@@ -14,7 +14,7 @@ use crate::task;
 /// which is not kept. A run goes on when those who wait for it give up: futures of [`Self::get`]
 /// may be dropped at any time. A run that began before a reset answers only those who asked before
 /// the reset.
-pub(super) struct Kept<T> {
+pub(super) struct SingleFlight<T> {
     state: Arc<Mutex<State<T>>>,
 }
 
@@ -36,13 +36,13 @@ struct Ending<T: Clone> {
     result: Option<Result<T>>,
 }
 
-impl<T> Default for Kept<T> {
-    fn default() -> Kept<T> {
-        Kept { state: Arc::new(Mutex::new(State::Empty)) }
+impl<T> Default for SingleFlight<T> {
+    fn default() -> SingleFlight<T> {
+        SingleFlight { state: Arc::new(Mutex::new(State::Empty)) }
     }
 }
 
-impl<T: Clone + Send + Sync + 'static> Kept<T> {
+impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
     /// The value, if it is there and `is_current`; else the result of the run under way, or of
     /// `make`.
     pub async fn get<F>(
@@ -133,7 +133,7 @@ mod tests {
     type Runs = Arc<Mutex<Vec<Sender<Result<u32>>>>>;
 
     /// Asks for a value that the test makes through `runs`, one sender a run.
-    async fn ask(kept: &Kept<u32>, runs: &Runs) -> Result<u32> {
+    async fn ask(kept: &SingleFlight<u32>, runs: &Runs) -> Result<u32> {
         let make = || {
             let (sender, made): (_, Receiver<Result<u32>>) = bounded(1);
             runs.lock().push(sender);
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_run_is_shared_and_outlives_those_who_wait() {
-        let (kept, runs) = (Kept::default(), Runs::default());
+        let (kept, runs) = (SingleFlight::default(), Runs::default());
         block_on(async {
             assert!(poll_once(Box::pin(ask(&kept, &runs))).await.is_none());
             let (mut one, mut two) = (Box::pin(ask(&kept, &runs)), Box::pin(ask(&kept, &runs)));
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_shared_and_not_kept() {
-        let (kept, runs) = (Kept::default(), Runs::default());
+        let (kept, runs) = (SingleFlight::default(), Runs::default());
         block_on(async {
             let (mut one, mut two) = (Box::pin(ask(&kept, &runs)), Box::pin(ask(&kept, &runs)));
             assert!(poll_once(&mut one).await.is_none() && poll_once(&mut two).await.is_none());
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_reset_keeps_the_run_under_way_from_later_callers() {
-        let (kept, runs) = (Kept::default(), Runs::default());
+        let (kept, runs) = (SingleFlight::default(), Runs::default());
         block_on(async {
             let (mut early, mut late) = (Box::pin(ask(&kept, &runs)), Box::pin(ask(&kept, &runs)));
             assert!(poll_once(&mut early).await.is_none());
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_run_that_panics_is_a_failure() {
-        let kept = Kept::<u32>::default();
+        let kept = SingleFlight::<u32>::default();
         block_on(async {
             let error = kept.get(|_| true, || async { panic!("on purpose") }).await.unwrap_err();
             assert!(error.to_string().contains("panicked"), "{error}");
