@@ -24,7 +24,7 @@ thread_local! {
     static ROOMS: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An empty buffer, with room if one is to be had.
+/// An empty buffer, with room if the pool has one.
 pub fn take() -> Vec<u8> {
     SPARE.with_borrow_mut(Vec::pop).unwrap_or_default()
 }
@@ -36,7 +36,7 @@ pub fn copied(bytes: &[u8]) -> Vec<u8> {
     copy
 }
 
-/// Gives room to a buffer that has none, if some is to be had.
+/// Gives room to a buffer that has none, if the pool has some.
 pub fn refill(buffer: &mut Vec<u8>) {
     if buffer.capacity() == 0 {
         *buffer = take();

@@ -217,7 +217,7 @@ where
     }
 }
 
-/// From which the key can't be told. Upstream: `keyIDFromPublicKey`.
+/// The key cannot be derived from it. Upstream: `keyIDFromPublicKey`.
 fn id(key: &impl EncodePublicKey) -> Option<String> {
     let der = key.to_public_key_der().ok()?;
     Some(URL_SAFE_NO_PAD.encode(Sha256::digest(der.as_bytes())))

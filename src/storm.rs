@@ -13,8 +13,8 @@ const BURST: f64 = 1_000.0;
 /// Events a second that are no storm however long they last.
 const RATE: f64 = 100.0;
 
-/// Counts the events of one source, and says whether there are so many that they are a storm. A
-/// token bucket: there is a storm while it is empty. Starts full.
+/// Counts the events of one source, and says whether they are a storm. A token bucket: there is
+/// a storm while it is empty. Starts full.
 #[derive(Debug)]
 pub struct Storm {
     bucket: Mutex<Bucket>,

@@ -48,7 +48,7 @@ const UNIT: usize = 16;
 const OVERHEAD: usize = 4;
 /// How malloc aligns every block.
 const ALIGNED: usize = 2 * size_of::<usize>();
-/// At most so many bytes of one class are kept, or `FEWEST` blocks if that is more.
+/// At most this number of bytes of one class is kept, or `FEWEST` blocks if that is more.
 const KEPT: usize = 32 << 10;
 const FEWEST: usize = 8;
 

@@ -37,7 +37,7 @@ struct Args {
     /// daemonsets=1 or claims=5000, or nodes=5000,pods-per-node=30, of which a third dies
     #[argh(option)]
     load: Option<Shape>,
-    /// measure how long single changes take, in so many rounds: medians and 99th percentiles
+    /// measure how long single changes take, in this number of rounds: medians, 99th percentiles
     #[argh(option)]
     latency: Option<usize>,
     /// with --latency: the replicas of one more, large Deployment in each round (0: none)

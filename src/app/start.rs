@@ -293,7 +293,7 @@ fn served(debug: DebugHandler) -> Handler {
 }
 
 /// A controller from its start, a jittered interval from now, to its end. Its failure, and an end
-/// before the stop, are reported to `failure`. One that panics stays in `running`: nobody waits for
+/// before the stop, are reported to `failure`. One that panics stays in `running`: nothing waits for
 /// its tasks any more.
 fn run_one(
     controller: Controller,

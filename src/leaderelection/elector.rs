@@ -144,7 +144,7 @@ impl Run<'_> {
         }
     }
 
-    /// Returns once the lock could not be renewed for as long as the renew deadline.
+    /// Returns once the lock could not be renewed within the renew deadline.
     async fn renew(&mut self) {
         let (config, clock) = (&self.inner.config, self.inner.clock.clone());
         loop {

@@ -77,7 +77,7 @@ fn number(request: &Request, name: &str) -> Option<u64> {
     request.query_values(name).next()?.parse().ok()
 }
 
-/// Records for as long as asked. When the client goes away, the recording ends.
+/// Records for the requested time. When the client goes away, the recording ends.
 async fn cpu_profile(request: Request, clock: SharedClock) -> Response {
     let seconds = number(&request, "seconds").filter(|seconds| *seconds > 0).unwrap_or(SECONDS);
     let mut sampler = match Sampler::start() {

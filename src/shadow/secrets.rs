@@ -12,7 +12,7 @@ pub const RESOURCE: &str = "secrets";
 /// Holds the whole object again, with its values.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// With a key of this process: nobody can try values until one has a digest that was shown.
+/// With a key of this process: values cannot be guessed by comparing digests.
 static KEYED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// Replaces the values in a Secret, or in a patch of one. Equal values have equal digests, whether
@@ -48,7 +48,7 @@ fn digest_of_base64(value: &mut Value) {
     }
 }
 
-/// An absent or empty value stays: it tells nothing, and compares as such.
+/// An absent or empty value stays: it reveals nothing, and compares as such.
 fn digest_of_text(value: &mut Value) {
     *value = match &*value {
         Value::Null => return,

@@ -73,7 +73,7 @@ pub(super) trait HasProgress: Send + Sync {
     fn progress(&self) -> InProgress;
 }
 
-/// Reports the progress of `queue` under `name` for as long as it lives.
+/// Reports the progress of `queue` under `name` while it lives.
 pub(super) fn report_progress(name: &str, queue: Weak<dyn HasProgress>) {
     QUEUES.lock().push((name.into(), queue));
 }

@@ -132,7 +132,7 @@ fn a_cluster_has_at_birth_what_its_components_look_for() {
         let mut config = Config::from_kubeconfig(&env.kubeconfig, None, None).expect("a config");
         (config.tls.certificate, config.tls.key) = (None, None);
         let stranger = Client::new(config, env.clock.clone()).expect("a client");
-        let info = stranger.get_path(path).await.expect("anybody may read it");
+        let info = stranger.get_path(path).await.expect("everyone may read it");
         let info: Value = serde_json::from_slice(&info).expect("JSON");
         let text = info["data"]["kubeconfig"].as_str().expect("a text");
         let known = &demo::parse("cluster-info", text).expect("YAML")[0]["clusters"][0]["cluster"];

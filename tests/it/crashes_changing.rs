@@ -37,7 +37,7 @@ fn daemon_set_is_whole(name: &str, cluster: &Cluster) -> Result<(), String> {
     }
 }
 
-/// What is left of revisions and images once the object has been changed `changes` times.
+/// The revisions and images that remain once the object has been changed `changes` times.
 fn history(name: &str, cluster: &Cluster, expected: &[(i64, &str)]) -> Result<Value, String> {
     let revisions = cluster.revisions_of(name);
     let was_changed = cluster.object(name)?["metadata"]["generation"] == 3;

@@ -31,7 +31,7 @@ detach)
 esac
 "#;
 
-/// A folder with one driver, which goes with the test.
+/// A folder with one driver, removed at the end of the test.
 struct Drivers(PathBuf);
 
 impl Drivers {

@@ -121,7 +121,7 @@ fn kubeadm_finds_the_cluster_by_a_token_and_joins_as_far_as_the_kubelet() {
         let fetched = "Reading configuration from the \"kubeadm-config\" ConfigMap";
         assert!(joined.contains(fetched), "{joined}");
 
-        // Its signature goes with the token, and no node joins by it any more.
+        // Its signature is removed with the token, and no node joins by it any more.
         run(&kubeadm, &["token", "delete", "abcdef", "--kubeconfig", &admin]).await;
         let key = ObjectKey::new("kube-public", "cluster-info");
         comes(env, &CONFIG_MAPS, &key, |map| map["data"]["jws-kubeconfig-abcdef"].is_null()).await;

@@ -68,3 +68,4 @@ mod trust;
 mod ttl;
 mod unlabelled;
 mod volumes;
+mod words;

@@ -115,7 +115,7 @@ fn series(line: &str) -> Option<(&str, Vec<(&str, &str)>)> {
     Some((name, labels))
 }
 
-/// A manager that serves its metrics to anybody.
+/// A manager that serves its metrics to everyone.
 pub struct Serving {
     pub manager: Manager,
     pub client: Client,

@@ -356,7 +356,7 @@ fn claims_are_kept_or_deleted_as_the_policy_says() {
         has_event(env, "web", "ConflictingController", text).await;
         settled(env, "web", 2).await;
 
-        // Scaled down, the claim goes with its pod, and a new one comes with the next.
+        // Scaled down, the claim is deleted with its pod, and a new one comes with the next.
         let before = uid(&claims["data-web-1"]).to_owned();
         set_spec(env, "web", json!({ "replicas": 1 })).await;
         listed::<PersistentVolumeClaim>(env, "the claim goes", |claims| {

@@ -45,7 +45,7 @@ enum Requests {
     Nodes,
 }
 
-const ANYBODY: &[&str] = &["group:system:unauthenticated", "group:system:authenticated"];
+const EVERYONE: &[&str] = &["group:system:unauthenticated", "group:system:authenticated"];
 const MANAGER: &str = "user:system:kube-controller-manager";
 const SCHEDULER: &str = "user:system:kube-scheduler";
 /// All service accounts of this namespace.
@@ -56,7 +56,7 @@ const SCHEMAS: [Schema; 11] = {
     use Requests::*;
     [
         Schema("exempt", 1, "exempt", "", All, &["group:system:masters"]),
-        Schema("probes", 2, "exempt", "", Probes, ANYBODY),
+        Schema("probes", 2, "exempt", "", Probes, EVERYONE),
         Schema(
             "system-leader-election",
             100,
@@ -85,8 +85,8 @@ const SCHEMAS: [Schema; 11] = {
             All,
             &["group:system:serviceaccounts"],
         ),
-        Schema("global-default", 9_900, "global-default", "ByUser", All, ANYBODY),
-        Schema("catch-all", 10_000, "catch-all", "ByUser", All, ANYBODY),
+        Schema("global-default", 9_900, "global-default", "ByUser", All, EVERYONE),
+        Schema("catch-all", 10_000, "catch-all", "ByUser", All, EVERYONE),
     ]
 };
 

@@ -153,7 +153,7 @@ fn join(items: &[Value], separator: &str) -> Result<Value> {
     }
 }
 
-/// Whether so many copies of a text of this length are too long.
+/// Whether `count` copies of a text of this length are too long.
 fn is_long(copies: usize, length: usize) -> bool {
     copies.saturating_mul(length) > LONGEST_TEXT
 }

@@ -1,5 +1,5 @@
 //! How long one user's changes take, by the API server's own watches: from the event of the change
-//! to the event of its result. The same rounds run whatever the manager is.
+//! to the event of its result. The same rounds run for every manager.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -181,7 +181,7 @@ impl Seen {
     }
 }
 
-/// Sends the events of a resource to `to`, until nobody takes them.
+/// Sends the events of a resource to `to`, until its reader is dropped.
 async fn follow(
     client: &Client,
     clock: &SharedClock,

@@ -342,7 +342,7 @@ fn a_list_with_a_nameless_object_deletes_nothing() {
         f.script.request(2, &f.clock).await;
         say(&second, modified("y", 10));
         assert_eq!(hear(&heard, 2).await, "~x@3>8 ~y@3>10");
-        // The next list that has none tells what is gone, and is asked for when it is unknown what
+        // The next list that has none shows what is gone, and is asked for when it is unknown what
         // was deleted.
         say(&second, WatchEvent::Deleted(nameless()));
         let again = f.script.request(3, &f.clock).await;
@@ -678,7 +678,7 @@ fn a_lone_event_passes_at_once_and_a_storm_gathers() {
         let change =
             |version| feed.try_send(Ok(WatchEvent::Modified(json("", "a", version)))).unwrap();
         assert_eq!(hear(&heard, 1).await, "+a@1!");
-        // The clock stands still, so whatever waits for it is not heard.
+        // The clock stands still, so what waits for it is not heard.
         for version in 2..500 {
             change(version);
             assert_eq!(hear(&heard, 1).await, format!("~a@{}>{version}", version - 1));

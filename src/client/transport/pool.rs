@@ -188,7 +188,7 @@ mod tests {
         });
     }
 
-    /// Waits until so many tasks sleep.
+    /// Waits until `count` tasks sleep.
     async fn sleepers(clock: &FakeClock, count: usize) {
         for _ in 0..1_000_000 {
             if clock.sleepers() == count {

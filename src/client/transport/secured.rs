@@ -1,6 +1,6 @@
 //! TLS that holds no bytes while none are under way.
 //!
-//! rustls's own connection keeps a buffer of 4 KB for as long as it is open, and most connections
+//! rustls's own connection keeps a buffer of 4 KB while it is open, and most connections
 //! are watches that are silent. Here rustls works on buffers of this stream, which are there only
 //! while something is in them.
 

@@ -1,4 +1,4 @@
-//! Keeps a PodGroup that is being deleted for as long as pods of it run.
+//! Keeps a PodGroup that is being deleted while pods of it run.
 //! Upstream: `pkg/controller/scheduling/podgroupprotection`.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The taints that tell a node's condition, and the write that sets and removes taints.
+//! The taints that show a node's condition, and the write that sets and removes taints.
 
 use std::time::Duration;
 

@@ -28,7 +28,7 @@ pub enum Error {
     /// Expected to be over in a moment (a cache that lags behind our own writes): logged at debug, and
     /// looked at again at once, however often it happens.
     Stale(String),
-    /// Expected, for as long as may be (a kind that nobody serves): logged at debug, retried with
+    /// Expected, for an unknown time (a kind that is not served): logged at debug, retried with
     /// backoff as any other.
     NotYet(String),
     Other(Box<dyn std::error::Error + Send + Sync>),
@@ -68,7 +68,7 @@ impl Error {
         }
     }
 
-    /// The error as conditions and events tell it: of an answer of the API server its message alone.
+    /// The error as conditions and events show it: of an answer of the API server its message alone.
     /// Upstream: `err.Error()`.
     pub fn message(&self) -> String {
         match self {
@@ -96,7 +96,7 @@ impl Error {
         self.is_all(|error| matches!(error, Error::Stale(_)))
     }
 
-    /// Nothing that anybody need know of.
+    /// Expected: logged at debug.
     pub(super) fn is_expected(&self) -> bool {
         self.is_all(|error| matches!(error, Error::Stale(_) | Error::NotYet(_)))
     }

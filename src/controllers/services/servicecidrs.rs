@@ -89,7 +89,7 @@ impl ServiceCidrs {
             return Ok(Next::Done);
         };
         if !may_go(&cidr, &self.cidrs.list(), || self.addresses.list()) {
-            // Whatever changes that wakes it again.
+            // A change of that wakes it again.
             self.set_ready(&cidr, IS_NEEDED).await?;
             return Ok(Next::Done);
         }

@@ -273,7 +273,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder of drivers, which goes with the test.
+    /// A folder of drivers, removed at the end of the test.
     struct Folder(PathBuf);
 
     impl Folder {

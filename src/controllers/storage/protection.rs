@@ -1,4 +1,4 @@
-//! Finalizers that keep an object for as long as it is in use. Upstream: `protectionutil`.
+//! Finalizers that keep an object while it is in use. Upstream: `protectionutil`.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Keeps a PersistentVolumeClaim that is being deleted for as long as a pod uses it.
+//! Keeps a PersistentVolumeClaim that is being deleted while a pod uses it.
 //! Upstream: `pkg/controller/volume/pvcprotection`.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Keeps a PersistentVolume that is being deleted for as long as it is bound.
+//! Keeps a PersistentVolume that is being deleted while it is bound.
 //! Upstream: `pkg/controller/volume/pvprotection`.
 
 use std::sync::Arc;

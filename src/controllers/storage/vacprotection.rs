@@ -1,4 +1,4 @@
-//! Keeps a VolumeAttributesClass that is being deleted for as long as a volume or a claim names it.
+//! Keeps a VolumeAttributesClass that is being deleted while a volume or a claim names it.
 //! Upstream: `pkg/controller/volume/vacprotection`.
 
 use std::sync::Arc;

@@ -160,9 +160,9 @@ pub(super) mod testing {
     use crate::task;
 
     /// Drops all events.
-    pub struct Nobody;
+    pub struct NoSink;
 
-    impl EventSink for Nobody {
+    impl EventSink for NoSink {
         fn record(&self, _: &ObjectReference, _: EventType, _: &str, _: String) {}
     }
 
@@ -257,7 +257,7 @@ pub(super) mod testing {
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use super::testing::{Heard, Nobody, forgetful};
+    use super::testing::{Heard, NoSink, forgetful};
     use super::*;
     use crate::clock::{Clock, FakeClock};
     use crate::objects::{ReplicaSet, Template, Timestamp};
@@ -293,7 +293,7 @@ mod tests {
         {
             let clock = FakeClock::new(Timestamp::from_secs(0));
             let (client, heard) = block_on(forgetful(unanswered));
-            let recorder = Recorder::to_sink(Arc::new(Nobody));
+            let recorder = Recorder::to_sink(Arc::new(NoSink));
             let control = PodControl::new(client, recorder, clock.clone());
             let passing = async {
                 for (before, pause) in pauses.iter().enumerate() {

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_is_identified_whatever_else_is_in_it() {
+    fn an_object_is_identified_by_its_metadata_alone() {
         let known = |name: &str, version| {
             let (name, namespace) = (name.into(), "a".into());
             Some(Identity { name, namespace, uid: "u".into(), resource_version: version })

@@ -31,7 +31,7 @@ const MAX_BINARY: i128 = i64::MAX as i128 * UNIT;
 ///
 /// Amounts beyond 1.7 * 10^29 cannot be read, and sums end there.
 ///
-/// Equality and hash tell `1024Mi` (the same as `1Gi`) from `1073741824`; [`Quantity::compare`] does
+/// Equality and hash distinguish `1024Mi` (the same as `1Gi`) from `1073741824`; [`Quantity::compare`] does
 /// not. Displayed in the canonical form. Upstream: `resource.Quantity`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Quantity {
@@ -84,7 +84,7 @@ impl Quantity {
     /// The smallest that there is room for.
     pub const MIN: Quantity = Quantity { nanos: -i128::MAX, format: Format::DecimalSi };
 
-    /// So many, counted in decimal units.
+    /// This number, counted in decimal units.
     pub fn new(count: i64) -> Quantity {
         Quantity { nanos: i128::from(count) * UNIT, format: Format::DecimalSi }
     }
@@ -118,7 +118,7 @@ impl Quantity {
         self.nanos > 0
     }
 
-    /// By amount, whatever the units.
+    /// By amount; the units do not count.
     pub fn compare(self, other: Quantity) -> Ordering {
         self.nanos.cmp(&other.nanos)
     }

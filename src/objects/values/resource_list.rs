@@ -65,7 +65,7 @@ impl ResourceList {
         }
     }
 
-    /// The same resources with the same amounts, whatever their units. Upstream: `quota.Equals`.
+    /// The same resources with the same amounts, in any units. Upstream: `quota.Equals`.
     pub fn amounts_equal(&self, other: &ResourceList) -> bool {
         self.0.len() == other.0.len()
             && self.iter().all(|(name, amount)| {

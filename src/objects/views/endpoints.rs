@@ -73,7 +73,7 @@ pub struct TargetRef {
 }
 
 impl TargetRef {
-    /// Whether both name the same, whatever its version.
+    /// Whether both name the same; the version is ignored.
     pub fn same(a: Option<&TargetRef>, b: Option<&TargetRef>) -> bool {
         match (a, b) {
             (Some(a), Some(b)) => {

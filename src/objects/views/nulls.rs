@@ -177,7 +177,7 @@ fn a_null_field_is_an_absent_one() {
         "seLinuxChangePolicy": "Recursive",
     });
     let container = json!({"volumeMounts": [{"name": "v"}], "securityContext": context});
-    check::<ConfinedPod>(json!({
+    check::<SelinuxPod>(json!({
         "spec": {
             "volumes": pod()["spec"]["volumes"], "containers": [container],
             "initContainers": [container], "ephemeralContainers": [container],

@@ -16,7 +16,7 @@ use crate::objects::{
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(from = "WirePod<WireSpec, WireStatus>")]
-pub struct ConfinedPod {
+pub struct SelinuxPod {
     pub meta: Meta,
     /// Succeeded or failed.
     pub has_ended: bool,
@@ -41,11 +41,11 @@ pub struct ConfinedMount {
     pub labels: Box<[Istr]>,
 }
 
-impl Resource for ConfinedPod {
+impl Resource for SelinuxPod {
     const RESOURCE: ResourceType = Pod::RESOURCE;
 }
 
-impl Object for ConfinedPod {
+impl Object for SelinuxPod {
     fn meta(&self) -> &Meta {
         &self.meta
     }
@@ -108,8 +108,8 @@ impl WireContext {
     }
 }
 
-impl From<WirePod<WireSpec, WireStatus>> for ConfinedPod {
-    fn from(wire: WirePod<WireSpec, WireStatus>) -> ConfinedPod {
+impl From<WirePod<WireSpec, WireStatus>> for SelinuxPod {
+    fn from(wire: WirePod<WireSpec, WireStatus>) -> SelinuxPod {
         let WirePod { metadata: meta, spec, status } = wire;
         let context = spec.security_context.unwrap_or_default();
         let of_pod = context.label();
@@ -141,7 +141,7 @@ impl From<WirePod<WireSpec, WireStatus>> for ConfinedPod {
             change_policy: context.se_linux_change_policy,
         };
         let has_ended = matches!(status.phase, PodPhase::Succeeded | PodPhase::Failed);
-        ConfinedPod { meta, has_ended, shape: SHAPES.intern(shape) }
+        SelinuxPod { meta, has_ended, shape: SHAPES.intern(shape) }
     }
 }
 
@@ -156,7 +156,7 @@ mod tests {
         let level = |level: &str| json!({ "seLinuxOptions": { "level": level } });
         let mount = json!([{ "name": "data" }, { "name": "config" }]);
         let all = json!([{ "name": "data" }, { "name": "config" }, { "name": "token" }]);
-        let pod: ConfinedPod = serde_json::from_value(json!({ "spec": {
+        let pod: SelinuxPod = serde_json::from_value(json!({ "spec": {
             "securityContext": {
                 "seLinuxOptions": { "level": "s0:c1" }, "seLinuxChangePolicy": "MountOption",
             },
@@ -179,7 +179,7 @@ mod tests {
             assert_eq!(*mount.labels, [Istr::new(":::s0:c1"), Istr::new(":::s0:c2")]);
         }
         assert_eq!(pod.shape.change_policy.as_deref(), Some("MountOption"));
-        let plain: ConfinedPod = serde_json::from_value(json!({ "spec": {
+        let plain: SelinuxPod = serde_json::from_value(json!({ "spec": {
             "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": "c" } }],
             "containers": [{ "volumeMounts": [{ "name": "data" }] }],
         } }))

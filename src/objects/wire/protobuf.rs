@@ -107,7 +107,7 @@ pub enum Wire<'de> {
     Fixed(&'de [u8]),
 }
 
-/// What is left of a message, or why that is not to be had.
+/// Why the rest of a message cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Short {
     /// So far it may be right.
@@ -168,7 +168,7 @@ pub fn field<'de>(from: &mut &'de [u8]) -> Result<Option<(u64, Wire<'de>)>, Shor
     Ok(Some((number, wire)))
 }
 
-/// The bytes of the first field `number`; empty when there is none.
+/// The bytes of the first field `number`; empty without one.
 pub fn find(message: &[u8], number: u64) -> Result<&[u8], Error> {
     let mut rest = message;
     while let Some((found, wire)) = field(&mut rest)? {
@@ -193,7 +193,7 @@ pub fn lossy(bytes: &[u8]) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// The seconds of a time, as microseconds. Where there are nanoseconds too nobody looks at them, for
+/// The seconds of a time, as microseconds. Nanoseconds are ignored, for
 /// JSON has none. Upstream: `Time.Unmarshal`.
 fn micros(mut message: &[u8]) -> Result<i64, Error> {
     let mut seconds = 0_i64;

@@ -23,7 +23,7 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// What is left of a resource.
+    /// Records the objects of a resource that remain.
     pub fn remains(&mut self, resource: &ResourceType, content: Content) {
         if content.count > 0 {
             let name = format!("{}.{}", resource.plural, resource.group);

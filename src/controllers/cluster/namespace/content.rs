@@ -154,7 +154,7 @@ impl Content {
 /// How an attempt to delete ended.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// When what is left may be gone. Zero: unknown.
+    /// When the rest may be gone. Zero: unknown.
     pub estimate: Duration,
     pub left: Content,
     pub error: Option<Error>,

@@ -91,7 +91,7 @@ impl Waiting {
             && namespaces.remove(namespace)
     }
 
-    /// `false`: its pods have gone meanwhile, and no event will tell.
+    /// `false`: its pods have gone meanwhile, and no further event comes.
     fn start(&self, namespace: &Arc<str>) -> bool {
         self.namespaces.lock().insert(namespace.clone());
         !self.is_over(namespace)

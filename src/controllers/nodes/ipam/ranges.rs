@@ -24,7 +24,7 @@ struct Given {
 enum State {
     /// No attempt to write them has ended yet.
     Unwritten,
-    /// An attempt may have been carried out. A later refusal does not tell, so they stay the node's,
+    /// An attempt may have been carried out. A later refusal says nothing about it, so they stay the node's,
     /// and the next attempt is with the same ones.
     Unsure,
     /// The API server has taken them.

@@ -37,7 +37,7 @@ static REPORTING: LazyLock<Mutex<Weak<AttachDetach>>> = LazyLock::new(|| {
     Mutex::default()
 });
 
-/// Reports the volumes of `controller` for as long as it lives.
+/// Reports the volumes of `controller` while it lives.
 pub(super) fn report(controller: &Arc<AttachDetach>) {
     *REPORTING.lock() = Arc::downgrade(controller);
 }

@@ -74,7 +74,7 @@ impl AttachDetach {
         ended.iter().for_each(|ended| self.settle(name, ended));
     }
 
-    /// Tells the pods, the metrics and the log.
+    /// Records it: events of the pods, metrics, log.
     fn settle(&self, name: &Istr, ended: &Ended) {
         let Ended { operation, result } = ended;
         let node = &operation.node;
@@ -108,10 +108,10 @@ impl AttachDetach {
     }
 
     /// The pods that are still there.
-    fn each(&self, pods: &[PodRef], tell: impl Fn(&Pod)) {
+    fn each(&self, pods: &[PodRef], report: impl Fn(&Pod)) {
         for PodRef { key, uid } in pods {
             if let Some(pod) = self.pods.get(key).filter(|pod| pod.meta.uid == *uid) {
-                tell(&pod);
+                report(&pod);
             }
         }
     }

@@ -27,7 +27,7 @@ static REPORTING: LazyLock<Mutex<Weak<SelinuxWarning>>> = LazyLock::new(|| {
     Mutex::default()
 });
 
-/// Reports the conflicts of `controller` for as long as it lives.
+/// Reports the conflicts of `controller` while it lives.
 pub(super) fn report(controller: &Arc<SelinuxWarning>) {
     *REPORTING.lock() = Arc::downgrade(controller);
 }

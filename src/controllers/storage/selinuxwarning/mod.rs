@@ -17,8 +17,8 @@ use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult
 use crate::events::Recorder;
 use crate::lookup::Lookup;
 use crate::objects::{
-    CSIDriver, ClaimVolume, ConfinedPod, InlineVolume, Istr, ObjectKey, PersistentVolume,
-    PersistentVolumeClaim, Resource,
+    CSIDriver, ClaimVolume, InlineVolume, Istr, ObjectKey, PersistentVolume, PersistentVolumeClaim,
+    Resource, SelinuxPod,
 };
 
 const CLAIM_INDEX: &str = "pod-pvc-index";
@@ -28,7 +28,7 @@ const MOUNT_OPTION: &str = "MountOption";
 /// The controller `selinux-warning-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     // Nothing else reads containers' mounts and contexts, so they are in a cache of their own.
-    let pods = c.lister_of::<ConfinedPod>(Scope::all(ConfinedPod::RESOURCE));
+    let pods = c.lister_of::<SelinuxPod>(Scope::all(SelinuxPod::RESOURCE));
     let claims = c.lister::<PersistentVolumeClaim>();
     let volumes = c.lister::<PersistentVolume>();
     let drivers = c.lister::<CSIDriver>();
@@ -103,7 +103,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-fn wake_users(pods: &Lister<ConfinedPod>, claim: &ObjectKey, queue: &Queue) {
+fn wake_users(pods: &Lister<SelinuxPod>, claim: &ObjectKey, queue: &Queue) {
     for pod in pods.by_index(CLAIM_INDEX, &IndexValue::Key(claim.clone())) {
         queue.add(pod.meta.key());
     }
@@ -111,7 +111,7 @@ fn wake_users(pods: &Lister<ConfinedPod>, claim: &ObjectKey, queue: &Queue) {
 
 struct SelinuxWarning {
     recorder: Recorder,
-    pods: Lister<ConfinedPod>,
+    pods: Lister<SelinuxPod>,
     resolver: Resolver,
     /// Whether kubelets mount volumes with labels at all.
     mounts_labels: bool,
@@ -161,7 +161,7 @@ impl SelinuxWarning {
     }
 
     /// The spec of a volume; `None`: one without labels, or of no plugin that has them.
-    fn spec_of_claim(&self, pod: &ConfinedPod, claim: &ClaimVolume) -> Option<Result<Spec, Error>> {
+    fn spec_of_claim(&self, pod: &SelinuxPod, claim: &ClaimVolume) -> Option<Result<Spec, Error>> {
         let Some(bound) = self.resolver.volume_of_claim(&pod.meta, claim) else {
             let text = format!("the claim of volume {} is not bound", claim.volume);
             return Some(Err(Error::NotYet(text)));
@@ -171,7 +171,7 @@ impl SelinuxWarning {
     }
 
     /// See [`SelinuxWarning::spec_of_claim`].
-    fn spec_of_inline(pod: &ConfinedPod, inline: &InlineVolume) -> Option<Spec> {
+    fn spec_of_inline(pod: &SelinuxPod, inline: &InlineVolume) -> Option<Spec> {
         let spec = of_inline(inline, &pod.meta.namespace)?;
         let is_ephemeral =
             spec.csi.as_ref().is_some_and(|csi| csi.source == AttachmentSource::Never);

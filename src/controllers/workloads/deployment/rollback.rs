@@ -21,7 +21,7 @@ pub(super) fn rollback_to(deployment: &Deployment) -> Option<i64> {
 }
 
 impl DeploymentController {
-    /// Puts back the template of `revision`; whatever comes of it, the request is cleared.
+    /// Puts back the template of `revision`; the request is cleared in any case.
     /// Upstream: `rollback`.
     pub(super) async fn roll_back(
         &self,

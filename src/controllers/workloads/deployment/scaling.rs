@@ -16,7 +16,7 @@ pub(super) fn to_add(desired: i32, most: i32, total: i32) -> i32 {
     allowed.saturating_sub(total)
 }
 
-/// The new sizes, in the order of `shares`: each in proportion to its own, what is left over to
+/// The new sizes, in the order of `shares`: each in proportion to its own, the remainder to
 /// the first. `status_replicas`: the Deployment's, for shares that never noted `max_before`.
 /// Upstream: `scale`, `GetReplicaSetProportion`.
 pub(super) fn proportional(

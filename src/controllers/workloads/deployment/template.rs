@@ -48,7 +48,7 @@ const BLANK_MEANS_ABSENT: [&str; 13] = [
     "hostIP",
 ];
 
-/// `template` such that templates which mean the same are equal as JSON, whatever their hash label.
+/// `template` such that templates which mean the same are equal as JSON; their hash labels are ignored.
 /// Upstream: `apiequality.Semantic.DeepEqual` takes absent and empty as equal, and compares
 /// quantities by their value.
 pub(super) fn canonical(template: &Template) -> Value {

@@ -11,7 +11,7 @@ use crate::controllers::runner::Queue;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::pod_control::PodControl;
-use crate::controllers::workloads::pod_control::testing::Nobody;
+use crate::controllers::workloads::pod_control::testing::NoSink;
 use crate::events::Recorder;
 use crate::objects::{Job, Pod, Timestamp};
 
@@ -24,7 +24,7 @@ pub(super) fn controller(client: Client) -> (Arc<Jobs>, Caches) {
     let caches = Caches { jobs: Arc::new(Indexer::new()), pods: Arc::new(Indexer::new()) };
     let (jobs, pods) = (Lister::new(caches.jobs.clone()), Lister::new(caches.pods.clone()));
     let clock = FakeClock::new(Timestamp::from_secs(0));
-    let recorder = Recorder::to_sink(Arc::new(Nobody));
+    let recorder = Recorder::to_sink(Arc::new(NoSink));
     let consistency = Arc::new(Consistency::default().with(&pods).with(&jobs));
     let pod_control = PodControl::new(client.clone(), recorder.clone(), clock.clone());
     let controller = Jobs {

@@ -229,7 +229,7 @@ mod tests {
 
     use super::*;
     use crate::cache::Indexer;
-    use crate::controllers::workloads::pod_control::testing::{Nobody, answering};
+    use crate::controllers::workloads::pod_control::testing::{NoSink, answering};
 
     fn job(spec: Value, status: Value) -> Job {
         let meta = json!({ "namespace": "ns", "name": "j", "uid": "u" });
@@ -299,7 +299,7 @@ mod tests {
             workloads.add_index(BY_OWNER, |_, _| {});
             let groups = Groups {
                 client,
-                recorder: Recorder::to_sink(Arc::new(Nobody)),
+                recorder: Recorder::to_sink(Arc::new(NoSink)),
                 workloads: Lister::new(workloads),
                 groups: Lister::new(Arc::default()),
             };

@@ -105,7 +105,7 @@ impl<S: Replicating> ReplicaSets<S> {
         let ReplicaSetStatus { ready_replicas, available_replicas, .. } = *written.status();
         if min_ready > 0 && ready_replicas != available_replicas {
             let next = availability::next_check(&active, min_ready, now, self.clock.now());
-            // Whatever happens, the status is right after that period at the latest.
+            // In any case, the status is right after that period at the latest.
             let fallback = std::time::Duration::from_secs(min_ready.unsigned_abs().into());
             return Ok(Next::After(next.unwrap_or(fallback)));
         }
@@ -227,7 +227,7 @@ mod tests {
     use crate::clock::{Clock, FakeClock, SystemClock};
     use crate::controllers::workloads::expectations::Expectations;
     use crate::controllers::workloads::pod_control::PodControl;
-    use crate::controllers::workloads::pod_control::testing::{Nobody, forgetful};
+    use crate::controllers::workloads::pod_control::testing::{NoSink, forgetful};
     use crate::events::Recorder;
     use crate::objects::{Meta, ReplicaSet, Uid};
 
@@ -235,7 +235,7 @@ mod tests {
     fn nobody_waits_for_a_deletion_that_was_seen_before_it_was_expected() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let (client, _) = block_on(forgetful(1));
-        let recorder = Recorder::to_sink(Arc::new(Nobody));
+        let recorder = Recorder::to_sink(Arc::new(NoSink));
         let cached = Arc::new(Indexer::new());
         let pod = |name: &str, uid: &str, deletion_timestamp| {
             let (name, namespace, uid) = (name.into(), "ns".into(), Uid::new(uid));

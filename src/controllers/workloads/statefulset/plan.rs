@@ -193,7 +193,7 @@ impl PlanInput<'_> {
         true
     }
 
-    /// Nothing while a claim goes with an older pod.
+    /// Does nothing while a claim is deleted together with an older pod.
     fn creation(&self, ordinal: i32) -> Job {
         let pod = pod_name(self.set, ordinal);
         let is_stale = self.set.spec.volume_claim_templates.iter().any(|template| {

@@ -320,7 +320,7 @@ fn claims_are_made_and_owned_as_the_policy_says() {
     let ready = ["web-0 ok", "web-1 ok", "web-2 ok"];
     let (ordered, parallel) = (with("OrderedReady", "Delete"), with("Parallel", "Delete"));
 
-    // A claim that goes with an older pod keeps the new one waiting.
+    // A claim that is deleted together with an older pod keeps the new one waiting.
     let stale = [("data-web-1", owner("web-1", "old"))];
     assert_eq!(steps(&plan(&ordered, &["web-0 ok"], &stale, None).replicas), [""; 0]);
     assert_eq!(steps(&plan(&parallel, &["web-0 ok"], &stale, None).replicas), ["create 2"]);

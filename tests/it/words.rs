@@ -1,0 +1,124 @@
+//! Words that stay out of code, comments and docs: `docs/style.md` has plainer ones for each, and
+//! upstream's term wherever there is one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Everyday words that were used as riddles. Each is found as a whole word, in any case.
+const PHRASES: [&str; 16] = [
+    "told",
+    "tell",
+    "tells",
+    "anew",
+    "whoever",
+    "nobody's",
+    "is none",
+    "so many",
+    "as good as",
+    "what is left",
+    "to be had",
+    "goes with",
+    "need know",
+    "anybody",
+    "whatever",
+    "for as long as",
+];
+
+/// Names that were replaced by the field's.
+const NAMES: [&str; 28] = [
+    "AskBefore",
+    "ConfinedPod",
+    "HeldBack",
+    "Patient",
+    "Shelves",
+    "breathe",
+    "census",
+    "confined_pod",
+    "derail",
+    "hastened",
+    "rouse",
+    "resign",
+    "Error::Away",
+    "client::kept",
+    "transport::patient",
+    "cache::slots",
+    "crate::spare",
+    "binder::shelves",
+    "binder::latest",
+    "attachdetach::world",
+    "autoscaling::course",
+    "job::round",
+    "lifecycle::look",
+    "shadow::tap",
+    "shadow::tried",
+    "shadow::turns",
+    "resourceclaim::made",
+    "devices::recent",
+];
+
+/// The rules themselves are quoted here, and released text is history.
+const EXEMPT: [&str; 2] = ["docs/style.md", "tests/it/words.rs"];
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        if path.is_dir() {
+            collect(&path, files);
+        } else if matches!(extension, Some("rs" | "md")) {
+            files.push(path);
+        }
+    }
+}
+
+/// Whether `phrase` stands in `text` with no letter or digit beside it.
+fn has(text: &str, phrase: &str) -> bool {
+    let is_part = |character: Option<char>| {
+        character.is_some_and(|character| character.is_alphanumeric() || character == '_')
+    };
+    text.match_indices(phrase).any(|(at, _)| {
+        let after = text[at + phrase.len()..].chars().next();
+        !is_part(text[..at].chars().next_back()) && !is_part(after)
+    })
+}
+
+fn faults(file: &str, text: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let lower = line.to_lowercase();
+        let phrases = PHRASES.iter().filter(|phrase| has(&lower, phrase));
+        let names = NAMES.iter().filter(|name| has(line, name));
+        faults.extend(phrases.chain(names).map(|word| format!("{file}:{}: {word:?}", number + 1)));
+    }
+    faults
+}
+
+#[test]
+fn code_and_docs_use_plain_words() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
+    for folder in ["src", "process/src", "sandbox/src", "tests", "benches", "docs"] {
+        collect(&root.join(folder), &mut files);
+    }
+    let faults: Vec<String> = files
+        .iter()
+        .map(|file| (file.strip_prefix(root).unwrap().display().to_string(), file))
+        .filter(|(name, _)| !EXEMPT.contains(&name.as_str()))
+        .flat_map(|(name, file)| faults(&name, &fs::read_to_string(file).unwrap()))
+        .collect();
+    assert!(faults.is_empty(), "see docs/style.md:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn a_forbidden_word_is_found_as_a_whole_word() {
+    for (line, found) in [
+        ("/// What is left of it.", true),
+        ("it is told", true),
+        ("// Nothing Whatever", true),
+        ("a stellar intellect", false),
+        ("fn retold_here()", false),
+        ("task.census()", true),
+    ] {
+        assert_eq!(!faults("f", line).is_empty(), found, "{line}");
+    }
+}
