@@ -442,6 +442,12 @@ fn an_eviction_that_fails_waits_for_a_longer_toleration() {
     Env::run("nodes-postponed", async |env| {
         let faults = env.faults.as_ref().expect("the sandbox has faults");
         let _manager = env.manager("manager", &["--controllers=taint-eviction-controller"]);
+        let out = ObjectKey::cluster("node-0");
+        eventually(&env.clock, "the node has registered", || async {
+            let found = env.client.get::<Node>(&out).await;
+            found.map(drop).map_err(|error| error.to_string())
+        })
+        .await;
         let key = "example.com/out";
         let mut patient = tolerant("patient", "node-0", None);
         patient["spec"]["tolerations"] = json!([{
@@ -451,7 +457,7 @@ fn an_eviction_that_fails_waits_for_a_longer_toleration() {
         faults.next(usize::MAX, "delete", "pods", Fault::code(503, None));
         let taints = json!([{ "key": key, "effect": "NoExecute" }]);
         let patch = Patch::Merge(json!({ "spec": { "taints": taints } }));
-        env.client.patch::<Node>(&ObjectKey::cluster("node-0"), &patch).await.expect("patch");
+        env.client.patch::<Node>(&out, &patch).await.expect("patch");
         has_event(
             env,
             "patient",
