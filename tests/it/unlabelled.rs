@@ -76,7 +76,10 @@ fn a_controller_that_labels_its_pods_needs_no_labels_in_the_template() {
             .await;
         }
 
-        create(&env.client, unlabelled("apps", "ReplicaSet", json!({ "replicas": 1 }))).await;
+        // With a label that keeps the Deployment from adopting it.
+        let mut set = unlabelled("apps", "ReplicaSet", json!({ "replicas": 1 }));
+        set["metadata"]["labels"] = json!({ "x": "own" });
+        create(&env.client, set).await;
         eventually(&env.clock, "a ReplicaSet of its own says why it has no pods", || async {
             let sets = env.client.resource(&ReplicaSet::RESOURCE);
             let key = ObjectKey::new("default", "replicaset");
