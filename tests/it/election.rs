@@ -244,7 +244,8 @@ fn each_lease_of_a_migration_is_kept_for_the_writes_under_it() {
             sites.iter().zip([("replicasets", false), ("pods", true)])
         {
             let flag = migration(env);
-            let flags = ["--enable-leader-migration", &flag, "--controller-shutdown-timeout=1s"];
+            // Long enough for the controllers under the other lease on a busy machine.
+            let flags = ["--enable-leader-migration", &flag, "--controller-shutdown-timeout=15s"];
             let mut manager = env.candidate("manager", &flags);
             let leader = holder_of_both(env).await;
             env.cluster.sandbox.faults().next(1, "create", held, Fault::Hold);
