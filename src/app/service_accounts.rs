@@ -11,6 +11,7 @@ use crate::clock::SharedClock;
 use crate::objects::{
     Namespace, ObjectKey, PartialObjectMetadata, Resource, ResourceType, ServiceAccount,
 };
+use crate::task::StopToken;
 
 pub const NAMESPACE: &str = "kube-system";
 pub const RESOURCE: ResourceType = ServiceAccount::RESOURCE;
@@ -32,22 +33,35 @@ pub async fn ensure(client: &Client, name: &str) -> client::Result<()> {
 
 /// Makes the accounts of these names that are missing, and tries again until none is. They would be
 /// made when they are needed, but who lists accounts or binds roles to them expects all of them.
-pub async fn make_all(client: Client, mut names: BTreeSet<&'static str>, clock: SharedClock) {
+///
+/// Ends after the stop, with no write under way: the lease is kept as long as one has no answer.
+pub async fn make_all(
+    client: Client,
+    mut names: BTreeSet<&'static str>,
+    clock: SharedClock,
+    stop: StopToken,
+) {
     let mut wait = FIRST_WAIT;
-    while let Err(error) = make_missing(&client, &mut names).await {
+    while let Err(error) = make_missing(&client, &mut names, &stop).await {
         let count = names.len();
         log::warn!("{count} service accounts of controllers could not be made yet: {error}");
-        clock.sleep(wait).await;
+        if stop.unless_stopped(clock.sleep(wait)).await.is_none() {
+            return;
+        }
         wait = (wait * 2).min(LONGEST_WAIT);
     }
 }
 
 /// One after another, so that the tokens which controllers wait for come first. Takes those that
-/// are there out of `names`.
+/// are there out of `names`. After the stop no further one is made.
 ///
 /// # Errors
 /// The first one. The others are tried all the same.
-async fn make_missing(client: &Client, names: &mut BTreeSet<&'static str>) -> client::Result<()> {
+async fn make_missing(
+    client: &Client,
+    names: &mut BTreeSet<&'static str>,
+    stop: &StopToken,
+) -> client::Result<()> {
     let accounts = client.resource(&RESOURCE).metadata_only();
     let all = ListOptions::default();
     for account in accounts.list::<PartialObjectMetadata>(Some(NAMESPACE), &all).await?.items {
@@ -59,6 +73,9 @@ async fn make_missing(client: &Client, names: &mut BTreeSet<&'static str>) -> cl
     ensure_namespace(client).await;
     let mut result = Ok(());
     for name in names.clone() {
+        if stop.is_stopped() {
+            break;
+        }
         match create(client, name).await {
             Ok(()) => _ = names.remove(name),
             error => result = result.and(error),

@@ -150,11 +150,9 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
         let (clock, stop) = (clock.clone(), stop.clone());
         tasks.spawn(async move {
             // Not before: nothing of the start has to wait for accounts that are not needed yet.
-            let make = async {
-                all_run.await;
-                service_accounts::make_all(client, accounts, clock).await;
-            };
-            stop.unless_stopped(make).await;
+            if stop.unless_stopped(all_run).await.is_some() {
+                service_accounts::make_all(client, accounts, clock, stop).await;
+            }
         });
     }
     let informers = async { failure.report(factory.failed().await) };
