@@ -67,11 +67,12 @@ impl Contender<'_> {
         health.set_leader_election(&elector);
         let lease = elector.clone();
         let guard = Guard::new(move || lease.holds_lease());
+        let clock = self.clock.clone();
         let work = |stop| {
             let work = work(stop, guard.clone());
             async move {
                 let left = work.await;
-                if guard.close() { left } else { Work::Unfinished }
+                if guard.close(clock.monotonic()) { left } else { Work::Unfinished }
             }
         };
         let callbacks = LeaderCallbacks::new(work, || ()).on_new_leader(|leader| match leader {

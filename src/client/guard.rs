@@ -1,13 +1,20 @@
 //! Passes the writes of a client or holds them back, and counts those under way.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// How long the API server may work on a request. A write that was sent and got no answer can be
+/// carried out until then. Upstream: `--request-timeout`.
+const SERVER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Asked whether a write may still be made: when it begins, and again before its first byte is
 /// sent. Clones share one state.
 #[derive(Clone)]
 pub struct Guard {
     state: Arc<State>,
+    /// Its writes count as under way.
+    counts: bool,
 }
 
 struct State {
@@ -16,21 +23,35 @@ struct State {
     /// Writes that were sent and have neither been answered nor failed. One that got no answer in
     /// the client's time is over: the API server's own limit, a minute, is shorter.
     under_way: AtomicUsize,
+    /// When the last of the writes whose end is unknown is over: monotonic milliseconds.
+    unsure_until: AtomicU64,
 }
 
 impl Guard {
     /// Passes writes while `may_write` says yes.
     pub fn new(may_write: impl Fn() -> bool + Send + Sync + 'static) -> Guard {
-        let (may_write, under_way) = (Box::new(may_write), AtomicUsize::new(0));
-        Guard { state: Arc::new(State { may_write, closed: AtomicBool::new(false), under_way }) }
+        let state = State {
+            may_write: Box::new(may_write),
+            closed: AtomicBool::new(false),
+            under_way: AtomicUsize::new(0),
+            unsure_until: AtomicU64::new(0),
+        };
+        Guard { state: Arc::new(state), counts: true }
+    }
+
+    /// The same for writes that harm nobody when they come late, such as events: they are held back
+    /// as well, but do not count as under way.
+    pub fn uncounted(&self) -> Guard {
+        Guard { counts: false, ..self.clone() }
     }
 
     /// Holds back all further writes. Returns whether none is under way: the server can carry out
-    /// no write that passed before. A write whose future was dropped half-way is under way for
-    /// ever, since its answer is not read.
-    pub fn close(&self) -> bool {
+    /// no counted write that passed before. A write whose future was dropped half-way is under way
+    /// for ever, since its answer is not read. `now`: monotonic.
+    pub fn close(&self, now: Duration) -> bool {
         self.state.closed.store(true, Ordering::SeqCst);
         self.state.under_way.load(Ordering::SeqCst) == 0
+            && self.state.unsure_until.load(Ordering::SeqCst) <= millis(now)
     }
 
     pub(super) fn passes(&self) -> bool {
@@ -38,10 +59,12 @@ impl Guard {
     }
 
     /// Counts a write, unless it is held back (`false`). The caller sends it now, and calls
-    /// [`Guard::end`] after the answer or the failure.
+    /// [`Guard::end`] or [`Guard::end_unsure`] after the answer or the failure.
     pub(super) fn begin(&self) -> bool {
         // Counted first: a close at the same time either is seen here or sees this write.
-        self.state.under_way.fetch_add(1, Ordering::SeqCst);
+        if self.counts {
+            self.state.under_way.fetch_add(1, Ordering::SeqCst);
+        }
         let passes = self.passes();
         if !passes {
             self.end();
@@ -50,20 +73,37 @@ impl Guard {
     }
 
     pub(super) fn end(&self) {
-        self.state.under_way.fetch_sub(1, Ordering::SeqCst);
+        if self.counts {
+            self.state.under_way.fetch_sub(1, Ordering::SeqCst);
+        }
     }
+
+    /// As [`Guard::end`], for a write that the server may still carry out: the connection broke
+    /// before the answer. `now`: monotonic.
+    pub(super) fn end_unsure(&self, now: Duration) {
+        if self.counts {
+            let until = millis(now + SERVER_LIMIT);
+            self.state.unsure_until.fetch_max(until, Ordering::SeqCst);
+        }
+        self.end();
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use async_std::net::TcpListener;
-    use futures_lite::future::{block_on, or};
+    use futures_lite::future::{block_on, or, zip};
     use futures_lite::{AsyncReadExt, AsyncWriteExt};
 
     use super::super::call::Call;
     use super::super::{Client, Config, Error};
     use super::*;
-    use crate::clock::SystemClock;
+    use crate::clock::{Clock, FakeClock, SystemClock};
+    use crate::objects::Timestamp;
 
     #[test]
     fn a_closed_guard_knows_the_writes_without_an_answer() {
@@ -87,19 +127,57 @@ mod tests {
                     unreachable!("nothing was answered")
                 };
                 let mut stream = or(received(), early).await;
-                assert!(!guard.close(), "a write is under way");
+                assert!(!guard.close(Duration::ZERO), "a write is under way");
                 match dropped {
                     true => drop(writing),
                     false => {
-                        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+                        let answer =
+                            b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
                         stream.write_all(answer).await.expect("sent");
                         assert!(writing.await.is_ok());
                     }
                 }
-                assert_eq!(guard.close(), !dropped);
+                assert_eq!(guard.close(Duration::ZERO), !dropped);
                 let refused = write(&client).await;
                 assert!(matches!(refused, Err(Error::GuardRefused { .. })), "{refused:?}");
-                assert_eq!(guard.close(), !dropped, "what was held back is not under way");
+                assert_eq!(
+                    guard.close(Duration::ZERO),
+                    !dropped,
+                    "what was held back is not under way"
+                );
+            }
+        });
+    }
+
+    #[test]
+    fn a_write_whose_connection_breaks_is_unsure_for_the_servers_time() {
+        block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let address = listener.local_addr().expect("its number");
+            let config = Config::new(format!("http://{address}"));
+            let clock = FakeClock::new(Timestamp::from_secs(0));
+            let client = Client::new(config, clock.clone()).expect("a client");
+            for (counts, answer) in [
+                (true, None),
+                (true, Some("HTTP/1.1 504 Gateway Timeout\r\ncontent-length: 0\r\n\r\n")),
+                (false, None),
+            ] {
+                let guard = Guard::new(|| true);
+                let used = if counts { guard.clone() } else { guard.uncounted() };
+                let client = client.guarded(used);
+                let answering = async {
+                    let (mut stream, _) = listener.accept().await.expect("a connection");
+                    assert!(stream.read(&mut [0; 4096]).await.expect("a request") > 0);
+                    if let Some(answer) = answer {
+                        stream.write_all(answer.as_bytes()).await.expect("sent");
+                    }
+                };
+                let call = Call::new("POST", "/x");
+                let (failed, ()) = zip(client.send(&call), answering).await;
+                assert!(failed.is_err());
+                let now = clock.monotonic();
+                assert_eq!(guard.close(now), !counts, "{answer:?}");
+                assert!(guard.close(now + SERVER_LIMIT), "{answer:?}");
             }
         });
     }
@@ -114,7 +192,7 @@ mod tests {
                 let failed = client.guarded(guard.clone()).send(&Call::new("POST", "/x")).await;
                 let held_back = matches!(failed, Err(Error::GuardRefused { .. }));
                 assert_eq!((failed.is_err(), held_back), (true, !allowed));
-                assert!(guard.close());
+                assert!(guard.close(Duration::ZERO));
             }
         });
     }

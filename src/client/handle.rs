@@ -104,6 +104,11 @@ impl Client {
         })
     }
 
+    /// The same for writes that harm nobody when they come late: see [`Guard::uncounted`].
+    pub fn with_uncounted_writes(&self) -> Client {
+        self.derive(|derived| derived.guard = derived.guard.as_ref().map(Guard::uncounted))
+    }
+
     /// The same, but no write passes that `guard` holds back. This holds for clients derived from it.
     pub fn guarded(&self, guard: Guard) -> Client {
         self.derive(|derived| derived.guard = Some(guard))

@@ -225,7 +225,18 @@ impl Shared {
         };
         let head = self.within(self.timeout, "the answer", work).await;
         if let Some(guard) = guard {
-            guard.end();
+            match &head {
+                // The client's own limit is longer than the server's.
+                Err(error)
+                    if error.kind() == io::ErrorKind::TimedOut
+                        && error.raw_os_error().is_none() =>
+                {
+                    guard.end();
+                }
+                // A proxy gave up waiting, or the server itself: it may go on.
+                Ok((head, _)) if !matches!(head.code, 502 | 504) => guard.end(),
+                _ => guard.end_unsure(self.connector.clock.monotonic()),
+            }
         }
         let (head, is_sent) = head?;
         let mut response = Response::new(head.status);

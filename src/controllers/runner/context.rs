@@ -100,7 +100,9 @@ impl ControllerContext {
         self.broadcasters
             .lock()
             .entry(name.to_owned())
-            .or_insert_with(|| EventBroadcaster::new(client, self.clock.clone()))
+            .or_insert_with(|| {
+                EventBroadcaster::new(client.with_uncounted_writes(), self.clock.clone())
+            })
             .recorder(component)
     }
 
