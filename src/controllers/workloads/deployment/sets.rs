@@ -87,18 +87,43 @@ fn by_revision(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
     by_number.then_with(|| by_creation(a, b))
 }
 
+/// Up to this many are sorted by insertion, as upstream does: where a revision cannot be read,
+/// [`by_revision`] is not transitive, and the result depends on the way.
+const INSERTED: usize = 12;
+
+/// By revision, then oldest first. One whose revision cannot be read has the highest revision of
+/// those before it in age, which gives every set its place.
+fn in_history(mut sets: Vec<&Arc<ReplicaSet>>) -> Vec<&Arc<ReplicaSet>> {
+    sets.order_by(|a, b| by_creation(a, b));
+    let mut highest = i64::MIN;
+    let mut placed: Vec<(i64, &Arc<ReplicaSet>)> = Vec::with_capacity(sets.len());
+    for set in sets {
+        let revision = annotations::revision(&set.meta);
+        highest = highest.max(revision.unwrap_or(i64::MIN));
+        placed.push((revision.unwrap_or(highest), set));
+    }
+    // Stable: those of one revision stay oldest first.
+    placed.order_by_key(|(revision, _)| *revision);
+    placed.into_iter().map(|(_, set)| set).collect()
+}
+
 /// The old ReplicaSets to delete so that `limit` stay: lowest revision first, and none that has
 /// pods, may get some, or is going anyway. Upstream: `cleanupDeployment`.
 pub(super) fn beyond_history(old: &[Arc<ReplicaSet>], limit: i32) -> Vec<Arc<ReplicaSet>> {
     let mut staying: Vec<_> = old.iter().filter(|set| !set.meta.is_being_deleted()).collect();
     let surplus = staying.len().saturating_sub(usize::try_from(limit).unwrap_or(0));
-    // By insertion, as upstream sorts up to twelve: where a revision cannot be read, the order is not
-    // transitive. They come oldest first, so few are moved.
-    for end in 1..staying.len() {
-        let mut at = end;
-        while at > 0 && by_revision(staying[at], staying[at - 1]).is_lt() {
-            staying.swap(at, at - 1);
-            at -= 1;
+    if surplus == 0 {
+        return Vec::new();
+    }
+    if staying.len() > INSERTED {
+        staying = in_history(staying);
+    } else {
+        for end in 1..staying.len() {
+            let mut at = end;
+            while at > 0 && by_revision(staying[at], staying[at - 1]).is_lt() {
+                staying.swap(at, at - 1);
+                at -= 1;
+            }
         }
     }
     let idle = |set: &ReplicaSet| {
@@ -125,6 +150,7 @@ impl From<&ReplicaSet> for Old {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::objects::Timestamp;
     use serde_json::{Value, json};
 
     /// A ReplicaSet created `created` seconds after 1970, its template that of `image`; `more`: values
@@ -224,6 +250,28 @@ pub(super) mod tests {
         ] {
             assert_eq!(names(&beyond_history(&old, limit)), gone, "{limit}");
         }
+    }
+
+    #[test]
+    fn a_long_history_has_an_order_also_with_revisions_that_cannot_be_read() {
+        let of = |created: u32, revision: String| {
+            let base = set(&format!("{created:04}"), 0, "x", 0, json!({}));
+            let mut copy = (*base).clone();
+            copy.meta.creation_timestamp = Some(Timestamp::from_secs(created.into()));
+            copy.meta.annotations = [(annotations::REVISION, &*revision)].into_iter().collect();
+            Arc::new(copy)
+        };
+        let count = 2_000;
+        // Falling with age: the youngest has the lowest.
+        let falling: Vec<_> = (0..count).map(|n| of(n, (count - n).to_string())).collect();
+        let youngest: Vec<String> = (1..count).rev().map(|n| format!("{n:04}")).collect();
+        assert_eq!(names(&beyond_history(&falling, 1)), youngest);
+        assert!(beyond_history(&falling, count as i32).is_empty());
+        // The one that cannot be read keeps its place by age.
+        let odd = |n: u32| if n == 7 { "x".to_owned() } else { n.to_string() };
+        let mixed: Vec<_> = (0..20).map(|n| of(n, odd(n))).collect();
+        let oldest: Vec<String> = (0..10).map(|n| format!("{n:04}")).collect();
+        assert_eq!(names(&beyond_history(&mixed, 10)), oldest);
     }
 
     #[test]
