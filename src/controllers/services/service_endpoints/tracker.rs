@@ -1,5 +1,5 @@
 //! The EndpointSlices that a controller wrote last. It does not act on a cache that has not seen them
-//! yet, and does not queue up for them. Upstream: `k8s.io/endpointslice/util.EndpointSliceTracker`.
+//! yet, and their events start no sync. Upstream: `k8s.io/endpointslice/util.EndpointSliceTracker`.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet};

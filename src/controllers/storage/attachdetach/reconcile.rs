@@ -100,7 +100,7 @@ impl Plan {
         self.acts.push(Act::Detach { node: node.clone(), verify });
     }
 
-    fn queue(&mut self, at: Duration) {
+    fn come_again_at(&mut self, at: Duration) {
         self.wake_at = Some(self.wake_at.map_or(at, |before| before.min(at)));
     }
 }
@@ -125,7 +125,7 @@ impl StateOfWorld {
             let found = (facts.attachment)(attachment);
             match operation.progress(found.as_deref(), facts.seen, facts.now) {
                 Ok(result) => answers.push((operation.node.clone(), result)),
-                Err(until) => plan.queue(until),
+                Err(until) => plan.come_again_at(until),
             }
         }
         for (node, result) in answers {
@@ -191,7 +191,7 @@ impl StateOfWorld {
             }
             let due = *attached.verify_at.get_or_insert(facts.now + after);
             if facts.now < due {
-                plan.queue(due);
+                plan.come_again_at(due);
             } else if found.is_some() {
                 lost.push(node.clone());
             } else {
@@ -225,7 +225,7 @@ impl StateOfWorld {
                 attached.verify_at = Some(now + period);
                 plan.acts.push(Act::Ask { node: node.clone(), spec: spec.clone() });
             }
-            plan.queue(attached.verify_at.unwrap_or(due));
+            plan.come_again_at(attached.verify_at.unwrap_or(due));
         }
     }
 
@@ -260,7 +260,7 @@ impl StateOfWorld {
                     volume.operations.end(node, None);
                     self.report(name, node);
                     if now < timeout && facts.settings.force_detach_on_timeout {
-                        plan.queue(timeout);
+                        plan.come_again_at(timeout);
                     }
                     return;
                 }
@@ -280,7 +280,7 @@ impl StateOfWorld {
                 return;
             }
             if let Some(at) = operation.retry_at(Kind::Detach, now) {
-                return plan.queue(at);
+                return plan.come_again_at(at);
             }
         }
         let Some(attached) = volume.attached.get_mut(node) else { return };
@@ -289,13 +289,13 @@ impl StateOfWorld {
         let forced = timed_out && !health.ready;
         if is_in_use && !forced && !health.out_of_service {
             if now < timeout && facts.settings.force_detach_on_timeout {
-                plan.queue(timeout);
+                plan.come_again_at(timeout);
             }
             return;
         }
         if !(facts.detaches)(spec.as_deref(), name) {
             log::warn!("no plugin can detach volume {name} from node {node}");
-            return plan.queue(now + DRIVER_PATIENCE);
+            return plan.come_again_at(now + DRIVER_PATIENCE);
         }
         let change = self.unreport(name, node);
         let stage = match change <= self.nodes.get(node).map_or(0, |node| node.written) {
@@ -346,7 +346,7 @@ impl StateOfWorld {
             return;
         }
         if let Some(at) = before.and_then(|before| before.retry_at(Kind::Attach, facts.now)) {
-            return plan.queue(at);
+            return plan.come_again_at(at);
         }
         plan.acts.push(Act::Attach { node: node.clone(), spec: spec.clone() });
         let (kind, node, stage) = (Kind::Attach, node.clone(), Stage::Requesting);
