@@ -9,10 +9,8 @@ use futures_lite::future::block_on;
 use kube_controller_manager::cache::{AnyIndexer, DeltaFifo, IndexValue, Indexer};
 use kube_controller_manager::clock::SystemClock;
 use kube_controller_manager::controllers::cluster::garbagecollector::graph::{Graph, Identity};
-use kube_controller_manager::controllers::storage::claims::{CLAIM_INDEX, by_claim};
-use kube_controller_manager::controllers::workloads::ref_manager::{
-    CONTROLLER_INDEX, by_controller,
-};
+use kube_controller_manager::controllers::storage::claims::BY_CLAIM;
+use kube_controller_manager::controllers::workloads::ref_manager::controller_index;
 use kube_controller_manager::objects::{Object, ObjectKey, Pod, Uid};
 use kube_controller_manager::workqueue::{RateLimitingQueue, default_controller_rate_limiter};
 use sandbox::load::objects;
@@ -30,7 +28,7 @@ fn pods(count: usize) -> Vec<Arc<Pod>> {
 
 fn indexer() -> Indexer<Pod> {
     let indexer = Indexer::new();
-    indexer.add_index(CONTROLLER_INDEX, by_controller::<Pod>);
+    indexer.add_index(&controller_index());
     indexer
 }
 
@@ -89,7 +87,7 @@ fn indexer_update_of_many_values(bencher: Bencher, count: usize) {
         Arc::new(serde_json::from_value(pod).expect("a pod"))
     };
     let indexer = Indexer::new();
-    indexer.add_index(CLAIM_INDEX, by_claim);
+    indexer.add_index(&BY_CLAIM);
     let pods = [pod(0), pod(1)];
     bencher.counter(ItemsCount::new(2 * count)).bench(|| {
         for pod in &pods {
@@ -117,7 +115,7 @@ fn indexer_pods_of_one_owner(bencher: Bencher, count: usize) {
     let pods = pods(count);
     let indexer = full(&pods);
     let owner: Uid = pods[0].meta().owners()[0].uid.clone();
-    bencher.bench(|| indexer.by_index(CONTROLLER_INDEX, &IndexValue::Uid(owner.clone())));
+    bencher.bench(|| indexer.by_index(&controller_index(), &IndexValue::Uid(owner.clone())));
 }
 
 /// A first list, from the queue into the cache.

@@ -6,8 +6,9 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::any::AnyObject;
+use super::informer::{Informer, InformerStatus};
 use super::metadata::MetadataInformer;
-use super::shared_informer::{Informer, InformerStatus, SharedIndexInformer};
+use super::shared_informer::SharedIndexInformer;
 use super::source::{Scope, Source};
 use crate::clock::SharedClock;
 use crate::objects::{Object, PartialObjectMetadata, Resource, ResourceType};

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,6 +17,29 @@ use crate::objects::{Istr, Object, ObjectKey, Uid};
 
 /// From an object to the values under which an index finds it.
 pub type IndexFn<T> = fn(&T, &mut dyn FnMut(IndexValue));
+
+/// An index over objects of type `T`, declared as a constant: those who add it and those who read by
+/// it use the same one. Two declarations are two indices, whatever their names.
+/// Upstream: an entry of `cache.Indexers`.
+pub struct Index<T> {
+    name: &'static str,
+    of: IndexFn<T>,
+    declared: &'static Location<'static>,
+}
+
+impl<T> Index<T> {
+    /// `name`: for messages. `of`: gives the values of an object, and calls nothing else.
+    #[track_caller]
+    pub const fn new(name: &'static str, of: IndexFn<T>) -> Index<T> {
+        Index { name, of, declared: Location::caller() }
+    }
+
+    fn is_in(&self, table: &Table) -> bool {
+        let (own, other) = (self.declared, table.declared);
+        // The line first: it nearly always decides.
+        own.line() == other.line() && own.column() == other.column() && own.file() == other.file()
+    }
+}
 
 /// A key of an index.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,11 +93,13 @@ struct State<T> {
 struct Tables {
     keys: KeyTable,
     /// One for each of the `functions`.
-    indices: Vec<Index>,
+    indices: Vec<Table>,
 }
 
-struct Index {
-    name: &'static str,
+/// The content of one [`Index`].
+struct Table {
+    /// Where the index is declared: its identity.
+    declared: &'static Location<'static>,
     buckets: HashMap<IndexValue, Bucket>,
 }
 
@@ -191,14 +217,8 @@ impl Tables {
         }
     }
 
-    /// The slots under one value of an index, in no order.
-    ///
-    /// # Panics
-    /// When there is no such index.
-    fn by_index(&self, name: &'static str, value: &IndexValue) -> Vec<Slot> {
-        let index = self.indices.iter().find(|index| index.name == name);
-        let index = index.unwrap_or_else(|| panic!("there is no index {name:?}"));
-        match index.buckets.get(value) {
+    fn by_value(&self, number: usize, value: &IndexValue) -> Vec<Slot> {
+        match self.indices[number].buckets.get(value) {
             None => Vec::new(),
             Some(Bucket::One(only)) => vec![*only],
             Some(Bucket::Few(slots)) => slots.clone(),
@@ -223,7 +243,7 @@ impl Tables {
     }
 }
 
-impl Index {
+impl Table {
     fn remove(&mut self, slot: Slot, value: &IndexValue) {
         if self.buckets.get_mut(value).is_some_and(|bucket| bucket.remove(slot)) {
             self.buckets.remove(value);
@@ -247,19 +267,19 @@ impl<T: Object> Indexer<T> {
         Indexer { state: RwLock::new(state), version: AtomicU64::new(0) }
     }
 
-    /// A second index of the same name is ignored: it must have the same function. Objects that are
-    /// already stored are indexed at once. Upstream: `AddIndexers`.
-    pub fn add_index(&self, name: &'static str, function: IndexFn<T>) {
+    /// Objects that are already stored are indexed at once. An index that was added before stays.
+    /// Upstream: `AddIndexers`.
+    pub fn add_index(&self, index: &Index<T>) {
         let mut state = self.state.write();
         let State { slots, functions, tables } = &mut *state;
-        if tables.indices.iter().any(|index| index.name == name) {
+        if tables.indices.iter().any(|table| index.is_in(table)) {
             return;
         }
         let number = functions.len();
-        functions.push(function);
-        tables.indices.push(Index { name, buckets: HashMap::new() });
+        functions.push(index.of);
+        tables.indices.push(Table { declared: index.declared, buckets: HashMap::new() });
         for (slot, object) in slots.iter() {
-            for (_, value) in values(&[function], object) {
+            for (_, value) in values(&[index.of], object) {
                 tables.add(slot, (number, value));
             }
         }
@@ -326,11 +346,15 @@ impl<T: Object> Indexer<T> {
         self.state.read().tables.keys.count_in(namespace)
     }
 
+    /// The objects that `index` has under `value`, in no order.
+    ///
     /// # Panics
-    /// When there is no such index: a mistake in the program.
-    pub fn by_index(&self, name: &'static str, value: &IndexValue) -> Vec<Arc<T>> {
+    /// When the index was not added: a mistake in the program.
+    pub fn by_index(&self, index: &Index<T>, value: &IndexValue) -> Vec<Arc<T>> {
         let state = self.state.read();
-        state.slots.gather(&state.tables.by_index(name, value))
+        let number = state.tables.indices.iter().position(|table| index.is_in(table));
+        let number = number.unwrap_or_else(|| panic!("the index {:?} was not added", index.name));
+        state.slots.gather(&state.tables.by_value(number, value))
     }
 
     pub fn len(&self) -> usize {
@@ -407,22 +431,24 @@ mod tests {
         }
     }
 
+    const BY_APP: Index<PartialObjectMetadata> = Index::new("app", by_app);
+
     fn under(indexer: &Indexer<PartialObjectMetadata>, app: &str) -> usize {
-        indexer.by_index("app", &IndexValue::Text(app.into())).len()
+        indexer.by_index(&BY_APP, &IndexValue::Text(app.into())).len()
     }
 
     #[test]
     fn an_index_follows_its_objects() {
         let indexer = Indexer::new();
         indexer.insert(labelled("a", "x", 1, &[("app", "web")]));
-        indexer.add_index("app", by_app);
+        indexer.add_index(&BY_APP);
         indexer.insert(labelled("a", "y", 1, &[("app", "web")]));
         indexer.insert(object("a", "z", 1));
         assert_eq!(under(&indexer, "web"), 2, "what was there before the index, too");
         indexer.insert(labelled("a", "y", 2, &[("app", "db")]));
         assert_eq!((under(&indexer, "web"), under(&indexer, "db")), (1, 1));
         indexer.insert(labelled("a", "y", 3, &[("app", "db")]));
-        let found = indexer.by_index("app", &IndexValue::Text("db".into()));
+        let found = indexer.by_index(&BY_APP, &IndexValue::Text("db".into()));
         assert_eq!(found[0].meta.resource_version, 3, "the index gives the new object");
         indexer.remove(&ObjectKey::new("a", "y"));
         indexer.insert(object("a", "x", 4));
@@ -441,13 +467,14 @@ mod tests {
                 put(IndexValue::Text(format!("v{n}").into()));
             }
         }
+        const BY_RANGE: Index<PartialObjectMetadata> = Index::new("range", by_range);
         let indexer = Indexer::new();
-        indexer.add_index("range", by_range);
+        indexer.add_index(&BY_RANGE);
         indexer.insert(labelled("a", "other", 1, &[("range", "0-4000")]));
         for (from, to) in [(0, 2000), (0, 2000), (1000, 3000), (2990, 2995), (0, 5), (0, 4000)] {
             indexer.insert(labelled("a", "x", 1, &[("range", &format!("{from}-{to}"))]));
             for n in 0..4000 {
-                let found = indexer.by_index("range", &IndexValue::Text(format!("v{n}").into()));
+                let found = indexer.by_index(&BY_RANGE, &IndexValue::Text(format!("v{n}").into()));
                 let has = (from..to).contains(&n);
                 assert_eq!(found.len(), 1 + usize::from(has), "{n} of {from}-{to}");
             }
@@ -461,7 +488,7 @@ mod tests {
     #[test]
     fn buckets_of_every_size_agree_with_a_count() {
         let indexer = Indexer::new();
-        indexer.add_index("app", by_app);
+        indexer.add_index(&BY_APP);
         let name = |n: usize| format!("o{n}");
         for n in 0..200 {
             indexer.insert(labelled("a", &name(n), 1, &[("app", "web")]));
@@ -500,7 +527,7 @@ mod tests {
     #[test]
     fn memory_is_given_back_after_a_peak() {
         let indexer = Indexer::new();
-        indexer.add_index("app", by_app);
+        indexer.add_index(&BY_APP);
         let name = |n: usize| format!("pod-{n}");
         let app = |n: usize| ["few", "one", "many", "many"][if n == 7 { 1 } else { n % 2 * 2 }];
         for n in 0..1000 {
@@ -516,7 +543,7 @@ mod tests {
             assert_eq!(*found.meta.name, name(*n));
         }
         for value in ["few", "one", "many"] {
-            let found = indexer.by_index("app", &IndexValue::Text(value.into()));
+            let found = indexer.by_index(&BY_APP, &IndexValue::Text(value.into()));
             assert!(found.iter().all(|object| object.meta.labels.get("app") == Some(value)));
             let expected = kept.iter().filter(|n| app(**n) == value).count();
             assert_eq!(found.len(), expected, "{value}");
@@ -534,20 +561,36 @@ mod tests {
             assert_ne!(object.meta.resource_version, 2, "as the test asks");
             put(IndexValue::Text("all".into()));
         }
+        const ALL: Index<PartialObjectMetadata> = Index::new("all", fragile);
         let indexer = Indexer::new();
-        indexer.add_index("all", fragile);
+        indexer.add_index(&ALL);
         indexer.insert(object("a", "x", 1));
         for name in ["x", "y"] {
             let insert = || indexer.insert(object("a", name, 2));
             assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(insert)).is_err());
         }
-        let found = indexer.by_index("all", &IndexValue::Text("all".into()));
+        let found = indexer.by_index(&ALL, &IndexValue::Text("all".into()));
         assert_eq!((indexer.len(), found.len(), found[0].meta.resource_version), (1, 1, 1));
     }
 
     #[test]
-    #[should_panic(expected = "there is no index \"node\"")]
-    fn an_unknown_index_is_a_mistake() {
-        Indexer::<PartialObjectMetadata>::new().by_index("node", &IndexValue::Text("n".into()));
+    #[should_panic(expected = "the index \"app\" was not added")]
+    fn an_index_that_was_not_added_is_a_mistake() {
+        under(&Indexer::new(), "web");
+    }
+
+    /// Names do not matter: each declaration has its own values.
+    #[test]
+    fn two_declarations_are_two_indices() {
+        const NONE: Index<PartialObjectMetadata> = Index::new("app", |_, _| {});
+        let indexer = Indexer::new();
+        for _ in 0..2 {
+            indexer.add_index(&NONE);
+            indexer.add_index(&BY_APP);
+        }
+        indexer.insert(labelled("a", "x", 1, &[("app", "web")]));
+        assert_eq!(under(&indexer, "web"), 1);
+        assert!(indexer.by_index(&NONE, &IndexValue::Text("web".into())).is_empty());
+        assert_eq!(indexer.state.read().tables.indices.len(), 2);
     }
 }

@@ -3,7 +3,7 @@
 use std::any::type_name;
 use std::sync::Arc;
 
-use super::indexer::{IndexValue, Indexer};
+use super::indexer::{Index, IndexValue, Indexer};
 use crate::objects::{Object, ObjectKey};
 use crate::trace;
 
@@ -62,10 +62,9 @@ impl<T: Object> Lister<T> {
         self.indexer.count_in(namespace)
     }
 
-    /// # Panics
-    /// When there is no such index: a mistake in the program.
-    pub fn by_index(&self, name: &'static str, value: &IndexValue) -> Vec<Arc<T>> {
-        self.traced(self.indexer.by_index(name, value))
+    /// The objects that `index` has under `value`, in no order. See [`Indexer::by_index`].
+    pub fn by_index(&self, index: &Index<T>, value: &IndexValue) -> Vec<Arc<T>> {
+        self.traced(self.indexer.by_index(index, value))
     }
 
     pub fn len(&self) -> usize {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::any::AnyObject;
 use super::handler::Registration;
+use super::informer::Informer;
 use super::processor::{AnyHandler, Event};
-use super::shared_informer::Informer;
 use super::source::Scope;
 use crate::objects::{Meta, ObjectKey};
 

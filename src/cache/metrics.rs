@@ -1,7 +1,6 @@
 //! The metrics of the caches. The numbers stay with the informers and become series when metrics
 //! are read: a series that is kept takes half a kilobyte, and each CRD has an informer.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 
 use parking_lot::Mutex;
@@ -9,42 +8,29 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{IntCounterVec, IntGaugeVec, Opts};
 
-use super::shared_informer::Informer;
+use super::counts::Counts;
+use super::processor::HandlerStatus;
 
 /// A resource version is shown without its higher digits, as upstream.
 const VERSION_DIGITS: u64 = 10_u64.pow(15);
 
-/// What an informer counts.
-#[derive(Default)]
-pub struct Counts {
-    /// Panics while objects were decoded or indexed.
-    pub panics: Count,
-    /// Objects that could not be decoded, each time that they came.
-    pub undecoded: Count,
-    /// Lists begun as the initial events of a watch.
-    pub streams: Count,
-    /// Lists begun as lists.
-    pub lists: Count,
-    pub watches: Count,
-    /// Watches that ended within a second without an event.
-    pub short_watches: Count,
-}
-
-#[derive(Default)]
-pub struct Count(AtomicU64);
-
-impl Count {
-    pub fn add_one(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
+/// The numbers of an informer, read when metrics are.
+pub trait Measured: Send + Sync {
+    /// The scope, as logs and metrics name it.
+    fn name(&self) -> &str;
+    /// The labels of upstream's metrics: name, group, version and resource.
+    fn labels(&self) -> [&str; 4];
+    /// Keys that wait in the queue.
+    fn queued(&self) -> usize;
+    /// The newest version of which the store has all changes.
+    fn last_seen_version(&self) -> u64;
+    fn handlers(&self) -> Vec<HandlerStatus>;
+    /// What it counts since it was made.
+    fn counts(&self) -> &Counts;
 }
 
 /// The informers that run.
-static RUNNING: LazyLock<Mutex<Vec<Weak<Informer>>>> = LazyLock::new(|| {
+static RUNNING: LazyLock<Mutex<Vec<Weak<dyn Measured>>>> = LazyLock::new(|| {
     if let Err(error) = Caches::new().and_then(|caches| prometheus::register(Box::new(caches))) {
         log::error!("the caches have no metrics: {error}");
     }
@@ -52,14 +38,16 @@ static RUNNING: LazyLock<Mutex<Vec<Weak<Informer>>>> = LazyLock::new(|| {
 });
 
 /// Reports the numbers of `informer` until [`forget`].
-pub fn report(informer: &Arc<Informer>) {
+pub fn report(informer: &Arc<impl Measured + 'static>) {
+    let informer: Arc<dyn Measured> = informer.clone();
     let mut running = RUNNING.lock();
     running.retain(|running| running.strong_count() > 0);
-    running.push(Arc::downgrade(informer));
+    running.push(Arc::downgrade(&informer));
 }
 
-pub fn forget(informer: &Arc<Informer>) {
-    RUNNING.lock().retain(|running| running.as_ptr() != Arc::as_ptr(informer));
+pub fn forget(informer: &Arc<impl Measured>) {
+    let informer = Arc::as_ptr(informer).cast::<()>();
+    RUNNING.lock().retain(|running| running.as_ptr().cast::<()>() != informer);
 }
 
 /// Reads the numbers of all informers. The vectors are empty between two reads.
@@ -144,7 +132,7 @@ impl Caches {
         ]
     }
 
-    fn read(&self, informer: &Informer) {
+    fn read(&self, informer: &dyn Measured) {
         let resource = informer.labels();
         self.queued.with_label_values(&resource).add(informer.queued() as i64);
         let version = informer.last_seen_version() % VERSION_DIGITS;
@@ -179,7 +167,7 @@ impl Collector for Caches {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let running: Vec<_> = RUNNING.lock().iter().filter_map(Weak::upgrade).collect();
-        running.iter().for_each(|informer| self.read(informer));
+        running.iter().for_each(|informer| self.read(&**informer));
         let gauges = self.gauges().into_iter().flat_map(Collector::collect);
         let families =
             gauges.chain(self.counters().into_iter().flat_map(Collector::collect)).collect();

@@ -10,8 +10,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::any::AnyObject;
 use super::backlog::Backlog;
+use super::counts::Count;
 use super::handler::{Deleted, Registration};
-use super::metrics::Count;
 use super::source::BoxFuture;
 use super::time_slice::TimeSlice;
 use crate::clock::SharedClock;

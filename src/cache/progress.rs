@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::metrics::Counts;
-use super::reflector::{Phase, Start};
+use super::counts::Counts;
+use super::phase::{Phase, Start};
 
 /// What a reflector does and did.
 #[derive(Default)]

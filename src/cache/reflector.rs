@@ -10,9 +10,10 @@ use futures_lite::stream::Boxed as BoxStream;
 use futures_lite::{FutureExt, StreamExt};
 use log::Level;
 
+use super::counts::Counts;
 use super::decoder::{Decoder, Received, Undecoded};
 use super::delta_fifo::DeltaFifo;
-use super::metrics::Counts;
+use super::phase::{Backoff, Outcome, Phase, Start};
 use super::progress::Progress;
 use super::source::{ListRequest, Scope, Source, WatchRequest};
 use super::time_slice::TimeSlice;
@@ -22,154 +23,6 @@ use crate::objects::{Bookmark, Encoded, ListPart, WatchEvent};
 use crate::storm::Storm;
 use crate::task::panics;
 use crate::trace;
-
-/// Where a list begins: how old it may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// Any version that the server has in its cache.
-    Any,
-    /// Not older than this version.
-    AtLeast(u64),
-    /// The newest.
-    Newest,
-}
-
-impl Start {
-    /// The `resourceVersion` of a list.
-    fn list_version(self) -> Option<String> {
-        match self {
-            Start::Any => Some("0".to_owned()),
-            Start::AtLeast(version) => Some(version.to_string()),
-            Start::Newest => None,
-        }
-    }
-}
-
-/// What the reflector does now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// List by a watch that begins with all objects, and goes on.
-    Stream {
-        start: Start,
-    },
-    List {
-        start: Start,
-    },
-    /// `from` moves on with each event.
-    Watch {
-        from: u64,
-    },
-    Wait {
-        delay: Duration,
-        then: Box<Phase>,
-    },
-}
-
-/// How a phase ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The store has the whole list, at this version.
-    Listed(u64),
-    /// The server, or the connection, ended the watch.
-    Closed,
-    /// The watch ended within a second, without an event. Upstream: `VeryShortWatchError`.
-    Short,
-    /// The answer cannot be decoded, or the server cannot send it. A retry would fail the same way.
-    Garbled,
-    Expired,
-    TooLarge,
-    Busy {
-        after: Duration,
-    },
-    Unsupported,
-    Failed,
-    /// The wait is over.
-    Waited,
-}
-
-impl From<&Error> for Outcome {
-    fn from(error: &Error) -> Outcome {
-        match error {
-            Error::Expired => Outcome::Expired,
-            Error::TooLarge => Outcome::TooLarge,
-            Error::Busy { after } => Outcome::Busy { after: *after },
-            Error::Unsupported => Outcome::Unsupported,
-            Error::EndedByServer(_) => Outcome::Garbled,
-            Error::Failed(_) if error.is_decode() => Outcome::Garbled,
-            Error::Unreachable(_) | Error::Failed(_) => Outcome::Failed,
-        }
-    }
-}
-
-impl Phase {
-    /// The phase after `outcome`. The driver sends and sleeps; this only decides. `backoff` is
-    /// called when there is a delay to wait, and only then.
-    pub fn after(self, outcome: Outcome, mut backoff: impl FnMut() -> Duration) -> Phase {
-        use Outcome::*;
-        use Phase::*;
-        let mut wait = |at_least: Duration, then: Phase| Wait {
-            delay: backoff().max(at_least),
-            then: Box::new(then),
-        };
-        match (self, outcome) {
-            (Wait { then, .. }, _) => *then,
-            (_, Listed(version)) => Watch { from: version },
-
-            // The newest is neither too old nor too new: pause before the server is asked again.
-            (Stream { start: Start::Newest }, Expired | TooLarge) => {
-                wait(Duration::ZERO, Stream { start: Start::Newest })
-            }
-            (Stream { .. }, Expired | TooLarge) => Stream { start: Start::Newest },
-            (same @ Stream { .. }, Busy { after }) => wait(after, same),
-            (same @ Stream { .. }, Closed) => wait(Duration::ZERO, same),
-            (Stream { start }, _) => List { start },
-
-            (List { start: Start::Newest }, Expired | TooLarge) => {
-                wait(Duration::ZERO, Stream { start: Start::Newest })
-            }
-            (List { .. }, Expired | TooLarge) => List { start: Start::Newest },
-            (List { start }, Busy { after }) => wait(after, Stream { start }),
-            (List { start }, _) => wait(Duration::ZERO, Stream { start }),
-
-            (same @ Watch { .. }, Closed) => same,
-            (same @ Watch { .. }, Busy { after }) => wait(after, same),
-            (Watch { from }, Expired | TooLarge | Short | Garbled) => {
-                wait(Duration::ZERO, Stream { start: Start::AtLeast(from) })
-            }
-            // Missed events can still be watched: no list is needed.
-            (same @ Watch { .. }, _) => wait(Duration::ZERO, same),
-        }
-    }
-}
-
-/// Delays that double from 0.8 s to 30 s, each multiplied by a random factor of 1 to 2. They start
-/// again at 0.8 s every two minutes. Upstream: `wait.Backoff.DelayWithReset`.
-pub struct Backoff {
-    next: Duration,
-    reset_at: Duration,
-    random: fastrand::Rng,
-}
-
-impl Backoff {
-    const FIRST: Duration = Duration::from_millis(800);
-    const LAST: Duration = Duration::from_secs(30);
-    const RESET: Duration = Duration::from_secs(120);
-
-    /// `now`: monotonic.
-    pub fn new(now: Duration, random: fastrand::Rng) -> Backoff {
-        Backoff { next: Backoff::FIRST, reset_at: now, random }
-    }
-
-    pub fn next(&mut self, now: Duration) -> Duration {
-        if now.saturating_sub(self.reset_at) > Backoff::RESET {
-            self.next = Backoff::FIRST;
-            self.reset_at = now;
-        }
-        let delay = self.next;
-        self.next = (delay * 2).min(Backoff::LAST);
-        delay.mul_f64(1.0 + self.random.f64())
-    }
-}
 
 /// Errors that are routine while an API server restarts are logged at debug.
 /// Upstream: `isWatchErrorRetriable`, `DefaultWatchErrorHandler`.
@@ -614,15 +467,9 @@ impl Open {
 mod tests {
     use super::*;
 
-    const DELAY: Duration = Duration::from_secs(3);
-
-    fn wait(then: Phase) -> Phase {
-        Phase::Wait { delay: DELAY, then: Box::new(then) }
-    }
-
     #[test]
     fn a_restart_of_the_server_is_no_error() {
-        let busy = Error::Busy { after: DELAY };
+        let busy = Error::Busy { after: Duration::from_secs(3) };
         for quiet in [Error::Expired, busy, Error::Unreachable("refused".into())] {
             assert_eq!(level_of(&quiet), Level::Debug, "{quiet}");
         }
@@ -630,66 +477,5 @@ mod tests {
         {
             assert_eq!(level_of(&loud), Level::Error, "{loud}");
         }
-    }
-
-    /// Every phase with every outcome it can have.
-    #[test]
-    fn a_phase_and_its_outcome_give_the_next() {
-        use Outcome::*;
-        use Phase::{List, Stream, Wait, Watch};
-        use Start::{Any, AtLeast, Newest};
-        let stream = |start| Stream { start };
-        let list = |start| List { start };
-        let watch = Watch { from: 7 };
-        let busy = Busy { after: Duration::from_secs(1) };
-        for (phase, outcome, next) in [
-            (stream(Any), Listed(9), Watch { from: 9 }),
-            (stream(Any), Unsupported, list(Any)),
-            (stream(AtLeast(7)), Unsupported, list(AtLeast(7))),
-            (stream(Any), Failed, list(Any)),
-            (stream(Any), Garbled, list(Any)),
-            (stream(Any), Short, list(Any)),
-            (stream(Any), Closed, wait(stream(Any))),
-            (stream(Any), busy, wait(stream(Any))),
-            (stream(AtLeast(7)), Expired, stream(Newest)),
-            (stream(AtLeast(7)), TooLarge, stream(Newest)),
-            (stream(Newest), Expired, wait(stream(Newest))),
-            (list(Any), Listed(9), Watch { from: 9 }),
-            (list(AtLeast(7)), Expired, list(Newest)),
-            (list(AtLeast(7)), TooLarge, list(Newest)),
-            (list(Newest), Expired, wait(stream(Newest))),
-            (list(Newest), Failed, wait(stream(Newest))),
-            (list(Any), Failed, wait(stream(Any))),
-            (list(Any), Garbled, wait(stream(Any))),
-            (list(Any), busy, wait(stream(Any))),
-            (watch.clone(), Closed, watch.clone()),
-            (watch.clone(), Failed, wait(watch.clone())),
-            (watch.clone(), Unsupported, wait(watch.clone())),
-            (watch.clone(), busy, wait(watch.clone())),
-            (watch.clone(), Expired, wait(stream(AtLeast(7)))),
-            (watch.clone(), TooLarge, wait(stream(AtLeast(7)))),
-            (watch.clone(), Short, wait(stream(AtLeast(7)))),
-            (watch.clone(), Garbled, wait(stream(AtLeast(7)))),
-            (wait(watch.clone()), Waited, watch.clone()),
-        ] {
-            let found = phase.clone().after(outcome, || DELAY);
-            assert_eq!(found, next, "{phase:?} ended: {outcome:?}");
-        }
-        let long = Busy { after: DELAY * 2 };
-        let found = watch.clone().after(long, || DELAY);
-        assert_eq!(found, Wait { delay: DELAY * 2, then: Box::new(watch) }, "as the server asks");
-    }
-
-    #[test]
-    fn delays_double_to_a_limit_and_begin_again_after_two_minutes() {
-        let mut backoff = Backoff::new(Duration::ZERO, fastrand::Rng::with_seed(1));
-        for base in [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0] {
-            let delay = backoff.next(Duration::from_secs(120)).as_secs_f64();
-            assert!((base..base * 2.0).contains(&delay), "{delay} at {base}");
-        }
-        let delay = backoff.next(Duration::from_millis(120_001)).as_secs_f64();
-        assert!((0.8..1.6).contains(&delay), "{delay}");
-        let delay = backoff.next(Duration::from_secs(240)).as_secs_f64();
-        assert!((1.6..3.2).contains(&delay), "{delay}");
     }
 }

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use allocation_counter::{AllocationInfo, measure};
 use kube_controller_manager::cache::Indexer;
 use kube_controller_manager::controllers::cluster::garbagecollector::graph::{Graph, Identity};
-use kube_controller_manager::controllers::workloads::ref_manager::{
-    CONTROLLER_INDEX, by_controller,
-};
+use kube_controller_manager::controllers::workloads::ref_manager::controller_index;
 use kube_controller_manager::objects::{Istr, Meta, Object, Resource};
 
 /// The cost of an allocation beside its bytes: the allocator's header and rounding.
@@ -27,7 +25,7 @@ pub fn decode<T: Object>(json: &[u8]) -> Arc<T> {
 /// The bytes that one of `count` objects costs in a cache with the index by controller.
 pub fn cost<T: Object>(count: usize, json: impl Fn(usize) -> Vec<u8>) -> i64 {
     let indexer = Indexer::<T>::new();
-    indexer.add_index(CONTROLLER_INDEX, by_controller::<T>);
+    indexer.add_index(&controller_index());
     let texts: Vec<Vec<u8>> = (0..count).map(json).collect();
     let info = measure(|| {
         for text in &texts {

@@ -15,9 +15,7 @@ use kube_controller_manager::cache::{
 };
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::SystemClock;
-use kube_controller_manager::controllers::workloads::ref_manager::{
-    CONTROLLER_INDEX, by_controller,
-};
+use kube_controller_manager::controllers::workloads::ref_manager::controller_index;
 use kube_controller_manager::objects::{
     Bookmark, Encoded, Form, ListPart, Object, PartialObjectMetadata, Pod, ReplicaSet, Resource,
     WatchEvent,
@@ -131,7 +129,7 @@ fn idle_informer(source: Arc<dyn Source>) -> (i64, i64) {
             Scope::metadata(resource),
             clock,
         );
-        informer.add_index(CONTROLLER_INDEX, by_controller::<PartialObjectMetadata>);
+        informer.add_index(&controller_index());
         let handlers = ["one", "other"].map(|name| informer.add_handler(name, Ignore, None));
         let mut running = Box::pin(informer.run(stop.clone()));
         block_on(async {
@@ -236,7 +234,7 @@ fn settled_and_peak(count: usize, lists: Lists) -> (i64, i64) {
     let client = Client::new(Config::new(format!("http://{address}")), clock.clone());
     let source = ClientSource::new(client.expect("a client"));
     let informer = SharedIndexInformer::<Pod>::new(source, Scope::all(Pod::RESOURCE), clock);
-    informer.add_index(CONTROLLER_INDEX, by_controller::<Pod>);
+    informer.add_index(&controller_index());
     // The counter counts this thread only, so the client's work is done on it.
     let info = measure(|| block_on(informer.run(stop.clone()).or(informer.synced())));
     assert_eq!(informer.lister().len(), count);

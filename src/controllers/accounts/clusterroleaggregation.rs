@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::cache::{IndexValue, Lister};
+use crate::cache::{Index, IndexValue, Lister};
 use crate::client::{Client, Patch};
 use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::objects::{
@@ -17,8 +17,12 @@ use crate::sort::Order;
 
 const FIELD_MANAGER: &str = "clusterrole-aggregation-controller";
 
-/// Finds the roles that aggregate others, all under one value.
-const AGGREGATING: &str = "aggregating";
+/// The roles that aggregate others, all under one value.
+const AGGREGATING: Index<ClusterRole> = Index::new("aggregating", |role, emit| {
+    if role.aggregation_rule.is_some() {
+        emit(aggregating());
+    }
+});
 
 fn aggregating() -> IndexValue {
     IndexValue::Text(Istr::default())
@@ -27,17 +31,13 @@ fn aggregating() -> IndexValue {
 /// The controller `clusterrole-aggregation-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let roles = c.lister::<ClusterRole>();
-    c.index(&roles, AGGREGATING, |role, emit| {
-        if role.aggregation_rule.is_some() {
-            emit(aggregating());
-        }
-    });
+    c.index(&roles, &AGGREGATING);
     let this = Arc::new(Aggregation { client: c.client(), roles: roles.clone() });
     let queue = c.queue(QueuePolicy::default());
     let all = roles.clone();
     // Any role may be part of any other, and there are few.
     c.watch(&roles, &queue, move |_, queue| {
-        for role in all.by_index(AGGREGATING, &aggregating()) {
+        for role in all.by_index(&AGGREGATING, &aggregating()) {
             queue.add(role.meta().key());
         }
     });

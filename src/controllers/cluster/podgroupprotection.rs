@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::cache::{IndexValue, Lister};
+use crate::cache::{Index, IndexValue, Lister};
 use crate::client::Client;
 use crate::controllers::runner::{Change, keys};
 use crate::controllers::storage::protection::Protection;
@@ -13,12 +13,16 @@ use crate::objects::{ObjectKey, Pod, PodGroup};
 /// Upstream: `scheduling.PodGroupProtectionFinalizer`. An admission plugin adds it.
 const PROTECTION: Protection = Protection("scheduling.k8s.io/podgroup-protection");
 /// Pods that have not ended, by their groups.
-const GROUP_INDEX: &str = "activePodSchedulingGroup";
+const BY_GROUP: Index<Pod> = Index::new("activePodSchedulingGroup", |pod, emit| {
+    if !pod.is_terminal() {
+        group_of(pod).into_iter().for_each(|group| emit(IndexValue::Key(group)));
+    }
+});
 
 /// The controller `podgroup-protection-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (groups, pods) = (c.lister::<PodGroup>(), c.lister::<Pod>());
-    c.index(&pods, GROUP_INDEX, by_group);
+    c.index(&pods, &BY_GROUP);
     let queue = c.queue(QueuePolicy::default());
     let candidate = |group: &PodGroup| PROTECTION.is_deletion_candidate(&group.meta);
     c.watch(&groups, &queue, keys::of_current(candidate));
@@ -32,12 +36,6 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 fn group_of(pod: &Pod) -> Option<ObjectKey> {
     let name = &pod.spec.shape.pod_group;
     (!name.is_empty()).then(|| ObjectKey::new(&pod.meta.namespace, name))
-}
-
-fn by_group(pod: &Pod, emit: &mut dyn FnMut(IndexValue)) {
-    if !pod.is_terminal() {
-        group_of(pod).into_iter().for_each(|group| emit(IndexValue::Key(group)));
-    }
 }
 
 /// Wakes the group of a pod that has ended or is gone.
@@ -61,7 +59,7 @@ struct PodGroupProtection {
 impl PodGroupProtection {
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(group) = self.groups.get(&key) else { return Ok(Next::Done) };
-        let is_used = || !self.pods.by_index(GROUP_INDEX, &IndexValue::Key(key)).is_empty();
+        let is_used = || !self.pods.by_index(&BY_GROUP, &IndexValue::Key(key)).is_empty();
         if PROTECTION.is_deletion_candidate(&group.meta) && !is_used() {
             PROTECTION.remove(&self.client, &*group).await?;
         }
@@ -74,7 +72,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cache::Deleted;
+    use crate::cache::{Deleted, Indexer};
     use crate::clock::FakeClock;
     use crate::objects::Timestamp;
 
@@ -98,10 +96,11 @@ mod tests {
             ("g", "Failed", false),
             ("", "Running", false),
         ] {
-            let mut found = Vec::new();
-            by_group(&pod(group, phase), &mut |value| found.push(value));
-            let expected = used.then(|| IndexValue::Key(ObjectKey::new("ns", "g")));
-            assert_eq!(found, Vec::from_iter(expected), "{group} {phase}");
+            let indexer = Indexer::new();
+            indexer.add_index(&BY_GROUP);
+            indexer.insert(pod(group, phase));
+            let found = indexer.by_index(&BY_GROUP, &IndexValue::Key(ObjectKey::new("ns", "g")));
+            assert_eq!(found.len(), usize::from(used), "{group} {phase}");
         }
     }
 

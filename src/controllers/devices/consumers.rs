@@ -1,6 +1,7 @@
 //! Which claims a pod uses, and for whom a claim is made and reserved.
 //! Upstream: `k8s.io/dynamic-resource-allocation/resourceclaim`.
 
+use crate::cache::{Index, IndexValue};
 use crate::controllers::Error;
 use crate::lookup::Lookup;
 use crate::objects::{
@@ -81,6 +82,13 @@ pub fn group_key(pod: &Pod, groups: bool) -> Option<ObjectKey> {
     let group = &pod.spec.shape.pod_group;
     (groups && !group.is_empty()).then(|| ObjectKey::new(&pod.meta.namespace, group))
 }
+
+/// Pods by their PodGroup.
+pub const BY_GROUP: Index<Pod> = Index::new("podGroupMembers", |pod, add| {
+    if let Some(group) = group_key(pod, true) {
+        add(IndexValue::Key(group));
+    }
+});
 
 /// Whether the claim was made for the pod or, with `groups`, for its PodGroup, and else why it does
 /// not count. Upstream: `IsForPod`.

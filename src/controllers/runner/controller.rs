@@ -12,7 +12,7 @@ use super::{
     ControllerContext, DebugAnswer, DebugHandler, DebugRequest, Error, Mapper, MetadataCaches,
     Profile, Queue, QueuePolicy, SyncResult,
 };
-use crate::cache::{BoxFuture, IndexFn, Lister, Registration, Scope, SharedIndexInformer};
+use crate::cache::{BoxFuture, Index, Lister, Registration, Scope, SharedIndexInformer};
 use crate::client::{Client, Writes};
 use crate::clock::SharedClock;
 use crate::events::Recorder;
@@ -197,9 +197,9 @@ impl Controller {
         lister
     }
 
-    /// Lets [`Lister::by_index`] find objects of `lister` by what `index` gives.
-    pub fn index<T: Object>(&mut self, lister: &Lister<T>, name: &'static str, index: IndexFn<T>) {
-        self.own_informer(lister).add_index(name, index);
+    /// Lets [`Lister::by_index`] find objects of `lister` by `index`.
+    pub fn index<T: Object>(&mut self, lister: &Lister<T>, index: &Index<T>) {
+        self.own_informer(lister).add_index(index);
     }
 
     /// A cache that may never sync, because a server need not serve its resource. Workers wait for it
@@ -247,8 +247,9 @@ pub struct OptionalCache<T> {
 }
 
 impl<T: Object> OptionalCache<T> {
-    pub fn index(&self, name: &'static str, index: IndexFn<T>) {
-        self.informer.add_index(name, index);
+    /// Lets [`Lister::by_index`] find objects by `index`.
+    pub fn index(&self, index: &Index<T>) {
+        self.informer.add_index(index);
     }
 
     /// `None` before the first list is complete.

@@ -1,15 +1,12 @@
 //! Which pods use a claim.
 
-use crate::cache::{IndexValue, Lister};
+use crate::cache::{Index, IndexValue, Lister};
 use crate::objects::{ClaimSource, ClaimVolume, Meta, ObjectKey, PersistentVolumeClaim, Pod};
 
-/// The index of pods by the claims of their volumes. Upstream: `common.PodPVCIndex`.
-pub const CLAIM_INDEX: &str = "pod-pvc-index";
-
-/// See [`CLAIM_INDEX`]. Upstream: `common.PodPVCIndexFunc`.
-pub fn by_claim(pod: &Pod, emit: &mut dyn FnMut(IndexValue)) {
+/// Pods by the claims of their volumes. Upstream: `common.PodPVCIndex`.
+pub const BY_CLAIM: Index<Pod> = Index::new("pod-pvc-index", |pod, emit| {
     emit_claims(&pod.meta, &pod.spec.shape.claims, emit);
-}
+});
 
 /// The keys of the claims of a pod's volumes.
 pub fn emit_claims(pod: &Meta, volumes: &[ClaimVolume], emit: &mut dyn FnMut(IndexValue)) {
@@ -21,9 +18,9 @@ pub fn emit_claims(pod: &Meta, volumes: &[ClaimVolume], emit: &mut dyn FnMut(Ind
     }
 }
 
-/// The pods of the cache whose volumes name `claim`.
+/// The pods of the cache whose volumes name `claim`. Needs [`BY_CLAIM`].
 pub fn pods_of(pods: &Lister<Pod>, claim: &ObjectKey) -> Vec<std::sync::Arc<Pod>> {
-    pods.by_index(CLAIM_INDEX, &IndexValue::Key(claim.clone()))
+    pods.by_index(&BY_CLAIM, &IndexValue::Key(claim.clone()))
 }
 
 /// Whether one of the pod's volumes is `claim`; an ephemeral one only if `ephemeral` is true and the

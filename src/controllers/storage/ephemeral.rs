@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::claims::{CLAIM_INDEX, by_claim, pods_of};
+use super::claims::{BY_CLAIM, pods_of};
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::controllers::runner::Change;
@@ -25,7 +25,7 @@ metrics! {
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (claims, pods) = (c.lister::<PersistentVolumeClaim>(), c.lister::<Pod>());
-    c.index(&pods, CLAIM_INDEX, by_claim);
+    c.index(&pods, &BY_CLAIM);
     let queue = c.queue(QueuePolicy::default());
     // The volumes of a pod never change, and its claims go with their owner.
     c.watch(&pods, &queue, |change, queue| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::claims::{CLAIM_INDEX, by_claim, pods_of, uses};
+use super::claims::{BY_CLAIM, pods_of, uses};
 use super::protection::Protection;
 use crate::cache::Lister;
 use crate::client::{Client, ListOptions};
@@ -23,7 +23,7 @@ const UNUSED: &str = "Unused";
 /// The controller `persistentvolumeclaim-protection-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (claims, pods) = (c.lister::<PersistentVolumeClaim>(), c.lister::<Pod>());
-    c.index(&pods, CLAIM_INDEX, by_claim);
+    c.index(&pods, &BY_CLAIM);
     let tracks_use = c.feature(UNUSED_SINCE);
     let queue = c.queue(QueuePolicy::default());
     c.watch(&claims, &queue, move |change, queue| {

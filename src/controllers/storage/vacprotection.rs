@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::protection::Protection;
-use crate::cache::{IndexValue, Lister};
+use crate::cache::{Index, IndexValue, Lister};
 use crate::client::Client;
 use crate::controllers::runner::{Change, keys};
 use crate::controllers::{Controller, Next, Queue, QueuePolicy, SyncResult};
@@ -15,15 +15,19 @@ use crate::objects::{
 /// Upstream: `volumeutil.VACProtectionFinalizer`.
 const PROTECTION: Protection = Protection("kubernetes.io/vac-protection");
 /// Volumes and claims by the classes that they name.
-const CLASS_INDEX: &str = "volumeAttributesClassName";
+const fn class_index<T: NamesClasses>() -> Index<T> {
+    Index::new("volumeAttributesClassName", |object, emit| {
+        object.classes().into_iter().for_each(|class| emit(IndexValue::Text(class)));
+    })
+}
 
 /// The controller `volumeattributesclass-protection-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let classes = c.lister::<VolumeAttributesClass>();
     let volumes = c.lister::<PersistentVolume>();
     let claims = c.lister::<PersistentVolumeClaim>();
-    c.index(&volumes, CLASS_INDEX, |volume, emit| emit_all(volume, emit));
-    c.index(&claims, CLASS_INDEX, |claim, emit| emit_all(claim, emit));
+    c.index(&volumes, &class_index());
+    c.index(&claims, &class_index());
     let queue = c.queue(QueuePolicy::default());
     let concerned = |class: &VolumeAttributesClass| PROTECTION.concerns(&class.meta);
     c.watch(&classes, &queue, keys::of_current(concerned));
@@ -50,10 +54,6 @@ impl NamesClasses for PersistentVolumeClaim {
     fn classes(&self) -> Vec<Istr> {
         self.volume_attributes_classes().into_iter().cloned().collect()
     }
-}
-
-fn emit_all<T: NamesClasses>(object: &T, emit: &mut dyn FnMut(IndexValue)) {
-    object.classes().into_iter().for_each(|class| emit(IndexValue::Text(class)));
 }
 
 /// Wakes the classes that a change no longer names.
@@ -90,8 +90,8 @@ impl VacProtection {
 
     fn is_used(&self, class: &str) -> bool {
         let class = IndexValue::Text(class.into());
-        !self.volumes.by_index(CLASS_INDEX, &class).is_empty()
-            || !self.claims.by_index(CLASS_INDEX, &class).is_empty()
+        !self.volumes.by_index(&class_index(), &class).is_empty()
+            || !self.claims.by_index(&class_index(), &class).is_empty()
     }
 }
 

@@ -207,11 +207,11 @@ fn with_label(labels: &Labels, key: &str, value: &str) -> Labels {
 }
 
 /// The revisions that `owner` controls, and the orphans among which it may adopt, as far as its
-/// selector matches; oldest first. Needs [`CONTROLLER_INDEX`]. A StatefulSet adopts the orphans of
+/// selector matches; oldest first. Needs [`controller_index`]. A StatefulSet adopts the orphans of
 /// these; a DaemonSet hands them to `ControllerRefManager::claim`, which also releases. Upstream:
 /// `ListControllerRevisions`.
 ///
-/// [`CONTROLLER_INDEX`]: crate::controllers::workloads::ref_manager::CONTROLLER_INDEX
+/// [`controller_index`]: crate::controllers::workloads::ref_manager::controller_index
 pub fn revisions_of(
     revisions: &Lister<ControllerRevision>,
     owner: &Meta,

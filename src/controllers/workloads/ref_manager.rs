@@ -4,17 +4,19 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::cache::{IndexValue, Lister};
+use crate::cache::{Index, IndexValue, Lister};
 use crate::client::{Client, Patch};
 use crate::controllers::Error;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::objects::{Meta, Object, OwnerReference, Resource, Selector, Uid};
 
-/// The index that [`by_controller`] fills. Upstream: `PodControllerIndex`.
-pub const CONTROLLER_INDEX: &str = "controller";
+/// The index of objects by the uid of their controller, and of orphans by their namespace.
+/// Upstream: `PodControllerIndex`.
+pub const fn controller_index<T: Object>() -> Index<T> {
+    Index::new("controller", by_controller)
+}
 
-/// Indexes an object under the uid of its controller, or an orphan under its namespace.
-pub fn by_controller<T: Object>(object: &T, emit: &mut dyn FnMut(IndexValue)) {
+fn by_controller<T: Object>(object: &T, emit: &mut dyn FnMut(IndexValue)) {
     let meta = object.meta();
     emit(match meta.controller() {
         Some(owner) => IndexValue::Uid(owner.uid.clone()),
@@ -22,9 +24,9 @@ pub fn by_controller<T: Object>(object: &T, emit: &mut dyn FnMut(IndexValue)) {
     });
 }
 
-/// What `owner` controls in its namespace, in no order. Needs [`CONTROLLER_INDEX`].
+/// What `owner` controls in its namespace, in no order. Needs [`controller_index`].
 pub fn owned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
-    let mut found = lister.by_index(CONTROLLER_INDEX, &IndexValue::Uid(owner.uid.clone()));
+    let mut found = lister.by_index(&controller_index(), &IndexValue::Uid(owner.uid.clone()));
     found.retain(|object| object.meta().namespace == owner.namespace);
     found
 }
@@ -33,7 +35,7 @@ pub fn owned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
 /// Upstream: `FilterPodsByOwner`.
 pub fn owned_or_orphaned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
     let mut found = owned(lister, owner);
-    found.extend(lister.by_index(CONTROLLER_INDEX, &IndexValue::Text(owner.namespace.clone())));
+    found.extend(lister.by_index(&controller_index(), &IndexValue::Text(owner.namespace.clone())));
     found
 }
 

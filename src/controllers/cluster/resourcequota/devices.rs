@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::evaluator::{Evaluator, Objects, in_no_scope};
 use super::pods::{charge, is_extended_request};
-use crate::cache::{IndexValue, Lister};
+use crate::cache::{Index, IndexValue, Lister};
 use crate::clock::SharedClock;
 use crate::controllers::runner::OptionalCache;
 use crate::objects::{DeviceClass, Istr, ObjectKey, Pod, Quantity, ResourceClaim, ResourceList};
@@ -16,7 +16,13 @@ const REQUESTS: &str = "requests.";
 const CLASS: &str = "deviceclass.resource.kubernetes.io/";
 /// On claims made for the extended resources that a pod asks for.
 const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
-const OWNER_INDEX: &str = "extendedResourceClaimPodUIDOwner";
+/// Such claims by the uid of their pod.
+const BY_OWNER: Index<ResourceClaim> =
+    Index::new("extendedResourceClaimPodUIDOwner", |claim, add| {
+        if let Some(owner) = owner(claim) {
+            add(IndexValue::Uid(owner.uid.clone()));
+        }
+    });
 
 /// What is read for claims that stand for extended resources: gate `DRAExtendedResource`.
 pub struct Extended {
@@ -29,7 +35,7 @@ pub fn resource_claims(
     claims: OptionalCache<ResourceClaim>,
     extended: Option<Extended>,
 ) -> Arc<dyn Evaluator> {
-    claims.index(OWNER_INDEX, by_owner);
+    claims.index(&BY_OWNER);
     let extended = extended.map(Arc::new);
     let (claims, classes) = (Arc::new(claims), extended.clone());
     let charged = claims.clone();
@@ -58,12 +64,6 @@ pub fn resource_claims(
 fn owner(claim: &ResourceClaim) -> Option<&crate::objects::OwnerReference> {
     claim.meta.annotations.get(EXTENDED).filter(|value| *value == "true")?;
     claim.meta.controller().filter(|owner| owner.kind == "Pod" && owner.api_version == "v1")
-}
-
-fn by_owner(claim: &ResourceClaim, add: &mut dyn FnMut(IndexValue)) {
-    if let Some(owner) = owner(claim) {
-        add(IndexValue::Uid(owner.uid.clone()));
-    }
 }
 
 impl Extended {
@@ -123,7 +123,7 @@ impl Extended {
                 let age = |claim: &ResourceClaim| {
                     (claim.meta.creation_timestamp, claim.meta.name.clone())
                 };
-                let siblings = claims.by_index(OWNER_INDEX, &IndexValue::Uid(owner.uid.clone()));
+                let siblings = claims.by_index(&BY_OWNER, &IndexValue::Uid(owner.uid.clone()));
                 siblings.iter().all(|sibling| age(sibling) >= age(claim))
             }
         };

@@ -3,24 +3,28 @@
 use std::sync::Arc;
 
 use super::pods::{owner_reference, statuses};
-use super::{Key, MEMBER_INDEX, ResourceClaims};
-use crate::cache::IndexValue;
-use crate::controllers::devices::consumers::{ClaimName, UNSUPPORTED, by_entry, is_for_group};
+use super::{Key, ResourceClaims};
+use crate::cache::{Index, IndexValue};
+use crate::controllers::devices::consumers::{
+    BY_GROUP, ClaimName, UNSUPPORTED, by_entry, is_for_group,
+};
 use crate::controllers::{Error, Next, Queue, SyncResult};
 use crate::objects::{ObjectKey, PodGroup, PodResourceClaim};
 
-pub(super) fn by_claim(group: &PodGroup, add: &mut dyn FnMut(IndexValue)) {
+/// PodGroups by the claims that they use.
+pub(super) const BY_CLAIM: Index<PodGroup> = Index::new("podGroupResourceClaim", |group, add| {
     for name in names(group).filter_map(ClaimName::known) {
         add(IndexValue::Key(ObjectKey::new(&group.meta.namespace, name)));
     }
-}
-
-pub(super) fn by_template(group: &PodGroup, add: &mut dyn FnMut(IndexValue)) {
-    let entries = group.spec.resource_claims.iter();
-    for name in entries.filter_map(|entry| entry.resource_claim_template_name.as_ref()) {
-        add(IndexValue::Key(ObjectKey::new(&group.meta.namespace, name)));
-    }
-}
+});
+/// PodGroups by the templates of their claims.
+pub(super) const BY_TEMPLATE: Index<PodGroup> =
+    Index::new("podGroupResourceClaimTemplate", |group, add| {
+        let entries = group.spec.resource_claims.iter();
+        for name in entries.filter_map(|entry| entry.resource_claim_template_name.as_ref()) {
+            add(IndexValue::Key(ObjectKey::new(&group.meta.namespace, name)));
+        }
+    });
 
 fn names(group: &PodGroup) -> impl Iterator<Item = ClaimName<'_>> {
     let statuses = by_entry(&group.status.resource_claim_statuses);
@@ -51,7 +55,7 @@ impl ResourceClaims {
 
     /// The names of the PodGroup's claims go to the statuses of its pods, which are found by them.
     fn wake_members(&self, group: &PodGroup, queue: &Queue<Key>) {
-        for pod in self.pods.by_index(MEMBER_INDEX, &IndexValue::Key(group.meta.key())) {
+        for pod in self.pods.by_index(&BY_GROUP, &IndexValue::Key(group.meta.key())) {
             self.pod_changed(&pod, queue);
         }
     }

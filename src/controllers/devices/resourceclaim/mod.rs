@@ -11,9 +11,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use self::template_claims::Maker;
-use super::consumers::{GROUP_CLAIMS, claims_of, is_owner_of_claims};
+use super::consumers::{BY_GROUP, GROUP_CLAIMS, claims_of, is_owner_of_claims};
 use super::uid_cache::RecentUids;
-use crate::cache::{IndexValue, Lister};
+use crate::cache::{Index, IndexValue, Lister};
 use crate::client::Client;
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Queue, QueuePolicy, SyncResult};
@@ -26,30 +26,21 @@ const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
 /// The manager of the fields that this controller applies.
 const FIELD_MANAGER: &str = "ResourceClaimController";
 
-/// Pods by the claims that they use.
-const CLAIM_INDEX: &str = "podResourceClaim";
-/// Pods by the templates of their claims.
-const TEMPLATE_INDEX: &str = "podResourceClaimTemplate";
-/// Pods by their PodGroup.
-const MEMBER_INDEX: &str = "podGroupMembers";
 /// Claims by the pod or the PodGroup that they were made for.
-const OWNER_INDEX: &str = "claimOwner";
-/// PodGroups by the claims that they use, and by the templates of those.
-const GROUP_CLAIM_INDEX: &str = "podGroupResourceClaim";
-const GROUP_TEMPLATE_INDEX: &str = "podGroupResourceClaimTemplate";
+const BY_OWNER: Index<ResourceClaim> = Index::new("claimOwner", by_owner);
 
 /// The controller `resourceclaim-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (pods, claims) = (c.lister::<Pod>(), c.lister::<ResourceClaim>());
     let templates = c.lister::<ResourceClaimTemplate>();
-    c.index(&pods, CLAIM_INDEX, pods::by_claim);
-    c.index(&pods, TEMPLATE_INDEX, pods::by_template);
-    c.index(&claims, OWNER_INDEX, by_owner);
+    c.index(&pods, &pods::BY_CLAIM);
+    c.index(&pods, &pods::BY_TEMPLATE);
+    c.index(&claims, &BY_OWNER);
     let groups = c.feature(GROUP_CLAIMS).then(|| c.lister::<PodGroup>());
     if let Some(groups) = &groups {
-        c.index(&pods, MEMBER_INDEX, pods::by_group);
-        c.index(groups, GROUP_CLAIM_INDEX, groups::by_claim);
-        c.index(groups, GROUP_TEMPLATE_INDEX, groups::by_template);
+        c.index(&pods, &BY_GROUP);
+        c.index(groups, &groups::BY_CLAIM);
+        c.index(groups, &groups::BY_TEMPLATE);
     }
     metrics::count(&claims);
     let alternatives = c.feature("DRAPrioritizedList");
@@ -112,7 +103,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// The value of [`OWNER_INDEX`] for the entry of this name of an owner.
+/// The value of [`BY_OWNER`] for the entry of this name of an owner.
 fn made_for(owner: &Uid, entry: &str) -> IndexValue {
     IndexValue::Text(format!("{owner}/{entry}").into())
 }
@@ -155,20 +146,20 @@ impl ResourceClaims {
     /// Wakes the pods and PodGroups that use the claim, as far as they have work.
     fn claim_changed(&self, key: &ObjectKey, queue: &Queue<Key>) {
         let value = IndexValue::Key(key.clone());
-        for pod in self.pods.by_index(CLAIM_INDEX, &value) {
+        for pod in self.pods.by_index(&pods::BY_CLAIM, &value) {
             self.pod_changed(&pod, queue);
         }
-        for group in self.groups.iter().flat_map(|l| l.by_index(GROUP_CLAIM_INDEX, &value)) {
+        for group in self.groups.iter().flat_map(|l| l.by_index(&groups::BY_CLAIM, &value)) {
             self.group_changed(&group, queue);
         }
     }
 
     fn template_changed(&self, key: &ObjectKey, queue: &Queue<Key>) {
         let value = IndexValue::Key(key.clone());
-        for pod in self.pods.by_index(TEMPLATE_INDEX, &value) {
+        for pod in self.pods.by_index(&pods::BY_TEMPLATE, &value) {
             self.pod_changed(&pod, queue);
         }
-        for group in self.groups.iter().flat_map(|l| l.by_index(GROUP_TEMPLATE_INDEX, &value)) {
+        for group in self.groups.iter().flat_map(|l| l.by_index(&groups::BY_TEMPLATE, &value)) {
             self.group_changed(&group, queue);
         }
     }

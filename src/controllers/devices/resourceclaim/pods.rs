@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{FIELD_MANAGER, Key, ResourceClaims};
-use crate::cache::IndexValue;
+use crate::cache::{Index, IndexValue};
 use crate::client::Patch;
 use crate::controllers::devices::consumers::{
     ClaimName, ClaimStatuses, Consumer, UNSUPPORTED, by_entry, claims_of, consumer_of, group_key,
@@ -18,24 +18,19 @@ use crate::objects::{
     Resource, ResourceClaim, ResourceClaimStatus,
 };
 
-pub(super) fn by_claim(pod: &Pod, add: &mut dyn FnMut(IndexValue)) {
+/// Pods by the claims that they use.
+pub(super) const BY_CLAIM: Index<Pod> = Index::new("podResourceClaim", |pod, add| {
     for name in claims_of(pod).filter_map(ClaimName::known) {
         add(IndexValue::Key(ObjectKey::new(&pod.meta.namespace, name)));
     }
-}
-
-pub(super) fn by_template(pod: &Pod, add: &mut dyn FnMut(IndexValue)) {
+});
+/// Pods by the templates of their claims.
+pub(super) const BY_TEMPLATE: Index<Pod> = Index::new("podResourceClaimTemplate", |pod, add| {
     let entries = pod.spec.shape.resource_claims.iter();
     for name in entries.filter_map(|entry| entry.resource_claim_template_name.as_ref()) {
         add(IndexValue::Key(ObjectKey::new(&pod.meta.namespace, name)));
     }
-}
-
-pub(super) fn by_group(pod: &Pod, add: &mut dyn FnMut(IndexValue)) {
-    if let Some(group) = group_key(pod, true) {
-        add(IndexValue::Key(group));
-    }
-}
+});
 
 /// No container of it runs or will run. Upstream: `isPodDone`.
 pub(super) fn is_done(pod: &Pod) -> bool {

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{OWNER_INDEX, POD_CLAIM, made_for, metrics};
+use super::{BY_OWNER, POD_CLAIM, made_for, metrics};
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::controllers::Error;
@@ -56,7 +56,7 @@ impl Maker {
             let new = new.iter().find(|new| new.owner == *owner && new.entry == *entry);
             new.map(|new| new.name.clone())
         };
-        let made = self.claims.by_index(OWNER_INDEX, &made_for(owner, entry));
+        let made = self.claims.by_index(&BY_OWNER, &made_for(owner, entry));
         let oldest =
             made.iter().min_by_key(|claim| (claim.meta.creation_timestamp, &claim.meta.name));
         oldest.map(|claim| claim.meta.name.clone()).or(new)

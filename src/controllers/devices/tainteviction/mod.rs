@@ -13,11 +13,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use self::eviction::{Eviction, NO_EXECUTE, Reason, newest, of_device, selects, tainted};
-use super::consumers::{
-    ClaimName, GROUP_CLAIMS, claims_of, group_key, is_for_pod, is_reserved_for,
-};
+use super::consumers::{BY_GROUP, ClaimName, GROUP_CLAIMS, claims_of, is_for_pod, is_reserved_for};
 use super::uid_cache::RecentUids;
-use crate::cache::{IndexValue, Lister};
+use crate::cache::{Index, IndexValue, Lister};
 use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
@@ -29,22 +27,29 @@ use crate::objects::{
 };
 
 /// Slices by the pool that they belong to.
-const SLICE_INDEX: &str = "pool";
+const SLICES_BY_POOL: Index<ResourceSlice> = Index::new("pool", |slice, add| add(pool_of(slice)));
 /// Allocated claims by the pools of their devices.
-const CLAIM_INDEX: &str = "allocatedPool";
-/// Pods by their PodGroup.
-const MEMBER_INDEX: &str = "podGroupPerPod";
+const CLAIMS_BY_POOL: Index<ResourceClaim> = Index::new("allocatedPool", |claim, add| {
+    let Some(Allocation(devices)) = &claim.status.allocation else { return };
+    for (at, device) in devices.iter().enumerate() {
+        let same =
+            |other: &AllocatedDevice| other.driver == device.driver && other.pool == device.pool;
+        if !devices[..at].iter().any(same) {
+            add(pool_value(&device.driver, &device.pool));
+        }
+    }
+});
 
 /// The controller `device-taint-eviction-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
     let (pods, claims) = (c.lister::<Pod>(), c.lister::<ResourceClaim>());
     let slices = c.lister::<ResourceSlice>();
-    c.index(&slices, SLICE_INDEX, |slice, add| add(pool_of(slice)));
-    c.index(&claims, CLAIM_INDEX, by_pool);
+    c.index(&slices, &SLICES_BY_POOL);
+    c.index(&claims, &CLAIMS_BY_POOL);
     let groups = c.feature(GROUP_CLAIMS);
     if groups {
-        c.index(&pods, MEMBER_INDEX, by_group);
+        c.index(&pods, &BY_GROUP);
     }
     let rules = c.feature("DRADeviceTaintRules").then(|| c.lister::<DeviceTaintRule>());
     let queue = c.queue::<Key>(QueuePolicy::default().logged_as(log::Level::Info));
@@ -134,23 +139,6 @@ fn pool_of(slice: &ResourceSlice) -> IndexValue {
     pool_value(&slice.spec.driver, &slice.spec.pool.name)
 }
 
-fn by_pool(claim: &ResourceClaim, add: &mut dyn FnMut(IndexValue)) {
-    let Some(Allocation(devices)) = &claim.status.allocation else { return };
-    for (at, device) in devices.iter().enumerate() {
-        let same =
-            |other: &AllocatedDevice| other.driver == device.driver && other.pool == device.pool;
-        if !devices[..at].iter().any(same) {
-            add(pool_value(&device.driver, &device.pool));
-        }
-    }
-}
-
-fn by_group(pod: &Pod, add: &mut dyn FnMut(IndexValue)) {
-    if let Some(group) = group_key(pod, true) {
-        add(IndexValue::Key(group));
-    }
-}
-
 fn wake_pod(pod: &Pod, queue: &Queue<Key>) {
     if !pod.spec.shape.resource_claims.is_empty() && !pod.spec.node_name.is_empty() {
         queue.add(Key::Pod(Named::of(&pod.meta)));
@@ -198,7 +186,7 @@ impl TaintEviction {
                 let pod = self.pods.get(&key).filter(|pod| pod.meta.uid == consumer.uid);
                 pod.iter().for_each(|pod| wake_pod(pod, &self.queue));
             } else if self.groups && consumer.is_group() {
-                let members = self.pods.by_index(MEMBER_INDEX, &IndexValue::Key(key));
+                let members = self.pods.by_index(&BY_GROUP, &IndexValue::Key(key));
                 members.iter().for_each(|pod| wake_pod(pod, &self.queue));
             }
         }
@@ -215,7 +203,7 @@ impl TaintEviction {
     /// Wakes the users of the devices whose taints changed in the pool of `slice`.
     fn pool_changed(&self, slice: &ResourceSlice, known: &mut Taints) {
         let pool = pool_of(slice);
-        let new = tainted(&self.slices.by_index(SLICE_INDEX, &pool));
+        let new = tainted(&self.slices.by_index(&SLICES_BY_POOL, &pool));
         let old = known.remove(&pool).unwrap_or_default();
         if old == new {
             if !new.is_empty() {
@@ -227,7 +215,7 @@ impl TaintEviction {
             pool_value(&device.driver, &device.pool) == pool
                 && old.get(&device.device) != new.get(&device.device)
         };
-        for claim in self.claims.by_index(CLAIM_INDEX, &pool) {
+        for claim in self.claims.by_index(&CLAIMS_BY_POOL, &pool) {
             let allocation = claim.status.allocation.as_ref();
             if allocation.is_some_and(|Allocation(devices)| devices.iter().any(has_changed)) {
                 self.wake_users(&claim);
@@ -321,7 +309,7 @@ impl TaintEviction {
     }
 
     fn slices_of(&self, driver: &str, pool: &str) -> Vec<Arc<ResourceSlice>> {
-        self.slices.by_index(SLICE_INDEX, &pool_value(driver, pool))
+        self.slices.by_index(&SLICES_BY_POOL, &pool_value(driver, pool))
     }
 
     /// What evicts the pod: the taints of all devices of all its claims. Upstream:

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use self::health::{GracePeriods, Health, MonitorClock, Ready};
 use self::tainter::{Tainter, Turn};
 use self::zones::{Rates, ZoneState};
-use super::pods::{BY_NODE, NODE_INDEX};
+use super::pods::BY_NODE;
 use super::taints::{self, Swap};
 use crate::cache::Lister;
 use crate::client::Client;
@@ -68,7 +68,7 @@ metrics! {
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (nodes, leases, pods) = (c.lister::<Node>(), c.lister::<Lease>(), c.lister::<Pod>());
-    c.index(&pods, NODE_INDEX, BY_NODE);
+    c.index(&pods, &BY_NODE);
     let o = c.options();
     let rates = Rates {
         normal: o.node_eviction_rate,

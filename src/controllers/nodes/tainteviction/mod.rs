@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use self::due::Due;
-use super::pods::{BY_NODE, NODE_INDEX, on_node};
+use super::pods::{BY_NODE, on_node};
 use crate::cache::Lister;
 use crate::client::{self, Client, Delete, Patch};
 use crate::clock::SharedClock;
@@ -44,7 +44,7 @@ metrics! {
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (nodes, pods) = (c.lister::<Node>(), c.lister::<Pod>());
-    c.index(&pods, NODE_INDEX, BY_NODE);
+    c.index(&pods, &BY_NODE);
     let evictions: Queue = c.queue_named("", QueuePolicy::default());
     let this = Arc::new(TaintEviction {
         turn: Mutex::default(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::tracker::SliceTracker;
-use crate::cache::{IndexValue, Lister};
+use crate::cache::{Index, IndexValue, Lister};
 use crate::controllers::Controller;
 use crate::controllers::runner::{Change, Mapper};
 use crate::objects::{EndpointSlice, Labels, ObjectKey};
@@ -15,7 +15,11 @@ pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// The label that names who writes the slice. Upstream: `discovery.LabelManagedBy`.
 pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 
-const SERVICE_INDEX: &str = "service";
+const BY_SERVICE: Index<EndpointSlice> = Index::new("service", |slice, put| {
+    if slice.meta.labels.contains_key(SERVICE_NAME) {
+        put(IndexValue::Key(service_of(slice)));
+    }
+});
 
 /// The Service that a slice is of; without a name when the slice names none.
 pub fn service_of(slice: &EndpointSlice) -> ObjectKey {
@@ -30,11 +34,7 @@ pub fn is_managed(labels: &Labels, manager: &str) -> bool {
 /// A Lister in which [`of_service`] finds slices.
 pub fn lister(c: &mut Controller) -> Lister<EndpointSlice> {
     let slices = c.lister();
-    c.index(&slices, SERVICE_INDEX, |slice: &EndpointSlice, put| {
-        if slice.meta.labels.contains_key(SERVICE_NAME) {
-            put(IndexValue::Key(service_of(slice)));
-        }
-    });
+    c.index(&slices, &BY_SERVICE);
     slices
 }
 
@@ -44,7 +44,7 @@ pub fn of_service(
     service: &ObjectKey,
     manager: &str,
 ) -> Vec<Arc<EndpointSlice>> {
-    let mut found = slices.by_index(SERVICE_INDEX, &IndexValue::Key(service.clone()));
+    let mut found = slices.by_index(&BY_SERVICE, &IndexValue::Key(service.clone()));
     found.retain(|slice| is_managed(&slice.meta.labels, manager));
     found.order_by(|a, b| a.meta.name.cmp(&b.meta.name));
     found

@@ -20,13 +20,13 @@ use parking_lot::Mutex;
 use self::operations::PodRef;
 use self::reconcile::{DRIVER_PATIENCE, Health, Settings};
 use self::state_of_world::StateOfWorld;
-use super::claims::{CLAIM_INDEX, by_claim, pods_of};
+use super::claims::{BY_CLAIM, pods_of};
 use super::flexvolume::Drivers;
 use super::volume_specs::{Resolver, of_volume};
 use crate::cache::Lister;
 use crate::client::Client;
 use crate::clock::SharedClock;
-use crate::controllers::nodes::pods::{BY_NODE, NODE_INDEX, on_node};
+use crate::controllers::nodes::pods::{BY_NODE, on_node};
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Next, Queue, QueuePolicy, SyncResult};
 use crate::events::Recorder;
@@ -54,8 +54,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let volumes = c.lister::<PersistentVolume>();
     let attachments = c.lister::<VolumeAttachment>();
     let drivers = c.lister::<CSIDriver>();
-    c.index(&pods, CLAIM_INDEX, by_claim);
-    c.index(&pods, NODE_INDEX, BY_NODE);
+    c.index(&pods, &BY_CLAIM);
+    c.index(&pods, &BY_NODE);
     let options = c.options();
     let verify = !options.disable_attach_detach_reconcile_sync;
     let settings = Settings {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::cache::{IndexValue, Lister};
+use crate::cache::{Index, IndexValue, Lister};
 use crate::objects::{Object, ObjectKey, Uid};
 
 /// A binding is several writes to two objects. With this a sync sees those that were made, and does
@@ -47,7 +47,7 @@ impl<T: Object> AssumeCache<T> {
 
     /// The objects that `index` has under `value`, in their newest state, and those of our own
     /// writes: they may belong there by now. In no order; callers check what they asked for.
-    pub fn candidates(&self, index: &'static str, value: &IndexValue) -> Vec<Arc<T>> {
+    pub fn candidates(&self, index: &Index<T>, value: &IndexValue) -> Vec<Arc<T>> {
         let seen = self.lister.last_seen_version();
         let mut found = self.lister.by_index(index, value);
         let mut own = self.own.lock();
@@ -90,12 +90,14 @@ mod tests {
 
     #[test]
     fn own_writes_are_seen_until_the_cache_has_them() {
+        const ALL: Index<PersistentVolume> =
+            Index::new("all", |_, emit| emit(IndexValue::Text("x".into())));
         let indexer = Arc::new(Indexer::new());
-        indexer.add_index("all", |_: &PersistentVolume, emit| emit(IndexValue::Text("x".into())));
+        indexer.add_index(&ALL);
         let latest = AssumeCache::new(Lister::new(indexer.clone()));
         let key = ObjectKey::cluster("v");
         let phase = || latest.get(&key).map(|volume| volume.status.phase.to_string());
-        let all = || latest.candidates("all", &IndexValue::Text("x".into())).len();
+        let all = || latest.candidates(&ALL, &IndexValue::Text("x".into())).len();
         indexer.insert(Arc::new(volume(1, "Available")));
         indexer.set_seen_version(1);
         latest.keep(volume(3, "Bound"));

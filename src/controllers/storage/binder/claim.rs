@@ -7,7 +7,7 @@ use super::super::annotations::{
     SELECTED_NODE, STORAGE_PROVISIONER,
 };
 use super::super::claims::pods_of;
-use super::matching::{self, BY_CLAIM};
+use super::matching::{self, BY_CLAIM_REF};
 use super::metrics::retroactive_class;
 use super::writes::Notice;
 use super::{Binder, edits};
@@ -166,7 +166,7 @@ impl Binder {
 
     fn plan_free(&self, claim: &PersistentVolumeClaim) -> Result<Plan, Error> {
         let delayed = is_delayed(self.class_of(claim).as_deref())?;
-        let naming = self.volumes.candidates(BY_CLAIM, &IndexValue::Key(claim.meta.key()));
+        let naming = self.volumes.candidates(&BY_CLAIM_REF, &IndexValue::Key(claim.meta.key()));
         let newest = |name: &Arc<str>| self.volumes.get(&ObjectKey::cluster(name));
         let free_volumes = self.free_volumes.lock();
         let free = (!delayed).then_some(&*free_volumes);

@@ -4,20 +4,17 @@
 use std::sync::Arc;
 
 use super::free_volumes::{FreeVolumes, Modes, Shelf, Size};
-use crate::cache::IndexValue;
+use crate::cache::{Index, IndexValue};
 use crate::objects::{
     ClaimRef, Istr, ObjectKey, PersistentVolume, PersistentVolumeClaim, Quantity, Selector,
 };
 
-/// The index of volumes by the claim that they name.
-pub const BY_CLAIM: &str = "volume-by-claim";
-
-/// See [`BY_CLAIM`].
-pub fn by_claim_ref(volume: &PersistentVolume, emit: &mut dyn FnMut(IndexValue)) {
+/// Volumes by the claim that they name.
+pub const BY_CLAIM_REF: Index<PersistentVolume> = Index::new("claim-ref", |volume, emit| {
     if let Some(claim) = &volume.spec.claim_ref {
         emit(IndexValue::Key(claim.key()));
     }
-}
+});
 
 impl ClaimRef {
     pub fn key(&self) -> ObjectKey {

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::claims::{CLAIM_INDEX, by_claim};
+use super::claims::BY_CLAIM;
 use crate::cache::{IndexValue, Lister};
 use crate::client::Client;
 use crate::clock::SharedClock;
@@ -39,7 +39,7 @@ use crate::objects::{Node, ObjectKey, PersistentVolume, PersistentVolumeClaim, P
 use crate::workqueue::exponential_failure_rate_limiter;
 use assume_cache::AssumeCache;
 use free_volumes::FreeVolumes;
-use matching::{BY_CLAIM, by_claim_ref};
+use matching::BY_CLAIM_REF;
 use metrics::Timestamps;
 use operations::Operations;
 use recycle::Recyclers;
@@ -77,8 +77,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let claims = c.lister::<PersistentVolumeClaim>();
     let classes = c.lister::<StorageClass>();
     let (nodes, pods) = (c.lister::<Node>(), c.lister::<Pod>());
-    c.index(&volumes, BY_CLAIM, by_claim_ref);
-    c.index(&pods, CLAIM_INDEX, by_claim);
+    c.index(&volumes, &BY_CLAIM_REF);
+    c.index(&pods, &BY_CLAIM);
     let recyclers = Recyclers::new(c.options())?;
     let period = c.options().pvclaimbinder_sync_period;
     let claim_queue = c.queue_named("claims", retries(period));
@@ -184,7 +184,7 @@ impl Binder {
             Change::Added { .. } | Change::Resync { .. } => false,
         };
         if follows {
-            for volume in known.by_index(BY_CLAIM, &IndexValue::Key(key.clone())) {
+            for volume in known.by_index(&BY_CLAIM_REF, &IndexValue::Key(key.clone())) {
                 volumes.add(volume.meta.key());
             }
             let name = &change.object().spec.volume_name;

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use self::conflicts::{Conflict, Use, Uses};
 use super::claims::emit_claims;
 use super::volume_specs::{AttachmentSource, Plugin, Resolver, Spec, of_inline};
-use crate::cache::{IndexValue, Lister, Scope};
+use crate::cache::{Index, IndexValue, Lister, Scope};
 use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::events::Recorder;
@@ -21,7 +21,9 @@ use crate::objects::{
     Resource, SelinuxPod,
 };
 
-const CLAIM_INDEX: &str = "pod-pvc-index";
+const BY_CLAIM: Index<SelinuxPod> = Index::new("pod-pvc-index", |pod, emit| {
+    emit_claims(&pod.meta, &pod.shape.claims, emit);
+});
 const RECURSIVE: &str = "Recursive";
 const MOUNT_OPTION: &str = "MountOption";
 
@@ -32,7 +34,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let claims = c.lister::<PersistentVolumeClaim>();
     let volumes = c.lister::<PersistentVolume>();
     let drivers = c.lister::<CSIDriver>();
-    c.index(&pods, CLAIM_INDEX, |pod, emit| emit_claims(&pod.meta, &pod.shape.claims, emit));
+    c.index(&pods, &BY_CLAIM);
     let queue = c.queue(QueuePolicy::default());
     let this = Arc::new(SelinuxWarning {
         recorder: c.recorder(),
@@ -104,7 +106,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 fn wake_users(pods: &Lister<SelinuxPod>, claim: &ObjectKey, queue: &Queue) {
-    for pod in pods.by_index(CLAIM_INDEX, &IndexValue::Key(claim.clone())) {
+    for pod in pods.by_index(&BY_CLAIM, &IndexValue::Key(claim.clone())) {
         queue.add(pod.meta.key());
     }
 }

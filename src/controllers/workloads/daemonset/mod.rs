@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use self::backoff::Backoff;
 use self::fit::{Fit, wakes};
-use crate::cache::{IndexValue, Lister};
+use crate::cache::{Index, IndexValue, Lister};
 use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, Queue};
@@ -25,7 +25,7 @@ use crate::controllers::workloads::availability::becomes_available;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::pod_control::PodControl;
-use crate::controllers::workloads::ref_manager::{CONTROLLER_INDEX, by_controller};
+use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, Next, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
 use crate::objects::{
@@ -36,7 +36,7 @@ use crate::objects::{
 const BURST_REPLICAS: usize = 250;
 
 /// Daemon pods by the node that they run on.
-const NODE_INDEX: &str = "daemon-pod-node";
+const BY_NODE: Index<Pod> = Index::new("daemon-pod-node", by_node);
 
 /// The time of a pod's condition has whole seconds, so a look after `minReadySeconds` could be too
 /// early.
@@ -64,9 +64,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     sync::register_metrics();
     let (sets, pods) = (c.lister::<DaemonSet>(), c.lister::<Pod>());
     let (nodes, revisions) = (c.lister::<Node>(), c.lister::<ControllerRevision>());
-    c.index(&pods, CONTROLLER_INDEX, by_controller);
-    c.index(&pods, NODE_INDEX, by_node);
-    c.index(&revisions, CONTROLLER_INDEX, by_controller);
+    c.index(&pods, &controller_index());
+    c.index(&pods, &BY_NODE);
+    c.index(&revisions, &controller_index());
     let consistency = match c.feature("StaleControllerConsistencyDaemonSet") {
         true => Consistency::default().with(&pods).with(&sets),
         false => Consistency::default(),
@@ -164,7 +164,7 @@ impl DaemonSets {
     async fn sync_node(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
         let on_node = IndexValue::Text(Istr::new(&node.meta.name));
-        let pods = self.pods.by_index(NODE_INDEX, &on_node);
+        let pods = self.pods.by_index(&BY_NODE, &on_node);
         let owners: HashSet<(&str, &str)> = pods
             .iter()
             .filter_map(|pod| Some((&*pod.meta.namespace, &*pod.meta.controller()?.name)))

@@ -23,7 +23,7 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::Queue;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::ref_manager::{
-    CONTROLLER_INDEX, ControllerRefManager, by_controller, owned_or_orphaned,
+    ControllerRefManager, controller_index, owned_or_orphaned,
 };
 use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult, keys};
 use crate::events::Recorder;
@@ -37,8 +37,8 @@ const MAX_RETRIES: u32 = 15;
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (deployments, replica_sets) = (c.lister::<Deployment>(), c.lister::<ReplicaSet>());
     let pods = c.lister::<Pod>();
-    c.index(&replica_sets, CONTROLLER_INDEX, by_controller);
-    c.index(&pods, CONTROLLER_INDEX, by_controller);
+    c.index(&replica_sets, &controller_index());
+    c.index(&pods, &controller_index());
     let queue = c.queue(QueuePolicy::at_most(MAX_RETRIES).logged_as(log::Level::Debug));
     let this = Arc::new(DeploymentController {
         queue: queue.clone(),

@@ -43,7 +43,7 @@ use crate::controllers::runner::{Change, Queue, keys};
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::pod_control::PodControl;
-use crate::controllers::workloads::ref_manager::{CONTROLLER_INDEX, by_controller};
+use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, QueuePolicy};
 use crate::events::Recorder;
 use crate::objects::{Job, Pod, Selector, Timestamp, Uid};
@@ -84,7 +84,7 @@ struct Jobs {
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
     let (jobs, pods) = (c.lister::<Job>(), c.lister::<Pod>());
-    c.index(&pods, CONTROLLER_INDEX, by_controller);
+    c.index(&pods, &controller_index());
     let consistency = match c.feature("StaleControllerConsistencyJob") {
         true => Consistency::default().with(&pods).with(&jobs),
         false => Consistency::default(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::Jobs;
-use crate::cache::{IndexValue, Lister};
+use crate::cache::{Index, IndexValue, Lister};
 use crate::client::Client;
 use crate::controllers::workloads::history::template_hash;
 use crate::controllers::{Controller, Error};
@@ -15,7 +15,19 @@ use crate::objects::{
     Job, JobStatus, Object, ObjectKey, OwnerReference, Pod, PodGroup, Resource, Workload,
 };
 
-const BY_OWNER: &str = "scheduled";
+const BY_JOB: Index<Workload> = Index::new("job", |workload, emit| {
+    let owner = workload.spec.controller_ref.as_ref();
+    let is_job = |group: &str, kind: &str| group == "batch" && kind == "Job";
+    if let Some(job) = owner.filter(|owner| is_job(&owner.api_group, &owner.kind)) {
+        emit(IndexValue::Key(ObjectKey::new(&workload.meta.namespace, &job.name)));
+    }
+});
+const BY_WORKLOAD: Index<PodGroup> = Index::new("workload", |group, emit| {
+    let workload = &group.spec.pod_group_template_ref.workload.workload_name;
+    if !workload.is_empty() {
+        emit(IndexValue::Key(ObjectKey::new(&group.meta.namespace, workload)));
+    }
+});
 /// Upstream: `validation.DNS1123SubdomainMaxLength`.
 const LONGEST_NAME: usize = 253;
 
@@ -29,19 +41,8 @@ pub struct Groups {
 impl Groups {
     pub fn new(c: &mut Controller) -> Groups {
         let (workloads, groups) = (c.lister::<Workload>(), c.lister::<PodGroup>());
-        c.index(&workloads, BY_OWNER, |workload, emit| {
-            let owner = workload.spec.controller_ref.as_ref();
-            let is_job = |group: &str, kind: &str| group == "batch" && kind == "Job";
-            if let Some(job) = owner.filter(|owner| is_job(&owner.api_group, &owner.kind)) {
-                emit(IndexValue::Key(ObjectKey::new(&workload.meta.namespace, &job.name)));
-            }
-        });
-        c.index(&groups, BY_OWNER, |group, emit| {
-            let workload = &group.spec.pod_group_template_ref.workload.workload_name;
-            if !workload.is_empty() {
-                emit(IndexValue::Key(ObjectKey::new(&group.meta.namespace, workload)));
-            }
-        });
+        c.index(&workloads, &BY_JOB);
+        c.index(&groups, &BY_WORKLOAD);
         Groups { client: c.client(), recorder: c.recorder(), workloads, groups }
     }
 
@@ -56,7 +57,7 @@ impl Groups {
     }
 
     async fn workload(&self, job: &Job, pods: &[Arc<Pod>]) -> Result<Option<Arc<Workload>>, Error> {
-        let known = self.workloads.by_index(BY_OWNER, &IndexValue::Key(job.meta.key()));
+        let known = self.workloads.by_index(&BY_JOB, &IndexValue::Key(job.meta.key()));
         let Some(known) = only(known, job, "Workload") else {
             if !is_new(&job.status, pods) {
                 return Ok(None);
@@ -74,7 +75,7 @@ impl Groups {
     }
 
     async fn group(&self, job: &Job, workload: &Workload) -> Result<Option<Arc<PodGroup>>, Error> {
-        let known = self.groups.by_index(BY_OWNER, &IndexValue::Key(workload.meta.key()));
+        let known = self.groups.by_index(&BY_WORKLOAD, &IndexValue::Key(workload.meta.key()));
         if let Some(known) = only(known, job, "PodGroup") {
             return Ok(known);
         }
@@ -296,7 +297,7 @@ mod tests {
                 false => (200, live.clone()),
             }));
             let workloads = Arc::new(Indexer::new());
-            workloads.add_index(BY_OWNER, |_, _| {});
+            workloads.add_index(&BY_JOB);
             let groups = Groups {
                 client,
                 recorder: Recorder::to_sink(Arc::new(NoSink)),

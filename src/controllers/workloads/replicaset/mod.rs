@@ -15,7 +15,7 @@ use crate::controllers::workloads::availability::becomes_available;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::controllers::workloads::expectations::Expectations;
 use crate::controllers::workloads::pod_control::PodControl;
-use crate::controllers::workloads::ref_manager::{CONTROLLER_INDEX, by_controller};
+use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, QueuePolicy, keys};
 use crate::objects::{
     Pod, ReplicaSet, ReplicaSetSpec, ReplicaSetStatus, ReplicationController, Selector, WholeMeta,
@@ -81,8 +81,8 @@ struct ReplicaSets<S> {
 pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
     sync::register_metrics();
     let (sets, pods) = (c.lister::<S>(), c.lister::<Pod>());
-    c.index(&pods, CONTROLLER_INDEX, by_controller);
-    c.index(&sets, CONTROLLER_INDEX, by_controller);
+    c.index(&pods, &controller_index());
+    c.index(&sets, &controller_index());
     let consistency = match c.feature("StaleControllerConsistencyReplicaSet") {
         true => Consistency::default().with(&pods).with(&sets),
         false => Consistency::default(),

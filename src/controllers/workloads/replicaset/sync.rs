@@ -8,7 +8,7 @@ use crate::controllers::workloads::availability;
 use crate::controllers::workloads::new_pod::NewPod;
 use crate::controllers::workloads::pod_batch::{create_expected, delete_expected};
 use crate::controllers::workloads::ref_manager::{
-    CONTROLLER_INDEX, ControllerRefManager, owned_or_orphaned,
+    ControllerRefManager, controller_index, owned_or_orphaned,
 };
 use crate::controllers::{Error, Next, SyncResult};
 use crate::metrics::{exponential, metrics};
@@ -164,7 +164,7 @@ impl<S: Replicating> ReplicaSets<S> {
     /// Upstream: `getIndirectlyRelatedPods`.
     fn related(&self, set: &S) -> Vec<Arc<Pod>> {
         let Some(owner) = set.meta().controller() else { return Vec::new() };
-        let sets = self.sets.by_index(CONTROLLER_INDEX, &IndexValue::Uid(owner.uid.clone()));
+        let sets = self.sets.by_index(&controller_index(), &IndexValue::Uid(owner.uid.clone()));
         // A selector that is broken matches nothing.
         let selectors: Vec<Selector> = sets
             .iter()

@@ -17,7 +17,7 @@ use crate::clock::SharedClock;
 use crate::controllers::runner::Change;
 use crate::controllers::workloads::availability::becomes_available;
 use crate::controllers::workloads::consistency::Consistency;
-use crate::controllers::workloads::ref_manager::{CONTROLLER_INDEX, by_controller};
+use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, QueuePolicy, keys};
 use crate::events::Recorder;
 use crate::objects::{ControllerRevision, PersistentVolumeClaim, Pod, Selector, StatefulSet};
@@ -43,8 +43,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (sets, pods) = (c.lister::<StatefulSet>(), c.lister::<Pod>());
     let claims = c.lister::<PersistentVolumeClaim>();
     let revisions = c.lister::<ControllerRevision>();
-    c.index(&pods, CONTROLLER_INDEX, by_controller);
-    c.index(&revisions, CONTROLLER_INDEX, by_controller);
+    c.index(&pods, &controller_index());
+    c.index(&revisions, &controller_index());
     let consistency = match c.feature("StaleControllerConsistencyStatefulSet") {
         true => Consistency::default().with(&pods).with(&claims).with(&sets),
         false => Consistency::default(),

@@ -6,7 +6,9 @@ use async_channel::Receiver;
 use futures_lite::future::{block_on, poll_once, yield_now};
 
 use super::super::testing::{Feed, Reply, Request, Script, bookmark, initial, json, object};
-use super::super::{Deleted, Error, IndexValue, SharedInformerFactory};
+use super::super::{
+    Deleted, Error, EventHandler, Index, IndexValue, SharedIndexInformer, SharedInformerFactory,
+};
 use super::*;
 use crate::clock::{Clock, FakeClock};
 use crate::objects::{
@@ -16,12 +18,12 @@ use crate::objects::{
 
 type WatchEvent = crate::objects::WatchEvent<Encoded>;
 
-type Informer = SharedIndexInformer<PartialObjectMetadata>;
+type Pods = SharedIndexInformer<PartialObjectMetadata>;
 
 struct Fixture {
     script: Arc<Script>,
     clock: Arc<FakeClock>,
-    informer: Informer,
+    informer: Pods,
 }
 
 fn fixture() -> Fixture {
@@ -269,7 +271,7 @@ fn an_event_that_cannot_be_decoded_leaves_the_last_known_state() {
         assert_eq!((version("x"), version("w"), lister.len()), (Some(3), Some(10), 2));
         say(&first, modified("x", 12));
         assert_eq!(hear(&heard, 1).await, "~x@3>12", "it can be decoded again");
-        assert_eq!(f.informer.inner.counts().undecoded.get(), 7);
+        assert_eq!(f.informer.inner().counts().undecoded.get(), 7);
         say(&first, WatchEvent::Modified(undecodable("x", "", 13)));
         first.close();
         assert_eq!(f.script.request(2, &f.clock).await, watch_from(13));
@@ -505,13 +507,13 @@ fn a_handler_that_panics_or_lags_harms_no_other_and_misses_nothing() {
 fn the_changes_of_one_object_are_applied_in_slices() {
     const CHANGES: u64 = 150;
     let f = fixture();
-    let fifo = &f.informer.inner.fifo;
-    assert!(f.informer.inner.processor.start());
+    let fifo = &f.informer.inner().fifo;
+    assert!(f.informer.inner().processor.start());
     for version in 1..=CHANGES {
         fifo.update(object("a", "x", version));
     }
     block_on(async {
-        let mut process = pin!(f.informer.inner.process());
+        let mut process = pin!(f.informer.inner().process());
         let mut applied = Vec::new();
         let (ear, heard) = Ear::new();
         let mut ear = Some(ear);
@@ -591,12 +593,14 @@ fn fragile(object: &PartialObjectMetadata, put: &mut dyn FnMut(IndexValue)) {
     put(IndexValue::Text("all".into()));
 }
 
+const FRAGILE: Index<PartialObjectMetadata> = Index::new("fragile", fragile);
+
 #[test]
 fn an_informer_that_panics_lists_again() {
     let f = fixture();
     let (ear, heard) = Ear::new();
     f.informer.add_handler("ear", ear, None);
-    f.informer.add_index("fragile", fragile);
+    f.informer.add_index(&FRAGILE);
     let first = f.script.watch(initial(&[json("a", "x", 3), json("a", "y", 3)], 5));
     f.script.reply(Reply::stream(&[json("a", "x", 8), json("a", "z", 7)], 9));
     run(&f, async {
@@ -620,8 +624,8 @@ fn an_informer_that_panics_lists_again() {
 fn an_informer_that_keeps_panicking_reports_a_failure() {
     let (script, clock) = (Script::new(), FakeClock::new(Timestamp::from_micros(0)));
     let factory = SharedInformerFactory::new(script.clone(), clock.clone());
-    let informer: Informer = factory.informer_for(Scope::metadata(Pod::RESOURCE));
-    informer.add_index("fragile", fragile);
+    let informer: Pods = factory.informer_for(Scope::metadata(Pod::RESOURCE));
+    informer.add_index(&FRAGILE);
     for _ in 0..PANICS {
         script.reply(Reply::stream(&[json("a", "bad", 3)], 5));
     }
