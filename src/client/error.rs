@@ -81,6 +81,13 @@ pub enum Error {
     Config(String),
 }
 
+/// The error for an answer to `request` that cannot be understood.
+pub(super) fn undecoded<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    request: &str,
+) -> impl Fn(E) -> Error + use<'_, E> {
+    move |source| Error::Decode { request: request.to_owned(), source: Cause::from(source) }
+}
+
 /// A failure that the server reports. Upstream: `apierrors.StatusError`.
 #[derive(Clone, Debug)]
 pub struct Failure {

@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 
 use super::call::Call;
 use super::credentials::{Shown, header_value};
+use super::error::undecoded;
 use super::metrics::{DURATION, LIMITED, REQUEST_SIZE, REQUESTS, RESPONSE_SIZE, RETRIES};
-use super::stream::undecoded;
 use super::transport::{GuardRefused, Purpose, WriteGuard, WriteRefused, is_read};
 use super::{Client, Error, Result};
 use crate::objects::protobuf::Message;

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
-use super::error::{Cause, Status};
+use super::error::{Status, undecoded};
 use super::frames::{self, ListFrames, WatchFrames};
 use super::request::broken;
 use super::split::{DocumentSplitter, ListPiece, ListSplitter};
@@ -123,13 +123,6 @@ impl ListStream {
     pub fn decode<O: DeserializeOwned>(&self, json: &[u8]) -> Result<O> {
         serde_json::from_slice(json).map_err(undecoded(&self.request))
     }
-}
-
-/// The error for an answer to `request` that cannot be understood.
-pub(super) fn undecoded<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
-    request: &str,
-) -> impl Fn(E) -> Error + use<'_, E> {
-    move |source| Error::Decode { request: request.to_owned(), source: Cause::from(source) }
 }
 
 enum Events {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::client::call::Call;
-use crate::client::stream::undecoded;
+use crate::client::error::undecoded;
 use crate::client::{Client, Result};
 use crate::objects::{Istr, ResourceType, null_as_default};
 use crate::sort::Order;

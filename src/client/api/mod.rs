@@ -13,7 +13,7 @@ pub use self::discovery::{ApiResource, Discovery};
 pub use self::dynamic::{Dynamic, List};
 pub use self::options::{Delete, ListOptions, Patch, Preconditions, Propagation};
 pub use self::scale::Scales;
-use super::stream::undecoded;
+use super::error::undecoded;
 use super::{Client, Result};
 use crate::objects::{Object, ObjectKey, Resource, ResourceType, WholeMeta, from_json};
 
