@@ -57,9 +57,16 @@ pub fn request(
     (object, key.serialize_pem())
 }
 
-pub async fn submit(client: &Client, object: &Value) {
+/// A server learns of a new binding by a watch of its own: until then it forbids the request.
+pub async fn submit(env: &Site, client: &Client, object: &Value) {
     let requests = client.resource(&CertificateSigningRequest::RESOURCE);
-    requests.create::<Value>("", object).await.expect("create");
+    eventually(&env.clock, "a request is accepted", async || {
+        match requests.create::<Value>("", object).await {
+            Err(error) if error.is_forbidden() => Err(error.to_string()),
+            answer => Ok(answer.expect("create")),
+        }
+    })
+    .await;
 }
 
 pub async fn decide(env: &Site, name: &str, kind: &str) {
@@ -117,9 +124,9 @@ fn a_kubelet_gets_its_certificate_by_a_bootstrap_token_and_renews_it_by_itself()
         // Nothing is approved before the group may have it.
         let requests = &CertificateSigningRequest::RESOURCE;
         let (object, key) = request("first", "n1", &[], KUBELET, "client auth");
-        submit(&joining, &object).await;
+        submit(env, &joining, &object).await;
         let (strange, _) = request("strange", "n1", &["n1"], KUBELET, "client auth");
-        submit(&joining, &strange).await;
+        submit(env, &joining, &strange).await;
         bind(env, APPROVED, JOINING).await;
         bind(env, RENEWED, "system:nodes").await;
         let first = ObjectKey::cluster("first");
@@ -143,7 +150,7 @@ fn a_kubelet_gets_its_certificate_by_a_bootstrap_token_and_renews_it_by_itself()
         bind(env, "system:node", "system:nodes").await;
         let (object, _) = request("renewed", "n1", &[], KUBELET, "client auth");
         let renewed = ObjectKey::cluster("renewed");
-        submit(&node, &object).await;
+        submit(env, &node, &object).await;
         let issued = comes(env, requests, &renewed, |object| certificate(object).is_some()).await;
         assert_eq!(
             condition(&issued, "Approved").unwrap()["message"],
@@ -152,9 +159,9 @@ fn a_kubelet_gets_its_certificate_by_a_bootstrap_token_and_renews_it_by_itself()
 
         // Serving certificates are for a person to approve; what the signer does not sign fails.
         let (object, _) = request("serving", "n1", &["n1", "10.0.0.7"], SERVING, "server auth");
-        submit(&node, &object).await;
+        submit(env, &node, &object).await;
         let (object, _) = request("nameless", "n1", &[], SERVING, "server auth");
-        submit(&node, &object).await;
+        submit(env, &node, &object).await;
         decide(env, "nameless", "Approved").await;
         let nameless = ObjectKey::cluster("nameless");
         let failed =
@@ -204,7 +211,7 @@ fn an_authority_whose_files_change_signs_at_once() {
         let requests = &CertificateSigningRequest::RESOURCE;
         let issuer = async |name: &str| {
             let (object, _) = request(name, "n1", &["n1"], SERVING, "server auth");
-            submit(&env.client, &object).await;
+            submit(env, &env.client, &object).await;
             decide(env, name, "Approved").await;
             let key = ObjectKey::cluster(name);
             let issued = comes(env, requests, &key, |object| certificate(object).is_some()).await;
@@ -214,7 +221,7 @@ fn an_authority_whose_files_change_signs_at_once() {
         };
         // No other signer has files.
         let (object, _) = request("other", "n1", &[], KUBELET, "client auth");
-        submit(&env.client, &object).await;
+        submit(env, &env.client, &object).await;
         decide(env, "other", "Approved").await;
         assert_eq!(issuer("first").await, "CN=one");
         let (certificate_two, key_two) = authority("two");
@@ -235,7 +242,7 @@ fn requests_are_deleted_when_they_are_over() {
         let requests = &CertificateSigningRequest::RESOURCE;
         for name in ["denied", "approved", "pending"] {
             let (object, _) = request(name, "n1", &[], KUBELET, "client auth");
-            submit(&env.client, &object).await;
+            submit(env, &env.client, &object).await;
         }
         decide(env, "denied", "Denied").await;
         decide(env, "approved", "Approved").await;

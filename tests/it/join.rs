@@ -183,7 +183,7 @@ fn openssl_verifies_what_authorities_of_every_kind_sign_for_keys_of_every_kind()
                         "usages": ["digital signature", usage], "expirationSeconds": 3600,
                     },
                 });
-                submit(&env.client, &object).await;
+                submit(env, &env.client, &object).await;
                 // An administrator's request for a kubelet is approved by the manager.
                 if signer != "kube-apiserver-client-kubelet" {
                     decide(env, &name, "Approved").await;

@@ -183,7 +183,7 @@ async fn populate_work(env: &Site) {
     });
     make(env, &STATEFUL_SETS, space, workload("StatefulSet", "stored", stored)).await;
     let signer = "kubernetes.io/kube-apiserver-client-kubelet";
-    submit(&env.client, &request("asked", "node-0", &[], signer, "client auth").0).await;
+    submit(env, &env.client, &request("asked", "node-0", &[], signer, "client auth").0).await;
     make_namespace(&env.client, "ending").await;
     let held = json!({
         "apiVersion": "v1", "kind": "ConfigMap",
