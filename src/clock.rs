@@ -1,6 +1,8 @@
 //! Injected time. Only this file reads the system's clocks or sleeps.
 //! Upstream: `k8s.io/utils/clock`.
 
+#![warn(missing_docs)]
+
 use parking_lot::Mutex;
 use std::future::Future;
 use std::pin::Pin;
@@ -12,24 +14,36 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::objects::Timestamp;
 
+/// The future that [`Clock::sleep`] returns. It may be dropped at any time: nothing is left behind.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What time it is, and a way to wait. Sleeping futures may be dropped at any time.
+/// The time, and a way to wait for it. Upstream: `clock.Clock`.
+///
+/// Code takes a clock as an argument and never asks the system for the time, so that tests run on a
+/// [`FakeClock`]. A deadline is kept on [`monotonic`](Clock::monotonic) time; only times in objects
+/// are wall-clock times.
 pub trait Clock: Send + Sync + 'static {
-    /// Wall-clock time, as it is written into objects.
+    /// Wall-clock time in UTC, as it is written into objects. It may jump forwards and backwards.
     fn now(&self) -> Timestamp;
-    /// Time since an arbitrary start, with the time that the machine was suspended: a lease runs
-    /// out meanwhile. Never goes back.
+    /// Time since an arbitrary start, which is the same for all clocks of the process. Includes the
+    /// time for which the machine was suspended, since a lease runs out meanwhile. Never goes back.
     fn monotonic(&self) -> Duration;
+    /// Resolves once `duration` has passed, never earlier; [`Duration::MAX`] never does. With the
+    /// system's clocks it counts from the first poll and leaves out the time for which the machine
+    /// was suspended, so a caller with a deadline compares it with [`monotonic`](Clock::monotonic)
+    /// again.
     fn sleep(&self, duration: Duration) -> Sleep;
 }
 
+/// A clock as it is passed around: all clones are one clock.
 pub type SharedClock = Arc<dyn Clock>;
 
-/// The system's clocks.
+/// The system's clocks: `CLOCK_REALTIME`, and `CLOCK_BOOTTIME` for monotonic time. Upstream:
+/// `clock.RealClock`.
 pub struct SystemClock;
 
 impl SystemClock {
+    /// A new handle on the system's clocks; all handles show the same time.
     pub fn shared() -> SharedClock {
         Arc::new(SystemClock)
     }
@@ -76,6 +90,7 @@ impl FakeState {
 }
 
 impl FakeClock {
+    /// A clock whose wall-clock time is `start` and whose monotonic time is zero.
     pub fn new(start: Timestamp) -> Arc<FakeClock> {
         let state = FakeState {
             start,
@@ -86,13 +101,15 @@ impl FakeClock {
         Arc::new(FakeClock { state: Arc::new(state) })
     }
 
-    /// Moves time forward and wakes each sleeper that is due.
+    /// Moves both times forward and wakes each sleeper that is due. Does not wait until the
+    /// sleepers have run.
     pub fn advance(&self, by: Duration) {
         *self.state.elapsed.lock() += by;
         self.state.moved.notify(usize::MAX);
     }
 
-    /// How many futures sleep by this clock.
+    /// How many sleeping futures exist, polled or not. A test waits for one before it moves the
+    /// time.
     pub fn sleepers(&self) -> usize {
         self.state.sleepers.load(std::sync::atomic::Ordering::SeqCst)
     }

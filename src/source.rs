@@ -1,5 +1,7 @@
 //! The client as the caches' [`Source`]: the one place that knows both.
 
+#![warn(missing_docs)]
+
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -10,7 +12,13 @@ use crate::cache::{Answer, DecodeError, Error, ListRequest, Scope, Source, Watch
 use crate::client::{self, Client, Dynamic, ListOptions, WatchStream};
 use crate::objects::{Encoded, Form, ListPart, WatchEvent};
 
-/// Lists and watches through a [`Client`].
+/// Lists and watches through a [`Client`]. Upstream: `cache.ListWatch`.
+///
+/// Requests wait for the client's rate limiter. Each list and each watch is one request; the source
+/// retries none of them beyond what the client does. Errors are given in the cache's terms:
+/// `Expired` for 410, `Busy` for 429, `Unreachable` where the connection was refused or reset.
+/// After an error a list or watch gives nothing more. Futures and streams may be dropped at any
+/// time, which closes the connection.
 pub struct ClientSource {
     client: Client,
     /// A watch may begin with all objects.
@@ -18,12 +26,16 @@ pub struct ClientSource {
 }
 
 impl ClientSource {
+    /// A source whose watches may begin with all objects: the gate `WatchListClient` is on. A
+    /// server that does not know such watches makes `watch` fail with `Unsupported`, and the caller
+    /// lists.
     #[expect(clippy::new_ret_no_self, reason = "callers want the trait object")]
     pub fn new(client: Client) -> Arc<dyn Source> {
         Arc::new(ClientSource { client, streams: true })
     }
 
-    /// A source that lists before it watches: the gate `WatchListClient` is off.
+    /// A source that lists before it watches: the gate `WatchListClient` is off. A watch that asks
+    /// for all objects fails with `Unsupported` and sends nothing.
     pub fn listing(client: Client) -> Arc<dyn Source> {
         Arc::new(ClientSource { client, streams: false })
     }

@@ -1,20 +1,26 @@
-//! What a storm is: one rule for everything that gathers, rests or waits for a tick.
+//! What a storm is: one rule for all code that gathers events, rests after work or waits for a
+//! tick.
 //!
 //! Waiting saves CPU when thousands of things happen, and costs latency when one person changes one
 //! object. So it begins when there is a storm and ends with it; an event at a human's pace is never
 //! delayed. `docs/waiting.md` lists who waits for what.
 
+#![warn(missing_docs)]
+
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// Events that may come at once: a few changes of each of several hundred pods.
+/// Events that may come at once without a storm: a few changes of each of several hundred pods.
 const BURST: f64 = 1_000.0;
-/// Events a second that are no storm however long they last.
+/// Events a second that are not a storm, even if they never end.
 const RATE: f64 = 100.0;
 
-/// Counts the events of one source, and says whether they are a storm. A token bucket: there is
-/// a storm while it is empty. Starts full.
+/// Counts the events of one source, and says whether they are a storm. Upstream has no counterpart.
+///
+/// It is a token bucket of 1,000 tokens, full at first, that gains 100 a second: there is a storm
+/// while it is empty. Events beyond an empty bucket are not held against the source, so a storm
+/// ends within 10 ms of its last event. Methods never wait.
 #[derive(Debug)]
 pub struct Storm {
     bucket: Mutex<Bucket>,
@@ -34,14 +40,15 @@ impl Default for Storm {
 }
 
 impl Storm {
-    /// Counts an event that costs as much as `weight` plain ones. `now`: monotonic.
+    /// Counts an event that costs as much as `weight` plain ones. `now` is monotonic time and the
+    /// same clock's in all calls.
     pub fn count(&self, now: Duration, weight: u32) {
         let mut bucket = self.bucket.lock();
         let tokens = (bucket.at(now) - f64::from(weight)).max(0.0);
         *bucket = Bucket { tokens, at: now };
     }
 
-    /// Whether there is a storm. `now`: monotonic.
+    /// Whether there is a storm at `now`, which is monotonic time. Counts nothing.
     pub fn is_on(&self, now: Duration) -> bool {
         self.bucket.lock().at(now) < 1.0
     }

@@ -1,6 +1,8 @@
 //! Tasks that are joined, the token that asks them to stop, and what tasks wait for.
 //! Upstream: `context.Context` cancellation and `sync.WaitGroup`.
 
+#![warn(missing_docs)]
+
 pub mod panics;
 mod run;
 mod task_counts;
@@ -24,10 +26,13 @@ pub use run::{Run, current_run, in_run};
 use task_counts::Counted;
 pub use task_counts::{Place, running};
 
-/// A running task. Dropping it lets the task go on; `await` joins it.
+/// A running task. Dropping it lets the task go on; `await` joins it and returns its output. A
+/// panic of the task reaches the one who awaits it.
 pub type Task<T> = async_std::task::JoinHandle<T>;
 
-/// A task that is spawned in a [`Run`] belongs to it.
+/// Starts `future` as a task, which runs whether or not its handle is awaited. A task that is
+/// spawned in a [`Run`] belongs to it. [`running`] counts the task at the caller's place in the
+/// source until it ends.
 #[track_caller]
 pub fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Task<T> {
     spawn_boxed(Box::pin(future), Location::caller())
@@ -46,10 +51,14 @@ fn spawn_boxed<T: Send + 'static>(
 }
 
 /// Runs a program's future on `threads` threads to its end, and all that it spawns beside it;
-/// `ASYNC_STD_THREAD_COUNT` in the environment overrides the number.
+/// `ASYNC_STD_THREAD_COUNT` in the environment overrides the number. Call it once, at the start of
+/// the program. Tasks that still run when `future` ends are not joined.
 ///
 /// The calling thread only waits: were it to poll too, it would take every other event of the
 /// sockets away from the thread whose tasks wait for it, and then have to wake that one.
+///
+/// # Panics
+/// When `future` panics.
 pub fn run<T: Send + 'static>(
     threads: usize,
     future: impl Future<Output = T> + Send + 'static,
@@ -85,7 +94,12 @@ fn start_helper() {
     }
 }
 
-/// Runs blocking work (files, child processes) away from the executor's threads.
+/// Runs blocking work (files, child processes) on a thread pool, away from the executor's threads.
+/// Work that has begun cannot be cancelled: when this future is dropped the work goes on and its
+/// output is lost.
+///
+/// # Panics
+/// When `work` panics.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (slot, result) = async_channel::bounded(1);
     let work: Box<dyn FnOnce() + Send> = Box::new(move || {
@@ -96,8 +110,9 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     result.recv().await.expect("it has ended, without a panic")
 }
 
-/// Wakes all that listen. `Event::notify` would make a list for them where none do, and there are
-/// several events for each watched resource.
+/// Wakes all that listen. `Event::notify` would make a list of listeners even where there are none,
+/// and there are several events for each watched resource. What the caller changed before is seen
+/// by each task that is woken, and by each that starts to listen afterwards.
 pub fn notify_all(event: &Event) {
     // One who listens from now on sees what was changed before.
     fence(Ordering::SeqCst);
@@ -106,7 +121,8 @@ pub fn notify_all(event: &Event) {
     }
 }
 
-/// Opens once and stays open; any number of tasks wait for it. Cheap to clone.
+/// Opens once and stays open; any number of tasks wait for it. Cheap to clone: clones are one
+/// latch. Upstream: a channel that is closed.
 #[derive(Clone, Default)]
 pub struct Latch {
     state: Arc<LatchState>,
@@ -140,26 +156,29 @@ impl LatchState {
 }
 
 impl Latch {
+    /// A closed latch.
     pub fn new() -> Latch {
         Latch::default()
     }
 
-    /// Opening an open latch does nothing.
+    /// Opens the latch and wakes all who wait. Opening an open latch does nothing.
     pub fn open(&self) {
         self.state.open();
     }
 
+    /// Whether it has been opened. What was done before the opening is visible to the caller then.
     pub fn is_open(&self) -> bool {
         self.state.is_open()
     }
 
-    /// Resolves once open.
+    /// Resolves once open, at once if it is open already. May be dropped at any time.
     pub async fn opened(&self) {
         self.state.opened().await;
     }
 }
 
-/// The first failure that any of several tasks reports. Cheap to clone.
+/// The first failure that any of several tasks reports. Cheap to clone: clones are one failure.
+/// Upstream: the cancel cause of a `context.Context`.
 #[derive(Clone, Default)]
 pub struct Failure {
     state: Arc<FailureState>,
@@ -172,33 +191,37 @@ struct FailureState {
 }
 
 impl Failure {
+    /// Nothing is reported yet.
     pub fn new() -> Failure {
         Failure::default()
     }
 
-    /// Later reports are dropped: the caller logs its own failure.
+    /// Reports the failure `what`, a text for the log. Only the first report is kept: a caller
+    /// whose failure may come later logs it too.
     pub fn report(&self, what: String) {
         let _ = self.state.first.set(what);
         self.state.reported.open();
     }
 
+    /// The first report; `None` before it.
     pub fn get(&self) -> Option<&str> {
         self.state.first.get().map(String::as_str)
     }
 
-    /// Resolves once a failure is reported.
+    /// Resolves once a failure is reported. May be dropped at any time.
     pub async fn reported(&self) {
         self.state.reported.opened().await;
     }
 }
 
-/// The output of `future`, or the message of its panic. After a panic nothing that it shared with
-/// others is repaired.
+/// The output of `future`, or the message of its panic. State that the future shared with others
+/// may be inconsistent after a panic: nothing repairs it, but locks are released and not poisoned.
 pub fn caught<F: Future>(future: F) -> Caught<F> {
     Caught { future }
 }
 
-/// See [`caught`]. An `async` block would store the future twice.
+/// The future that [`caught`] returns. After a panic it must not be polled again. An `async` block
+/// would store the inner future twice.
 #[pin_project]
 pub struct Caught<F> {
     #[pin]
@@ -221,7 +244,9 @@ impl<F: Future> Future for Caught<F> {
     }
 }
 
-/// Asks its holders to stop. A child stops with its parent; the parent does not stop with a child.
+/// Asks its holders to stop. Clones are one token. A child stops with its parent; the parent does
+/// not stop with a child. A stop is final, and nothing is interrupted: the holders end their work
+/// themselves. Upstream: `context.WithCancel`, or a `stopCh`.
 #[derive(Clone, Default)]
 pub struct StopToken {
     state: Arc<StopState>,
@@ -246,10 +271,12 @@ impl StopState {
 }
 
 impl StopToken {
+    /// A token without a parent: it stops only by [`stop`](StopToken::stop).
     pub fn new() -> StopToken {
         StopToken::default()
     }
 
+    /// A token that stops with this one or alone. It is stopped already if this one is.
     pub fn child(&self) -> StopToken {
         let child = StopToken::new();
         let mut children = self.state.children.lock();
@@ -265,20 +292,24 @@ impl StopToken {
         child
     }
 
+    /// Stops the token and its children, and wakes all who wait for them. Does not wait for the
+    /// holders. A second call does nothing.
     pub fn stop(&self) {
         self.state.stop();
     }
 
+    /// Whether the token, or a token that it is a child of, has been stopped.
     pub fn is_stopped(&self) -> bool {
         self.state.stopped.is_open()
     }
 
-    /// Resolves once stopped.
+    /// Resolves once stopped, at once if it is stopped already. May be dropped at any time.
     pub async fn stopped(&self) {
         self.state.stopped.opened().await;
     }
 
-    /// `future`'s output, or `None` (the future dropped) when the stop comes first.
+    /// The output of `future`, or `None` when the stop comes first: `future` is then dropped with
+    /// this one. After a stop `future` is not polled, so no more work begins.
     pub fn unless_stopped<F: Future>(
         &self,
         future: F,
@@ -309,7 +340,7 @@ impl<S: Future<Output = ()>, F: Future> Future for UnlessStopped<S, F> {
 }
 
 /// Tasks that end together: the owner spawns them and joins them. A finished task leaves nothing
-/// behind. Upstream: `sync.WaitGroup`.
+/// behind. Dropping the group lets its tasks go on. Upstream: `sync.WaitGroup`.
 #[derive(Default)]
 pub struct TaskGroup {
     running: Arc<Running>,
@@ -333,10 +364,13 @@ impl Drop for Member {
 }
 
 impl TaskGroup {
+    /// A group without tasks: joining it takes no time.
     pub fn new() -> TaskGroup {
         TaskGroup::default()
     }
 
+    /// Starts `future` as a task of the group. Its panic ends only the task and is not reported:
+    /// wrap the future in [`caught`] to learn of it.
     #[track_caller]
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
         self.spawn_boxed(Box::pin(future));
@@ -353,7 +387,8 @@ impl TaskGroup {
         }));
     }
 
-    /// Waits for every task, those spawned meanwhile included. A task that panicked has ended.
+    /// Waits for every task, those spawned meanwhile included. A task that panicked has ended. May
+    /// be dropped at any time and called again.
     pub async fn join(&self) {
         while self.running.count.load(Ordering::SeqCst) > 0 {
             let ended = self.running.ended.listen();

@@ -6,8 +6,8 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// In the environment: the stations at which the process panics, once each, separated by commas.
-/// A station is spelled as its call of [`at`] has it.
+/// The environment variable with the stations at which the process panics, once each, separated by
+/// commas. A station is spelled as its call of [`at`] has it: `sync of deployment-controller`.
 pub const VARIABLE: &str = "KCM_TEST_PANIC";
 
 static PLANNED: OnceLock<Plan> = OnceLock::new();
@@ -27,14 +27,19 @@ impl Plan {
     }
 }
 
-/// Reads the environment, at the start of the process. Returns what it asks for.
+/// Reads the environment variable at the start of the process. Returns its value, `None` if it is
+/// unset or empty. Only the first call plans panics.
 pub fn read_environment() -> Option<String> {
     let stations = std::env::var(VARIABLE).ok().filter(|stations| !stations.is_empty())?;
     PLANNED.get_or_init(|| Plan::new(&stations));
     Some(stations)
 }
 
-/// Panics if the environment asks for it. Else one load: `station` is not called.
+/// A station: a place where the process can be asked to panic. Costs one load when no panic is
+/// planned; `station` gives the name and is called only when one is.
+///
+/// # Panics
+/// Once, if the environment names this station.
 #[inline]
 pub fn at(station: impl FnOnce() -> String) {
     if let Some(plan) = PLANNED.get() {

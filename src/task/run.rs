@@ -1,4 +1,5 @@
-//! Which piece of a controller's work a task does, for code far below that has to know it.
+//! The controller and key that a task works for. The client and the shadow mode ask for it far
+//! below the controller's code.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -7,14 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// One call of a controller's sync or job, with the tasks that it spawned.
+/// One call of a controller's sync or job, with the tasks that it spawned. Upstream has no
+/// counterpart: a `context.Context` with values is the nearest.
 pub struct Run {
     /// The controller's name.
     pub controller: &'static str,
     /// The key that is synced; empty: work that belongs to no key.
     pub key: Arc<str>,
-    /// How long after its end the same work is done again, without a supervisor; zero: that depends
-    /// on events.
+    /// For a job: how long after its end it is called again where no supervisor decides that. Zero:
+    /// a sync, which events cause.
     pub period: Duration,
     parent: Option<Arc<Run>>,
     is_derailed: AtomicBool,
@@ -25,7 +27,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<Run>>> = const { RefCell::new(None) };
 }
 
-/// The run that the calling task belongs to.
+/// The run that the calling task belongs to; `None` outside of all runs.
 pub fn current_run() -> Option<Arc<Run>> {
     CURRENT.with_borrow(Clone::clone)
 }
@@ -39,7 +41,8 @@ impl Drop for Entered {
     }
 }
 
-/// The output of `work`, which belongs to `run` from its first poll to its end.
+/// The output of `work`, which belongs to `run` while it is polled. Nested runs are restored when a
+/// poll ends. Dropping this future drops `work`; the run is not marked as ended.
 pub async fn in_run<T>(run: Arc<Run>, mut work: Pin<Box<dyn Future<Output = T> + Send>>) -> T {
     poll_fn(|context| {
         let _former = Entered(CURRENT.replace(Some(run.clone())));
@@ -49,6 +52,7 @@ pub async fn in_run<T>(run: Arc<Run>, mut work: Pin<Box<dyn Future<Output = T> +
 }
 
 impl Run {
+    /// A run that has no parent, has not ended and has made all its writes.
     pub fn new(controller: &'static str, key: impl Into<Arc<str>>, period: Duration) -> Arc<Run> {
         Arc::new(Run {
             controller,
@@ -60,7 +64,8 @@ impl Run {
         })
     }
 
-    /// A part of the run that goes on beside it.
+    /// The run of a task that this run has spawned: the same controller and key. It inherits
+    /// [`is_derailed`](Run::is_derailed) as it is now.
     pub fn child(self: &Arc<Run>) -> Arc<Run> {
         Arc::new(Run {
             controller: self.controller,
@@ -72,8 +77,9 @@ impl Run {
         })
     }
 
-    /// One of its writes was not made: what the run, or one that waits for it, does from now on is
-    /// what it does after a failure.
+    /// Records that a write was asked for and not made (shadow mode). From now on this run, and
+    /// each run that it is a part of, behaves as after a failure; what it does next says nothing
+    /// about what it would do in charge. Runs beside it are not marked.
     pub fn mark_unwritten(&self) {
         let mut run = Some(self);
         while let Some(derailed) = run {
@@ -82,11 +88,13 @@ impl Run {
         }
     }
 
+    /// Whether a write of this run or of its parts was not made: see
+    /// [`mark_unwritten`](Run::mark_unwritten).
     pub fn is_derailed(&self) -> bool {
         self.is_derailed.load(Ordering::Relaxed)
     }
 
-    /// The sync or job has returned. Its parts may go on.
+    /// Records that the sync or job has returned. Tasks that it spawned may go on.
     pub fn end(&self) {
         self.has_ended.store(true, Ordering::Relaxed);
     }

@@ -8,16 +8,19 @@ use std::task::{Context, Poll};
 use parking_lot::Mutex;
 use pin_project::pin_project;
 
-/// A place in the source.
+/// A place in the source: the call that spawned a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
+    /// The path of the source file, as the compiler was given it.
     pub file: &'static str,
+    /// The line, from 1.
     pub line: u32,
 }
 
 static RUNNING: Mutex<BTreeMap<Place, u64>> = Mutex::new(BTreeMap::new());
 
-/// How many tasks run now, by where they were spawned.
+/// How many tasks run now, by where they were spawned, in the order of the places. A place without
+/// tasks is left out. A snapshot: tasks start and end meanwhile.
 pub fn running() -> Vec<(Place, u64)> {
     RUNNING.lock().iter().map(|(place, count)| (*place, *count)).collect()
 }
