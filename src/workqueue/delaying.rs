@@ -1,4 +1,4 @@
-//! Keys that are queued later. Upstream: `workqueue.TypedDelayingInterface`, which knows no timers.
+//! Keys that are queued later. Upstream: `workqueue.TypedDelayingInterface`, which has no timers.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Key;
 
 /// Why a key waits. A key has at most one time for each reason, and the times do not interfere:
-/// a retry does not take the place of a later look, nor does moving a deadline postpone the retry.
+/// a retry does not replace a later delay, and moving a deadline does not postpone the retry.
 /// Upstream has one time for all, the earliest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Reason {
@@ -17,7 +17,7 @@ pub(super) enum Reason {
     Retry,
     /// The key's timer. The latest call wins.
     Timer,
-    /// The key was added while it rests.
+    /// The key was added while it rests. It is queued when it has rested.
     Rest,
 }
 

@@ -55,7 +55,7 @@ impl QueueMetrics {
     }
 }
 
-/// For how long keys have been worked on that are not done.
+/// How long the keys in progress have been worked on.
 #[derive(Clone, Copy, Default)]
 pub(super) struct InProgress {
     pub total: Duration,

@@ -1,9 +1,11 @@
-//! The queues that controllers take their keys from. Upstream: client-go's util/workqueue.
+//! The queues that controllers take their keys from. Upstream: client-go's `util/workqueue`.
 //!
 //! `queue` holds the keys to work on and those in progress, `delaying` the keys that wait for a
 //! time; both are plain data that never wait. [`RateLimitingQueue`] puts a lock around the two and
-//! lets workers wait. `rate_limiters` decide how long a failed key waits, and `token_bucket` holds
-//! a rate that may change.
+//! lets workers wait; its documentation has the contract. `rate_limiters` decide how long a failed
+//! key waits, and `token_bucket` holds a rate that may change.
+
+#![warn(missing_docs)]
 
 mod delaying;
 mod metrics;
@@ -22,6 +24,7 @@ pub use rate_limiters::{
 pub use rate_limiting::{QueueStatus, RateLimitingQueue};
 pub use token_bucket::TokenBucket;
 
-/// What a queue can hold: cheap to clone, and printable for logs.
+/// What a queue can hold: cheap to clone, and printable for logs. Two keys are the same work
+/// exactly when they are equal.
 pub trait Key: Clone + Eq + Hash + Display + Send + Sync + 'static {}
 impl<K: Clone + Eq + Hash + Display + Send + Sync + 'static> Key for K {}

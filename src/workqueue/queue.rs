@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Key;
 use super::metrics::{InProgress, QueueMetrics};
 
-/// After a burst, capacity above this is freed once nothing is queued.
+/// After a burst, capacity above this is freed once no key is queued.
 const KEPT_CAPACITY: usize = 256;
 
 /// First in, first out, each key once, and no key taken twice before it is done, nor while it
@@ -96,8 +96,8 @@ impl<K: Key> Queue<K> {
         added
     }
 
-    /// The rest of a key is over that was added meanwhile. Returns whether there is one more key
-    /// to take now.
+    /// Queues a key that was added while it rested, at the end of its rest. Returns whether there
+    /// is one more key to take now.
     pub fn rested(&mut self, key: K) -> bool {
         let Some(work) = self.keys.get_mut(&key) else { return false };
         work.rests_until = Duration::ZERO;
@@ -186,7 +186,7 @@ impl<K: Key> Queue<K> {
         self.shutting_down
     }
 
-    /// For how long the keys in progress have been worked on.
+    /// How long the keys in progress have been worked on.
     pub fn progress(&self, now: Duration) -> InProgress {
         let ages = self.keys.values().filter_map(|work| work.started);
         ages.fold(InProgress::default(), |sum, started| sum.and(now.saturating_sub(started)))

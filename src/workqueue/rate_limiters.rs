@@ -9,18 +9,22 @@ use std::time::Duration;
 use super::{Key, TokenBucket};
 use crate::clock::SharedClock;
 
-/// How long a key waits before it is tried again. Upstream: `TypedRateLimiter`.
+/// How long a key waits before it is tried again. Upstream: `TypedRateLimiter`. Methods are called
+/// from several tasks at once; they do not wait.
 pub trait RateLimiter<K>: Send + Sync + 'static {
-    /// Counts one more failure of `key`, and returns how long the key waits for it.
+    /// Counts one more failure of `key`, and returns how long the key waits for it. Each call
+    /// counts, so it is called once a failure.
     fn when(&self, key: &K) -> Duration;
     /// Forgets the failures of `key`, after a success or when the key is given up.
     fn forget(&self, key: &K);
-    /// How often `key` failed since it was last forgotten.
+    /// How often `key` failed since it was last forgotten. Upstream: `NumRequeues`.
     fn retries(&self, key: &K) -> u32;
 }
 
-/// The longer of 5 ms doubling to 1000 s for each key and 10 a second, 100 at once, for all.
-/// Upstream: `DefaultTypedControllerRateLimiter`.
+/// The longer of two delays: 5 ms, doubling with each failure of the key to 1,000 s; and a place in
+/// a bucket for all keys that gives 10 a second and 100 at once. So after many failures a key may
+/// wait for the bucket although it failed for the first time. Upstream:
+/// `DefaultTypedControllerRateLimiter`.
 pub fn default_controller_rate_limiter<K: Key>(clock: SharedClock) -> Arc<dyn RateLimiter<K>> {
     Arc::new(MaxOfRateLimiter::new(vec![
         exponential_failure_rate_limiter(Duration::from_millis(5), Duration::from_secs(1000)),
@@ -28,7 +32,8 @@ pub fn default_controller_rate_limiter<K: Key>(clock: SharedClock) -> Arc<dyn Ra
     ]))
 }
 
-/// `base * 2^failures`, at most `max`. Upstream: `NewTypedItemExponentialFailureRateLimiter`.
+/// An [`ItemExponentialFailureRateLimiter`] as a trait object. Upstream:
+/// `NewTypedItemExponentialFailureRateLimiter`.
 pub fn exponential_failure_rate_limiter<K: Key>(
     base: Duration,
     max: Duration,
@@ -72,7 +77,9 @@ impl<K: Key> Failures<K> {
     }
 }
 
-/// `base * 2^failures`, at most `max`.
+/// Delays a key by `base * 2^failures`, at most `max`. Holds an entry for each key that failed
+/// until the key is forgotten: forget keys that are given up. Upstream:
+/// `TypedItemExponentialFailureRateLimiter`.
 pub struct ItemExponentialFailureRateLimiter<K> {
     failures: Failures<K>,
     base: Duration,
@@ -80,6 +87,7 @@ pub struct ItemExponentialFailureRateLimiter<K> {
 }
 
 impl<K: Key> ItemExponentialFailureRateLimiter<K> {
+    /// The first failure of a key waits for `base`. If `max` is shorter, each waits for `max`.
     pub fn new(base: Duration, max: Duration) -> Self {
         ItemExponentialFailureRateLimiter { failures: Failures::new(), base, max }
     }
@@ -100,10 +108,12 @@ impl<K: Key> RateLimiter<K> for ItemExponentialFailureRateLimiter<K> {
     }
 }
 
-/// One [`TokenBucket`] for all keys together. Upstream: `TypedBucketRateLimiter`.
+/// One [`TokenBucket`] for all keys together: it counts no failures, and forgetting a key gives no
+/// token back. Upstream: `TypedBucketRateLimiter`.
 pub struct BucketRateLimiter(TokenBucket);
 
 impl BucketRateLimiter {
+    /// A full bucket: see [`TokenBucket::new`].
     pub fn new(per_second: f64, burst: u32, clock: SharedClock) -> BucketRateLimiter {
         BucketRateLimiter(TokenBucket::new(per_second, burst, clock))
     }
@@ -119,12 +129,14 @@ impl<K> RateLimiter<K> for BucketRateLimiter {
     }
 }
 
-/// The longest wait and the most failures of several limiters. Upstream: `TypedMaxOfRateLimiter`.
+/// The longest delay and the most failures of several limiters. Each call counts in all of them.
+/// Upstream: `TypedMaxOfRateLimiter`.
 pub struct MaxOfRateLimiter<K> {
     limiters: Vec<Arc<dyn RateLimiter<K>>>,
 }
 
 impl<K: Key> MaxOfRateLimiter<K> {
+    /// Without any limiter no key waits.
     pub fn new(limiters: Vec<Arc<dyn RateLimiter<K>>>) -> Self {
         MaxOfRateLimiter { limiters }
     }

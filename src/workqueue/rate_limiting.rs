@@ -14,25 +14,47 @@ use super::{Key, RateLimiter};
 use crate::clock::SharedClock;
 use crate::trace::{self, How};
 
-/// A key is worked on by one worker at a time; added meanwhile, it comes again after `done`.
-/// Keys come in the order in which they were added or fell due. Cheap to clone.
+/// A queue of keys for several workers. Cheap to clone: clones are one queue.
 ///
-/// A key can wait for two times at once. [`add_after`](Self::add_after) and
-/// [`add_rate_limited`](Self::add_rate_limited) delay it; the earliest of their times counts.
+/// # What holds
+///
+/// - A key is worked on by at most one worker at a time. Added while it is in progress, it comes
+///   again after [`done`](Self::done), behind the keys that are queued by then.
+/// - A key that is queued already is not queued twice: one sync stands for all additions before it.
+/// - Keys come in the order in which they were added or fell due. A key that fell due comes before
+///   keys that are added after that time.
+/// - Before the shutdown no key is lost. [`get`](Self::get) may be dropped at any time: it takes a
+///   key only in the poll that returns it. A key that was returned is in progress until `done`,
+///   also if its worker has ended.
+/// - Methods other than `get` and [`shut_down_with_drain`](Self::shut_down_with_drain) never wait.
+///
+/// # What is not promised
+///
+/// - Why a key comes: a sync compares its own deadlines with the clock.
+/// - How often it comes: fewer times than it was added, and again after a delay that was not
+///   needed.
+/// - That a time is met: a key comes no earlier, and as much later as the workers are busy.
+///
+/// # Times
+///
+/// A key can wait for several times at once. [`add_after`](Self::add_after) delays it; the earliest
+/// of such times counts. [`add_rate_limited`](Self::add_rate_limited) and
+/// [`retry_after`](Self::retry_after) delay it after a failure; again the earliest counts.
 /// [`set_timer_after`](Self::set_timer_after) sets the key's timer (a deadline, a schedule, an
-/// expiry); the latest call counts. Neither affects the other. When either time comes, the key is
-/// queued as by [`add`](Self::add), once for each: a key that is queued already is not queued
-/// twice, and one that is in progress comes again after `done`. A timer fires once. Firing takes
-/// place no earlier than the time set; it does not say why, so a sync compares its own deadlines
-/// with the clock.
+/// expiry); the latest call counts, and it fires once. None of the three affects the others. When a
+/// time comes, the key is queued as by [`add`](Self::add). Upstream has one time for all three, the
+/// earliest.
 ///
-/// A key may rest after its work ([`done_resting`](Self::done_resting)): added meanwhile, in
-/// any of these ways, it is queued when it has rested.
+/// A key may rest after its work ([`done_resting`](Self::done_resting)): added meanwhile, in any of
+/// these ways, it is queued when it has rested.
 ///
-/// An idle queue costs nothing: there is no task and no ticker. While keys wait for their time,
-/// one of the waiting workers (the timekeeper) also waits for the clock; a worker that comes from
-/// a sync looks at the clock before it waits. A timer that moves later, or is cancelled, leaves the
-/// timekeeper's sleep as it is: at most one wake-up finds nothing to do.
+/// # Idle queues
+///
+/// An idle queue costs nothing: there is no task and no ticker. While keys wait for their time, one
+/// of the waiting workers (the timekeeper) also waits for the clock; a worker that comes from a
+/// sync reads the clock before it waits. A timer that moves later, or is cancelled, leaves the
+/// timekeeper's sleep as it is: at most one wake-up finds nothing to do. Without workers that call
+/// `get`, keys fall due when another method reads the queue.
 pub struct RateLimitingQueue<K> {
     inner: Arc<Inner<K>>,
 }
@@ -56,26 +78,30 @@ struct Inner<K> {
     idle: Event,
 }
 
-/// A queue as debug pages show it.
+/// A queue as debug pages show it: a snapshot under the queue's lock.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueueStatus {
-    /// The name in metrics; empty: it has no metrics.
+    /// The label of its metrics; empty for a queue without metrics.
     pub name: String,
     /// Keys that wait for a worker.
     pub depth: usize,
-    /// Keys that are worked on.
+    /// Keys that a worker has taken and not ended.
     pub in_progress: usize,
-    /// Keys that wait for a delay, most of them after a failure, or that rest.
+    /// Times for which keys wait after a delay or a failure, and keys that rest and were added
+    /// meanwhile.
     pub delayed: usize,
     /// Keys with a timer.
     pub timers: usize,
-    /// The key that has waited longest for a worker, and for how many seconds.
+    /// The key that was added first of those that no worker has taken since, and how many seconds
+    /// ago.
     pub oldest: Option<(String, f64)>,
-    /// The key that has been worked on longest, and for how many seconds.
+    /// The key that has been in progress longest, and for how many seconds.
     pub longest: Option<(String, f64)>,
-    /// So far; `None` without metrics.
+    /// Keys queued since the process started, by all queues of this name; `None` without metrics.
+    /// Upstream: `workqueue_adds_total`.
     pub adds: Option<u64>,
-    /// Keys added with a delay so far; `None` without metrics.
+    /// Additions with a delay, counted in the same way; timers are not among them. Upstream:
+    /// `workqueue_retries_total`.
     pub retries: Option<u64>,
 }
 
@@ -88,7 +114,10 @@ struct State<K> {
 }
 
 impl<K: Key> RateLimitingQueue<K> {
-    /// `name` is the label of its metrics; an empty one means none.
+    /// An empty queue. `name` is the label of its metrics, which queues of one name share; an empty
+    /// name means no metrics. `limiter` decides the delays of
+    /// [`add_rate_limited`](Self::add_rate_limited) alone. Upstream:
+    /// `NewTypedRateLimitingQueueWithConfig`.
     pub fn new(name: &str, clock: SharedClock, limiter: Arc<dyn RateLimiter<K>>) -> Self {
         let state = State {
             queue: Queue::new(QueueMetrics::new(name)),
@@ -112,7 +141,8 @@ impl<K: Key> RateLimitingQueue<K> {
         RateLimitingQueue { inner }
     }
 
-    /// Nothing happens when `key` is queued already, or the queue is shut down.
+    /// Queues `key` for the next free worker. Does nothing when it is queued already, or after the
+    /// shutdown. Upstream: `Add`.
     pub fn add(&self, key: K) {
         let mut state = self.inner.lock();
         if trace::is_on() {
@@ -124,13 +154,15 @@ impl<K: Key> RateLimitingQueue<K> {
         self.inner.notify_ready(ready);
     }
 
-    /// Adds `key` once `after` has passed, or sooner if it waits for an earlier time already.
+    /// Adds `key` once `after` has passed, or sooner if it waits for an earlier delay already. Zero
+    /// adds it now and leaves a later delay as it is. Does nothing after the shutdown. Upstream:
+    /// `AddAfter`.
     pub fn add_after(&self, key: K, after: Duration) {
         self.add_later(key, after, Delayed::insert);
     }
 
     /// As [`add_after`](Self::add_after), for a key that failed: a later time for which it waits
-    /// already stays.
+    /// for another reason stays. The failure is not counted by the rate limiter.
     pub fn retry_after(&self, key: K, after: Duration) {
         self.add_later(key, after, Delayed::retry);
     }
@@ -157,9 +189,10 @@ impl<K: Key> RateLimitingQueue<K> {
         }
     }
 
-    /// Sets the timer of `key`: it is added once `after` has passed from now, in place of the
-    /// time that its timer had. Zero adds it now and stops the timer. Nothing happens once the
-    /// queue is shut down.
+    /// Sets the timer of `key`: it is added once `after` has passed from now, in place of the time
+    /// that its timer had. Zero adds it now and stops the timer. Does nothing after the shutdown.
+    /// Upstream has no counterpart: there a deadline that moves later leaves the earlier one in
+    /// place.
     pub fn set_timer_after(&self, key: K, after: Duration) {
         let mut state = self.inner.lock();
         if state.queue.is_shutting_down() {
@@ -191,24 +224,28 @@ impl<K: Key> RateLimitingQueue<K> {
         was_set
     }
 
-    /// Adds `key` once the rate limiter lets it.
+    /// Counts a failure of `key` and adds it after the delay that the rate limiter gives. Upstream:
+    /// `AddRateLimited`.
     pub fn add_rate_limited(&self, key: K) {
         let after = self.inner.limiter.when(&key);
         self.retry_after(key, after);
     }
 
-    /// Forgets the failures of `key` in the rate limiter.
+    /// Forgets the failures of `key` in the rate limiter. A delay for which it waits stays.
+    /// Upstream: `Forget`.
     pub fn forget(&self, key: &K) {
         self.inner.limiter.forget(key);
     }
 
-    /// How often `key` failed, as the rate limiter counts.
+    /// How often `key` failed since it was last forgotten, as the rate limiter counts. Upstream:
+    /// `NumRequeues`.
     pub fn num_requeues(&self, key: &K) -> u32 {
         self.inner.limiter.retries(key)
     }
 
-    /// The next key, or `None` once shut down and empty. Each must be handed to `done`.
-    /// The future may be dropped at any time.
+    /// Takes the next key; waits for one while there is none. `None`: the queue is shut down and
+    /// empty. Each key must be handed to [`done`](Self::done), or it never comes again. May be
+    /// dropped at any time. Upstream: `Get`.
     pub async fn get(&self) -> Option<K> {
         let inner = &*self.inner;
         loop {
@@ -230,7 +267,7 @@ impl<K: Key> RateLimitingQueue<K> {
                 let keeper = next.map(|at| {
                     state.has_timekeeper = true;
                     let due = inner.clock.sleep(at.saturating_sub(now));
-                    (Timekeeper { inner, resigned: false }, inner.sooner.listen(), due)
+                    (Timekeeper { inner, released: false }, inner.sooner.listen(), due)
                 });
                 (inner.ready.listen(), keeper)
             };
@@ -244,7 +281,8 @@ impl<K: Key> RateLimitingQueue<K> {
         }
     }
 
-    /// Ends the work on `key`, which `get` returned.
+    /// Ends the work on `key`, which [`get`](Self::get) returned. Does nothing for a key that is
+    /// not in progress. Upstream: `Done`.
     pub fn done(&self, key: &K) {
         self.done_resting(key, Duration::ZERO);
     }
@@ -262,7 +300,8 @@ impl<K: Key> RateLimitingQueue<K> {
         }
     }
 
-    /// How many keys wait for a worker; those whose time has not come are not counted.
+    /// How many keys wait for a worker; those whose time has not come are not counted. Upstream:
+    /// `Len`.
     pub fn len(&self) -> usize {
         let mut state = self.inner.lock();
         let due = state.queue_due(self.inner.clock.monotonic());
@@ -270,11 +309,13 @@ impl<K: Key> RateLimitingQueue<K> {
         state.queue.len()
     }
 
+    /// Whether no key waits for a worker. Keys may be in progress, or wait for their time.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What distinguishes this queue from others in the trace.
+    /// A number that distinguishes this queue from others in the trace. A later queue may get the
+    /// number of one that is gone.
     pub fn identity(&self) -> usize {
         Arc::as_ptr(&self.inner).addr()
     }
@@ -303,24 +344,30 @@ impl<K: Key> RateLimitingQueue<K> {
         }
     }
 
-    /// For how long the oldest key has waited or been worked on.
+    /// How long ago the oldest key was added that no worker has taken since, or was taken that is
+    /// in progress; zero without one. A key that waits for a delay or a timer has not been added
+    /// yet.
     pub fn backlog(&self) -> Duration {
         let oldest = self.inner.lock().queue.backlog();
         oldest.map_or(Duration::ZERO, |since| self.inner.clock.monotonic().saturating_sub(since))
     }
 
-    /// From now on nothing is added. Workers get what is queued, then `None`; keys whose time has
-    /// not come are dropped.
+    /// Shuts the queue down for good: nothing is added from now on. Workers get the keys that are
+    /// queued, then `None`; keys whose time has not come, or that rest, are dropped. A key that was
+    /// added while in progress still comes again. Upstream: `ShutDown`.
     pub fn shut_down(&self) {
         self.inner.shut_down(false);
     }
 
+    /// Whether the shutdown has begun. It never ends. Upstream: `ShuttingDown`.
     pub fn is_shutting_down(&self) -> bool {
         self.inner.lock().queue.is_shutting_down()
     }
 
-    /// Shuts down and waits until nothing is being worked on, or until `shut_down`. Waits for
-    /// ever if a worker does not call `done`.
+    /// Shuts down, and waits until no key is in progress or until [`shut_down`](Self::shut_down) is
+    /// called. Keys that are queued and not taken are not waited for. Waits for ever if a worker
+    /// does not call `done`. May be dropped at any time; the queue stays shut down. Upstream:
+    /// `ShutDownWithDrain`.
     pub async fn shut_down_with_drain(&self) {
         self.inner.shut_down(true);
         loop {
@@ -420,22 +467,22 @@ impl<K: Key> HasProgress for Inner<K> {
 /// The worker that waits for the clock on behalf of all.
 struct Timekeeper<'a, K> {
     inner: &'a Inner<K>,
-    resigned: bool,
+    released: bool,
 }
 
 impl<K> Timekeeper<'_, K> {
-    /// Ends the office of a worker that goes on to look at the queue itself.
+    /// Gives up timekeeping, for a worker that checks the queue next: another need not be woken.
     fn release_timekeeping(mut self) {
-        self.resigned = true;
+        self.released = true;
         self.inner.lock().has_timekeeper = false;
     }
 }
 
 impl<K> Drop for Timekeeper<'_, K> {
     fn drop(&mut self) {
-        if !self.resigned {
+        if !self.released {
             self.inner.lock().has_timekeeper = false;
-            // The worker is gone: another has to keep the time.
+            // The worker's future was dropped: another has to keep the time.
             self.inner.ready.notify(1);
         }
     }

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use crate::clock::SharedClock;
 
-/// Holds up to `burst` tokens, full at first, and gains `rate` tokens a second. A rate of zero or
-/// less never gains one, and lends none.
+/// Holds up to `burst` tokens, full at first, and gains `rate` tokens a second. At a rate of zero
+/// or less it gains and gives none. Never waits: it says how long the caller has to. Requests are
+/// served in the order of the calls. Upstream: `rate.Limiter`.
 pub struct TokenBucket {
     clock: SharedClock,
     burst: f64,
@@ -25,13 +26,15 @@ struct State {
 }
 
 impl TokenBucket {
+    /// A full bucket. `rate` is in tokens a second; a `burst` of zero never lets
+    /// [`try_take`](TokenBucket::try_take) succeed.
     pub fn new(rate: f64, burst: u32, clock: SharedClock) -> TokenBucket {
         let burst = f64::from(burst);
         let state = State { rate, tokens: burst, at: clock.monotonic() };
         TokenBucket { clock, burst, state: Mutex::new(state) }
     }
 
-    /// Takes a token if there is one. Upstream: `TryAccept`.
+    /// Takes a token if there is one now, and returns whether there was. Upstream: `TryAccept`.
     pub fn try_take(&self) -> bool {
         let mut state = self.state.lock();
         let grown = self.grown(&state);
@@ -42,8 +45,9 @@ impl TokenBucket {
         true
     }
 
-    /// Takes a token, of the future if need be, and returns how long it is until it is there:
-    /// [`Duration::MAX`] with a rate of zero and no token. Upstream: `Reserve().Delay()`.
+    /// Takes a token that may be there only later, and returns how long the caller waits for it:
+    /// zero if it is there, [`Duration::MAX`] at a rate of zero or less, which takes none. A
+    /// reservation cannot be given back. Upstream: `Reserve().Delay()`.
     pub fn reserve(&self) -> Duration {
         let mut state = self.state.lock();
         let grown = self.grown(&state);
@@ -52,13 +56,13 @@ impl TokenBucket {
         wait
     }
 
-    /// How long until [`try_take`](TokenBucket::try_take) succeeds, at the present rate; `None`:
-    /// not before the rate changes.
+    /// How long until [`try_take`](TokenBucket::try_take) succeeds at the present rate, if no token
+    /// is taken meanwhile; `None`: not before the rate changes.
     pub fn next_in(&self) -> Option<Duration> {
         self.grown(&self.state.lock()).wait_for_one()
     }
 
-    /// Tokens a second.
+    /// The present rate, in tokens a second.
     pub fn rate(&self) -> f64 {
         self.state.lock().rate
     }
@@ -70,9 +74,9 @@ impl TokenBucket {
         *state = State { rate, ..self.grown(&state) };
     }
 
-    /// Replaces the bucket by one of another rate: a full one, less one token if the old one has
-    /// none to give. So a change of rate lets no extra request pass with a burst of 1. The same
-    /// rate changes nothing. Upstream: `RateLimitedTimedQueue.SwapLimiter`.
+    /// Replaces the bucket by a full one of another rate, less one token if the old one has none to
+    /// give. So with a burst of 1 a change of the rate lets no extra request pass. The same rate
+    /// changes nothing. Upstream: `RateLimitedTimedQueue.SwapLimiter`.
     pub fn swap_rate(&self, rate: f64) {
         let mut state = self.state.lock();
         if state.rate == rate {
