@@ -7,16 +7,17 @@ use crate::task::StopToken;
 
 pub(super) type Leading = Pin<Box<dyn Future<Output = Work> + Send>>;
 
-/// What the leader's work leaves behind when its future resolves.
+/// What the leader's work leaves behind when its future resolves. Upstream has no counterpart:
+/// there the lock is released after a stop without a wait for the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Nothing: another leader may begin.
+    /// Nothing: another leader may begin, and the lock is released if so configured.
     Ended,
-    /// Parts of it, which may still write. The lock is kept until it expires, as after a crash.
+    /// Parts of it that may still write. The lock is kept until it expires, as after a crash.
     Unfinished,
 }
 
-/// The calls at the turns of an election. Upstream: `LeaderCallbacks`.
+/// The functions that an election calls. Upstream: `LeaderCallbacks`.
 pub struct LeaderCallbacks {
     pub(super) on_started_leading: Box<dyn FnOnce(StopToken) -> Leading + Send>,
     pub(super) on_stopped_leading: Box<dyn FnOnce() + Send>,
@@ -24,8 +25,10 @@ pub struct LeaderCallbacks {
 }
 
 impl LeaderCallbacks {
-    /// `started` is the leader's work; it runs as a task of its own, and has to end soon after its
-    /// token stops. `stopped` is called once, when the election has ended, even if we never led.
+    /// `started` is the leader's work. It is called when the lock is ours and runs as a task of its
+    /// own; it has to end soon after its token stops. `stopped` is called once when the election
+    /// has ended, even if we never led; it runs on the elector's task and must not block. Upstream:
+    /// `OnStartedLeading`, `OnStoppedLeading`.
     pub fn new<F>(
         started: impl FnOnce(StopToken) -> F + Send + 'static,
         stopped: impl FnOnce() + Send + 'static,
@@ -40,8 +43,9 @@ impl LeaderCallbacks {
         }
     }
 
-    /// `seen` is called with each new leader, ourselves included, and with an empty name when the
-    /// lock was released. It must not block.
+    /// Calls `seen` with the identity of each new leader, ourselves included, and with an empty one
+    /// when the lock was released. Leaders between two attempts are not seen. It runs on the
+    /// elector's task and must not block. Upstream: `OnNewLeader`.
     pub fn on_new_leader(mut self, seen: impl Fn(&str) + Send + Sync + 'static) -> LeaderCallbacks {
         self.on_new_leader = Box::new(seen);
         self
@@ -51,9 +55,10 @@ impl LeaderCallbacks {
 /// How an election ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Stopped before we ever led.
+    /// Stopped before the lock was ours.
     NeverLed,
-    /// Stopped. If the leader's work has ended, the lease is released where so configured.
+    /// Stopped while we led, and the leader's work has resolved. The lock is released if so
+    /// configured and the work left nothing behind.
     Stopped,
     /// We could not renew in time. The token of the leader's work has stopped, but the work may
     /// still run: the process has to end now.

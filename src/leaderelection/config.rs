@@ -9,21 +9,27 @@ use super::Lock;
 /// Waits between attempts to take the lock are prolonged by up to this factor of the retry period.
 pub(super) const JITTER_FACTOR: f64 = 1.2;
 
-/// The parameters of an election. Upstream: `LeaderElectionConfig`.
+/// The parameters of an election. [`LeaderElector::new`](super::LeaderElector::new) checks them.
+/// Upstream: `LeaderElectionConfig`.
 pub struct Config {
+    /// What is contended for, under the identity of this contender.
     pub lock: Arc<dyn Lock>,
-    /// How long other contenders respect our last write. Upstream: 15 s.
+    /// How long other contenders respect our last write; longer than `renew_deadline`. Whole
+    /// seconds are written into the lock. Upstream: 15 s.
     pub lease_duration: Duration,
-    /// How long we try to renew before we stop working. Upstream: 10 s.
+    /// How long we try to renew before we stop working; longer than 1.2 times `retry_period`.
+    /// Upstream: 10 s.
     pub renew_deadline: Duration,
-    /// From one attempt to the next. Upstream: 2 s.
+    /// The wait from one attempt to the next. Attempts to take the lock wait up to 2.2 times as
+    /// long, at random. Upstream: 2 s.
     pub retry_period: Duration,
-    /// Release the lock after a stop, so that another contender can take it at once.
+    /// Release the lock after a stop, so that another contender can take it at once. Upstream:
+    /// `ReleaseOnCancel`.
     pub release_on_cancel: bool,
-    /// The API server picks the leader among the candidates: this contender renews a lock that it was
-    /// given, and takes none.
+    /// The API server picks the leader among the candidates: this contender renews a lock that it
+    /// was given, and takes none. Upstream: `Coordinated`.
     pub coordinated: bool,
-    /// The label of the metrics, and the name in the health check.
+    /// The label of the metrics, and the name in the health check. Upstream: `Name`.
     pub name: String,
 }
 
@@ -46,12 +52,16 @@ impl Config {
     }
 }
 
-/// The fault of a [`Config`].
+/// The fault of a [`Config`]. Texts are upstream's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigError {
+    /// Two leaders could work at once: the lease would run out before its holder gives up.
     LeaseNotLongerThanRenewDeadline,
+    /// There would be no time for a second attempt to renew.
     RenewDeadlineTooShortForRetryPeriod,
+    /// Attempts would follow each other without a pause.
     RetryPeriodIsZero,
+    /// An empty holder means a released lock.
     EmptyIdentity,
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::LeaderElectionRecord as Record;
 use crate::objects::Timestamp;
 
-/// The state of one contender. A lease runs from the time at which *we* saw it change, by our own
-/// monotonic clock: the clocks of other machines do not matter.
+/// The state of one contender. A lease runs from the time at which this contender saw it change, by
+/// its own monotonic clock: the clocks of other machines do not matter.
 pub(super) struct Election {
     identity: String,
     lease_duration: Duration,

@@ -17,7 +17,34 @@ use crate::clock::SharedClock;
 use crate::metrics::metrics;
 use crate::task::{self, StopToken};
 
-/// One contender. Cheap to clone: one clone runs, the others answer questions.
+/// One contender for a [`Lock`](super::Lock). Cheap to clone: one clone runs, the others answer
+/// questions.
+///
+/// # What holds
+///
+/// - A contender takes the lock only if it has seen the record unchanged for the lease duration
+///   that the record names, by its own monotonic clock, or if the lock is released or does not
+///   exist. Of several that try at once, the lock lets one succeed. The clocks of other machines,
+///   and the times in the record, decide nothing.
+/// - The leader stops at most renew deadline and retry period after its last renewal: the token of
+///   its work stops, and [`run`](LeaderElector::run) returns [`Ended::Lost`]. By default that is
+///   12 s of a lease of 15 s; the rest is for the end of the process.
+/// - [`holds_lease`](LeaderElector::holds_lease) is stricter: while it returns true, no other
+///   contender can have taken the lock.
+///
+/// # What is not promised
+///
+/// - That the old leader does nothing any more when a new one starts. Work that ignores its token,
+///   and requests that were sent before the lease ran out, may still write. The process ends after
+///   [`Ended::Lost`], and a [`Guard`](crate::client::Guard) that asks `holds_lease` holds back late
+///   writes; nothing fences a request that is on its way.
+/// - Anything on machines whose clocks run at rates further apart than lease duration and renew
+///   deadline are (15 s to 10 s by default).
+/// - That the leader stops in time on a machine that was suspended: its timers leave the suspension
+///   out. `holds_lease` counts it.
+/// - That a lost or released lock goes to a certain contender.
+///
+/// Upstream: `leaderelection.LeaderElector`.
 #[derive(Clone)]
 pub struct LeaderElector {
     inner: Arc<Inner>,
@@ -30,6 +57,11 @@ struct Inner {
 }
 
 impl LeaderElector {
+    /// A contender that does not run yet. Its metric `leader_election_master_status` is 0 from now
+    /// on.
+    ///
+    /// # Errors
+    /// The first fault of `config`. Upstream: `NewLeaderElector`.
     pub fn new(config: Config, clock: SharedClock) -> Result<LeaderElector, ConfigError> {
         config.check()?;
         set_master(&config.name, false);
@@ -38,18 +70,22 @@ impl LeaderElector {
         Ok(LeaderElector { inner: Arc::new(Inner { config, clock, election }) })
     }
 
-    /// The leader last seen; empty when there was none. For people: it may have changed.
+    /// The identity of the leader last seen; empty when there was none. For logs and pages: another
+    /// may lead by now. Upstream: `GetLeader`.
     pub fn leader(&self) -> String {
         self.inner.election().leader().to_owned()
     }
 
-    /// Whether we were the leader last seen.
+    /// Whether this contender was the leader last seen. It may have lost the lock since: ask
+    /// [`holds_lease`](LeaderElector::holds_lease) before a write. Upstream: `IsLeader`.
     pub fn is_leader(&self) -> bool {
         self.inner.election().is_leader()
     }
 
-    /// Whether the lock is ours for certain: no other contender can have taken it since our last
-    /// write. Holds after a suspension of the process or of the machine too.
+    /// Whether the lock is ours for certain: less than the lease duration, in whole seconds, has
+    /// passed since the start of our last successful write. It is so after a suspension of the
+    /// process or of the machine too, and false from the decision to release the lock on. Upstream
+    /// has no counterpart.
     pub fn holds_lease(&self) -> bool {
         self.inner.election().holds_lease(self.inner.clock.monotonic())
     }
@@ -66,10 +102,19 @@ impl LeaderElector {
         Ok(())
     }
 
-    /// Waits for the lock, leads, and keeps the lock until it is lost or `stop` stops.
+    /// Waits for the lock, leads, and keeps the lock until it is lost or `stop` stops. Call it
+    /// once.
     ///
     /// After a stop, the lock is renewed until the leader's work resolves, and released only if
-    /// nothing of it is left: no other leader works at the same time.
+    /// that work left nothing behind ([`Work::Ended`]): no other leader works at the same time. If
+    /// it is lost meanwhile, this returns [`Ended::Lost`]. A request takes at most half the renew
+    /// deadline (or one second, if that is longer), a release the whole deadline.
+    ///
+    /// Dropped while it waits for the lock, this may leave the lock taken until it expires. Dropped
+    /// while it leads, it leaves the work running, with a token that does not stop, and renews the
+    /// lock no more: stop it by `stop` instead.
+    ///
+    /// Upstream: `Run`.
     pub async fn run(&self, callbacks: LeaderCallbacks, stop: &StopToken) -> Ended {
         let LeaderCallbacks { on_started_leading, on_stopped_leading, on_new_leader } = callbacks;
         let mut run = Run { inner: &self.inner, on_new_leader, reported: String::new() };
@@ -119,7 +164,7 @@ impl Run<'_> {
             log::error!("leaderelection: {}: failed to renew lease", config.lock.describe());
         }
         match (ended, work) {
-            // A lock lost to an unreachable API server cannot be released either.
+            // After `Lost` there is no release: the API server is most likely unreachable.
             (Ended::Stopped, Work::Ended) if config.release_on_cancel => self.release().await,
             (Ended::Stopped, Work::Unfinished) => log::warn!(
                 "leaderelection: {}: kept until it expires: writes may be under way",

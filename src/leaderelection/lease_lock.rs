@@ -13,25 +13,28 @@ use crate::objects::{Meta, ObjectKey, ResourceType, Timestamp, from_json};
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 
-/// `<hostname>_<uuid>`: a unique name for this process.
+/// `<hostname>_<uuid>`: a name for this process that is different at each call. Upstream: the
+/// identity that the command makes.
 pub fn new_identity() -> String {
     let names = rustix::system::uname();
     format!("{}_{}", names.nodename().to_string_lossy(), random_uuid())
 }
 
-/// A Lease in `coordination.k8s.io/v1`. Unknown fields are kept.
+/// A Lease in `coordination.k8s.io/v1` as the lock. Fields of the Lease that are unknown here,
+/// labels and annotations are kept. Upstream: `resourcelock.LeaseLock`.
 pub struct LeaseLock {
     leases: Dynamic,
     key: ObjectKey,
     identity: String,
     recorder: Option<Recorder>,
-    /// The Lease last read or written: its resourceVersion makes our next write fail if another
+    /// The Lease last read or written. Its resourceVersion makes our next write fail if another
     /// contender has written since.
     lease: Mutex<Option<Value>>,
 }
 
 impl LeaseLock {
-    /// `identity`: see [`new_identity`]. `recorder`: gets the events about the Lease.
+    /// The Lease that `key` names, which need not exist. `identity`: see [`new_identity`].
+    /// `recorder`: records the events about the Lease; `None`: there are none. Sends nothing.
     pub fn new(
         client: &Client,
         key: ObjectKey,

@@ -2,7 +2,10 @@
 //! Upstream: client-go's `tools/leaderelection`.
 //!
 //! `election` decides, without I/O, the next step of an attempt to take or keep the lock;
-//! [`LeaderElector`] carries it out and waits; [`LeaseLock`] is the lock.
+//! [`LeaderElector`] carries it out and waits; [`LeaseLock`] is the lock. The contract stands above
+//! [`LeaderElector`].
+
+#![warn(missing_docs)]
 
 mod callbacks;
 mod config;
