@@ -25,10 +25,31 @@ const SLEEP_BETWEEN_TRIES: Duration = Duration::from_secs(10);
 const SHUTDOWN_BOUND: Duration = Duration::from_secs(2);
 
 /// The destination of recorded events; one for each controller. Upstream: `EventBroadcaster`.
-/// Events are sent in the background: recording never waits and never fails.
+///
+/// # What holds
+///
+/// - Recording never waits and never fails. At most 1,000 events wait; further ones are dropped and
+///   logged.
+/// - Events are sent one at a time, in the order in which they were recorded.
+/// - A repeated event updates the count of the one on the server. From the tenth message on, events
+///   that differ only in their message become one combined event, until ten minutes pass without
+///   one.
+/// - One component sends 25 events of a type about an object at once, and then one every five
+///   minutes; further ones are dropped without a log line.
+/// - A write that may succeed later is tried 12 times, up to 10 seconds apart; the events behind it
+///   wait. One that the server refuses is logged and dropped.
+///
+/// # What is not promised
+///
+/// - That an event arrives. No controller may depend on it.
+/// - That counts are exact: the correlator knows the last 4,096 series, and forgets them with the
+///   process.
+///
+/// Dropped without [`shutdown`](EventBroadcaster::shutdown), it goes on to send until its recorders
+/// are dropped and the queue is empty.
 pub struct EventBroadcaster {
     queue: Arc<Queue>,
-    /// Asks the task to try each queued event once, and end.
+    /// Asks the task to try each queued event once without a wait, and to end.
     stop: StopToken,
     /// Ends the task at once.
     abort: StopToken,
@@ -55,6 +76,7 @@ impl Names {
 }
 
 impl EventBroadcaster {
+    /// Starts the task that sends events with `client`, under its rate limit.
     pub fn new(client: Client, clock: SharedClock) -> EventBroadcaster {
         EventBroadcaster::to_writer(ClientWriter(client), clock)
     }
@@ -88,7 +110,9 @@ impl EventBroadcaster {
         Recorder::to_sink(Arc::new(QueueSink { queue, component: component.into() }))
     }
 
-    /// Sends the queued events, within two seconds, and ends. Later events are lost.
+    /// Tries each queued event once more, for two seconds in all, and ends the task. Events that
+    /// are recorded later are dropped. A second call returns at once. Dropped half-way, it leaves
+    /// the task to send what is queued, each event once.
     pub async fn shutdown(&self) {
         self.queue.sender.close();
         self.stop.stop();

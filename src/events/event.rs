@@ -7,29 +7,39 @@ use serde_json::{Map, Value};
 
 use crate::objects::{Istr, Timestamp, Uid};
 
+/// The type of an event. Upstream: `v1.EventTypeNormal`, `v1.EventTypeWarning`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub enum EventType {
+    /// Information: nothing needs attention.
     Normal,
+    /// Something may be wrong.
     Warning,
 }
 
-/// The object of an event. Upstream: `v1.ObjectReference`.
+/// The object of an event. Empty fields are left out when it is written. Upstream:
+/// `v1.ObjectReference`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectReference {
+    /// Group and version, `apps/v1`; of the core group `v1`.
     #[serde(skip_serializing_if = "is_empty")]
     pub api_version: Istr,
+    /// The kind, `Pod`.
     #[serde(skip_serializing_if = "is_empty")]
     pub kind: Istr,
+    /// Empty for an object of the whole cluster.
     #[serde(skip_serializing_if = "is_empty")]
     pub namespace: Istr,
+    /// The object's name.
     #[serde(skip_serializing_if = "is_empty")]
     pub name: Arc<str>,
+    /// Events about objects of one name and different uids are not combined.
     #[serde(skip_serializing_if = "Uid::is_empty")]
     pub uid: Uid,
-    /// 0 when absent.
+    /// The version that the recording controller knew; 0 when unknown.
     #[serde(skip_serializing_if = "is_zero", serialize_with = "as_text")]
     pub resource_version: u64,
+    /// The part of the object, such as `spec.containers{app}`; empty: the object itself.
     #[serde(skip_serializing_if = "is_empty")]
     pub field_path: Istr,
 }

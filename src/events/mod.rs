@@ -1,7 +1,10 @@
 //! Event recording. Upstream: client-go's `tools/record`.
 //!
 //! A [`Recorder`] queues events; the [`EventBroadcaster`]'s task runs them through the correlator
-//! (similar events are combined, repeated ones counted, floods dropped) and sends the result.
+//! (similar events are combined, repeated ones counted, floods dropped) and sends the result. The
+//! contract stands above [`EventBroadcaster`].
+
+#![warn(missing_docs)]
 
 mod broadcaster;
 mod correlator;
@@ -17,10 +20,13 @@ pub(crate) use event::random_uuid;
 pub use event::{EventType, ObjectReference};
 
 impl ObjectReference {
+    /// A reference to `object` as it is now, its resourceVersion included. Upstream:
+    /// `reference.GetReference`.
     pub fn to<T: Object + Resource>(object: &T) -> ObjectReference {
         ObjectReference::of(&T::RESOURCE, object.meta())
     }
 
+    /// A reference to the object of this type with these metadata. The field path is empty.
     pub fn of(resource: &ResourceType, meta: &Meta) -> ObjectReference {
         ObjectReference {
             api_version: match &*resource.group {
@@ -37,23 +43,29 @@ impl ObjectReference {
     }
 }
 
-/// Records events of one component. Recording never waits and never fails. Cheap to clone.
+/// Records events of one component. Recording never waits and never fails: an event that cannot be
+/// sent is dropped and logged. Cheap to clone. Upstream: `record.EventRecorder`.
 #[derive(Clone)]
 pub struct Recorder {
     sink: Arc<dyn EventSink>,
 }
 
-/// The receiver of a recorder's events.
+/// The receiver of a recorder's events: a broadcaster's queue, or what a test puts there.
 pub trait EventSink: Send + Sync {
+    /// Takes one event. `reason` is a CamelCase word for programs, `message` a sentence for people.
+    /// Called on the task that records, so it must not wait.
     fn record(&self, about: &ObjectReference, event_type: EventType, reason: &str, message: String);
 }
 
 impl Recorder {
+    /// A recorder whose events go to `sink`.
     pub fn to_sink(sink: Arc<dyn EventSink>) -> Recorder {
         Recorder { sink }
     }
 
-    /// Upstream: `EventRecorder.Event`.
+    /// Records an event about the object `about`, which need not exist any more. It goes to the
+    /// object's namespace, or to `default` for an object without one. Upstream:
+    /// `EventRecorder.Event`.
     pub fn event(
         &self,
         about: &ObjectReference,
@@ -64,6 +76,7 @@ impl Recorder {
         self.sink.record(about, event_type, reason, message.into());
     }
 
+    /// Records an event of type `Normal` about `object`: see [`Recorder::event`].
     pub fn normal<T: Object + Resource>(
         &self,
         object: &T,
@@ -73,6 +86,7 @@ impl Recorder {
         self.event(&ObjectReference::to(object), EventType::Normal, reason, message);
     }
 
+    /// Records an event of type `Warning` about `object`: see [`Recorder::event`].
     pub fn warning<T: Object + Resource>(
         &self,
         object: &T,
