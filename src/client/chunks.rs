@@ -26,12 +26,17 @@ enum State {
     Done,
 }
 
-/// Finds a body's data between the bytes of its coding, in place: it holds and copies no bytes.
+/// Finds the data of a body between the bytes of its coding, in place: it holds and copies no
+/// bytes. Never waits. Upstream: `net/http/internal.NewChunkedReader`.
+///
+/// For each input, call [`next`](ChunkDecoder::next), pass over the coding, use the data, and call
+/// [`took`](ChunkDecoder::took) with the number of bytes used.
 #[derive(Debug)]
 pub struct ChunkDecoder {
     state: State,
 }
 
+/// The coding is malformed. The connection cannot be used again.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BadChunk;
 
@@ -46,7 +51,9 @@ impl std::error::Error for BadChunk {}
 /// The number of bytes of coding at the front of the input, and of data after them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Piece {
+    /// Bytes to pass over.
     pub coding: usize,
+    /// Bytes of data that follow; fewer than the chunk has where the input ends in it.
     pub data: usize,
 }
 
@@ -57,17 +64,24 @@ impl Default for ChunkDecoder {
 }
 
 impl ChunkDecoder {
+    /// A decoder at the start of a body.
     pub fn new() -> ChunkDecoder {
         ChunkDecoder::default()
     }
 
-    /// The last chunk and the trailers are read: further bytes belong to the next message.
+    /// Whether the last chunk and the trailers have been read. Further bytes belong to the next
+    /// message.
     pub fn is_done(&self) -> bool {
         self.state == State::Done
     }
 
-    /// Reads the coding at the front of `input`. The data after it counts as read only with
-    /// [`ChunkDecoder::took`]. No data: all of `input` was coding, or the body ends.
+    /// Reads the coding at the front of `input`, which begins where the last data ended. The data
+    /// after the coding counts as read only with [`ChunkDecoder::took`]. Without data all of
+    /// `input` was coding, or the body ends.
+    ///
+    /// # Errors
+    /// [`BadChunk`] at a byte that is not allowed there. Sizes of more than 16 digits are
+    /// malformed.
     pub fn next(&mut self, input: &[u8]) -> Result<Piece, BadChunk> {
         let mut coding = 0;
         while let Some(byte) = input.get(coding)
@@ -83,7 +97,7 @@ impl ChunkDecoder {
         Ok(Piece { coding, data: 0 })
     }
 
-    /// `count` bytes of the data that was found last are read.
+    /// Marks `count` bytes of the data that was found last as read.
     pub fn took(&mut self, count: usize) {
         if let State::Data { left } = self.state {
             let left = left.saturating_sub(count as u64);

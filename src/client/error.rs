@@ -10,9 +10,11 @@ use serde::Deserialize;
 
 use crate::objects::{messages, protobuf};
 
+/// The result of a request.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What lies below an error; clones share it.
+/// The cause of an error, which clones of the error share. Its text is part of the error's own
+/// text.
 #[derive(Clone, Debug)]
 pub struct Cause(Arc<dyn std::error::Error + Send + Sync>);
 
@@ -23,7 +25,7 @@ impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Cause {
 }
 
 impl Cause {
-    /// As the cause of another room's error.
+    /// The cause as a boxed error, to become the cause of another room's error.
     pub fn into_error(self) -> Box<dyn std::error::Error + Send + Sync> {
         Box::new(Shared(self.0))
     }
@@ -59,23 +61,51 @@ impl fmt::Display for Cause {
     }
 }
 
+/// Why a request failed. It can be cloned, so that several tasks that wait for one request share
+/// its failure. Upstream: `apierrors` for `Status`, errors of `net/http` for the others.
+///
+/// `request` is the method and path, such as `GET /api/v1/pods`, without parameters and body.
 #[derive(Clone, Debug)]
 pub enum Error {
-    /// The server answered with a failure.
+    /// The server answered with a status other than 2xx, or with an ERROR event of a watch.
     Status(Box<Failure>),
-    /// No whole answer came: DNS, connection, TLS, a broken or late response.
-    Transport { request: String, source: Cause },
-    /// An answer came that does not decode.
-    Decode { request: String, source: Cause },
-    /// The request could not be built: a body that does not serialize, a bad path.
-    Request { request: String, source: Cause },
-    /// The request was not made: a name in its path would address another path.
+    /// No whole answer came: DNS, connection, TLS, a broken or late response. A write may have been
+    /// carried out.
+    Transport {
+        /// Method and path.
+        request: String,
+        /// Mostly an [`io::Error`].
+        source: Cause,
+    },
+    /// An answer came that does not decode. A write may have been carried out.
+    Decode {
+        /// Method and path.
+        request: String,
+        /// What is wrong with the answer.
+        source: Cause,
+    },
+    /// The request could not be built, such as from a body that does not serialize. Nothing was
+    /// sent.
+    Request {
+        /// Method and path.
+        request: String,
+        /// What is wrong with the request.
+        source: Cause,
+    },
+    /// A name in the path, or a namespace, is missing or would address another path. Nothing was
+    /// sent.
     Path(String),
-    /// The client's guard did not pass the request: no byte of it was sent.
-    GuardRefused { request: String },
+    /// The client's [`Guard`](super::Guard) did not pass the write: no byte of it was sent.
+    GuardRefused {
+        /// Method and path.
+        request: String,
+    },
     /// The client may only read: no byte of the request was sent.
-    Shadowed { request: String },
-    /// There are no credentials to show.
+    Shadowed {
+        /// Method and path.
+        request: String,
+    },
+    /// There are no credentials to show: a credential plugin or a token provider failed.
     Credentials(Cause),
     /// A kubeconfig, a certificate or the Pod's environment is incomplete or malformed.
     Config(String),
@@ -91,13 +121,17 @@ pub(super) fn undecoded<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
 /// A failure that the server reports. Upstream: `apierrors.StatusError`.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// `GET /api/v1/pods`
+    /// Method and path: `GET /api/v1/pods`.
     pub request: String,
+    /// The HTTP status code; of an ERROR event that of the Status.
     pub code: u16,
+    /// How long the server asks to wait, by the header `Retry-After` or else by the Status.
     pub retry_after: Option<Duration>,
+    /// What the body is.
     pub body: FailureBody,
-    /// Where the body is no Status, what can be read of it as one; with neither message nor reason,
-    /// the message is the text of the body.
+    /// The Status in the body. Where the body is something else, what can be read of it as one;
+    /// with neither message nor reason, the message is the text of the body, of which 2,048 bytes
+    /// are kept.
     pub status: Status,
 }
 
@@ -108,6 +142,7 @@ pub enum FailureBody {
     Status,
     /// A text by its content type, or a body without a content type.
     Text,
+    /// Something else, such as JSON that is not a Status.
     Other,
 }
 
@@ -122,7 +157,7 @@ impl FailureBody {
     }
 }
 
-/// `metav1.Status`
+/// The body of a failed answer. Absent fields are empty. Upstream: `metav1.Status`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Status {
@@ -130,24 +165,35 @@ pub struct Status {
     pub kind: String,
     /// `Success` or `Failure`
     pub status: String,
+    /// For people; its text may change between versions of the server.
     pub message: String,
+    /// A word for programs: `NotFound`, `Conflict`, or one of the kind's own.
     pub reason: String,
+    /// The status code in the body, which is mostly that of the answer.
     pub code: u16,
+    /// More about the failure.
     pub details: Details,
 }
 
+/// Details of a [`Status`]. Upstream: `metav1.StatusDetails`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Details {
+    /// How long to wait before another try; 0: the server does not say.
     pub retry_after_seconds: u64,
+    /// Each fault of a request, mostly of an invalid object.
     pub causes: Vec<StatusCause>,
 }
 
+/// One fault of a request. Upstream: `metav1.StatusCause`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct StatusCause {
+    /// A word for programs, such as `NamespaceTerminating`.
     pub reason: String,
+    /// For people.
     pub message: String,
+    /// The path of the field that is at fault, or empty.
     pub field: String,
 }
 
@@ -201,14 +247,19 @@ impl Error {
         })
     }
 
+    /// 404: the object, its kind or its namespace does not exist. Upstream: `apierrors.IsNotFound`.
     pub fn is_not_found(&self) -> bool {
         self.is("NotFound", 404)
     }
 
+    /// The object to be created exists. By its reason alone, since a conflict has the same code
+    /// (409). Upstream: `apierrors.IsAlreadyExists`.
     pub fn is_already_exists(&self) -> bool {
         self.reason() == Some("AlreadyExists")
     }
 
+    /// 409: the object has changed since it was read, or does not meet the preconditions. Upstream:
+    /// `apierrors.IsConflict`.
     pub fn is_conflict(&self) -> bool {
         self.is("Conflict", 409)
     }
@@ -219,38 +270,47 @@ impl Error {
         self.is_conflict() && self.message().is_some_and(|text| text.contains("UID in"))
     }
 
-    /// 410: `Gone` or `Expired`.
+    /// 410, `Gone` or `Expired`: the version asked for is no longer kept. List again. Upstream:
+    /// `apierrors.IsResourceExpired`, `IsGone`.
     pub fn is_expired(&self) -> bool {
         self.reason() == Some("Expired") || self.is("Gone", 410)
     }
 
+    /// 422: the object does not pass validation; the causes name the fields. Upstream:
+    /// `apierrors.IsInvalid`.
     pub fn is_invalid(&self) -> bool {
         self.is("Invalid", 422)
     }
 
+    /// 403: the user may not do it, or admission denied it. Upstream: `apierrors.IsForbidden`.
     pub fn is_forbidden(&self) -> bool {
         self.is("Forbidden", 403)
     }
 
+    /// 405: the resource does not have this verb. Upstream: `apierrors.IsMethodNotSupported`.
     pub fn is_method_not_supported(&self) -> bool {
         self.is("MethodNotAllowed", 405)
     }
 
+    /// 429: the server is busy, or a disruption budget forbids an eviction now. Upstream:
+    /// `apierrors.IsTooManyRequests`.
     pub fn is_too_many_requests(&self) -> bool {
         self.is("TooManyRequests", 429)
     }
 
-    /// The server's own time ran out, or it asks for another try.
+    /// The server's own time ran out (504), or it asks for another try. A write may have been
+    /// carried out. Upstream: `apierrors.IsTimeout`, `IsServerTimeout`.
     pub fn is_timeout(&self) -> bool {
         self.is("Timeout", 504) || self.reason() == Some("ServerTimeout")
     }
 
-    /// The server failed. Upstream: `apierrors.IsInternalError`.
+    /// The server failed (500). Upstream: `apierrors.IsInternalError`.
     pub fn is_internal(&self) -> bool {
         self.is_generic("InternalError", 500)
     }
 
-    /// Upstream: `apierrors.IsServiceUnavailable`.
+    /// The server, or one behind it, cannot answer now (503). Upstream:
+    /// `apierrors.IsServiceUnavailable`.
     pub fn is_unavailable(&self) -> bool {
         self.is_generic("ServiceUnavailable", 503)
     }
@@ -263,7 +323,8 @@ impl Error {
         })
     }
 
-    /// Upstream: `apierrors.HasStatusCause` with `NamespaceTerminating`.
+    /// An object cannot be created because its namespace is being deleted. Upstream:
+    /// `apierrors.HasStatusCause` with `NamespaceTerminating`.
     pub fn is_namespace_terminating(&self) -> bool {
         self.has_cause("NamespaceTerminating")
     }
@@ -278,18 +339,19 @@ impl Error {
             .is_some_and(|f| f.status.details.causes.iter().any(|cause| cause.reason == reason))
     }
 
-    /// No whole answer came.
+    /// No whole answer came: [`Error::Transport`].
     pub fn is_transport(&self) -> bool {
         matches!(self, Error::Transport { .. })
     }
 
-    /// The server does not listen: it is away, or it restarts. Upstream:
-    /// `utilnet.IsConnectionRefused`.
+    /// The server does not listen, or closed the connection: it restarts, or is not there.
+    /// Upstream: `utilnet.IsConnectionRefused`.
     pub fn is_refused(&self) -> bool {
         self.is_reset() || self.kind() == Some(ErrorKind::ConnectionRefused)
     }
 
-    /// The connection was closed before there was an answer.
+    /// The connection was closed before there was an answer. Upstream: `utilnet.IsConnectionReset`,
+    /// `IsProbableEOF`.
     pub fn is_reset(&self) -> bool {
         matches!(self.kind(), Some(ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof))
     }
@@ -313,7 +375,7 @@ impl Error {
         }
     }
 
-    /// The client only reads, and the request was a write.
+    /// The client only reads, and the request was a write: [`Error::Shadowed`].
     pub fn is_shadowed(&self) -> bool {
         matches!(self, Error::Shadowed { .. })
     }
@@ -333,13 +395,14 @@ impl Error {
         self.failure().map(|failure| failure.status.message.as_str()).filter(|m| !m.is_empty())
     }
 
-    /// How long the server asked to wait.
+    /// How long the server asks to wait before another try; `None`: it does not say.
     pub fn retry_after(&self) -> Option<Duration> {
         self.failure().and_then(|failure| failure.retry_after)
     }
 }
 
-/// How much of a body that is no Status is kept. Upstream: `maxUnstructuredResponseTextBytes`.
+/// How many bytes of a body are kept that is not a Status. Upstream:
+/// `maxUnstructuredResponseTextBytes`.
 const SHOWN_BYTES: usize = 2048;
 
 const KNOWN_REASONS: &[&str] = &[

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// How long the API server may work on a request. A write that was sent and got no answer can be
+/// How long the API server may work on a request. A write that was sent and got no answer may be
 /// carried out until then. Upstream: `--request-timeout`.
 const SERVER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Asked whether a write may still be made: when it begins, and again before its first byte is
-/// sent. Clones share one state.
+/// sent. A write that it holds back fails with [`Error::GuardRefused`](super::Error::GuardRefused).
+/// Clones share one state. It cannot call back a write that has been sent. Upstream has no
+/// counterpart.
 #[derive(Clone)]
 pub struct Guard {
     state: Arc<State>,
@@ -28,7 +30,8 @@ struct State {
 }
 
 impl Guard {
-    /// Passes writes while `may_write` says yes.
+    /// Passes writes while `may_write` returns true. It is called for each write, from any task,
+    /// and must not wait.
     pub fn new(may_write: impl Fn() -> bool + Send + Sync + 'static) -> Guard {
         let state = State {
             may_write: Box::new(may_write),
@@ -39,15 +42,17 @@ impl Guard {
         Guard { state: Arc::new(state), counts: true }
     }
 
-    /// The same for writes that harm nobody when they come late, such as events: they are held back
+    /// The same for writes that do no harm when they come late, such as events: they are held back
     /// as well, but do not count as under way.
     pub fn uncounted(&self) -> Guard {
         Guard { counts: false, ..self.clone() }
     }
 
-    /// Holds back all further writes. Returns whether none is under way: the server can carry out
-    /// no counted write that passed before. A write whose future was dropped half-way is under way
-    /// for ever, since its answer is not read. `now`: monotonic.
+    /// Holds back all further writes, for good. Returns whether none is under way, so that the
+    /// server can carry out no counted write that passed before. It may be called again to ask. A
+    /// write whose future was dropped after it was sent is under way for ever, since its answer is
+    /// not read. One whose connection broke is under way for a minute, the server's limit. `now` is
+    /// monotonic time.
     pub fn close(&self, now: Duration) -> bool {
         self.state.closed.store(true, Ordering::SeqCst);
         self.state.under_way.load(Ordering::SeqCst) == 0

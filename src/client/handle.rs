@@ -19,7 +19,36 @@ use super::{Error, Result};
 use crate::clock::SharedClock;
 use crate::objects::Form;
 
-/// Speaks to one API server as one user, with one rate limiter. Cheap to clone.
+/// Speaks to one API server as one user, with one rate limiter. Cheap to clone: clones share the
+/// limiter. Upstream: `rest.RESTClient`.
+///
+/// # What holds
+///
+/// - Each try of a request waits for the limiter, in the order of the calls, and then shows the
+///   credentials that are current.
+/// - After 401 a request is sent once more with fresh credentials. It is sent again, up to ten
+///   times in all, where the server asks for that: 429 or 5xx with `Retry-After` or
+///   `retryAfterSeconds`. A GET whose connection was reset before the answer is tried three times,
+///   a watch up to ten times.
+/// - A write whose connection breaks is not sent again: it may have been carried out
+///   ([`Error::is_unsure`]). Callers retry by their next sync.
+/// - A request fails when no answer begins, or no further byte of a body comes, within
+///   [`Config::timeout`]. The body of a watch may be silent for any time. The waits for the limiter
+///   and before a further try have no limit.
+/// - Any future of the client may be dropped at any time. A request that was not sent then is not
+///   sent; one that was sent may be carried out, and its connection is closed. The token of the
+///   limiter is spent.
+///
+/// # What is not promised
+///
+/// - The order of requests that run at the same time, in which the server sees them.
+/// - That a read sees an earlier write of the same client, unless it asks for the newest version
+///   ([`ListOptions::resource_version`](super::ListOptions)).
+///
+/// # Derived clients
+///
+/// A client that is made from another one (`named`, `with_rate`, `guarded`…) shares its
+/// connections, credentials and discovery, and has a limiter of its own, full at first.
 #[derive(Clone)]
 pub struct Client {
     pub(super) inner: Arc<Inner>,
@@ -47,8 +76,11 @@ pub(super) struct Inner {
 }
 
 impl Client {
+    /// A client for the server that `config` names. Sends nothing.
+    ///
     /// # Errors
-    /// When a certificate or key cannot be used, or the configuration is malformed.
+    /// [`Error::Config`] when the address is malformed, or a certificate, key or proxy cannot be
+    /// used.
     pub fn new(config: Config, clock: SharedClock) -> Result<Client> {
         let base = Url::parse(&config.host)
             .map_err(|error| Error::Config(format!("server {:?}: {error}", config.host)))?;
@@ -83,7 +115,8 @@ impl Client {
         Ok(Client { inner: Arc::new(inner) })
     }
 
-    /// The same server and credentials, under another name and with a limiter of its own.
+    /// The same server and credentials, under another User-Agent, with counts of its own. Upstream:
+    /// `rest.AddUserAgent`.
     pub fn named(&self, user_agent: &str) -> Client {
         self.derive(|derived| {
             derived.config.user_agent = user_agent.to_owned();
@@ -91,12 +124,12 @@ impl Client {
         })
     }
 
-    /// The same, for another controller under this name: with a limiter and counts of its own.
+    /// The same, for another controller under this name: with counts of its own as well.
     pub fn with_own_limiter(&self) -> Client {
         self.derive(|derived| derived.writes = Arc::default())
     }
 
-    /// The same, with a limiter of its own: the rate and the burst are multiplied by these factors.
+    /// The same, where rate and burst are multiplied by these factors.
     pub fn with_rate(&self, qps_times: f64, burst_times: u32) -> Client {
         self.derive(|derived| {
             derived.config.qps *= qps_times;
@@ -104,29 +137,36 @@ impl Client {
         })
     }
 
-    /// The same for writes that harm nobody when they come late: see [`Guard::uncounted`].
+    /// The same for writes that do no harm when they come late, such as events: see
+    /// [`Guard::uncounted`].
     pub fn with_uncounted_writes(&self) -> Client {
         self.derive(|derived| derived.guard = derived.guard.as_ref().map(Guard::uncounted))
     }
 
-    /// The same, but no write passes that `guard` holds back. This holds for clients derived from it.
+    /// The same, but no write passes that `guard` holds back: it fails with
+    /// [`Error::GuardRefused`]. This holds for clients derived from it, too.
     pub fn guarded(&self, guard: Guard) -> Client {
         self.derive(|derived| derived.guard = Some(guard))
     }
 
     /// The same, but `interceptor` sees all reads and answers all writes. This holds for clients
-    /// derived from it.
+    /// derived from it, too.
     pub fn intercepted(&self, interceptor: Arc<dyn Interceptor>) -> Client {
         self.derive(|derived| derived.interceptor = Some(interceptor))
     }
 
-    /// The same, for the leader election: requests do not wait for others, and find a descriptor
-    /// when few are free.
+    /// The same, for the leader election: requests do not wait for a place among the requests under
+    /// way, and find a descriptor when few are free. They wait for the limiter as others do.
     pub fn for_lease(&self) -> Client {
         self.derive(|derived| derived.is_urgent = true)
     }
 
-    /// The same server, with `tokens` as the only credentials.
+    /// The same server, under another User-Agent and with `tokens` as the only credentials: without
+    /// the client certificate, the token and the impersonation of this client. Its connections are
+    /// shared with other clients of this kind only.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the certificate authority cannot be used.
     pub fn with_tokens(&self, user_agent: &str, tokens: TokenProvider) -> Result<Client> {
         let Inner { base, config, clock, .. } = &*self.inner;
         let http = {
@@ -195,18 +235,23 @@ impl Client {
         }
     }
 
-    /// What was sent under this name so far, by this client and those derived from it.
+    /// The writes sent under this User-Agent so far, by this client and those derived from it that
+    /// have no counts of their own.
     pub fn writes(&self) -> Writes {
         self.inner.writes.get()
     }
 
-    /// Whether objects may come in protobuf.
+    /// Whether the configuration lets objects come in protobuf.
     pub(super) fn speaks_protobuf(&self) -> bool {
         self.inner.config.form == Form::Protobuf
     }
 
     /// What the server serves: fetched once, then kept until [`Client::reset_discovery`]. Clients
-    /// derived from one another share it, and share a fetch under way.
+    /// derived from one another share it, and share a fetch under way, which goes on when this
+    /// future is dropped. A failure is returned to all who wait for it and is not kept.
+    ///
+    /// # Errors
+    /// Those of [`Client::discover`].
     pub async fn discovery(&self) -> Result<Arc<Discovery>> {
         let fetch = || {
             let client = self.clone();

@@ -1,4 +1,9 @@
 //! Requests to the API server, on `surf` with a transport of our own. Upstream: client-go's `rest`.
+//!
+//! [`Client`] sends all requests; the contract stands above it. [`Dynamic`] has the verbs over one
+//! resource, [`Config`] says where the server is and who asks, and [`Error`] why a request failed.
+
+#![warn(missing_docs)]
 
 mod api;
 mod buffered;

@@ -4,13 +4,15 @@ use std::borrow::Cow;
 
 use super::{Call, Error, Result};
 
-/// A path below `/api` or `/apis`, made segment by segment. A name that would address another path
-/// is refused, as client-go refuses it. Upstream: `rest.Request`.
+/// A path below `/api` or `/apis`, made segment by segment. Segments are escaped. A name that would
+/// address another path (`..`, or with a slash or percent sign) is refused with [`Error::Path`], as
+/// client-go refuses it. Upstream: `rest.Request`.
 #[derive(Clone, Debug)]
 pub struct ApiPath(String);
 
 impl ApiPath {
-    /// The path of a group version, both as discovery names them.
+    /// The path of a group version, both as discovery names them: `/api/v1` where `group` is empty.
+    /// The two are not escaped.
     pub fn new(group: &str, version: &str) -> ApiPath {
         ApiPath(match group {
             "" => format!("/api/{version}"),
@@ -18,11 +20,19 @@ impl ApiPath {
         })
     }
 
+    /// Adds `namespaces/` and the name of a namespace.
+    ///
+    /// # Errors
+    /// [`Error::Path`] when the name would address another path.
     pub fn namespace(self, namespace: &str) -> Result<ApiPath> {
         ApiPath(self.0 + "/namespaces").push("namespace", namespace)
     }
 
-    /// In lower case, as client-go sends it: names of external metrics stand here too.
+    /// Adds a resource's plural name, in lower case as client-go sends it: names of external
+    /// metrics stand here too.
+    ///
+    /// # Errors
+    /// [`Error::Path`] when the name would address another path.
     pub fn resource(self, resource: &str) -> Result<ApiPath> {
         match resource.contains(char::is_uppercase) {
             true => self.push("resource", &resource.to_lowercase()),
@@ -30,8 +40,11 @@ impl ApiPath {
         }
     }
 
+    /// Adds the name of an object.
+    ///
     /// # Errors
-    /// Also when the name is empty: the path would be the collection's.
+    /// [`Error::Path`] when the name would address another path, or is empty: the path would be the
+    /// collection's.
     pub fn name(self, name: &str) -> Result<ApiPath> {
         match name {
             "" => Err(Error::Path("resource name may not be empty".to_owned())),
@@ -39,6 +52,10 @@ impl ApiPath {
         }
     }
 
+    /// Adds a subresource, such as `status`.
+    ///
+    /// # Errors
+    /// [`Error::Path`] when the name would address another path.
     pub fn subresource(self, subresource: &str) -> Result<ApiPath> {
         self.push("subresource", subresource)
     }
@@ -54,6 +71,7 @@ impl ApiPath {
         Ok(self)
     }
 
+    /// A request to this path, without parameters and body.
     pub fn call(self, method: &'static str) -> Call {
         Call::new(method, self.0)
     }

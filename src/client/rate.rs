@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::clock::SharedClock;
 use crate::storm::Storm;
 
-/// In a storm, requests go on and answers are read at multiples of this time, so that the thread
-/// wakes once for several of them. The rate stays the same.
+/// In a storm, requests that wait are sent and answers are read at multiples of this time, so that
+/// the thread wakes once for several of them. The rate stays the same.
 pub(super) const GRID: Duration = Duration::from_millis(10);
 
 pub(super) struct Bucket {
@@ -16,7 +16,7 @@ pub(super) struct Bucket {
     clock: SharedClock,
     /// Tokens, and when they were counted. Negative: requests wait for them.
     state: Mutex<(f64, Duration)>,
-    /// Of the requests.
+    /// Whether the requests are a storm.
     storm: Storm,
 }
 

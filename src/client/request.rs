@@ -21,18 +21,22 @@ use crate::objects::{
 };
 use crate::{buffer_pool, trace};
 
-/// As client-go's `rest.Request`.
+/// The most tries of one request. Upstream: `maxRetries` of `rest.Request`.
 const TRIES: u32 = 10;
-/// Before a watch that was reset is started again, on average.
+/// The average wait before a watch that was reset is started again.
 const RESET_WAIT: Duration = Duration::from_secs(1);
 
 impl Client {
-    /// `GET` of any path: the body as it is.
+    /// GET of any path, below the address of the server: the body as it is. Upstream:
+    /// `AbsPath(path).DoRaw`.
     pub async fn get_path(&self, path: &str) -> Result<Vec<u8>> {
         self.send(&Call::new("GET", path)).await
     }
 
-    /// Sends and decodes.
+    /// Sends a request and decodes the JSON of its answer.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; [`Error::Decode`] when the answer is not an `O`.
     pub async fn fetch<O: DeserializeOwned>(&self, call: &Call) -> Result<O> {
         let mut body = self.read(call, buffer_pool::take).await?;
         let decoded = serde_json::from_slice(&body).map_err(undecoded(&call.to_string()));
@@ -40,7 +44,7 @@ impl Client {
         decoded
     }
 
-    /// As [`Self::fetch`], for an object in JSON or protobuf, in which it is such a `message`.
+    /// As [`Self::fetch`], for an object that may come in protobuf, where `message` describes it.
     pub async fn fetch_message<T: DeserializeOwned>(
         &self,
         call: &Call,
@@ -57,7 +61,10 @@ impl Client {
         decoded.map_err(|source| Error::Decode { request: call.to_string(), source: source.into() })
     }
 
-    /// The whole body of an answer that is not a failure.
+    /// Sends a request and returns the whole body of its answer, of any size.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; [`Error::Transport`] also when the body is cut off or late.
     pub async fn send(&self, call: &Call) -> Result<Vec<u8>> {
         self.read(call, Vec::new).await
     }
@@ -74,7 +81,7 @@ impl Client {
         Ok(body)
     }
 
-    /// As [`Self::send`], for answers that no one needs: the body is read, not kept.
+    /// As [`Self::send`], for answers that are not needed: the body is read, not kept in memory.
     pub async fn send_and_drain(&self, call: &Call) -> Result<()> {
         if trace::is_on() {
             return self.send(call).await.map(drop);
@@ -98,7 +105,14 @@ impl Client {
         RESPONSE_SIZE.with_label_values(&labels).observe(size as f64);
     }
 
-    /// The body of an answer that is not a failure, to be read as it arrives.
+    /// Sends a request, and again where that is safe (see [`Client`]). Returns the body of an
+    /// answer with a 2xx status, which is read as it arrives. Dropping the body before its end
+    /// closes the connection.
+    ///
+    /// # Errors
+    /// [`Error::Status`] for any other status, [`Error::Transport`] when no answer came in time,
+    /// [`Error::GuardRefused`] or [`Error::Shadowed`] for a write that was not sent,
+    /// [`Error::Credentials`] without credentials to show.
     pub async fn open(&self, call: &Call) -> Result<http_types::Body> {
         if let Some(interceptor) = &self.inner.interceptor {
             match is_read(call.method, &call.path) {
@@ -239,8 +253,8 @@ fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Opt
         // A server that restarts is most often back after a second. All its watches end at once,
         // and must not return at once.
         _ if call.is_watch && error.is_reset() => Some(RESET_WAIT.mul_f64(0.5 + random)),
-        // Only a closed connection, as upstream. What is refused, or not answered in time, is left
-        // to the caller.
+        // Only a closed connection, as upstream. The caller decides about a refused connection and
+        // about an answer that is late.
         _ if call.method == "GET" && error.is_reset() && tries < 3 => {
             Some(Duration::from_millis(50))
         }
@@ -258,7 +272,7 @@ fn written(call: &Call, body: &[u8], now: Duration) {
         metadata: Meta,
         details: Details,
     }
-    /// Of the Status after a deletion.
+    /// The object that was deleted, in the Status of the answer.
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Details {
@@ -268,7 +282,7 @@ fn written(call: &Call, body: &[u8], now: Duration) {
     }
     if protobuf::is_enveloped(body) {
         let message = protobuf::open(body).map(Encoded::protobuf);
-        // A list, of what was deleted, has no uid.
+        // The list of the objects that a deletion of a collection deleted has no uid.
         if let Ok(Ok(object)) = message.map(|object| object.decode::<PartialObjectMetadata>())
             && !object.meta.uid.is_empty()
         {

@@ -70,7 +70,9 @@ impl Scanner {
     }
 }
 
-/// One top-level JSON object after another, as in a watch's body.
+/// Cuts one top-level JSON object after another out of a body, as in a watch. Never waits, and does
+/// not check the JSON beyond strings and nesting: malformed text becomes a document that does not
+/// decode. Bytes between documents are skipped.
 #[derive(Debug, Default)]
 pub struct DocumentSplitter {
     /// The beginning of a document whose end has not arrived.
@@ -81,7 +83,8 @@ pub struct DocumentSplitter {
 }
 
 impl DocumentSplitter {
-    /// Calls `found` with each document that ends in `bytes`.
+    /// Calls `found` with each document that ends in `bytes`, and holds the beginning of the next
+    /// one.
     pub fn feed(&mut self, mut bytes: &[u8], found: &mut dyn FnMut(&[u8])) {
         while !bytes.is_empty() {
             if self.document.is_empty() {
@@ -125,12 +128,12 @@ impl DocumentSplitter {
         self.scanned = self.document.len();
     }
 
-    /// No part of a document is held.
+    /// Whether no part of a document is held: a body that ends here is whole.
     pub fn is_between(&self) -> bool {
         self.document.is_empty()
     }
 
-    /// Frees the memory that holds no part of a document.
+    /// Frees memory that holds no part of a document.
     pub fn shrink(&mut self) {
         self.document.shrink_to_fit();
     }
@@ -159,12 +162,14 @@ fn breaks_off(piece: &[u8]) -> bool {
         .any(|brace| matches!(piece[..brace].trim_ascii_end().last(), Some(b'}' | b']')))
 }
 
-/// A piece of a list.
+/// A piece of a list's body.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ListPiece {
+    /// The bytes of one object.
     Item(Vec<u8>),
+    /// The bytes of the list's metadata. They may come before or after the items.
     Metadata(Vec<u8>),
-    /// The list is whole.
+    /// The list is whole. The last piece.
     End,
 }
 
@@ -179,7 +184,9 @@ enum Inside {
     Other,
 }
 
-/// A list's body: `{"kind":…,"metadata":{…},"items":[{…},…]}`, its fields in any order.
+/// Cuts a list's body (`{"kind":…,"metadata":{…},"items":[{…},…]}`, its fields in any order) into
+/// items and metadata. Holds one item at most. Never waits, and does not check the JSON beyond
+/// strings and nesting.
 #[derive(Debug, Default)]
 pub struct ListSplitter {
     scanner: Scanner,
@@ -275,7 +282,7 @@ impl ListSplitter {
         found(ListPiece::End);
     }
 
-    /// The whole list has arrived.
+    /// Whether the whole list has arrived.
     pub fn is_done(&self) -> bool {
         self.done
     }

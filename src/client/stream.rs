@@ -22,7 +22,8 @@ use crate::objects::{Bookmark, Encoded, ListPart, WatchEvent, messages, protobuf
 
 type Body = Box<dyn AsyncBufRead + Unpin + Send + Sync + 'static>;
 
-/// A list's body, item by item: it never stands in memory whole.
+/// A list's body, item by item: it is never in memory as a whole. Dropping it before its end closes
+/// the connection.
 pub struct ListStream {
     request: String,
     body: Body,
@@ -58,7 +59,12 @@ impl ListStream {
         ListStream { request, body, splitter, found, meta }
     }
 
-    /// The next part; after `End` the stream must not be read.
+    /// The next part; the last one is `End`. After that, and after an error, the stream must not be
+    /// read. May be dropped at any time: what has been read is kept for the next call.
+    ///
+    /// # Errors
+    /// [`Error::Transport`] when the body is cut off or late, [`Error::Decode`] when it is not a
+    /// list. The items themselves are not decoded here.
     pub async fn next(&mut self) -> Result<ListPart<Encoded>> {
         loop {
             match self.found.pop_front() {
@@ -86,14 +92,14 @@ impl ListStream {
         }
     }
 
-    /// To the very end, so that the connection can be used again.
+    /// Reads the body to its end, so that the connection can be used again.
     async fn drain(&mut self) {
         while let Ok(count @ 1..) = self.body.fill_buf().await.map(<[u8]>::len) {
             self.body.consume(count);
         }
     }
 
-    /// The first item, and no more of the list.
+    /// The first item, decoded; `None` of an empty list. The rest of the list is not read.
     pub async fn first<O: DeserializeOwned>(mut self) -> Result<Option<O>> {
         match self.next().await? {
             ListPart::Item(item) => self.decode(&item.bytes).map(Some),
@@ -119,7 +125,10 @@ impl ListStream {
         Ok(())
     }
 
-    /// An item's JSON as a type of one's own.
+    /// Decodes an item that came in JSON.
+    ///
+    /// # Errors
+    /// [`Error::Decode`], with the request in it.
     pub fn decode<O: DeserializeOwned>(&self, json: &[u8]) -> Result<O> {
         serde_json::from_slice(json).map_err(undecoded(&self.request))
     }
@@ -139,7 +148,8 @@ impl Events {
     }
 }
 
-/// A watch's body, event by event.
+/// A watch's body, event by event. Dropping it ends the watch and closes the connection. Upstream:
+/// `watch.StreamWatcher`.
 pub struct WatchStream {
     request: String,
     body: Body,
@@ -164,8 +174,13 @@ impl WatchStream {
         WatchStream { request, body: body.into_reader(), splitter, found: VecDeque::new() }
     }
 
-    /// The next event; `None` when the server has ended the watch. An ERROR event is the Status in
-    /// it; after any error the stream is at its end.
+    /// The next event, in the server's order; `None` when the server has ended the watch, as it
+    /// does after the timeout. After `None` or an error the stream is at its end. May be dropped at
+    /// any time: no event is lost.
+    ///
+    /// # Errors
+    /// [`Error::Status`] of an ERROR event, with the Status in it; [`Error::Transport`] when the
+    /// connection broke, [`Error::Decode`] for an event that is not one.
     pub async fn next(&mut self) -> Option<Result<WatchEvent<Encoded>>> {
         loop {
             if let Some(event) = self.found.pop_front() {

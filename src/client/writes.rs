@@ -4,14 +4,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::call::Call;
 
-/// Requests of one user other than reads, so far. Each try counts.
+/// The requests sent under one User-Agent so far, other than reads. Each try counts. Writes that a
+/// guard held back or shadow mode answered do not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Writes {
+    /// Requests with POST, except those for events.
     pub create: u64,
+    /// Requests with PUT, except those for events.
     pub update: u64,
+    /// Requests with PATCH, except those for events.
     pub patch: u64,
+    /// Requests with DELETE, except those for events.
     pub delete: u64,
-    /// Events created or patched; the others do not count these.
+    /// Writes of events by any method.
     pub events: u64,
     /// Of all these, those that were answered with an error or not at all.
     pub failed: u64,

@@ -24,10 +24,12 @@ impl Certificate {
             .map_err(|error| format!("malformed certificate: {error}"))
     }
 
+    /// The start of its validity.
     pub fn not_before(&self) -> Timestamp {
         timestamp(self.0.tbs_certificate.validity.not_before)
     }
 
+    /// The end of its validity: it is valid at this second and not after it.
     pub fn not_after(&self) -> Timestamp {
         timestamp(self.0.tbs_certificate.validity.not_after)
     }
@@ -42,7 +44,7 @@ impl Certificate {
         encoded(&self.0.tbs_certificate.subject)
     }
 
-    /// Empty without one.
+    /// The subject key identifier; empty without one, or when it is malformed.
     pub fn subject_key_id(&self) -> Vec<u8> {
         let found = self.0.tbs_certificate.get::<SubjectKeyIdentifier>().ok().flatten();
         found.map_or_else(Vec::new, |(_, id)| id.0.into_bytes())
@@ -64,7 +66,7 @@ impl Certificate {
         names.filter(move |name| name.oid == kind).map(|name| text(&name.value))
     }
 
-    /// The DNS names among the alternative names.
+    /// The DNS names among the alternative names; none when that extension is malformed.
     pub fn dns_names(&self) -> Vec<String> {
         let found = self.0.tbs_certificate.get::<SubjectAltName>().ok().flatten();
         let names = found.into_iter().flat_map(|(_, names)| names.0);
@@ -75,7 +77,8 @@ impl Certificate {
         dns.collect()
     }
 
-    /// Whether its extended usages, if it names any, include that of a server.
+    /// Whether its extended usages, if it names any, include that of a server. A malformed
+    /// extension counts as none.
     pub fn may_serve(&self) -> bool {
         let found = self.0.tbs_certificate.get::<ExtendedKeyUsage>().ok().flatten();
         found.is_none_or(|(_, usages)| {

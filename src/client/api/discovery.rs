@@ -13,30 +13,40 @@ use crate::sort::Order;
 const AGGREGATED: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
 
-/// One served resource, subresources left out.
+/// One resource that the server serves, without its subresources. Upstream: `metav1.APIResource`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiResource {
+    /// Group, version, kind, plural name and scope.
     pub resource: ResourceType,
+    /// The verbs that the server names, such as `list`; a user may still not be allowed to use
+    /// them.
     pub verbs: Vec<Istr>,
-    /// Of the version that the server prefers, among those of its group that have the resource.
+    /// Whether its version is the one that the server prefers, among those of its group that have
+    /// the resource.
     pub preferred: bool,
 }
 
 impl ApiResource {
+    /// Whether all of `verbs` are among those of the resource. Upstream:
+    /// `discovery.SupportsAllVerbs`.
     pub fn supports(&self, verbs: &[&str]) -> bool {
         verbs.iter().all(|verb| self.verbs.iter().any(|known| known == verb))
     }
 }
 
-/// The resources of all groups. Upstream: `RESTMapper`, `ServerPreferredResources`.
+/// The resources of all groups: a snapshot. Upstream: `RESTMapper`, `ServerPreferredResources`.
 #[derive(Clone, Debug, Default)]
 pub struct Discovery {
+    /// Each resource in each version that serves it; within a group, the server's preferred version
+    /// comes first.
     pub resources: Vec<ApiResource>,
-    /// Group versions that could not be read, and why: their resources are not known.
+    /// Group versions that could not be read, such as `metrics.k8s.io/v1beta1`, and why. Their
+    /// resources are not known: absence from `resources` does not mean that they are not served.
     pub failures: BTreeMap<String, String>,
 }
 
 impl Discovery {
+    /// The resource of a kind in a version; `None` if none is known. Upstream: `RESTMapping`.
     pub fn resource_for(&self, group: &str, version: &str, kind: &str) -> Option<ResourceType> {
         let matches = |found: &&ApiResource| {
             let resource = &found.resource;
@@ -45,7 +55,8 @@ impl Discovery {
         self.resources.iter().find(matches).map(|found| found.resource.clone())
     }
 
-    /// The failures in one text. Upstream: `ErrGroupDiscoveryFailed`.
+    /// The failures in one text, in a stable order; `None` without one. Upstream:
+    /// `ErrGroupDiscoveryFailed`.
     pub fn failure(&self) -> Option<String> {
         let mut texts: Vec<String> =
             self.failures.iter().map(|(version, why)| format!("{version}: {why}")).collect();
@@ -55,7 +66,7 @@ impl Discovery {
             .then(|| format!("unable to retrieve the complete list of server APIs: {}", all()))
     }
 
-    /// Each resource once, in its preferred version.
+    /// Each resource once, in its preferred version. Upstream: `ServerPreferredResources`.
     pub fn preferred(&self) -> impl Iterator<Item = &ApiResource> {
         self.resources.iter().filter(|found| found.preferred)
     }
@@ -156,11 +167,12 @@ struct LegacyResource {
 }
 
 impl Client {
-    /// Asks the server, every time.
+    /// Asks the server what it serves, every time: two requests, or one for each group version
+    /// where the server does not know aggregated discovery. May be dropped at any time.
     ///
     /// # Errors
-    /// When neither `/api` nor `/apis` can be read. A group version that cannot be read is in
-    /// [`Discovery::failures`].
+    /// When `/apis` cannot be read, or `/api` for another reason than 404. A group version that
+    /// cannot be read is in [`Discovery::failures`].
     pub async fn discover(&self) -> Result<Discovery> {
         let mut found = Discovery::default();
         for (path, core) in [("/api", true), ("/apis", false)] {

@@ -9,7 +9,13 @@ use crate::client::stream::{ListStream, WatchStream};
 use crate::client::{ApiPath, Client, Error, Result};
 use crate::objects::{Form, ListPart, ObjectKey, ResourceType, Written};
 
-/// The verbs over one resource, for any type that decodes from its JSON.
+/// The verbs over one resource, for any type that decodes from its JSON. Cheap to clone, and sends
+/// nothing by itself. Upstream: `dynamic.ResourceInterface`.
+///
+/// Verbs share these errors: [`Error::Path`] for a name that is empty or would address another
+/// path, or a missing namespace; [`Error::Request`] for a body that does not serialize; those of
+/// [`Client::open`]; and [`Error::Decode`] for an answer of another type. No verb retries a
+/// conflict. Futures may be dropped at any time; a write may then have been carried out.
 #[derive(Clone)]
 pub struct Dynamic {
     client: Client,
@@ -19,8 +25,11 @@ pub struct Dynamic {
     form: Form,
 }
 
+/// The objects of a list, in the server's order.
 pub struct List<T> {
+    /// The objects of all pages.
     pub items: Vec<T>,
+    /// The version at which the list was read: a watch continues from it.
     pub resource_version: String,
 }
 
@@ -43,21 +52,23 @@ impl Dynamic {
         Dynamic { client, resource, subresource: None, metadata_only: false, form: Form::Json }
     }
 
-    /// The same, for a subresource: `status`, `scale`, `eviction`, `token`, `finalize`…
+    /// The same, for a subresource: `status`, `scale`, `eviction`, `token`, `finalize`… Lists and
+    /// creations address the resource all the same.
     pub fn subresource(mut self, name: &'static str) -> Dynamic {
         self.subresource = Some(name);
         self
     }
 
-    /// The same, for metadata only: answers are `PartialObjectMetadata`.
+    /// The same, for metadata only: answers are `PartialObjectMetadata`. A server that does not
+    /// know that form answers with whole objects. Upstream: `metadata.Interface`.
     pub fn metadata_only(mut self) -> Dynamic {
         self.metadata_only = true;
         self
     }
 
-    /// The same, for lists page by page, watches and the deletion of collections, where the reader
-    /// understands `form` besides JSON.
-    /// The configuration may restrict it to JSON.
+    /// The same, for a reader that understands `form` besides JSON. It concerns lists page by page,
+    /// watches and the deletion of collections; [`Config::form`](crate::client::Config::form) may
+    /// restrict it to JSON.
     pub fn accepting(mut self, form: Form) -> Dynamic {
         self.form = if self.client.speaks_protobuf() { form } else { Form::Json };
         self
@@ -99,6 +110,7 @@ impl Dynamic {
         Ok(call)
     }
 
+    /// Reads an object. The answer is the newest version.
     pub async fn get<O: DeserializeOwned>(&self, key: &ObjectKey) -> Result<O> {
         self.client.fetch(&self.call("GET", key)?).await
     }
@@ -131,7 +143,9 @@ impl Dynamic {
         Ok(call)
     }
 
-    /// All pages, in memory.
+    /// Reads all objects of a namespace, or of the cluster with `None`, page by page, and keeps
+    /// them in memory. When the version of the pages expires meanwhile (410), it reads the list
+    /// again as a whole, so that all items are of one version. Upstream: `pager.List`.
     pub async fn list<O: DeserializeOwned>(
         &self,
         namespace: Option<&str>,
@@ -168,7 +182,8 @@ impl Dynamic {
         }
     }
 
-    /// One page, as it arrives. `limit` and `continue_token` are those of `metav1.ListOptions`.
+    /// One page, as it arrives. `limit` of the options and `continue_token` are those of
+    /// `metav1.ListOptions`; without a limit the page is the whole list.
     pub async fn list_page(
         &self,
         namespace: Option<&str>,
@@ -186,7 +201,9 @@ impl Dynamic {
         Ok(ListStream::new(call.to_string(), self.client.open(call).await?))
     }
 
-    /// Events as they arrive, bookmarks included, until the server ends the watch after `timeout`.
+    /// Events as they arrive, bookmarks included, until the server ends the watch after `timeout`,
+    /// in whole seconds and at least one. With `send_initial_events` it begins with an event for
+    /// each object; a server that does not know that answers with 400 or 422.
     pub async fn watch(
         &self,
         namespace: Option<&str>,
@@ -212,6 +229,8 @@ impl Dynamic {
         Ok(WatchStream::new(call.to_string(), self.client.open(&call).await?))
     }
 
+    /// Creates an object in `namespace`, which is empty for a resource of the whole cluster, and
+    /// returns what the server made of it.
     pub async fn create<O: DeserializeOwned>(
         &self,
         namespace: &str,
@@ -220,7 +239,7 @@ impl Dynamic {
         self.client.fetch(&self.creation(namespace, body)?).await
     }
 
-    /// As [`Self::create`], but the answer holds only the new object's metadata.
+    /// As [`Self::create`], but the answer holds only the metadata of the new object.
     pub async fn create_for_metadata(
         &self,
         namespace: &str,
@@ -237,7 +256,7 @@ impl Dynamic {
         self.client.fetch_message(&call, Written::MESSAGE).await
     }
 
-    /// POST to a subresource of a named object (`eviction`, `token`, `binding`).
+    /// Creates a subresource of a named object (`eviction`, `token`, `binding`): a POST.
     pub async fn create_for<O: DeserializeOwned>(
         &self,
         key: &ObjectKey,
@@ -246,6 +265,8 @@ impl Dynamic {
         self.client.fetch(&self.call("POST", key)?.body(JSON, body)?).await
     }
 
+    /// Replaces an object, or the [subresource](Self::subresource) of it: a PUT. A conflict (409)
+    /// when `body` has a resourceVersion that is not the newest.
     pub async fn update<O: DeserializeOwned>(
         &self,
         key: &ObjectKey,
@@ -254,12 +275,14 @@ impl Dynamic {
         self.client.fetch(&self.call("PUT", key)?.body(JSON, body)?).await
     }
 
+    /// Changes an object and returns it as it is then. Unless the patch names a resourceVersion, it
+    /// applies to any version.
     pub async fn patch<O: DeserializeOwned>(&self, key: &ObjectKey, patch: &Patch) -> Result<O> {
         self.client.fetch(&self.patching(key, patch)?).await
     }
 
-    /// As [`Self::patch`], but the answer holds only the object's metadata, in protobuf where the
-    /// configuration lets it. For built-in kinds of which many are patched.
+    /// As [`Self::patch`], but the answer holds only the metadata of the object, in protobuf where
+    /// the configuration lets it. For built-in kinds of which many are patched.
     pub async fn patch_for_metadata(&self, key: &ObjectKey, patch: &Patch) -> Result<Written> {
         self.fetch_metadata(self.patching(key, patch)?).await
     }
@@ -281,12 +304,16 @@ impl Dynamic {
         }
     }
 
+    /// Deletes an object. Success means that the server accepts the deletion: with finalizers or a
+    /// grace period the object stays for a while. Not found (404) is an error.
     pub async fn delete(&self, key: &ObjectKey, delete: Delete) -> Result<()> {
         let mut call = self.call("DELETE", key)?.body(JSON, &Options::of(&delete))?;
         call.accept = JSON;
         self.client.send(&call).await.map(drop)
     }
 
+    /// Deletes all objects of a namespace that `options` select, or of the cluster with `None`. A
+    /// deletion that fails half-way has deleted some of them.
     pub async fn delete_collection(
         &self,
         namespace: Option<&str>,

@@ -18,15 +18,19 @@ use super::{Client, Result};
 use crate::objects::{Object, ObjectKey, Resource, ResourceType, WholeMeta, from_json};
 
 impl Client {
-    /// The verbs over any resource.
+    /// The verbs over any resource. See [`Dynamic`] for their errors, which are those of the verbs
+    /// below as well.
     pub fn resource(&self, resource: &ResourceType) -> Dynamic {
         Dynamic::new(self.clone(), resource.clone())
     }
 
+    /// Reads an object. The answer is the newest version.
     pub async fn get<T: Resource + DeserializeOwned>(&self, key: &ObjectKey) -> Result<T> {
         self.resource(&T::RESOURCE).get(key).await
     }
 
+    /// Creates an object in `namespace`, which is empty for a kind of the whole cluster, and
+    /// returns what the server made of it.
     pub async fn create<T: Resource + DeserializeOwned>(
         &self,
         namespace: &str,
@@ -35,7 +39,8 @@ impl Client {
         self.resource(&T::RESOURCE).create(namespace, body).await
     }
 
-    /// Replaces the whole object: `body` must hold everything that the API server sent.
+    /// Replaces the whole object: `body` must hold everything that the API server sent. A conflict
+    /// (409) when its resourceVersion is not the newest.
     pub async fn update<T: Resource + DeserializeOwned>(
         &self,
         key: &ObjectKey,
@@ -44,8 +49,9 @@ impl Client {
         self.resource(&T::RESOURCE).update(key, body).await
     }
 
-    /// Replaces the status of an object: PUT on `/status` with the view's metadata and `status`. A
-    /// conflict (409) when its resourceVersion is not the newest.
+    /// Replaces the status of an object: PUT on `/status` with the metadata of the view and
+    /// `status`. A conflict (409) when its resourceVersion is not the newest. Upstream:
+    /// `UpdateStatus`.
     pub async fn update_status<T: WholeMeta>(
         &self,
         object: &T,
@@ -54,7 +60,8 @@ impl Client {
         self.update_part(object, "status", status).await
     }
 
-    /// As [`Client::update_status`], by another subresource that takes a status: `approval`.
+    /// As [`Client::update_status`], for another subresource that takes a status, such as
+    /// `approval`.
     pub async fn update_part<T: WholeMeta>(
         &self,
         object: &T,
@@ -69,8 +76,8 @@ impl Client {
     }
 
     /// Reads the live object as JSON, lets `change` edit it, and replaces it. `change` returns
-    /// whether there is anything to write; if not, the live object is returned as it is.
-    /// A conflict is returned, not retried.
+    /// whether there is anything to write; if not, the live object is returned as it is. A conflict
+    /// is returned, not retried. Dropped half-way, it has written the object or not.
     pub async fn modify<T: Resource + DeserializeOwned>(
         &self,
         key: &ObjectKey,
@@ -84,6 +91,8 @@ impl Client {
         from_json(&live.to_string()).map_err(undecoded(&request))
     }
 
+    /// Changes an object and returns it as it is then. Unless the patch names a resourceVersion, it
+    /// applies to any version.
     pub async fn patch<T: Resource + DeserializeOwned>(
         &self,
         key: &ObjectKey,
@@ -92,11 +101,13 @@ impl Client {
         self.resource(&T::RESOURCE).patch(key, patch).await
     }
 
+    /// Deletes an object: see [`Dynamic::delete`].
     pub async fn delete<T: Resource>(&self, key: &ObjectKey, delete: Delete) -> Result<()> {
         self.resource(&T::RESOURCE).delete(key, delete).await
     }
 
-    /// All pages, in memory. For small lists; the caches stream theirs.
+    /// Reads all objects of a namespace, or of the cluster with `None`, into memory. For small
+    /// lists; the caches stream theirs.
     pub async fn list<T: Resource + DeserializeOwned>(
         &self,
         namespace: Option<&str>,

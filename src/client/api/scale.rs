@@ -15,6 +15,7 @@ use crate::objects::{ObjectKey, ResourceType, Scale, null_as_default};
 const REFRESH: Duration = Duration::from_secs(30);
 
 /// Reads and writes the Scales of objects, by the kinds that discovery names. Cheap to clone.
+/// Errors and dropped futures are as those of [`Dynamic`]. Upstream: `scale.ScalesGetter`.
 #[derive(Clone)]
 pub struct Scales {
     client: Client,
@@ -22,13 +23,15 @@ pub struct Scales {
 }
 
 impl Scales {
+    /// Scales that are read and written with `client`.
     pub fn new(client: Client) -> Scales {
         Scales { client, refreshed: Arc::default() }
     }
 
-    /// The resources of a kind, each in the version that the server prefers. With `version`, those
-    /// that are served in it. A kind that is not known may be served since a short while, so
-    /// discovery is read again for it now and then. Upstream: `RESTMapper.RESTMappings`.
+    /// The resources of a kind, each in the version that the server prefers; with `version`, those
+    /// that are served in it. Empty when none is known. A kind that is not known may be new, so
+    /// discovery is read again for it, at most every 30 seconds. Upstream:
+    /// `RESTMapper.RESTMappings`.
     pub async fn resources_of(
         &self,
         group: &str,
@@ -54,19 +57,22 @@ impl Scales {
         may
     }
 
+    /// Reads the Scale of an object; not found (404) where the object or the subresource is
+    /// missing. An object of the whole cluster is not found, since the path has a namespace.
     pub async fn get(&self, resource: &ResourceType, key: &ObjectKey) -> Result<Scale> {
         self.scale_of(resource, key).get(key).await
     }
 
-    /// The path always has the namespace, so an object of the whole cluster is not found. Otherwise a
-    /// user of one namespace could scale it.
+    /// The path always has the namespace, so an object of the whole cluster is not found. Otherwise
+    /// a user of one namespace could scale it.
     fn scale_of(&self, resource: &ResourceType, key: &ObjectKey) -> Dynamic {
         let namespaced = !key.namespace.is_empty();
         let resource = ResourceType { namespaced, ..resource.clone() };
         self.client.resource(&resource).subresource("scale")
     }
 
-    /// Asks for `replicas`. A conflict (409) when `scale` is not the newest.
+    /// Replaces a Scale by one that asks for `replicas`. A conflict (409) when `scale` is not the
+    /// newest.
     pub async fn update(
         &self,
         resource: &ResourceType,
@@ -81,7 +87,7 @@ impl Scales {
         self.scale_of(resource, key).update(key, &body).await
     }
 
-    /// Whether objects of a resource have a Scale at all.
+    /// Whether objects of a resource have a Scale at all. Asks the server each time.
     pub async fn are_served(&self, resource: &ResourceType) -> Result<bool> {
         let path = ApiPath::new(&resource.group, &resource.version);
         let served: Served = self.client.fetch(&path.call("GET")).await?;

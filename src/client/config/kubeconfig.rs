@@ -10,9 +10,12 @@ use crate::client::credentials::token_of;
 use crate::client::{Error, Result};
 
 impl Config {
-    /// From a kubeconfig. `master` replaces the file's address, `context` its current context.
+    /// The configuration of a kubeconfig. `master` replaces the file's address, `context` its
+    /// current context. Relative paths in it start at its folder. Credentials are used only for a
+    /// server with `https`. Reads files; blocks meanwhile. Upstream: `clientcmd.ClientConfig`.
     ///
-    /// Credentials are used only for a server with `https`.
+    /// # Errors
+    /// [`Error::Config`] names the file and what is wrong in it.
     pub fn from_kubeconfig(
         path: impl AsRef<Path>,
         master: Option<&str>,

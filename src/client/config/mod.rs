@@ -15,14 +15,20 @@ pub(super) use self::file::without_value;
 use super::{Error, Result};
 use crate::objects::{Form, null_as_default};
 
-/// Bytes in the configuration itself, or in a file that is read again when it changes.
+/// PEM in the configuration itself, or in a file that is read again when it changes.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Pem {
+    /// The text, with one or more blocks.
     Inline(Vec<u8>),
+    /// The path of a file.
     File(PathBuf),
 }
 
 impl Pem {
+    /// The text as it is now. Blocks for the time of reading a file.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the file cannot be read.
     pub fn read(&self) -> Result<Vec<u8>> {
         match self {
             Pem::Inline(bytes) => Ok(bytes.clone()),
@@ -31,57 +37,81 @@ impl Pem {
     }
 }
 
+/// How the server and the client show who they are. Upstream: `rest.TLSClientConfig`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
     /// The authorities that are trusted; `None`: the system's.
     pub ca: Option<Pem>,
+    /// Trust any server. The connection is encrypted, but not to a known server.
     pub insecure: bool,
+    /// The name that the server's certificate must have; `None`: the host of the address.
     pub server_name: Option<String>,
+    /// The client certificate with its chain; used only together with `key`.
     pub certificate: Option<Pem>,
+    /// The key of the client certificate.
     pub key: Option<Pem>,
 }
 
-/// What shows who the user is, besides the client certificate.
+/// What requests show of their user, besides the client certificate.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Credentials {
+    /// Nothing: the user is anonymous, or that of the client certificate.
     #[default]
     None,
+    /// A bearer token that does not change.
     Token(String),
-    /// Read again after a minute; `fallback` is shown as long as the file was never readable.
+    /// A file with a bearer token. It is read again after a minute and after a 401; when that
+    /// fails, the old token is shown.
     TokenFile {
+        /// The file.
         path: PathBuf,
+        /// The token that is shown as long as the file was never readable.
         fallback: Option<String>,
     },
+    /// User name and password, in the header `Authorization`.
     Basic {
+        /// The name, without a colon.
         user: String,
+        /// The password.
         password: String,
     },
+    /// A program that prints a token, a client certificate, or both.
     Exec(Box<Exec>),
 }
 
-/// The user to act as. Upstream: `rest.ImpersonationConfig`.
+/// The user to act as, if the own one may impersonate it. Upstream: `rest.ImpersonationConfig`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Impersonation {
+    /// The user's name.
     pub user: String,
+    /// Empty: none is shown.
     pub uid: String,
+    /// The user's groups.
     pub groups: Vec<String>,
+    /// More attributes, each with its values.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// A credential plugin. Upstream: `ExecConfig` of client.authentication.k8s.io.
+/// A credential plugin, as a kubeconfig describes it. Upstream: `clientcmd/api.ExecConfig`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Exec {
+    /// The version of the protocol: `client.authentication.k8s.io/v1` or `v1beta1`.
     #[serde(deserialize_with = "file::text")]
     pub api_version: String,
+    /// The program: a path, or a name that is looked up in `PATH`.
     #[serde(deserialize_with = "file::text")]
     pub command: String,
+    /// Its arguments.
     #[serde(deserialize_with = "file::texts")]
     pub args: Vec<String>,
+    /// Variables that are added to the manager's environment.
     #[serde(deserialize_with = "file::items")]
     pub env: Vec<ExecEnv>,
+    /// What to do when the program is missing; shown with the error.
     #[serde(deserialize_with = "file::text")]
     pub install_hint: String,
+    /// Whether the plugin gets the address and the certificate authority of the cluster.
     #[serde(deserialize_with = "null_as_default")]
     pub provide_cluster_info: bool,
     /// `Never`, `IfAvailable` or `Always`: whether the plugin may ask at a terminal.
@@ -92,11 +122,14 @@ pub struct Exec {
     pub cluster_config: serde_json::Value,
 }
 
+/// A variable for a plugin. Upstream: `clientcmd/api.ExecEnvVar`.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct ExecEnv {
+    /// The variable's name, not empty.
     #[serde(deserialize_with = "file::text")]
     pub name: String,
+    /// Its value, which is never logged.
     #[serde(deserialize_with = "file::text")]
     pub value: String,
 }
@@ -127,29 +160,40 @@ impl Exec {
     }
 }
 
+/// Where the API server is, who asks, and how fast. Debug output has no secrets. Upstream:
+/// `rest.Config`.
 #[derive(Clone)]
 pub struct Config {
-    /// `https://host:port/prefix`
+    /// The server's address: `https://host:port/prefix`.
     pub host: String,
+    /// Certificates of both sides.
     pub tls: Tls,
+    /// What requests show of their user.
     pub credentials: Credentials,
+    /// The user to act as; `None`: the own one.
     pub impersonation: Option<Impersonation>,
-    /// Requests a second; zero or less: no limit.
+    /// Requests a second of each client; zero or less: no limit. Upstream: `QPS`.
     pub qps: f64,
+    /// Requests of a client that may be sent at once after a pause; zero counts as one.
     pub burst: u32,
+    /// The header `User-Agent`.
     pub user_agent: String,
-    /// The address of a proxy (`http`, `https` or `socks5`); `None`: what the environment says.
+    /// The address of a proxy (`http`, `https` or `socks5`); `None`: the one that the environment
+    /// names, if any. Upstream: `Proxy`.
     pub proxy: Option<String>,
-    /// The most compact form to ask for, where the reader understands it.
+    /// The most compact form to ask for, where the reader understands it. Upstream: `ContentType`,
+    /// `AcceptContentTypes`.
     pub form: Form,
-    /// For an answer, and between two pieces of its body; not for a watch's body.
+    /// The longest wait for an answer, and between two pieces of its body; a watch's body may be
+    /// silent for longer. Upstream has no counterpart: `Timeout` bounds the whole request.
     pub timeout: Duration,
-    /// The transport refuses every request that may change something.
+    /// The transport refuses every request that may change something, with [`Error::Shadowed`].
     pub read_only: bool,
 }
 
 impl Config {
-    /// The server at `host`, with client-go's defaults and no credentials.
+    /// The server at `host`, with client-go's rate (5 requests a second, 10 at once) and without
+    /// credentials. Answers may take 75 seconds.
     pub fn new(host: impl Into<String>) -> Config {
         Config {
             host: host.into(),
@@ -166,8 +210,12 @@ impl Config {
         }
     }
 
-    /// From the kubeconfig, the address, or the Pod's environment. Upstream:
+    /// The configuration of the kubeconfig, where `master` replaces the address in it; of the
+    /// address alone; or of the Pod's environment. Reads files; blocks meanwhile. Upstream:
     /// `clientcmd.BuildConfigFromFlags`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the file and the fault.
     pub fn load(kubeconfig: Option<&Path>, master: Option<&str>) -> Result<Config> {
         match (kubeconfig, master) {
             (Some(path), master) => Config::from_kubeconfig(path, master, None),
@@ -176,7 +224,12 @@ impl Config {
         }
     }
 
-    /// From the files and variables that a Pod has. Upstream: `rest.InClusterConfig`.
+    /// The configuration of a Pod, from its service account's files and its variables. Without a
+    /// readable certificate authority the system's are trusted, and the fault is logged. Upstream:
+    /// `rest.InClusterConfig`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] outside of a Pod, or without a readable token.
     pub fn in_cluster() -> Result<Config> {
         const FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
         let Some((host, port)) = address_in_pod() else {
@@ -200,7 +253,8 @@ impl Config {
     }
 }
 
-/// Whether the environment is that of a Pod. Upstream: `rest.ErrNotInCluster` where it is not.
+/// Whether the environment has the variables of a Pod. Upstream: `rest.ErrNotInCluster` where it
+/// has not.
 pub fn is_in_cluster() -> bool {
     address_in_pod().is_some()
 }

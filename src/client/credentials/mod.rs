@@ -18,8 +18,9 @@ use super::config::{Credentials, read};
 use super::{Error, Result};
 use crate::clock::SharedClock;
 
-/// Returns the bearer token for a request. Its argument is the token that the server has refused
-/// since the last call, if any, which must not be returned again. `Err`: why there is no token.
+/// Returns the bearer token for a request; called before each one, so it caches. Its argument is
+/// the token that the server has refused since the last call, if any, which must not be returned
+/// again. `Err`: why there is no token. The future may be dropped at any time.
 pub type TokenProvider =
     Arc<dyn Fn(Option<String>) -> Boxed<std::result::Result<String, String>> + Send + Sync>;
 
