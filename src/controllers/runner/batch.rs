@@ -1,4 +1,4 @@
-//! Many requests of one sync.
+//! Runs many requests of one sync at the same time.
 
 use std::iter;
 use std::ops::Range;
@@ -13,8 +13,11 @@ const FIRST_BATCH: usize = 1;
 /// Upstream: `statefulset.MaxBatchSize`.
 const LARGEST_BATCH: usize = 500;
 
-/// Runs all `jobs` at once and gives their outputs in the order of the jobs. Panics when one did,
-/// after all have ended. Dropped half-way, it leaves the jobs running.
+/// Runs all `jobs` at once, each as a task, and returns their outputs in the order of the jobs.
+/// When this future is dropped, the jobs run on.
+///
+/// # Panics
+/// When a job panicked, after all have ended.
 pub async fn together<T, Fut>(jobs: impl IntoIterator<Item = Fut>) -> Vec<T>
 where
     T: Send + 'static,
@@ -30,10 +33,15 @@ where
     outputs.unwrap_or_else(|panic| panic!("{panic}"))
 }
 
-/// Makes up to `count` attempts, each with its number, in batches that double from 1 to 500; after a
-/// batch with a failure no further one. So a quota that is used up is asked a few times, not `count`
-/// times. `None` has nothing to do and succeeds. Gives the number of successes and the first failure.
+/// Makes up to `count` attempts in batches that double from 1 to 500, and stops after a batch with
+/// a failure: so a quota that is used up is asked a few times, not `count` times. `attempt` gets
+/// the numbers from 0; `None` means that this one has nothing to do, which counts as a success.
+/// Returns the number of successes and the first failure in the order of the attempts; attempts
+/// that were not made count as neither. When this future is dropped, the batch under way runs on.
 /// Upstream: `slowStartBatch`.
+///
+/// # Panics
+/// When an attempt panicked, after its batch has ended.
 pub async fn slow_start<Fut>(
     count: usize,
     attempt: impl Fn(usize) -> Option<Fut>,
@@ -76,7 +84,8 @@ mod tests {
 
     #[test]
     fn batches_double_until_one_fails() {
-        // count, the first with something to do, how many succeed, and then: successes, attempts made
+        // count, the first with something to do, how many succeed, and then: successes, attempts
+        // made
         for (count, first, good, successes, attempts) in [
             (0, 0, 9, 0, 0),
             (1, 0, 0, 0, 1),

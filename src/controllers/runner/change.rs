@@ -1,4 +1,4 @@
-//! What an informer's events look like to a controller, and how they become keys.
+//! The events of an informer as controllers see them, and the functions that turn them into keys.
 
 use std::sync::Arc;
 
@@ -7,26 +7,37 @@ use crate::cache::{Deleted, EventHandler};
 use crate::objects::Object;
 use crate::workqueue::Key;
 
-/// One event of an informer, as mappers see it. When an object was deleted and created again
-/// between two events, the mapper gets `Deleted` and then `Added`.
+/// One event of an informer, as mappers see it. Events about one object come in their order; states
+/// between two events may be skipped. When an object was deleted and created again between two
+/// events, the mapper gets `Deleted` and then `Added`. Upstream: the methods of
+/// `ResourceEventHandler`.
 pub enum Change<'a, T> {
+    /// The object is in the cache now.
     Added {
+        /// Its state.
         new: &'a Arc<T>,
+        /// Whether it belongs to the list with which the handler began. Upstream:
+        /// `isInInitialList`.
         initial: bool,
     },
+    /// The object has changed, or was relisted: the two states may be of one version.
     Updated {
+        /// The state of the event before.
         old: &'a Arc<T>,
+        /// The state in the cache now.
         new: &'a Arc<T>,
     },
-    /// The periodic resync: nothing changed.
+    /// The periodic resync: nothing changed. Upstream: an update with two equal objects.
     Resync {
+        /// The state in the cache.
         object: &'a Arc<T>,
     },
+    /// The object is no longer in the cache. Its last state may be older than the deletion.
     Deleted(&'a Deleted<T>),
 }
 
 impl<T> Change<'_, T> {
-    /// The newest known state of the object.
+    /// The newest known state of the object, of a deleted one the last.
     pub fn object(&self) -> &Arc<T> {
         match self {
             Change::Added { new, .. } | Change::Updated { new, .. } => new,
@@ -37,7 +48,8 @@ impl<T> Change<'_, T> {
 }
 
 /// Adds the keys that a change concerns to a queue: a closure `|change, queue| …`. Runs on the
-/// informer's handler task, so it does not wait and does no I/O.
+/// informer's handler task, so it does not wait and does no I/O. The Listers may be ahead of the
+/// change, not behind it.
 pub trait Mapper<T, K>: FnMut(Change<'_, T>, &Queue<K>) + Send + 'static {}
 
 impl<T, K, F: FnMut(Change<'_, T>, &Queue<K>) + Send + 'static> Mapper<T, K> for F {}

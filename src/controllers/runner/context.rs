@@ -1,4 +1,4 @@
-//! What all controllers are made of: flags, caches, clients, events, time.
+//! The parts that all controllers share: flags, caches, clients, events, time.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -13,14 +13,16 @@ use crate::objects::ResourceType;
 use crate::options::Options;
 use crate::task::{StopToken, TaskGroup};
 
-/// Makes the clients of controllers. Upstream: `ControllerClientBuilder`.
+/// Makes the clients of controllers. Methods do not wait: a client that needs a token fetches it
+/// with its first request. Upstream: `ControllerClientBuilder`.
 pub trait ClientBuilder: Send + Sync {
-    /// A client under the name of a controller. Called at most once for a name.
+    /// A client with the credentials of the controller's service account. Called at most once for a
+    /// name.
     ///
     /// # Errors
     /// When the client cannot have the controller's own credentials.
     fn client(&self, name: &str) -> Result<Client, String>;
-    /// A client under the manager's own credentials, and under this name.
+    /// A client with the manager's own credentials, and with this name in its User-Agent.
     fn root_client(&self, name: &str) -> Client;
 }
 
@@ -35,11 +37,16 @@ impl ClientBuilder for Client {
     }
 }
 
-/// What a context is made of.
+/// The parts of a [`ControllerContext`].
 pub struct ControllerContextParts {
+    /// The flags, which do not change.
     pub options: Arc<Options>,
+    /// The caches, one for each resource and scope. The caller starts them when the controllers are
+    /// made.
     pub factory: SharedInformerFactory,
+    /// Makes each controller's client.
     pub clients: Arc<dyn ClientBuilder>,
+    /// The time of all controllers.
     pub clock: SharedClock,
 }
 
@@ -57,6 +64,7 @@ pub struct ControllerContext {
 }
 
 impl ControllerContext {
+    /// A context without controllers and without a supervisor.
     pub fn new(parts: ControllerContextParts) -> Arc<ControllerContext> {
         let ControllerContextParts { options, factory, clients: builder, clock } = parts;
         Arc::new(ControllerContext {
@@ -70,9 +78,10 @@ impl ControllerContext {
         })
     }
 
-    /// Lets `supervisor` stand around the work of controllers that are made from now on.
+    /// Puts `supervisor` around the work of controllers that are made from now on. Only the first
+    /// call has an effect.
     pub fn supervise(&self, supervisor: Arc<dyn Supervisor>) {
-        // A second one is a mistake of the program; the first stays.
+        // A second call is a mistake of the program; the first supervisor stays.
         let _ = self.supervisor.set(supervisor);
     }
 
@@ -106,8 +115,8 @@ impl ControllerContext {
             .recorder(component)
     }
 
-    /// Sends the events that wait, within the broadcasters' bound, and ends them. Call it when the
-    /// controllers have ended.
+    /// Sends the events that wait, within two seconds, and ends the tasks that send them. Call it
+    /// when the controllers have ended: later events are dropped.
     pub async fn shutdown_events(&self) {
         let broadcasters = std::mem::take(&mut *self.broadcasters.lock());
         let ending = TaskGroup::new();
@@ -118,19 +127,22 @@ impl ControllerContext {
     }
 }
 
-/// The caches of resources that become known while the controller runs, by the metadata of their
-/// objects. No worker waits for them: their reader has to look whether each has synced.
+/// The caches of resources that become known while the controller runs, with the metadata of their
+/// objects. No worker waits for them: their reader has to check whether each has synced. Upstream:
+/// `metadatainformer.SharedInformerFactory`.
 pub struct MetadataCaches {
     pub(super) factory: SharedInformerFactory,
 }
 
 impl MetadataCaches {
-    /// The informer of a resource. Its user gives it back with [`MetadataCaches::release`].
+    /// The informer of a resource, shared with other users. It runs after
+    /// [`MetadataCaches::start`]; each call is paired with one of [`MetadataCaches::release`].
     pub fn informer(&self, resource: &ResourceType) -> MetadataInformer {
         self.factory.metadata(resource)
     }
 
-    /// The informer ends with its last user, unless it is a full one.
+    /// Gives an informer back. It ends with its last user, unless it is a controller's cache of
+    /// whole objects.
     pub fn release(&self, informer: &MetadataInformer) {
         let scope = informer.scope();
         if scope.metadata_only {
@@ -138,7 +150,7 @@ impl MetadataCaches {
         }
     }
 
-    /// Starts the informers that do not run yet.
+    /// Starts the informers that do not run yet, until `stop`. Does not wait for them.
     pub fn start(&self, stop: &StopToken) {
         self.factory.start(stop);
     }

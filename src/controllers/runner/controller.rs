@@ -25,10 +25,33 @@ type Wait = BoxFuture<'static, ()>;
 type Work = BoxFuture<'static, ()>;
 type Start = Box<dyn FnOnce(&StopToken) -> Work + Send>;
 
-/// A controller. A constructor is handed a new one, wires it up, and the runner runs it.
+/// A controller: its caches, queues and work. A constructor is handed a new one and wires it up;
+/// [`run`](Controller::run) runs it.
 ///
-/// The way to a cache is [`Controller::lister`]: workers wait for every cache that the controller
-/// has a Lister of.
+/// # What holds
+///
+/// - Before any sync, job or background task, all caches that the controller has a [`Lister`] of
+///   have synced, and its mappers have had every object of the first lists. [Optional
+///   caches](Controller::optional) are waited for up to their time.
+/// - Workers and jobs start when all [gates](Controller::ready_when) are open.
+/// - Per queue, at most one sync of a key runs at a time, and [`Profile::workers`] syncs in all.
+///   Queues do not exclude one another: two of them may sync one object at the same time.
+/// - A key that is added during its sync is synced again afterwards, so no event is missed.
+/// - A failed sync is retried as its [`QueuePolicy`] says. A panic of a sync is caught, logged and
+///   counted, and its key is retried with back-off; a job that panics is called again after its
+///   period.
+/// - After the stop no sync begins. Syncs and jobs under way are not interrupted.
+///
+/// # What is not promised
+///
+/// - That the caches hold the controller's own last writes: expectations and consistency checks are
+///   the controller's.
+/// - That keys that are queued at the stop are synced. The next leader's first lists queue every
+///   object.
+/// - That work under way ends when the lease is lost: the client's [`Guard`](crate::client::Guard)
+///   holds back its writes.
+///
+/// Upstream: the `Run`, `worker` and `processNextWorkItem` of each controller.
 pub struct Controller {
     profile: Profile,
     context: Arc<ControllerContext>,
@@ -44,12 +67,12 @@ pub struct Controller {
     queues: ShutDown,
     failure: Failure,
     debug: Option<DebugHandler>,
-    /// Of the queues; they do not keep them alive.
+    /// The states of the queues, for [`Watcher`]. They do not keep the queues alive.
     watched: Vec<Arc<dyn Watched>>,
     running: Latch,
 }
 
-/// Answers how a controller does, while it runs and after.
+/// Answers questions about a controller, while it runs and after. Cheap to clone.
 #[derive(Clone)]
 pub struct Watcher {
     profile: Profile,
@@ -59,23 +82,25 @@ pub struct Watcher {
     running: Latch,
 }
 
-/// A controller as debug pages show it.
+/// A controller as debug pages show it: each number is current, but not all of one moment.
 #[derive(Clone, Debug)]
 pub struct ControllerStatus {
-    /// As in `--controllers`, and as the name of its handlers.
+    /// The name in `--controllers`, which is also that of its event handlers.
     pub name: &'static str,
-    /// The service account that its requests are sent under.
+    /// The name of the service account that sends its requests.
     pub account: &'static str,
-    /// Workers of each queue, unless the controller has its own number.
+    /// The number of workers of each queue, except for queues that name their own number.
     pub workers: usize,
-    /// Its caches have synced and its workers take keys.
+    /// Whether its caches have synced and its workers have started. It stays true after the stop.
     pub running: bool,
+    /// Those of its queues that still exist: the controller's mappers keep them after its end.
     pub queues: Vec<SyncStatus>,
-    /// The requests of its account other than reads.
+    /// The writes that it has sent.
     pub writes: Writes,
 }
 
 impl Watcher {
+    /// The controller as debug pages show it. Never waits.
     pub fn status(&self) -> ControllerStatus {
         ControllerStatus {
             name: self.profile.name,
@@ -87,13 +112,14 @@ impl Watcher {
         }
     }
 
-    /// Resolves once the workers have started.
+    /// Resolves once the workers have started, at once if they have. May be dropped at any time.
     pub async fn runs(&self) {
         self.running.opened().await;
     }
 
-    /// For how long the oldest key has waited or been worked on. Keys that wait for a retry do not
-    /// count.
+    /// How long the oldest key of its queues has waited or been worked on; zero without one. Keys
+    /// that wait for a retry do not count. See
+    /// [`RateLimitingQueue::backlog`](crate::workqueue::RateLimitingQueue::backlog).
     pub fn backlog(&self) -> Duration {
         self.queues.iter().filter_map(|queue| queue.backlog()).max().unwrap_or_default()
     }
@@ -120,10 +146,13 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// What a controller is made from.
+/// The parts that a controller is made from.
 impl Controller {
+    /// A controller that neither watches nor does anything yet. Its client has a rate limit of its
+    /// own.
+    ///
     /// # Errors
-    /// When there is no client under the controller's name.
+    /// When there is no client with the credentials of its account.
     pub fn new(profile: Profile, context: &Arc<ControllerContext>) -> Result<Controller, String> {
         Ok(Controller {
             client: context.client(profile.account)?,
@@ -142,6 +171,7 @@ impl Controller {
         })
     }
 
+    /// The name in `--controllers`.
     pub fn name(&self) -> &'static str {
         self.profile.name
     }
@@ -151,42 +181,44 @@ impl Controller {
         &self.context.options
     }
 
-    /// Whether a feature gate is on.
+    /// Whether a feature gate is on; its name as in `--feature-gates`.
     pub fn feature(&self, gate: &str) -> bool {
         self.context.options.feature_gates.enabled(gate)
     }
 
+    /// The time by which it works: the same for all controllers.
     pub fn clock(&self) -> SharedClock {
         self.context.clock.clone()
     }
 
-    /// A client under the controller's own name: User-Agent and, with
-    /// `--use-service-account-credentials`, its service account.
+    /// The controller's client. Its User-Agent has the name of the controller's account; with
+    /// `--use-service-account-credentials` it has the credentials of that account.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// A client under the manager's own credentials and a name of its own, for a controller that
-    /// makes the credentials of others. Upstream: `rootClientBuilder`.
+    /// A client with the manager's own credentials and another name in its User-Agent, for a
+    /// controller that makes the credentials of others. Upstream: `rootClientBuilder`.
     pub fn root_client(&self, name: &str) -> Client {
         self.context.root_client(name)
     }
 
-    /// Records events of this controller.
+    /// Records events of this controller, under its event source.
     pub fn recorder(&self) -> Recorder {
         let Profile { name, event_source, .. } = self.profile;
         self.context.recorder(name, self.client(), event_source)
     }
 }
 
-/// What it reads.
+/// The caches that a controller reads.
 impl Controller {
-    /// Every `T` in the cluster. Workers wait for the cache.
+    /// The cache of every `T` in the cluster, which controllers share. Workers wait until it has
+    /// synced; it is empty before.
     pub fn lister<T: Object + Resource>(&mut self) -> Lister<T> {
         self.lister_of(Scope::all(T::RESOURCE))
     }
 
-    /// As [`Controller::lister`], of a narrower scope.
+    /// As [`Controller::lister`], of a narrower scope, such as one namespace or metadata alone.
     pub fn lister_of<T: Object>(&mut self, scope: Scope) -> Lister<T> {
         let informer = self.context.factory.informer_for::<T>(scope);
         let lister = informer.lister();
@@ -197,13 +229,16 @@ impl Controller {
         lister
     }
 
-    /// Lets [`Lister::by_index`] find objects of `lister` by `index`.
+    /// Lets [`Lister::by_index`] find the objects of `lister` by `index`.
+    ///
+    /// # Panics
+    /// When `lister` is another controller's.
     pub fn index<T: Object>(&mut self, lister: &Lister<T>, index: &Index<T>) {
         self.own_informer(lister).add_index(index);
     }
 
-    /// A cache that may never sync, because a server need not serve its resource. Workers wait for it
-    /// no longer than `patience`; it gives a Lister once it has synced.
+    /// A cache that may never sync, because a server need not serve its resource. Workers wait for
+    /// it no longer than `patience`; it gives a Lister once it has synced, also later.
     pub fn optional<T: Object + Resource>(&mut self, patience: Duration) -> OptionalCache<T> {
         let informer = self.context.factory.informer::<T>();
         let (synced, clock) = (informer.clone(), self.clock());
@@ -211,7 +246,8 @@ impl Controller {
         OptionalCache { informer }
     }
 
-    /// The caches of resources that become known while the controller runs.
+    /// The caches of resources that become known while the controller runs. Workers do not wait for
+    /// them.
     pub fn metadata_caches(&self) -> MetadataCaches {
         MetadataCaches { factory: self.context.factory.clone() }
     }
@@ -241,36 +277,37 @@ impl Controller {
     }
 }
 
-/// A cache that is read once it has synced. See [`Controller::optional`].
+/// A cache that is read once it has synced: see [`Controller::optional`].
 pub struct OptionalCache<T> {
     informer: SharedIndexInformer<T>,
 }
 
 impl<T: Object> OptionalCache<T> {
-    /// Lets [`Lister::by_index`] find objects by `index`.
+    /// As [`Controller::index`], for this cache.
     pub fn index(&self, index: &Index<T>) {
         self.informer.add_index(index);
     }
 
-    /// `None` before the first list is complete.
+    /// The cache; `None` before its first list is complete.
     pub fn lister(&self) -> Option<Lister<T>> {
         self.informer.has_synced().then(|| self.informer.lister())
     }
 }
 
-/// What it does.
+/// The work of a controller.
 impl Controller {
     /// The number of workers of its queues.
     fn worker_count(&self) -> usize {
         self.profile.workers.count(&self.context.options)
     }
 
-    /// The queue that the controller's row names.
+    /// A queue with the name that the controller's profile has for metrics.
     pub fn queue<K: Key>(&mut self, retries: QueuePolicy<K>) -> Queue<K> {
         self.queue_named(self.profile.queue, retries)
     }
 
-    /// A further queue; metrics know it by `name`.
+    /// A further queue, with another name in metrics. It is shut down when the controller stops or
+    /// is dropped.
     pub fn queue_named<K: Key>(&mut self, name: &'static str, retries: QueuePolicy<K>) -> Queue<K> {
         let queue = Queue::new(name, retries, self.clock());
         let handle = queue.clone();
@@ -279,8 +316,12 @@ impl Controller {
         queue
     }
 
-    /// Hands the changes of the objects of `lister` to `mapper`, with the resync of
-    /// `--min-resync-period`.
+    /// Hands the changes of the objects of `lister` to `mapper`, which adds keys to `queue`, with
+    /// the resync of `--min-resync-period`. The mapper begins with the objects of the cache. A
+    /// mapper that is slow delays no other: its events are buffered.
+    ///
+    /// # Panics
+    /// When `lister` is another controller's.
     pub fn watch<T: Object, K: Key>(
         &mut self,
         lister: &Lister<T>,
@@ -291,8 +332,8 @@ impl Controller {
         self.watch_resyncing(lister, resync, queue, mapper);
     }
 
-    /// As [`Controller::watch`], with its own resync; `None`: without one.
-    /// Upstream: `AddEventHandlerWithResyncPeriod`.
+    /// As [`Controller::watch`], with this resync period, of a second or more; `None`: without a
+    /// resync. Upstream: `AddEventHandlerWithResyncPeriod`.
     pub fn watch_resyncing<T: Object, K: Key>(
         &mut self,
         lister: &Lister<T>,
@@ -306,12 +347,14 @@ impl Controller {
         self.wait_for(&informer, Some(registration));
     }
 
-    /// No worker takes a key before `latch` is open.
+    /// A gate: no worker or job starts before `latch` is open. A controller whose gate never opens
+    /// does no work until its stop.
     pub fn ready_when(&mut self, latch: &Latch) {
         self.gates.push(latch.clone());
     }
 
-    /// What the workers of `queue` do with a key: `sync`, a method of `controller`.
+    /// Starts workers for `queue`: each takes a key and calls `sync`, a method of `controller`,
+    /// with it. The result decides what happens to the key. Call it once for each queue.
     pub fn sync<C, K, F, Fut>(&mut self, queue: Queue<K>, controller: &Arc<C>, sync: F)
     where
         C: Send + Sync + 'static,
@@ -322,7 +365,7 @@ impl Controller {
         self.sync_by(self.worker_count(), queue, controller, sync);
     }
 
-    /// As [`Controller::sync`], with a number of workers other than the row's.
+    /// As [`Controller::sync`], with a number of workers other than the profile's.
     pub fn sync_by<C, K, F, Fut>(
         &mut self,
         workers: usize,
@@ -350,8 +393,10 @@ impl Controller {
         }
     }
 
-    /// Once with the start of the workers, and then this long after each end, or as long as the
-    /// supervisor says.
+    /// Calls `job` when the workers start, and then each time `period` after its end, or after the
+    /// supervisor's time: calls never overlap. A failure is logged, and the next call comes all the
+    /// same. After the stop a call under way ends, and no other follows. Upstream:
+    /// `wait.UntilWithContext`.
     pub fn every<F, Fut>(&mut self, period: Duration, job: F)
     where
         F: Fn() -> Fut + Send + Sync + 'static,
@@ -379,7 +424,8 @@ impl Controller {
         }));
     }
 
-    /// Once, when the caches have synced. Does not wait.
+    /// Calls `job` once, when the caches have synced. It must not wait. A panic makes the
+    /// controller fail.
     pub fn at_start(&mut self, job: impl FnOnce() + Send + 'static) {
         self.backgrounds.push(Box::new(move |stop| {
             let stop = stop.clone();
@@ -390,8 +436,9 @@ impl Controller {
         }));
     }
 
-    /// Runs beside the workers, from the time the caches have synced until the stop. The controller
-    /// fails when the task ends sooner.
+    /// Runs `task` beside the workers, from the time the caches have synced. It has to go on until
+    /// its token stops, and to end soon afterwards: the controller fails when it ends sooner or
+    /// panics.
     pub fn background<F, Fut>(&mut self, task: F)
     where
         F: FnOnce(StopToken) -> Fut + Send + 'static,
@@ -407,7 +454,8 @@ impl Controller {
         }));
     }
 
-    /// Answers requests below `/debug/controllers/NAME`.
+    /// Answers requests below `/debug/controllers/NAME`, in place of an earlier function. `answer`
+    /// must not wait.
     pub fn debug(
         &mut self,
         answer: impl Fn(&DebugRequest<'_>) -> Option<DebugAnswer> + Send + Sync + 'static,
@@ -415,11 +463,12 @@ impl Controller {
         self.debug = Some(Arc::new(answer));
     }
 
+    /// The function of [`Controller::debug`]; `None` without one.
     pub fn debug_handler(&self) -> Option<DebugHandler> {
         self.debug.clone()
     }
 
-    /// Lets debug pages ask how it does.
+    /// Answers questions about this controller. Made after its queues, it knows them all.
     pub fn watcher(&self) -> Watcher {
         Watcher {
             profile: self.profile,
@@ -430,20 +479,24 @@ impl Controller {
         }
     }
 
-    /// Its constructor added no work: flags or the environment leave it nothing to do. It is not
-    /// started. Upstream: a constructor that returns no controller.
+    /// Whether its constructor added no work, because flags or the environment leave it nothing to
+    /// do. Such a controller is not started. Upstream: a constructor that returns no controller.
     pub fn is_idle(&self) -> bool {
         self.workers.is_empty() && self.backgrounds.is_empty()
     }
 
-    /// Reported when one of the controller's tasks panics outside of a sync, or ends before the stop.
+    /// Reported when one of the controller's tasks panics outside of a sync or job, or ends before
+    /// the stop. The controller then stops by itself; the process has to decide what follows.
     pub fn failure(&self) -> Failure {
         self.failure.clone()
     }
 
-    /// Waits for the caches, then works until it is stopped or fails. From then on no key is taken,
-    /// and this resolves when the running syncs have ended; the caller bounds that wait. When this
-    /// future is dropped, the controller stops without that wait.
+    /// Waits for the caches, then works until `stop` stops or the controller fails. From then on no
+    /// sync begins, and this resolves when those under way have ended; the caller bounds that wait.
+    /// Dropped, it stops the controller without that wait: syncs under way go on as tasks of their
+    /// own. Stopped before the caches have synced, it returns at once.
+    ///
+    /// The caller starts the caches.
     pub async fn run(self, stop: StopToken) {
         let Controller {
             profile,

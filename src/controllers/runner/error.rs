@@ -1,4 +1,4 @@
-//! What a sync ends with.
+//! The results of a sync.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -6,52 +6,61 @@ use std::time::Duration;
 
 use crate::client;
 
-/// What is to happen to a key after a sync that did not fail.
+/// What happens to a key after a sync that did not fail. Each variant but `Backoff` forgets the
+/// failures of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Forget its failures.
+    /// Nothing, until an event adds it.
     Done,
-    /// Forget its failures, look again after this long.
+    /// It is added after this long, at least a millisecond; events may add it sooner.
     After(Duration),
-    /// Look again with backoff, without an error.
+    /// It is retried with back-off, as after a failure, but nothing is logged and the key is not
+    /// dropped, however often this comes.
     Backoff,
 }
 
+/// What a sync returns for its key.
 pub type SyncResult = Result<Next, Error>;
 
-/// What a sync failed with. Every error but `Terminal` is retried with backoff.
+/// Why a sync failed. The key is retried with back-off after every error but `Terminal`, as often
+/// as its queue's [`QueuePolicy`](super::QueuePolicy) says.
 #[derive(Debug)]
 pub enum Error {
+    /// A request failed.
     Api(client::Error),
-    /// Not worth a retry: logged once, the key forgotten.
+    /// A retry would fail the same way. Logged; the key is not retried.
     Terminal(Box<Error>),
-    /// Expected to be over in a moment (a cache that lags behind our own writes): logged at debug, and
-    /// looked at again at once, however often it happens.
+    /// The cache lags behind our own writes. Logged at debug, not counted as a failure, and retried
+    /// after 100 ms, doubling to 5 s.
     Stale(String),
-    /// Expected, for an unknown time (a kind that is not served): logged at debug, retried with
-    /// backoff as any other.
+    /// Expected for an unknown time, such as a kind that is not served. Logged at debug, retried
+    /// with back-off as any other.
     NotYet(String),
+    /// Any other failure, with its text.
     Other(Box<dyn std::error::Error + Send + Sync>),
-    /// Several, of which none hides another. Upstream: `utilerrors.NewAggregate`.
+    /// Several failures of one sync. Upstream: `utilerrors.NewAggregate`.
     Many(Vec<Error>),
-    /// What was being done when it failed, in the words that objects and events carry.
+    /// A failure with what was being done. Upstream: `fmt.Errorf("doing: %w", cause)`.
     While {
+        /// What was being done, in the words that conditions and events show.
         doing: &'static str,
+        /// What failed.
         cause: Box<Error>,
     },
 }
 
 impl Error {
+    /// An [`Error::Other`] with this text.
     pub fn other(message: impl Into<String>) -> Error {
         Error::Other(message.into().into())
     }
 
-    /// `doing: cause`. Upstream: `fmt.Errorf("doing: %w", cause)`.
+    /// An [`Error::While`]; its text is `doing: cause`.
     pub fn during(doing: &'static str, cause: impl Into<Error>) -> Error {
         Error::While { doing, cause: Box::new(cause.into()) }
     }
 
-    /// `None` of no error, the error itself of one.
+    /// All of `errors` as one: `None` without any, the error itself if it is the only one.
     pub fn many(mut errors: Vec<Error>) -> Option<Error> {
         match errors.len() {
             0 | 1 => errors.pop(),
@@ -59,7 +68,8 @@ impl Error {
         }
     }
 
-    /// The API's error, if that is what it is.
+    /// The API's error, also inside of `Terminal` and `While`; `None` for any other error, and for
+    /// `Many`.
     pub fn api(&self) -> Option<&client::Error> {
         match self {
             Error::Api(error) => Some(error),
@@ -68,8 +78,8 @@ impl Error {
         }
     }
 
-    /// The error as conditions and events show it: of an answer of the API server its message alone.
-    /// Upstream: `err.Error()`.
+    /// The text of the error as conditions and events show it: of an answer of the API server the
+    /// message alone, without the request. Upstream: `err.Error()`.
     pub fn message(&self) -> String {
         match self {
             Error::Api(error) => match error.message() {
@@ -91,12 +101,12 @@ impl Error {
         }
     }
 
-    /// Nothing but a cache that lags.
+    /// Whether it is [`Error::Stale`] and nothing else.
     pub(super) fn is_stale(&self) -> bool {
         self.is_all(|error| matches!(error, Error::Stale(_)))
     }
 
-    /// Expected: logged at debug.
+    /// Whether it is [`Error::Stale`] or [`Error::NotYet`] and nothing else.
     pub(super) fn is_expected(&self) -> bool {
         self.is_all(|error| matches!(error, Error::Stale(_) | Error::NotYet(_)))
     }

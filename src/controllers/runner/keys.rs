@@ -7,12 +7,13 @@ use super::{Change, Mapper, Queue};
 use crate::cache::Lister;
 use crate::objects::{Meta, Object, ObjectKey, OwnerReference, Resource, Selector, SelectorError};
 
-/// Every change wakes the object's own key.
+/// Each change, resyncs included, queues the key of the object itself.
 pub fn of_object<T: Object>() -> impl Mapper<T, ObjectKey> {
     |change, queue| queue.add(change.object().meta().key())
 }
 
-/// Additions, updates and resyncs of objects that pass `filter`; never deletions.
+/// Additions, updates and resyncs of objects that pass `filter` queue the object's own key;
+/// deletions never do. An update is judged by its new state alone.
 pub fn of_current<T: Object>(
     filter: impl Fn(&T) -> bool + Send + 'static,
 ) -> impl Mapper<T, ObjectKey> {
@@ -23,10 +24,10 @@ pub fn of_current<T: Object>(
     }
 }
 
-/// A change of a dependent wakes the object of kind `O` that controls it, if `owners` holds exactly
-/// that one: kind, name and uid agree. After a new owner reference or new labels the old owner is
-/// queued too. Resyncs queue no owner. Upstream: `addPod`, `updatePod` and `deletePod` of the workload
-/// controllers.
+/// A change of a dependent queues the object of kind `O` that controls it, if `owners` has exactly
+/// that one: kind, name and uid agree. When the controller reference changes, the old owner is
+/// queued too. Resyncs queue no owner. Upstream: `addPod`, `updatePod` and `deletePod` of the
+/// workload controllers.
 ///
 /// | | orphans | observers | other |
 /// |---|---|---|---|
@@ -38,7 +39,7 @@ pub fn of_controller<T: Object, O: Object + Resource>(owners: &Lister<O>) -> OfC
     OfController::new(Box::new(owners.clone()))
 }
 
-/// Where owners are found.
+/// Finds owners.
 trait Owners<O>: Send {
     fn get(&self, key: &ObjectKey) -> Option<Arc<O>>;
     fn in_namespace(&self, namespace: &str) -> Vec<Arc<O>>;
@@ -58,22 +59,28 @@ type SelectorOf<O> = Box<dyn Fn(&O) -> Result<Selector, SelectorError> + Send>;
 type Again<T, O> = Box<dyn Fn(&T, &T, &O) -> Option<Duration> + Send>;
 type Unowned<T, O> = Box<dyn Fn(&T, Option<&O>) + Send>;
 
-/// Learns of each dependent's changes before its owner wakes.
+/// Learns of each change of a dependent before its owner is queued: so expectations are lowered
+/// when the owner's sync reads them.
 pub trait Observer: Send + Sync {
+    /// `dependent`, which `owner` controls, was seen so. Runs on the informer's handler task: it
+    /// must not wait.
     fn observe(&self, owner: &ObjectKey, dependent: &Meta, seen: Seen);
 }
 
 /// What happened to a dependent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
+    /// It is new in the cache.
     Created,
+    /// It has changed. Also seen for an owner that it has left.
     Updated,
     /// It has a deletion timestamp: on an update, or when it appears like that.
     Deleting,
+    /// It is no longer in the cache.
     Deleted,
 }
 
-/// See [`of_controller`].
+/// The mapper from dependents to their owners, before it is built: see [`of_controller`].
 pub struct OfController<T, O> {
     owners: Box<dyn Owners<O>>,
     selector: Option<SelectorOf<O>>,
@@ -83,8 +90,9 @@ pub struct OfController<T, O> {
     delay: Duration,
 }
 
-/// The owner that `reference`, found on something in `namespace`, stands for: of this kind, and of
-/// this uid. Upstream: `resolveControllerRef`.
+/// The owner that `reference`, on an object in `namespace`, means: of kind `O`, and of the same
+/// uid. `None` if the cache has no such object, or another one of that name. Upstream:
+/// `resolveControllerRef`.
 pub fn resolve<O: Object + Resource>(
     owners: &Lister<O>,
     namespace: &str,
@@ -112,9 +120,9 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         OfController { owners, selector, observers, again, unowned, delay: Duration::ZERO }
     }
 
-    /// A dependent without a controller wakes the owners of its namespace that select its labels,
-    /// when it appears and when its labels or its owner change. A selector that is empty or broken
-    /// selects nothing.
+    /// A dependent without a controller queues the owners of its namespace that select its labels,
+    /// when it appears and when its labels or its owner change. A selector that is empty or
+    /// malformed selects nothing.
     pub fn or_matching_orphans(
         mut self,
         selector: impl Fn(&O) -> Result<Selector, SelectorError> + Send + 'static,
@@ -123,30 +131,30 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         self
     }
 
-    /// Calls `observer` with each change of a dependent before the owner wakes. May be given
+    /// Calls `observer` with each change of a dependent before the owner is queued. May be called
     /// several times.
     pub fn observing<X: Observer + 'static>(mut self, observer: &Arc<X>) -> Self {
         self.observers.push(observer.clone());
         self
     }
 
-    /// Calls `unowned` with each change of a dependent that has no controller, and, with the owner
-    /// if it is there, with each dependent that is deleted or being deleted. For finalizers that
-    /// outlive their owner. Upstream: `enqueueOrphanPod` of the Job controller.
+    /// Calls `unowned` with each change of a dependent that has no controller, and with each
+    /// dependent that is deleted or being deleted, and its owner if there is one. For finalizers
+    /// that outlive their owner. Upstream: `enqueueOrphanPod` of the Job controller.
     pub fn unowned(mut self, unowned: impl Fn(&T, Option<&O>) + Send + 'static) -> Self {
         self.unowned = Some(Box::new(unowned));
         self
     }
 
-    /// Wakes owners after `delay`, so that one sync handles a burst of changes. Upstream:
+    /// Queues owners after `delay`, so that one sync handles a burst of changes. Upstream:
     /// `SyncJobBatchPeriod`.
     pub fn delayed(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self
     }
 
-    /// After an update, wakes the owner once more when the time that `after` gives (of the old and the
-    /// new dependent, and the owner) has passed.
+    /// After an update, queues the owner once more when the time has passed that `after` returns
+    /// for the old and the new dependent and the owner.
     pub fn again_after(
         mut self,
         after: impl Fn(&T, &T, &O) -> Option<Duration> + Send + 'static,
@@ -187,7 +195,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         }
         if new.meta().controller().is_none() {
             self.is_unowned(new, None);
-            return self.wake_matching(new, queue);
+            return self.queue_matching(new, queue);
         }
         if let Some(owner) = self.owner(new) {
             self.observe(&owner, new, Seen::Created);
@@ -217,7 +225,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         if is.controller().is_none() {
             self.is_unowned(new, None);
             if relabelled || moved {
-                self.wake_matching(new, queue);
+                self.queue_matching(new, queue);
             }
         } else if let Some(owner) = self.owner(new) {
             self.observe(&owner, new, Seen::Updated);
@@ -238,7 +246,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         self.queue(&owner, queue);
     }
 
-    fn wake_matching(&self, orphan: &T, queue: &Queue) {
+    fn queue_matching(&self, orphan: &T, queue: &Queue) {
         let meta = orphan.meta();
         let Some(selector) = self.selector.as_ref().filter(|_| !meta.labels.is_empty()) else {
             return;
@@ -254,6 +262,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
 }
 
 impl<T: Object, O: Object + Resource> OfController<T, O> {
+    /// The mapper, for [`Controller::watch`](super::Controller::watch).
     pub fn mapper(self) -> impl Mapper<T, ObjectKey> {
         move |change, queue| self.map(change, queue)
     }

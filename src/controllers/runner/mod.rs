@@ -1,5 +1,11 @@
 //! What all controllers share: queues, workers, retries, event mapping.
 //! Upstream: the `Run`, `worker` and `processNextWorkItem` of each controller.
+//!
+//! A controller's constructor wires a [`Controller`]: caches, queues, mappers from events to keys,
+//! and a sync. [`Controller::run`] then does what upstream repeats in each controller; the contract
+//! stands above [`Controller`].
+
+#![warn(missing_docs)]
 
 pub mod batch;
 mod change;
@@ -21,17 +27,22 @@ pub use profile::{Profile, Workers};
 pub use queue::{LastError, Queue, QueuePolicy, SyncStatus};
 pub use supervisor::Supervisor;
 
-/// A request below `/debug/controllers/NAME`.
+/// A GET below `/debug/controllers/NAME`.
 pub struct DebugRequest<'a> {
-    /// Without the part that names the controller: `/graph`.
+    /// The path after the controller's name: `/graph`; empty at the name itself.
     pub path: &'a str,
+    /// The parameters, still encoded, in their order; one without a value has an empty one.
     pub query: Vec<(&'a str, &'a str)>,
 }
 
+/// The page that answers a [`DebugRequest`], with status 200.
 pub struct DebugAnswer {
+    /// The media type of the page.
     pub content_type: &'static str,
+    /// The page.
     pub body: String,
 }
 
-/// `None`: there is no such page. Upstream: `controller.Debuggable`.
+/// Answers debug requests from memory. `None`: there is no such page, and the answer is 404.
+/// Upstream: `controller.Debuggable`.
 pub type DebugHandler = Arc<dyn Fn(&DebugRequest<'_>) -> Option<DebugAnswer> + Send + Sync>;

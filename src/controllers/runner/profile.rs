@@ -1,26 +1,28 @@
-//! What a controller is called, and how wide it works.
+//! The names of a controller and its number of workers.
 
 use crate::options::{Count, Options};
 
 /// The names of a controller and its number of workers, from its row in the table of controllers.
 #[derive(Clone, Copy)]
 pub struct Profile {
-    /// As in `--controllers`: `replicaset-controller`.
+    /// The name in `--controllers`, logs and metrics: `replicaset-controller`.
     pub name: &'static str,
-    /// Its service account, which is also in its User-Agent.
+    /// The name of its service account, which is also in its User-Agent.
     pub account: &'static str,
-    /// The source of its events.
+    /// The component that its events name as their source.
     pub event_source: &'static str,
     /// The name of its queue in metrics; empty: the queue has no metrics.
     pub queue: &'static str,
+    /// How many workers each of its queues has.
     pub workers: Workers,
 }
 
-/// How many keys of a queue are worked on at once.
+/// How many keys of a queue are worked on at the same time.
 #[derive(Clone, Copy)]
 pub enum Workers {
+    /// This many, by upstream's choice.
     Fixed(Count),
-    /// As a flag says.
+    /// As many as a flag says, such as `--concurrent-deployment-syncs`.
     Flag(fn(&Options) -> Count),
 }
 

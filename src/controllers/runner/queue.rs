@@ -26,16 +26,16 @@ metrics! {
         "Panics of a controller's syncs and jobs that were caught.";
 }
 
-/// When a key is looked at again whose cache lags behind its own writes: this long after the first
-/// time, doubling. The cache is mostly up to date within milliseconds, but a silent watch may last
-/// for minutes.
+/// The first wait before a key is synced again whose cache lags behind the controller's own writes;
+/// it doubles. The cache is mostly up to date within milliseconds, but a watch may be silent for
+/// minutes.
 const STALE_RETRY: Duration = Duration::from_millis(100);
 const MAX_STALE_RETRY: Duration = Duration::from_secs(5);
 
 /// In a storm, a key of a paced queue rests after a sync for this many times as long as the sync
-/// took, up to a limit, and what happens meanwhile is handled by one sync.
+/// took, up to a limit, and one sync handles all events of that time.
 const REST_FACTOR: u32 = 4;
-/// What a sync of a paced queue counts beside a plain event.
+/// The number of plain events as which a sync of a paced queue counts.
 const SYNC_WEIGHT: u32 = 5;
 const MAX_REST: Duration = Duration::from_millis(500);
 
@@ -48,38 +48,43 @@ pub struct QueuePolicy<K = ObjectKey> {
 }
 
 impl<K: Key> Default for QueuePolicy<K> {
-    /// With `DefaultTypedControllerRateLimiter`, without end, logged as errors.
+    /// Retries with [`default_controller_rate_limiter`], without end and logged as errors; not
+    /// paced.
     fn default() -> QueuePolicy<K> {
         QueuePolicy { limiter: None, max: None, level: log::Level::Error, paced: false }
     }
 }
 
 impl<K: Key> QueuePolicy<K> {
-    /// Gives up on a key after this many failures in a row. Upstream: `maxRetries`.
+    /// Drops a key at an error after it has been retried `max` times in a row, until an event adds
+    /// it; the default in all else. [`Next::Backoff`] counts as a retry, [`Error::Stale`] does not;
+    /// a panic and `Backoff` never drop the key. Upstream: `maxRetries`.
     pub fn at_most(max: u32) -> QueuePolicy<K> {
         QueuePolicy { max: Some(max), ..QueuePolicy::default() }
     }
 
-    /// After the delays of another limiter.
+    /// The same, with the delays of another limiter.
     pub fn limited_by(self, limiter: Arc<dyn RateLimiter<K>>) -> QueuePolicy<K> {
         QueuePolicy { limiter: Some(limiter), ..self }
     }
 
-    /// Lets keys rest between their syncs in a storm, the longer the more a sync takes. For
-    /// controllers whose objects have many dependents that change one by one, where each sync looks
-    /// at all of them.
+    /// The same, where keys rest between their syncs in a storm: four times as long as the sync
+    /// took, at most 500 ms. For controllers whose objects have many dependents that change one by
+    /// one, where each sync reads all of them.
     pub fn paced(self) -> QueuePolicy<K> {
         QueuePolicy { paced: true, ..self }
     }
 
-    /// Logs a failure that is retried at `level`. Where conflicts are routine, upstream logs as
-    /// errors only the keys that it gives up.
+    /// The same, where a failure that is retried is logged at `level`. Where conflicts are routine,
+    /// upstream logs as errors only the keys that it drops.
     pub fn logged_as(self, level: log::Level) -> QueuePolicy<K> {
         QueuePolicy { level, ..self }
     }
 }
 
-/// A controller's handle on one of its queues. Cheap to clone; may be given to syncs and handlers.
+/// A controller's handle on one of its queues. Cheap to clone; mappers and syncs have one. A
+/// [`RateLimitingQueue`] with the policy of its retries: its contract holds here. Methods never
+/// wait, and do nothing after the controller's stop.
 pub struct Queue<K = ObjectKey> {
     shared: Arc<Shared<K>>,
 }
@@ -87,13 +92,14 @@ pub struct Queue<K = ObjectKey> {
 struct Shared<K> {
     queue: RateLimitingQueue<K>,
     outcomes: Outcomes,
-    /// Of keys whose last sync ended with [`Error::Stale`].
+    /// The delays of keys whose last sync ended with [`Error::Stale`].
     stale: ItemExponentialFailureRateLimiter<K>,
-    /// Of the syncs, where keys rest in a storm.
+    /// Counts the syncs of a paced queue; `None`: keys do not rest.
     storm: Option<Storm>,
 }
 
-/// How the syncs of a queue ended, and what follows from it. It does not depend on the type of keys.
+/// Counts the results of a queue's syncs, and decides about each key. It does not depend on the
+/// type of keys.
 struct Outcomes {
     syncs: Syncs,
     clock: SharedClock,
@@ -111,10 +117,10 @@ impl<K> WeakQueue<K> {
     }
 }
 
-/// What may be asked about a queue without its keys' type. `None`: the queue is gone.
+/// The state of a queue, without the type of its keys. `None`: the queue is gone.
 pub(super) trait Watched: Send + Sync {
     fn status(&self) -> Option<SyncStatus>;
-    /// For how long the oldest key has waited or been worked on.
+    /// See [`RateLimitingQueue::backlog`].
     fn backlog(&self) -> Option<Duration>;
 }
 
@@ -128,7 +134,7 @@ impl<K: Key> Watched for WeakQueue<K> {
     }
 }
 
-/// What the syncs of a queue came to, for debug pages.
+/// Counts of a queue's syncs, for debug pages.
 #[derive(Default)]
 struct Syncs {
     count: AtomicU64,
@@ -137,24 +143,29 @@ struct Syncs {
     last_error: Mutex<Option<LastError>>,
 }
 
-/// The last failure of a queue's syncs.
+/// The last failure of a queue's syncs, a panic included.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LastError {
+    /// The key, as in logs.
     pub key: String,
+    /// The error with all its causes; `panic` after a panic.
     pub error: String,
+    /// When the sync ended, in wall-clock time.
     pub at: Timestamp,
 }
 
-/// A queue and its syncs as debug pages show them.
+/// A queue and its syncs as debug pages show them. Counts begin with the controller.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SyncStatus {
+    /// The queue.
     pub queue: QueueStatus,
     /// Syncs that have ended.
     pub syncs: u64,
-    /// Those that failed or panicked.
+    /// Those that failed or panicked; [`Error::Stale`] is not a failure.
     pub failures: u64,
-    /// The time that all syncs took, their waits included.
+    /// The time that all syncs took, including the time for which they waited.
     pub seconds: f64,
+    /// The last failure; a later success does not remove it.
     pub last_error: Option<LastError>,
 }
 
@@ -210,29 +221,33 @@ impl<K: Key> Queue<K> {
         WeakQueue(Arc::downgrade(&self.shared))
     }
 
+    /// Queues `key` for the next free worker: see [`RateLimitingQueue::add`].
     pub fn add(&self, key: K) {
         self.inner().add(key);
     }
 
+    /// Adds `key` once `after` has passed: see [`RateLimitingQueue::add_after`].
     pub fn add_after(&self, key: K, after: Duration) {
         self.inner().add_after(key, after);
     }
 
-    /// Sets the key's timer: see `RateLimitingQueue::set_timer_after`.
+    /// Sets the timer of `key`: see [`RateLimitingQueue::set_timer_after`].
     pub fn set_timer_after(&self, key: K, after: Duration) {
         self.inner().set_timer_after(key, after);
     }
 
-    /// Stops the key's timer: see `RateLimitingQueue::cancel_timer`.
+    /// Stops the timer of `key`: see [`RateLimitingQueue::cancel_timer`].
     pub fn cancel_timer(&self, key: &K) -> bool {
         self.inner().cancel_timer(key)
     }
 
+    /// Counts a failure of `key` and adds it after the limiter's delay: see
+    /// [`RateLimitingQueue::add_rate_limited`]. For mappers; a sync returns its failure.
     pub fn add_rate_limited(&self, key: K) {
         self.inner().add_rate_limited(key);
     }
 
-    /// How often `key` failed since it was last forgotten.
+    /// How often `key` failed in a row, as the limiter counts. Upstream: `NumRequeues`.
     pub fn retries(&self, key: &K) -> u32 {
         self.inner().num_requeues(key)
     }
@@ -270,7 +285,7 @@ impl<K: Key> Queue<K> {
                 let now = self.shared.outcomes.clock.monotonic();
                 let took = now.saturating_sub(began);
                 self.shared.outcomes.syncs.ended(took);
-                // The time until a retry is the limiter's business.
+                // After a failure the limiter decides when the key comes again.
                 if let (Some(storm), Some(Ok(_))) = (&self.shared.storm, &result) {
                     storm.count(now, SYNC_WEIGHT);
                     if storm.is_on(now) {
@@ -288,7 +303,7 @@ impl<K: Key> Queue<K> {
         }
     }
 
-    /// Forgets or retries `key`, as `result` asks. `None`: the sync panicked.
+    /// Forgets or retries `key`, depending on `result`. `None`: the sync panicked.
     fn settle(&self, controller: &str, key: &K, result: Option<SyncResult>) {
         let Shared { queue, stale, .. } = &*self.shared;
         let end = self.shared.outcomes.end(controller, key, result, &|| queue.num_requeues(key));
@@ -302,28 +317,28 @@ impl<K: Key> Queue<K> {
                 queue.add_after(key.clone(), delay.max(SHORTEST_DELAY));
             }
             End::Backoff => queue.add_rate_limited(key.clone()),
-            // Not from the shared bucket: after a storm of writes a turn there may be far away.
+            // Not from the shared bucket: after a storm of writes its next token may be far away.
             End::Stale => queue.retry_after(key.clone(), stale.when(key)),
         }
     }
 }
 
-/// A key that came back at once, from a sync that never waits, would leave the thread no time for
-/// anything else.
+/// The shortest delay of [`Next::After`]. Without it a key that comes back at once, from a sync
+/// that never waits, would keep the thread busy.
 const SHORTEST_DELAY: Duration = Duration::from_millis(1);
 
-/// What becomes of a key after its sync.
+/// What happens to a key after its sync.
 enum End {
     Forget,
     After(Duration),
     Backoff,
-    /// Tried again as after [`Error::Stale`].
+    /// Retried after the delays of [`Error::Stale`].
     Stale,
 }
 
 impl Outcomes {
-    /// What becomes of `key`, which has been tried again `retries` times. Compiled once for all kinds
-    /// of keys.
+    /// Logs and counts the result of a sync of `key`, and returns what happens to the key, which
+    /// has been retried `retries` times. Compiled once for all types of keys.
     fn end(
         &self,
         controller: &str,
@@ -342,7 +357,7 @@ impl Outcomes {
             Some(Err(error)) => error,
         };
         let (is_stale, chain) = (error.is_stale(), Chain(&error));
-        // A cache that lags behind is part of a healthy start.
+        // A cache lags behind in every healthy start.
         if !is_stale {
             self.syncs.failed(key, chain.to_string(), self.clock.now());
         }
@@ -360,7 +375,7 @@ impl Outcomes {
     }
 }
 
-/// What becomes of a key, for the trace.
+/// The result of a sync, for the trace.
 fn describe(result: &Option<SyncResult>) -> String {
     match result {
         None => "panic".into(),
@@ -371,7 +386,7 @@ fn describe(result: &Option<SyncResult>) -> String {
     }
 }
 
-/// The level at which a failure is logged that is retried.
+/// The log level of a failure that is retried.
 fn retry_log_level(error: &Error, level: log::Level) -> log::Level {
     if error.is_expected() { log::Level::Debug } else { level }
 }

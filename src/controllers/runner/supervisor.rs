@@ -1,12 +1,18 @@
-//! Work of controllers that something else watches over.
+//! The hook around the work of all controllers, for shadow mode.
 
 use std::time::Duration;
 
 use super::{Error, SyncResult};
 use crate::cache::BoxFuture;
 
-/// Stands around the syncs and jobs of all controllers. It may replace their results.
+/// Stands around the syncs and jobs of all controllers, and may replace their results. Shadow mode
+/// is one. Upstream has no counterpart.
+///
+/// Each method returns the future that the runner polls in place of `work`. The runner polls it to
+/// its end.
 pub trait Supervisor: Send + Sync + 'static {
+    /// Around one sync of `key`, which is shown as in logs. Syncs of one key of a queue never
+    /// overlap.
     fn sync(
         &self,
         controller: &'static str,
@@ -17,7 +23,7 @@ pub trait Supervisor: Send + Sync + 'static {
     /// How long a job rests after its end, in place of `period`.
     fn rest(&self, period: Duration) -> Duration;
 
-    /// A job whose own rest is `period`.
+    /// Around one call of a periodic job, whose own rest is `period`.
     fn job(
         &self,
         controller: &'static str,
@@ -25,7 +31,7 @@ pub trait Supervisor: Send + Sync + 'static {
         work: BoxFuture<'static, Result<(), Error>>,
     ) -> BoxFuture<'static, Result<(), Error>>;
 
-    /// Work that lasts as long as the controller.
+    /// Around work that lasts as long as the controller.
     fn background(
         &self,
         controller: &'static str,
