@@ -8,8 +8,8 @@ use futures_lite::io::{AsyncBufRead, AsyncRead, AsyncWrite};
 
 use crate::buffer_pool;
 
-/// As `BufReader`, for connections without TLS. Most are watches, and silent most of the time: a silent
-/// one holds no memory.
+/// As `BufReader`, for connections without TLS. Most of them are watches, which are silent most of
+/// the time and then hold no memory.
 pub struct Buffered<R> {
     inner: R,
     bytes: Vec<u8>,
@@ -53,7 +53,7 @@ impl<R: AsyncRead + Unpin> AsyncBufRead for Buffered<R> {
 
     fn consume(mut self: Pin<&mut Self>, count: usize) {
         self.at = (self.at + count).min(self.bytes.len());
-        // A connection may rest from here on, and is not read until its next answer.
+        // The connection may be idle from here on: it is not read until its next answer.
         if self.at == self.bytes.len() {
             buffer_pool::give(&mut self.bytes);
             self.at = 0;

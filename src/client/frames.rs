@@ -3,7 +3,7 @@
 use super::split::ListPiece;
 use crate::objects::protobuf::{self, Short, Wire};
 
-/// The longest event that is taken, as client-go's decoder.
+/// The longest event that is accepted, in bytes, as in client-go's decoder.
 const LONGEST_EVENT: usize = 16 << 20;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

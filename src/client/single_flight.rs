@@ -1,4 +1,4 @@
-//! A value that one task at a time makes, and that is kept.
+//! A cached value that at most one task at a time makes.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::task;
 
 /// Makes a value in a task of its own and keeps it.
 ///
-/// Everyone who asks while the value is being made waits for the same run and shares its failure,
-/// which is not kept. A run goes on when those who wait for it give up: futures of [`Self::get`]
-/// may be dropped at any time. A run that began before a reset answers only those who asked before
-/// the reset.
+/// All callers that ask while the value is being made wait for the same run and share its failure,
+/// which is not kept. A run goes on when its callers give up: futures of [`Self::get`] may be
+/// dropped at any time. A run that began before a reset answers only callers that asked before the
+/// reset. Upstream: `singleflight.Group`.
 pub(super) struct SingleFlight<T> {
     state: Arc<Mutex<State<T>>>,
 }
@@ -29,7 +29,7 @@ struct Run<T> {
     ended: Event,
 }
 
-/// Publishes what a run made when the run ends, by a panic too.
+/// Publishes the result of a run when it ends, also when it panics.
 struct Ending<T: Clone> {
     run: Arc<Run<T>>,
     state: Arc<Mutex<State<T>>>,

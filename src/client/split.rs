@@ -110,7 +110,7 @@ impl DocumentSplitter {
         }
     }
 
-    /// Looks at every byte for the ends of documents.
+    /// Searches every byte for the ends of documents.
     fn scan(&mut self, found: &mut dyn FnMut(&[u8])) {
         let (mut start, mut at) = (0, self.scanned);
         loop {
@@ -139,9 +139,9 @@ impl DocumentSplitter {
     }
 }
 
-/// Recognizes a line that is one document, as API servers write them, without a look at every byte:
-/// the numbers of its opening and closing braces are equal, and no second value begins in it.
-/// `false`: it may be a document all the same.
+/// Recognizes a line that is one document, as API servers write them, without parsing it: the
+/// numbers of its opening and closing braces are equal, and no second value begins in it. `false`
+/// does not mean that it is not a document.
 fn is_document(line: &[u8]) -> bool {
     let count = |brace| memchr_iter(brace, line).count();
     line.first() == Some(&b'{')

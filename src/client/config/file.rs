@@ -1,4 +1,4 @@
-//! The text of a kubeconfig and what is wrong in it. Upstream: `clientcmd/api/v1`.
+//! Parses a kubeconfig and finds its faults. Upstream: `clientcmd/api/v1`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -24,7 +24,7 @@ pub(in crate::client) struct Pair {
     pub key: Vec<u8>,
 }
 
-/// What a plugin printed: a token, a certificate or both.
+/// The output of a plugin: a token, a certificate or both.
 pub(in crate::client) struct Issued {
     pub token: Option<String>,
     pub pair: Option<Pair>,
@@ -38,10 +38,10 @@ impl fmt::Debug for Issued {
     }
 }
 
-/// A plugin, and what it printed last. It runs again when that has expired or was refused.
+/// A plugin and its last output. It runs again when that has expired or was refused.
 ///
-/// One run at a time, in a task of its own: a request that gives up, as those of the leader
-/// election do after a while, leaves the run and its result to the next one.
+/// One run at a time, in a task of its own: when the request that started it gives up, as those of
+/// the leader election do after their time, the run goes on and the next request uses its result.
 pub(in crate::client) struct Plugin {
     exec: Exec,
     /// For `KUBERNETES_EXEC_INFO`.

@@ -1,4 +1,4 @@
-//! What requests show of their user: tokens, token files, credential plugins, impersonation.
+//! The credentials of requests: tokens, token files, credential plugins, impersonation.
 
 mod exec;
 mod impersonation;
@@ -24,7 +24,7 @@ use crate::clock::SharedClock;
 pub type TokenProvider =
     Arc<dyn Fn(Option<String>) -> Boxed<std::result::Result<String, String>> + Send + Sync>;
 
-/// How long a token file's content counts as current.
+/// How long the content of a token file is used before the file is read again.
 const FILE_LIFETIME: Duration = Duration::from_secs(60);
 
 pub(super) enum Auth {

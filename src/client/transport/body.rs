@@ -12,7 +12,7 @@ use pin_project::pin_project;
 
 use super::connect::Connection;
 use super::head::Framing;
-use super::pool::{Pool, Turn};
+use super::pool::{Permit, Pool};
 use super::timed_out;
 use crate::client::chunks::Piece;
 use crate::clock::{SharedClock, Sleep};
@@ -34,7 +34,7 @@ impl<R> IdleLimit<R> {
     }
 }
 
-/// What was read, or an error when the time for it is over.
+/// The bytes that were read, or an error when the time for them is over.
 fn limited<T>(
     read: Poll<io::Result<T>>,
     deadline: &mut Mutex<Option<Sleep>>,
@@ -85,7 +85,7 @@ pub(super) struct BodyReader {
     pub framing: Framing,
     /// Where the connection goes afterwards; `None`: it is closed.
     pub pool: Option<Arc<Pool>>,
-    pub turn: Option<Turn>,
+    pub permit: Option<Permit>,
 }
 
 impl BodyReader {
@@ -102,7 +102,7 @@ impl BodyReader {
         if let (Some(connection), Some(pool)) = (self.connection.take(), &self.pool) {
             pool.put(connection);
         }
-        self.turn = None;
+        self.permit = None;
     }
 
     /// How many bytes of the body are at the front of the connection's buffer; zero at the end.

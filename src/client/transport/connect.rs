@@ -30,7 +30,7 @@ const KEEP_ALIVE_PROBES: u32 = 3;
 pub(super) trait ReadWrite: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> ReadWrite for T {}
 
-/// What answers are read from: their bytes are looked at where they stand.
+/// A connection as answers are read from it: callers parse its buffer in place.
 pub(super) trait Stream: AsyncBufRead + AsyncWrite + Send + Sync + Unpin {
     /// The bytes that are read and not consumed.
     fn buffer(&self) -> &[u8];
@@ -51,8 +51,8 @@ impl<IO: ReadWrite> Stream for Secured<IO> {
 /// An open connection to the server.
 pub(super) struct Connection {
     pub io: Box<dyn Stream>,
-    /// What it was made with; `None`: without TLS. The current configuration may have another
-    /// client certificate.
+    /// The configuration that it was made with; `None`: without TLS. The current one may have
+    /// another client certificate.
     pub tls: Option<Arc<ClientConfig>>,
     #[expect(dead_code, reason = "held for its drop")]
     pub place: Place,

@@ -13,8 +13,8 @@ use crate::objects::protobuf;
 
 const HEAD_LIMIT: usize = 64 << 10;
 
-/// Appends the head of a request whose body has `length` bytes. `forwarding`: the proxy that is sent
-/// the request itself.
+/// Appends the head of a request whose body has `length` bytes. `forwarding`: the proxy that gets
+/// the request itself, without a tunnel.
 pub(super) fn write_head(
     request: &Request,
     length: usize,
@@ -58,7 +58,7 @@ pub(super) fn write_head(
     Ok(())
 }
 
-/// How the end of a body is known.
+/// How the end of a body is found.
 #[derive(Debug)]
 pub(super) enum Framing {
     Length(u64),
@@ -69,7 +69,7 @@ pub(super) enum Framing {
 pub(super) struct Head {
     pub code: u16,
     pub status: StatusCode,
-    /// The one header that is read by callers.
+    /// The value of `Retry-After`, the one header that callers read.
     pub retry_after: Option<String>,
     pub framing: Framing,
     /// Of the body. JSON and other types are not distinguished.

@@ -50,12 +50,13 @@ use crate::clock::SharedClock;
 use crate::objects::protobuf;
 use crate::{buffer_pool, task};
 
+/// The longest that connecting may take, with proxy and TLS.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two looks at the files of the client certificate, while no request looks at them.
-const LOOK_AT_FILES: Duration = Duration::from_secs(5 * 60);
+/// How often the files of the client certificate are checked while no request does it.
+const FILE_CHECK_PERIOD: Duration = Duration::from_secs(5 * 60);
 
-/// In a request's extensions: asked before the first byte is sent. The request may have waited for
-/// its turn and for a connection since it was made.
+/// The guard of a write, in the request's extensions. It is asked before the first byte is sent,
+/// since the request may have waited for a permit and for a connection.
 pub(super) struct WriteGuard(pub Guard);
 
 /// Why a request was not sent: its guard did not pass it.
@@ -70,7 +71,7 @@ impl fmt::Display for GuardRefused {
 
 impl std::error::Error for GuardRefused {}
 
-/// One server's connections.
+/// The connections to one server.
 #[derive(Clone)]
 pub(super) struct Transport {
     shared: Arc<Shared>,
@@ -80,11 +81,12 @@ pub(super) struct Transport {
 struct Shared {
     connector: Connector,
     pool: Arc<Pool>,
-    /// For an answer's head, and between two pieces of a body that is not a stream of events.
+    /// The longest wait for the head of an answer, and between two pieces of a body, except a
+    /// watch's.
     timeout: Duration,
-    /// A task looks at the files of the client certificate.
-    looked_at: AtomicBool,
-    /// Only reads pass, of paths below this one.
+    /// Whether a task checks the files of the client certificate.
+    has_file_checks: AtomicBool,
+    /// `Some`: only reads pass, and this is the prefix of all paths.
     only_reads_below: Option<String>,
 }
 
@@ -95,7 +97,7 @@ impl fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// Connections to `base`. `tls` replaces that of `config`; `plugin`: of a client
+    /// Connections to `base`. `tls` replaces that of `config`; `plugin` may issue a client
     /// certificate.
     ///
     /// # Errors
@@ -113,10 +115,10 @@ impl Transport {
         let traffic = Arc::<Traffic>::default();
         let pool = Arc::new(Pool::new(traffic.clone(), clock.clone()));
         let connector = Connector { tls, proxy, sockets, traffic, clock: clock.clone() };
-        let (timeout, looked_at) = (config.timeout, AtomicBool::new(false));
+        let (timeout, has_file_checks) = (config.timeout, AtomicBool::new(false));
         let prefix = base.path().trim_end_matches('/');
         let only_reads_below = config.read_only.then(|| prefix.to_owned());
-        let shared = Shared { connector, pool, timeout, looked_at, only_reads_below };
+        let shared = Shared { connector, pool, timeout, has_file_checks, only_reads_below };
         Ok(Transport { shared: Arc::new(shared), config: http_client::Config::default() })
     }
 }
@@ -141,7 +143,7 @@ impl HttpClient for Transport {
     }
 }
 
-/// Appends all of `body`, which stands in memory, without a buffer of its own.
+/// Appends all of `body`, which is in memory, without another buffer.
 async fn append(mut body: http_types::Body, to: &mut Vec<u8>) -> io::Result<()> {
     loop {
         let bytes = body.fill_buf().await?;
@@ -188,10 +190,10 @@ impl Shared {
         };
         let rotations = identity.as_ref().map(|identity| identity.rotations);
         let config = identity.map(|identity| identity.config);
-        let turn = match purpose {
+        let permit = match purpose {
             Purpose::Request => {
-                let turn = async { Ok(self.pool.turn().await) };
-                Some(self.within(self.timeout, "the wait for other requests", turn).await?)
+                let permit = async { Ok(self.pool.permit().await) };
+                Some(self.within(self.timeout, "the wait for other requests", permit).await?)
             }
             Purpose::Watch | Purpose::Lease => None,
         };
@@ -203,7 +205,7 @@ impl Shared {
             Some(connection) => connection,
             None => {
                 let connecting = self.connector.connect(request.url(), config, purpose);
-                // Boxed, so that the many tasks of watches have no room for it.
+                // Boxed, so that this future does not enlarge the tasks of all watches.
                 self.within(CONNECT_TIMEOUT, "the connection", Box::pin(connecting)).await?
             }
         };
@@ -213,7 +215,8 @@ impl Shared {
             return Err(io::Error::other(GuardRefused));
         }
         let work = async {
-            // One piece: a record of TLS and a system call each would cost more than the copy.
+            // Head and body in one piece: a TLS record and a system call more cost more than the
+            // copy.
             let mut message = buffer_pool::take();
             let body = request.take_body();
             let length = body.len().ok_or(io::ErrorKind::InvalidInput)?;
@@ -250,14 +253,14 @@ impl Shared {
         };
         let keep = head.keep_alive && is_sent && purpose != Purpose::Watch;
         let pool = keep.then(|| self.pool.clone());
-        let mut reader = BodyReader { connection: Some(connection), framing, pool, turn };
+        let mut reader = BodyReader { connection: Some(connection), framing, pool, permit };
         reader.finish_if_done();
-        // A failure has an end, also where a watch was asked for.
+        // The answer to a watch that failed is not a stream: its body has an end.
         let streams = purpose == Purpose::Watch && head.status.is_success();
         let mut body = match (streams, rotations.filter(|_| tls.may_rotate())) {
             (true, None) => http_types::Body::from_reader(reader, None),
             (true, Some(count)) => {
-                self.look_at_files();
+                self.check_files();
                 let reader = UntilRotated::new(reader, tls.rotations().clone(), count);
                 http_types::Body::from_reader(reader, None)
             }
@@ -276,18 +279,18 @@ impl Shared {
         Ok(response)
     }
 
-    /// Makes sure that watches notice a new client certificate also when no request does.
-    fn look_at_files(self: &Arc<Self>) {
-        if self.connector.tls.has_files() && !self.looked_at.swap(true, Ordering::Relaxed) {
-            task::spawn(look(Arc::downgrade(self), self.connector.clock.clone()));
+    /// Starts the task by which watches notice a new client certificate when no request does.
+    fn check_files(self: &Arc<Self>) {
+        if self.connector.tls.has_files() && !self.has_file_checks.swap(true, Ordering::Relaxed) {
+            task::spawn(check_files(Arc::downgrade(self), self.connector.clock.clone()));
         }
     }
 }
 
-/// Ends with the transport.
-async fn look(shared: Weak<Shared>, clock: SharedClock) {
+/// Checks the files of the client certificate regularly. Ends with the transport.
+async fn check_files(shared: Weak<Shared>, clock: SharedClock) {
     loop {
-        clock.sleep(LOOK_AT_FILES).await;
+        clock.sleep(FILE_CHECK_PERIOD).await;
         let Some(shared) = shared.upgrade() else { return };
         if let Err(error) = shared.connector.tls.identity().await {
             log::error!("the client certificate: {error}");

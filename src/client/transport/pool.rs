@@ -26,11 +26,11 @@ const WAIT_FOR_CONNECTION: Duration = Duration::from_millis(500);
 const OVERFLOW: usize = 32;
 /// Shorter than the 90 s after which the API server closes an idle connection.
 const IDLE_LIFETIME: Duration = Duration::from_secs(75);
-/// For how long a connection stays idle that has this many others beside it. A burst of requests at a
-/// slow server is often followed by the next, so that not all of them close at once.
+/// How long a connection stays idle, by the number of idle connections beside it. Those of a burst
+/// close in two steps, since at a slow server one burst often follows another.
 const LIFETIMES: [(usize, Duration); 2] = [(0, IDLE_LIFETIME), (32, Duration::from_secs(10))];
 
-/// One server's idle connections, and the turns of requests.
+/// The idle connections to one server, and the permits of requests.
 pub(super) struct Pool {
     idle: Mutex<Idle>,
     in_use: Arc<Semaphore>,
@@ -41,15 +41,15 @@ pub(super) struct Pool {
 
 #[derive(Default)]
 struct Idle {
-    /// With the time since when each is idle, the longest first.
+    /// Each with the time at which it became idle, the oldest first.
     connections: Vec<(Connection, Duration)>,
-    /// For each of [`LIFETIMES`]: a task is about to close those that stay idle.
+    /// For each of [`LIFETIMES`]: whether a task runs that closes connections.
     is_reaped: [bool; 2],
 }
 
 /// A request may be under way while this exists.
 #[expect(dead_code, reason = "held for its drop")]
-pub(super) struct Turn(SemaphoreGuardArc, UnderWay);
+pub(super) struct Permit(SemaphoreGuardArc, UnderWay);
 
 impl Pool {
     pub fn new(traffic: Arc<Traffic>, clock: SharedClock) -> Pool {
@@ -58,14 +58,14 @@ impl Pool {
         Pool { idle: Mutex::default(), in_use, overflow, traffic, clock }
     }
 
-    /// Waits for a turn. May be dropped at any time.
-    pub async fn turn(&self) -> Turn {
+    /// Waits until one more request may be under way. May be dropped at any time.
+    pub async fn permit(&self) -> Permit {
         let late = async {
             self.clock.sleep(WAIT_FOR_CONNECTION).await;
             self.overflow.acquire_arc().await
         };
         let place = self.in_use.acquire_arc().or(late).await;
-        Turn(place, self.traffic.begin(self.clock.monotonic()))
+        Permit(place, self.traffic.begin(self.clock.monotonic()))
     }
 
     /// An idle connection that was made with `tls`. Those made with another configuration are
@@ -81,7 +81,7 @@ impl Pool {
             same && now < *since + IDLE_LIFETIME
         });
         while let Some((mut connection, _)) = idle.connections.pop() {
-            // Anything to be read now is the server's goodbye.
+            // Readable before a request was sent: the server has closed it.
             let mut context = Context::from_waker(Waker::noop());
             if Pin::new(&mut connection.io).poll_fill_buf(&mut context).is_pending() {
                 return Some(connection);
@@ -105,8 +105,8 @@ impl Pool {
     }
 }
 
-/// Closes connections that are idle for too long, also when no request comes by. Ends with the last
-/// of them. `at`: of [`LIFETIMES`].
+/// Closes connections that are idle for too long, also while there are no requests. Ends with the
+/// last of them. `at` is an index into [`LIFETIMES`].
 async fn reap(pool: Weak<Pool>, clock: SharedClock, at: usize) {
     let (others, lifetime) = LIFETIMES[at];
     loop {
@@ -203,28 +203,28 @@ mod tests {
     fn requests_under_way_are_bounded() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let pool = Pool::new(Arc::default(), clock.clone());
-        let mut under_way: Vec<Turn> = (0..POOL_SIZE).map(|_| block_on(pool.turn())).collect();
+        let mut under_way: Vec<Permit> = (0..POOL_SIZE).map(|_| block_on(pool.permit())).collect();
         // The next one waits, and takes the place of the first to end.
-        let mut next = Box::pin(pool.turn());
+        let mut next = Box::pin(pool.permit());
         assert!(block_on(poll_once(&mut next)).is_none());
         under_way.pop();
-        under_way.push(block_on(poll_once(&mut next)).expect("a turn is free"));
+        under_way.push(block_on(poll_once(&mut next)).expect("a permit is free"));
         // When none ends, it goes on after a while.
         for _ in 0..OVERFLOW {
-            let mut next = Box::pin(pool.turn());
+            let mut next = Box::pin(pool.permit());
             assert!(block_on(poll_once(&mut next)).is_none());
             clock.advance(WAIT_FOR_CONNECTION);
             under_way.push(block_on(poll_once(&mut next)).expect("it has waited"));
         }
         for freed in [0, POOL_SIZE] {
-            let mut next = Box::pin(pool.turn());
+            let mut next = Box::pin(pool.permit());
             for _ in 0..100 {
                 assert!(block_on(poll_once(&mut next)).is_none());
                 clock.advance(WAIT_FOR_CONNECTION);
             }
             drop(under_way.remove(freed));
-            let turn = block_on(poll_once(&mut next)).expect("a turn is free");
-            under_way.insert(freed, turn);
+            let permit = block_on(poll_once(&mut next)).expect("a permit is free");
+            under_way.insert(freed, permit);
         }
     }
 }

@@ -8,10 +8,10 @@ use http_client::http_types::Url;
 
 use crate::client::{Error, Result};
 
-/// How a proxy is spoken to.
+/// The protocol of a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::client) enum Kind {
-    /// Asked by CONNECT for a tunnel, or, when the server has no TLS, sent the requests themselves.
+    /// HTTP: a tunnel by CONNECT, or the requests themselves when the server has no TLS.
     Http,
     /// The same, over TLS.
     Https,
@@ -97,7 +97,7 @@ impl Proxy {
         Ok(Proxy { kind, host, port: url.port().unwrap_or(usual_port), login })
     }
 
-    /// Whether the proxy is sent the requests to `server` themselves, since no TLS protects them.
+    /// Whether the proxy gets the requests to `server` themselves, since no TLS protects them.
     pub fn forwards_to(&self, server: &Url) -> bool {
         server.scheme() == "http" && self.kind != Kind::Socks5
     }

@@ -1,10 +1,10 @@
-//! What a client that only reads may send.
+//! The requests that a client that only reads may send.
 
 use std::fmt;
 
 const LOCAL: &str = "localsubjectaccessreviews";
 
-/// Groups whose objects are questions: the API server answers them and stores nothing.
+/// Groups whose objects are reviews: the API server answers them and stores nothing.
 const REVIEWS: [(&str, &[&str]); 2] = [
     ("authentication.k8s.io", &["tokenreviews", "selfsubjectreviews"]),
     (

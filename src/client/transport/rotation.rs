@@ -61,7 +61,7 @@ impl<R> UntilRotated<R> {
     }
 }
 
-/// What was read, or the end once `rotated` is ready.
+/// The bytes that were read, or the end once `rotated` is ready.
 fn or_end<T: Default>(
     read: Poll<io::Result<T>>,
     rotated: &mut Mutex<Boxed<()>>,

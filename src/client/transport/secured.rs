@@ -1,8 +1,8 @@
-//! TLS that holds no bytes while none are under way.
+//! TLS without buffers while no bytes are under way.
 //!
-//! rustls's own connection keeps a buffer of 4 KB while it is open, and most connections
-//! are watches that are silent. Here rustls works on buffers of this stream, which are there only
-//! while something is in them.
+//! rustls's own connection keeps a buffer of 4 KB while it is open, and most connections are
+//! watches that are silent. Here rustls works on buffers of this stream, which exist only while
+//! bytes are in them.
 
 use std::io;
 use std::pin::Pin;
@@ -35,11 +35,11 @@ pub(super) struct Secured<IO> {
     plain: Vec<u8>,
     /// The part of `plain` that has been read.
     read: usize,
-    /// The server has said that it sends no more.
+    /// The server has announced that it sends no more.
     is_closed: bool,
 }
 
-/// The state of the connection when the bytes at hand are processed.
+/// The state of the connection after all bytes received so far.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
     /// The handshake needs bytes from the server.

@@ -1,4 +1,4 @@
-//! A request on its way, and its answer, which may come before the whole request is sent.
+//! Sends a request and reads its answer, which may come before the whole request is sent.
 
 use std::io;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use crate::buffer_pool;
 pub(super) struct Sending<'a> {
     io: &'a mut dyn Stream,
     message: Vec<u8>,
-    /// How much of the message is sent.
+    /// The number of bytes of the message that are sent.
     sent: usize,
     state: State,
 }

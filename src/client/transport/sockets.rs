@@ -1,4 +1,4 @@
-//! How many of the process's descriptors the connections to API servers may take.
+//! The number of the process's descriptors that connections to API servers may use.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,13 +17,13 @@ pub(in crate::client) enum Purpose {
     Lease,
 }
 
-/// The part of the limit that is kept back at each step: by watches for requests, and by requests
-/// for the lease, for health checks and for files.
+/// The part of the limit (an eighth) that watches leave to requests, and requests to the lease,
+/// to health checks and to files.
 const KEPT_PART: usize = 8;
-/// The most descriptors that one step keeps back.
+/// The most descriptors that either leaves.
 const KEPT_MOST: usize = 256;
 
-/// The most connections that may be open when one more is asked for, with itself.
+/// The most connections that may be open after one more for this purpose.
 fn allowed(limit: usize, purpose: Purpose) -> usize {
     let kept = (limit / KEPT_PART).min(KEPT_MOST);
     match purpose {

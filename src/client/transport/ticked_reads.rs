@@ -1,5 +1,5 @@
-//! In a storm of requests, answers are read at ticks, all that have come since the last one: the
-//! thread wakes once for several of them.
+//! Reads answers at ticks during a storm of requests, so that the thread wakes once for all answers
+//! that have come since the last tick.
 
 use std::io;
 use std::pin::Pin;
@@ -17,9 +17,9 @@ use crate::client::rate::until_tick;
 use crate::clock::{SharedClock, Sleep};
 use crate::storm::Storm;
 
-/// From this many requests under way on, answers in a storm are looked for at ticks.
+/// From this many requests under way on, answers in a storm are read at ticks.
 const MANY: usize = 8;
-/// An answer that has not come after this many ticks wakes its reader by itself.
+/// After this many ticks without an answer, the reader waits for the socket.
 const TICKS: u32 = 8;
 
 /// How many requests are under way, and whether there is a storm of them.
@@ -55,15 +55,16 @@ pub(super) struct TickedReads {
     tcp: TcpStream,
     traffic: Arc<Traffic>,
     clock: SharedClock,
-    /// The next look. The lock makes it `Sync`.
+    /// The wait for the next tick. The lock makes it `Sync`.
     tick: Mutex<Option<Sleep>>,
-    /// Ticks that were waited for since the last write. No more are once the answer has begun.
-    looks: u32,
+    /// The number of ticks waited for since the last write; [`TICKS`] once the answer has begun,
+    /// which ends the waiting.
+    ticks: u32,
 }
 
 impl TickedReads {
     pub fn new(tcp: TcpStream, traffic: Arc<Traffic>, clock: SharedClock) -> TickedReads {
-        TickedReads { tcp, traffic, clock, tick: Mutex::default(), looks: 0 }
+        TickedReads { tcp, traffic, clock, tick: Mutex::default(), ticks: 0 }
     }
 }
 
@@ -78,25 +79,25 @@ impl AsyncRead for TickedReads {
                 ready!(tick.as_mut().poll(context));
                 *self.tick.get_mut() = None;
             }
-            if !self.traffic.is_heavy(self.clock.monotonic()) || self.looks >= TICKS {
+            if !self.traffic.is_heavy(self.clock.monotonic()) || self.ticks >= TICKS {
                 let read = ready!(Pin::new(&mut self.tcp).poll_read(context, output));
-                // The answer has begun; and a connection that is taken from the pool is looked at at
-                // once, whether the server has closed it.
-                self.looks = TICKS;
+                // The answer has begun. Without ticks from here on, the pool sees at once whether
+                // the server has closed the connection.
+                self.ticks = TICKS;
                 return Poll::Ready(read);
             }
-            // No answer is there as soon as its request is written.
-            if self.looks > 0 {
+            // Right after its request is written there is no answer yet.
+            if self.ticks > 0 {
                 match rustix::net::recv(&self.tcp, &mut *output, RecvFlags::DONTWAIT) {
                     Err(rustix::io::Errno::AGAIN) => {}
                     Err(rustix::io::Errno::INTR) => continue,
                     read => {
-                        self.looks = TICKS;
+                        self.ticks = TICKS;
                         return Poll::Ready(read.map(|(count, _)| count).map_err(io::Error::from));
                     }
                 }
             }
-            self.looks += 1;
+            self.ticks += 1;
             let wait = until_tick(self.clock.monotonic());
             *self.tick.get_mut() = Some(self.clock.sleep(wait));
         }
@@ -109,7 +110,7 @@ impl AsyncWrite for TickedReads {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.looks = 0;
+        self.ticks = 0;
         Pin::new(&mut self.tcp).poll_write(context, bytes)
     }
 
@@ -118,7 +119,7 @@ impl AsyncWrite for TickedReads {
         context: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.looks = 0;
+        self.ticks = 0;
         Pin::new(&mut self.tcp).poll_write_vectored(context, bytes)
     }
 
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_connection_is_looked_at_at_once_and_one_that_was_asked_is_not() {
+    fn a_silent_connection_is_read_at_once_and_one_with_a_request_at_ticks() {
         block_on(async {
             let (tcp, mut peer) = pair().await;
             let (clock, traffic) = storm();
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_was_quick_is_looked_at_at_once_in_a_burst() {
+    fn a_connection_that_was_quick_is_read_at_once_in_a_burst() {
         block_on(async {
             let (tcp, mut peer) = pair().await;
             let (clock, traffic) = storm();

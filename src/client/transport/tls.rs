@@ -17,7 +17,8 @@ use crate::client::x509::Certificate;
 use crate::client::{Error, Result, pem};
 use crate::files::{Stamp, stamp};
 
-/// What a configuration is made of: its files, and what the plugin issued.
+/// The sources of a configuration: the content of its files, and the certificate that the plugin
+/// issued.
 type Ingredients = ([Stamp; 3], Option<Pair>);
 
 /// Makes rustls's configuration, and makes it again when one of its files or the plugin's
@@ -37,7 +38,7 @@ struct Made {
     config: Arc<ClientConfig>,
 }
 
-/// The configuration to connect with.
+/// The current configuration for new connections.
 pub(super) struct Identity {
     pub config: Arc<ClientConfig>,
     /// How often the client certificate had been replaced.
@@ -107,7 +108,7 @@ impl TlsSource {
                 }
                 (Arc::new(config), pair)
             }
-            // Files that are being replaced: the former content stays until they change again.
+            // Files that are being replaced: the former content is used until they change again.
             (Err(error), Some(before)) if ingredients.1.is_none() => {
                 log::warn!("TLS files have changed but cannot be used yet: {error}");
                 (before.config, before.pair)

@@ -1,4 +1,4 @@
-//! Which servers are trusted.
+//! Decides which servers are trusted.
 
 use std::sync::Arc;
 
