@@ -105,7 +105,8 @@ impl DeploymentController {
         if let Some(revision) = rollback::rollback_to(&deployment) {
             return self.roll_back(&mut deployment, &mut owned, revision).await;
         }
-        if self.was_scaled(&mut deployment, &mut owned).await? {
+        let sets = self.sync_sets(&mut deployment, &mut owned).await?;
+        if sets.lag_behind(deployment.replicas()) {
             return self.sync_scale(&mut deployment, &mut owned).await;
         }
         match deployment.spec.strategy.r#type.as_str() {

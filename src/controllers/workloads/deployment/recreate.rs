@@ -18,7 +18,7 @@ impl DeploymentController {
         owned_sets: &mut Owned,
     ) -> SyncResult {
         // The new ReplicaSet is not made yet: it would have pods before the old ones are gone.
-        let mut sets = self.sets(deployment, owned_sets).await?;
+        let mut sets = self.sync_sets(deployment, owned_sets).await?;
         let mut shrunk = false;
         for set in sets.active_old() {
             shrunk |= self.scale_replica_set(deployment, &set, 0, false).await?.is_some();
@@ -27,7 +27,7 @@ impl DeploymentController {
             return self.sync_rollout_status(deployment, &sets).await;
         }
         if sets.new.is_none() {
-            sets = self.sets_with_new(deployment, owned_sets).await?;
+            sets = self.sync_sets_with_new(deployment, owned_sets).await?;
         }
         let Some(new) = &sets.new else {
             return Err(Error::other("the new ReplicaSet is missing"));

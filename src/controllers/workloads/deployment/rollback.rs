@@ -29,7 +29,7 @@ impl DeploymentController {
         owned: &mut Owned,
         revision: i64,
     ) -> SyncResult {
-        let sets = self.sets_with_new(deployment, owned).await?;
+        let sets = self.sync_sets_with_new(deployment, owned).await?;
         let known = || sets.all().filter_map(|set| annotations::revision(&set.meta));
         let revision = match revision {
             0 => annotations::last_revision(known()),

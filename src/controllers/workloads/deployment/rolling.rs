@@ -13,7 +13,7 @@ use crate::sort::Order;
 impl DeploymentController {
     /// One step up, or one step down. Upstream: `rolloutRolling`.
     pub(super) async fn roll(&self, deployment: &mut Deployment, owned: &mut Owned) -> SyncResult {
-        let sets = self.sets_with_new(deployment, owned).await?;
+        let sets = self.sync_sets_with_new(deployment, owned).await?;
         let Some(new) = sets.new.clone() else {
             return Err(Error::other("the new ReplicaSet is missing"));
         };

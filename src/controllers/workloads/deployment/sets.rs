@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use super::annotations::{self, MAX_REPLICAS};
+use super::annotations::{self, DESIRED_REPLICAS, MAX_REPLICAS};
 use super::scaling::{Old, Share};
 use super::template::equal_ignoring_hash;
 use crate::objects::{ReplicaSet, Template};
@@ -45,6 +45,13 @@ impl Sets {
     /// The pods that all of them should have.
     pub fn replicas(&self) -> i32 {
         self.all().map(|set| set.replicas()).fold(0, i32::saturating_add)
+    }
+
+    /// Whether the Deployment was scaled to `desired` since one of them was, as an active one notes.
+    /// Upstream: `isScalingEvent`.
+    pub fn lag_behind(&self, desired: i32) -> bool {
+        let noted = |set: &ReplicaSet| annotations::replicas(&set.meta.annotations, DESIRED_REPLICAS);
+        self.active().any(|set| noted(set).is_some_and(|noted| noted != desired))
     }
 
     /// The one to scale when there is no rollout to share among several: the only active one, or
@@ -209,6 +216,27 @@ pub(super) mod tests {
             let sets = Sets { new: new.cloned(), old: old.into_iter().cloned().collect() };
             assert_eq!(names(sets.active_or_latest()).first().copied(), found);
         }
+    }
+
+    #[test]
+    fn a_deployment_was_scaled_if_an_active_set_notes_another_size() {
+        // Of the new ReplicaSet and of an old one: its pods, and the size that it notes.
+        for (new, old, scaled) in [
+            ((3, "3"), (1, "3"), false),
+            ((3, "2"), (0, "3"), true),
+            ((3, "3"), (1, "2"), true),
+            ((3, "3"), (0, "2"), false),
+            ((0, "0"), (0, "0"), false),
+            ((3, ""), (1, "x"), false),
+        ] {
+            let of = |name: &str, (replicas, noted): (i32, &str)| {
+                let notes = json!({ DESIRED_REPLICAS: noted });
+                set(name, 1, name, replicas, json!({ "/metadata/annotations": notes }))
+            };
+            let sets = Sets { new: Some(of("new", new)), old: vec![of("old", old)] };
+            assert_eq!(sets.lag_behind(3), scaled, "{new:?} {old:?}");
+        }
+        assert!(!Sets::default().lag_behind(3));
     }
 
     #[test]

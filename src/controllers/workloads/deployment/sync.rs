@@ -27,7 +27,7 @@ impl DeploymentController {
         deployment: &mut Deployment,
         owned: &mut Owned,
     ) -> SyncResult {
-        let sets = self.sets(deployment, owned).await?;
+        let sets = self.sync_sets(deployment, owned).await?;
         self.sync_status(deployment, &sets).await
     }
 
@@ -37,7 +37,7 @@ impl DeploymentController {
         deployment: &mut Deployment,
         owned: &mut Owned,
     ) -> SyncResult {
-        let sets = self.sets(deployment, owned).await?;
+        let sets = self.sync_sets(deployment, owned).await?;
         self.scale(deployment, &sets).await?;
         if deployment.spec.paused && rollback_to(deployment).is_none() {
             self.clean_up_history(deployment, &sets.old).await?;
@@ -64,22 +64,9 @@ impl DeploymentController {
         self.write_status(deployment).await
     }
 
-    /// Whether the size was changed since the ReplicaSets were last scaled. Upstream: `isScalingEvent`.
-    pub(super) async fn was_scaled(
-        &self,
-        deployment: &mut Deployment,
-        owned: &mut Owned,
-    ) -> Result<bool, Error> {
-        let sets = self.sets(deployment, owned).await?;
-        Ok(sets.active().any(|set| {
-            annotations::replicas(&set.meta.annotations, DESIRED_REPLICAS)
-                .is_some_and(|noted| noted != deployment.replicas())
-        }))
-    }
-
-    /// Returns the ReplicaSets, after updating the annotations of the new one and the Deployment's
-    /// revision. Upstream: `getAllReplicaSetsAndSyncRevision`.
-    pub(super) async fn sets(
+    /// Updates the annotations of the new ReplicaSet, or else the Deployment's revision; returns the
+    /// ReplicaSets. Upstream: `getAllReplicaSetsAndSyncRevision`.
+    pub(super) async fn sync_sets(
         &self,
         deployment: &mut Deployment,
         owned: &mut Owned,
@@ -110,13 +97,13 @@ impl DeploymentController {
         Ok(sets)
     }
 
-    /// As [`Self::sets`]; `new` is there, made if need be. Upstream: `getNewReplicaSet`.
-    pub(super) async fn sets_with_new(
+    /// As [`Self::sync_sets`]; `new` is there, made if need be. Upstream: `getNewReplicaSet`.
+    pub(super) async fn sync_sets_with_new(
         &self,
         deployment: &mut Deployment,
         owned: &mut Owned,
     ) -> Result<Sets, Error> {
-        let mut sets = self.sets(deployment, owned).await?;
+        let mut sets = self.sync_sets(deployment, owned).await?;
         if sets.new.is_none() {
             let created = self.create_new(deployment, &sets).await?;
             owned.push(created.clone());
