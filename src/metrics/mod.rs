@@ -16,41 +16,54 @@ use prometheus::{HistogramOpts, Opts, TextEncoder};
 ///
 /// ```ignore
 /// metrics! {
-///     /// Optional: registers them all, so that they are served at zero as well.
-///     pub fn register;
+///     fn register;
 ///     static DELETED: IntCounterVec["namespace", "reason"] = "pods_deleted_total", "Help.";
 ///     pub static SYNC: Histogram(exponential(0.001, 2.0, 15)) = "sync_seconds", "Help.";
 /// }
 /// ```
+///
+/// `register` registers them all. It exists for metrics without labels, which are served at zero
+/// before they count: a block that has one needs it, and it has to be called, or the crate does not
+/// compile. A metric with labels has no series before its first use, so its block may go without.
 macro_rules! metrics {
-    ($(#[$fn_doc:meta])* $fn_vis:vis fn $register:ident; $(
+    (fn $register:ident; $(
         $(#[$doc:meta])* $vis:vis static $metric:ident:
             $kind:ident $([$($label:literal),+])? $(($buckets:expr))? = $name:expr, $help:expr;
-    )*) => {
-        $(#[$fn_doc])*
-        $fn_vis fn $register() {
-            $( std::sync::LazyLock::force(&$metric); )*
+    )+) => {
+        /// Registers all metrics of the block, so that they are served at zero as well.
+        #[deny(dead_code)]
+        pub(super) fn $register() {
+            $( std::sync::LazyLock::force(&$metric); )+
         }
-        $crate::metrics::metrics! { $(
+        $( $crate::metrics::metric! {
             $(#[$doc])* $vis static $metric:
-                $kind $([$($label),+])? $(($buckets))? = $name, $help;
-        )* }
+                $kind [$($($label),+)?] [$($buckets)?] = $name, $help;
+        } )+
     };
     ($(
         $(#[$doc:meta])* $vis:vis static $metric:ident:
-            $kind:ident $([$($label:literal),+])? $(($buckets:expr))? = $name:expr, $help:expr;
-    )*) => { $(
+            $kind:ident [$($label:literal),+] $(($buckets:expr))? = $name:expr, $help:expr;
+    )+) => { $( $crate::metrics::metric! {
+        $(#[$doc])* $vis static $metric: $kind [$($label),+] [$($buckets)?] = $name, $help;
+    } )+ };
+}
+
+/// One static of [`metrics!`].
+macro_rules! metric {
+    ($(#[$doc:meta])* $vis:vis static $metric:ident:
+        $kind:ident [$($label:literal),*] [$($buckets:expr)?] = $name:expr, $help:expr;
+    ) => {
         $(#[$doc])*
         $vis static $metric: std::sync::LazyLock<$crate::metrics::$kind> =
             std::sync::LazyLock::new(|| $crate::metrics::declared($crate::metrics::Spec {
                 name: $name,
                 help: $help,
-                labels: &[$($($label),+)?],
+                labels: &[$($label),*],
                 buckets: ([$(Vec::from($buckets))?] as [Vec<f64>; _]).concat(),
             }));
-    )* };
+    };
 }
-pub(crate) use metrics;
+pub(crate) use {metric, metrics};
 
 /// What [`metrics!`] says of one metric.
 pub struct Spec<'a> {

@@ -3,7 +3,7 @@
 use crate::metrics::metrics;
 
 metrics! {
-    pub fn register;
+    fn register;
     pub static DELETIONS: IntCounter = "device_taint_eviction_controller_pod_deletions_total",
         "[ALPHA] Total number of Pods deleted by DeviceTaintEvictionController since its start.";
     pub static LATENCY: Histogram(

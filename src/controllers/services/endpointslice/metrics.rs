@@ -10,7 +10,7 @@ use crate::metrics::{exponential, metrics};
 use crate::objects::{Istr, ObjectKey};
 
 metrics! {
-    pub fn register;
+    fn register;
     pub static ADDED: Histogram(exponential(2.0, 2.0, 15)) =
         "endpoint_slice_controller_endpoints_added_per_sync",
         "[BETA] Number of endpoints added on each Service sync";

@@ -7,7 +7,7 @@ use crate::controllers::services::service_endpoints::counts::{Gauges, SliceCount
 use crate::metrics::{exponential, metrics};
 
 metrics! {
-    pub fn register;
+    fn register;
     static ADDED: Histogram(exponential(2.0, 2.0, 15)) =
         "endpoint_slice_mirroring_controller_endpoints_added_per_sync",
         "[ALPHA] Number of endpoints added on each Endpoints sync";

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::metrics::{exponential, metrics};
 
 metrics! {
-    pub(super) fn register;
+    fn register;
     static RECONCILIATIONS: IntCounterVec["action", "error"] =
         "horizontal_pod_autoscaler_controller_reconciliations_total",
         "[BETA] Number of reconciliations of HPA controller. The label 'action' should be either \

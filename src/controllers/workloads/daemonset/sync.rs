@@ -21,7 +21,7 @@ use crate::metrics::metrics;
 use crate::objects::{DaemonSet, ObjectKey, Pod, PodPhase, Resource, Selector, Timestamp};
 
 metrics! {
-    pub(super) fn register_metrics;
+    fn register_metrics;
     static STALE_SYNC_SKIPS: IntCounterVec["group", "resource"] =
         "daemonset_controller_stale_sync_skips_total",
         "[ALPHA] Total number of DaemonSet syncs skipped due to a stale watch cache.";

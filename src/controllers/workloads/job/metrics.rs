@@ -9,7 +9,7 @@ use crate::metrics::{exponential, metrics};
 use crate::objects::{JobSpec, JobStatus, Pod};
 
 metrics! {
-    pub(super) fn register;
+    fn register;
     pub(super) static SYNC_SECONDS:
         HistogramVec["completion_mode", "result", "action"](exponential(0.004, 2.0, 15)) =
         "job_controller_job_sync_duration_seconds",

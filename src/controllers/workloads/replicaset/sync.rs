@@ -15,7 +15,7 @@ use crate::metrics::{exponential, metrics};
 use crate::objects::{ObjectKey, Pod, ReplicaSetStatus, Selector, Timestamp};
 
 metrics! {
-    pub(super) fn register_metrics;
+    fn register_metrics;
     static STALE_SYNC_SKIPS: IntCounterVec["group", "resource"] =
         "replicaset_controller_stale_sync_skips_total",
         "[ALPHA] Total number of ReplicaSet syncs skipped due to a stale watch cache.";

@@ -20,7 +20,7 @@ use crate::objects::{
 };
 
 metrics! {
-    pub(super) fn register_metrics;
+    fn register_metrics;
     static MAX_UNAVAILABLE: GaugeVec["statefulset_namespace", "statefulset_name", "pod_management_policy"] =
         "statefulset_controller_statefulset_max_unavailable",
         "[ALPHA] Maximum number of unavailable pods allowed during StatefulSet rolling updates";
