@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::controller_table::canonical;
+use super::controller_table::{CONTROLLERS, canonical};
 use super::leader_migration::LeaderMigration;
 use crate::options::{Options, show_duration};
 
@@ -19,6 +19,11 @@ pub fn of(o: &Options, migration: Option<&LeaderMigration>) -> Value {
         if let Value::Object(part) = part {
             configuration.extend(part);
         }
+    }
+    for row in CONTROLLERS {
+        let Some((section, member)) = row.configured_workers else { continue };
+        let section = configuration.entry(section).or_insert_with(|| json!({}));
+        section[member] = row.profile.workers.count(o).into();
     }
     json!({ "kubecontrollermanager.config.k8s.io": configuration })
 }
@@ -81,7 +86,6 @@ fn shared(o: &Options, migration: Option<&LeaderMigration>) -> Value {
             "ConfigureCloudRoutes": o.configure_cloud_routes,
             "NodeSyncPeriod": time(o.node_sync_period),
         },
-        "ServiceController": { "ConcurrentServiceSyncs": o.concurrent_service_syncs },
         "DeprecatedController": {},
     })
 }
@@ -115,9 +119,6 @@ fn volumes_and_certificates(o: &Options) -> Value {
             ),
             "ClusterSigningDuration": time(o.cluster_signing_duration),
         },
-        "EphemeralVolumeController": {
-            "ConcurrentEphemeralVolumeSyncs": o.concurrent_ephemeralvolume_syncs,
-        },
         "PersistentVolumeBinderController": {
             "PVClaimBinderSyncPeriod": time(o.pvclaimbinder_sync_period),
             "VolumeConfiguration": {
@@ -137,7 +138,6 @@ fn volumes_and_certificates(o: &Options) -> Value {
         },
         "SAController": {
             "ServiceAccountKeyFile": o.service_account_private_key_file,
-            "ConcurrentSATokenSyncs": o.concurrent_serviceaccount_token_syncs,
             "RootCAFile": o.root_ca_file,
         },
         "LegacySATokenCleaner": {
@@ -150,42 +150,26 @@ fn controllers(o: &Options) -> Value {
     let (service, secondary) =
         o.service_cluster_ip_range.split_once(',').unwrap_or((&o.service_cluster_ip_range, ""));
     json!({
-        "DaemonSetController": { "ConcurrentDaemonSetSyncs": o.concurrent_daemonset_syncs },
-        "DeploymentController": { "ConcurrentDeploymentSyncs": o.concurrent_deployment_syncs },
-        "StatefulSetController": { "ConcurrentStatefulSetSyncs": o.concurrent_statefulset_syncs },
-        "ReplicaSetController": { "ConcurrentRSSyncs": o.concurrent_replicaset_syncs },
-        "ReplicationController": { "ConcurrentRCSyncs": o.concurrent_rc_syncs },
-        "JobController": { "ConcurrentJobSyncs": o.concurrent_job_syncs },
-        "CronJobController": { "ConcurrentCronJobSyncs": o.concurrent_cron_job_syncs },
-        "TTLAfterFinishedController": {
-            "ConcurrentTTLSyncs": o.concurrent_ttl_after_finished_syncs,
-        },
         "EndpointController": {
-            "ConcurrentEndpointSyncs": o.concurrent_endpoint_syncs,
             "EndpointUpdatesBatchPeriod": time(o.endpoint_updates_batch_period),
         },
         "EndpointSliceController": {
-            "ConcurrentServiceEndpointSyncs": o.concurrent_service_endpoint_syncs,
             "MaxEndpointsPerSlice": o.max_endpoints_per_slice,
             "EndpointUpdatesBatchPeriod": time(o.endpointslice_updates_batch_period),
         },
         "EndpointSliceMirroringController": {
-            "MirroringConcurrentServiceEndpointSyncs":
-                o.mirroring_concurrent_service_endpoint_syncs,
             "MirroringMaxEndpointsPerSubset": o.mirroring_max_endpoints_per_subset,
             "MirroringEndpointUpdatesBatchPeriod":
                 time(o.mirroring_endpointslice_updates_batch_period),
         },
         "GarbageCollectorController": {
             "EnableGarbageCollector": o.enable_garbage_collector,
-            "ConcurrentGCSyncs": o.concurrent_gc_syncs,
             "GCIgnoredResources": [
                 { "Group": "", "Resource": "events" },
                 { "Group": "events.k8s.io", "Resource": "events" },
             ],
         },
         "HPAController": {
-            "ConcurrentHorizontalPodAutoscalerSyncs": o.concurrent_horizontal_pod_autoscaler_syncs,
             "HorizontalPodAutoscalerSyncPeriod": time(o.horizontal_pod_autoscaler_sync_period),
             "HorizontalPodAutoscalerDownscaleStabilizationWindow":
                 time(o.horizontal_pod_autoscaler_downscale_stabilization),
@@ -197,7 +181,6 @@ fn controllers(o: &Options) -> Value {
         },
         "NamespaceController": {
             "NamespaceSyncPeriod": time(o.namespace_sync_period),
-            "ConcurrentNamespaceSyncs": o.concurrent_namespace_syncs,
         },
         "NodeIPAMController": {
             "ServiceCIDR": service,
@@ -218,26 +201,20 @@ fn controllers(o: &Options) -> Value {
         "PodGCController": { "TerminatedPodGCThreshold": o.terminated_pod_gc_threshold },
         "ResourceQuotaController": {
             "ResourceQuotaSyncPeriod": time(o.resource_quota_sync_period),
-            "ConcurrentResourceQuotaSyncs": o.concurrent_resource_quota_syncs,
         },
-        "ValidatingAdmissionPolicyStatusController": {
-            "ConcurrentPolicySyncs": o.concurrent_validating_admission_policy_status_syncs,
-        },
-        "DeviceTaintEvictionController": {
-            "ConcurrentSyncs": o.concurrent_device_taint_eviction_syncs,
-        },
-        "ResourceClaimController": { "ConcurrentSyncs": o.concurrent_resourceclaim_syncs },
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Count;
 
     #[test]
     fn values_have_the_format_of_the_go_manager() {
         let mut options = Options::default();
         options.controllers.push("podgc".into());
+        options.concurrent_replicaset_syncs = Count::new(7);
         options.service_cluster_ip_range = "10.0.0.0/16,fd00::/108".into();
         let whole = of(&options, None);
         let config = &whole["kubecontrollermanager.config.k8s.io"];
@@ -245,6 +222,9 @@ mod tests {
             ("/Generic/LeaderElection/leaseDuration", json!("15s")),
             ("/Generic/Controllers", json!(["*", "pod-garbage-collector-controller"])),
             ("/Generic/LeaderMigration/controllerLeaders", Value::Null),
+            ("/ReplicaSetController/ConcurrentRSSyncs", json!(7)),
+            ("/ServiceController/ConcurrentServiceSyncs", json!(1)),
+            ("/SAController/ConcurrentSATokenSyncs", json!(5)),
             ("/NodeLifecycleController/UnhealthyZoneThreshold", json!(0.55)),
             ("/NodeIPAMController/ServiceCIDR", json!("10.0.0.0/16")),
             ("/NodeIPAMController/SecondaryServiceCIDR", json!("fd00::/108")),

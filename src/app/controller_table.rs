@@ -19,6 +19,8 @@ pub type Constructor = fn(&mut Controller) -> Result<(), String>;
 #[derive(Clone, Copy)]
 pub struct Descriptor {
     pub profile: Profile,
+    /// The section and the member of `/configz` with the number of workers, if a flag gives it.
+    pub configured_workers: Option<(&'static str, &'static str)>,
     /// The name that it had in older releases, if it was renamed.
     pub alias: Option<&'static str>,
     /// All of them must be on.
@@ -31,8 +33,15 @@ pub struct Descriptor {
 }
 
 const fn row(name: &'static str) -> Descriptor {
-    let (profile, alias, gates, constructor) = (Profile::new(name), None, &[], None);
-    Descriptor { profile, alias, gates, on_by_default: true, cloud: false, constructor }
+    Descriptor {
+        profile: Profile::new(name),
+        configured_workers: None,
+        alias: None,
+        gates: &[],
+        on_by_default: true,
+        cloud: false,
+        constructor: None,
+    }
 }
 
 impl Descriptor {
@@ -64,9 +73,15 @@ impl Descriptor {
         let workers = Workers::Fixed(Count::new(count));
         Descriptor { profile: Profile { workers, ..self.profile }, ..self }
     }
-    const fn workers_of(self, flag: fn(&Options) -> Count) -> Descriptor {
-        let workers = Workers::Flag(flag);
-        Descriptor { profile: Profile { workers, ..self.profile }, ..self }
+    /// The number that a flag gives, and the section and the member that show it in `/configz`.
+    const fn workers_of(
+        self,
+        section: &'static str,
+        member: &'static str,
+        flag: fn(&Options) -> Count,
+    ) -> Descriptor {
+        let profile = Profile { workers: Workers::Flag(flag), ..self.profile };
+        Descriptor { profile, configured_workers: Some((section, member)), ..self }
     }
     const fn built(self, constructor: Constructor) -> Descriptor {
         Descriptor { constructor: Some(constructor), ..self }
@@ -164,32 +179,42 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row(TOKEN_CONTROLLER)
         .alias("serviceaccount-token")
         .queue("serviceaccount_tokens_service")
-        .workers_of(|o| o.concurrent_serviceaccount_token_syncs)
+        .workers_of("SAController", "ConcurrentSATokenSyncs", |o| {
+            o.concurrent_serviceaccount_token_syncs
+        })
         .built(controllers::accounts::serviceaccount::tokens::controller),
     row("endpoints-controller")
         .alias("endpoint")
         .account("endpoint-controller")
         .queue("endpoint")
-        .workers_of(|o| o.concurrent_endpoint_syncs)
+        .workers_of("EndpointController", "ConcurrentEndpointSyncs", |o| {
+            o.concurrent_endpoint_syncs
+        })
         .built(controllers::services::endpoint::controller),
     row("endpointslice-controller")
         .alias("endpointslice")
         .event_source("endpoint-slice-controller")
         .queue("endpoint_slice")
-        .workers_of(|o| o.concurrent_service_endpoint_syncs)
+        .workers_of("EndpointSliceController", "ConcurrentServiceEndpointSyncs", |o| {
+            o.concurrent_service_endpoint_syncs
+        })
         .built(controllers::services::endpointslice::controller),
     row("endpointslice-mirroring-controller")
         .alias("endpointslicemirroring")
         .account("endpointslicemirroring-controller")
         .event_source("endpoint-slice-mirroring-controller")
         .queue("endpoint_slice_mirroring")
-        .workers_of(|o| o.mirroring_concurrent_service_endpoint_syncs)
+        .workers_of(
+            "EndpointSliceMirroringController",
+            "MirroringConcurrentServiceEndpointSyncs",
+            |o| o.mirroring_concurrent_service_endpoint_syncs,
+        )
         .built(controllers::services::endpointslicemirroring::controller),
     row("replicationcontroller-controller")
         .alias("replicationcontroller")
         .account("replication-controller")
         .queue("replicationmanager")
-        .workers_of(|o| o.concurrent_rc_syncs)
+        .workers_of("ReplicationController", "ConcurrentRCSyncs", |o| o.concurrent_rc_syncs)
         .built(controllers::workloads::replicaset::controller::<ReplicationController>),
     row("pod-garbage-collector-controller")
         .alias("podgc")
@@ -198,12 +223,16 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("resourcequota-controller")
         .alias("resourcequota")
         .queue("resourcequota_primary")
-        .workers_of(|o| o.concurrent_resource_quota_syncs)
+        .workers_of("ResourceQuotaController", "ConcurrentResourceQuotaSyncs", |o| {
+            o.concurrent_resource_quota_syncs
+        })
         .built(controllers::cluster::resourcequota::controller),
     row("namespace-controller")
         .alias("namespace")
         .queue("namespace")
-        .workers_of(|o| o.concurrent_namespace_syncs)
+        .workers_of("NamespaceController", "ConcurrentNamespaceSyncs", |o| {
+            o.concurrent_namespace_syncs
+        })
         .built(controllers::cluster::namespace::controller),
     row("serviceaccount-controller")
         .alias("serviceaccount")
@@ -214,18 +243,20 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .alias("garbagecollector")
         .account("generic-garbage-collector")
         .event_source("garbage-collector-controller")
-        .workers_of(|o| o.concurrent_gc_syncs)
+        .workers_of("GarbageCollectorController", "ConcurrentGCSyncs", |o| o.concurrent_gc_syncs)
         .built(controllers::cluster::garbagecollector::controller),
     row("daemonset-controller")
         .alias("daemonset")
         .account("daemon-set-controller")
         .event_source("daemonset-controller")
         .queue("daemonset")
-        .workers_of(|o| o.concurrent_daemonset_syncs)
+        .workers_of("DaemonSetController", "ConcurrentDaemonSetSyncs", |o| {
+            o.concurrent_daemonset_syncs
+        })
         .built(controllers::workloads::daemonset::controller),
     row("job-controller")
         .alias("job")
-        .workers_of(|o| o.concurrent_job_syncs)
+        .workers_of("JobController", "ConcurrentJobSyncs", |o| o.concurrent_job_syncs)
         .queue("job")
         .built(controllers::workloads::job::controller),
     row("podgroup-protection-controller")
@@ -235,18 +266,22 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("deployment-controller")
         .alias("deployment")
         .queue("deployment")
-        .workers_of(|o| o.concurrent_deployment_syncs)
+        .workers_of("DeploymentController", "ConcurrentDeploymentSyncs", |o| {
+            o.concurrent_deployment_syncs
+        })
         .built(controllers::workloads::deployment::controller),
     row("replicaset-controller")
         .alias("replicaset")
         .queue("replicaset")
-        .workers_of(|o| o.concurrent_replicaset_syncs)
+        .workers_of("ReplicaSetController", "ConcurrentRSSyncs", |o| o.concurrent_replicaset_syncs)
         .built(controllers::workloads::replicaset::controller::<ReplicaSet>),
     row("horizontal-pod-autoscaler-controller")
         .alias("horizontalpodautoscaling")
         .account("horizontal-pod-autoscaler")
         .queue("horizontalpodautoscaler")
-        .workers_of(|o| o.concurrent_horizontal_pod_autoscaler_syncs)
+        .workers_of("HPAController", "ConcurrentHorizontalPodAutoscalerSyncs", |o| {
+            o.concurrent_horizontal_pod_autoscaler_syncs
+        })
         .built(controllers::workloads::autoscaling::controller),
     row("disruption-controller")
         .alias("disruption")
@@ -256,11 +291,13 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("statefulset-controller")
         .alias("statefulset")
         .queue("statefulset")
-        .workers_of(|o| o.concurrent_statefulset_syncs)
+        .workers_of("StatefulSetController", "ConcurrentStatefulSetSyncs", |o| {
+            o.concurrent_statefulset_syncs
+        })
         .built(controllers::workloads::statefulset::controller),
     row("cronjob-controller")
         .alias("cronjob")
-        .workers_of(|o| o.concurrent_cron_job_syncs)
+        .workers_of("CronJobController", "ConcurrentCronJobSyncs", |o| o.concurrent_cron_job_syncs)
         .queue("cronjob")
         .built(controllers::workloads::cronjob::controller),
     row("certificatesigningrequest-signing-controller")
@@ -311,7 +348,10 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .account("node-controller")
         .queue("node_lifecycle_controller")
         .built(controllers::nodes::lifecycle::controller),
-    row("service-lb-controller").alias("service").cloud(),
+    row("service-lb-controller")
+        .alias("service")
+        .workers_of("ServiceController", "ConcurrentServiceSyncs", |o| o.concurrent_service_syncs)
+        .cloud(),
     row("node-route-controller").alias("route").cloud(),
     row("cloud-node-lifecycle-controller").alias("cloud-node-lifecycle").cloud(),
     row("persistentvolume-binder-controller")
@@ -353,7 +393,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .built(controllers::storage::vacprotection::controller),
     row("ttl-after-finished-controller")
         .alias("ttl-after-finished")
-        .workers_of(|o| o.concurrent_ttl_after_finished_syncs)
+        .workers_of("TTLAfterFinishedController", "ConcurrentTTLSyncs", |o| {
+            o.concurrent_ttl_after_finished_syncs
+        })
         .queue("ttl_jobs_to_delete")
         .built(controllers::workloads::ttlafterfinished::controller),
     row("root-ca-certificate-publisher-controller")
@@ -369,7 +411,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
     row("ephemeral-volume-controller")
         .alias("ephemeral-volume")
         .event_source("ephemeral_volume")
-        .workers_of(|o| o.concurrent_ephemeralvolume_syncs)
+        .workers_of("EphemeralVolumeController", "ConcurrentEphemeralVolumeSyncs", |o| {
+            o.concurrent_ephemeralvolume_syncs
+        })
         .queue("ephemeral_volume")
         .built(controllers::storage::ephemeral::controller),
     row("storageversion-garbage-collector-controller")
@@ -382,7 +426,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .account("resource-claim-controller")
         .event_source("resource_claim")
         .queue("resource_claim")
-        .workers_of(|o| o.concurrent_resourceclaim_syncs)
+        .workers_of("ResourceClaimController", "ConcurrentSyncs", |o| {
+            o.concurrent_resourceclaim_syncs
+        })
         .gates(&["DynamicResourceAllocation"])
         .built(controllers::devices::resourceclaim::controller),
     row("resourcepoolstatusrequest-controller")
@@ -391,7 +437,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .built(controllers::devices::poolstatus::controller),
     row("device-taint-eviction-controller")
         .queue("device-taint-eviction-controller")
-        .workers_of(|o| o.concurrent_device_taint_eviction_syncs)
+        .workers_of("DeviceTaintEvictionController", "ConcurrentSyncs", |o| {
+            o.concurrent_device_taint_eviction_syncs
+        })
         .gates(&["DynamicResourceAllocation", "DRADeviceTaints"])
         .built(controllers::devices::tainteviction::controller),
     row("legacy-serviceaccount-token-cleaner-controller")
@@ -400,7 +448,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
         .built(controllers::accounts::serviceaccount::cleaner::controller),
     row("validatingadmissionpolicy-status-controller")
         .queue("validatingadmissionpolicy-status")
-        .workers_of(|o| o.concurrent_validating_admission_policy_status_syncs)
+        .workers_of("ValidatingAdmissionPolicyStatusController", "ConcurrentPolicySyncs", |o| {
+            o.concurrent_validating_admission_policy_status_syncs
+        })
         .built(controllers::cluster::validatingadmissionpolicystatus::controller),
     row("taint-eviction-controller")
         .account("node-controller")
@@ -429,7 +479,7 @@ pub const CONTROLLERS: &[Descriptor] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::{FEATURE_GATES, validate};
+    use crate::options::{Command, FEATURE_GATES, FLAGS, FlagInfo, parse, validate};
 
     fn running(list: &[&str]) -> Vec<&'static str> {
         let list: Vec<String> = list.iter().map(ToString::to_string).collect();
@@ -485,6 +535,17 @@ mod tests {
         let known = |gate: &&str| FEATURE_GATES.iter().any(|group| group.names.contains(gate));
         for row in CONTROLLERS {
             assert!(row.gates.iter().all(known), "{}", row.name());
+        }
+    }
+
+    #[test]
+    fn every_flag_of_a_number_of_workers_is_that_of_one_row() {
+        let flags = FLAGS.iter().map(FlagInfo::name).filter(|name| name.contains("concurrent-"));
+        for flag in flags {
+            let arguments = [format!("--{flag}=77")];
+            let Ok(Command::Run(options)) = parse(&arguments) else { panic!("--{flag}") };
+            let has = |row: &&Descriptor| row.profile.workers.count(&options) == 77;
+            assert_eq!(CONTROLLERS.iter().filter(has).count(), 1, "--{flag}");
         }
     }
 

@@ -24,6 +24,8 @@ pub struct FlagInfo {
     pub default: fn(&Options) -> String,
     /// `Err`: the fault of a value.
     pub(super) check: fn(&str) -> Result<(), String>,
+    /// Why a value that parses is refused.
+    pub(super) fault: fn(&Options) -> Option<String>,
 }
 
 /// Flags that are accepted, not shown, and without effect; with the warning for their use.
@@ -89,6 +91,7 @@ macro_rules! flags {
                 alone: <$type as Value>::ALONE,
                 default: |options| options.$field.shown(),
                 check: |text| <$type as Value>::parse(text).map(drop),
+                fault: |options| options.$field.fault(),
             }, )*)*
         ];
 
@@ -339,19 +342,19 @@ flags! {
     }
     "Endpointslice-controller" {
         /// Services whose EndpointSlices are worked on at once (1 to 50).
-        concurrent_service_endpoint_syncs: Count = Count::new(5);
+        concurrent_service_endpoint_syncs: Count = Count::up_to(50, 5);
         /// How long changes of Pods are gathered before slices are written.
         endpointslice_updates_batch_period: Duration = Duration::ZERO;
         /// Endpoints in one EndpointSlice (1 to 1000).
-        max_endpoints_per_slice: Count = Count::new(100);
+        max_endpoints_per_slice: Count = Count::up_to(1000, 100);
     }
     "Endpointslice-mirroring-controller" {
         /// Endpoints that are mirrored at once (1 to 50).
-        mirroring_concurrent_service_endpoint_syncs: Count = Count::new(5);
+        mirroring_concurrent_service_endpoint_syncs: Count = Count::up_to(50, 5);
         /// How long changes are gathered before mirrored slices are written.
         mirroring_endpointslice_updates_batch_period: Duration = Duration::ZERO;
         /// Endpoints of a subset that are mirrored (1 to 1000).
-        mirroring_max_endpoints_per_subset: Count = Count::new(1000);
+        mirroring_max_endpoints_per_subset: Count = Count::up_to(1000, 1000);
     }
     "Ephemeral-volume-controller" {
         /// Ephemeral volumes that are worked on at once.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::compatibility::{NEWEST, version_problems};
-use super::flags::Options;
+use super::flags::{FLAGS, Options};
 
 /// The jitter of retries. Upstream: `leaderelection.JitterFactor`.
 const JITTER: f64 = 1.2;
@@ -65,7 +65,10 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
         "--shadow-grace must be at least one second",
     );
     controllers(options, known_controller, &mut faults);
-    workers(options, &mut faults);
+    for flag in FLAGS {
+        let fault = (flag.fault)(options);
+        faults.0.extend(fault.map(|fault| format!("--{} {fault}", flag.name())));
+    }
     serving(options, &mut faults);
     authentication(options, &mut faults);
     network(options, &mut faults);
@@ -97,57 +100,6 @@ fn controllers(o: &Options, known_controller: &dyn Fn(&str) -> bool, faults: &mu
         o.attach_detach_reconcile_sync_period < Duration::from_secs(1),
         "--attach-detach-reconcile-sync-period must be at least one second",
     );
-}
-
-/// Counts of workers and endpoints.
-fn workers(o: &Options, faults: &mut Faults) {
-    for (flag, count) in [
-        ("concurrent-cron-job-syncs", o.concurrent_cron_job_syncs),
-        ("concurrent-daemonset-syncs", o.concurrent_daemonset_syncs),
-        ("concurrent-deployment-syncs", o.concurrent_deployment_syncs),
-        ("concurrent-device-taint-eviction-syncs", o.concurrent_device_taint_eviction_syncs),
-        ("concurrent-endpoint-syncs", o.concurrent_endpoint_syncs),
-        ("concurrent-ephemeralvolume-syncs", o.concurrent_ephemeralvolume_syncs),
-        ("concurrent-gc-syncs", o.concurrent_gc_syncs),
-        (
-            "concurrent-horizontal-pod-autoscaler-syncs",
-            o.concurrent_horizontal_pod_autoscaler_syncs,
-        ),
-        ("concurrent-job-syncs", o.concurrent_job_syncs),
-        ("concurrent-namespace-syncs", o.concurrent_namespace_syncs),
-        ("concurrent-rc-syncs", o.concurrent_rc_syncs),
-        ("concurrent-replicaset-syncs", o.concurrent_replicaset_syncs),
-        ("concurrent-resource-quota-syncs", o.concurrent_resource_quota_syncs),
-        ("concurrent-resourceclaim-syncs", o.concurrent_resourceclaim_syncs),
-        ("concurrent-service-syncs", o.concurrent_service_syncs),
-        ("concurrent-serviceaccount-token-syncs", o.concurrent_serviceaccount_token_syncs),
-        ("concurrent-statefulset-syncs", o.concurrent_statefulset_syncs),
-        ("concurrent-ttl-after-finished-syncs", o.concurrent_ttl_after_finished_syncs),
-        (
-            "concurrent-validating-admission-policy-status-syncs",
-            o.concurrent_validating_admission_policy_status_syncs,
-        ),
-    ] {
-        let count = count.given();
-        faults.refuse(count < 1, format!("--{flag} must be greater than 0, but got {count}"));
-    }
-    for (flag, count, most) in [
-        ("concurrent-service-endpoint-syncs", o.concurrent_service_endpoint_syncs, 50),
-        ("max-endpoints-per-slice", o.max_endpoints_per_slice, 1000),
-        (
-            "mirroring-concurrent-service-endpoint-syncs",
-            o.mirroring_concurrent_service_endpoint_syncs,
-            50,
-        ),
-        ("mirroring-max-endpoints-per-subset", o.mirroring_max_endpoints_per_subset, 1000),
-    ] {
-        let count = count.given();
-        faults.refuse(count < 1, format!("--{flag} must not be less than 1, but got {count}"));
-        faults.refuse(
-            count > most,
-            format!("--{flag} must not be more than {most}, but got {count}"),
-        );
-    }
 }
 
 /// The secure port and its certificates.
@@ -398,6 +350,7 @@ fn parse_cidr(text: &str) -> Option<(IpAddr, u8)> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::values::Given;
     use super::*;
     use crate::options::{Count, Value};
 
@@ -437,7 +390,7 @@ mod tests {
                 "--concurrent-deployment-syncs must be greater than 0, but got 0",
             ),
             (
-                |o| o.max_endpoints_per_slice = count("1001"),
+                |o| o.max_endpoints_per_slice.merge(vec![Given(count("1001"))]),
                 "--max-endpoints-per-slice must not be more than 1000, but got 1001",
             ),
             (

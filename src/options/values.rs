@@ -30,6 +30,11 @@ pub trait Value: Sized {
         }
     }
 
+    /// Why the value is refused though it parses, to follow the flag's name.
+    fn fault(&self) -> Option<String> {
+        None
+    }
+
     /// The form in which pflag shows it.
     fn text(&self) -> String;
 
@@ -113,34 +118,52 @@ fn whole(text: &str) -> Option<i32> {
     i32::from_str_radix(&format!("{sign}{}", digits.replace('_', "")), radix).ok()
 }
 
-/// A count that is at least 1, such as a controller's workers. A smaller number on the command line
-/// counts as 1 and is kept for [`validate`](super::validate()), which refuses it.
+/// A count that is at least 1, such as a controller's workers. Another number on the command line is
+/// kept for [`validate`](super::validate()), which refuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
     given: i32,
+    /// `i32::MAX`: any number.
+    most: i32,
 }
 
 impl Count {
     /// Does not compile in a constant when `count` is below 1.
     pub const fn new(count: i32) -> Count {
-        assert!(count >= 1, "a count is at least 1");
-        Count { given: count }
+        Count::up_to(i32::MAX, count)
     }
 
+    /// A count that may be `most`; panics when `count` is below 1.
+    pub const fn up_to(most: i32, count: i32) -> Count {
+        assert!(count >= 1, "a count is at least 1");
+        Count { given: count, most }
+    }
+
+    /// The number; 1 in place of a smaller one.
     pub fn get(self) -> usize {
         usize::try_from(self.given).unwrap_or(1).max(1)
-    }
-
-    /// The number on the command line; may be below 1.
-    pub fn given(self) -> i32 {
-        self.given
     }
 }
 
 impl Value for Count {
     const KIND: &'static str = i32::KIND;
     fn parse(text: &str) -> Result<Count, String> {
-        i32::parse(text).map(|given| Count { given })
+        i32::parse(text).map(|given| Count { given, most: i32::MAX })
+    }
+    fn merge(&mut self, given: Vec<Given<Count>>) {
+        if let Some(Given(last)) = given.last() {
+            self.given = last.given;
+        }
+    }
+    fn fault(&self) -> Option<String> {
+        let Count { given, most } = *self;
+        let must = match most {
+            i32::MAX if given < 1 => "be greater than 0".to_owned(),
+            _ if given < 1 => "not be less than 1".to_owned(),
+            _ if given > most => format!("not be more than {most}"),
+            _ => return None,
+        };
+        Some(format!("must {must}, but got {given}"))
     }
     fn text(&self) -> String {
         self.given.to_string()

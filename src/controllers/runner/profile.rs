@@ -35,7 +35,8 @@ impl Profile {
 }
 
 impl Workers {
-    pub(super) fn count(self, options: &Options) -> usize {
+    /// The number with these options; at least 1.
+    pub fn count(self, options: &Options) -> usize {
         match self {
             Workers::Fixed(count) => count.get(),
             Workers::Flag(of) => of(options).get(),

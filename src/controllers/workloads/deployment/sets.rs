@@ -50,7 +50,8 @@ impl Sets {
     /// Whether the Deployment was scaled to `desired` since one of them was, as an active one notes.
     /// Upstream: `isScalingEvent`.
     pub fn lag_behind(&self, desired: i32) -> bool {
-        let noted = |set: &ReplicaSet| annotations::replicas(&set.meta.annotations, DESIRED_REPLICAS);
+        let noted =
+            |set: &ReplicaSet| annotations::replicas(&set.meta.annotations, DESIRED_REPLICAS);
         self.active().any(|set| noted(set).is_some_and(|noted| noted != desired))
     }
 
